@@ -98,8 +98,8 @@ fn main() -> ExitCode {
         Command::Trace(args) => trace::run(&args),
         Command::Decode(args) => decode::run(&args),
         Command::Doctor(args) => doctor::run(&args),
-        Command::Demo(Demo::Swordbox(args)) => told(bench::swordbox::simulated::demo(&args)),
-        Command::Demo(Demo::OnePipe(args)) => told(bench::onepipe::demo::demo(&args)),
+        Command::Demo(Demo::Swordbox(args)) => exit_code(bench::swordbox::simulated::demo(&args)),
+        Command::Demo(Demo::OnePipe(args)) => exit_code(bench::onepipe::demo::demo(&args)),
         Command::Bench(Bench::Rfc2544(args)) => rfc2544::run(&args),
         Command::Bench(command) => bench(&command),
     }
@@ -121,10 +121,10 @@ fn bench(command: &Bench) -> ExitCode {
         Bench::Paper(args) => bench::paper::run(args, &own, &dataplane::Runtime::version()),
         Bench::OnePipeLoad(args) => run::onepipe_load(args),
     });
-    told(done)
+    exit_code(done)
 }
 
-fn told(done: Result<(), miette::Report>) -> ExitCode {
+fn exit_code(done: Result<(), miette::Report>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(report) => {

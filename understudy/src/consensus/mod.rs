@@ -1,13 +1,13 @@
 //! A server of a replicated service: `p4ce::consensus` on a host's NIC, an application whose state is a count
 //! and a running hash, and a load generator that proposes values while the server leads.
 
-mod account;
+mod path_stats;
 mod replica;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use account::{Account, Way};
-pub(crate) use replica::{Replica, Seen, State};
+pub(crate) use path_stats::{PathStats, ReplicationPath};
+pub(crate) use replica::{Replica, ReplicaStatus, State};
 
 use crate::host::HostConfig;
 use core::net::IpAddr;
@@ -16,7 +16,7 @@ use p4ce::consensus::{Config, Layout, Through};
 use switch::Nanos;
 
 /// Retransmissions before the NIC reports an error
-const RETRIES: u8 = 6;
+const RETRY_COUNT: u8 = 6;
 /// Unit of the local ACK timeout, in ns (IB 9.7.6.1.3)
 const ACK_TIMEOUT_NS: u64 = 4096;
 
@@ -60,7 +60,7 @@ impl ConsensusConfig {
             heartbeat: self.heartbeat,
             window: self.window,
             ack_timeout: units.trailing_zeros().clamp(1, 31) as u8,
-            retry_count: RETRIES,
+            retry_count: RETRY_COUNT,
             through: self.switch,
             incarnation,
             secret: self.secret.clone(),

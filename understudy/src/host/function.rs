@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
 /// Capacity of the completion queue
-const COMPLETIONS: usize = 1 << 16;
+const CQ_LEN: usize = 1 << 16;
 
 /// Event for the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(crate) enum Event {
 
 /// State of a host as other threads see it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct HostStatus {
     pub(crate) counters: rnic::Counters,
     /// Messages of the communication manager and frames of neighbour discovery dropped because their queue
     /// was full
@@ -38,24 +38,24 @@ pub(crate) struct Host {
     cq: Cq,
     services: Vec<Service>,
     perftest: Option<Servers>,
-    begun: bool,
-    told: bool,
+    started: bool,
+    done_reported: bool,
     events: VecDeque<Event>,
     outbox: Outbox,
-    seen: Arc<Mutex<Seen>>,
-    /// Time at which `seen` was last refreshed
-    shown: Nanos,
+    status: Arc<Mutex<HostStatus>>,
+    /// Time at which `status` was last refreshed
+    published_at: Nanos,
 }
 
-/// Interval at which `seen` is refreshed
-const SHOW_EVERY: Nanos = Nanos::from_millis(10);
+/// Interval at which `status` is refreshed
+const PUBLISH_INTERVAL: Nanos = Nanos::from_millis(10);
 
 impl Host {
     /// Creates a host on a port with this MAC address.
     pub(crate) fn new(config: &HostConfig, port_mac: [u8; 6]) -> Result<Self, String> {
         let mut nic = Rnic::new(config.nic(port_mac));
         let pd = nic.alloc_pd();
-        let cq = nic.create_cq(COMPLETIONS).map_err(|error| error.to_string())?;
+        let cq = nic.create_cq(CQ_LEN).map_err(|error| error.to_string())?;
         let services: Vec<_> =
             config.services.iter().map(|service| Service::new(service.clone(), pd, cq)).collect();
         for service in services.iter().filter(|service| service.is_server()) {
@@ -67,18 +67,18 @@ impl Host {
             cq,
             services,
             perftest,
-            begun: false,
-            told: false,
+            started: false,
+            done_reported: false,
             events: VecDeque::new(),
             outbox: Outbox::default(),
-            seen: Arc::default(),
-            shown: Nanos::ZERO,
+            status: Arc::default(),
+            published_at: Nanos::ZERO,
         })
     }
 
     /// Returns the state that other threads may read.
-    pub(crate) fn seen(&self) -> Arc<Mutex<Seen>> {
-        self.seen.clone()
+    pub(crate) fn status(&self) -> Arc<Mutex<HostStatus>> {
+        self.status.clone()
     }
 
     /// Returns whether there is a client, and all clients are done.
@@ -88,10 +88,10 @@ impl Host {
     }
 
     fn serve(&mut self, now: Nanos) {
-        if !self.begun {
-            self.begun = true;
+        if !self.started {
+            self.started = true;
             for service in &mut self.services {
-                service.open(&mut self.nic, now);
+                service.open_connections(&mut self.nic, now);
             }
         }
         loop {
@@ -112,41 +112,41 @@ impl Host {
         if let Some(perftest) = &mut self.perftest {
             perftest.serve(&mut self.nic, now);
         }
-        if !self.told && self.is_done() {
-            self.told = true;
+        if !self.done_reported && self.is_done() {
+            self.done_reported = true;
             self.events.push_back(Event::Done);
-            self.show(now);
-        } else if now.since(self.shown) >= SHOW_EVERY {
-            self.show(now);
+            self.publish(now);
+        } else if now.since(self.published_at) >= PUBLISH_INTERVAL {
+            self.publish(now);
         }
     }
 
     fn on_cm(&mut self, event: &CmEvent, now: Nanos) {
         let conn = event.conn();
         if let CmEvent::Requested { listener, .. } = event {
-            let asked = |service: &&mut Service| {
+            let is_requested = |service: &&mut Service| {
                 service.is_server() && service_id_of(PortSpace::Tcp, service.port()) == listener.service_id()
             };
-            match self.services.iter_mut().find(asked) {
-                Some(service) => service.requested(&mut self.nic, conn, now),
+            match self.services.iter_mut().find(is_requested) {
+                Some(service) => service.on_request(&mut self.nic, conn, now),
                 None => _ = self.nic.reject(conn, RejReason::INVALID_SERVICE_ID, &[], now),
             }
             return;
         }
-        if let Some(service) = self.services.iter_mut().find(|service| service.has(conn)) {
+        if let Some(service) = self.services.iter_mut().find(|service| service.has_connection(conn)) {
             service.on_cm(&mut self.nic, conn, event, now);
         }
     }
 
-    fn show(&mut self, now: Nanos) {
-        self.shown = now;
+    fn publish(&mut self, now: Nanos) {
+        self.published_at = now;
         // A worker does not wait for a lock: while another thread reads, that thread sees the previous state.
-        let Ok(mut seen) = self.seen.try_lock() else { return };
-        seen.counters = *self.nic.counters();
-        seen.control_dropped = self.nic.control_dropped();
-        seen.tcp_dropped = self.perftest.as_ref().map_or(0, Servers::tcp_dropped);
+        let Ok(mut status) = self.status.try_lock() else { return };
+        status.counters = *self.nic.counters();
+        status.control_dropped = self.nic.control_dropped();
+        status.tcp_dropped = self.perftest.as_ref().map_or(0, Servers::tcp_dropped);
         let perftest = self.perftest.iter().flat_map(Servers::rows);
-        seen.services = self.services.iter().map(Service::row).chain(perftest).cloned().collect();
+        status.services = self.services.iter().map(Service::row).chain(perftest).cloned().collect();
     }
 
     /// Sends as much as the port takes. Sending completes requests, which may cause further frames.
@@ -195,12 +195,15 @@ impl Function for Host {
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        let says = self.perftest.as_ref().is_some_and(Servers::wants_to_transmit);
-        if self.outbox.is_waiting() || !self.begun || says || self.nic.wants_to_transmit() {
+        let tcp_waits = self.perftest.as_ref().is_some_and(Servers::wants_to_transmit);
+        if self.outbox.is_waiting() || !self.started || tcp_waits || self.nic.wants_to_transmit() {
             return Some(Nanos::ZERO);
         }
         let perftest = self.perftest.as_ref().and_then(Servers::next_timer);
-        [self.nic.next_timer(), perftest, Some(self.shown + SHOW_EVERY)].into_iter().flatten().min()
+        [self.nic.next_timer(), perftest, Some(self.published_at + PUBLISH_INTERVAL)]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn on_command(&mut self, (): (), _now: Nanos) {}

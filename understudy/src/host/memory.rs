@@ -1,6 +1,6 @@
 //! Memory service: each client gets a region of its own that it may read, write and use for atomics.
 
-use super::service::{Place, Session, Step, VA};
+use super::service::{Session, SessionQp, Step, VA};
 use rnic::{Completion, Mr, Rnic};
 
 /// Returns the session, the bytes of memory that it needs, and the depth of its queues.
@@ -21,13 +21,13 @@ impl Session for Memory {
         false
     }
 
-    fn prepare(&mut self, _nic: &mut Rnic, _at: &Place) {}
+    fn prepare(&mut self, _nic: &mut Rnic, _qp: &SessionQp) {}
 
-    fn begin(&mut self, _nic: &mut Rnic, _at: &Place) -> Step {
+    fn start(&mut self, _nic: &mut Rnic, _qp: &SessionQp) -> Step {
         Step::Wait
     }
 
-    fn completed(&mut self, _nic: &mut Rnic, _at: &Place, _completion: &Completion) -> Step {
+    fn on_completion(&mut self, _nic: &mut Rnic, _qp: &SessionQp, _completion: &Completion) -> Step {
         Step::Wait
     }
 

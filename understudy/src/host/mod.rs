@@ -10,7 +10,7 @@ mod tcp;
 mod tests;
 mod ucmatose;
 
-pub(crate) use function::{Event, Host, Seen};
+pub(crate) use function::{Event, Host, HostStatus};
 pub(crate) use perftest::{PerftestConfig, Test};
 pub(crate) use service::{Client, Kind, ServiceConfig, ServiceRow};
 pub(crate) use tcp::MAX_ADDRESSES;
@@ -57,7 +57,7 @@ impl HostConfig {
             window: self.window,
             ack: self.ack,
             credits: self.credits,
-            seed: self.seed.unwrap_or_else(crate::run::by_chance),
+            seed: self.seed.unwrap_or_else(crate::run::random_u64),
             ..rnic::Config::new(interface)
         }
     }

@@ -97,13 +97,13 @@ pub(super) trait Session: Send {
     fn disconnects(&self) -> bool;
 
     /// Posts the receives that are needed before the connection is established.
-    fn prepare(&mut self, nic: &mut Rnic, at: &Place);
+    fn prepare(&mut self, nic: &mut Rnic, qp: &SessionQp);
 
     /// Starts the protocol on the established connection.
-    fn begin(&mut self, nic: &mut Rnic, at: &Place) -> Step;
+    fn start(&mut self, nic: &mut Rnic, qp: &SessionQp) -> Step;
 
     /// Processes a successful completion.
-    fn completed(&mut self, nic: &mut Rnic, at: &Place, completion: &Completion) -> Step;
+    fn on_completion(&mut self, nic: &mut Rnic, qp: &SessionQp, completion: &Completion) -> Step;
 
     /// Returns whether the connection may end now, as far as this side can tell.
     fn may_end(&self) -> bool;
@@ -111,7 +111,7 @@ pub(super) trait Session: Send {
 
 /// NIC resources of one session: a queue pair and its memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct SessionQp {
     pub(super) qpn: Qpn,
     /// Buffer, and the memory region that covers it
     pub(super) buffer: Buffer,
@@ -121,7 +121,7 @@ pub(super) struct Place {
 /// Virtual address of the first byte of every region
 pub(super) const VA: u64 = 0x10_0000;
 
-impl Place {
+impl SessionQp {
     /// Creates a queue pair with all access rights, and its memory.
     pub(super) fn new(
         nic: &mut Rnic,
@@ -157,23 +157,23 @@ impl Place {
         _ = nic.free(self.buffer);
     }
 
-    pub(super) fn sge(&self, at: u64, len: u32) -> Sge {
-        Sge { mr: self.mr, va: VA + at, len }
+    pub(super) fn sge(&self, offset: u64, len: u32) -> Sge {
+        Sge { mr: self.mr, va: VA + offset, len }
     }
 
-    /// Posts a receive of `len` bytes at offset `at`. Returns `false` if the queue pair does not accept it.
-    /// On a failed queue pair, the receive is flushed.
-    pub(super) fn receive(&self, nic: &mut Rnic, at: u64, len: u32) -> bool {
-        let data = (len > 0).then(|| self.sge(at, len));
-        nic.post_recv(self.qpn, RecvRequest { id: at, data }).is_ok()
+    /// Posts a receive of `len` bytes at offset `offset`. Returns `false` if the queue pair does not accept
+    /// it. On a failed queue pair, the receive is flushed.
+    pub(super) fn receive(&self, nic: &mut Rnic, offset: u64, len: u32) -> bool {
+        let data = (len > 0).then(|| self.sge(offset, len));
+        nic.post_recv(self.qpn, RecvRequest { id: offset, data }).is_ok()
     }
 }
 
-struct Live {
+struct Connection {
     conn: Conn,
-    place: Place,
+    qp: SessionQp,
     session: Box<dyn Session>,
-    stands: bool,
+    established: bool,
     /// Whether this side has requested the end of the connection, or the peer has
     ending: bool,
     outcome: Outcome,
@@ -195,7 +195,7 @@ pub(super) struct Service {
     config: ServiceConfig,
     pd: Pd,
     cq: Cq,
-    live: BTreeMap<u32, Live>,
+    connections: BTreeMap<u32, Connection>,
     by_conn: BTreeMap<Conn, Qpn>,
     /// Connections that a client has not requested yet
     to_open: u32,
@@ -210,7 +210,7 @@ impl Service {
             ..ServiceRow::default()
         };
         let to_open = config.client.map_or(0, |client| client.connections);
-        Self { config, pd, cq, live: BTreeMap::new(), by_conn: BTreeMap::new(), to_open, row }
+        Self { config, pd, cq, connections: BTreeMap::new(), by_conn: BTreeMap::new(), to_open, row }
     }
 
     pub(super) fn row(&self) -> &ServiceRow {
@@ -219,7 +219,7 @@ impl Service {
 
     /// Returns whether a client has finished its work; always `false` for a server.
     pub(super) fn is_done(&self) -> bool {
-        self.config.client.is_some() && self.to_open == 0 && self.live.is_empty()
+        self.config.client.is_some() && self.to_open == 0 && self.connections.is_empty()
     }
 
     pub(super) fn is_server(&self) -> bool {
@@ -232,15 +232,15 @@ impl Service {
 
     /// Returns whether the queue pair belongs to this service.
     pub(super) fn owns(&self, qpn: Qpn) -> bool {
-        self.live.contains_key(&qpn.get())
+        self.connections.contains_key(&qpn.get())
     }
 
     /// Returns whether the connection belongs to this service.
-    pub(super) fn has(&self, conn: Conn) -> bool {
+    pub(super) fn has_connection(&self, conn: Conn) -> bool {
         self.by_conn.contains_key(&conn)
     }
 
-    fn fail(&mut self, what: impl Into<String>) {
+    fn record_error(&mut self, what: impl Into<String>) {
         let what = what.into();
         self.row.error.get_or_insert(what);
     }
@@ -256,81 +256,95 @@ impl Service {
     }
 
     /// Creates a queue pair with its memory.
-    fn make(&self, nic: &mut Rnic) -> Result<(Place, Box<dyn Session>), String> {
+    fn create(&self, nic: &mut Rnic) -> Result<(SessionQp, Box<dyn Session>), String> {
         let (mut session, bytes, depth) = self.session();
-        let place = Place::new(nic, self.pd, self.cq, Transport::Rc, bytes, depth)?;
-        session.prepare(nic, &place);
-        Ok((place, session))
+        let qp = SessionQp::new(nic, self.pd, self.cq, Transport::Rc, bytes, depth)?;
+        session.prepare(nic, &qp);
+        Ok((qp, session))
     }
 
-    fn insert(&mut self, live: Live) {
-        self.by_conn.insert(live.conn, live.place.qpn);
-        self.live.insert(live.place.qpn.get(), live);
+    fn insert(&mut self, connection: Connection) {
+        self.by_conn.insert(connection.conn, connection.qp.qpn);
+        self.connections.insert(connection.qp.qpn.get(), connection);
     }
 
     /// Requests a client's connections, as many at once as its configuration allows.
-    pub(super) fn open(&mut self, nic: &mut Rnic, now: Nanos) {
+    pub(super) fn open_connections(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(client) = self.config.client else { return };
-        let opening = |live: &BTreeMap<u32, Live>| live.values().filter(|live| !live.stands).count();
-        while self.to_open > 0 && opening(&self.live) < client.at_once as usize {
+        let opening = |connections: &BTreeMap<u32, Connection>| {
+            connections.values().filter(|connection| !connection.established).count()
+        };
+        while self.to_open > 0 && opening(&self.connections) < client.at_once as usize {
             self.to_open -= 1;
-            let (place, session) = match self.make(nic) {
+            let (qp, session) = match self.create(nic) {
                 Ok(made) => made,
-                Err(_) if !self.live.is_empty() => {
+                Err(_) if !self.connections.is_empty() => {
                     // This is tried again when a connection ends and frees its resources.
                     self.to_open += 1;
                     return;
                 }
                 Err(error) => {
                     self.row.failed += 1;
-                    self.fail(format!("no resources for a connection: {error}"));
+                    self.record_error(format!("no resources for a connection: {error}"));
                     continue;
                 }
             };
             let service = service_id_of(PortSpace::Tcp, self.config.port);
-            let param = ConnParam { src_port: place.qpn.get() as u16 | 0x8000, ..ConnParam::default() };
-            match nic.connect(place.qpn, client.server, service, param, now) {
+            let param = ConnParam { src_port: qp.qpn.get() as u16 | 0x8000, ..ConnParam::default() };
+            match nic.connect(qp.qpn, client.server, service, param, now) {
                 Ok(conn) => {
-                    let live =
-                        Live { conn, place, session, stands: false, ending: false, outcome: Outcome::Open };
-                    self.insert(live);
+                    let connection = Connection {
+                        conn,
+                        qp,
+                        session,
+                        established: false,
+                        ending: false,
+                        outcome: Outcome::Open,
+                    };
+                    self.insert(connection);
                 }
                 Err(error) => {
-                    place.destroy(nic);
+                    qp.destroy(nic);
                     self.row.failed += 1;
-                    self.fail(error.to_string());
+                    self.record_error(error.to_string());
                 }
             }
         }
     }
 
     /// Accepts or rejects a client's connection request.
-    pub(super) fn requested(&mut self, nic: &mut Rnic, conn: Conn, now: Nanos) {
-        match self.make(nic) {
-            Ok((place, session)) => {
+    pub(super) fn on_request(&mut self, nic: &mut Rnic, conn: Conn, now: Nanos) {
+        match self.create(nic) {
+            Ok((qp, session)) => {
                 let private_data = match self.config.kind {
-                    Kind::Memory { size } => memory::advertisement(place.mr, size),
+                    Kind::Memory { size } => memory::advertisement(qp.mr, size),
                     _ => Vec::new(),
                 };
-                let live =
-                    Live { conn, place, session, stands: false, ending: false, outcome: Outcome::Open };
+                let connection = Connection {
+                    conn,
+                    qp,
+                    session,
+                    established: false,
+                    ending: false,
+                    outcome: Outcome::Open,
+                };
                 let param = ConnParam { private_data, ..ConnParam::default() };
-                match nic.accept(conn, place.qpn, param, now) {
+                match nic.accept(conn, qp.qpn, param, now) {
                     Ok(()) => {
-                        self.insert(live);
+                        self.insert(connection);
                     }
                     Err(error) => {
-                        place.destroy(nic);
+                        qp.destroy(nic);
                         _ = nic.reject(conn, RejReason::CONSUMER, &[], now);
                         self.row.refused += 1;
-                        self.fail(error.to_string());
+                        self.record_error(error.to_string());
                     }
                 }
             }
             Err(error) => {
                 _ = nic.reject(conn, RejReason::NO_RESOURCES, &[], now);
                 self.row.refused += 1;
-                self.fail(format!("no resources for a connection: {error}"));
+                self.record_error(format!("no resources for a connection: {error}"));
             }
         }
     }
@@ -338,90 +352,93 @@ impl Service {
     /// Processes an event on a connection of this service.
     pub(super) fn on_cm(&mut self, nic: &mut Rnic, conn: Conn, event: &CmEvent, now: Nanos) {
         let Some(&qpn) = self.by_conn.get(&conn) else { return };
-        let Some(live) = self.live.get_mut(&qpn.get()) else { return };
+        let Some(connection) = self.connections.get_mut(&qpn.get()) else { return };
         match event {
             CmEvent::Requested { .. } => {}
             CmEvent::Replied { .. } | CmEvent::Established { .. } => {
-                live.stands = true;
+                connection.established = true;
                 self.row.connections += 1;
-                let place = live.place;
-                let step = live.session.begin(nic, &place);
-                self.follow(nic, qpn, step, now);
-                self.open(nic, now);
+                let qp = connection.qp;
+                let step = connection.session.start(nic, &qp);
+                self.apply(nic, qpn, step, now);
+                self.open_connections(nic, now);
             }
-            CmEvent::Disconnecting { .. } => live.ending = true,
-            CmEvent::Rejected { reason, .. } if !live.stands => {
+            CmEvent::Disconnecting { .. } => connection.ending = true,
+            CmEvent::Rejected { reason, .. } if !connection.established => {
                 let reason = *reason;
                 self.row.refused += 1;
                 self.close(nic, qpn, Some(format!("the server refused the connection: {reason}")), now);
             }
-            CmEvent::Unreachable { .. } if !live.stands => {
+            CmEvent::Unreachable { .. } if !connection.established => {
                 self.row.refused += 1;
                 self.close(nic, qpn, Some("the server did not answer the connection request".into()), now);
             }
             CmEvent::Disconnected { .. } | CmEvent::Rejected { .. } | CmEvent::Unreachable { .. } => {
-                let fine = match live.outcome {
-                    Outcome::Open => live.session.may_end(),
+                let succeeded = match connection.outcome {
+                    Outcome::Open => connection.session.may_end(),
                     outcome => outcome == Outcome::Done,
                 };
-                if fine {
+                if succeeded {
                     self.row.finished += 1;
                 } else {
                     self.row.failed += 1;
                 }
-                let error = (!fine).then(|| "a connection ended before its session was done".to_owned());
+                let error = (!succeeded).then(|| "a connection ended before its session was done".to_owned());
                 self.close(nic, qpn, error, now);
             }
         }
     }
 
     fn close(&mut self, nic: &mut Rnic, qpn: Qpn, error: Option<String>, now: Nanos) {
-        if let Some(live) = self.live.remove(&qpn.get()) {
-            self.by_conn.remove(&live.conn);
-            live.place.destroy(nic);
+        if let Some(connection) = self.connections.remove(&qpn.get()) {
+            self.by_conn.remove(&connection.conn);
+            connection.qp.destroy(nic);
         }
         if let Some(error) = error {
-            self.fail(error);
+            self.record_error(error);
         }
-        self.open(nic, now);
+        self.open_connections(nic, now);
     }
 
     pub(super) fn on_completion(&mut self, nic: &mut Rnic, completion: &Completion, now: Nanos) {
-        let Some(live) = self.live.get_mut(&completion.qpn.get()) else { return };
+        let Some(connection) = self.connections.get_mut(&completion.qpn.get()) else { return };
         if completion.status != rnic::Status::Success {
             // Requests that are flushed when a connection ends are not errors.
-            if !live.ending && live.outcome != Outcome::Done && completion.status != rnic::Status::Flushed {
+            if !connection.ending
+                && connection.outcome != Outcome::Done
+                && completion.status != rnic::Status::Flushed
+            {
                 let what = format!("{:?} failed: {:?}", completion.of, completion.status);
-                self.follow(nic, completion.qpn, Step::Failed(what), now);
+                self.apply(nic, completion.qpn, Step::Failed(what), now);
             }
             return;
         }
         self.row.operations += 1;
         self.row.bytes += u64::from(completion.len);
-        let place = live.place;
-        let step = live.session.completed(nic, &place, completion);
-        self.follow(nic, completion.qpn, step, now);
+        let qp = connection.qp;
+        let step = connection.session.on_completion(nic, &qp, completion);
+        self.apply(nic, completion.qpn, step, now);
     }
 
-    fn follow(&mut self, nic: &mut Rnic, qpn: Qpn, step: Step, now: Nanos) {
-        let Some(live) = self.live.get_mut(&qpn.get()) else { return };
+    fn apply(&mut self, nic: &mut Rnic, qpn: Qpn, step: Step, now: Nanos) {
+        let Some(connection) = self.connections.get_mut(&qpn.get()) else { return };
         let end = match step {
             Step::Wait => false,
             Step::Done => {
-                live.outcome = Outcome::Done;
-                live.session.disconnects()
+                connection.outcome = Outcome::Done;
+                connection.session.disconnects()
             }
             Step::Failed(what) => {
-                live.outcome = Outcome::Failed;
-                self.fail(what);
+                connection.outcome = Outcome::Failed;
+                self.record_error(what);
                 true
             }
         };
-        let Some(live) = self.live.get_mut(&qpn.get()) else { return };
-        if end && !live.ending {
-            live.ending = true;
+        let Some(connection) = self.connections.get_mut(&qpn.get()) else { return };
+        if end && !connection.ending {
+            connection.ending = true;
             // If the connection is not established any more, an event has reported it or is about to.
-            _ = nic.disconnect(live.conn, &[], now);
+            _ = nic.disconnect(connection.conn, &[], now);
         }
     }
 }

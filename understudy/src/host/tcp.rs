@@ -20,7 +20,7 @@ use zerocopy::FromBytes;
 /// MTU that any link carries; the messages here are much shorter.
 const MTU: usize = 1500;
 /// Size of a socket's buffer in each direction, in bytes
-const BUFFER: usize = 4096;
+const BUFFER_LEN: usize = 4096;
 /// Idle time after which a keep-alive is sent
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Time without an answer after which a connection is aborted
@@ -40,7 +40,7 @@ pub(super) struct Tcp {
     vlan: Option<u16>,
     interface: Interface,
     sockets: SocketSet<'static>,
-    link: Link,
+    queues: PacketQueues,
     /// Link headers, by IP address of the peer
     peers: BTreeMap<IpAddr, PeerLink>,
     /// Accepted connections, each with its peer
@@ -56,7 +56,7 @@ pub(super) struct Tcp {
 /// Link-layer path to a peer.
 struct PeerLink {
     /// Link header for packets to the peer
-    head: Vec<u8>,
+    header: Vec<u8>,
     /// Established connections. While there is one, no received frame changes the header: a single forged
     /// frame would redirect the peer's packets.
     connections: u32,
@@ -78,10 +78,10 @@ pub(crate) const MAX_ADDRESSES: usize = 8;
 
 impl Tcp {
     pub(super) fn new(nic: &rnic::Interface, seed: u64) -> Result<Self, String> {
-        let mut link = Link::default();
+        let mut queues = PacketQueues::default();
         let mut config = Config::new(HardwareAddress::Ip);
         config.random_seed = seed;
-        let mut interface = Interface::new(config, &mut link, Instant::ZERO);
+        let mut interface = Interface::new(config, &mut queues, Instant::ZERO);
         let mut fits = true;
         interface.update_ip_addrs(|list| {
             for &(address, prefix) in &nic.addresses {
@@ -106,7 +106,7 @@ impl Tcp {
             vlan: nic.vlan,
             interface,
             sockets: SocketSet::new(Vec::new()),
-            link,
+            queues,
             peers: BTreeMap::new(),
             accepted: Vec::new(),
             dropped: 0,
@@ -122,7 +122,7 @@ impl Tcp {
 
     /// Creates a socket that listens at `port`.
     fn socket(&mut self, port: u16) -> SocketHandle {
-        let buffer = || SocketBuffer::new(vec![0; BUFFER]);
+        let buffer = || SocketBuffer::new(vec![0; BUFFER_LEN]);
         let mut socket = Socket::new(buffer(), buffer());
         socket.set_timeout(Some(TIMEOUT));
         socket.set_keep_alive(Some(KEEP_ALIVE));
@@ -136,14 +136,14 @@ impl Tcp {
     #[cfg(test)]
     pub(super) fn connect(&mut self, to: (IpAddr, u16), mac: MacAddr) -> SocketHandle {
         let socket = self.socket(1);
-        let head = Ethernet {
+        let header = Ethernet {
             dst: mac,
             src: self.mac,
             ethertype: if to.0.is_ipv4() { ethertype::IPV4 } else { ethertype::IPV6 }.into(),
         };
         self.poll_at = Some(Nanos::ZERO);
-        let head = zerocopy::IntoBytes::as_bytes(&head).to_vec();
-        self.peers.insert(to.0, PeerLink { head, connections: 0 });
+        let header = zerocopy::IntoBytes::as_bytes(&header).to_vec();
+        self.peers.insert(to.0, PeerLink { header, connections: 0 });
         let socket_ref = self.sockets.get_mut::<Socket<'_>>(socket);
         socket_ref.abort();
         socket_ref
@@ -154,17 +154,17 @@ impl Tcp {
 
     /// Returns the next established connection and its peer.
     pub(super) fn accept(&mut self, listener: &mut Listener) -> Option<(SocketHandle, IpAddr)> {
-        let stands = |handle: &SocketHandle| {
+        let established_peer = |handle: &SocketHandle| {
             let socket = self.sockets.get::<Socket<'_>>(*handle);
             let peer = socket.remote_endpoint().map(|endpoint| IpAddr::from(endpoint.addr));
             peer.filter(|_| !matches!(socket.state(), State::Listen | State::SynReceived))
         };
-        let (at, peer) =
-            (listener.sockets.iter().enumerate()).find_map(|(at, handle)| Some((at, stands(handle)?)))?;
+        let (at, peer) = (listener.sockets.iter().enumerate())
+            .find_map(|(at, handle)| Some((at, established_peer(handle)?)))?;
         let socket = listener.sockets.remove(at)?;
         self.accepted.push((socket, peer));
-        if let Some(link) = self.peers.get_mut(&peer) {
-            link.connections += 1;
+        if let Some(peer_link) = self.peers.get_mut(&peer) {
+            peer_link.connections += 1;
         }
         Some((socket, peer))
     }
@@ -234,23 +234,23 @@ impl Tcp {
 
     /// Queues a frame if it is TCP for one of this host's addresses, and returns whether it is.
     pub(super) fn on_frame(&mut self, frame: &[u8]) -> bool {
-        let Some((at, src)) = self.find(frame) else { return false };
-        let (head, packet) = frame.split_at(at);
-        let back = [&head[6..12], &head[..6], &head[12..]].concat();
-        if !self.note(src, back) || self.link.incoming.len() >= MAX_PACKETS {
+        let Some((at, src)) = self.classify(frame) else { return false };
+        let (header, packet) = frame.split_at(at);
+        let reply_header = [&header[6..12], &header[..6], &header[12..]].concat();
+        if !self.store_header(src, reply_header) || self.queues.incoming.len() >= MAX_PACKETS {
             self.dropped += 1;
             return true;
         }
-        self.link.incoming.push_back(packet.to_vec());
+        self.queues.incoming.push_back(packet.to_vec());
         true
     }
 
     /// Stores the link header for packets to `src`. Returns `false` if the table is full.
-    fn note(&mut self, src: IpAddr, head: Vec<u8>) -> bool {
+    fn store_header(&mut self, src: IpAddr, header: Vec<u8>) -> bool {
         match self.peers.get_mut(&src) {
             Some(peer) if peer.connections > 0 => return true,
             Some(peer) => {
-                peer.head = head;
+                peer.header = header;
                 return true;
             }
             None => {}
@@ -261,13 +261,13 @@ impl Tcp {
         }
         let has_room = self.peers.len() < MAX_PEERS;
         if has_room {
-            self.peers.insert(src, PeerLink { head, connections: 0 });
+            self.peers.insert(src, PeerLink { header, connections: 0 });
         }
         has_room
     }
 
     /// Returns the offset of the IP packet and its source address, if the frame is TCP for this host.
-    fn find(&self, frame: &[u8]) -> Option<(usize, IpAddr)> {
+    fn classify(&self, frame: &[u8]) -> Option<(usize, IpAddr)> {
         let (ethernet, rest) = Ethernet::ref_from_prefix(frame).ok()?;
         let (vlan, kind, packet) = if ethernet.ethertype.get() == ethertype::VLAN {
             let (tag, packet) = VlanTag::ref_from_prefix(rest).ok()?;
@@ -294,27 +294,27 @@ impl Tcp {
 
     /// Processes received packets and due timers. Returns `false` if there was nothing to do.
     pub(super) fn poll(&mut self, now: Nanos) -> bool {
-        if self.link.incoming.is_empty() && self.poll_at.is_none_or(|at| now < at) {
+        if self.queues.incoming.is_empty() && self.poll_at.is_none_or(|at| now < at) {
             return false;
         }
-        self.interface.poll(instant(now), &mut self.link, &mut self.sockets);
+        self.interface.poll(instant(now), &mut self.queues, &mut self.sockets);
         self.closing.retain(|&socket| {
             // A connection that was reset before it was established listens again (RFC 9293, section
             // 3.10.7.4).
-            let gone = matches!(
+            let ended = matches!(
                 self.sockets.get::<Socket<'_>>(socket).state(),
                 State::Closed | State::Listen | State::TimeWait
             );
-            if gone {
+            if ended {
                 self.sockets.remove(socket);
                 if let Some(at) = self.accepted.iter().position(|(accepted, _)| *accepted == socket) {
                     let (_, peer) = self.accepted.swap_remove(at);
-                    if let Some(link) = self.peers.get_mut(&peer) {
-                        link.connections -= 1;
+                    if let Some(peer_link) = self.peers.get_mut(&peer) {
+                        peer_link.connections -= 1;
                     }
                 }
             }
-            !gone
+            !ended
         });
         let at = self.interface.poll_at(instant(now), &self.sockets);
         self.poll_at = at.map(|at| Nanos(u64::try_from(at.total_micros()).unwrap_or(0) * 1000));
@@ -323,10 +323,10 @@ impl Tcp {
 
     /// Writes the next frame to send into `frame`. Returns `false` if there is none.
     pub(super) fn poll_transmit(&mut self, frame: &mut Vec<u8>) -> bool {
-        while let Some(packet) = self.link.outgoing.pop_front() {
+        while let Some(packet) = self.queues.outgoing.pop_front() {
             let Some(peer) = destination(&packet).and_then(|dst| self.peers.get(&dst)) else { continue };
             frame.clear();
-            frame.extend_from_slice(&peer.head);
+            frame.extend_from_slice(&peer.header);
             frame.extend_from_slice(&packet);
             return true;
         }
@@ -335,7 +335,7 @@ impl Tcp {
 
     /// Returns whether a frame waits to be sent.
     pub(super) fn wants_to_transmit(&self) -> bool {
-        !self.link.outgoing.is_empty()
+        !self.queues.outgoing.is_empty()
     }
 
     /// Returns the time at which [`poll`](Self::poll) is due.
@@ -353,12 +353,12 @@ fn destination(packet: &[u8]) -> Option<IpAddr> {
 
 /// Queues of IP packets in each direction.
 #[derive(Default)]
-struct Link {
+struct PacketQueues {
     incoming: VecDeque<Vec<u8>>,
     outgoing: VecDeque<Vec<u8>>,
 }
 
-impl Link {
+impl PacketQueues {
     fn has_room(&self) -> bool {
         self.outgoing.len() < MAX_PACKETS
     }
@@ -383,7 +383,7 @@ impl TxToken for Outgoing<'_> {
     }
 }
 
-impl Device for Link {
+impl Device for PacketQueues {
     type RxToken<'a> = Incoming;
     type TxToken<'a> = Outgoing<'a>;
 

@@ -41,7 +41,7 @@ fn add(world: &mut World, last: u8, services: Vec<ServiceConfig>) -> NodeId {
 }
 
 fn rows(world: &World, host: NodeId) -> Vec<ServiceRow> {
-    world.node::<Switch<Host>>(host).function.seen().lock().unwrap().services.clone()
+    world.node::<Switch<Host>>(host).function.status().lock().unwrap().services.clone()
 }
 
 /// Runs until the clients at `host` are done.
@@ -57,7 +57,7 @@ fn run(world: &mut World, host: NodeId) -> Vec<ServiceRow> {
 }
 
 /// Runs a server and a client with a link between them. Returns the client's report and the server's.
-fn pair(seed: u64, link: Link, server: ServiceConfig, client: ServiceConfig) -> (ServiceRow, ServiceRow) {
+fn run_pair(seed: u64, link: Link, server: ServiceConfig, client: ServiceConfig) -> (ServiceRow, ServiceRow) {
     let mut world = World::new(seed);
     let a = add(&mut world, 1, vec![server]);
     let b = add(&mut world, 2, vec![client]);
@@ -66,17 +66,17 @@ fn pair(seed: u64, link: Link, server: ServiceConfig, client: ServiceConfig) -> 
     (rows_b[0].clone(), rows(&world, a)[0].clone())
 }
 
-fn bad(percent: u64) -> Link {
+fn faulty_link(percent: u64) -> Link {
     let share = Share::percent(percent);
     Link { loss: share, duplicate: share, reorder: share, corrupt: share, ..Link::default() }
 }
 
 #[test]
 fn rping_completes_on_good_and_faulty_links() {
-    for (seed, link) in [(1, Link::default()), (2, bad(1)), (3, bad(5))] {
+    for (seed, link) in [(1, Link::default()), (2, faulty_link(1)), (3, faulty_link(5))] {
         let server = server(Kind::Rping { count: 0, size: 100_000 }, 7174);
         let client = client(Kind::Rping { count: 20, size: 50_000 }, 7174, 8);
-        let (client, server) = pair(seed, link, server, client);
+        let (client, server) = run_pair(seed, link, server, client);
         for row in [&client, &server] {
             assert_eq!((row.connections, row.finished, row.failed, row.refused), (8, 8, 0, 0), "{row:?}");
             assert_eq!(row.error, None);
@@ -90,9 +90,9 @@ fn rping_completes_on_good_and_faulty_links() {
 
 #[test]
 fn ucmatose_completes_on_good_and_faulty_links() {
-    for (seed, link) in [(1, Link::default()), (2, bad(1)), (3, bad(5))] {
+    for (seed, link) in [(1, Link::default()), (2, faulty_link(1)), (3, faulty_link(5))] {
         let kind = Kind::Ucmatose { messages: 10, size: 3000 };
-        let (client, server) = pair(seed, link, server(kind, 7471), client(kind, 7471, 100));
+        let (client, server) = run_pair(seed, link, server(kind, 7471), client(kind, 7471, 100));
         for row in [&client, &server] {
             assert_eq!((row.connections, row.finished, row.failed), (100, 100, 0), "{row:?}");
             assert_eq!(row.error, None);
@@ -103,17 +103,18 @@ fn ucmatose_completes_on_good_and_faulty_links() {
 #[test]
 fn failures_are_reported() {
     let rping = |size| Kind::Rping { count: 1, size };
-    let (row, _) = pair(1, Link::default(), server(rping(64), 1), client(rping(64), 2, 3));
+    let (row, _) = run_pair(1, Link::default(), server(rping(64), 1), client(rping(64), 2, 3));
     assert_eq!((row.refused, row.connections, row.failed), (3, 0, 0));
     assert!(row.error.unwrap().starts_with("the server refused the connection: invalid_service_id"));
-    let (client_row, server_row) = pair(1, Link::default(), server(rping(64), 1), client(rping(65), 1, 1));
+    let (client_row, server_row) =
+        run_pair(1, Link::default(), server(rping(64), 1), client(rping(65), 1, 1));
     assert_eq!((client_row.connections, client_row.failed), (1, 1));
     assert_eq!(server_row.error.as_deref(), Some("received a ping of 65 bytes, but size is 64; raise size"));
     assert_eq!((server_row.connections, server_row.finished, server_row.failed), (1, 0, 1));
 }
 
 /// Returns the report of a client that has `max_qps` queue pairs and makes ten connections, four at once.
-fn with_room(max_qps: usize) -> ServiceRow {
+fn run_with_max_qps(max_qps: usize) -> ServiceRow {
     let mut world = World::new(1);
     let rping = Kind::Rping { count: 3, size: 64 };
     let a = add(&mut world, 1, vec![server(rping, 7174)]);
@@ -130,13 +131,13 @@ fn with_room(max_qps: usize) -> ServiceRow {
 
 #[test]
 fn a_client_with_few_queue_pairs_makes_its_connections_in_turn() {
-    let row = with_room(2);
+    let row = run_with_max_qps(2);
     assert_eq!((row.connections, row.finished, row.failed, row.error), (10, 10, 0, None));
 }
 
 #[test]
 fn a_client_without_queue_pairs_fails_all_connections_and_ends() {
-    let row = with_room(0);
+    let row = run_with_max_qps(0);
     assert_eq!((row.connections, row.finished, row.failed), (0, 0, 10), "{row:?}");
     assert!(row.error.unwrap().starts_with("no resources for a connection"));
 }

@@ -1,7 +1,7 @@
 //! Both sides of ucmatose: the server sends messages on each connection, the client sends as many back, and
 //! the server disconnects. The contents of the messages do not matter.
 
-use super::service::{Place, Session, Step};
+use super::service::{Session, SessionQp, Step};
 use rnic::{Completed, Completion, Data, Operation, Rnic, SendRequest};
 
 /// Returns the session, the bytes of memory that it needs, and the depth of its queues.
@@ -19,14 +19,14 @@ struct Ucmatose {
 }
 
 impl Ucmatose {
-    fn send(&self, nic: &mut Rnic, at: &Place) {
+    fn send(&self, nic: &mut Rnic, qp: &SessionQp) {
         for id in 0..self.messages {
             let data = match self.size {
                 0 => Data::None,
-                size => Data::Memory(at.sge(size.into(), size)),
+                size => Data::Memory(qp.sge(size.into(), size)),
             };
             // A connection that has ended meanwhile is reported by an event of its own.
-            _ = nic.post_send(at.qpn, SendRequest::new(id.into(), Operation::Send, data));
+            _ = nic.post_send(qp.qpn, SendRequest::new(id.into(), Operation::Send, data));
         }
     }
 
@@ -40,20 +40,20 @@ impl Session for Ucmatose {
         !self.client
     }
 
-    fn prepare(&mut self, nic: &mut Rnic, at: &Place) {
+    fn prepare(&mut self, nic: &mut Rnic, qp: &SessionQp) {
         for _ in 0..self.messages {
-            at.receive(nic, 0, self.size);
+            qp.receive(nic, 0, self.size);
         }
     }
 
-    fn begin(&mut self, nic: &mut Rnic, at: &Place) -> Step {
+    fn start(&mut self, nic: &mut Rnic, qp: &SessionQp) -> Step {
         if !self.client {
-            self.send(nic, at);
+            self.send(nic, qp);
         }
         self.step()
     }
 
-    fn completed(&mut self, nic: &mut Rnic, at: &Place, completion: &Completion) -> Step {
+    fn on_completion(&mut self, nic: &mut Rnic, qp: &SessionQp, completion: &Completion) -> Step {
         match completion.of {
             Completed::Recv => {
                 self.received += 1;
@@ -64,7 +64,7 @@ impl Session for Ucmatose {
                     ));
                 }
                 if self.client && self.received == self.messages {
-                    self.send(nic, at);
+                    self.send(nic, qp);
                 }
             }
             Completed::Send => self.sent += 1,

@@ -1,7 +1,7 @@
 //! Client of the observation socket, for `top` and `trace`.
 
-use super::socket::{Ask, Refusal};
-use super::{Snapshot, TraceAsked, TraceLine};
+use super::socket::{Refusal, Request};
+use super::{Snapshot, TraceLine, TraceRequest};
 use crate::config;
 use crate::output::printable_json;
 use serde::de::DeserializeOwned;
@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Time within which an instance has to respond
-const PATIENCE: Duration = Duration::from_secs(5);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time to wait for a trace line before signals are checked
-const MOMENT: Duration = Duration::from_millis(100);
+const LINE_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Address of an instance.
 #[derive(Clone, Debug)]
@@ -24,24 +24,24 @@ pub(crate) struct Target {
 
 /// Reason why there is no response.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Lost {
+pub(crate) enum ClientError {
     /// No process listens at the socket
     #[error("no instance listens at {}; start it, or check `socket` in [observe]", .0.display())]
-    Nobody(PathBuf),
+    NotListening(PathBuf),
     /// The instance has ended, or the connection broke
     #[error("the instance stopped responding: {0}")]
-    Gone(io::Error),
+    Disconnected(io::Error),
     /// The instance refused the request, for this reason
     #[error("{0}")]
     Refused(String),
     /// Response that cannot be parsed, such as one of another version
     #[error("cannot parse the response: {0}; use the version of understudy that the instance runs")]
-    Strange(serde_json::Error),
+    Invalid(serde_json::Error),
 }
 
-impl From<io::Error> for Lost {
+impl From<io::Error> for ClientError {
     fn from(error: io::Error) -> Self {
-        Self::Gone(error)
+        Self::Disconnected(error)
     }
 }
 
@@ -75,62 +75,66 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) fn connect(target: &Target) -> Result<Self, Lost> {
+    pub(crate) fn connect(target: &Target) -> Result<Self, ClientError> {
         let stream = UnixStream::connect(&target.socket).map_err(|error| match error.kind() {
-            ErrorKind::NotFound | ErrorKind::ConnectionRefused => Lost::Nobody(target.socket.clone()),
-            _ => Lost::Gone(error),
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+                ClientError::NotListening(target.socket.clone())
+            }
+            _ => ClientError::Disconnected(error),
         })?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+        stream.set_write_timeout(Some(RESPONSE_TIMEOUT))?;
         Ok(Self { stream: BufReader::new(stream), line: String::new() })
     }
 
     /// Requests the current state of the instance.
-    pub(crate) fn snapshot(&mut self) -> Result<Snapshot, Lost> {
-        self.ask(&Ask::Snapshot)?;
+    pub(crate) fn snapshot(&mut self) -> Result<Snapshot, ClientError> {
+        self.send(&Request::Snapshot)?;
         self.read()
     }
 
     /// Starts a trace; [`Self::next_line`] returns its packets.
-    pub(crate) fn trace(&mut self, asked: TraceAsked) -> Result<(), Lost> {
-        self.ask(&Ask::Trace(asked))?;
+    pub(crate) fn trace(&mut self, request: TraceRequest) -> Result<(), ClientError> {
+        self.send(&Request::Trace(request))?;
         // A trace may be idle for a long time.
-        Ok(self.stream.get_ref().set_read_timeout(Some(MOMENT))?)
+        Ok(self.stream.get_ref().set_read_timeout(Some(LINE_TIMEOUT))?)
     }
 
     /// Requests the end of a trace.
-    pub(crate) fn end(&mut self) -> Result<(), Lost> {
+    pub(crate) fn end_trace(&mut self) -> Result<(), ClientError> {
         Ok(self.stream.get_mut().write_all(b"\n")?)
     }
 
-    /// Returns the next line of a trace, or `None` if none arrives within [`MOMENT`].
-    pub(crate) fn next_line(&mut self) -> Result<Option<TraceLine>, Lost> {
+    /// Returns the next line of a trace, or `None` if none arrives within [`LINE_TIMEOUT`].
+    pub(crate) fn next_line(&mut self) -> Result<Option<TraceLine>, ClientError> {
         match self.read() {
             Ok(line) => Ok(Some(line)),
-            Err(Lost::Gone(error)) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+            Err(ClientError::Disconnected(error))
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
+            {
                 Ok(None)
             }
-            Err(lost) => Err(lost),
+            Err(other) => Err(other),
         }
     }
 
-    fn ask(&mut self, what: &Ask) -> Result<(), Lost> {
-        let mut line = serde_json::to_vec(what).map_err(Lost::Strange)?;
+    fn send(&mut self, request: &Request) -> Result<(), ClientError> {
+        let mut line = serde_json::to_vec(request).map_err(ClientError::Invalid)?;
         line.push(b'\n');
         Ok(self.stream.get_mut().write_all(&line)?)
     }
 
     /// Reads the next line.
-    fn read<T: DeserializeOwned>(&mut self) -> Result<T, Lost> {
+    fn read<T: DeserializeOwned>(&mut self) -> Result<T, ClientError> {
         // A partial line stays in the buffer if its rest does not arrive in time.
         self.stream.read_line(&mut self.line)?;
         if !self.line.ends_with('\n') {
-            return Err(Lost::Gone(ErrorKind::UnexpectedEof.into()));
+            return Err(ClientError::Disconnected(ErrorKind::UnexpectedEof.into()));
         }
         let line = printable_json(&core::mem::take(&mut self.line));
         serde_json::from_str(&line).map_err(|error| match serde_json::from_str(&line) {
-            Ok(Refusal { error, .. }) => Lost::Refused(error),
-            Err(_) => Lost::Strange(error),
+            Ok(Refusal { error, .. }) => ClientError::Refused(error),
+            Err(_) => ClientError::Invalid(error),
         })
     }
 }

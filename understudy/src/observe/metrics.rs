@@ -4,8 +4,8 @@
 
 mod text;
 
-use super::Asking;
-use super::guests::{PATIENCE, receive};
+use super::RequestSender;
+use super::connections::{IO_TIMEOUT, accept_all};
 use core::net::SocketAddr;
 use miette::{MietteDiagnostic, Report};
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -15,17 +15,17 @@ use std::thread;
 /// Content type of the text format, version 0.0.4
 const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// Largest head of a request, in bytes
-const LONGEST: usize = 4096;
+const MAX_HEAD_LEN: usize = 4096;
 
 /// Serves `/metrics` at `address` for the lifetime of the process.
-pub(super) fn serve(address: SocketAddr, asking: Asking) -> Result<(), Report> {
-    let cannot = |error: io::Error| -> Report {
+pub(super) fn serve(address: SocketAddr, requests: RequestSender) -> Result<(), Report> {
+    let bind_error = |error: io::Error| -> Report {
         MietteDiagnostic::new(format!("[observe] cannot listen for Prometheus at {address}: {error}"))
             .with_help("if another instance uses the port, set `prometheus` to another address")
             .into()
     };
-    let listener = TcpListener::bind(address).map_err(cannot)?;
-    let at = listener.local_addr().map_err(cannot)?;
+    let listener = TcpListener::bind(address).map_err(bind_error)?;
+    let at = listener.local_addr().map_err(bind_error)?;
     eprintln!("Metrics for Prometheus are at http://{at}/metrics.");
     if !at.ip().is_loopback() {
         eprintln!(
@@ -33,37 +33,37 @@ pub(super) fn serve(address: SocketAddr, asking: Asking) -> Result<(), Report> {
              on this machine."
         );
     }
-    let answer = move |stream: &TcpStream| {
-        stream.set_write_timeout(Some(PATIENCE))?;
-        let answer = match head(stream)? {
-            Some(head) => answer(&head, || asking.snapshot().map(|snapshot| text::of(&snapshot))),
+    let respond = move |stream: &TcpStream| {
+        stream.set_write_timeout(Some(IO_TIMEOUT))?;
+        let reply = match head(stream)? {
+            Some(head) => respond(&head, || requests.snapshot().map(|snapshot| text::of(&snapshot))),
             None => response("400 Bad Request", "Invalid request.\n", true),
         };
-        say(stream, &answer)
+        send(stream, &reply)
     };
     let turn_away = |stream: &TcpStream| {
-        say(stream, &response("503 Service Unavailable", "Too many connections.\n", true))
+        send(stream, &response("503 Service Unavailable", "Too many connections.\n", true))
     };
     thread::Builder::new()
         .name("observe-http".into())
-        .spawn(move || receive(listener.incoming(), answer, turn_away))
+        .spawn(move || accept_all(listener.incoming(), respond, turn_away))
         .map_err(|error| miette::miette!("cannot start the thread for Prometheus: {error}"))?;
     Ok(())
 }
 
-/// Reads a request up to the empty line, within [`PATIENCE`]. Returns `None` if it is too long.
+/// Reads a request up to the empty line, within [`IO_TIMEOUT`]. Returns `None` if it is too long.
 fn head(mut stream: &TcpStream) -> io::Result<Option<Vec<u8>>> {
     let began = crate::run::now();
     let mut head = Vec::new();
     while !head.windows(4).any(|end| end == b"\r\n\r\n") {
-        let left = PATIENCE.checked_sub(began.elapsed()).filter(|left| !left.is_zero());
-        stream.set_read_timeout(Some(left.ok_or(ErrorKind::TimedOut)?))?;
-        let mut bytes = [0; LONGEST];
+        let remaining = IO_TIMEOUT.checked_sub(began.elapsed()).filter(|remaining| !remaining.is_zero());
+        stream.set_read_timeout(Some(remaining.ok_or(ErrorKind::TimedOut)?))?;
+        let mut bytes = [0; MAX_HEAD_LEN];
         match stream.read(&mut bytes)? {
             0 => return Err(ErrorKind::UnexpectedEof.into()),
             more => head.extend(&bytes[..more]),
         }
-        if head.len() > LONGEST {
+        if head.len() > MAX_HEAD_LEN {
             return Ok(None);
         }
     }
@@ -71,7 +71,7 @@ fn head(mut stream: &TcpStream) -> io::Result<Option<Vec<u8>>> {
 }
 
 /// Returns the response to a request. Calls `metrics` only if the request is for the metrics.
-fn answer(head: &[u8], metrics: impl FnOnce() -> Option<String>) -> String {
+fn respond(head: &[u8], metrics: impl FnOnce() -> Option<String>) -> String {
     let line = head.split(|byte| *byte == b'\r').next().and_then(|line| str::from_utf8(line).ok());
     let words: Vec<_> = line.unwrap_or_default().split(' ').collect();
     let [method, target, version] = words[..] else {
@@ -103,8 +103,8 @@ fn response(status: &str, text: &str, whole: bool) -> String {
     )
 }
 
-fn say(mut stream: &TcpStream, answer: &str) -> io::Result<()> {
-    stream.write_all(answer.as_bytes())?;
+fn send(mut stream: &TcpStream, reply: &str) -> io::Result<()> {
+    stream.write_all(reply.as_bytes())?;
     stream.shutdown(Shutdown::Write)
 }
 
@@ -113,8 +113,8 @@ mod tests {
     use super::*;
 
     fn status(head: &str) -> String {
-        let answer = answer(head.as_bytes(), || Some("numbers".into()));
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let reply = respond(head.as_bytes(), || Some("numbers".into()));
+        let (head, body) = reply.split_once("\r\n\r\n").unwrap();
         format!("{} {body}", head.split(' ').nth(1).unwrap())
     }
 
@@ -138,6 +138,6 @@ mod tests {
         ] {
             assert_eq!(status(head), "400 Invalid request.\n", "{head:?}");
         }
-        assert!(answer(b"GET /metrics HTTP/1.1\r\n\r\n", || None).starts_with("HTTP/1.1 503"));
+        assert!(respond(b"GET /metrics HTTP/1.1\r\n\r\n", || None).starts_with("HTTP/1.1 503"));
     }
 }

@@ -6,15 +6,15 @@
 //! down the workers.
 
 mod client;
-mod guests;
+mod connections;
 mod metrics;
 mod snapshot;
 mod socket;
 mod trace;
 
-pub(crate) use client::{Client, Lost, Target};
-pub(crate) use snapshot::{Instance, Latency, Port, Row, Snapshot, Table, Told, busiest};
-pub(crate) use trace::{Asked as TraceAsked, Line as TraceLine, NoTrace, Occasion, Part};
+pub(crate) use client::{Client, ClientError, Target};
+pub(crate) use snapshot::{FunctionMetrics, Instance, Latency, Port, Row, Snapshot, Table, busiest};
+pub(crate) use trace::{Line as TraceLine, Part, Request as TraceRequest, TraceError, TraceRecord};
 
 use crate::config::Config;
 use core::net::IpAddr;
@@ -24,37 +24,37 @@ use miette::Report;
 use std::sync::Arc;
 use std::time::Instant;
 use switch::Function;
-use trace::{Traces, Tracing};
+use trace::{RunningTrace, TraceControl};
 
 /// Capacity of the queue of requests to the control thread
-const QUESTIONS: usize = 64;
+const MAX_REQUESTS: usize = 64;
 
 /// A queue pair: its host, if known, and its QPN
 pub(crate) type QueuePair = (Option<IpAddr>, u32);
 
 /// A request to the control thread, with the channel for the response.
-enum Question {
+enum ControlRequest {
     Snapshot(Sender<Arc<Snapshot>>),
-    Trace(trace::Asked, Sender<Result<Tracing, NoTrace>>),
+    Trace(trace::Request, Sender<Result<RunningTrace, TraceError>>),
 }
 
 /// Handle through which the threads of sockets send requests.
 #[derive(Clone)]
-struct Asking(Sender<Question>);
+struct RequestSender(Sender<ControlRequest>);
 
-impl Asking {
+impl RequestSender {
     /// Returns the current state of the instance; `None` if it is shutting down.
     fn snapshot(&self) -> Option<Arc<Snapshot>> {
-        let (answer, answered) = crossbeam_channel::bounded(1);
-        self.0.send(Question::Snapshot(answer)).ok()?;
-        answered.recv().ok()
+        let (response, received) = crossbeam_channel::bounded(1);
+        self.0.send(ControlRequest::Snapshot(response)).ok()?;
+        received.recv().ok()
     }
 
     /// Starts the requested trace.
-    fn trace(&self, asked: trace::Asked) -> Result<Tracing, NoTrace> {
-        let (answer, answered) = crossbeam_channel::bounded(1);
-        self.0.send(Question::Trace(asked, answer)).map_err(|_| NoTrace::Ending)?;
-        answered.recv().map_err(|_| NoTrace::Ending)?
+    fn trace(&self, trace_request: trace::Request) -> Result<RunningTrace, TraceError> {
+        let (response, received) = crossbeam_channel::bounded(1);
+        self.0.send(ControlRequest::Trace(trace_request, response)).map_err(|_| TraceError::Ending)?;
+        received.recv().map_err(|_| TraceError::Ending)?
     }
 }
 
@@ -62,8 +62,8 @@ impl Asking {
 pub(crate) struct Observer {
     instance: Instance,
     began: Instant,
-    questions: Receiver<Question>,
-    traces: Traces,
+    requests: Receiver<ControlRequest>,
+    traces: TraceControl,
     /// Removes the socket from the file system when dropped
     _socket: Option<socket::Socket>,
 }
@@ -76,42 +76,42 @@ impl Observer {
         if observe.socket.is_none() && observe.prometheus.is_none() {
             return Ok(None);
         }
-        let (asking, questions) = crossbeam_channel::bounded(QUESTIONS);
-        let asking = Asking(asking);
-        let socket = observe.socket.as_deref().map(|path| socket::Socket::open(path, &asking)).transpose()?;
+        let (sender, requests) = crossbeam_channel::bounded(MAX_REQUESTS);
+        let sender = RequestSender(sender);
+        let socket = observe.socket.as_deref().map(|path| socket::Socket::open(path, &sender)).transpose()?;
         if let Some(address) = observe.prometheus {
-            metrics::serve(address, asking)?;
+            metrics::serve(address, sender)?;
         }
         let (instance, began) = (Instance::of(config), crate::run::now());
-        Ok(Some(Self { instance, began, questions, traces: Traces::default(), _socket: socket }))
+        Ok(Some(Self { instance, began, requests, traces: TraceControl::default(), _socket: socket }))
     }
 
-    /// Responds to the requests since the last call. `told` returns the function's own metrics, and `group`
-    /// the queue pairs of one of its groups.
-    pub(crate) fn attend<F: Function>(
+    /// Responds to the requests since the last call. `metrics` returns the function's own metrics, and
+    /// `group` the queue pairs of one of its groups.
+    pub(crate) fn serve_requests<F: Function>(
         &mut self,
         live: &Live<'_>,
         out: &mut ControlOutput<'_, F>,
-        told: impl Fn() -> Told,
-        group: impl Fn(u32) -> Result<Vec<QueuePair>, NoTrace>,
+        metrics: impl Fn() -> FunctionMetrics,
+        group: impl Fn(u32) -> Result<Vec<QueuePair>, TraceError>,
     ) {
-        self.traces.attend(out);
+        self.traces.send_pending(out);
         let mut snapshot = None;
-        for question in self.questions.try_iter().take(QUESTIONS) {
-            match question {
+        for request in self.requests.try_iter().take(MAX_REQUESTS) {
+            match request {
                 // A requester that has given up needs no response.
-                Question::Snapshot(answer) => {
+                ControlRequest::Snapshot(response) => {
                     let snapshot = snapshot.get_or_insert_with(|| {
                         let uptime_s = self.began.elapsed().as_secs_f64();
-                        Arc::new(Snapshot::of(live, &self.instance, uptime_s, told()))
+                        Arc::new(Snapshot::of(live, &self.instance, uptime_s, metrics()))
                     });
-                    drop(answer.send(Arc::clone(snapshot)));
+                    drop(response.send(Arc::clone(snapshot)));
                 }
-                Question::Trace(asked, answer) => {
-                    let begun = self.traces.begin(&asked, live, &group);
+                ControlRequest::Trace(trace_request, response) => {
+                    let trace = self.traces.start(&trace_request, live, &group);
                     // Workers are notified first, so that every packet after the response is traced.
-                    self.traces.attend(out);
-                    drop(answer.send(begun));
+                    self.traces.send_pending(out);
+                    drop(response.send(trace));
                 }
             }
         }
@@ -119,6 +119,6 @@ impl Observer {
 }
 
 /// Group lookup for functions that have no groups.
-pub(crate) fn no_groups(asked: u32) -> Result<Vec<QueuePair>, NoTrace> {
-    Err(NoTrace::NoSuchGroup { asked, there: Vec::new() })
+pub(crate) fn no_groups(id: u32) -> Result<Vec<QueuePair>, TraceError> {
+    Err(TraceError::NoSuchGroup { requested: id, existing: Vec::new() })
 }

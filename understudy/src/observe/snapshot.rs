@@ -29,7 +29,7 @@ pub(crate) struct Snapshot {
     pub(crate) drops: Vec<Dropped>,
     pub(crate) workers: Vec<Worker>,
     #[serde(flatten)]
-    pub(crate) told: Told,
+    pub(crate) metrics: FunctionMetrics,
 }
 
 /// Identity of the instance.
@@ -85,17 +85,17 @@ pub(crate) struct Worker {
 
 /// Metrics of the function itself.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Told {
+pub(crate) struct FunctionMetrics {
     /// Values that only grow
-    pub(crate) counters: Vec<Named>,
+    pub(crate) counters: Vec<NamedValue>,
     /// Values that may fall
-    pub(crate) gauges: Vec<Named>,
+    pub(crate) gauges: Vec<NamedValue>,
     pub(crate) tables: Vec<Table>,
     pub(crate) latencies: Vec<Latency>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Named {
+pub(crate) struct NamedValue {
     /// Words separated by underscores
     pub(crate) name: String,
     pub(crate) value: u64,
@@ -144,7 +144,7 @@ pub(crate) struct Latency {
 
 impl Snapshot {
     /// Returns the current state of an instance.
-    pub(crate) fn of(live: &Live<'_>, instance: &Instance, uptime_s: f64, told: Told) -> Self {
+    pub(crate) fn of(live: &Live<'_>, instance: &Instance, uptime_s: f64, metrics: FunctionMetrics) -> Self {
         let all = |count: &dyn Fn(&WorkerCounters) -> u64| {
             live.workers().iter().map(|worker| count(worker)).sum::<u64>()
         };
@@ -174,7 +174,7 @@ impl Snapshot {
                     made: counters.made.get(),
                 })
                 .collect(),
-            told,
+            metrics,
         }
     }
 }
@@ -218,7 +218,7 @@ impl Instance {
     }
 }
 
-impl Told {
+impl FunctionMetrics {
     /// Adds counters.
     pub(crate) fn counters(mut self, counters: impl IntoIterator<Item = (impl Into<String>, u64)>) -> Self {
         self.counters.extend(named(counters));
@@ -274,8 +274,8 @@ impl Told {
     }
 }
 
-fn named(numbers: impl IntoIterator<Item = (impl Into<String>, u64)>) -> impl Iterator<Item = Named> {
-    numbers.into_iter().map(|(name, value)| Named { name: name.into(), value })
+fn named(numbers: impl IntoIterator<Item = (impl Into<String>, u64)>) -> impl Iterator<Item = NamedValue> {
+    numbers.into_iter().map(|(name, value)| NamedValue { name: name.into(), value })
 }
 
 impl Table {

@@ -16,18 +16,18 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use switch::{Function, Nanos, PortId};
 
 /// Frames of one worker that may wait for the reader; a few megabytes
-const ROOM: usize = 8192;
+const RING_LEN: usize = 8192;
 /// Interval at which the workers' rings are read
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Time for which a packet is held back, because other workers may still report earlier ones
-const WAIT: Nanos = Nanos::from_millis(10);
+const REORDER_WAIT: Nanos = Nanos::from_millis(10);
 /// Maximum number of existing groups named in an error
-const NAMED: usize = 20;
+const MAX_NAMED_GROUPS: usize = 20;
 
 /// Selection of the packets to trace: those to one queue pair, or those of one group; both received and sent
 /// ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Asked {
+pub(crate) struct Request {
     pub(crate) qp: Option<u32>,
     /// Destination host; any if `None`
     pub(crate) host: Option<IpAddr>,
@@ -43,14 +43,14 @@ pub(crate) enum Line {
     /// First line, with the names of the ports
     Begin { ports: Vec<String> },
     /// A packet
-    Packet(Occasion),
+    Packet(TraceRecord),
     /// Last line: packets in the trace, and packets that were seen but lost because a ring was full
     End { packets: u64, missed: u64 },
 }
 
 /// A received packet and the frames sent for it, or a frame that the function sent by itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Occasion {
+pub(crate) struct TraceRecord {
     /// Number in the trace, from 1
     pub(crate) number: u64,
     pub(crate) worker: usize,
@@ -64,22 +64,22 @@ pub(crate) struct Occasion {
 
 /// Reason why a trace cannot start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoTrace {
+pub(crate) enum TraceError {
     /// There can only be one trace at a time
     #[error("another trace is running; end it first, because there can only be one at a time")]
     Another,
     /// Neither a queue pair nor a group is selected, or both are
     #[error("select either one queue pair or one group")]
     Unclear,
-    /// The group does not exist; `there` are the existing groups
-    #[error("there is no group {asked}: {}", named(.there))]
-    NoSuchGroup { asked: u32, there: Vec<u32> },
+    /// The group does not exist; `existing` are the existing groups
+    #[error("there is no group {requested}: {}", list_groups(.existing))]
+    NoSuchGroup { requested: u32, existing: Vec<u32> },
     /// The run is over
     #[error("the instance is shutting down")]
     Ending,
 }
 
-impl NoTrace {
+impl TraceError {
     /// Returns the reason as one word, for programs.
     pub(super) const fn name(&self) -> &'static str {
         match self {
@@ -92,12 +92,12 @@ impl NoTrace {
 }
 
 /// Returns a text that lists the first groups.
-fn named(there: &[u32]) -> String {
-    if there.is_empty() {
+fn list_groups(existing: &[u32]) -> String {
+    if existing.is_empty() {
         return "this instance has none now".into();
     }
-    let first: Vec<_> = there.iter().take(NAMED).map(u32::to_string).collect();
-    let more = there.len().saturating_sub(NAMED);
+    let first: Vec<_> = existing.iter().take(MAX_NAMED_GROUPS).map(u32::to_string).collect();
+    let more = existing.len().saturating_sub(MAX_NAMED_GROUPS);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     format!("existing groups are {}{more}", first.join(", "))
 }
@@ -175,7 +175,7 @@ impl Part {
 
 /// The control thread's side of traces, of which one runs at a time.
 #[derive(Default)]
-pub(super) struct Traces {
+pub(super) struct TraceControl {
     /// Alive while the client of the trace is connected
     running: Option<Weak<()>>,
     /// Commands that the workers have not received yet
@@ -183,7 +183,7 @@ pub(super) struct Traces {
 }
 
 /// A running trace, for the thread that serves its client.
-pub(super) struct Tracing {
+pub(super) struct RunningTrace {
     watchers: Vec<Watcher>,
     ports: Vec<String>,
     /// Time of day at which the watches' clocks are 0
@@ -192,9 +192,9 @@ pub(super) struct Tracing {
     _running: Arc<()>,
 }
 
-impl Traces {
+impl TraceControl {
     /// Sends pending commands to the workers.
-    pub(super) fn attend<F: Function>(&mut self, out: &mut ControlOutput<'_, F>) {
+    pub(super) fn send_pending<F: Function>(&mut self, out: &mut ControlOutput<'_, F>) {
         if self.running.as_ref().is_some_and(|running| running.strong_count() == 0) {
             self.running = None;
             self.pending = (0..out.workers()).map(|worker| (worker, None)).collect();
@@ -208,19 +208,19 @@ impl Traces {
     }
 
     /// Starts a trace. `group` returns the queue pairs of a group.
-    pub(super) fn begin(
+    pub(super) fn start(
         &mut self,
-        asked: &Asked,
+        request: &Request,
         live: &Live<'_>,
-        group: impl FnOnce(u32) -> Result<Vec<QueuePair>, NoTrace>,
-    ) -> Result<Tracing, NoTrace> {
+        group: impl FnOnce(u32) -> Result<Vec<QueuePair>, TraceError>,
+    ) -> Result<RunningTrace, TraceError> {
         if self.running.as_ref().is_some_and(|running| running.strong_count() > 0) {
-            return Err(NoTrace::Another);
+            return Err(TraceError::Another);
         }
-        let queue_pairs = match (asked.qp, asked.group) {
-            (Some(qp), None) => vec![(asked.host, qp)],
+        let queue_pairs = match (request.qp, request.group) {
+            (Some(qp), None) => vec![(request.host, qp)],
             (None, Some(number)) => group(number)?,
-            _ => return Err(NoTrace::Unclear),
+            _ => return Err(TraceError::Unclear),
         };
         let wanted: Wanted = Arc::new(move |frame: &[u8]| {
             destination(frame).is_some_and(|(host, qpn)| {
@@ -230,10 +230,10 @@ impl Traces {
         let running = Arc::new(());
         self.running = Some(Arc::downgrade(&running));
         let began = system_time();
-        let (ends, watchers) = watches(live.workers().len(), &wanted, ROOM);
+        let (ends, watchers) = watches(live.workers().len(), &wanted, RING_LEN);
         self.pending = (0..).zip(ends.into_iter().map(Some)).collect();
         let ports = live.ports().map(|port| port.name.clone()).collect();
-        Ok(Tracing { watchers, ports, began, count: asked.count, _running: running })
+        Ok(RunningTrace { watchers, ports, began, count: request.count, _running: running })
     }
 }
 
@@ -270,42 +270,42 @@ fn destination(frame: &[u8]) -> Option<(IpAddr, u32)> {
 /// State of a worker's ring: the time of its next packet, if there is one, and whether no further packet will
 /// come.
 #[derive(Clone, Copy)]
-struct Head {
+struct RingHead {
     at: Option<Nanos>,
     over: bool,
 }
 
 /// Returns the worker with the earliest packet. Returns `None` if there is no packet, or if a worker with an
-/// empty ring may still report an earlier one: a worker reports its packets in order, and within [`WAIT`]
-/// unless the kernel deschedules it for longer.
-fn earliest(heads: &[Head], now: Nanos) -> Option<usize> {
+/// empty ring may still report an earlier one: a worker reports its packets in order, and within
+/// [`REORDER_WAIT`] unless the kernel deschedules it for longer.
+fn earliest(heads: &[RingHead], now: Nanos) -> Option<usize> {
     let (at, worker) = heads.iter().zip(0..).filter_map(|(head, worker)| Some((head.at?, worker))).min()?;
     let all_known = heads.iter().all(|head| head.at.is_some() || head.over);
-    (all_known || now.since(at) >= WAIT).then_some(worker)
+    (all_known || now.since(at) >= REORDER_WAIT).then_some(worker)
 }
 
 /// Progress of a trace.
-struct Told {
+struct Progress {
     packets: u64,
     /// Packets lost before the last one that was reported, by worker
     missed: Vec<u64>,
 }
 
-impl Tracing {
-    /// Writes the whole trace with `tell`, until the client sends a byte or disconnects.
-    pub(super) fn tell(
+impl RunningTrace {
+    /// Writes the whole trace with `write_line`, until the client sends a byte or disconnects.
+    pub(super) fn write(
         mut self,
         listener: &UnixStream,
-        mut tell: impl FnMut(&Line) -> io::Result<()>,
+        mut write_line: impl FnMut(&Line) -> io::Result<()>,
     ) -> io::Result<()> {
-        listener.set_read_timeout(Some(LOOK))?;
-        tell(&Line::Begin { ports: self.ports.clone() })?;
-        let mut told = Told { packets: 0, missed: vec![0; self.watchers.len()] };
+        listener.set_read_timeout(Some(POLL_INTERVAL))?;
+        write_line(&Line::Begin { ports: self.ports.clone() })?;
+        let mut progress = Progress { packets: 0, missed: vec![0; self.watchers.len()] };
         let mut ends = false;
         loop {
             // At the end, what the rings hold is reported without holding packets back.
-            self.tell_what_is_there(&mut told, ends, &mut tell)?;
-            let all = self.count == Some(told.packets);
+            self.write_available(&mut progress, ends, &mut write_line)?;
+            let all = self.count == Some(progress.packets);
             if ends || all || self.watchers.iter().all(|watcher| watcher.is_over() && watcher.is_empty()) {
                 break;
             }
@@ -318,23 +318,23 @@ impl Tracing {
             };
         }
         // If the trace ends at `count` packets, losses after the last of them do not concern its client.
-        let missed = if self.count == Some(told.packets) {
-            told.missed.iter().sum()
+        let missed = if self.count == Some(progress.packets) {
+            progress.missed.iter().sum()
         } else {
             self.watchers.iter().map(Watcher::missed).sum()
         };
         // The client may start another trace as soon as it reads that this one has ended.
         drop(self);
-        tell(&Line::End { packets: told.packets, missed })
+        write_line(&Line::End { packets: progress.packets, missed })
     }
 
     /// Reports packets in the order of their time, and not more than the rings hold, so that the client is
     /// checked in between. If `ends` is true, no packet is held back.
-    fn tell_what_is_there(
+    fn write_available(
         &mut self,
-        told: &mut Told,
+        progress: &mut Progress,
         ends: bool,
-        tell: &mut impl FnMut(&Line) -> io::Result<()>,
+        write_line: &mut impl FnMut(&Line) -> io::Result<()>,
     ) -> io::Result<()> {
         let began = self.began.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
         // The order matters: a watcher that is over before it is read has reported everything, and what was
@@ -342,10 +342,10 @@ impl Tracing {
         let now = self.watchers.first().map_or(Nanos::ZERO, Watcher::now);
         let head = |watcher: &Watcher| {
             let over = ends || watcher.is_over();
-            Head { over, at: watcher.next_at() }
+            RingHead { over, at: watcher.next_at() }
         };
         let mut heads: Vec<_> = self.watchers.iter().map(head).collect();
-        for _ in 0..ROOM * self.watchers.len() {
+        for _ in 0..RING_LEN * self.watchers.len() {
             let Some(worker) = earliest(&heads, now) else { break };
             // Packets after the request to end are not part of the trace.
             if ends && heads[worker].at > Some(now) {
@@ -359,11 +359,17 @@ impl Tracing {
                 left_out = next.left_out;
             }
             heads[worker] = head(watcher);
-            told.packets += 1;
-            told.missed[worker] = first.missed;
+            progress.packets += 1;
+            progress.missed[worker] = first.missed;
             let time_ns = began + first.at.0;
-            tell(&Line::Packet(Occasion { number: told.packets, worker, time_ns, parts, left_out }))?;
-            if self.count == Some(told.packets) {
+            write_line(&Line::Packet(TraceRecord {
+                number: progress.packets,
+                worker,
+                time_ns,
+                parts,
+                left_out,
+            }))?;
+            if self.count == Some(progress.packets) {
                 break;
             }
         }
@@ -388,8 +394,8 @@ mod tests {
                 assert_eq!(destination(&frame), Some((qp.host(), qp.qpn().get())), "{name}");
                 // If a frame is truncated behind its BTH, the result is the same; before that, there is none.
                 for len in 0..frame.len().min(100) {
-                    let said = destination(&frame[..len]);
-                    assert!(said.is_none() || said == destination(&frame), "{name}");
+                    let result = destination(&frame[..len]);
+                    assert!(result.is_none() || result == destination(&frame), "{name}");
                 }
                 seen += 1;
             }
@@ -400,28 +406,28 @@ mod tests {
 
     #[test]
     fn packets_of_several_workers_are_reported_in_order_of_time() {
-        let there = |at| Head { at: Some(Nanos::from_millis(at)), over: false };
-        let (silent, gone) = (Head { at: None, over: false }, Head { at: None, over: true });
-        let at = |now, heads: &[Head]| earliest(heads, Nanos::from_millis(now));
+        let ready = |at| RingHead { at: Some(Nanos::from_millis(at)), over: false };
+        let (empty, gone) = (RingHead { at: None, over: false }, RingHead { at: None, over: true });
+        let at = |now, heads: &[RingHead]| earliest(heads, Nanos::from_millis(now));
         assert_eq!(at(50, &[]), None);
-        assert_eq!(at(50, &[silent, gone]), None);
+        assert_eq!(at(50, &[empty, gone]), None);
         // All rings have a packet: there is nothing to wait for, and the lowest worker comes first if times
         // are equal.
-        assert_eq!(at(50, &[there(50)]), Some(0));
-        assert_eq!(at(50, &[there(50), there(49), there(48)]), Some(2));
-        assert_eq!(at(50, &[there(50), there(49), there(49)]), Some(1));
+        assert_eq!(at(50, &[ready(50)]), Some(0));
+        assert_eq!(at(50, &[ready(50), ready(49), ready(48)]), Some(2));
+        assert_eq!(at(50, &[ready(50), ready(49), ready(49)]), Some(1));
         // A worker with an empty ring is waited for, but only for a time; one that has ended is not.
-        assert_eq!(at(50, &[there(45), silent, there(41)]), None);
-        assert_eq!(at(51, &[there(45), silent, there(41)]), Some(2));
-        assert_eq!(at(50, &[there(45), gone, there(46)]), Some(0));
+        assert_eq!(at(50, &[ready(45), empty, ready(41)]), None);
+        assert_eq!(at(51, &[ready(45), empty, ready(41)]), Some(2));
+        assert_eq!(at(50, &[ready(45), gone, ready(46)]), Some(0));
     }
 
     #[test]
     fn a_request_for_an_unknown_group_lists_existing_groups() {
-        let said = |there| NoTrace::NoSuchGroup { asked: 9, there }.to_string();
-        assert_eq!(said(vec![]), "there is no group 9: this instance has none now");
-        assert_eq!(said(vec![1, 2]), "there is no group 9: existing groups are 1, 2");
-        let many = said((10..1000).collect());
+        let text = |existing| TraceError::NoSuchGroup { requested: 9, existing }.to_string();
+        assert_eq!(text(vec![]), "there is no group 9: this instance has none now");
+        assert_eq!(text(vec![1, 2]), "there is no group 9: existing groups are 1, 2");
+        let many = text((10..1000).collect());
         assert!(many.ends_with("existing groups are 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29 and 970 more"), "{many}");
     }
 

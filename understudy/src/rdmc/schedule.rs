@@ -80,10 +80,10 @@ impl Kind {
 }
 
 /// Limits of the drawing, in nodes and steps
-const MOST_NODES: u32 = 64;
-const MOST_STEPS: u64 = 24;
+const MAX_DRAWN_NODES: u32 = 64;
+const MAX_DRAWN_STEPS: u64 = 24;
 /// Limit on nodes times steps
-const MOST_CELLS: u64 = 200_000_000;
+const MAX_CELLS: u64 = 200_000_000;
 
 impl Args {
     fn algorithm(&self) -> Result<Algorithm, String> {
@@ -120,7 +120,7 @@ impl Args {
         if self.node.is_some_and(|node| node >= self.nodes) {
             return Err(format!("--node is out of range; use 0 to {}", self.nodes - 1));
         }
-        if schedule.steps().saturating_mul(self.nodes.into()) > MOST_CELLS {
+        if schedule.steps().saturating_mul(self.nodes.into()) > MAX_CELLS {
             return Err(format!(
                 "{} steps of {} nodes are too many to print; use fewer nodes or blocks",
                 schedule.steps(),
@@ -178,11 +178,9 @@ fn json(schedule: &Schedule, only: Option<u32>) -> String {
 }
 
 /// Returns a note for a group that has more receivers than a switch copies to at once.
-pub(super) fn several(times: usize, ipv4: bool) -> String {
-    let most = copied_at_once(ipv4);
-    format!(
-        "A switch copies to at most {most} receivers at once, so the root sends each block {times} times."
-    )
+pub(super) fn copies_note(times: usize, ipv4: bool) -> String {
+    let max = copied_at_once(ipv4);
+    format!("A switch copies to at most {max} receivers at once, so the root sends each block {times} times.")
 }
 
 /// Returns the totals of the schedule, with the steps of the other algorithms.
@@ -198,14 +196,14 @@ fn summary(args: &Args, schedule: &Schedule) -> String {
         Some(format!("{} {steps}", other.name()))
     });
     _ = writeln!(text, " ({})", others.collect::<Vec<_>>().join(", "));
-    let most = (1..n).map(|node| schedule.sends(node).count()).max().unwrap_or(0);
+    let max = (1..n).map(|node| schedule.sends(node).count()).max().unwrap_or(0);
     let mut root = schedule.sends(0).count();
     let times = (n as usize - 1).div_ceil(copied_at_once(true));
     if *schedule.algorithm() == Algorithm::InNetwork && times > 1 {
         root *= times;
-        _ = writeln!(text, "{}", several(times, true));
+        _ = writeln!(text, "{}", copies_note(times, true));
     }
-    _ = writeln!(text, "The root sends {root} blocks, every other node at most {most}.");
+    _ = writeln!(text, "The root sends {root} blocks, every other node at most {max}.");
     if let (Some(rate), Some(bytes), Some(block)) = (args.rate_gbps, args.bytes, args.block_bytes) {
         let network = Network::new(n as usize, rate * 1e9, args.latency_us / 1e6);
         let (bytes, block) = (u64::from(bytes), u64::from(block));
@@ -243,12 +241,12 @@ fn cell(schedule: &Schedule, node: u32, step: u64) -> String {
 fn drawing(args: &Args, schedule: &Schedule) -> String {
     let nodes: Vec<u32> = match args.node {
         Some(node) => vec![node],
-        None => (0..schedule.nodes().min(MOST_NODES)).collect(),
+        None => (0..schedule.nodes().min(MAX_DRAWN_NODES)).collect(),
     };
     if let [node] = nodes[..] {
-        return one(schedule, node);
+        return node_drawing(schedule, node);
     }
-    let steps = schedule.steps().min(MOST_STEPS);
+    let steps = schedule.steps().min(MAX_DRAWN_STEPS);
     let row = |node: u32| (0..steps).map(|step| cell(schedule, node, step)).collect::<Vec<_>>();
     let cells: Vec<Vec<String>> = nodes.iter().map(|node| row(*node)).collect();
     let width = |step: usize| {
@@ -280,7 +278,7 @@ fn drawing(args: &Args, schedule: &Schedule) -> String {
 }
 
 /// Describes what a node does, one line for each step at which it is active.
-fn one(schedule: &Schedule, node: u32) -> String {
+fn node_drawing(schedule: &Schedule, node: u32) -> String {
     let mut text = format!("\nNode {node}:\n");
     for step in 0..schedule.steps() {
         let cell = cell(schedule, node, step);

@@ -11,8 +11,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// Interval and number of checks whether the program has ended
-const LOOK: Duration = Duration::from_millis(20);
-const LOOKS: u32 = 250;
+const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(20);
+const EXIT_POLLS: u32 = 250;
 
 /// A program that runs until this is dropped.
 pub(super) struct Device {
@@ -33,8 +33,9 @@ impl Device {
             None => command.to_owned(),
         };
         // The kernel kills the device if this program ends without stopping it.
-        let leash = "setpriv --pdeathsig KILL --";
-        let script = format!("command -v setpriv >/dev/null || exec {program}\nexec {leash} {program}");
+        let kill_with_parent = "setpriv --pdeathsig KILL --";
+        let script =
+            format!("command -v setpriv >/dev/null || exec {program}\nexec {kill_with_parent} {program}");
         let mut shell = Command::new("sh");
         shell.arg("-c").arg(script).arg(own);
         if !folder.as_os_str().is_empty() {
@@ -50,11 +51,15 @@ impl Device {
     /// Returns an error with the program's last output if it has ended.
     pub(super) fn check(&mut self) -> Result<(), miette::Report> {
         let Some(status) = self.child.try_wait().into_diagnostic()? else { return Ok(()) };
-        Err(miette!(help = self.said(), "the device under test, `{}`, ended with {status}", self.command))
+        Err(miette!(
+            help = self.last_output(),
+            "the device under test, `{}`, ended with {status}",
+            self.command
+        ))
     }
 
     /// Returns the last lines of the program's output.
-    pub(super) fn said(&self) -> String {
+    pub(super) fn last_output(&self) -> String {
         let log = std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
         let lines: Vec<_> = log.lines().collect();
         format!("its last output:\n{}", printable(&lines[lines.len().saturating_sub(8)..].join("\n")))
@@ -65,11 +70,11 @@ impl Drop for Device {
     fn drop(&mut self) {
         // On SIGINT, a DPDK program removes its files.
         _ = kill_process(Pid::from_child(&self.child), Signal::INT);
-        for _ in 0..LOOKS {
+        for _ in 0..EXIT_POLLS {
             if !matches!(self.child.try_wait(), Ok(None)) {
                 return;
             }
-            sleep(LOOK);
+            sleep(EXIT_POLL_INTERVAL);
         }
         _ = self.child.kill();
         _ = self.child.wait();

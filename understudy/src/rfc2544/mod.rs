@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             return ExitCode::from(config::EXIT_CODE);
         }
     };
-    match tested(args, &config) {
+    match run_tests(args, &config) {
         Ok(code) => code,
         Err(report) => {
             eprintln!("{report:?}");
@@ -47,14 +47,14 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
 }
 
-fn tested(args: &Args, config: &Rfc2544Config) -> Result<ExitCode, miette::Report> {
+fn run_tests(args: &Args, config: &Rfc2544Config) -> Result<ExitCode, miette::Report> {
     let stop = catch_signals()?;
     let runtime = Runtime::start(config.runtime.clone()).map_err(|error| explain(&error))?;
     let folder = args.config.parent().unwrap_or(Path::new(""));
     let device = config.command.as_deref().map(|command| Device::start(command, folder)).transpose()?;
     let mut runner = Runner::new(runtime, config, device, stop);
-    runner.wait_for_the_way(config.settings.frames[0])?;
-    let (report, wrong) = measure(&config.settings, &mut runner);
+    runner.wait_for_forwarding(config.settings.frames[0])?;
+    let (report, error) = measure(&config.settings, &mut runner);
     drop(runner);
     let text = if args.json {
         serde_json::to_string(&report).expect("numbers and text always serialise")
@@ -63,8 +63,8 @@ fn tested(args: &Args, config: &Rfc2544Config) -> Result<ExitCode, miette::Repor
     };
     // A closed pipe is not a failure.
     _ = writeln!(std::io::stdout(), "{text}");
-    if let Some(wrong) = wrong {
-        return Err(wrong);
+    if let Some(error) = error {
+        return Err(error);
     }
     Ok(if report.adds_up { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -1,9 +1,9 @@
 //! The forwarding function's control plane, and its part of the report.
 
 use super::report::{OpcodeRow, PortRow, QpRow, ReasonRow, Report, WorkerRow};
-use super::tunnel::Front;
-use super::{Until, by_chance};
-use crate::observe::{Port, Told};
+use super::tunnel::TunnelStage;
+use super::{EndConditions, random_u64};
+use crate::observe::{FunctionMetrics, Port};
 use core::net::IpAddr;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
 use rocev2::{Fault, Opcode, Qpn};
@@ -35,15 +35,15 @@ impl<F: Function<Command = Command, Event = Event>> Control<F> for Bridge {
 pub(super) fn run(
     runtime: &mut Runtime,
     config: &Config,
-    front: &Front<'_>,
+    stage: &TunnelStage<'_>,
     workers: usize,
-    until: Until,
+    until: EndConditions,
     stop: &Stop,
 ) -> Report {
-    let functions: Vec<_> = (0..workers).map(|_| Forward::new(config).salted(by_chance())).collect();
+    let functions: Vec<_> = (0..workers).map(|_| Forward::new(config).salted(random_u64())).collect();
     let counters: Vec<_> = functions.iter().map(Forward::counters).collect();
-    let tell = |_: &Bridge| Told::forwarded(&counters);
-    let (outcome, seconds, tunnel) = front.run_until(runtime, functions, &mut Bridge, tell, until, stop);
+    let metrics = |_: &Bridge| FunctionMetrics::forwarded(&counters);
+    let (outcome, seconds, tunnel) = stage.run_until(runtime, functions, &mut Bridge, metrics, until, stop);
     Report { tunnel, ..report(runtime, &outcome, &counters, config.counted_qps, seconds) }
 }
 

@@ -17,7 +17,7 @@ pub(crate) use forward::queue_pairs;
 pub(crate) use report::{row, section};
 
 use crate::config::{self, Config, FunctionConfig};
-use crate::observe::{NoTrace, Observer, QueuePair, Told, no_groups};
+use crate::observe::{FunctionMetrics, Observer, QueuePair, TraceError, no_groups};
 use clap::Args;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Passive, PortInfo, Runtime, Stop, Stopwatch};
 use miette::{MietteDiagnostic, Report};
@@ -70,12 +70,12 @@ pub(crate) struct PktgenArgs {
 
 /// Runs a configuration that has [pktgen], as [`run`] does.
 pub(crate) fn pktgen(mut args: PktgenArgs) -> ExitCode {
-    let wrong = |words: String| {
-        eprintln!("{words}");
+    let invalid = |text: String| {
+        eprintln!("{text}");
         ExitCode::from(config::EXIT_CODE)
     };
     let Some(path) = &args.run.config else {
-        return wrong(
+        return invalid(
             "the configuration is missing; add a file with [pktgen], such as configs/pktgen/null.toml".into(),
         );
     };
@@ -84,7 +84,7 @@ pub(crate) fn pktgen(mut args: PktgenArgs) -> ExitCode {
             args.run.hgrm = args.hgrm;
             run(args.run)
         }
-        Ok(_) => wrong(format!("{} has no [pktgen]; use `understudy run`", path.display())),
+        Ok(_) => invalid(format!("{} has no [pktgen]; use `understudy run`", path.display())),
     }
 }
 
@@ -104,24 +104,24 @@ pub(crate) struct HostArgs {
 
 /// Runs a configuration that has a host, as [`run`] does.
 pub(crate) fn host(mut args: HostArgs) -> ExitCode {
-    let wrong = |words: String| {
-        eprintln!("{words}");
+    let invalid = |text: String| {
+        eprintln!("{text}");
         ExitCode::from(config::EXIT_CODE)
     };
     let Some(path) = &args.run.config else {
-        return wrong(
+        return invalid(
             "the configuration is missing; add a file with [nic], such as configs/host.toml".into(),
         );
     };
     match config::load(path).map(|config| config.function) {
         Ok(FunctionConfig::Nic(_)) if args.bootstrap => {
-            wrong(format!("{} has no [consensus]; remove --bootstrap", path.display()))
+            invalid(format!("{} has no [consensus]; remove --bootstrap", path.display()))
         }
         Ok(FunctionConfig::Nic(_) | FunctionConfig::Consensus(_)) | Err(_) => {
             args.run.bootstrap = args.bootstrap;
             run(args.run)
         }
-        Ok(_) => wrong(format!("{} has no [nic]; use `understudy run`", path.display())),
+        Ok(_) => invalid(format!("{} has no [nic]; use `understudy run`", path.display())),
     }
 }
 
@@ -149,12 +149,12 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
         }
         _ => Ok((config, dir)),
     });
-    let tells = |config: &Config| match config.function {
+    let prints_live = |config: &Config| match config.function {
         FunctionConfig::OnePipe(_) | FunctionConfig::Consensus(_) | FunctionConfig::Pktgen(_) => true,
         _ => args.live.is_none(),
     };
     let loaded = loaded.and_then(|(config, dir)| {
-        if tells(&config) {
+        if prints_live(&config) {
             return Ok((config, dir));
         }
         let path = config.path.display();
@@ -235,7 +235,7 @@ pub(crate) fn catch_signals() -> Result<Stop, Report> {
 
 fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
     let stop = catch_signals()?;
-    let swordbox = swordbox::Beginning::of(&config)?;
+    let swordbox = swordbox::Prepared::of(&config)?;
     config.runtime.eal.extra.extend(args.eal);
     pktgen::prepare(args.hgrm.as_deref())?;
     let workers = config.runtime.workers.cpus.len();
@@ -249,20 +249,20 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
         if workers == 1 { "" } else { "s" },
         Runtime::version(),
     );
-    let until = Until {
+    let until = EndConditions {
         began: now(),
         duration: args.duration,
         idle: config.stop_when_idle,
-        seen: 0,
-        last: now(),
+        frames_seen: 0,
+        last_frame_at: now(),
         observer,
     };
     // Error that is reported after the closing report
-    let mut afterwards = Ok(());
+    let mut deferred = Ok(());
     let (text, code) = match &config.function {
         FunctionConfig::Forward(function) => {
-            let front = tunnel::Front::of(&config, &runtime);
-            let report = forward::run(&mut runtime, function, &front, workers, until, &stop);
+            let stage = tunnel::TunnelStage::of(&config, &runtime);
+            let report = forward::run(&mut runtime, function, &stage, workers, until, &stop);
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
         FunctionConfig::Impair(config) => {
@@ -282,33 +282,33 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
         FunctionConfig::OnePipe(onepipe) => {
-            let front = tunnel::Front::of(&config, &runtime);
-            let report = onepipe::run(&mut runtime, onepipe, &front, args.live, until, &stop)?;
+            let stage = tunnel::TunnelStage::of(&config, &runtime);
+            let report = onepipe::run(&mut runtime, onepipe, &stage, args.live, until, &stop)?;
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
         FunctionConfig::Process(_) => unreachable!("`run` rejects [process]"),
         FunctionConfig::Pktgen(profile) => {
-            let asked =
-                pktgen::Asked { duration: args.duration, live: args.live, hgrm: args.hgrm.as_deref() };
+            let options =
+                pktgen::Options { duration: args.duration, live: args.live, hgrm: args.hgrm.as_deref() };
             let (report, written) =
-                pktgen::run(&mut runtime, &config.runtime.ports, profile, &asked, until.observer, &stop)?;
-            afterwards = written;
+                pktgen::run(&mut runtime, &config.runtime.ports, profile, &options, until.observer, &stop)?;
+            deferred = written;
             (if args.json { report.json() } else { report.text() }, report.code())
         }
         FunctionConfig::Swordbox(config) => {
-            let beginning = swordbox.expect("`Beginning::of` returns `Some` for [swordbox]");
-            let report = swordbox::run(&mut runtime, config, beginning, until, &stop);
+            let prepared = swordbox.expect("`Prepared::of` returns `Some` for [swordbox]");
+            let report = swordbox::run(&mut runtime, config, prepared, until, &stop);
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
     };
     drop(runtime);
     // A closed pipe is not a failure.
     _ = writeln!(std::io::stdout(), "{text}");
-    afterwards.map(|()| code)
+    deferred.map(|()| code)
 }
 
 /// Returns an unpredictable number.
-pub(crate) fn by_chance() -> u64 {
+pub(crate) fn random_u64() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
@@ -330,41 +330,41 @@ pub(crate) fn explain(error: &dataplane::Error) -> Report {
 }
 
 /// Conditions under which a run ends by itself, and the observation of the run.
-struct Until {
+struct EndConditions {
     began: Instant,
     duration: Option<Duration>,
     idle: Option<Duration>,
     /// Frames received up to the last check at which there were new ones, and the time of that check
-    seen: u64,
-    last: Instant,
+    frames_seen: u64,
+    last_frame_at: Instant,
     /// Responds to the observers of the instance
     observer: Option<Observer>,
 }
 
-impl Until {
-    fn goes_on(&mut self, live: &Live<'_>) -> bool {
+impl EndConditions {
+    fn continues(&mut self, live: &Live<'_>) -> bool {
         let now = now();
         let received = live.workers().iter().map(|worker| worker.received()).sum();
-        if received != self.seen {
-            (self.seen, self.last) = (received, now);
+        if received != self.frames_seen {
+            (self.frames_seen, self.last_frame_at) = (received, now);
         }
         let in_time = self.duration.is_none_or(|limit| now.duration_since(self.began) < limit);
-        let busy = self.idle.is_none_or(|limit| now.duration_since(self.last) < limit);
+        let busy = self.idle.is_none_or(|limit| now.duration_since(self.last_frame_at) < limit);
         in_time && busy
     }
 }
 
 /// Runs functions, one per worker, until `until` or `stop` ends the run. Returns the outcome and the duration
-/// in seconds. `tell` returns the function's metrics for observation.
+/// in seconds. `metrics` returns the function's metrics for observation.
 fn run_until<F: Function + Send, C: Control<F>>(
     runtime: &mut Runtime,
     functions: Vec<F>,
     control: &mut C,
-    tell: impl Fn(&C) -> Told,
-    until: Until,
+    metrics: impl Fn(&C) -> FunctionMetrics,
+    until: EndConditions,
     stop: &Stop,
 ) -> (Outcome, f64) {
-    run_groups_until(runtime, functions, control, tell, |_, asked| no_groups(asked), until, stop)
+    run_groups_until(runtime, functions, control, metrics, |_, id| no_groups(id), until, stop)
 }
 
 /// Runs functions as [`run_until`] does, with `group` returning the queue pairs of a group.
@@ -372,13 +372,13 @@ fn run_groups_until<F: Function + Send, C: Control<F>>(
     runtime: &mut Runtime,
     functions: Vec<F>,
     control: &mut C,
-    tell: impl Fn(&C) -> Told,
-    group: impl Fn(&C, u32) -> Result<Vec<QueuePair>, NoTrace>,
-    until: Until,
+    metrics: impl Fn(&C) -> FunctionMetrics,
+    group: impl Fn(&C, u32) -> Result<Vec<QueuePair>, TraceError>,
+    until: EndConditions,
     stop: &Stop,
 ) -> (Outcome, f64) {
     let began = now();
-    let outcome = runtime.run(functions, &mut Timed { control, tell, group, until }, stop);
+    let outcome = runtime.run(functions, &mut RunControl { control, metrics, group, until }, stop);
     (outcome, began.elapsed().as_secs_f64())
 }
 
@@ -395,19 +395,19 @@ fn run_until_done<F: Function + Send, C: Control<F>>(
 }
 
 /// A control plane that also checks the end conditions and serves observers.
-struct Timed<'a, C, T, G> {
+struct RunControl<'a, C, T, G> {
     control: &'a mut C,
-    tell: T,
+    metrics: T,
     group: G,
-    until: Until,
+    until: EndConditions,
 }
 
-impl<F, C, T, G> Control<F> for Timed<'_, C, T, G>
+impl<F, C, T, G> Control<F> for RunControl<'_, C, T, G>
 where
     F: Function,
     C: Control<F>,
-    T: Fn(&C) -> Told,
-    G: Fn(&C, u32) -> Result<Vec<QueuePair>, NoTrace>,
+    T: Fn(&C) -> FunctionMetrics,
+    G: Fn(&C, u32) -> Result<Vec<QueuePair>, TraceError>,
 {
     fn on_event(&mut self, worker: usize, event: F::Event, out: &mut ControlOutput<'_, F>) {
         self.control.on_event(worker, event, out);
@@ -419,10 +419,10 @@ where
 
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, F>) -> bool {
         if let Some(observer) = &mut self.until.observer {
-            let (tell, group) = (|| (self.tell)(self.control), |asked| (self.group)(self.control, asked));
-            observer.attend(live, out, tell, group);
+            let (metrics, group) = (|| (self.metrics)(self.control), |id| (self.group)(self.control, id));
+            observer.serve_requests(live, out, metrics, group);
         }
-        self.until.goes_on(live) && self.control.on_tick(live, out)
+        self.until.continues(live) && self.control.on_tick(live, out)
     }
 
     fn on_link(&mut self, port: &PortInfo, up: bool) {

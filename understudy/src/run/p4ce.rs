@@ -2,9 +2,9 @@
 //! report.
 
 use super::report::{GroupRow, P4ceReport, Report};
-use super::{Until, by_chance, forward, run_groups_until};
+use super::{EndConditions, forward, random_u64, run_groups_until};
 use crate::config::P4ceConfig;
-use crate::observe::{NoTrace, QueuePair, Row, Table, Told, busiest};
+use crate::observe::{FunctionMetrics, QueuePair, Row, Table, TraceError, busiest};
 use dataplane::{Passive, Plane, Runtime, Stop};
 use p4ce::{Command, Control, ControlConfig, Event, Group, GroupStatus, P4ce};
 use rnic::Interface;
@@ -66,34 +66,35 @@ pub(crate) fn control_plane(config: &P4ceConfig, mac: MacAddr, seed: u64) -> Con
     }
 }
 
-pub(super) fn run(runtime: &mut Runtime, config: &P4ceConfig, until: Until, stop: &Stop) -> Report {
+pub(super) fn run(runtime: &mut Runtime, config: &P4ceConfig, until: EndConditions, stop: &Stop) -> Report {
     let port_mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
     let mac = config.mac.unwrap_or(MacAddr(port_mac));
-    let function = P4ce::new(data_plane(config, mac)).salted(by_chance());
+    let function = P4ce::new(data_plane(config, mac)).salted(random_u64());
     let (counters, bridged) = (function.counters(), function.forward_counters());
-    let control = Control::new(control_plane(config, mac, config.seed.unwrap_or_else(by_chance)));
+    let control = Control::new(control_plane(config, mac, config.seed.unwrap_or_else(random_u64)));
     let mut plane = Plane::new(control);
-    let tell = |plane: &Plane<Control>| {
-        let of_bridge = Told::forwarded(core::slice::from_ref(&bridged));
+    let metrics = |plane: &Plane<Control>| {
+        let of_bridge = FunctionMetrics::forwarded(core::slice::from_ref(&bridged));
         let open = plane.control.groups().filter(|group| group.open).count() as u64;
         let groups = groups(&plane.control, config, &bridged);
-        observed(&told(&plane.control, &counters), open, groups, of_bridge)
+        metrics_of(&counters_report(&plane.control, &counters), open, groups, of_bridge)
     };
-    let group = |plane: &Plane<Control>, asked| {
-        let found = plane.control.groups().find(|group| group.id.0 == asked);
-        found.map(|group| queue_pairs_of(&group, config)).ok_or_else(|| NoTrace::NoSuchGroup {
-            asked,
-            there: plane.control.groups().map(|group| group.id.0).collect(),
+    let group = |plane: &Plane<Control>, id| {
+        let found = plane.control.groups().find(|group| group.id.0 == id);
+        found.map(|group| queue_pairs_of(&group, config)).ok_or_else(|| TraceError::NoSuchGroup {
+            requested: id,
+            existing: plane.control.groups().map(|group| group.id.0).collect(),
         })
     };
-    let (outcome, seconds) = run_groups_until(runtime, vec![function], &mut plane, tell, group, until, stop);
+    let (outcome, seconds) =
+        run_groups_until(runtime, vec![function], &mut plane, metrics, group, until, stop);
     let report = forward::report(runtime, &outcome, &[bridged], config.counted_qps, seconds);
-    let p4ce = P4ceReport { groups: rows(&plane.control), ..told(&plane.control, &counters) };
+    let p4ce = P4ceReport { groups: rows(&plane.control), ..counters_report(&plane.control, &counters) };
     Report { p4ce: Some(p4ce), ..report }
 }
 
 /// Returns the switch's metrics for observation.
-fn observed(report: &P4ceReport, open: u64, groups: Table, of_bridge: Told) -> Told {
+fn metrics_of(report: &P4ceReport, open: u64, groups: Table, of_bridge: FunctionMetrics) -> FunctionMetrics {
     of_bridge
         .counters([
             ("groups_requested", report.requested),
@@ -127,9 +128,9 @@ fn groups(control: &Control, config: &P4ceConfig, bridged: &Counters) -> Table {
         .map(|(_, qpn, frames, bytes)| (qpn, (frames, bytes)))
         .collect();
     let counted = |group: GroupStatus| {
-        let came = |qpn: &Qpn| own.get(qpn).copied().unwrap_or((0, 0));
-        let (requests, bytes) = group.own.first().map_or((0, 0), came);
-        let responses: u64 = group.own.iter().skip(1).map(|qpn| came(qpn).0).sum();
+        let received = |qpn: &Qpn| own.get(qpn).copied().unwrap_or((0, 0));
+        let (requests, bytes) = group.own.first().map_or((0, 0), received);
+        let responses: u64 = group.own.iter().skip(1).map(|qpn| received(qpn).0).sum();
         ([requests, bytes, responses], group)
     };
     let groups = busiest(control.groups().map(counted), |(a, one), (b, other)| {
@@ -156,15 +157,15 @@ fn queue_pairs_of(group: &GroupStatus, config: &P4ceConfig) -> Vec<QueuePair> {
 }
 
 /// Returns the counters, without the list of groups.
-fn told(control: &Control, counters: &Arc<p4ce::Counters>) -> P4ceReport {
-    let asked = control.counters();
+fn counters_report(control: &Control, counters: &Arc<p4ce::Counters>) -> P4ceReport {
+    let setup = control.counters();
     P4ceReport {
-        requested: asked.requested,
-        opened: asked.opened,
-        refused: asked.refused,
-        limited: asked.limited,
-        closed: asked.closed,
-        excluded: asked.excluded,
+        requested: setup.requested,
+        opened: setup.opened,
+        refused: setup.refused,
+        limited: setup.limited,
+        closed: setup.closed,
+        excluded: setup.excluded,
         requests: counters.requests.get(),
         copies: counters.copies.get(),
         responses: counters.responses.get(),

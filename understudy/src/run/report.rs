@@ -2,7 +2,7 @@
 
 use super::onepipe::OnePipeReport;
 use super::tunnel::TunnelReport;
-use crate::observe::{Port, Row as ObservedRow, Table as ObservedTable, Told};
+use crate::observe::{FunctionMetrics, Port, Row as ObservedRow, Table as ObservedTable};
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -180,12 +180,13 @@ pub(super) struct RuleRow {
 }
 
 impl ImpairReport {
-    /// Adds the function's metrics to `told`, for observation.
-    pub(super) fn observed(self, told: Told) -> Told {
+    /// Adds the function's metrics to `metrics`, for observation.
+    pub(super) fn add_metrics(self, metrics: FunctionMetrics) -> FunctionMetrics {
         let rules = self.rules.iter().map(|rule| {
             ObservedRow::new([&*rule.name, rule.action], [rule.matched, rule.acted, rule.unable])
         });
-        told.counters([("held", self.held), ("held_full", self.held_full), ("flows_full", self.flows_full)])
+        metrics
+            .counters([("held", self.held), ("held_full", self.held_full), ("flows_full", self.flows_full)])
             .gauges([("held_now", self.held_at_end), ("held_peak", self.held_peak)])
             .first(ObservedTable::new("rule", &["rule", "action"], 1, &["matched", "acted", "unable"], rules))
     }

@@ -1,9 +1,9 @@
 //! Tunnels that end in front of a function, and their part of the report.
 
 use super::report::{row, section};
-use super::{Until, run_until};
+use super::{EndConditions, run_until};
 use crate::config::{Config, TunnelConfig};
-use crate::observe::Told;
+use crate::observe::FunctionMetrics;
 use core::fmt::Write as _;
 use dataplane::{Control, Outcome, Runtime, Stop};
 use rocev2::ethernet::MacAddr;
@@ -14,13 +14,13 @@ use switch::Function;
 use switch::tunnel::{Counters, Refusal, Tunnel};
 
 /// The tunnel stage in front of a function, if there is one.
-pub(super) struct Front<'a> {
+pub(super) struct TunnelStage<'a> {
     tunnel: Option<&'a TunnelConfig>,
     /// MAC address of the first port
     pub(super) port_mac: MacAddr,
 }
 
-impl<'a> Front<'a> {
+impl<'a> TunnelStage<'a> {
     pub(super) fn of(config: &'a Config, runtime: &Runtime) -> Self {
         let port_mac = MacAddr(runtime.ports().next().map_or([0; 6], |port| port.mac));
         Self { tunnel: config.tunnel.as_ref(), port_mac }
@@ -32,8 +32,8 @@ impl<'a> Front<'a> {
         runtime: &mut Runtime,
         functions: Vec<F>,
         control: &mut C,
-        tell: impl Fn(&C) -> Told,
-        until: Until,
+        metrics: impl Fn(&C) -> FunctionMetrics,
+        until: EndConditions,
         stop: &Stop,
     ) -> (Outcome, f64, Option<TunnelReport>)
     where
@@ -41,15 +41,15 @@ impl<'a> Front<'a> {
         C: Control<F> + Control<Tunnel<F>>,
     {
         let Some(config) = self.tunnel else {
-            let (outcome, seconds) = run_until(runtime, functions, control, tell, until, stop);
+            let (outcome, seconds) = run_until(runtime, functions, control, metrics, until, stop);
             return (outcome, seconds, None);
         };
         let config = config.at(self.port_mac);
         let behind = |function| Tunnel::new(&config, function);
         let functions: Vec<_> = functions.into_iter().map(behind).collect();
         let counters: Vec<_> = functions.iter().map(Tunnel::counters).collect();
-        let tell = |control: &C| tell(control).counters(TunnelReport::of(&counters).counters());
-        let (outcome, seconds) = run_until(runtime, functions, control, tell, until, stop);
+        let metrics = |control: &C| metrics(control).counters(TunnelReport::of(&counters).counters());
+        let (outcome, seconds) = run_until(runtime, functions, control, metrics, until, stop);
         (outcome, seconds, Some(TunnelReport::of(&counters)))
     }
 }

@@ -1,18 +1,18 @@
 //! `understudy sim`: runs scenarios in the simulator, with one seed or many.
 
-mod many;
 mod report;
+mod sweep;
 
 use crate::config;
 use crate::output::print;
 use core::fmt::Write as _;
-use many::Seeds;
 use miette::{MietteDiagnostic, Report};
 use sim::scenario::{CaptureTo, Outcome, Planted, Scenario, Shrunk, run as run_one, shrink};
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use sweep::Seeds;
 
 /// Maximum number of scenarios tried to shrink a failing one
 const SHRINK: u32 = 2000;
@@ -61,10 +61,10 @@ pub(crate) struct Args {
 }
 
 fn digest(text: &str) -> Result<u64, String> {
-    let is_one = text.len() == 16;
+    let is_complete = text.len() == 16;
     u64::from_str_radix(text, 16)
         .ok()
-        .filter(|_| is_one)
+        .filter(|_| is_complete)
         .ok_or_else(|| "a digest has 16 hexadecimal digits".into())
 }
 
@@ -114,7 +114,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         }
     };
     match args.seeds() {
-        Some(seeds) => many(args, &scenario, seeds),
+        Some(seeds) => sweep(args, &scenario, seeds),
         None => match captures(args, &scenario) {
             Ok(captures) => one(args, &scenario, captures),
             Err(report) => {
@@ -131,10 +131,10 @@ fn one(args: &Args, scenario: &Scenario, captures: Vec<CaptureTo>) -> ExitCode {
     let text = if args.json {
         report::one_json(&outcome, failure.as_ref())
     } else {
-        report::one_text(&outcome) + &tell(&args.scenario, &outcome, failure.as_ref())
+        report::one_text(&outcome) + &describe(&args.scenario, &outcome, failure.as_ref())
     };
-    let other = args.digest.filter(|digest| *digest != outcome.digest);
-    let code = if let Some(digest) = other {
+    let mismatch = args.digest.filter(|digest| *digest != outcome.digest);
+    let code = if let Some(digest) = mismatch {
         eprintln!(
             "This is not the run to be replayed: its digest is {:016x}, not {digest:016x}. The scenario or the version of \
              understudy differs.",
@@ -147,21 +147,21 @@ fn one(args: &Args, scenario: &Scenario, captures: Vec<CaptureTo>) -> ExitCode {
     print(&text, code)
 }
 
-fn many(args: &Args, scenario: &Scenario, seeds: Seeds) -> ExitCode {
-    let summary = many::run(scenario, seeds, args.threads, args.planted());
+fn sweep(args: &Args, scenario: &Scenario, seeds: Seeds) -> ExitCode {
+    let summary = sweep::run(scenario, seeds, args.threads, args.planted());
     let failed = summary.failed.as_ref();
     let failure = failed.and_then(|outcome| failure(args, scenario, outcome));
     let text = if args.json {
-        report::many_json(&summary, failure.as_ref())
+        report::sweep_json(&summary, failure.as_ref())
     } else {
-        let told = failed.map(|outcome| tell(&args.scenario, outcome, failure.as_ref()));
-        report::many_text(&summary) + &told.unwrap_or_default()
+        let description = failed.map(|outcome| describe(&args.scenario, outcome, failure.as_ref()));
+        report::sweep_text(&summary) + &description.unwrap_or_default()
     };
     print(&text, code(failed.is_none()))
 }
 
-fn code(fine: bool) -> ExitCode {
-    if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+fn code(success: bool) -> ExitCode {
+    if success { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// A violation, and the smallest scenario found that shows it.
@@ -178,7 +178,7 @@ fn failure(args: &Args, scenario: &Scenario, outcome: &Outcome) -> Option<Failur
 }
 
 /// Describes a violation for the terminal.
-fn tell(path: &Path, outcome: &Outcome, failure: Option<&Failure>) -> String {
+fn describe(path: &Path, outcome: &Outcome, failure: Option<&Failure>) -> String {
     let Some(failure) = failure else { return String::new() };
     let mut text = format!(
         "\nSomething is wrong with seed {}: {}\nReplay it: understudy sim {} --seed {} --digest {:016x}\n",
@@ -210,11 +210,11 @@ fn captures(args: &Args, scenario: &Scenario) -> Result<Vec<CaptureTo>, Report> 
     let wrong = |what: String, help: String| Report::from(MietteDiagnostic::new(what).with_help(help));
     args.pcap
         .iter()
-        .map(|asked| {
-            let (number, path) = match asked.split_once('=') {
+        .map(|argument| {
+            let (number, path) = match argument.split_once('=') {
                 Some((name, path)) => {
-                    let turned: Vec<_> = name.split(',').rev().collect();
-                    let number = names.iter().position(|link| link == name || *link == turned.join(","));
+                    let reversed: Vec<_> = name.split(',').rev().collect();
+                    let number = names.iter().position(|link| link == name || *link == reversed.join(","));
                     let number = number.ok_or_else(|| {
                         wrong(
                             format!("there is no link {name}"),
@@ -223,10 +223,10 @@ fn captures(args: &Args, scenario: &Scenario) -> Result<Vec<CaptureTo>, Report> 
                     })?;
                     (number, path)
                 }
-                None if names.len() == 1 => (0, asked.as_str()),
+                None if names.len() == 1 => (0, argument.as_str()),
                 None => {
                     let help =
-                        format!("write --pcap {}={asked}; the links are {}", names[0], names.join("; "));
+                        format!("write --pcap {}={argument}; the links are {}", names[0], names.join("; "));
                     return Err(wrong("--pcap does not name a link, and there are several".into(), help));
                 }
             };

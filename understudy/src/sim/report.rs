@@ -1,7 +1,7 @@
 //! Results of runs: as tables for the terminal, as JSON for programs.
 
 use super::Failure;
-use super::many::Summary;
+use super::sweep::Summary;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use core::fmt::Display;
 use serde_json::{Value, json};
@@ -117,7 +117,7 @@ pub(super) fn one_text(outcome: &Outcome) -> String {
     text
 }
 
-pub(super) fn many_text(summary: &Summary) -> String {
+pub(super) fn sweep_text(summary: &Summary) -> String {
     let seconds = summary.time.as_secs_f64();
     let failed = match &summary.failed {
         None => String::new(),
@@ -200,7 +200,7 @@ pub(super) fn one_json(outcome: &Outcome, failure: Option<&Failure>) -> String {
     format!("{value}\n")
 }
 
-pub(super) fn many_json(summary: &Summary, failure: Option<&Failure>) -> String {
+pub(super) fn sweep_json(summary: &Summary, failure: Option<&Failure>) -> String {
     let value = json!({
         "from": summary.from,
         "passed": summary.passed,

@@ -39,11 +39,11 @@ pub(super) fn draw(app: &App, frame: &mut Frame<'_>) {
         Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)]).areas(area);
     frame.render_widget(title(app, top.width), top);
     frame.render_widget(Paragraph::new(Line::styled(KEYS, HEAD)), bottom);
-    match (&app.view, &app.lost) {
+    match (&app.view, &app.error) {
         (Some(view), _) => draw_view(app, view, frame, body),
-        (None, Some(lost)) => {
-            let said = Paragraph::new(format!("\n{lost}\n\nWaiting for the instance."));
-            frame.render_widget(said.wrap(ratatui::widgets::Wrap { trim: true }), body);
+        (None, Some(error)) => {
+            let message = Paragraph::new(format!("\n{error}\n\nWaiting for the instance."));
+            frame.render_widget(message.wrap(ratatui::widgets::Wrap { trim: true }), body);
         }
         (None, None) => frame.render_widget(Paragraph::new("\nConnecting."), body),
     }
@@ -54,7 +54,7 @@ fn title(app: &App, width: u16) -> Line<'static> {
     let (name, uptime) = app.view.as_ref().map_or(("understudy".into(), String::new()), |view| {
         (view.title.clone(), format!("up {}", clock(view.uptime_s)))
     });
-    let state = match (app.paused, app.lost.is_some() && app.view.is_some()) {
+    let state = match (app.paused, app.error.is_some() && app.view.is_some()) {
         (_, true) => "DISCONNECTED, waiting  ",
         (true, false) => "PAUSED  ",
         (false, false) => "",
@@ -111,7 +111,7 @@ fn table(
     order: &[usize],
     room: u16,
 ) -> Table<'static> {
-    let rows: Vec<Vec<_>> = rows.iter().map(|row| row.iter().map(|cell| cut(cell)).collect()).collect();
+    let rows: Vec<Vec<_>> = rows.iter().map(|row| row.iter().map(|cell| shorten(cell)).collect()).collect();
     let width = |at: usize| {
         let cells = rows.iter().filter_map(|row| row.get(at));
         cells.chain(heads.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0)
@@ -140,7 +140,7 @@ fn table(
 }
 
 /// Shortens a cell, to leave room for others.
-fn cut(cell: &str) -> String {
+fn shorten(cell: &str) -> String {
     match cell.char_indices().nth(WIDEST) {
         Some((end, _)) => format!("{}\u{2026}", &cell[..end]),
         None => cell.to_owned(),
@@ -242,7 +242,7 @@ fn draw_table(app: &App, view: &View, frame: &mut Frame<'_>, area: Rect) {
     });
     frame.render_widget(Line::from(names.collect::<Vec<_>>()), tabs);
     let sorted_by = app.sorted_by.min(shown.counts.len().saturating_sub(1));
-    let (heads, rows) = cells(shown, sorted_by, app.from, usize::from(body.height));
+    let (heads, rows) = cells(shown, sorted_by, app.first_row, usize::from(body.height));
     let marked = (!shown.counts.is_empty()).then(|| shown.columns.len() + 2 * sorted_by);
     let order = order(shown, sorted_by);
     frame.render_widget(table(&heads, marked, &rows, shown.columns.len(), &order, body.width), body);
@@ -264,13 +264,18 @@ fn order(shown: &TableView, sorted_by: usize) -> Vec<usize> {
 }
 
 /// Returns the headers and rows of a table, with a rate and a total for each counter.
-fn cells(shown: &TableView, sorted_by: usize, from: usize, height: usize) -> (Vec<String>, Vec<Vec<String>>) {
+fn cells(
+    shown: &TableView,
+    sorted_by: usize,
+    first_row: usize,
+    height: usize,
+) -> (Vec<String>, Vec<Vec<String>>) {
     let heads =
         shown.columns.iter().map(|name| name.replace('_', " ")).chain(shown.counts.iter().flat_map(|name| {
             let name = name.replace('_', " ");
             [format!("{name}/s"), name]
         }));
-    let rows = shown.sorted(sorted_by).into_iter().skip(from).take(height).map(|row| {
+    let rows = shown.sorted(sorted_by).into_iter().skip(first_row).take(height).map(|row| {
         let counts = row
             .counts
             .iter()

@@ -8,7 +8,7 @@ mod tests;
 mod text;
 
 use crate::config::EXIT_CODE;
-use crate::observe::{Client, Lost, Snapshot, Target};
+use crate::observe::{Client, ClientError, Snapshot, Target};
 use crate::output::print;
 use crate::run::parse_seconds;
 use app::App;
@@ -23,9 +23,9 @@ use std::thread;
 use std::time::Duration;
 
 /// Interval at which keys are read
-const FRAME: Duration = Duration::from_millis(50);
+const KEY_INTERVAL: Duration = Duration::from_millis(50);
 /// Shortest interval between two snapshots
-const FASTEST: Duration = Duration::from_millis(50);
+const MIN_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Watch a running instance: rates by port, group and connection, cycles, drops, latency
 ///
@@ -65,20 +65,20 @@ pub(crate) fn run(args: &Args) -> ExitCode {
                 print(&format!("{json}\n"), ExitCode::SUCCESS)
             }
             Ok(snapshot) => print(&text::of(&snapshot), ExitCode::SUCCESS),
-            Err(lost) => failed(&lost.to_string()),
+            Err(error) => failed(&error.to_string()),
         };
     }
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         return failed("`top` needs a terminal; use --once for text, or --json");
     }
-    let ended = Arc::new(AtomicBool::new(false));
+    let stop = Arc::new(AtomicBool::new(false));
     // Not SIGHUP: when the terminal is gone, reading from it may never return, and there is nothing to
     // restore.
-    if let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&ended)) {
+    if let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&stop)) {
         return failed(&format!("cannot catch signals: {error}"));
     }
     let shown = ratatui::try_init().and_then(|mut terminal| {
-        let shown = show(&mut terminal, target, args.every.max(FASTEST), &ended);
+        let shown = show(&mut terminal, target, args.every.max(MIN_INTERVAL), &stop);
         ratatui::restore();
         shown
     });
@@ -93,23 +93,23 @@ fn show(
     terminal: &mut DefaultTerminal,
     target: Target,
     every: Duration,
-    ended: &AtomicBool,
+    stop: &AtomicBool,
 ) -> io::Result<()> {
     let mut app = App::default();
     // A thread of its own, because an instance that hangs must not delay keys.
-    let (looks, looked) = crossbeam_channel::bounded(1);
+    let (sender, snapshots) = crossbeam_channel::bounded(1);
     thread::Builder::new().name("look".into()).spawn(move || {
         let mut client = None;
-        while looks.send(look(&target, &mut client)).is_ok() {
+        while sender.send(fetch(&target, &mut client)).is_ok() {
             thread::sleep(every);
         }
     })?;
-    while !ended.load(Ordering::Relaxed) {
-        for seen in looked.try_iter() {
-            app.see(seen);
+    while !stop.load(Ordering::Relaxed) {
+        for result in snapshots.try_iter() {
+            app.update(result);
         }
         terminal.draw(|frame| draw::draw(&app, frame))?;
-        if event::poll(FRAME)?
+        if event::poll(KEY_INTERVAL)?
             && let Event::Key(key) = event::read()?
             && key.kind != KeyEventKind::Release
             && !app.on_key(key)
@@ -121,7 +121,7 @@ fn show(
 }
 
 /// Returns the current state of the instance, and reconnects after a failure.
-fn look(target: &Target, client: &mut Option<Client>) -> Result<Snapshot, Lost> {
+fn fetch(target: &Target, client: &mut Option<Client>) -> Result<Snapshot, ClientError> {
     let mut connected = match client.take() {
         Some(client) => client,
         None => Client::connect(target)?,

@@ -71,9 +71,9 @@ pub(super) struct RowView {
 impl Rates {
     /// Adds a snapshot. One of another instance, or of a restarted one, discards the earlier snapshot.
     pub(super) fn add(&mut self, snapshot: Snapshot) {
-        let goes_on =
+        let is_same_run =
             |before: &Snapshot| before.instance == snapshot.instance && before.uptime_s < snapshot.uptime_s;
-        self.before = self.now.take().filter(goes_on);
+        self.before = self.now.take().filter(is_same_run);
         self.now = Some(snapshot);
     }
 
@@ -127,14 +127,14 @@ fn view(before: &Snapshot, now: &Snapshot) -> View {
         ports: ports.collect(),
         workers: workers.collect(),
         drops,
-        latencies: now.told.latencies.clone(),
+        latencies: now.metrics.latencies.clone(),
         tables: tables(before, now, &rate),
     }
 }
 
 fn tables(before: &Snapshot, now: &Snapshot, rate: &dyn Fn(u64, u64) -> f64) -> Vec<TableView> {
-    let tables = now.told.tables.iter().map(|table| {
-        let old = before.told.tables.iter().find(|old| old.name == table.name);
+    let tables = now.metrics.tables.iter().map(|table| {
+        let old = before.metrics.tables.iter().find(|old| old.name == table.name);
         let old: HashMap<_, _> = old
             .into_iter()
             .flat_map(|old| &old.rows)
@@ -159,13 +159,13 @@ fn tables(before: &Snapshot, now: &Snapshot, rate: &dyn Fn(u64, u64) -> f64) -> 
             more: table.more,
         }
     });
-    let counters = now.told.counters.iter().map(|counter| {
-        let old = before.told.counters.iter().find(|old| old.name == counter.name);
+    let counters = now.metrics.counters.iter().map(|counter| {
+        let old = before.metrics.counters.iter().find(|old| old.name == counter.name);
         let rate = old.map_or(0.0, |old| rate(old.value, counter.value));
         RowView { cells: vec![counter.name.clone()], counts: vec![(counter.value, Some(rate))] }
     });
     let gauges = now
-        .told
+        .metrics
         .gauges
         .iter()
         .map(|gauge| RowView { cells: vec![gauge.name.clone()], counts: vec![(gauge.value, None)] });

@@ -4,7 +4,7 @@ use super::app::App;
 use super::draw::draw;
 use super::rates::{clock, short, time};
 use super::text;
-use crate::observe::{Latency, Lost, Row, Snapshot, Table, Told};
+use crate::observe::{ClientError, FunctionMetrics, Latency, Row, Snapshot, Table};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent};
@@ -52,7 +52,7 @@ fn snapshot(uptime_s: f64) -> Snapshot {
     times.record_n(1_500, 99).unwrap();
     times.record(2_500_000).unwrap();
     let latencies = Latency::of("writes latency", &times).into_iter().collect();
-    snapshot.told = Told { latencies, ..snapshot.told }.table(table);
+    snapshot.metrics = FunctionMetrics { latencies, ..snapshot.metrics }.table(table);
     snapshot
 }
 
@@ -67,8 +67,8 @@ fn screen(app: &App, width: u16, height: u16) -> Vec<String> {
 
 fn app() -> App {
     let mut app = App::default();
-    app.see(Ok(snapshot(60.0)));
-    app.see(Ok(snapshot(62.0)));
+    app.update(Ok(snapshot(60.0)));
+    app.update(Ok(snapshot(62.0)));
     app
 }
 
@@ -132,7 +132,7 @@ fn keys_sort_scroll_select_pause_and_quit() {
     assert_eq!(app.tab(), 0);
     // The screen does not change while paused.
     press(&mut app, KeyCode::Char('p'));
-    app.see(Ok(snapshot(120.0)));
+    app.update(Ok(snapshot(120.0)));
     let paused = screen(&app, 80, 24);
     assert!(paused[0].ends_with("PAUSED  up 0:01:02"), "{}", paused[0]);
     press(&mut app, KeyCode::Char('p'));
@@ -143,18 +143,18 @@ fn keys_sort_scroll_select_pause_and_quit() {
 #[test]
 fn a_lost_instance_is_shown_as_disconnected() {
     let mut app = App::default();
-    app.see(Err(Lost::Nobody("/run/observe.sock".into())));
+    app.update(Err(ClientError::NotListening("/run/observe.sock".into())));
     let waiting = screen(&app, 80, 24).join("\n");
     assert!(
         waiting.contains("no instance listens at /run/observe.sock")
             && waiting.contains("Waiting for the instance."),
         "{waiting}"
     );
-    app.see(Ok(snapshot(60.0)));
-    app.see(Err(Lost::Nobody("/run/observe.sock".into())));
+    app.update(Ok(snapshot(60.0)));
+    app.update(Err(ClientError::NotListening("/run/observe.sock".into())));
     assert!(screen(&app, 80, 24)[0].contains("DISCONNECTED, waiting"));
     // After a restart, no rate is computed from counts of the previous run.
-    app.see(Ok(snapshot(1.0)));
+    app.update(Ok(snapshot(1.0)));
     let anew = screen(&app, 80, 24);
     assert!(anew[0].ends_with("up 0:00:01") && !anew[0].contains("DISCONNECTED"));
     assert_eq!(line(&anew, "left"), ["left", "0", "0", "0", "0", "7", "0"]);
@@ -166,10 +166,10 @@ fn the_screen_can_have_any_size() {
     let mut many = snapshot(64.0);
     let one = many.ports[0].clone();
     many.ports = (0..64).map(|n| crate::observe::Port { name: format!("port-{n}"), ..one.clone() }).collect();
-    many.told = many.told.table(Table::new("link", &["link"], 1, &[], [Row::new(["only words"], [])]));
-    full.see(Ok(many.clone()));
+    many.metrics = many.metrics.table(Table::new("link", &["link"], 1, &[], [Row::new(["only words"], [])]));
+    full.update(Ok(many.clone()));
     many.uptime_s += 1.0;
-    full.see(Ok(many));
+    full.update(Ok(many));
     for width in [1, 7, 40, 80, 140, 300] {
         for height in [1, 2, 5, 10, 24, 40, 100] {
             screen(&full, width, height);
@@ -233,8 +233,8 @@ fn key_columns_remain_on_a_narrow_screen() {
         let row = Row::new(["3", "10.0.0.1", &replicas, "open"], [uptime_s as u64 * 1000, 5_000_000, 7]);
         let columns = ["group", "leader", "replicas", "state"];
         let counts = ["requests", "request_bytes", "responses"];
-        seen.told = seen.told.first(Table::new("group", &columns, 2, &counts, [row]));
-        app.see(Ok(seen));
+        seen.metrics = seen.metrics.first(Table::new("group", &columns, 2, &counts, [row]));
+        app.update(Ok(seen));
     }
     let narrow = screen(&app, 80, 24);
     assert_eq!(

@@ -4,7 +4,7 @@ mod pcapng;
 
 use crate::config::EXIT_CODE;
 use crate::decode::describe;
-use crate::observe::{Client, Lost, Occasion, Part, Target, TraceAsked, TraceLine};
+use crate::observe::{Client, ClientError, Part, Target, TraceLine, TraceRecord, TraceRequest};
 use crate::run::catch_signals;
 use core::net::IpAddr;
 use pcapng::Capture;
@@ -51,19 +51,19 @@ fn parse_qpn(text: &str) -> Result<u32, String> {
 }
 
 /// Number of read timeouts within which an instance has to begin and end a trace
-const PATIENCE: u32 = 50;
+const MAX_TIMEOUTS: u32 = 50;
 
 /// Reason why the trace ended early.
 enum Failure {
-    Lost(Lost),
+    Client(ClientError),
     /// Writing to standard output failed
     Out(io::Error),
     File(io::Error),
 }
 
-impl From<Lost> for Failure {
-    fn from(lost: Lost) -> Self {
-        Self::Lost(lost)
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        Self::Client(error)
     }
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         Err(Failure::Out(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => {
             let why = match failure {
-                Failure::Lost(lost) => lost.to_string(),
+                Failure::Client(error) => error.to_string(),
                 Failure::Out(error) => format!("standard output: {error}"),
                 Failure::File(error) => {
                     format!("{}: {error}", args.pcapng.as_deref().unwrap_or("".as_ref()).display())
@@ -96,32 +96,32 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 fn trace(args: &Args, target: &Target) -> Result<(), Failure> {
     let mut client = Client::connect(target)?;
     let stop = catch_signals().map_err(|error| Failure::Out(io::Error::other(error.to_string())))?;
-    client.trace(TraceAsked { qp: args.qp, host: args.host, group: args.group, count: args.count })?;
+    client.trace(TraceRequest { qp: args.qp, host: args.host, group: args.group, count: args.count })?;
     let mut printer = Printer { args, ports: Vec::new(), capture: None, first_ns: None };
     let mut ending = false;
     // Consecutive read timeouts while a line has to come
-    let mut silent = 0;
+    let mut timeouts = 0;
     loop {
         if stop.flag().load(Ordering::Relaxed) && !ending {
             ending = true;
-            client.end()?;
+            client.end_trace()?;
         }
         match client.next_line()? {
             None if ending || printer.ports.is_empty() => {
-                silent += 1;
-                if silent > PATIENCE {
-                    return Err(Lost::Gone(ErrorKind::TimedOut.into()).into());
+                timeouts += 1;
+                if timeouts > MAX_TIMEOUTS {
+                    return Err(ClientError::Disconnected(ErrorKind::TimedOut.into()).into());
                 }
             }
             None => {}
             Some(TraceLine::Begin { ports }) => {
-                silent = 0;
+                timeouts = 0;
                 let capture = args.pcapng.as_deref().map(|path| Capture::create(path, &ports)).transpose();
                 printer.capture = capture.map_err(Failure::File)?;
                 eprintln!("Watching. Ctrl-C ends it.");
                 printer.ports = ports;
             }
-            Some(TraceLine::Packet(occasion)) => printer.print(&occasion)?,
+            Some(TraceLine::Packet(record)) => printer.print(&record)?,
             Some(TraceLine::End { packets, missed }) => {
                 printer.capture.map_or(Ok(()), Capture::finish).map_err(Failure::File)?;
                 let more = if missed > 0 {
@@ -144,40 +144,36 @@ struct Printer<'a> {
 }
 
 impl Printer<'_> {
-    fn print(&mut self, occasion: &Occasion) -> Result<(), Failure> {
-        let first = *self.first_ns.get_or_insert(occasion.time_ns);
+    fn print(&mut self, record: &TraceRecord) -> Result<(), Failure> {
+        let first = *self.first_ns.get_or_insert(record.time_ns);
         if let Some(capture) = &mut self.capture {
-            capture.write(occasion).map_err(Failure::File)?;
+            capture.write(record).map_err(Failure::File)?;
         }
         let text = if self.args.json {
-            let json = serde_json::to_string(occasion).expect("numbers and text always serialise");
+            let json = serde_json::to_string(record).expect("numbers and text always serialise");
             format!("{json}\n")
         } else {
-            text(occasion, first, &self.ports)
+            text(record, first, &self.ports)
         };
         io::stdout().lock().write_all(text.as_bytes()).map_err(Failure::Out)
     }
 }
 
 /// Returns a line for each part of a traced packet. The first line has its number and time.
-fn text(occasion: &Occasion, first_ns: u64, ports: &[String]) -> String {
+fn text(record: &TraceRecord, first_ns: u64, ports: &[String]) -> String {
     use core::fmt::Write as _;
 
     let widest = ports.iter().map(|port| port.chars().count()).max().unwrap_or(0);
     let name = |port: u16| ports.get(usize::from(port)).map_or("?", String::as_str);
-    let seconds = occasion.time_ns.saturating_sub(first_ns) as f64 / 1e9;
-    let mut head = format!("{:>6} {seconds:>12.6}", occasion.number);
+    let seconds = record.time_ns.saturating_sub(first_ns) as f64 / 1e9;
+    let mut head = format!("{:>6} {seconds:>12.6}", record.number);
     let mut text = String::new();
-    let last = occasion.parts.len().saturating_sub(1);
-    for (at, part) in occasion.parts.iter().enumerate() {
-        if at == last && occasion.left_out > 0 {
-            _ = writeln!(
-                text,
-                "{:>19}  {:<widest$}  {} more frames are not shown",
-                "", "", occasion.left_out
-            );
+    let last = record.parts.len().saturating_sub(1);
+    for (at, part) in record.parts.iter().enumerate() {
+        if at == last && record.left_out > 0 {
+            _ = writeln!(text, "{:>19}  {:<widest$}  {} more frames are not shown", "", "", record.left_out);
         }
-        let told = match part {
+        let line = match part {
             Part::In { port, len, bytes } => {
                 format!("{:<widest$}  in   {}", name(*port), describe(&bytes.0, *len as usize))
             }
@@ -193,7 +189,7 @@ fn text(occasion: &Occasion, first_ns: u64, ports: &[String]) -> String {
             Part::Consumed => format!("{:<widest$}  consumed", ""),
         };
         // Writing to a string does not fail.
-        _ = writeln!(text, "{head:>19}  {told}");
+        _ = writeln!(text, "{head:>19}  {line}");
         head.clear();
     }
     text

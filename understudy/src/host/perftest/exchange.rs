@@ -9,7 +9,7 @@
 //! | 4 | size of the buffer that a test cycles through (4096 bytes), big-endian; both sides use the greater |
 //! | 4 | length of a cache line (64 bytes), likewise |
 //! | 2 | path MTU: a digit (1 for 256 to 5 for 4096) and a zero; both sides use the smaller |
-//! | 108 | a queue pair ([`Keys`]), repeatedly (see below) |
+//! | 108 | a queue pair ([`QpInfo`]), repeatedly (see below) |
 //! | 5 times 8 | after ib_write_bw, ib_read_bw and ib_atomic_bw: message size in bytes, messages, and three rates as floating-point numbers; big-endian |
 //! | 108 | the first queue pair: the test is over |
 //! | 5 | "done" and a zero, sent by both sides without waiting for the other |
@@ -26,13 +26,13 @@ use core::net::{IpAddr, Ipv6Addr};
 use rnic::PathMtu;
 
 /// Oldest version that uses this exchange
-const OLDEST: f32 = 5.70;
-const VERSION: usize = 16;
-const NUMBER: usize = 4;
-const MTU: usize = 2;
-const REPORTED: usize = 8;
+const MIN_VERSION: f32 = 5.70;
+const VERSION_LEN: usize = 16;
+const NUMBER_LEN: usize = 4;
+const MTU_LEN: usize = 2;
+const REPORT_NUMBER_LEN: usize = 8;
 /// Numbers in a report
-const REPORT: usize = 5;
+const REPORT_NUMBERS: usize = 5;
 pub(super) const DONE: &[u8] = b"done\0";
 
 /// A queue pair as one side announces it to the other.
@@ -41,7 +41,7 @@ pub(super) const DONE: &[u8] = b"done\0";
 /// and atomics (4), QPN (6), first PSN (6), key (8) and address (16) of its memory, the 16 bytes of the GID,
 /// and the number of a shared receive queue (8), each followed by a colon; then a zero byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Keys {
+pub(super) struct QpInfo {
     pub(super) reads: u8,
     pub(super) qpn: u32,
     pub(super) psn: u32,
@@ -50,7 +50,7 @@ pub(super) struct Keys {
     pub(super) address: IpAddr,
 }
 
-impl Keys {
+impl QpInfo {
     pub(super) const LEN: usize = 108;
     /// Count of the numbers in the text
     const NUMBERS: usize = 6 + 16 + 1;
@@ -85,11 +85,11 @@ impl Keys {
 
 /// A message of the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Said {
+pub(super) enum Message {
     /// Message that the server echoes
-    Same(Vec<u8>),
+    Echo(Vec<u8>),
     Mtu(PathMtu),
-    Keys(Keys),
+    QpInfo(QpInfo),
     /// End of the test
     Done,
 }
@@ -111,69 +111,70 @@ enum Stage {
 #[derive(Debug)]
 pub(super) struct Exchange {
     stage: Stage,
-    came: Vec<u8>,
+    received: Vec<u8>,
     /// Message size in bytes and number of messages, as the client reports them
     pub(super) reported: Option<(u64, u64)>,
 }
 
 impl Exchange {
     pub(super) fn new() -> Self {
-        Self { stage: Stage::Version, came: Vec::new(), reported: None }
+        Self { stage: Stage::Version, received: Vec::new(), reported: None }
     }
 
     /// Returns the buffer to which received bytes are to be appended.
     pub(super) fn inbox(&mut self) -> &mut Vec<u8> {
-        &mut self.came
+        &mut self.received
     }
 
     /// Returns the client's next message, or `None` if it is still incomplete.
-    pub(super) fn next(&mut self) -> Result<Option<Said>, String> {
+    pub(super) fn next(&mut self) -> Result<Option<Message>, String> {
         let (len, stage) = match self.stage {
-            Stage::Version => (VERSION, Stage::CycleBuffer),
-            Stage::CycleBuffer => (NUMBER, Stage::CacheLine),
-            Stage::CacheLine => (NUMBER, Stage::Mtu),
-            Stage::Mtu => (MTU, Stage::Test),
+            Stage::Version => (VERSION_LEN, Stage::CycleBuffer),
+            Stage::CycleBuffer => (NUMBER_LEN, Stage::CacheLine),
+            Stage::CacheLine => (NUMBER_LEN, Stage::Mtu),
+            Stage::Mtu => (MTU_LEN, Stage::Test),
             // A LID has four digits, so "done" cannot be the beginning of a queue pair.
-            Stage::Test if self.came.starts_with(DONE) => (DONE.len(), Stage::Test),
-            Stage::Test => match self.came.first() {
-                Some(0) => (REPORTED, Stage::Report(1)),
-                _ => (Keys::LEN, Stage::Test),
+            Stage::Test if self.received.starts_with(DONE) => (DONE.len(), Stage::Test),
+            Stage::Test => match self.received.first() {
+                Some(0) => (REPORT_NUMBER_LEN, Stage::Report(1)),
+                _ => (QpInfo::LEN, Stage::Test),
             },
-            Stage::Report(REPORT) => {
+            Stage::Report(REPORT_NUMBERS) => {
                 self.stage = Stage::Test;
                 return self.next();
             }
-            Stage::Report(n) => (REPORTED, Stage::Report(n + 1)),
+            Stage::Report(n) => (REPORT_NUMBER_LEN, Stage::Report(n + 1)),
         };
-        if self.came.len() < len {
+        if self.received.len() < len {
             return Ok(None);
         }
-        let message: Vec<u8> = self.came.drain(..len).collect();
+        let message: Vec<u8> = self.received.drain(..len).collect();
         let from = core::mem::replace(&mut self.stage, stage);
-        self.said(from, message).map(Some)
+        self.parse_message(from, message).map(Some)
     }
 
-    fn said(&mut self, stage: Stage, message: Vec<u8>) -> Result<Said, String> {
+    fn parse_message(&mut self, stage: Stage, message: Vec<u8>) -> Result<Message, String> {
         match stage {
             Stage::Version => {
                 let text = str::from_utf8(&message).ok().map(|text| text.trim_end_matches('\0'));
                 let version: Option<f32> = text.and_then(|text| text.parse().ok());
                 match version {
-                    Some(version) if version >= OLDEST => Ok(Said::Same(message)),
+                    Some(version) if version >= MIN_VERSION => Ok(Message::Echo(message)),
                     Some(version) => Err(format!(
-                        "perftest version {version} of the client is too old; use {OLDEST:.2} or later"
+                        "perftest version {version} of the client is too old; use {MIN_VERSION:.2} or later"
                     )),
                     None => Err("the client is not a perftest client".into()),
                 }
             }
             Stage::Mtu => {
                 let mtu = PathMtu::ALL.into_iter().zip(b'1'..).find(|(_, digit)| *digit == message[0]);
-                mtu.map(|(mtu, _)| Said::Mtu(mtu)).ok_or_else(|| "the client sent an unknown path MTU".into())
+                mtu.map(|(mtu, _)| Message::Mtu(mtu))
+                    .ok_or_else(|| "the client sent an unknown path MTU".into())
             }
-            Stage::Test if message == DONE => Ok(Said::Done),
-            Stage::Test if message.len() == Keys::LEN => {
-                let keys = Keys::parse(&message).map(Said::Keys);
-                keys.ok_or_else(|| {
+            Stage::Test if message == DONE => Ok(Message::Done),
+            Stage::Test if message.len() == QpInfo::LEN => {
+                let info = QpInfo::parse(&message).map(Message::QpInfo);
+                info.ok_or_else(|| {
                     format!("invalid queue pair from the client: {}", String::from_utf8_lossy(&message))
                 })
             }
@@ -184,14 +185,14 @@ impl Exchange {
                     (Stage::Report(1), Some((_, messages))) => *messages = number,
                     _ => {}
                 }
-                Ok(Said::Same(message))
+                Ok(Message::Echo(message))
             }
-            Stage::CycleBuffer | Stage::CacheLine => Ok(Said::Same(message)),
+            Stage::CycleBuffer | Stage::CacheLine => Ok(Message::Echo(message)),
         }
     }
 }
 
 /// Returns the response to the client's path MTU, which is this side's path MTU.
-pub(super) fn mtu_answer(mtu: PathMtu) -> [u8; MTU] {
+pub(super) fn mtu_response(mtu: PathMtu) -> [u8; MTU_LEN] {
     [b'1' + mtu as u8, 0]
 }

@@ -19,18 +19,18 @@ pub(super) fn of(snapshot: &Snapshot) -> String {
     }
     workers(&mut text, snapshot);
     let function = &instance.function;
-    for counter in &snapshot.told.counters {
+    for counter in &snapshot.metrics.counters {
         let name = format!("understudy_{function}_{}_total", counter.name);
         text.one(&name, "counter", &words(function, &counter.name), &[], counter.value);
     }
-    for gauge in &snapshot.told.gauges {
+    for gauge in &snapshot.metrics.gauges {
         let name = format!("understudy_{function}_{}", gauge.name);
         text.one(&name, "gauge", &words(function, &gauge.name), &[], gauge.value);
     }
-    for table in &snapshot.told.tables {
+    for table in &snapshot.metrics.tables {
         rows(&mut text, table);
     }
-    latencies(&mut text, &snapshot.told.latencies);
+    latencies(&mut text, &snapshot.metrics.latencies);
     text.0
 }
 

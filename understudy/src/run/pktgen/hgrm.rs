@@ -25,7 +25,7 @@ fn failed(folder: &Path) -> String {
 }
 
 /// Creates the folder before anything is sent, so that an error is reported early.
-pub(super) fn make(folder: &Path) -> Result<(), miette::Report> {
+pub(super) fn create_folder(folder: &Path) -> Result<(), miette::Report> {
     fs::create_dir_all(folder).into_diagnostic().wrap_err_with(|| failed(folder))
 }
 

@@ -2,8 +2,8 @@
 //! done, and its report.
 
 mod hgrm;
-pub(crate) mod spoil;
-mod told;
+pub(crate) mod invalid;
+mod report;
 
 use super::{now, run_until_done};
 use crate::observe::{Observer, no_groups};
@@ -19,31 +19,31 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use switch::PortId;
 
-use spoil::{Links, Spoil};
-pub(super) use told::PktgenReport;
-pub(crate) use told::rate;
+use invalid::{InvalidReason, Links};
+pub(super) use report::PktgenReport;
+pub(crate) use report::rate;
 
 /// Interval of progress lines on a terminal
-const SHOW_EVERY: Duration = Duration::from_secs(1);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Time within which links have to come up, before the generator starts without them
-const LINKS_MAY_TAKE: Duration = Duration::from_secs(5);
+const LINK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The control plane.
 struct Plane<'a> {
     profile: &'a Profile,
     counters: Arc<Counters>,
     /// Names of the ports that have no peer yet
-    waits_for: Vec<String>,
+    unconnected: Vec<String>,
     /// Links of the other ports in use
     links: Links,
     start: Instant,
     /// Flag that signals set
-    asked: &'a Stop,
+    stop: &'a Stop,
     ending: bool,
     done: bool,
     /// Time at which sending began
     began: Option<Instant>,
-    spoils: Vec<Spoil>,
+    invalid_reasons: Vec<InvalidReason>,
     lines: Lines,
     observer: Option<Observer>,
 }
@@ -53,10 +53,10 @@ struct Lines {
     /// Interval of JSON lines on standard output, if requested
     json: Option<Duration>,
     /// Whether to print progress lines on standard error
-    shows: bool,
+    show_progress: bool,
     next: Instant,
     /// Packets sent and received at the last line, and its time
-    before: (u64, u64, Instant),
+    last: (u64, u64, Instant),
 }
 
 impl Control<Pktgen> for Plane<'_> {
@@ -69,22 +69,27 @@ impl Control<Pktgen> for Plane<'_> {
 
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, Pktgen>) -> bool {
         if let Some(observer) = &mut self.observer {
-            observer.attend(live, out, || told::observed(self.profile, &self.counters), no_groups);
+            observer.serve_requests(
+                live,
+                out,
+                || report::metrics_of(self.profile, &self.counters),
+                no_groups,
+            );
         }
         let time = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         if !self.done {
-            self.spoils.extend(self.links.look(|| live.links(), now(), self.began.is_some(), time));
+            self.invalid_reasons.extend(self.links.poll(|| live.links(), now(), self.began.is_some(), time));
         }
         let ready =
-            self.waits_for.is_empty() && (self.links.all_up() || self.start.elapsed() > LINKS_MAY_TAKE);
+            self.unconnected.is_empty() && (self.links.all_up() || self.start.elapsed() > LINK_TIMEOUT);
         if self.began.is_none() && ready && out.command(0, Command::Begin).is_ok() {
             let now = now();
             self.began = Some(now);
-            (self.lines.next, self.lines.before) = (now + self.lines.every(), (0, 0, now));
-            self.spoils.extend(self.links.down_at_the_start());
+            (self.lines.next, self.lines.last) = (now + self.lines.every(), (0, 0, now));
+            self.invalid_reasons.extend(self.links.down_at_the_start());
         }
         // The first signal ends sending. The second one, or one before the start, ends the run.
-        if self.asked.flag().swap(false, Ordering::Relaxed) {
+        if self.stop.flag().swap(false, Ordering::Relaxed) {
             if self.ending || self.began.is_none() {
                 return false;
             }
@@ -99,9 +104,9 @@ impl Control<Pktgen> for Plane<'_> {
     fn on_link(&mut self, port: &PortInfo, up: bool) {
         eprintln!("Port {} {} its peer.", port.name, if up { "has" } else { "has lost" });
         if up {
-            self.waits_for.retain(|name| *name != port.name);
+            self.unconnected.retain(|name| *name != port.name);
         } else if let Some(began) = self.began.filter(|_| !self.done) {
-            self.spoils.push(spoil::port_down(&port.name, "peer", began.elapsed()));
+            self.invalid_reasons.push(invalid::port_down(&port.name, "peer", began.elapsed()));
         }
     }
 
@@ -112,12 +117,12 @@ impl Control<Pktgen> for Plane<'_> {
 
 impl Lines {
     fn every(&self) -> Duration {
-        self.json.unwrap_or(SHOW_EVERY)
+        self.json.unwrap_or(PROGRESS_INTERVAL)
     }
 
     fn show(&mut self, counters: &Counters, began: Instant) {
         let now = now();
-        if now < self.next || !(self.shows || self.json.is_some()) {
+        if now < self.next || !(self.show_progress || self.json.is_some()) {
             return;
         }
         self.next = now + self.every();
@@ -127,11 +132,11 @@ impl Lines {
         let (sent, received) = (sum(|c| c.sent.frames.get()), sum(|c| c.received.frames.get()));
         let (lost, duplicates) = (sum(pktgen::counters::StreamCounters::lost), sum(|c| c.duplicates.get()));
         let unseen = sum(pktgen::counters::StreamCounters::unseen);
-        let (sent_before, received_before, at) = self.before;
+        let (sent_before, received_before, at) = self.last;
         let span = now.duration_since(at).as_secs_f64().max(1e-9);
-        let rate = |now: u64, before: u64| (now - before) as f64 / span;
+        let rate = |now: u64, last: u64| (now - last) as f64 / span;
         let (tx, rx) = (rate(sent, sent_before), rate(received, received_before));
-        self.before = (sent, received, now);
+        self.last = (sent, received, now);
         let seconds = now.duration_since(began).as_secs_f64();
         if self.json.is_some() {
             let line = serde_json::json!({
@@ -158,7 +163,7 @@ fn epoch() -> Timestamp {
 }
 
 /// Options in addition to the profile.
-pub(super) struct Asked<'a> {
+pub(super) struct Options<'a> {
     /// Duration of sending
     pub(super) duration: Option<Duration>,
     /// Interval of JSON lines
@@ -169,7 +174,7 @@ pub(super) struct Asked<'a> {
 
 /// Checks what can fail before the ports are started.
 pub(super) fn prepare(hgrm: Option<&Path>) -> Result<(), miette::Report> {
-    hgrm.map_or(Ok(()), hgrm::make)
+    hgrm.map_or(Ok(()), hgrm::create_folder)
 }
 
 /// Runs the generator. Returns its report, and whether the requested histograms were written.
@@ -177,18 +182,18 @@ pub(super) fn run(
     runtime: &mut Runtime,
     ports: &[dataplane::config::Port],
     profile: &Profile,
-    asked: &Asked<'_>,
+    options: &Options<'_>,
     observer: Option<Observer>,
     stop: &Stop,
 ) -> Result<(PktgenReport, Result<(), miette::Report>), miette::Report> {
-    let duration = asked.duration.map(|time| switch::Nanos(time.as_nanos() as u64));
+    let duration = options.duration.map(|time| switch::Nanos(time.as_nanos() as u64));
     let profile = Profile { epoch: epoch(), duration: duration.or(profile.duration), ..profile.clone() };
     let function = Pktgen::new(&profile).map_err(|error| miette::miette!("invalid [pktgen]: {error}"))?;
     let counters = function.counters();
-    let fetched = spoil::fetched(ports, &function);
+    let receiving = invalid::receiving(ports, &function);
     let used = [Some(profile.send), profile.receive];
-    let waits_for = used.into_iter().flatten().map(|port| &ports[port.index()]);
-    let waits_for = waits_for.filter(|port| matches!(port.device, Device::Memif { .. }));
+    let unconnected = used.into_iter().flatten().map(|port| &ports[port.index()]);
+    let unconnected = unconnected.filter(|port| matches!(port.device, Device::Memif { .. }));
     let links = used.into_iter().flatten().map(|port| (port.index(), &ports[port.index()]));
     let links = links.filter(|(_, port)| !matches!(port.device, Device::Memif { .. }));
     let links = links.map(|(index, port)| (index, port.name.clone()));
@@ -196,34 +201,34 @@ pub(super) fn run(
     let mut plane = Plane {
         profile: &profile,
         counters: Arc::clone(&counters),
-        waits_for: waits_for.map(|port| port.name.clone()).collect(),
+        unconnected: unconnected.map(|port| port.name.clone()).collect(),
         links: Links::new(links),
         start,
-        asked: stop,
+        stop,
         ending: false,
         done: false,
         began: None,
-        spoils: Vec::new(),
+        invalid_reasons: Vec::new(),
         lines: Lines {
-            json: asked.live,
-            shows: std::io::stderr().is_terminal(),
+            json: options.live,
+            show_progress: std::io::stderr().is_terminal(),
             next: start,
-            before: (0, 0, start),
+            last: (0, 0, start),
         },
         observer,
     };
     let (outcome, seconds) = run_until_done(runtime, vec![function], &mut plane);
-    let mut spoils = core::mem::take(&mut plane.spoils);
-    spoils.extend(spoil::by_streams(&profile, &counters));
-    spoils.extend(spoil::by_drops(&outcome));
-    spoils.extend(spoil::by_devices(ports, &fetched, &outcome, &spoils));
+    let mut invalid_reasons = core::mem::take(&mut plane.invalid_reasons);
+    invalid_reasons.extend(invalid::by_streams(&profile, &counters));
+    invalid_reasons.extend(invalid::by_drops(&outcome));
+    invalid_reasons.extend(invalid::by_devices(ports, &receiving, &outcome, &invalid_reasons));
     if !plane.done {
-        spoils.push(Spoil {
+        invalid_reasons.push(InvalidReason {
             reason: "cut_short",
             what: "the run was interrupted before the last packets could arrive".into(),
         });
     }
-    let written = asked.hgrm.map_or(Ok(()), |folder| {
+    let written = options.hgrm.map_or(Ok(()), |folder| {
         if hgrm::write(folder, plane.profile, &counters)? == 0 {
             eprintln!(
                 "No latency was measured, so there is no histogram in {}: set `receive` and payloads of 8 bytes or more for \
@@ -233,7 +238,8 @@ pub(super) fn run(
         }
         Ok(())
     });
-    let report = PktgenReport::new(&profile, &counters, runtime, &outcome, spoils, (seconds, plane.done));
+    let report =
+        PktgenReport::new(&profile, &counters, runtime, &outcome, invalid_reasons, (seconds, plane.done));
     Ok((report, written))
 }
 

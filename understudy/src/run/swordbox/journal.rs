@@ -20,7 +20,7 @@ use swordbox::Connection;
 const HEADING: &str =
     "# Connections of understudy's Swordbox whose two sides differ. Leave it to the program.\n";
 /// Number of lines below which a file is not rewritten
-const WORTH: usize = 1024;
+const MIN_REWRITE_LINES: usize = 1024;
 
 /// Permissions of a new journal: for this user only
 const MODE: u32 = 0o600;
@@ -35,7 +35,7 @@ pub(crate) struct Journal {
     /// The file may end with a partial line, so it is rewritten before anything is appended
     torn: bool,
     /// Last write error that was reported
-    said: Option<ErrorKind>,
+    last_error: Option<ErrorKind>,
 }
 
 /// A line that adds or removes a connection.
@@ -50,7 +50,7 @@ impl fmt::Display for Line<'_> {
 }
 
 /// Parses a line. Returns whether the connection was added, and the connection.
-fn parsed(line: &str) -> Option<(bool, Connection)> {
+fn parse_line(line: &str) -> Option<(bool, Connection)> {
     let qpn = |word: &str| {
         let number = u32::from_str_radix(word.strip_prefix("0x")?, 16).ok()?;
         (number < 1 << 24).then(|| Qpn::new(number))
@@ -75,7 +75,7 @@ fn read(text: &str) -> Result<BTreeSet<Connection>, usize> {
         if number == 1 && line == HEADING.trim_end() {
             continue;
         }
-        match parsed(line).filter(|_| number > 1) {
+        match parse_line(line).filter(|_| number > 1) {
             Some((true, connection)) => _ = live.insert(connection),
             Some((false, connection)) => _ = live.remove(&connection),
             None => return Err(number),
@@ -103,7 +103,7 @@ impl Journal {
         let live = read(&text).map_err(|line| {
             format!("{shown} is not a journal of Swordbox: line {line} is not a connection")
         })?;
-        let mut journal = Self { path: path.to_owned(), file, live, lines: 0, torn: true, said: None };
+        let mut journal = Self { path: path.to_owned(), file, live, lines: 0, torn: true, last_error: None };
         journal.rewrite().map_err(failed)?;
         Ok(journal)
     }
@@ -115,20 +115,20 @@ impl Journal {
 
     /// Writes the current connections to a new file beside the journal, and renames it into place.
     fn rewrite(&mut self) -> io::Result<()> {
-        let mut beside = self.path.clone().into_os_string();
-        beside.push(".new");
+        let mut new_path = self.path.clone().into_os_string();
+        new_path.push(".new");
         // A file at this name, left by a crash or created by another user, is removed. It is not followed if
         // it is a link, and never written to.
-        match std::fs::remove_file(&beside) {
+        match std::fs::remove_file(&new_path) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let mut file = OpenOptions::new().append(true).create_new(true).mode(MODE).open(&beside)?;
-        lock(&file, Path::new(&beside))?;
+        let mut file = OpenOptions::new().append(true).create_new(true).mode(MODE).open(&new_path)?;
+        lock(&file, Path::new(&new_path))?;
         let lines: String = self.live.iter().map(|connection| Line('+', connection).to_string()).collect();
         file.write_all((HEADING.to_owned() + &lines).as_bytes())?;
         file.sync_all()?;
-        std::fs::rename(&beside, &self.path)?;
+        std::fs::rename(&new_path, &self.path)?;
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?;
         self.file = file;
@@ -138,7 +138,7 @@ impl Journal {
     }
 
     fn append(&mut self, sign: char, connection: &Connection) -> io::Result<()> {
-        if self.torn || (self.lines >= WORTH && self.lines >= 2 * self.live.len()) {
+        if self.torn || (self.lines >= MIN_REWRITE_LINES && self.lines >= 2 * self.live.len()) {
             self.torn = true;
             self.rewrite()?;
         }
@@ -161,7 +161,7 @@ impl Journal {
                 self.live.remove(&connection);
             }
         }
-        self.tell(&result);
+        self.report_error(&result);
         result
     }
 
@@ -169,7 +169,7 @@ impl Journal {
     fn try_write(&mut self, orders: &[Order], fresh: &mut Vec<Connection>) -> io::Result<()> {
         let adds = orders.iter().any(|order| matches!(order, Order::Add(_)));
         // If the file was removed, appended lines would not survive a restart, so the journal is rewritten.
-        self.torn |= adds && !is_at(&self.file, &self.path);
+        self.torn |= adds && !is_at_path(&self.file, &self.path);
         let mut written = Ok(());
         for order in orders {
             let result = match order {
@@ -194,9 +194,9 @@ impl Journal {
     }
 
     /// Prints a changed error, and that writing works again.
-    fn tell(&mut self, result: &io::Result<()>) {
+    fn report_error(&mut self, result: &io::Result<()>) {
         let kind = result.as_ref().err().map(io::Error::kind);
-        if kind != self.said {
+        if kind != self.last_error {
             let path = self.path.display();
             match result {
                 Err(error) => eprintln!(
@@ -205,12 +205,12 @@ impl Journal {
                 Ok(()) => eprintln!("The journal {path} is writable again."),
             }
         }
-        self.said = kind;
+        self.last_error = kind;
     }
 }
 
 /// Returns whether `path` still refers to this file.
-fn is_at(file: &File, path: &Path) -> bool {
+fn is_at_path(file: &File, path: &Path) -> bool {
     let number = |metadata: io::Result<Metadata>| metadata.map(|file| (file.dev(), file.ino())).ok();
     number(file.metadata()).is_some_and(|own| number(path.metadata()) == Some(own))
 }
@@ -224,7 +224,7 @@ fn lock(file: &File, path: &Path) -> io::Result<()> {
         }
         Err(TryLockError::Error(error)) => return Err(error),
     }
-    if !is_at(file, path) {
+    if !is_at_path(file, path) {
         return Err(io::Error::new(ErrorKind::ResourceBusy, "another process has just rewritten it"));
     }
     Ok(())

@@ -7,9 +7,9 @@ mod tests;
 mod writer;
 
 use super::report::{Report, SwordboxReport};
-use super::{Until, by_chance, forward, run_until};
+use super::{EndConditions, forward, random_u64, run_until};
 use crate::config::{self, Config, FunctionConfig, SwordboxConfig};
-use crate::observe::Told;
+use crate::observe::FunctionMetrics;
 use core::fmt::Write as _;
 use core::sync::atomic::{AtomicBool, Ordering};
 use dataplane::{ControlOutput, Live, Mbuf, Plane, PortInfo, Runtime, Stop};
@@ -22,19 +22,19 @@ use swordbox::{ConnectCounters, Connection, Control, Counters, Event, Layers, Me
 use writer::Writer;
 
 /// State that is prepared before the runtime starts.
-pub(super) struct Beginning {
+pub(super) struct Prepared {
     /// Configuration at the start, for comparison when the file is reloaded
-    asked: Config,
+    initial: Config,
     /// Connections of an earlier run, which are refused until they are established again
     ended: Vec<Connection>,
     writer: Option<Writer>,
-    again: Arc<AtomicBool>,
+    reload_requested: Arc<AtomicBool>,
 }
 
 /// Journal of a configuration without one: adds no connection
-struct Nowhere;
+struct NoJournal;
 
-impl swordbox::Journal for Nowhere {
+impl swordbox::Journal for NoJournal {
     fn add(&mut self, _connection: Connection) -> io::Result<()> {
         Err(io::Error::other("no journal is configured"))
     }
@@ -43,9 +43,9 @@ impl swordbox::Journal for Nowhere {
 }
 
 /// Journal of the control plane if the writer thread has already written the connections
-struct Written;
+struct AlreadyWritten;
 
-impl swordbox::Journal for Written {
+impl swordbox::Journal for AlreadyWritten {
     fn add(&mut self, _connection: Connection) -> io::Result<()> {
         Ok(())
     }
@@ -53,11 +53,11 @@ impl swordbox::Journal for Written {
     fn remove(&mut self, _connection: Connection) {}
 }
 
-impl Beginning {
+impl Prepared {
     /// Opens the journal and registers for SIGHUP. Returns `None` if the configuration is for another
     /// function.
-    pub(super) fn of(asked: &Config) -> Result<Option<Self>, miette::Report> {
-        let FunctionConfig::Swordbox(config) = &asked.function else { return Ok(None) };
+    pub(super) fn of(initial: &Config) -> Result<Option<Self>, miette::Report> {
+        let FunctionConfig::Swordbox(config) = &initial.function else { return Ok(None) };
         let journal = config.journal.as_deref().map(Journal::open).transpose();
         let journal = journal.map_err(|error| miette::miette!("{error}"))?;
         let ended = journal.iter().flat_map(Journal::live).collect();
@@ -65,10 +65,10 @@ impl Beginning {
         let writer = writer
             .transpose()
             .map_err(|error| miette::miette!("cannot start the journal's thread: {error}"))?;
-        let again = Arc::new(AtomicBool::new(false));
-        signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&again))
+        let reload_requested = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&reload_requested))
             .map_err(|error| miette::miette!("cannot catch signals: {error}"))?;
-        Ok(Some(Self { asked: asked.clone(), ended, writer, again }))
+        Ok(Some(Self { initial: initial.clone(), ended, writer, reload_requested }))
     }
 }
 
@@ -98,16 +98,17 @@ pub(crate) fn layers_text(layers: Layers) -> String {
 }
 
 /// Returns the layers of a reloaded configuration, or an error text if it differs in anything else.
-fn layers_of(asked: &Config, again: Config) -> Result<Layers, String> {
-    let (FunctionConfig::Swordbox(old), FunctionConfig::Swordbox(new)) = (&asked.function, &again.function)
+fn layers_of(initial: &Config, reloaded: Config) -> Result<Layers, String> {
+    let (FunctionConfig::Swordbox(old), FunctionConfig::Swordbox(new)) =
+        (&initial.function, &reloaded.function)
     else {
         return Err("it has another function now; restart the instance".into());
     };
     let layers = new.switch.layers;
     let mut as_before = new.clone();
     as_before.switch.layers = old.switch.layers;
-    let as_before = Config { function: FunctionConfig::Swordbox(as_before), ..again };
-    if as_before == *asked {
+    let as_before = Config { function: FunctionConfig::Swordbox(as_before), ..reloaded };
+    if as_before == *initial {
         Ok(layers)
     } else {
         Err("more than `layers` has changed; restart the instance".into())
@@ -116,27 +117,27 @@ fn layers_of(asked: &Config, again: Config) -> Result<Layers, String> {
 
 /// The control plane. It receives events about connections when they are in the journal, and reloads the
 /// layers.
-struct Reloading {
+struct SwordboxControl {
     plane: Plane<Control>,
     /// The journal's thread, if there is a journal
     writer: Option<Writer>,
     /// Connections that the journal's thread could not write
     unwritten: u64,
-    asked: Config,
-    again: Arc<AtomicBool>,
+    initial: Config,
+    reload_requested: Arc<AtomicBool>,
     layers: Layers,
 }
 
-impl Reloading {
+impl SwordboxControl {
     /// Returns the number of connections that could not be written to the journal.
     fn unwritten(&self) -> u64 {
         self.unwritten + self.plane.control.failed()
     }
 
     fn reload(&mut self) {
-        let path = self.asked.path.display();
-        let wanted = config::load(&self.asked.path).map_err(|report| report.render());
-        match wanted.and_then(|again| layers_of(&self.asked, again)) {
+        let path = self.initial.path.display();
+        let wanted = config::load(&self.initial.path).map_err(|report| report.render());
+        match wanted.and_then(|reloaded| layers_of(&self.initial, reloaded)) {
             Ok(layers) => {
                 eprintln!("Reloaded {path}: layers {}.", layers_text(layers));
                 self.layers = layers;
@@ -147,7 +148,7 @@ impl Reloading {
     }
 }
 
-impl dataplane::Control<Swordbox> for Reloading {
+impl dataplane::Control<Swordbox> for SwordboxControl {
     fn on_event(&mut self, worker: usize, event: Event, out: &mut ControlOutput<'_, Swordbox>) {
         let Some(writer) = &mut self.writer else { return self.plane.on_event(worker, event, out) };
         match event {
@@ -165,7 +166,7 @@ impl dataplane::Control<Swordbox> for Reloading {
     }
 
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, Swordbox>) -> bool {
-        if self.again.swap(false, Ordering::Relaxed) {
+        if self.reload_requested.swap(false, Ordering::Relaxed) {
             self.reload();
         }
         while let Some((connection, written)) = self.writer.as_mut().and_then(Writer::poll) {
@@ -188,48 +189,48 @@ impl dataplane::Control<Swordbox> for Reloading {
 pub(super) fn run(
     runtime: &mut Runtime,
     config: &SwordboxConfig,
-    beginning: Beginning,
-    until: Until,
+    prepared: Prepared,
+    until: EndConditions,
     stop: &Stop,
 ) -> Report {
-    let Beginning { asked, ended, writer, again } = beginning;
+    let Prepared { initial, ended, writer, reload_requested } = prepared;
     let mut switch = swordbox::Config { ended, ..config.switch.clone() };
     if let Some(interface) = switch.interface.as_mut().filter(|_| config.mac_of_port) {
         interface.mac = MacAddr(runtime.ports().next().map_or([0; 6], |port| port.mac));
     }
     let memory = switch.memory();
-    let mut said = memory_text(&switch, memory);
+    let mut text = memory_text(&switch, memory);
     if !switch.ended.is_empty() {
         let count = switch.ended.len();
         _ = write!(
-            said,
+            text,
             " Connections of an earlier run, refused until they are established again: {count}."
         );
     }
-    eprintln!("{said}");
+    eprintln!("{text}");
     let counted_qps = switch.forward.counted_qps;
     let layers = switch.layers;
-    let told_to_control = switch.clone();
-    let function = Swordbox::new(switch).salted(by_chance());
+    let control_config = switch.clone();
+    let function = Swordbox::new(switch).salted(random_u64());
     let (counters, bridged) = (function.counters(), function.forward_counters());
     let journal: Box<dyn swordbox::Journal + Send> = match writer {
-        Some(_) => Box::new(Written),
-        None => Box::new(Nowhere),
+        Some(_) => Box::new(AlreadyWritten),
+        None => Box::new(NoJournal),
     };
-    let plane = Plane::new(Control::new(journal).with_lanes(&told_to_control, by_chance()));
-    let mut control = Reloading { plane, writer, unwritten: 0, asked, again, layers };
-    let tell = |control: &Reloading| {
+    let plane = Plane::new(Control::new(journal).with_lanes(&control_config, random_u64()));
+    let mut control = SwordboxControl { plane, writer, unwritten: 0, initial, reload_requested, layers };
+    let metrics = |control: &SwordboxControl| {
         let [connections, shared, lines, held] = counters.usage();
-        Told::forwarded(core::slice::from_ref(&bridged))
+        FunctionMetrics::forwarded(core::slice::from_ref(&bridged))
             .counters(counters.all())
             .counters([("unwritten", control.unwritten())])
             .counters(own_lanes(&control.plane.control))
             .gauges([("connections", connections), ("lanes_now", shared), ("lines", lines), ("held", held)])
     };
-    let (outcome, seconds) = run_until(runtime, vec![function], &mut control, tell, until, stop);
+    let (outcome, seconds) = run_until(runtime, vec![function], &mut control, metrics, until, stop);
     let report = forward::report(runtime, &outcome, &[bridged], counted_qps, seconds);
-    let told = told(&counters, &control, memory);
-    Report { swordbox: Some(told), ..report }
+    let swordbox = swordbox_report(&counters, &control, memory);
+    Report { swordbox: Some(swordbox), ..report }
 }
 
 /// Returns the counts of attempts to connect the switch's own shared queue pairs.
@@ -238,7 +239,7 @@ fn own_lanes(control: &Control) -> [(&'static str, u64); 3] {
     [("own_lanes_asked", asked), ("own_lanes_refused", refused), ("own_lanes_unanswered", unanswered)]
 }
 
-fn told(counters: &Counters, control: &Reloading, memory: Memory) -> SwordboxReport {
+fn swordbox_report(counters: &Counters, control: &SwordboxControl, memory: Memory) -> SwordboxReport {
     let [connections, shared, lines, held] = counters.usage();
     let Memory { connections: tracking, in_flight, lines: words, held: waiting, structures } = memory;
     SwordboxReport {

@@ -27,18 +27,18 @@ impl Journal {
     }
 }
 
-fn place() -> (TempDir, PathBuf) {
+fn journal_path() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("swordbox.journal");
     (folder, path)
 }
 
-fn opened(path: &Path) -> Journal {
+fn open(path: &Path) -> Journal {
     Journal::open(path).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn live(path: &Path) -> Vec<Connection> {
-    opened(path).live().collect()
+    open(path).live().collect()
 }
 
 fn lines(path: &Path) -> usize {
@@ -47,8 +47,8 @@ fn lines(path: &Path) -> usize {
 
 #[test]
 fn added_connections_survive_a_restart_unless_removed() {
-    let (_folder, path) = place();
-    let mut journal = opened(&path);
+    let (_folder, path) = journal_path();
+    let mut journal = open(&path);
     for n in 1..=4 {
         journal.add(connection(n)).unwrap();
     }
@@ -69,8 +69,8 @@ fn added_connections_survive_a_restart_unless_removed() {
 
 #[test]
 fn a_truncated_journal_keeps_all_complete_lines() {
-    let (_folder, path) = place();
-    let mut journal = opened(&path);
+    let (_folder, path) = journal_path();
+    let mut journal = open(&path);
     journal.add(connection(1)).unwrap();
     journal.add(connection(2)).unwrap();
     drop(journal);
@@ -94,7 +94,7 @@ fn a_file_that_is_not_a_journal_is_not_changed() {
         ),
         ("+ 10.0.0.9 0x11 10.0.0.1 0x1\n", 1),
     ] {
-        let (_folder, path) = place();
+        let (_folder, path) = journal_path();
         fs::write(&path, text).unwrap();
         let error = Journal::open(&path).err().unwrap();
         assert!(error.ends_with(&format!("line {line} is not a connection")), "{error}");
@@ -107,8 +107,8 @@ fn a_file_that_is_not_a_journal_is_not_changed() {
 
 #[test]
 fn a_journal_is_used_by_one_process_at_a_time() {
-    let (_folder, path) = place();
-    let mut journal = opened(&path);
+    let (_folder, path) = journal_path();
+    let mut journal = open(&path);
     let error = Journal::open(&path).err().unwrap();
     assert!(error.ends_with("another process uses it"), "{error}");
     journal.add(connection(1)).unwrap();
@@ -119,11 +119,11 @@ fn a_journal_is_used_by_one_process_at_a_time() {
 #[test]
 fn a_link_beside_the_journal_is_not_followed() {
     use std::os::unix::fs::{PermissionsExt as _, symlink};
-    let (folder, path) = place();
+    let (folder, path) = journal_path();
     let precious = folder.path().join("precious");
     fs::write(&precious, "precious").unwrap();
     symlink(&precious, folder.path().join("swordbox.journal.new")).unwrap();
-    opened(&path).add(connection(1)).unwrap();
+    open(&path).add(connection(1)).unwrap();
     assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
     assert_eq!(live(&path), [connection(1)]);
     assert_eq!(path.symlink_metadata().unwrap().permissions().mode() & 0o777, 0o600);
@@ -131,8 +131,8 @@ fn a_link_beside_the_journal_is_not_followed() {
 
 #[test]
 fn the_journal_is_rewritten_when_most_lines_are_obsolete() {
-    let (_folder, path) = place();
-    let mut journal = opened(&path);
+    let (_folder, path) = journal_path();
+    let mut journal = open(&path);
     journal.add(connection(1)).unwrap();
     for n in 2..3000 {
         journal.add(connection(n)).unwrap();
@@ -146,8 +146,8 @@ fn the_journal_is_rewritten_when_most_lines_are_obsolete() {
 
 #[test]
 fn a_connection_that_cannot_be_written_is_not_added() {
-    let (folder, path) = place();
-    let mut journal = opened(&path);
+    let (folder, path) = journal_path();
+    let mut journal = open(&path);
     journal.add(connection(1)).unwrap();
     fs::remove_dir_all(folder.path()).unwrap();
     assert!(journal.add(connection(2)).is_err());
@@ -170,14 +170,14 @@ fn config(layers: &str, more: &str) -> Config {
 
 #[test]
 fn only_layers_change_at_a_reload() {
-    let asked = config("", "");
+    let initial = config("", "");
     let both = "\"remap\", \"cas_to_write\"";
-    assert_eq!(layers_of(&asked, config(both, "")), Ok(Layers::CAS_TO_WRITE));
-    assert_eq!(layers_of(&asked, config("\"remap\"", "")).map(layers_text), Ok("remap".into()));
-    let refused = layers_of(&asked, config(both, "held = 7")).unwrap_err();
+    assert_eq!(layers_of(&initial, config(both, "")), Ok(Layers::CAS_TO_WRITE));
+    assert_eq!(layers_of(&initial, config("\"remap\"", "")).map(layers_text), Ok("remap".into()));
+    let refused = layers_of(&initial, config(both, "held = 7")).unwrap_err();
     assert!(refused.contains("restart the instance"), "{refused}");
-    let other = Config { function: FunctionConfig::Forward(bridge(&asked)), ..asked.clone() };
-    assert!(layers_of(&asked, other).unwrap_err().contains("another function"));
+    let other = Config { function: FunctionConfig::Forward(bridge(&initial)), ..initial.clone() };
+    assert!(layers_of(&initial, other).unwrap_err().contains("another function"));
 }
 
 fn bridge(config: &Config) -> switch::forward::Config {

@@ -11,9 +11,9 @@ use std::thread::{self, JoinHandle};
 use swordbox::Connection;
 
 /// Capacity of the queue of orders to the disk
-const WAITING: usize = 65_536;
+const QUEUE_LEN: usize = 65_536;
 /// Largest number of orders that are written together
-const BATCH: usize = 4_096;
+const MAX_BATCH: usize = 4_096;
 
 /// A change of the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(super) struct Writer {
     latest: BTreeMap<Connection, u64>,
     /// Additions that were ordered, and that were completed
     ordered: u64,
-    answered: u64,
+    completed: u64,
 }
 
 impl Writer {
@@ -43,7 +43,7 @@ impl Writer {
     /// # Errors
     /// Fails if the system cannot create a thread.
     pub(super) fn start(write: impl FnMut(&[Order]) -> bool + Send + 'static) -> io::Result<Self> {
-        let (orders, received) = sync_channel(WAITING);
+        let (orders, received) = sync_channel(QUEUE_LEN);
         let (back, written) = channel();
         let thread =
             thread::Builder::new().name("journal".into()).spawn(move || run(&received, &back, write))?;
@@ -53,7 +53,7 @@ impl Writer {
             thread: Some(thread),
             latest: BTreeMap::new(),
             ordered: 0,
-            answered: 0,
+            completed: 0,
         })
     }
 
@@ -82,11 +82,11 @@ impl Writer {
     /// addition counts.
     pub(super) fn poll(&mut self) -> Option<(Connection, bool)> {
         loop {
-            let (connection, well) = self.written.try_recv().ok()?;
-            self.answered += 1;
-            if self.latest.get(&connection) == Some(&self.answered) {
+            let (connection, success) = self.written.try_recv().ok()?;
+            self.completed += 1;
+            if self.latest.get(&connection) == Some(&self.completed) {
                 self.latest.remove(&connection);
-                return Some((connection, well));
+                return Some((connection, success));
             }
         }
     }
@@ -108,17 +108,17 @@ fn run(orders: &Receiver<Order>, back: &Sender<(Connection, bool)>, mut write: i
     while let Ok(first) = orders.recv() {
         batch.clear();
         batch.push(first);
-        while batch.len() < BATCH {
+        while batch.len() < MAX_BATCH {
             match orders.try_recv() {
                 Ok(order) => batch.push(order),
                 Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
             }
         }
-        let well = write(&batch);
+        let success = write(&batch);
         for order in &batch {
             if let Order::Add(connection) = order {
                 // An instance that ends does not wait for the result.
-                _ = back.send((*connection, well));
+                _ = back.send((*connection, success));
             }
         }
     }
@@ -138,20 +138,20 @@ mod tests {
 
     /// Returns a writer with a controlled disk: each batch is received from the second value, and its result
     /// is sent to the third.
-    fn stuck() -> (Writer, Receiver<Vec<Order>>, SyncSender<bool>) {
+    fn controlled() -> (Writer, Receiver<Vec<Order>>, SyncSender<bool>) {
         let (took, taken) = channel();
-        let (go, told) = sync_channel(0);
+        let (go, result) = sync_channel(0);
         let writer = Writer::start(move |orders: &[Order]| {
             took.send(orders.to_vec()).unwrap();
-            told.recv().unwrap_or(true)
+            result.recv().unwrap_or(true)
         });
         (writer.unwrap(), taken, go)
     }
 
     fn wait(writer: &mut Writer) -> (Connection, bool) {
         loop {
-            if let Some(answer) = writer.poll() {
-                return answer;
+            if let Some(result) = writer.poll() {
+                return result;
             }
             thread::yield_now();
         }
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn additions_share_one_write_and_are_reported_after_it() {
-        let (mut writer, taken, go) = stuck();
+        let (mut writer, taken, go) = controlled();
         assert!(writer.add(connection(1)));
         assert_eq!(taken.recv().unwrap(), [Order::Add(connection(1))]);
         // The disk is busy, but the control thread does not wait for it.
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_connection_that_is_over_meanwhile_is_not_reported() {
-        let (mut writer, taken, go) = stuck();
+        let (mut writer, taken, go) = controlled();
         writer.add(connection(1));
         taken.recv().unwrap();
         writer.remove(connection(1));
@@ -197,14 +197,14 @@ mod tests {
 
     #[test]
     fn queued_orders_are_bounded_and_written_at_the_end() {
-        let (mut writer, taken, go) = stuck();
+        let (mut writer, taken, go) = controlled();
         writer.add(connection(0));
         taken.recv().unwrap();
-        let most = 2 * WAITING as u32;
+        let most = 2 * QUEUE_LEN as u32;
         let accepted = (1..most).take_while(|n| writer.add(connection(*n))).count();
-        assert_eq!(accepted, WAITING);
+        assert_eq!(accepted, QUEUE_LEN);
         drop(go);
         drop(writer);
-        assert_eq!(taken.iter().map(|batch| batch.len()).sum::<usize>(), WAITING);
+        assert_eq!(taken.iter().map(|batch| batch.len()).sum::<usize>(), QUEUE_LEN);
     }
 }

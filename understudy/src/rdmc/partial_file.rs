@@ -16,12 +16,12 @@ const ATTEMPTS: u32 = 16;
 
 /// A file that does not have its final name yet.
 #[derive(Debug)]
-pub(super) struct Part {
+pub(super) struct PartialFile {
     /// `None` once the file has its final name
     file: Option<NamedTempFile>,
 }
 
-impl Part {
+impl PartialFile {
     /// Creates a file in a folder, and removes those that killed processes have left there. The file has the
     /// mode of any new file, 0666 less the umask.
     pub(super) fn create(folder: &Path) -> Result<Self> {
@@ -36,7 +36,7 @@ impl Part {
             let part = Self { file: Some(made) };
             match flock(part.file()?, FlockOperation::NonBlockingLockExclusive) {
                 // Another process may have removed the file before it was locked.
-                Ok(()) if part.is_there() => return Ok(part),
+                Ok(()) if part.is_in_place() => return Ok(part),
                 // The file system has no locks, so no process ever removes a file as abandoned.
                 Err(rustix::io::Errno::NOTSUP | rustix::io::Errno::NOLCK | rustix::io::Errno::NOSYS) => {
                     return Ok(part);
@@ -57,8 +57,8 @@ impl Part {
     }
 
     /// Gives the file its final name, unless that name exists.
-    pub(super) fn name(mut self, path: &Path) -> Result<()> {
-        if !self.is_there() {
+    pub(super) fn persist(mut self, path: &Path) -> Result<()> {
+        if !self.is_in_place() {
             return Err(Error::other("the file was removed or replaced before it was complete"));
         }
         match self.file.take() {
@@ -68,17 +68,17 @@ impl Part {
     }
 
     /// Returns whether the file is still the one at its path.
-    fn is_there(&self) -> bool {
+    fn is_in_place(&self) -> bool {
         let Some(file) = &self.file else { return false };
         let there = file.path().symlink_metadata();
         there.and_then(|there| Ok(is_same(&there, &file.as_file().metadata()?))).unwrap_or(false)
     }
 }
 
-impl Drop for Part {
+impl Drop for PartialFile {
     fn drop(&mut self) {
         // A file that another process has put in its place is not removed.
-        if !self.is_there()
+        if !self.is_in_place()
             && let Some(file) = self.file.take()
         {
             _ = file.keep();
@@ -134,7 +134,7 @@ mod tests {
 
     /// Leaves a file behind as a killed process does: unlocked, but not removed.
     fn abandon(folder: &Path) -> String {
-        let mut part = Part::create(folder).unwrap();
+        let mut part = PartialFile::create(folder).unwrap();
         part.write_all(b"half of it").unwrap();
         let (_, path) = part.file.take().unwrap().keep().unwrap();
         path.file_name().unwrap().to_str().unwrap().to_owned()
@@ -149,12 +149,12 @@ mod tests {
         fs::write(folder.join("theirs"), "").unwrap();
         symlink("theirs", folder.join(&other)).unwrap();
         assert_eq!(entries(folder).len(), 3);
-        let part = Part::create(folder).unwrap();
+        let part = PartialFile::create(folder).unwrap();
         let names = entries(folder);
         assert!(!names.contains(&left) && names.contains(&other), "a link is not followed: {names:?}");
         // A file that is being written is not removed.
-        let second = Part::create(folder).unwrap();
-        assert!(part.is_there() && second.is_there());
+        let second = PartialFile::create(folder).unwrap();
+        assert!(part.is_in_place() && second.is_in_place());
         drop((part, second));
         assert_eq!(entries(folder), [other.as_str(), "theirs"]);
     }
@@ -164,12 +164,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         for named in [false, true] {
-            let part = Part::create(folder).unwrap();
+            let part = PartialFile::create(folder).unwrap();
             let path = part.file.as_ref().unwrap().path().to_owned();
             fs::rename(&path, folder.join("elsewhere")).unwrap();
             fs::write(&path, "another process's").unwrap();
             if named {
-                assert!(part.name(&folder.join("it")).is_err());
+                assert!(part.persist(&folder.join("it")).is_err());
             } else {
                 drop(part);
             }

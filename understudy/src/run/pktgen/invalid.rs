@@ -10,11 +10,11 @@ use switch::{DropReason, Function as _, PortId};
 /// Largest relative deviation of the actual rate from the requested one
 const RATE_TOLERANCE: f64 = 0.005;
 /// Interval at which the links of ports are checked
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const LINK_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Reason why the numbers of a run are not valid.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub(crate) struct Spoil {
+pub(crate) struct InvalidReason {
     /// The reason as one word
     pub(crate) reason: &'static str,
     /// Description in a sentence
@@ -22,8 +22,8 @@ pub(crate) struct Spoil {
 }
 
 /// Returns the reason that a port lost its peer or its link (`what`) after `time`.
-pub(super) fn port_down(name: &str, what: &str, time: Duration) -> Spoil {
-    Spoil {
+pub(super) fn port_down(name: &str, what: &str, time: Duration) -> InvalidReason {
+    InvalidReason {
         reason: "port_down",
         what: format!("port {name} lost its {what} after {:.3} s", time.as_secs_f64()),
     }
@@ -46,17 +46,17 @@ impl Links {
     }
 
     /// Checks the links, if the interval has passed. Returns the losses, once the run has begun.
-    pub(crate) fn look(
+    pub(crate) fn poll(
         &mut self,
         links: impl FnOnce() -> Vec<bool>,
         now: Instant,
         began: bool,
         time: Duration,
-    ) -> Vec<Spoil> {
+    ) -> Vec<InvalidReason> {
         if self.next.is_some_and(|next| now < next) {
             return Vec::new();
         }
-        self.next = Some(now + LOOK_EVERY);
+        self.next = Some(now + LINK_POLL_INTERVAL);
         let links = links();
         let mut lost = Vec::new();
         for (index, name, up) in &mut self.ports {
@@ -74,8 +74,8 @@ impl Links {
     }
 
     /// Returns the ports whose links never came up.
-    pub(super) fn down_at_the_start(&self) -> impl Iterator<Item = Spoil> {
-        self.ports.iter().filter(|port| !port.2).map(|(_, name, _)| Spoil {
+    pub(super) fn down_at_the_start(&self) -> impl Iterator<Item = InvalidReason> {
+        self.ports.iter().filter(|port| !port.2).map(|(_, name, _)| InvalidReason {
             reason: "port_down",
             what: format!("port {name} had no link when sending began"),
         })
@@ -83,26 +83,26 @@ impl Links {
 }
 
 /// Message for requests without any response
-pub(super) const NO_ANSWER: &str =
+pub(super) const NO_RESPONSE: &str =
     "no response was received; set `respond = true`, or check the host at the other end";
 
 /// Returns a stream's name for a sentence. A default name such as `stream 1` is used as it is.
-pub(super) fn called(name: &str) -> String {
+pub(super) fn stream_title(name: &str) -> String {
     if name.starts_with("stream ") { name.into() } else { format!("stream {name}") }
 }
 
 /// Returns the streams that missed their rates or could not respond.
-pub(super) fn by_streams(profile: &Profile, counters: &Counters) -> Vec<Spoil> {
-    let mut spoils = Vec::new();
+pub(super) fn by_streams(profile: &Profile, counters: &Counters) -> Vec<InvalidReason> {
+    let mut invalid_reasons = Vec::new();
     for (stream, counters) in profile.streams.iter().zip(&counters.streams) {
-        let who = called(&stream.name);
+        let title = stream_title(&stream.name);
         let off = |part: &f64| (part - 1.0).abs() > RATE_TOLERANCE;
         if let Some(part) = counters.part_of_rate(stream).filter(off) {
             let given_up = counters.forfeited.get();
             let unit = if stream.rate.unit() == Some(Unit::Bits) { "bits" } else { "packets" };
             let waited = counters.waited.get();
             let advice = if waited > 0 && counters.answered.get() == 0 {
-                NO_ANSWER.into()
+                NO_RESPONSE.into()
             } else if waited > 0 {
                 format!(
                     "its requests waited for responses {waited} times: raise `outstanding` or `qps`, lower the rate, or give it a \
@@ -111,10 +111,10 @@ pub(super) fn by_streams(profile: &Profile, counters: &Counters) -> Vec<Spoil> {
             } else {
                 "lower the rate, or give it a faster port or a CPU of its own".into()
             };
-            spoils.push(Spoil {
+            invalid_reasons.push(InvalidReason {
                 reason: "rate_not_reached",
                 what: format!(
-                    "{who} sent {:.2} % of what its rate required, and gave up {given_up} {unit} that were too \
+                    "{title} sent {:.2} % of what its rate required, and gave up {given_up} {unit} that were too \
                      late; {advice}",
                     part * 100.0
                 ),
@@ -122,23 +122,23 @@ pub(super) fn by_streams(profile: &Profile, counters: &Counters) -> Vec<Spoil> {
         }
         let unable = counters.unable.get();
         if unable > 0 {
-            spoils.push(Spoil {
+            invalid_reasons.push(InvalidReason {
                 reason: "unable_to_answer",
                 what: format!(
-                    "{who}: {unable} responses could not be sent: the port had no room, no packet buffer was free, or a \
+                    "{title}: {unable} responses could not be sent: the port had no room, no packet buffer was free, or a \
                      request was for memory that does not exist"
                 ),
             });
         }
     }
-    spoils
+    invalid_reasons
 }
 
 /// Returns the frames that were dropped before they reached a port.
-pub(super) fn by_drops(outcome: &Outcome) -> impl Iterator<Item = Spoil> {
+pub(super) fn by_drops(outcome: &Outcome) -> impl Iterator<Item = InvalidReason> {
     DropReason::all().filter_map(|reason| {
         let frames: u64 = outcome.workers.iter().map(|worker| worker.drops[reason.index()].get()).sum();
-        (frames > 0).then(|| Spoil {
+        (frames > 0).then(|| InvalidReason {
             reason: reason.name(),
             what: format!("{frames} frames were dropped on this side: {}", reason.explanation()),
         })
@@ -146,22 +146,22 @@ pub(super) fn by_drops(outcome: &Outcome) -> impl Iterator<Item = Spoil> {
 }
 
 /// Returns which ports the generator receives from. Frames lost at other ports do not matter.
-pub(crate) fn fetched(ports: &[Port], function: &Pktgen) -> Vec<bool> {
+pub(crate) fn receiving(ports: &[Port], function: &Pktgen) -> Vec<bool> {
     (0..ports.len() as u16).map(|port| function.receives_from(PortId(port))).collect()
 }
 
 /// Returns losses that the devices counted, and disagreements between their counters and the worker's.
-/// Reception is only checked for ports in `fetched`.
+/// Reception is only checked for ports in `receiving`.
 pub(crate) fn by_devices(
     ports: &[Port],
-    fetched: &[bool],
+    receiving: &[bool],
     outcome: &Outcome,
-    others: &[Spoil],
-) -> Vec<Spoil> {
-    let mut spoils = Vec::new();
+    others: &[InvalidReason],
+) -> Vec<InvalidReason> {
+    let mut invalid_reasons = Vec::new();
     for (index, port) in ports.iter().enumerate() {
         let (mut before, mut after) = (outcome.devices_before[index], outcome.devices[index]);
-        if !fetched[index] {
+        if !receiving[index] {
             (before, after) = (before.sending(), after.sending());
         }
         for (count, reason, what) in [
@@ -175,19 +175,25 @@ pub(crate) fn by_devices(
             (after.tx_errors, "tx_errors", "frames could not be sent by the device"),
         ] {
             if count > 0 {
-                spoils.push(Spoil { reason, what: format!("port {}: {count} {what}", port.name) });
+                invalid_reasons
+                    .push(InvalidReason { reason, what: format!("port {}: {count} {what}", port.name) });
             }
         }
         let sum = |of: fn(&dataplane::counters::PortCounters) -> &FrameCounter| {
             outcome.workers.iter().map(|worker| of(&worker.ports[index]).frames.get()).sum()
         };
         // A memif port's counters restart with a new peer.
-        let went = others.iter().any(|spoil| spoil.reason == "port_down");
-        if !went {
-            spoils.extend(disagreement(port, before, after, (sum(|port| &port.rx), sum(|port| &port.tx))));
+        let peer_lost = others.iter().any(|invalid| invalid.reason == "port_down");
+        if !peer_lost {
+            invalid_reasons.extend(disagreement(
+                port,
+                before,
+                after,
+                (sum(|port| &port.rx), sum(|port| &port.tx)),
+            ));
         }
     }
-    spoils
+    invalid_reasons
 }
 
 /// Compares a device's counts of received and sent frames with the worker's.
@@ -196,17 +202,17 @@ fn disagreement(
     before: DeviceCounters,
     after: DeviceCounters,
     (rx, tx): (u64, u64),
-) -> Option<Spoil> {
+) -> Option<InvalidReason> {
     // A NIC counts frames before the worker receives them, so frames in its queue at the beginning and at the
     // end account for a difference.
     let held = if matches!(port.device, Device::Pci { .. }) { u64::from(port.descriptors) } else { 0 };
-    let (says_rx, says_tx) =
+    let (device_rx, device_tx) =
         (after.rx_frames.wrapping_sub(before.rx_frames), after.tx_frames.wrapping_sub(before.tx_frames));
-    let wrong = says_tx != tx || says_rx.abs_diff(rx) > held;
-    wrong.then(|| Spoil {
+    let wrong = device_tx != tx || device_rx.abs_diff(rx) > held;
+    wrong.then(|| InvalidReason {
         reason: "port_disagrees",
         what: format!(
-            "port {} counted {says_rx} frames received and {says_tx} sent, but the worker {rx} and {tx}",
+            "port {} counted {device_rx} frames received and {device_tx} sent, but the worker {rx} and {tx}",
             port.name
         ),
     })
@@ -222,29 +228,29 @@ mod tests {
         let names = [(2, "b".to_owned()), (2, "b".to_owned()), (0, "a".to_owned())];
         let mut links = Links::new(names.into_iter());
         let (mut now, began) = (crate::run::now(), Duration::from_millis(1_500));
-        let mut look = |links: &mut Links, up: [bool; 3], running| {
-            now += LOOK_EVERY;
-            let lost = links.look(|| up.to_vec(), now, running, began);
+        let mut poll = |links: &mut Links, up: [bool; 3], running| {
+            now += LINK_POLL_INTERVAL;
+            let lost = links.poll(|| up.to_vec(), now, running, began);
             assert!(
-                links.look(|| unreachable!("the interval has not passed"), now, running, began).is_empty()
+                links.poll(|| unreachable!("the interval has not passed"), now, running, began).is_empty()
             );
-            lost.into_iter().map(|spoil| spoil.what).collect::<Vec<_>>()
+            lost.into_iter().map(|invalid| invalid.what).collect::<Vec<_>>()
         };
         assert!(!links.all_up());
         assert!(
-            look(&mut links, [true, false, false], false).is_empty(),
+            poll(&mut links, [true, false, false], false).is_empty(),
             "a link may still come up before the start"
         );
         assert_eq!(
-            links.down_at_the_start().map(|spoil| spoil.what).collect::<Vec<_>>(),
+            links.down_at_the_start().map(|invalid| invalid.what).collect::<Vec<_>>(),
             ["port b had no link when sending began"]
         );
-        assert!(look(&mut links, [true, false, true], false).is_empty() && links.all_up());
-        assert!(look(&mut links, [true, false, true], true).is_empty(), "the other port is not used");
-        assert_eq!(look(&mut links, [true, false, false], true), ["port b lost its link after 1.500 s"]);
-        assert!(look(&mut links, [true, false, false], true).is_empty());
-        assert!(look(&mut links, [true, true, true], true).is_empty());
-        assert_eq!(look(&mut links, [false, true, true], true), ["port a lost its link after 1.500 s"]);
+        assert!(poll(&mut links, [true, false, true], false).is_empty() && links.all_up());
+        assert!(poll(&mut links, [true, false, true], true).is_empty(), "the other port is not used");
+        assert_eq!(poll(&mut links, [true, false, false], true), ["port b lost its link after 1.500 s"]);
+        assert!(poll(&mut links, [true, false, false], true).is_empty());
+        assert!(poll(&mut links, [true, true, true], true).is_empty());
+        assert_eq!(poll(&mut links, [false, true, true], true), ["port a lost its link after 1.500 s"]);
     }
 
     #[test]
@@ -258,11 +264,12 @@ mod tests {
         c.sent.count_many(10, 1_000);
         c.sending_ns.add(1_000_000_000);
         c.waited.add(7);
-        let said = || by_streams(&profile, &counters).into_iter().map(|spoil| spoil.what).collect::<String>();
-        assert!(said().starts_with("stream 1 sent 1.00 %") && said().ends_with(NO_ANSWER), "{}", said());
+        let texts =
+            || by_streams(&profile, &counters).into_iter().map(|invalid| invalid.what).collect::<String>();
+        assert!(texts().starts_with("stream 1 sent 1.00 %") && texts().ends_with(NO_RESPONSE), "{}", texts());
         c.answered.add(1);
-        assert!(said().contains("its requests waited for responses 7 times: raise"), "{}", said());
-        assert_eq!(called("reads"), "stream reads");
+        assert!(texts().contains("its requests waited for responses 7 times: raise"), "{}", texts());
+        assert_eq!(stream_title("reads"), "stream reads");
     }
 
     #[test]
@@ -280,7 +287,7 @@ mod tests {
             |rx_frames, tx_frames| DeviceCounters { rx_frames, tx_frames, ..DeviceCounters::default() };
         let file = || Device::Pcap { rx: Vec::new(), tx: Some(PathBuf::from("x")), infinite: false };
         let check = |device, after, ours| {
-            disagreement(&port(device), counters(5, 7), after, ours).map(|spoil| spoil.what)
+            disagreement(&port(device), counters(5, 7), after, ours).map(|invalid| invalid.what)
         };
         assert_eq!(check(file(), counters(15, 27), (10, 20)), None);
         let text = check(file(), counters(15, 26), (10, 20)).unwrap();

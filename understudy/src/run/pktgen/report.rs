@@ -1,8 +1,8 @@
 //! Closing report of a generator's run: as tables for the terminal, as JSON for programs.
 
-use super::spoil::{NO_ANSWER, called};
-use super::{Spoil, hgrm};
-use crate::observe::{Latency, Row, Table, Told};
+use super::invalid::{NO_RESPONSE, stream_title};
+use super::{InvalidReason, hgrm};
+use crate::observe::{FunctionMetrics, Latency, Row, Table};
 use crate::run::report::{row, section};
 use dataplane::{Outcome, Runtime};
 use pktgen::counters::StreamCounters;
@@ -42,11 +42,11 @@ pub(in crate::run) struct PktgenReport {
     /// were dropped before
     adds_up: bool,
     /// Reasons why the numbers are not valid; empty if they are
-    spoiled: Vec<Spoil>,
+    spoiled: Vec<InvalidReason>,
 }
 
 /// Returns the generator's metrics for observation.
-pub(super) fn observed(profile: &Profile, counters: &Counters) -> Told {
+pub(super) fn metrics_of(profile: &Profile, counters: &Counters) -> FunctionMetrics {
     let streams = || profile.streams.iter().zip(&counters.streams);
     let rows = streams().map(|(stream, counters)| {
         let counts = [
@@ -88,7 +88,7 @@ pub(super) fn observed(profile: &Profile, counters: &Counters) -> Told {
     let lost = streams().map(|(_, counters)| counters.lost()).sum();
     let unseen = streams().map(|(_, counters)| counters.unseen()).sum();
     let malformed = counters.faults.iter().map(switch::counters::Counter::get).sum();
-    let told = Told::default()
+    let metrics = FunctionMetrics::default()
         .counters([
             ("malformed_frames", malformed),
             ("foreign_frames", counters.foreign.get()),
@@ -102,7 +102,7 @@ pub(super) fn observed(profile: &Profile, counters: &Counters) -> Told {
         [("latency", &counters.latency), ("round trip", &counters.round_trip)]
             .map(|(kind, times)| Latency::of(format!("{} {kind}", stream.name), &hgrm::hdr(times)))
     });
-    Told { latencies: latencies.flatten().collect(), ..told }
+    FunctionMetrics { latencies: latencies.flatten().collect(), ..metrics }
 }
 
 #[derive(Serialize)]
@@ -277,16 +277,16 @@ impl StreamRow {
         }
     }
 
-    /// Returns whether every packet and request is accounted for. `said` is the queue pairs' own count, taken
-    /// at the end: packets with no later one received, and waiting requests.
-    fn adds_up(&self, said: Option<(u64, u64)>) -> bool {
-        let as_said = |arrived: &Arrived| said.is_none_or(|(behind, _)| behind == arrived.unseen);
-        let whole = |a: &Arrived| self.sent == a.received + a.lost + a.unseen && as_said(a);
+    /// Returns whether every packet and request is accounted for. `qp_counts` is the queue pairs' own count,
+    /// taken at the end: packets with no later one received, and waiting requests.
+    fn adds_up(&self, qp_counts: Option<(u64, u64)>) -> bool {
+        let agrees = |arrived: &Arrived| qp_counts.is_none_or(|(behind, _)| behind == arrived.unseen);
+        let whole = |a: &Arrived| self.sent == a.received + a.lost + a.unseen && agrees(a);
         let arrived = self.arrived.as_ref().is_none_or(whole);
         let requests = self.answers.as_ref().and_then(|answers| answers.requests.as_ref());
         let all = |r: &Requests| self.messages == r.answered + r.unanswered + r.under_way;
-        let as_said = |r: &Requests| said.is_none_or(|(_, waiting)| waiting == r.under_way);
-        arrived && requests.is_none_or(|r| all(r) && as_said(r))
+        let agrees = |r: &Requests| qp_counts.is_none_or(|(_, waiting)| waiting == r.under_way);
+        arrived && requests.is_none_or(|r| all(r) && agrees(r))
     }
 }
 
@@ -296,7 +296,7 @@ impl PktgenReport {
         counters: &Counters,
         runtime: &Runtime,
         outcome: &Outcome,
-        spoiled: Vec<Spoil>,
+        spoiled: Vec<InvalidReason>,
         (seconds, done): (f64, bool),
     ) -> Self {
         let streams: Vec<_> = profile
@@ -335,8 +335,8 @@ impl PktgenReport {
         let dropped = sum(&|w| w.drops.iter().map(switch::counters::Counter::get).sum());
         let all_left = made == left + dropped;
         let rows = || streams.iter().zip(&counters.streams);
-        let said = |c: &StreamCounters| done.then(|| (c.behind.get(), c.waiting.get()));
-        let streams_add_up = rows().all(|(row, counters)| row.adds_up(said(counters)));
+        let qp_counts = |c: &StreamCounters| done.then(|| (c.behind.get(), c.waiting.get()));
+        let streams_add_up = rows().all(|(row, counters)| row.adds_up(qp_counts(counters)));
         let adds_up = all_came && all_left && streams_add_up;
         let ports = runtime.ports().enumerate().map(|(index, info)| PortRow {
             name: info.name.clone(),
@@ -467,13 +467,13 @@ impl PktgenReport {
             }
         }
         for stream in self.unanswered() {
-            _ = writeln!(text, "{}: {NO_ANSWER}", called(&stream.name));
+            _ = writeln!(text, "{}: {NO_RESPONSE}", stream_title(&stream.name));
         }
         if !self.adds_up {
             text += "THE COUNTERS DO NOT ADD UP: this is a bug, or the run was cut short.\n";
         }
-        for spoil in &self.spoiled {
-            _ = writeln!(text, "SPOILED ({}): {}", spoil.reason, spoil.what);
+        for invalid in &self.spoiled {
+            _ = writeln!(text, "SPOILED ({}): {}", invalid.reason, invalid.what);
         }
         text + &self.last_line()
     }

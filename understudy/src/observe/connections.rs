@@ -8,31 +8,31 @@ use std::thread;
 use std::time::Duration;
 
 /// Connections at once
-pub(super) const GUESTS: usize = 16;
+pub(super) const MAX_CONNECTIONS: usize = 16;
 /// Time for which a client may leave a response unread
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const IO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Accepts connections for the lifetime of the process, and turns away those beyond [`GUESTS`].
-pub(super) fn receive<S: Send + 'static>(
+/// Accepts connections for the lifetime of the process, and turns away those beyond [`MAX_CONNECTIONS`].
+pub(super) fn accept_all<S: Send + 'static>(
     incoming: impl Iterator<Item = io::Result<S>>,
     serve: impl Fn(&S) -> io::Result<()> + Clone + Send + 'static,
     turn_away: impl Fn(&S) -> io::Result<()>,
 ) {
-    let guests = Arc::new(AtomicUsize::new(0));
+    let connections = Arc::new(AtomicUsize::new(0));
     for stream in incoming {
         let Ok(stream) = stream else {
             // No file descriptor is free; this passes.
             thread::sleep(Duration::from_millis(100));
             continue;
         };
-        let guest = Guest::new(&guests);
-        if guests.load(Ordering::Relaxed) > GUESTS {
+        let guard = ConnectionGuard::new(&connections);
+        if connections.load(Ordering::Relaxed) > MAX_CONNECTIONS {
             _ = turn_away(&stream);
             continue;
         }
         let serve = serve.clone();
         let serve = move || {
-            let _guest = guest;
+            let _guard = guard;
             // A client that disconnects is not an error.
             _ = serve(&stream);
         };
@@ -40,16 +40,16 @@ pub(super) fn receive<S: Send + 'static>(
     }
 }
 
-struct Guest(Arc<AtomicUsize>);
+struct ConnectionGuard(Arc<AtomicUsize>);
 
-impl Guest {
-    fn new(guests: &Arc<AtomicUsize>) -> Self {
-        guests.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(guests))
+impl ConnectionGuard {
+    fn new(connections: &Arc<AtomicUsize>) -> Self {
+        connections.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(connections))
     }
 }
 
-impl Drop for Guest {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

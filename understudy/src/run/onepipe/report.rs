@@ -1,7 +1,7 @@
 //! Report of a 1Pipe switch, at any time of its run.
 
 use crate::config::OnePipeConfig;
-use crate::observe::{Row, Table, Told};
+use crate::observe::{FunctionMetrics, Row, Table};
 use crate::run::report::{row, section};
 use core::fmt::Write as _;
 use representative::config::Side;
@@ -50,7 +50,7 @@ struct LinkRow {
     lag_ns: Option<u64>,
 }
 
-pub(super) fn told(
+pub(super) fn switch_report(
     config: &OnePipeConfig,
     counters: &Counters,
     view: Option<&View>,
@@ -102,7 +102,7 @@ pub(super) fn told(
 
 impl OnePipeReport {
     /// Adds the switch's metrics to `told`, for observation.
-    pub(super) fn observed(self, told: Told) -> Told {
+    pub(super) fn add_metrics(self, metrics: FunctionMetrics) -> FunctionMetrics {
         // The latest interval is a maximum, not a sum.
         let (latest, counters): (Vec<_>, Vec<_>) =
             self.counters.into_iter().partition(|(name, _)| *name == "intervals_latest_ns");
@@ -116,9 +116,18 @@ impl OnePipeReport {
         let barriers = sides.into_iter().filter_map(|(side, barrier)| {
             Some((format!("barrier_{side}_ns"), barrier.as_ref()?.best_effort_ns?))
         });
-        told.counters(counters).counters(refused).gauges(latest).gauges(barriers.collect::<Vec<_>>()).first(
-            Table::new("link", &["link", "name", "side", "state", "ahead_ns", "lag_ns"], 2, &[], links),
-        )
+        metrics
+            .counters(counters)
+            .counters(refused)
+            .gauges(latest)
+            .gauges(barriers.collect::<Vec<_>>())
+            .first(Table::new(
+                "link",
+                &["link", "name", "side", "state", "ahead_ns", "lag_ns"],
+                2,
+                &[],
+                links,
+            ))
     }
 
     pub(crate) fn text(&self, text: &mut String) {

@@ -5,11 +5,11 @@ use switch::Nanos;
 
 /// Precision of latency histograms: two significant digits (1 %), up to one minute
 const DIGITS: u8 = 2;
-const LONGEST_NS: u64 = 60_000_000_000;
+const MAX_LATENCY_NS: u64 = 60_000_000_000;
 
 /// Path by which the leader replicates its values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum ReplicationPath {
     /// The leader writes to each follower.
     Direct,
     /// The leader writes once, to the switch, which scatters the write.
@@ -18,7 +18,7 @@ pub(crate) enum Way {
 
 /// Counters of the time during which one replication path was used.
 #[derive(Clone, Debug)]
-pub(crate) struct Account {
+pub(crate) struct PathStats {
     /// Time during which the server led on this path
     pub(crate) time: Nanos,
     /// Values that this leader proposed and that were decided, and their bytes
@@ -31,15 +31,15 @@ pub(crate) struct Account {
     pub(crate) latency: Histogram<u64>,
 }
 
-impl Default for Account {
+impl Default for PathStats {
     fn default() -> Self {
-        let latency = Histogram::new_with_bounds(1, LONGEST_NS, DIGITS)
+        let latency = Histogram::new_with_bounds(1, MAX_LATENCY_NS, DIGITS)
             .expect("the bounds and the precision are valid");
         Self { time: Nanos::ZERO, decided: 0, bytes: 0, sent: 0, received: 0, latency }
     }
 }
 
-impl Account {
+impl PathStats {
     /// Counts a decided value of `len` bytes.
     pub(super) fn decided(&mut self, len: usize, latency: Nanos) {
         self.decided += 1;
