@@ -275,8 +275,8 @@ fn outcome(
 }
 
 /// Returns whether frames are late, or were given up, because the trial's thread was descheduled, and not
-/// because it is slow: in that case a single absence is as long as the delay. A thread without any time on a
-/// CPU is treated as descheduled, because nothing is known about it.
+/// because it is slow: in that case a single absence is at least as long as the delay. A thread without any
+/// time on a CPU is treated as descheduled, because nothing is known about it.
 fn was_descheduled(forfeited: bool, late: Nanos, away: Nanos, cpu_use: &CpuUse) -> bool {
     let excused =
         if forfeited { cpu_use.waited.min(away) >= CATCH_UP } else { late > Nanos::ZERO && away >= late };
