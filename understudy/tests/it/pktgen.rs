@@ -172,17 +172,14 @@ fn a_folder_that_cannot_hold_histograms_is_reported() {
     let run = understudy(&["pktgen", &config, "--json", "--hgrm", &format!("{config}/x")]);
     let printed = text(&run.stderr);
     assert_eq!((run.status.code(), run.stdout.len()), (Some(1), 0), "{printed}");
-    assert!(
-        printed.contains("histograms cannot be written to") && !printed.contains("is ready"),
-        "{printed}"
-    );
+    assert!(printed.contains("cannot write histograms to") && !printed.contains("is ready"), "{printed}");
     // A folder has the name of a histogram: the report is printed before the error.
     let histograms = folder.path().join("histograms");
     std::fs::create_dir_all(histograms.join("x.latency.hgrm")).unwrap();
     let histograms = histograms.to_str().unwrap();
     let run = understudy(&["pktgen", &config, "--json", "--hgrm", histograms]);
     assert_eq!((run.status.code(), &report(&run)["streams"][0]["sent"]), (Some(1), &100.into()));
-    assert!(text(&run.stderr).contains("histograms cannot be written to"), "{}", text(&run.stderr));
+    assert!(text(&run.stderr).contains("cannot write histograms to"), "{}", text(&run.stderr));
     // A stream without latency
     let (_folder, config) = file(&loop_config("ack"));
     let run = understudy(&["pktgen", &config, "--hgrm", histograms]);
@@ -210,7 +207,10 @@ fn a_rate_that_no_port_reaches_is_reported() {
     // The same with a limited number of packets, and with requests that wait for responses
     for (lines, advice) in [
         ("packets = 100_000", "a faster port"),
-        ("outstanding = 1\npackets = 300\ntimeout_us = 1_000", "no answer came: is there a responder"),
+        (
+            "outstanding = 1\npackets = 300\ntimeout_us = 1_000",
+            "no response was received; set `respond = true`",
+        ),
     ] {
         let (_folder, config) = file(&format!(
             "[[port]]\nname = \"out\"\nnull = {{}}\n[pktgen]\nsend = \"out\"\n[[pktgen.stream]]\nverb = \"write\"\n{HOSTS}\
@@ -238,7 +238,7 @@ fn malformed_packets_are_reported_as_sent() {
          [[pktgen.stream]]\nverb = \"write\"\n{HOSTS}outstanding = 1\n"
     ));
     let shown = text(&understudy(&["pktgen", &config]).stdout);
-    assert!(shown.contains("\nstream 1: no answer came: is there a responder"), "{shown}");
+    assert!(shown.contains("\nstream 1: no response was received; set `respond = true`"), "{shown}");
 }
 
 /// The whole response to a READ has to fit into the port's queue at once.

@@ -115,7 +115,7 @@ fn files_for_another_subcommand_are_refused() {
         assert!(printed.contains(why), "{printed}");
     };
     refused(&["process"], &other, "has no [process]");
-    refused(&["run"], &own, "`understudy process` is for it");
+    refused(&["run"], &own, "use `understudy process`");
     refused(&["process", "--to", "9"], &own, "there is no process 9");
     let output = understudy(&["check"], &own).output().unwrap();
     let printed = String::from_utf8_lossy(&output.stdout);

@@ -104,7 +104,7 @@ fn the_demonstration_runs_without_a_configuration() {
         .unwrap();
     let (text, errors) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
     assert!(run.status.success() && errors.contains("ready"), "{errors}");
-    for word in ["RC RDMA WRITE First", "RC CmpSwap", "Malformed frames", "fd00::1", "cycles a frame"] {
+    for word in ["RC RDMA WRITE First", "RC CmpSwap", "Malformed frames", "fd00::1", "cycles per frame"] {
         assert!(text.contains(word), "no {word} in\n{text}");
     }
 }

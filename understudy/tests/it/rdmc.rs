@@ -372,7 +372,7 @@ fn a_receiver_that_is_stopped_notifies_the_sender() {
     }
     stopped.0.signal(Signal::INT);
     let (succeeded, _, printed) = stopped.end();
-    assert!(!succeeded && printed.contains("it was stopped before the file had come"), "{printed}");
+    assert!(!succeeded && printed.contains("interrupted before the whole file was received"), "{printed}");
     assert!(entries(&rack.inbox(2)).is_empty(), "part of the file is left");
     let (succeeded, report, printed) = sender.end();
     let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{printed}"));
@@ -407,15 +407,15 @@ fn invalid_calls_are_refused_before_anything_begins() {
     let pipe = pipe.to_str().unwrap().to_owned();
     let topology = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/onepipe/testbed.toml");
     let cases: [(&[&str], &str); 13] = [
-        (&["send", &pipe, "--to", "10.0.0.2", "--on", &host], "is no file"),
+        (&["send", &pipe, "--to", "10.0.0.2", "--on", &host], "is not a regular file"),
         (&["send", &gone, "--to", "10.0.0.2", "--on", &host], "No such file"),
-        (&["send", &dir, "--to", "10.0.0.2", "--on", &host], "is no file"),
+        (&["send", &dir, "--to", "10.0.0.2", "--on", &host], "is not a regular file"),
         (&["send", &empty, "--to", "10.0.0.2", "--on", &host], "the object is empty"),
         (&["send", &file, "--to", "10.0.0.2,10.0.0.2", "--on", &host], "10.0.0.2 is named twice"),
         (&["send", &file, "--to", "10.0.0.1", "--on", &host], "named twice, or is the sender"),
         (&["send", &file, "--to", "10.0.0.2", "--on", &host, "--block-bytes", "0"], "1 to 10 are possible"),
         (&["send", &file, "--to", "10.0.0.2", "--on", &host, "--block-bytes", "11"], "1 to 10 are possible"),
-        (&["send", &file, "--to", "fd00::2", "--on", &host], "no address that speaks with"),
+        (&["send", &file, "--to", "fd00::2", "--on", &host], "no address of the same family as"),
         (&["send", &file, "--to", "10.0.0.2", "--on", &host, "--algorithm", "in-network"], "--switch"),
         (&["send", &file, "--to", "10.0.0.2", "--on", &host, "--algorithm", "hybrid"], "--topology"),
         (

@@ -188,7 +188,7 @@ fn a_failure_is_reported_with_its_seed_and_shrunk() {
     assert_eq!((same.status.code(), &*same.stderr), (Some(1), &b""[..]));
     let other = replay(&text.replace("loss = 0.1", "loss = 0.2"));
     let other_printed = String::from_utf8(other.stderr).unwrap();
-    assert!(other_printed.contains("not the run that was to be replayed"), "{other_printed}");
+    assert!(other_printed.contains("not the run to be replayed"), "{other_printed}");
     assert_eq!(other.status.code(), Some(2));
     std::fs::write(&path, text).unwrap();
     // The smaller scenario fails with the same seed, and has no unnecessary faults.

@@ -103,7 +103,8 @@ fn connections_in_the_journal_are_refused_after_a_restart() {
         "requests, and late responses to them, have to be refused: {swordbox_report}"
     );
     assert!(
-        String::from_utf8_lossy(&second.stderr).contains("earlier run, refused until they are made anew: 1.")
+        String::from_utf8_lossy(&second.stderr)
+            .contains("earlier run, refused until they are established again: 1.")
     );
     assert_eq!(test_folder.lines(), lines);
     let drops = report(&second)["drops"].as_array().unwrap().clone();
@@ -116,7 +117,7 @@ fn connections_in_the_journal_are_refused_after_a_restart() {
     assert!(test_folder.lines().is_empty());
     let text = processes::command(env!("CARGO_BIN_EXE_understudy")).arg("run").arg(&config).output().unwrap();
     let text = String::from_utf8(text.stdout).unwrap();
-    for words in ["Swordbox\n", " paired ", "Layers: none. In the end 1 connections"] {
+    for words in ["Swordbox\n", " paired ", "Layers: none. At the end: 1 connections"] {
         assert!(text.contains(words), "{words:?} is missing in\n{text}");
     }
 }
@@ -155,10 +156,10 @@ fn layers_can_be_changed_while_it_runs() {
     wait_for("Swordbox keeps up to");
     write("layers = [\"remap\", \"cas_to_write\"]");
     child.signal(Signal::HUP);
-    wait_for("is read again: layers remap, cas_to_write.");
+    wait_for(": layers remap, cas_to_write.");
     write("layers = [\"remap\"]\nheld = 7");
     child.signal(Signal::HUP);
-    wait_for("nothing changed: more than its `layers` has changed");
+    wait_for("nothing changed: more than `layers` has changed");
     write("layers = [\"remap\", \"cas_to_wriet\"]");
     child.signal(Signal::HUP);
     wait_for("nothing changed");

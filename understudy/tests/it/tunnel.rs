@@ -90,7 +90,7 @@ fn check((frames, report, text): &(Vec<Vec<u8>>, Value, String), dst: MacAddr) {
     });
     assert_eq!(report["tunnel"], expected);
     assert_eq!(report["drops"], serde_json::json!([{ "reason": "wrong_source", "frames": 1 }]));
-    assert!(text.contains(&format!("Tunnels: 2 packets came out, {} bytes", 2 * plain)), "{text}");
+    assert!(text.contains(&format!("Tunnels: 2 packets decapsulated, {} bytes", 2 * plain)), "{text}");
     assert!(text.contains("Tunnels: refused\n"), "{text}");
 }
 

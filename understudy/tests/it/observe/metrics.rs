@@ -159,7 +159,11 @@ fn a_public_address_is_printed_with_a_warning() {
     let test_folder = TestFolder::new();
     let config = test_folder.config(false, &format!("prometheus = \"0.0.0.0:0\"\n{PAIR}"));
     let instance = Machine::ready("run", &config);
-    assert!(instance.printed().contains("WARNING: anybody who reaches 0.0.0.0:"), "{}", instance.printed());
+    assert!(
+        instance.printed().contains("WARNING: every host that reaches 0.0.0.0:"),
+        "{}",
+        instance.printed()
+    );
     instance.interrupt();
 }
 

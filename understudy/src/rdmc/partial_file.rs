@@ -1,5 +1,6 @@
-//! A file that is not complete: hidden, locked by the process that writes it, and removed with it. One that was left by a
-//! process that was killed is recognised by its lock, which ended with the process, and removed by the next one.
+//! An incomplete file: hidden, locked by the process that writes it, and removed with it. The lock of a
+//! killed process ends with the process, so the next process recognises the abandoned file by its missing
+//! lock and removes it.
 
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use std::fs::{self, File, Metadata, Permissions};
@@ -10,19 +11,19 @@ use tempfile::NamedTempFile;
 
 const PREFIX: &str = ".rdmc-";
 const SUFFIX: &str = ".part";
-/// Attempts to make a file that is not taken for an abandoned one before it is locked
+/// Attempts to create a file that another process does not remove as abandoned before it is locked
 const ATTEMPTS: u32 = 16;
 
-/// A file without its name
+/// A file that does not have its final name yet.
 #[derive(Debug)]
-pub(super) struct Part {
-    /// `None` once it has its name
+pub(super) struct PartialFile {
+    /// `None` once the file has its final name
     file: Option<NamedTempFile>,
 }
 
-impl Part {
-    /// Makes a file in a folder, and removes those that killed processes have left there. It gets the mode of any new file: the
-    /// umask takes its part.
+impl PartialFile {
+    /// Creates a file in a folder, and removes those that killed processes have left there. The file has the
+    /// mode of any new file, 0666 less the umask.
     pub(super) fn create(folder: &Path) -> Result<Self> {
         remove_abandoned(folder);
         for _ in 0..ATTEMPTS {
@@ -34,9 +35,9 @@ impl Part {
                 .tempfile_in(folder)?;
             let part = Self { file: Some(made) };
             match flock(part.file()?, FlockOperation::NonBlockingLockExclusive) {
-                // Another process may have removed it before it was locked.
-                Ok(()) if part.is_there() => return Ok(part),
-                // There are no locks on this file system: then nothing is ever taken for abandoned.
+                // Another process may have removed the file before it was locked.
+                Ok(()) if part.is_in_place() => return Ok(part),
+                // The file system has no locks, so no process ever removes a file as abandoned.
                 Err(rustix::io::Errno::NOTSUP | rustix::io::Errno::NOLCK | rustix::io::Errno::NOSYS) => {
                     return Ok(part);
                 }
@@ -55,9 +56,9 @@ impl Part {
         self.file()?.write_all(bytes)
     }
 
-    /// Gives the file its name, unless there is something of that name.
-    pub(super) fn name(mut self, path: &Path) -> Result<()> {
-        if !self.is_there() {
+    /// Gives the file its final name, unless that name exists.
+    pub(super) fn persist(mut self, path: &Path) -> Result<()> {
+        if !self.is_in_place() {
             return Err(Error::other("the file was removed or replaced before it was complete"));
         }
         match self.file.take() {
@@ -66,18 +67,18 @@ impl Part {
         }
     }
 
-    /// Whether the path that it was made at is still that of this file
-    fn is_there(&self) -> bool {
+    /// Returns whether the file is still the one at its path.
+    fn is_in_place(&self) -> bool {
         let Some(file) = &self.file else { return false };
         let there = file.path().symlink_metadata();
         there.and_then(|there| Ok(is_same(&there, &file.as_file().metadata()?))).unwrap_or(false)
     }
 }
 
-impl Drop for Part {
+impl Drop for PartialFile {
     fn drop(&mut self) {
-        // What another process has put in its place is not removed.
-        if !self.is_there()
+        // A file that another process has put in its place is not removed.
+        if !self.is_in_place()
             && let Some(file) = self.file.take()
         {
             _ = file.keep();
@@ -89,14 +90,14 @@ fn is_same(one: &Metadata, other: &Metadata) -> bool {
     (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
-/// Removes files of this kind in a folder that no process has locked.
+/// Removes incomplete files in a folder that no process has locked.
 fn remove_abandoned(folder: &Path) {
-    // A folder that cannot be read cannot be written to either, which is found next.
+    // If the folder cannot be read, the next write to it fails with the reason.
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let is_part = name.to_str().is_some_and(|name| name.starts_with(PREFIX) && name.ends_with(SUFFIX));
         if is_part {
-            // One that cannot be removed stays, and harms nothing.
+            // An abandoned file that cannot be removed is harmless.
             _ = remove_if_abandoned(&entry.path());
         }
     }
@@ -109,7 +110,7 @@ fn remove_if_abandoned(path: &Path) -> Result<()> {
     if !about.is_file() {
         return Ok(());
     }
-    // A process that writes it has it locked.
+    // The process that writes the file holds a lock on it.
     flock(&file, FlockOperation::NonBlockingLockExclusive)?;
     if is_same(&path.symlink_metadata()?, &about) {
         fs::remove_file(path)?;
@@ -131,16 +132,16 @@ mod tests {
         names
     }
 
-    /// A process that is killed unlocks its files and removes nothing.
+    /// Leaves a file behind as a killed process does: unlocked, but not removed.
     fn abandon(folder: &Path) -> String {
-        let mut part = Part::create(folder).unwrap();
+        let mut part = PartialFile::create(folder).unwrap();
         part.write_all(b"half of it").unwrap();
         let (_, path) = part.file.take().unwrap().keep().unwrap();
         path.file_name().unwrap().to_str().unwrap().to_owned()
     }
 
     #[test]
-    fn what_a_killed_process_left_is_removed_by_the_next_one() {
+    fn the_next_process_removes_files_of_a_killed_one() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         let left = abandon(folder);
@@ -148,27 +149,27 @@ mod tests {
         fs::write(folder.join("theirs"), "").unwrap();
         symlink("theirs", folder.join(&other)).unwrap();
         assert_eq!(entries(folder).len(), 3);
-        let part = Part::create(folder).unwrap();
+        let part = PartialFile::create(folder).unwrap();
         let names = entries(folder);
         assert!(!names.contains(&left) && names.contains(&other), "a link is not followed: {names:?}");
-        // One that is being written is not taken for abandoned.
-        let second = Part::create(folder).unwrap();
-        assert!(part.is_there() && second.is_there());
+        // A file that is being written is not removed.
+        let second = PartialFile::create(folder).unwrap();
+        assert!(part.is_in_place() && second.is_in_place());
         drop((part, second));
         assert_eq!(entries(folder), [other.as_str(), "theirs"]);
     }
 
     #[test]
-    fn a_file_in_place_of_the_part_is_not_removed_and_gets_no_name() {
+    fn a_replaced_file_is_neither_removed_nor_renamed() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
         for named in [false, true] {
-            let part = Part::create(folder).unwrap();
+            let part = PartialFile::create(folder).unwrap();
             let path = part.file.as_ref().unwrap().path().to_owned();
             fs::rename(&path, folder.join("elsewhere")).unwrap();
             fs::write(&path, "another process's").unwrap();
             if named {
-                assert!(part.name(&folder.join("it")).is_err());
+                assert!(part.persist(&folder.join("it")).is_err());
             } else {
                 drop(part);
             }

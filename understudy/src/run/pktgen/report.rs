@@ -1,8 +1,8 @@
-//! What a generator's run came to: as tables for people, as JSON for programs.
+//! Closing report of a generator's run: as tables for the terminal, as JSON for programs.
 
-use super::spoil::{NO_ANSWER, called};
-use super::{Spoil, hgrm};
-use crate::observe::{Latency, Row, Table, Told};
+use super::invalid::{NO_RESPONSE, stream_title};
+use super::{InvalidReason, hgrm};
+use crate::observe::{FunctionMetrics, Latency, Row, Table};
 use crate::run::report::{row, section};
 use dataplane::{Outcome, Runtime};
 use pktgen::counters::StreamCounters;
@@ -12,40 +12,41 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-/// The closing report. Its serialised form is the program's interface: fields are added, not renamed.
+/// The closing report. The serialised form is part of the program's interface: fields are added, not renamed.
 #[derive(Serialize)]
 pub(in crate::run) struct PktgenReport {
-    /// Length of the run, from the start of its worker to its end
+    /// Length of the run in seconds, from the start of its worker to its end
     seconds: f64,
-    /// Time stamp counter cycles a second
+    /// TSC cycles per second
     tsc_hz: u64,
     seed: u64,
     streams: Vec<StreamRow>,
-    /// Malformed packets that came in, by fault, a wrong ICRC included; no stream can be told
+    /// Malformed packets received, by fault, including a wrong ICRC; they cannot be attributed to a stream
     malformed: Vec<FaultRow>,
-    /// RoCEv2 packets that came in and are of no stream
+    /// RoCEv2 packets received that belong to no stream
     foreign: u64,
-    /// Frames that came in and are no RoCEv2 packets
+    /// Frames received that are not RoCEv2 packets
     other: u64,
-    /// Frames that came when everything had been waited for
+    /// Frames received after all expected packets had arrived or the drain time had passed
     too_late: u64,
-    /// Whether packets or answers were missing when they were waited for no longer
+    /// Whether packets or responses were still missing when the drain time ended
     drain_expired: bool,
-    /// The longest time that passed from when something was due until the worker looked
+    /// Longest delay between the time at which something was due and the time at which the worker handled it
     longest_away_ns: u64,
-    /// Times that sending had to wait: for a packet buffer, and for room in the port's queue
+    /// Number of times that sending had to wait for a packet buffer, and for room in the port's queue
     no_buffer: u64,
     port_busy: u64,
     ports: Vec<PortRow>,
-    /// Whether what was counted adds up: by stream, with what each queue pair's window says; what came with what was received; and
-    /// what streams sent with what left through ports, or was dropped on the way there
+    /// Whether the counters agree: those of each stream with the windows of its queue pairs, those of all
+    /// streams with the frames received, and those of sent packets with the frames that left through ports or
+    /// were dropped before
     adds_up: bool,
-    /// Why the numbers are not to be believed; empty if they are
-    spoiled: Vec<Spoil>,
+    /// Reasons why the numbers are not valid; empty if they are
+    spoiled: Vec<InvalidReason>,
 }
 
-/// For those that look on
-pub(super) fn observed(profile: &Profile, counters: &Counters) -> Told {
+/// Returns the generator's metrics for observation.
+pub(super) fn metrics_of(profile: &Profile, counters: &Counters) -> FunctionMetrics {
     let streams = || profile.streams.iter().zip(&counters.streams);
     let rows = streams().map(|(stream, counters)| {
         let counts = [
@@ -64,7 +65,7 @@ pub(super) fn observed(profile: &Profile, counters: &Counters) -> Told {
             counters.naks.get(),
             counters.forfeited.get(),
         ];
-        // What came late was lost before.
+        // Gauges, because a late packet was counted as lost before.
         let (lost, unseen) = (counters.lost(), counters.unseen());
         Row::new([stream.name.clone(), lost.to_string(), unseen.to_string()], counts)
     });
@@ -87,7 +88,7 @@ pub(super) fn observed(profile: &Profile, counters: &Counters) -> Told {
     let lost = streams().map(|(_, counters)| counters.lost()).sum();
     let unseen = streams().map(|(_, counters)| counters.unseen()).sum();
     let malformed = counters.faults.iter().map(switch::counters::Counter::get).sum();
-    let told = Told::default()
+    let metrics = FunctionMetrics::default()
         .counters([
             ("malformed_frames", malformed),
             ("foreign_frames", counters.foreign.get()),
@@ -101,7 +102,7 @@ pub(super) fn observed(profile: &Profile, counters: &Counters) -> Told {
         [("latency", &counters.latency), ("round trip", &counters.round_trip)]
             .map(|(kind, times)| Latency::of(format!("{} {kind}", stream.name), &hgrm::hdr(times)))
     });
-    Told { latencies: latencies.flatten().collect(), ..told }
+    FunctionMetrics { latencies: latencies.flatten().collect(), ..metrics }
 }
 
 #[derive(Serialize)]
@@ -120,30 +121,31 @@ struct PortRow {
     tx_bytes: u64,
 }
 
-/// A stream. sent = received + lost + unseen; messages = answered + unanswered + under_way, where answers are waited for.
+/// Results of a stream: sent = received + lost + unseen, and, where responses are expected, messages =
+/// answered + unanswered + under_way.
 #[derive(Serialize)]
 struct StreamRow {
     name: String,
     verb: &'static str,
-    /// For how long it sent
+    /// Time during which the stream sent, in seconds
     sending_s: f64,
     sent: u64,
     sent_bytes: u64,
     messages: u64,
     sent_per_s: f64,
-    /// With preamble, check sequence and gap
+    /// Including preamble, frame check sequence and inter-frame gap
     wire_bits_per_s: f64,
-    /// Packets or bits sent, of those that came due; null if as many as possible were asked for
+    /// Packets or bits sent, as a part of those that were due; null if the rate is unlimited
     part_of_rate: Option<f64>,
-    /// Packets or bits that came due and were never sent
+    /// Packets or bits that were due and never sent
     forfeited: u64,
     malformed_sent: u64,
-    /// What came back to the port that sent it: its packets, of which none is received there, and answers to them; null if nothing
-    /// is fetched from there
+    /// Packets of the stream that came back to the port that sent them, which do not count as received, and
+    /// responses to them; null if nothing is received at that port
     reflected: Option<u64>,
-    /// What became of its packets; null if nobody looked
+    /// Reception of its packets; null without a receiving port
     arrived: Option<Arrived>,
-    /// Answers; null for what nobody answers
+    /// Responses; null for packets that have none
     answers: Option<Answers>,
 }
 
@@ -151,33 +153,33 @@ struct StreamRow {
 struct Arrived {
     received: u64,
     received_bytes: u64,
-    /// Overtaken, and did not come
+    /// Overtaken, and never received
     lost: u64,
-    /// None of their queue pair came behind them: lost at the end, or in flight
+    /// Not received, and no later packet of their queue pair was: lost at the end, or still under way
     unseen: u64,
-    /// Received, and overtaken before
+    /// Received after being overtaken
     reordered: u64,
     duplicates: u64,
-    /// Too late to tell whether they came before
+    /// Too old to decide whether they are duplicates
     stale: u64,
-    /// To a queue pair of the stream, and never sent
+    /// Packets to a queue pair of the stream that it never sent
     unexpected: u64,
-    /// From sending to receiving
+    /// Time from sending to receiving
     latency: Option<Times>,
 }
 
 #[derive(Serialize)]
 struct Answers {
-    /// Packets sent by our own responder, and requests that it could not answer
+    /// Packets sent by the generator's own responder, and requests to which it could not respond
     replies: u64,
     unable: u64,
-    /// Packets that came back; of them those that refused a request, and those that told of congestion and answered nothing
+    /// Responses received; of these, NAKs, and CNPs, which respond to no request
     responses: u64,
     naks: u64,
     cnps: u64,
-    /// Packets that would answer what was never asked: they are not among those that came back
+    /// Responses to requests that were never sent; not counted in `responses`
     unexpected: u64,
-    /// Requests; null if they are not waited for
+    /// Requests; null if their responses are not waited for
     requests: Option<Requests>,
 }
 
@@ -187,16 +189,16 @@ struct Requests {
     unanswered: u64,
     under_way: u64,
     stale_responses: u64,
-    /// Times that a request that was due had to wait for answers to others
+    /// Number of times that a due request had to wait for responses to earlier ones
     waited: u64,
-    /// Compare and swap
+    /// Results of compare and swap
     swapped: u64,
     not_swapped: u64,
-    /// From a request's last packet to its answer
+    /// Time from the last packet of a request to its response
     round_trip: Option<Times>,
 }
 
-/// Nanoseconds; the time is read once a turn of the worker.
+/// Quantiles in nanoseconds. The worker reads the time once per iteration.
 #[derive(Serialize)]
 struct Times {
     count: u64,
@@ -275,16 +277,16 @@ impl StreamRow {
         }
     }
 
-    /// Whether what was sent is what became of it. `said` is what queue pairs say, once they were asked: how many packets none came
-    /// behind, and how many requests wait.
-    fn adds_up(&self, said: Option<(u64, u64)>) -> bool {
-        let as_said = |arrived: &Arrived| said.is_none_or(|(behind, _)| behind == arrived.unseen);
-        let whole = |a: &Arrived| self.sent == a.received + a.lost + a.unseen && as_said(a);
+    /// Returns whether every packet and request is accounted for. `qp_counts` is the queue pairs' own count,
+    /// taken at the end: packets with no later one received, and waiting requests.
+    fn adds_up(&self, qp_counts: Option<(u64, u64)>) -> bool {
+        let agrees = |arrived: &Arrived| qp_counts.is_none_or(|(behind, _)| behind == arrived.unseen);
+        let whole = |a: &Arrived| self.sent == a.received + a.lost + a.unseen && agrees(a);
         let arrived = self.arrived.as_ref().is_none_or(whole);
         let requests = self.answers.as_ref().and_then(|answers| answers.requests.as_ref());
         let all = |r: &Requests| self.messages == r.answered + r.unanswered + r.under_way;
-        let as_said = |r: &Requests| said.is_none_or(|(_, waiting)| waiting == r.under_way);
-        arrived && requests.is_none_or(|r| all(r) && as_said(r))
+        let agrees = |r: &Requests| qp_counts.is_none_or(|(_, waiting)| waiting == r.under_way);
+        arrived && requests.is_none_or(|r| all(r) && agrees(r))
     }
 }
 
@@ -294,7 +296,7 @@ impl PktgenReport {
         counters: &Counters,
         runtime: &Runtime,
         outcome: &Outcome,
-        spoiled: Vec<Spoil>,
+        spoiled: Vec<InvalidReason>,
         (seconds, done): (f64, bool),
     ) -> Self {
         let streams: Vec<_> = profile
@@ -329,12 +331,12 @@ impl PktgenReport {
             .map(|c| c.sent.frames.get() + c.malformed.frames.get() + c.replies.get())
             .sum();
         let left = sum(&|w| w.ports.iter().map(|port| port.tx.frames.get()).sum());
-        // What comes is taken in: what is dropped was to leave.
+        // Received frames are consumed, so every dropped frame was to be sent.
         let dropped = sum(&|w| w.drops.iter().map(switch::counters::Counter::get).sum());
         let all_left = made == left + dropped;
         let rows = || streams.iter().zip(&counters.streams);
-        let said = |c: &StreamCounters| done.then(|| (c.behind.get(), c.waiting.get()));
-        let streams_add_up = rows().all(|(row, counters)| row.adds_up(said(counters)));
+        let qp_counts = |c: &StreamCounters| done.then(|| (c.behind.get(), c.waiting.get()));
+        let streams_add_up = rows().all(|(row, counters)| row.adds_up(qp_counts(counters)));
         let adds_up = all_came && all_left && streams_add_up;
         let ports = runtime.ports().enumerate().map(|(index, info)| PortRow {
             name: info.name.clone(),
@@ -363,7 +365,7 @@ impl PktgenReport {
         }
     }
 
-    /// Failure, if the numbers are not to be believed.
+    /// Returns failure if the numbers are not valid.
     pub(in crate::run) fn code(&self) -> ExitCode {
         if self.spoiled.is_empty() && self.adds_up { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
@@ -388,18 +390,27 @@ impl PktgenReport {
                 [s.sent, a.received, a.lost, a.unseen, a.reordered, a.duplicates, a.stale, a.unexpected];
             row(&[&s.name], &numbers)
         });
-        let columns =
-            ["stream", "sent", "received", "lost", "unseen", "reordered", "twice", "stale", "unexpected"];
-        section(&mut text, "What became of it: sent = received + lost + unseen", &columns, 1, rows);
+        let columns = [
+            "stream",
+            "sent",
+            "received",
+            "lost",
+            "unseen",
+            "reordered",
+            "duplicates",
+            "stale",
+            "unexpected",
+        ];
+        section(&mut text, "Received: sent = received + lost + unseen", &columns, 1, rows);
         let reflected = |s: &StreamRow| s.reflected.filter(|packets| *packets > 0);
         let rows = self.streams.iter().filter_map(|s| Some(row(&[&s.name], &[reflected(s)?])));
-        section(&mut text, "Came back to the port that sent it", &["stream", "packets"], 1, rows);
+        section(&mut text, "Received at the port that sent it", &["stream", "packets"], 1, rows);
         let answers = self.streams.iter().filter_map(|s| Some((s, s.answers.as_ref()?)));
         let rows = answers
             .clone()
             .map(|(s, a)| row(&[&s.name], &[a.replies, a.unable, a.responses, a.naks, a.cnps, a.unexpected]));
-        let columns = ["stream", "sent", "unable", "came back", "of them NAKs", "CNPs", "unexpected"];
-        section(&mut text, "Answers, in packets", &columns, 1, rows);
+        let columns = ["stream", "sent", "unable", "received", "of them NAKs", "CNPs", "unexpected"];
+        section(&mut text, "Responses, in packets", &columns, 1, rows);
         let requests = answers.filter_map(|(s, a)| Some((s, a.requests.as_ref()?)));
         let rows = requests.clone().map(|(s, r)| {
             let numbers = [
@@ -425,10 +436,10 @@ impl PktgenReport {
                 [s.name.as_str(), what].into_iter().chain(us.iter().map(String::as_str)).collect();
             row(&words, &[t.count])
         });
-        let columns = ["stream", "time in us", "least", "50 %", "90 %", "99 %", "99.9 %", "most", "packets"];
+        let columns = ["stream", "time in us", "min", "50 %", "90 %", "99 %", "99.9 %", "max", "packets"];
         section(&mut text, "Latency", &columns, 8, times);
         let malformed = self.malformed.iter().map(|row_| row(&[row_.fault], &[row_.packets]));
-        section(&mut text, "Malformed packets that came", &["fault", "packets"], 1, malformed);
+        section(&mut text, "Malformed packets received", &["fault", "packets"], 1, malformed);
         let rows = self.ports.iter().map(|port| {
             row(&[&port.name, &port.driver], &[port.rx_frames, port.rx_bytes, port.tx_frames, port.tx_bytes])
         });
@@ -440,13 +451,13 @@ impl PktgenReport {
             rows,
         );
         let too_late = if self.drain_expired {
-            "frames came when nothing was waited for any more: raise `drain_ms`"
+            "frames were received after `drain_ms` had passed; raise `drain_ms`"
         } else {
-            "frames came when everything had come"
+            "frames were received after all expected packets had arrived"
         };
         for (count, what) in [
-            (self.foreign, "packets came that are of no stream"),
-            (self.other, "frames came that are no RoCEv2 packets"),
+            (self.foreign, "packets received that belong to no stream"),
+            (self.other, "frames received that are not RoCEv2 packets"),
             (self.too_late, too_late),
             (self.no_buffer, "times sending waited for a packet buffer"),
             (self.port_busy, "times sending waited for room in the port's queue"),
@@ -456,18 +467,19 @@ impl PktgenReport {
             }
         }
         for stream in self.unanswered() {
-            _ = writeln!(text, "{}: {NO_ANSWER}", called(&stream.name));
+            _ = writeln!(text, "{}: {NO_RESPONSE}", stream_title(&stream.name));
         }
         if !self.adds_up {
             text += "THE COUNTERS DO NOT ADD UP: this is a bug, or the run was cut short.\n";
         }
-        for spoil in &self.spoiled {
-            _ = writeln!(text, "SPOILED ({}): {}", spoil.reason, spoil.what);
+        for invalid in &self.spoiled {
+            _ = writeln!(text, "SPOILED ({}): {}", invalid.reason, invalid.what);
         }
         text + &self.last_line()
     }
 
-    /// Streams of which no request was answered. Those that have a rate are told so where it was not reached.
+    /// Returns the streams whose requests had no response at all. Streams with a rate have an error about the
+    /// missed rate that covers this.
     fn unanswered(&self) -> impl Iterator<Item = &StreamRow> {
         self.streams.iter().filter(|s| s.messages > 0 && s.part_of_rate.is_none()).filter(|s| {
             let requests = s.answers.as_ref().and_then(|answers| answers.requests.as_ref());
@@ -475,7 +487,7 @@ impl PktgenReport {
         })
     }
 
-    /// What it was, in a line.
+    /// Returns the totals in one line.
     fn last_line(&self) -> String {
         let sent: u64 = self.streams.iter().map(|s| s.sent).sum();
         let malformed: u64 = self.streams.iter().map(|s| s.malformed_sent).sum();
@@ -489,14 +501,14 @@ impl PktgenReport {
     }
 }
 
-/// A rate in words, for the summary of a file.
+/// Describes a rate, for the summary of a configuration.
 pub(crate) fn rate(rate: Rate) -> String {
     let unit = |unit| if unit == Unit::Bits { "bits" } else { "packets" };
     match rate {
-        Rate::Max => "as fast as its port takes it".into(),
-        Rate::Steady { unit: u, per_second } => format!("{per_second} {} a second", unit(u)),
+        Rate::Max => "as fast as its port accepts it".into(),
+        Rate::Steady { unit: u, per_second } => format!("{per_second} {} per second", unit(u)),
         Rate::Ramp { unit: u, from, to, over } => {
-            format!("{from} to {to} {} a second in {} s", unit(u), over.0 as f64 / 1e9)
+            format!("{from} to {to} {} per second in {} s", unit(u), over.0 as f64 / 1e9)
         }
     }
 }
@@ -505,7 +517,8 @@ pub(crate) fn rate(rate: Rate) -> String {
 mod tests {
     use super::*;
 
-    /// A stream of which everything adds up: of ten requests, six were answered and one was given up.
+    /// Returns consistent counters of a stream: of ten requests, six had responses, one was given up, and
+    /// three wait.
     fn counted() -> StreamCounters {
         let c = StreamCounters::default();
         c.sent.count_many(10, 1_000);
@@ -534,18 +547,21 @@ mod tests {
     }
 
     #[test]
-    fn what_queue_pairs_say_is_compared() {
+    fn counters_have_to_agree_with_those_of_the_queue_pairs() {
         assert!(adds_up(&counted(), true));
         for (counter, what) in [
-            (&(|c: &StreamCounters| c.waiting.add(1)) as &dyn Fn(&StreamCounters), "one waits too many"),
-            (&|c| c.answered.add(1), "one was answered twice"),
-            (&|c| c.behind.add(1), "nothing came behind one that came"),
-            (&|c| c.skipped.add(1), "one is lost too many"),
+            (
+                &(|c: &StreamCounters| c.waiting.add(1)) as &dyn Fn(&StreamCounters),
+                "one waiting request too many",
+            ),
+            (&|c| c.answered.add(1), "one response too many"),
+            (&|c| c.behind.add(1), "one unseen packet too many"),
+            (&|c| c.skipped.add(1), "one lost packet too many"),
         ] {
             let c = counted();
             counter(&c);
             assert!(!adds_up(&c, true), "{what}");
-            assert!(adds_up(&c, false), "{what}: nobody was asked");
+            assert!(adds_up(&c, false), "{what}: without the queue pairs' count");
         }
     }
 }

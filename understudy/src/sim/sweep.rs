@@ -1,4 +1,4 @@
-//! Many seeds, on all CPUs. What comes of it does not depend on how many there are.
+//! Runs of many seeds on all CPUs. The result does not depend on the number of threads.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -6,33 +6,33 @@ use sim::scenario::{Outcome, Planted, Scenario, run as run_one};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Which seeds
+/// Seeds to run.
 #[derive(Clone, Copy)]
 pub(super) enum Seeds {
     Count { from: u64, count: u64 },
     For { from: u64, seconds: u64 },
 }
 
-/// What came of many seeds.
+/// Result of many seeds.
 #[derive(Default)]
 pub(super) struct Summary {
     pub(super) from: u64,
-    /// Seeds in which nothing is wrong
+    /// Seeds without a violation
     pub(super) passed: u64,
-    /// The first seed in which something is; those after it are not told of
+    /// The first seed with a violation; later ones are not reported
     pub(super) failed: Option<Outcome>,
     pub(super) events: u64,
     pub(super) packets: u64,
     pub(super) operations: u64,
     pub(super) broken: u64,
-    /// Of all digests
+    /// Combination of the digests of all runs
     pub(super) digest: u64,
     pub(super) time: Duration,
 }
 
 #[allow(
     clippy::disallowed_methods,
-    reason = "how long it took is told; what came of it does not depend on it"
+    reason = "the elapsed time is reported; the result does not depend on it"
 )]
 fn now() -> Instant {
     Instant::now()
@@ -53,7 +53,7 @@ pub(super) fn run(scenario: &Scenario, seeds: Seeds, threads: Option<usize>, pla
         Seeds::For { seconds, .. } => Some(began + Duration::from_secs(seconds)),
     };
     let next = AtomicU64::new(from);
-    // Seeds from here on need not be run: one before has failed.
+    // Seeds from this one on need not be run, because an earlier one has failed.
     let end = AtomicU64::new(until);
     let threads = threads.or(std::thread::available_parallelism().ok().map(usize::from)).unwrap_or(1).max(1);
     let mut summary = Summary { from, ..Summary::default() };
@@ -94,7 +94,7 @@ impl Summary {
         self.packets += outcome.packets;
         self.operations += outcome.operations_in_all();
         self.broken += outcome.broken;
-        // In whatever order they come
+        // The combination does not depend on the order of the outcomes.
         self.digest = self.digest.wrapping_add(switch::table::mix(outcome.seed ^ outcome.digest));
         if outcome.violation.is_none() {
             self.passed += 1;

@@ -1,7 +1,7 @@
-//! What a run of 1Pipe's switch came to, or has come to so far.
+//! Report of a 1Pipe switch, at any time of its run.
 
 use crate::config::OnePipeConfig;
-use crate::observe::{Row, Table, Told};
+use crate::observe::{FunctionMetrics, Row, Table};
 use crate::run::report::{row, section};
 use core::fmt::Write as _;
 use representative::config::Side;
@@ -11,18 +11,18 @@ use rocev2::onepipe::Timestamp;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Links in the table; JSON has them all
+/// Links in the printed table; the JSON has all of them
 const SHOWN_LINKS: usize = 64;
 
-/// Barriers, links, and what was counted. Fields are added, not renamed.
+/// Barriers, links and counters. Fields are added, not renamed.
 #[derive(Serialize)]
 pub(crate) struct OnePipeReport {
-    /// By name
+    /// Counters by name
     #[serde(flatten)]
     counters: BTreeMap<&'static str, u64>,
-    /// What was not taken, by reason
+    /// Packets that were not accepted, by reason
     refused: BTreeMap<&'static str, u64>,
-    /// Those of the links to above and to below, when they were last looked at; null if they never were
+    /// Barriers of the links to above and to below, as last read; null if they were never read
     above: Option<BarrierRow>,
     below: Option<BarrierRow>,
     links: Vec<LinkRow>,
@@ -32,7 +32,7 @@ pub(crate) struct OnePipeReport {
 struct BarrierRow {
     best_effort_ns: Option<u64>,
     commit_ns: Option<u64>,
-    /// The link that best effort waits for, and its name
+    /// Link that holds the best-effort barrier, and its name
     holder: Option<u16>,
     holder_name: Option<String>,
 }
@@ -43,13 +43,14 @@ struct LinkRow {
     name: String,
     side: &'static str,
     state: &'static str,
-    /// How far its register is ahead of the barrier: 0 holds it. Null unless it is alive
+    /// Lead of its register over the barrier; 0 for the link that holds it. Null unless the link is alive
     ahead_ns: Option<u64>,
-    /// How far what it says is behind the median of those that it is compared with. Null unless it is alive
+    /// Lag of its barrier behind the median of the links that it is compared with. Null unless the link is
+    /// alive
     lag_ns: Option<u64>,
 }
 
-pub(super) fn told(
+pub(super) fn switch_report(
     config: &OnePipeConfig,
     counters: &Counters,
     view: Option<&View>,
@@ -100,9 +101,9 @@ pub(super) fn told(
 }
 
 impl OnePipeReport {
-    /// For those that look on
-    pub(super) fn observed(self, told: Told) -> Told {
-        // The latest is no sum.
+    /// Adds the switch's metrics to `told`, for observation.
+    pub(super) fn add_metrics(self, metrics: FunctionMetrics) -> FunctionMetrics {
+        // The latest interval is a maximum, not a sum.
         let (latest, counters): (Vec<_>, Vec<_>) =
             self.counters.into_iter().partition(|(name, _)| *name == "intervals_latest_ns");
         let refused = self.refused.into_iter().map(|(why, count)| (format!("refused_{why}"), count));
@@ -115,9 +116,18 @@ impl OnePipeReport {
         let barriers = sides.into_iter().filter_map(|(side, barrier)| {
             Some((format!("barrier_{side}_ns"), barrier.as_ref()?.best_effort_ns?))
         });
-        told.counters(counters).counters(refused).gauges(latest).gauges(barriers.collect::<Vec<_>>()).first(
-            Table::new("link", &["link", "name", "side", "state", "ahead_ns", "lag_ns"], 2, &[], links),
-        )
+        metrics
+            .counters(counters)
+            .counters(refused)
+            .gauges(latest)
+            .gauges(barriers.collect::<Vec<_>>())
+            .first(Table::new(
+                "link",
+                &["link", "name", "side", "state", "ahead_ns", "lag_ns"],
+                2,
+                &[],
+                links,
+            ))
     }
 
     pub(crate) fn text(&self, text: &mut String) {
@@ -140,10 +150,10 @@ impl OnePipeReport {
                 }
                 (Some(at), ..) => writeln!(text, "Barrier of the links to {side}: {at} ns"),
                 (None, Some(link), Some(name)) => {
-                    writeln!(text, "No barrier of the links to {side}: link {link} ({name}) has told none")
+                    writeln!(text, "No barrier of the links to {side}: link {link} ({name}) has sent none")
                 }
                 (None, ..) => {
-                    writeln!(text, "No barrier of the links to {side}: nobody is there to tell one")
+                    writeln!(text, "No barrier of the links to {side}: no link is alive")
                 }
             };
         }
