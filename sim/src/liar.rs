@@ -1,5 +1,5 @@
-//! A host without connections that forges packets: from its own address and from other hosts' addresses. It guesses queue pairs,
-//! which are small numbers, and neither PSNs nor keys.
+//! A host without connections that forges packets, from its own address and from other hosts' addresses. It
+//! guesses queue pair numbers, which are small, but cannot guess PSNs or keys.
 
 use crate::{Node, Ports};
 use core::net::IpAddr;
@@ -15,16 +15,16 @@ use switch::memory::MemoryFrame;
 use switch::{Chance, Nanos, Output, PortId};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// First number of a host's queue pairs
+/// First queue pair number of a host
 const FIRST_QPN: u64 = 16;
-/// How many of them it tries
+/// How many queue pair numbers it tries; drawn per seed
 const QPNS: [u64; 3] = [4, 16, 64];
 
-/// An interface of a host
+/// IP and MAC address of an interface
 pub type Address = (IpAddr, MacAddr);
 
-/// Returns a packet from an IP address and the MAC address that sends it, to an interface: empty if the two addresses are not of
-/// the same kind.
+/// Returns a packet from an IP address, sent by a MAC address, to an interface. Empty if one IP address is
+/// IPv4 and the other IPv6.
 pub(crate) fn packet(
     (src, src_mac, (dst, dst_mac)): (IpAddr, MacAddr, Address),
     src_port: u16,
@@ -49,10 +49,10 @@ pub(crate) fn packet(
     frame
 }
 
-/// What a [`Liar`] knows of the others.
+/// Configuration of a [`Liar`].
 #[derive(Clone, Debug)]
 pub struct LiarConfig {
-    /// For everything that is drawn
+    /// Seed of everything that is drawn
     pub seed: u64,
     /// Its own interface
     pub own: Address,
@@ -60,20 +60,21 @@ pub struct LiarConfig {
     pub targets: Vec<Address>,
     /// A P4CE switch, which is one more target, and its number of queue pairs
     pub switch: Option<(Address, usize)>,
-    /// Hosts that it claims to be, and sends answers to
+    /// Hosts whose addresses it forges, and to which it sends responses
     pub claims: Vec<Address>,
-    /// Where in memory its requests go: so many words from an address
+    /// First virtual address of its requests, and the number of words from there
     pub words: (u64, u64),
-    /// Whether hosts use the communication manager, which believes what is said in their name: a REQ of a queue pair that is in
-    /// use ends its connection, whatever is between them. Then it does not speak in their name there.
+    /// Whether hosts connect by the communication manager. It trusts the source address of its messages: a
+    /// forged REQ for a queue pair in use ends that connection, whatever switch is between the hosts. So no
+    /// messages of the communication manager are forged in that case
     pub by_cm: bool,
-    /// How many lies it tells
+    /// Number of rounds; each sends one or two packets
     pub lies: u32,
-    /// The first is told then
+    /// Time of the first round
     pub from: Nanos,
 }
 
-/// The host.
+/// The host that forges packets.
 #[derive(Debug)]
 pub struct Liar {
     config: LiarConfig,
@@ -84,7 +85,7 @@ pub struct Liar {
 }
 
 impl Liar {
-    /// A host that will lie.
+    /// Creates a host that forges packets.
     pub fn new(config: LiarConfig) -> Self {
         Self {
             chance: Chance::stream(config.seed, 0x6c69_6172),
@@ -97,7 +98,7 @@ impl Liar {
 
     fn qpn(&mut self, of: Address) -> Qpn {
         let first = match self.config.switch {
-            // The lowest number that is no reserved one and has the first place (`p4ce::control::places`)
+            // The lowest number that is not reserved and maps to slot 0 (`p4ce::control::places`)
             Some((switch, queue_pairs)) if switch == of => (queue_pairs as u64).max(FIRST_QPN),
             _ => FIRST_QPN,
         };
@@ -108,7 +109,7 @@ impl Liar {
         Psn::new(self.chance.bits() as u32)
     }
 
-    /// A packet as from one host to another.
+    /// Returns a packet with the source IP address of one host, to another host.
     fn packet(
         &mut self,
         from: Address,
@@ -117,7 +118,7 @@ impl Liar {
         extended: &[&[u8]],
         payload: &[u8],
     ) -> Vec<u8> {
-        // Otherwise a bridge would send to it what is the other's.
+        // With the forged MAC address, a bridge would learn it and send this host the other host's frames.
         let ends = (from.0, self.config.own.1, to);
         packet(ends, self.chance.bits() as u16, bth, extended, payload)
     }
@@ -135,7 +136,7 @@ impl Liar {
         self.packet(from, to, bth, &[Deth::new(Deth::GSI_QKEY, Qpn::GSI).as_bytes()], &mad)
     }
 
-    /// A request of a kind that writes to a word, with a key that is not known.
+    /// Returns a request that writes, if it is accepted, with a random key.
     fn request(&mut self, from: Address, target: Address) -> Vec<u8> {
         let (first, words) = self.config.words;
         let va = first + self.chance.below(words) * 8;
@@ -160,7 +161,7 @@ impl Liar {
         }
     }
 
-    /// An answer to a request that nobody knows of, or a notification of congestion.
+    /// Returns a response to a request that was never sent, or a CNP.
     fn answer(&mut self, from: Address, to: Address) -> Vec<u8> {
         let (qpn, psn, msn) = (self.qpn(to), self.psn(), Msn::new(self.chance.bits() as u32));
         let aeth = |syndrome| Aeth::new(syndrome, msn);
@@ -237,7 +238,7 @@ impl Node for Liar {
         while self.left > 0 && self.next <= now {
             self.left -= 1;
             self.next = now + Nanos(self.chance.below(20_000));
-            // None goes from IPv4 to IPv6.
+            // Frames between an IPv4 and an IPv6 address are empty.
             for frame in self.lie().into_iter().filter(|frame| !frame.is_empty()) {
                 _ = out.send(MemoryFrame::new(frame), PortId(0));
             }

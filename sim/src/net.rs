@@ -1,4 +1,4 @@
-//! The wires between nodes: queues, the fate of frames, and the agenda of what happens when.
+//! Links between nodes: queues, the fate of frames, and the event queue.
 
 use crate::frame::{Digest, bit_to_flip, fits, is_between, is_checked, mark};
 use crate::link::{Counters, Link};
@@ -8,16 +8,16 @@ use rocev2::ethernet::MacAddr;
 use std::collections::{BinaryHeap, VecDeque};
 use switch::{Chance, Full, Nanos, PortId};
 
-/// What happens at a time of the agenda. Small, as the agenda moves entries about.
+/// An event of the agenda. Small, because the heap moves entries about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum What {
-    /// The frame in this place of the store arrives at the end of this direction.
+    /// The frame in this slot of the store arrives at the end of this direction
     Arrive { lane: u32, frame: u32 },
-    /// The direction has sent its frame.
+    /// This direction has finished sending a frame
     Free { lane: u32 },
-    /// The node asked for it.
+    /// The timer of this node is due
     Timer { node: u32 },
-    /// A fault, by its number
+    /// A fault, by its index
     Fault { number: u32 },
 }
 
@@ -25,22 +25,22 @@ pub(crate) enum What {
 #[derive(Debug)]
 pub(crate) struct Lane {
     pub(crate) link: Link,
-    /// The link's number
+    /// Index of the link that this is a direction of
     link_number: usize,
     pub(crate) from: (usize, PortId),
     pub(crate) to: (usize, PortId),
     pub(crate) counters: Counters,
-    /// Partitions that it is cut by
+    /// Faults that cut this direction and have not ended
     pub(crate) cuts: u32,
     queue: VecDeque<Vec<u8>>,
     queued: usize,
     busy: bool,
-    /// The latest arrival of what was not reordered
+    /// Latest arrival of a frame that was not reordered
     last_arrival: Nanos,
     fate: Fate,
 }
 
-/// Chance for each kind of harm: one kind does not disturb the others.
+/// One random stream for each kind of damage, so that changing one kind's share does not change the others.
 #[derive(Debug)]
 struct Fate {
     loss: Chance,
@@ -65,7 +65,7 @@ impl Fate {
     }
 }
 
-/// All links.
+/// All links, and the event queue.
 #[derive(Debug)]
 pub(crate) struct Net {
     pub(crate) now: Nanos,
@@ -78,11 +78,11 @@ pub(crate) struct Net {
     store: Vec<Vec<u8>>,
     vacant: Vec<u32>,
     spares: Vec<Vec<u8>>,
-    /// Pairs of interfaces that do not reach each other
+    /// Pairs of interfaces between which no frame passes
     pub(crate) parted: Vec<[MacAddr; 2]>,
     pub(crate) digest: Digest,
     pub(crate) captures: Vec<Option<Capture>>,
-    /// Packet events: frames that arrived
+    /// Number of frames that arrived at a node, which [`World::events`](crate::World::events) reports
     pub(crate) arrivals: u64,
     /// Frames that were lost or damaged, if the world records them
     pub(crate) losses: Option<Vec<Vec<u8>>>,
@@ -108,7 +108,8 @@ impl Net {
         }
     }
 
-    /// Swaps two links' places at the node at the second end of both. Frames on their way arrive at the new place.
+    /// Exchanges the ports of two links at the node at the second end of both. Frames in flight arrive at the
+    /// new port.
     pub(crate) fn swap(&mut self, [a, from_a]: [usize; 2], [b, from_b]: [usize; 2]) {
         let (at_a, at_b) = (self.lanes[a].to, self.lanes[b].to);
         for (lane, back, at) in [(a, from_a, at_b), (b, from_b, at_a)] {
@@ -131,7 +132,7 @@ impl Net {
         self.ports[node][port]
     }
 
-    /// Joins the next free ports of two nodes; the link's number.
+    /// Connects the next free ports of two nodes. Returns the link's number.
     pub(crate) fn join(&mut self, a: usize, b: usize, link: Link) -> usize {
         let number = self.captures.len();
         self.captures.push(None);
@@ -162,7 +163,7 @@ impl Net {
         self.agenda.push(Reverse((at.max(self.now), self.order, what)));
     }
 
-    /// The next thing that happens, if it does so by `until`.
+    /// Removes and returns the next event if it is due by `until`, and advances the time to it.
     pub(crate) fn next(&mut self, until: Nanos) -> Option<What> {
         let &Reverse((at, _, what)) = self.agenda.peek()?;
         if at > until {
@@ -173,7 +174,7 @@ impl Net {
         Some(what)
     }
 
-    /// When the next thing happens
+    /// Returns when the next event is due.
     pub(crate) fn peek(&self) -> Option<Nanos> {
         self.agenda.peek().map(|Reverse((at, ..))| *at)
     }
@@ -192,13 +193,13 @@ impl Net {
         self.store.len() as u32 - 1
     }
 
-    /// An empty vector, with room if there is one.
+    /// Returns an empty vector, with capacity if one was recycled.
     #[inline]
     pub(crate) fn spare(&mut self) -> Vec<u8> {
         self.spares.pop().unwrap_or_default()
     }
 
-    /// A frame's memory is free.
+    /// Keeps a frame's memory for reuse.
     #[inline]
     pub(crate) fn recycle(&mut self, mut frame: Vec<u8>) {
         if self.spares.len() < 4096 {
@@ -207,7 +208,7 @@ impl Net {
         }
     }
 
-    /// Records a frame that is lost, if the world does, and frees its memory.
+    /// Records a lost frame if the world records losses; otherwise recycles its memory.
     pub(crate) fn lose(&mut self, frame: Vec<u8>) {
         match &mut self.losses {
             Some(losses) => losses.push(frame),
@@ -215,7 +216,7 @@ impl Net {
         }
     }
 
-    /// Whether a node could send at once.
+    /// Returns whether a frame could be sent at once: nothing is being sent, and the queue is empty.
     #[inline]
     pub(crate) fn is_idle(&self, lane: usize) -> bool {
         let lane = &self.lanes[lane];
@@ -229,7 +230,7 @@ impl Net {
         (lane.link.queue.saturating_sub(lane.queued) / largest).max(usize::from(!lane.busy))
     }
 
-    /// A node sends: at once, or after what waits already.
+    /// Sends a frame of a node: at once if the link is idle, otherwise after the queue.
     pub(crate) fn send(&mut self, node: usize, port: PortId, mut frame: Vec<u8>) -> Result<(), Full> {
         let Some(&number) = self.ports[node].get(port.index()) else { return Err(Full) };
         let lane = &mut self.lanes[number];
@@ -260,7 +261,7 @@ impl Net {
         Ok(())
     }
 
-    /// A frame is put on an idle link.
+    /// Puts a frame on an idle link.
     pub(crate) fn transmit(&mut self, number: usize, frame: Vec<u8>) {
         let lane = &mut self.lanes[number];
         lane.counters.offered += 1;
@@ -272,7 +273,7 @@ impl Net {
         }
     }
 
-    /// The link has sent a frame: the next one that waits follows.
+    /// Ends the sending of a frame, and starts that of the next one in the queue.
     pub(crate) fn sent(&mut self, number: usize) {
         let lane = &mut self.lanes[number];
         lane.busy = false;
@@ -299,7 +300,8 @@ impl Net {
         if occupied > Nanos::ZERO {
             lane.busy = true;
         }
-        // Each is drawn for every frame, so that a share that changes does not change what else happens.
+        // All of them are drawn for every frame, so that changing one share does not change the other kinds
+        // of damage.
         let fate = &mut lane.fate;
         let lost = fate.loss.happens(link.loss);
         let twice = fate.duplicate.happens(link.duplicate);
@@ -311,7 +313,8 @@ impl Net {
         let mut arrival = now + occupied + link.delay + Nanos(jitter);
         let is_cut = lane.cuts > 0 || is_parted;
         let bit = damaged.then(|| bit_to_flip(&frame, damage, self.seed.is_multiple_of(2))).flatten();
-        // Ethernet's own check, which is not part of frames here, would show it where nothing else does.
+        // No checksum in the frame covers this byte. On a real link the frame check sequence, which frames
+        // have not here, does, and the frame is dropped.
         let lost = lost || bit.is_some_and(|bit| !is_checked(&frame, bit / 8));
         let gone = is_cut || lost;
         if is_cut {
@@ -350,7 +353,7 @@ impl Net {
         self.schedule(arrival, What::Arrive { lane: number as u32, frame: place });
     }
 
-    /// What waits for the links of a node that went down is gone.
+    /// Drops the frames in the send queues of a node that went down.
     pub(crate) fn clear_queues(&mut self, node: usize) {
         for number in self.ports[node].clone() {
             while let Some(frame) = self.lanes[number].queue.pop_front() {

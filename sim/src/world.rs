@@ -1,4 +1,4 @@
-//! The world: nodes, links, faults, and time that passes only as it has to.
+//! The world: nodes, links, faults, and virtual time that advances from event to event.
 
 use crate::clock::Clock;
 use crate::fault::Fault;
@@ -12,23 +12,23 @@ use std::io::{self, Write};
 use switch::memory::MemoryFrame;
 use switch::{Nanos, PortId};
 
-/// Frames that a paused node finds when it goes on, at most
+/// Capacity of a paused node's inbox, in frames; further frames are lost
 const INBOX: usize = 1024;
 
-/// A host or switch of the world.
+/// Handle of a host or switch of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub(crate) usize);
 
-/// A link of the world.
+/// Handle of a link of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub(crate) usize);
 
-/// Whether a node takes part.
+/// Run state of a node.
 #[derive(Debug, PartialEq, Eq)]
 enum Is {
     Up,
     Down,
-    /// Stopped for a while, with what came meanwhile
+    /// Stopped for a while, with the frames that arrived since
     Paused(VecDeque<(Vec<u8>, PortId)>),
 }
 
@@ -36,18 +36,23 @@ struct Slot {
     name: String,
     node: Box<dyn Node>,
     clock: Clock,
-    /// The clock before each change of it, and when that was
+    /// Earlier clocks, each with the time of the world at which it was replaced
     before: Vec<(Nanos, Clock)>,
     is: Is,
-    /// Crashes and pauses that have begun and not ended
+    /// Crash faults that have not ended
     crashes: u32,
     pauses: u32,
-    /// The earliest entry of the agenda for its timer
+    /// Time of the earliest agenda entry for the node's timer
     armed: Option<Nanos>,
 }
 
-/// A network in virtual time. One seed decides everything that is left to chance: the same world with the same seed does
-/// the same, to the byte.
+/// A network in virtual time. One seed determines everything random: two runs of the same world with the same
+/// seed are identical to the byte.
+///
+/// Usage: [`add`](Self::add) nodes, [`connect`](Self::connect) them, [`schedule`](Self::schedule) faults,
+/// then advance with [`run_until`](Self::run_until) or [`step`](Self::step). The nodes start with the first
+/// of these, or with the first call of [`with`](Self::with). All functions panic if a [`NodeId`] or a
+/// [`LinkId`] is of another world with more nodes or links.
 pub struct World {
     net: Net,
     nodes: Vec<Slot>,
@@ -58,7 +63,7 @@ pub struct World {
 }
 
 impl World {
-    /// An empty world.
+    /// Creates an empty world.
     pub fn new(seed: u64) -> Self {
         Self {
             net: Net::new(seed),
@@ -70,7 +75,7 @@ impl World {
         }
     }
 
-    /// Adds a host or switch. Its ports are counted in the order of its links.
+    /// Adds a host or switch. Its ports are numbered in the order in which links are connected to it.
     pub fn add(&mut self, name: &str, node: impl Node, clock: Clock) -> NodeId {
         let (name, node) = (name.into(), Box::new(node));
         self.nodes.push(Slot {
@@ -86,26 +91,27 @@ impl World {
         NodeId(self.net.add_node())
     }
 
-    /// Joins two nodes by a link, at the next port of each.
+    /// Connects two nodes by a link, at the next free port of each.
     pub fn connect(&mut self, a: NodeId, b: NodeId, link: Link) -> LinkId {
         let number = self.net.join(a.0, b.0, link);
         self.links.push([2 * number, 2 * number + 1]);
         LinkId(number)
     }
 
-    /// Lets something happen at a time of the world.
+    /// Schedules a fault at a time of the world, or now if that time has passed.
     pub fn schedule(&mut self, at: Nanos, fault: Fault) {
         let number = self.faults.len() as u32;
         self.faults.push(fault);
         self.net.schedule(at, What::Fault { number });
     }
 
-    /// Writes every frame that is put on a link, in both directions, as a capture with nanoseconds.
+    /// Captures every frame that is put on a link, in both directions, as a pcap file with nanosecond
+    /// timestamps.
     pub fn capture(&mut self, link: LinkId, to: impl Write + Send + 'static) {
         self.net.captures[link.0] = Some(Capture::new(Box::new(to)));
     }
 
-    /// Ends the captures; the first error of writing one, if there was any.
+    /// Ends all captures. Returns the first error of writing one, if there was any.
     pub fn finish_captures(&mut self) -> io::Result<()> {
         let mut result = Ok(());
         for capture in self.net.captures.iter_mut().filter_map(Option::take) {
@@ -114,125 +120,130 @@ impl World {
         result
     }
 
-    /// Records every frame that is lost or damaged from now on, on any link and at nodes that are down.
+    /// Records, from now on, every frame that is lost or damaged on any link, and every frame lost at nodes
+    /// that are down.
     pub fn record_losses(&mut self) {
         self.net.losses.get_or_insert_default();
     }
 
-    /// Returns the frames that were lost, and those that were damaged, as they were before.
+    /// Returns the recorded frames that were lost, and those that were damaged, as they were before the
+    /// damage.
     pub fn losses(&self) -> &[Vec<u8>] {
         self.net.losses.as_deref().unwrap_or_default()
     }
 
-    /// The time
+    /// Returns the time of the world.
     pub fn now(&self) -> Nanos {
         self.net.now
     }
 
-    /// What a node's clock shows
+    /// Returns the reading of a node's clock.
     pub fn clock(&self, node: NodeId) -> Nanos {
         self.nodes[node.0].clock.shows(self.net.now)
     }
 
-    /// Returns the time of the world at which a node's clock, if it was never set, showed `local`: exact without drift, and up
-    /// to 3 ns late with it.
+    /// Returns the time of the world at which a node's clock showed `local`: exact without drift, and up to 3
+    /// ns late with it. Where a fault changed the clock, the reading before the change counts.
     pub fn when(&self, node: NodeId, local: Nanos) -> Nanos {
         let Slot { clock, before, .. } = &self.nodes[node.0];
         let shown = before.iter().find(|(until, clock)| local < clock.shows(*until));
         shown.map_or(clock, |(_, clock)| clock).when(local, Nanos::ZERO)
     }
 
-    /// A node's name
+    /// Returns a node's name.
     pub fn name(&self, node: NodeId) -> &str {
         &self.nodes[node.0].name
     }
 
-    /// How many things have happened, and how many of them were arrivals of frames
+    /// Returns the number of events so far, and how many of them were arrivals of frames.
     pub fn events(&self) -> (u64, u64) {
         (self.events, self.net.arrivals)
     }
 
-    /// A number that depends on every byte that was put on any link, and on when: equal for equal runs
+    /// Returns a number that depends on every byte that was put on any link and on the time of it; equal for
+    /// identical runs.
     pub fn digest(&self) -> u64 {
         self.net.digest.value()
     }
 
-    /// What became of a link's frames, from its first end and from its second
+    /// Returns a link's counters: of frames from its first end, and of those from its second.
     pub fn counters(&self, link: LinkId) -> [Counters; 2] {
         self.links[link.0].map(|lane| self.net.lanes[lane].counters)
     }
 
-    /// The nodes at a link's ends
+    /// Returns the nodes at a link's ends.
     pub fn ends(&self, link: LinkId) -> [NodeId; 2] {
         let lane = &self.net.lanes[self.links[link.0][0]];
         [NodeId(lane.from.0), NodeId(lane.to.0)]
     }
 
-    /// Returns the longest IP packet that a link carries (bytes).
+    /// Returns the MTU of a link: the bytes of the longest IP packet.
     pub fn mtu(&self, link: LinkId) -> usize {
         self.net.lanes[self.links[link.0][0]].link.mtu
     }
 
-    /// All links
+    /// Returns all links.
     pub fn links(&self) -> impl Iterator<Item = LinkId> + use<> {
         (0..self.links.len()).map(LinkId)
     }
 
-    /// Returns whether a node has crashed and not come back.
+    /// Returns whether a node has crashed and not restarted.
     pub fn is_down(&self, node: NodeId) -> bool {
         self.nodes[node.0].is == Is::Down
     }
 
-    /// A node.
+    /// Returns a node.
     ///
     /// # Panics
-    /// If it is of another type.
+    /// If the node is not a `T`.
     pub fn node<T: Node>(&self, node: NodeId) -> &T {
         let any: &dyn Any = &*self.nodes[node.0].node;
-        any.downcast_ref().expect("a node of this type")
+        any.downcast_ref().expect("the node is of this type")
     }
 
-    /// The same, to be changed between two steps. What it has to do because of that it does when it is next asked.
+    /// Returns a node to be changed between two steps. The world does not notice what the node wants to send,
+    /// or that its timer changed, before the node's next event; use [`with`](Self::with) for that.
     ///
     /// # Panics
-    /// As [`node`](Self::node)
+    /// If the node is not a `T`.
     pub fn node_mut<T: Node>(&mut self, node: NodeId) -> &mut T {
         let any: &mut dyn Any = &mut *self.nodes[node.0].node;
-        any.downcast_mut().expect("a node of this type")
+        any.downcast_mut().expect("the node is of this type")
     }
 
-    /// Does something to a node from outside: an application's call, a command of the control plane.
+    /// Calls a node from outside: an application's call, or a command of the control plane. `act` gets the
+    /// node and the reading of its clock. Then the world sends what the node has to send, and arms its timer.
     ///
     /// # Panics
-    /// If it is of another type.
+    /// If the node is not a `T`.
     pub fn with<T: Node, R>(&mut self, node: NodeId, act: impl FnOnce(&mut T, Nanos) -> R) -> R {
         self.start();
         let now = self.clock(node);
         let any: &mut dyn Any = &mut *self.nodes[node.0].node;
-        let result = act(any.downcast_mut().expect("a node of this type"), now);
+        let result = act(any.downcast_mut().expect("the node is of this type"), now);
         self.settle(node.0);
         result
     }
 
-    /// When the next thing happens
+    /// Returns when the next event is due.
     pub fn next_at(&mut self) -> Option<Nanos> {
         self.start();
         self.net.peek()
     }
 
-    /// Whether nothing is left to happen.
+    /// Returns whether no event is left.
     pub fn is_over(&mut self) -> bool {
         self.start();
         self.net.peek().is_none()
     }
 
-    /// Lets everything happen until a time of the world.
+    /// Handles all events up to a time of the world, and advances the time to it.
     pub fn run_until(&mut self, until: Nanos) {
         while self.step(until) {}
         self.net.now = self.net.now.max(until);
     }
 
-    /// The next thing that happens, if it does so by `until`. False if there is none.
+    /// Handles the next event if it is due by `until`. Returns false if there is none.
     pub fn step(&mut self, until: Nanos) -> bool {
         self.start();
         let Some(what) = self.net.next(until) else { return false };
@@ -318,7 +329,7 @@ impl World {
         self.settle(node);
     }
 
-    /// After something happened at a node: what it wants to send, and when it wants to be woken.
+    /// Sends what a node has to send, and arms its timer. Called after each event of the node.
     fn settle(&mut self, node: usize) {
         for port in 0..self.net.ports_of(node) {
             self.pull(node, PortId(port as u16));
@@ -388,7 +399,7 @@ impl World {
             Fault::Swap(LinkId(a), LinkId(b)) => self.net.swap(self.links[a], self.links[b]),
             Fault::Send(NodeId(node), frame) => {
                 if self.nodes[node].is == Is::Up {
-                    // A full queue loses it, as a link may.
+                    // A full queue loses the frame, as a link may.
                     _ = self.net.send(node, PortId(0), frame);
                 }
             }
@@ -427,7 +438,7 @@ impl World {
         }
     }
 
-    /// First what came meanwhile, then what is late.
+    /// Handles the frames that arrived during the pause, then the timer.
     fn resume(&mut self, node: usize) {
         let slot = &mut self.nodes[node];
         slot.pauses = slot.pauses.saturating_sub(1);
