@@ -1,12 +1,12 @@
-//! What an end does, one operation after the other, as the seed has it.
+//! The operations of an end, one after the other, as the seed determines them.
 
 use super::{Verb, Verbs};
 use std::collections::VecDeque;
 use switch::Chance;
 
-/// Places in the pattern at which a message may begin
+/// Number of offsets in the pattern at which a message may begin
 pub(super) const SPREAD: u32 = 4096;
-/// Places that are used again and again, so that READs and WRITEs meet
+/// Number of offsets in the target that are used repeatedly, so that READs and WRITEs overlap
 const PLACES: u64 = 4;
 
 /// An operation.
@@ -14,26 +14,26 @@ const PLACES: u64 = 4;
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of a request")]
 pub(super) struct Op {
     pub(super) verb: Verb,
-    /// Bytes
+    /// Length in bytes
     pub(super) len: u32,
-    /// Where in the pattern the data is
+    /// Offset of the data in the pattern
     pub(super) source: u32,
-    /// Where in the target it goes, or is
+    /// Offset in the target
     pub(super) at: u32,
     pub(super) immediate: u32,
     pub(super) inline: bool,
     pub(super) signaled: bool,
     pub(super) solicited: bool,
     pub(super) fence: bool,
-    /// For atomics: which word, and what comes on top
+    /// For atomics: index of the word, and the summand
     pub(super) word: u32,
     pub(super) add: u64,
-    /// For compare and swap: whether the value seen last is expected
+    /// For compare and swap: whether it expects the latest known value
     pub(super) hopeful: bool,
 }
 
 impl Op {
-    /// A READ of the whole target
+    /// Returns a READ of the whole target.
     pub(super) fn read_all(len: u32) -> Self {
         Self {
             verb: Verb::Read,
@@ -52,7 +52,7 @@ impl Op {
     }
 }
 
-/// The operations of an end.
+/// Sequence of the operations of an end.
 #[derive(Clone, Debug)]
 pub(super) struct Stream {
     chance: Chance,
@@ -62,9 +62,9 @@ pub(super) struct Stream {
     max_size: u32,
     words: u32,
     mix: [u32; Verb::ALL.len()],
-    /// What the READs that may be outstanding look at
+    /// Ranges of the READs that may be outstanding
     reads: VecDeque<Option<(u32, u32)>>,
-    /// A range that was used before is used again now and then
+    /// Latest range; a third of the operations use it again
     last: (u32, u32),
 }
 
@@ -95,7 +95,7 @@ impl Stream {
         Verb::Write
     }
 
-    /// A length of 0 to the longest, each power of two as likely as the next.
+    /// Draws a length from 0 to the longest, with each power of two equally likely.
     fn len(&mut self) -> u32 {
         let bits = u64::from(32 - self.max_size.leading_zeros());
         let bits = self.chance.below(bits + 1) as u32;
@@ -134,7 +134,8 @@ impl Iterator for Stream {
         if is_write || verb == Verb::Read {
             self.last = (at, len);
         }
-        // Memory that a READ looks at is written to when the READ is over: the order of the two is not said (IB 10.8.3.3).
+        // A WRITE to memory that an outstanding READ reads is fenced: the order of the two is undefined
+        // otherwise (IB 10.8.3.3).
         let meets = |&(from, size): &(u32, u32)| from < at + len && at < from + size;
         op.fence |= is_write && self.reads.iter().flatten().any(meets);
         self.reads.push_back((verb == Verb::Read).then_some((at, len)));
@@ -151,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_happens() {
+    fn stream_draws_every_verb_and_option() {
         let verbs = Verbs { operations: 2000, max_size: 1 << 20, ..Verbs::default() };
         let ops: Vec<Op> = Stream::new(&verbs, 1).collect();
         assert_eq!(ops, Stream::new(&verbs, 1).collect::<Vec<_>>());
