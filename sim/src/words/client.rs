@@ -1,4 +1,4 @@
-//! A client: its connections, and what they have left to do.
+//! A client: its connections, and the work left to do on them.
 
 use super::connect::{Joined, Memory, SECTION_REQUESTS, join, queue_pair};
 use super::end::{Context, End, LANDING_VA};
@@ -13,26 +13,26 @@ use rocev2::Qpn;
 use std::collections::{BTreeMap, VecDeque};
 use switch::Nanos;
 
-/// Completions that wait to be polled at most
+/// Capacity of the completion queue
 const COMPLETIONS: usize = 1 << 14;
 
-/// What a client does at a server, by one connection after another.
+/// The work of a client at a server, done on one connection after another.
 #[derive(Debug)]
 struct Work {
     server: usize,
     plan: Plan,
     sections: u32,
     end: Option<End>,
-    /// How often it was connected
+    /// Number of connections so far
     made: u32,
-    /// Connections that broke when something had been done on them
+    /// Connections that broke after an operation had completed on them
     interrupted: u32,
-    /// Connections that broke since then, on which nothing was done
+    /// Connections since then that broke before any operation completed
     useless: u32,
 }
 
 impl Work {
-    /// Notes that its connection has broken.
+    /// Counts a break of the connection.
     fn note_break(&mut self) {
         match &self.end {
             Some(end) if end.was_of_use() => (self.interrupted, self.useless) = (self.interrupted + 1, 0),
@@ -48,7 +48,7 @@ impl Work {
     }
 }
 
-/// A client.
+/// The application of a client.
 #[derive(Debug)]
 pub struct ClientApp {
     config: Config,
@@ -56,10 +56,10 @@ pub struct ClientApp {
     truth: Shared,
     resources: Option<(Pd, Cq)>,
     works: Vec<Work>,
-    /// Ends of connections that are over
+    /// Ends of broken connections
     ended: Vec<End>,
     by_qpn: BTreeMap<u32, usize>,
-    /// Works that may have something to post
+    /// Work items that may have something to post
     ready: VecDeque<usize>,
     lives: u64,
     up: bool,
@@ -98,53 +98,55 @@ impl ClientApp {
         }
     }
 
-    /// How many connections it has at once
+    /// Returns the number of connections at once.
     pub(super) fn works(&self) -> usize {
         self.works.len()
     }
 
-    /// The server that one of its connections goes to
+    /// Returns the server of a connection.
     pub(super) fn server_of(&self, work: usize) -> usize {
         self.works[work].server
     }
 
-    /// One of its connections, which may have broken
+    /// Returns the end of a connection, which may be broken.
     pub(super) fn end(&self, work: usize) -> Option<&End> {
         self.works[work].end.as_ref()
     }
 
-    /// How often one of its connections was made
+    /// Returns how often a connection was set up.
     pub(super) fn made(&self, work: usize) -> u32 {
         self.works[work].made
     }
 
-    /// Connections that broke: those on which something had been done, and those without since the last of these
+    /// Returns the number of breaks of a connection: those after an operation had completed, and those since
+    /// then before any did.
     pub(super) fn breaks(&self, work: usize) -> [u32; 2] {
         [self.works[work].interrupted, self.works[work].useless]
     }
 
-    /// Whether it has nothing left to do. Who is down does nothing.
+    /// Returns whether nothing is left to do, as for a client that is down.
     pub(super) fn is_done(&self) -> bool {
         !self.up || self.works.iter().all(Work::is_done)
     }
 
-    /// Whether a connection of it is to be made anew
+    /// Returns whether a connection has to be set up (again).
     pub(super) fn lacks(&self, work: usize) -> bool {
         self.up && self.works[work].end.as_ref().is_none_or(|end| end.broken)
     }
 
-    /// The lines of all its connections, those that are over first; and whether they are
+    /// Returns the ends of all connections: broken ones first, then those of the present.
     pub(super) fn ends(&self) -> impl Iterator<Item = &End> {
         self.ended.iter().chain(self.works.iter().filter_map(|work| work.end.as_ref()))
     }
 
-    /// Makes its end of a connection; the end that it had, if any.
+    /// Creates this client's end of a connection. The previous end, if any, is kept for the checks.
     pub(super) fn open(&mut self, nic: &mut Rnic, work: usize, line: u32) -> Qpn {
-        let (pd, cq) = self.resources.expect("it has started");
+        let (pd, cq) = self.resources.expect("the client has started");
         let config = &self.config;
         let qpn = queue_pair(nic, pd, cq, config.depth + SECTION_REQUESTS, 1);
         let size = End::slots(config) as usize * End::slot_size(config);
-        let landing = nic.register_new(pd, size, LANDING_VA, Access::ALL).expect("room for memory");
+        let landing =
+            nic.register_new(pd, size, LANDING_VA, Access::ALL).expect("the NIC has room for memory");
         let end = End::new(config, line, self.works[work].server, qpn, landing);
         self.ended.extend(self.works[work].end.replace(end));
         self.works[work].made += 1;
@@ -152,7 +154,7 @@ impl ClientApp {
         qpn
     }
 
-    /// The connection stands.
+    /// Connects the queue pair to the server's, and starts the work.
     pub(super) fn joined(&mut self, nic: &mut Rnic, work: usize, own: Joined, other: Joined, memory: Memory) {
         join(nic, own, other, &self.config);
         self.stands(work, memory);
@@ -166,7 +168,7 @@ impl ClientApp {
         self.ready.push_back(work);
     }
 
-    /// Asks a server for a connection.
+    /// Sends a server a connection request.
     pub(super) fn connect(&mut self, nic: &mut Rnic, work: usize, line: u32, to: IpAddr, now: Nanos) {
         let qpn = self.open(nic, work, line);
         let config = &self.config;
@@ -186,11 +188,11 @@ impl ClientApp {
         }
     }
 
-    /// Ends all connections that stand.
+    /// Disconnects all established connections.
     pub(super) fn disconnect(&mut self, nic: &mut Rnic, now: Nanos) {
         for work in &mut self.works {
             if let Some(conn) = work.end.as_mut().filter(|end| !end.broken).and_then(|end| end.conn.take()) {
-                // It may be over already.
+                // The connection may be over already.
                 _ = nic.disconnect(conn, &[], now);
             }
         }
@@ -244,7 +246,7 @@ impl ClientApp {
             if end.broken && !was_broken {
                 truth.broken.push((self.number, work));
                 match end.conn {
-                    // The other side is told.
+                    // Notifies the server.
                     Some(conn) => _ = nic.disconnect(conn, &[], now),
                     None => _ = nic.destroy_qp(completion.qpn),
                 }
@@ -254,7 +256,7 @@ impl ClientApp {
         }
     }
 
-    /// Posts as much as may be outstanding.
+    /// Posts requests up to the depth.
     fn post(&mut self, nic: &mut Rnic) {
         let truth = self.truth.clone();
         while let Some(work) = self.ready.pop_front() {
@@ -275,7 +277,7 @@ impl ClientApp {
                 end.post(&want, &mut context);
             }
             if end.outstanding() == 0 && work.sections > 0 {
-                // Nothing else would bring it on.
+                // No completion would trigger it otherwise.
                 work.sections -= 1;
                 end.begin_section(&mut context);
             }

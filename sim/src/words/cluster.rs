@@ -1,4 +1,4 @@
-//! Clients and memory servers around a switch that the caller brings.
+//! Clients and memory servers around a switch that the caller supplies.
 
 use super::connect::Joined;
 use super::linear::Rules;
@@ -14,23 +14,23 @@ use rocev2::ethernet::MacAddr;
 use std::collections::BTreeMap;
 use switch::{Chance, Nanos};
 
-/// How often a connection is made anew at most: what hosts have room for
+/// Limit of set-ups of one connection; hosts have resources for this number
 const MADE: u32 = 50;
-/// Connections on which nothing is done that follow one another at most. From one to the next a client waits twice as long,
-/// up to a second. A question for an address that is lost is asked again half a second later: ten or eleven, and some more
-/// where several are lost.
+/// Limit of consecutive connections on which no operation completes. A client doubles its pause after each,
+/// up to a second. A lost ARP or neighbour solicitation is repeated half a second later, which spans ten or
+/// eleven attempts; the margin is for several losses.
 const USELESS: u32 = 16;
-/// How often a connection breaks at most as lost packets exhaust three or more retries, by chance
+/// Limit of breaks of a connection by chance, where lost packets exhaust three or more retries
 const BY_CHANCE: u32 = 10;
-/// What comes after everything is done: late duplicates, last timers
+/// Time that the run continues after the last operation, for late duplicates and timers
 const AFTERWARDS: Nanos = Nanos::from_millis(5);
 
-/// Where hosts are to be plugged in: at one switch, or at one each side.
+/// Nodes that hosts are connected to: one switch, or one for each side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sides {
-    /// The node of the clients, whose ports come after those of the servers if both are one
+    /// Node of the clients; if it is the servers' node, too, the clients' ports follow the servers'
     pub clients: NodeId,
-    /// The node of the servers
+    /// Node of the servers
     pub servers: NodeId,
 }
 
@@ -40,10 +40,10 @@ impl From<NodeId> for Sides {
     }
 }
 
-/// What a switch is told of the hosts.
+/// Information about the hosts for the switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wiring {
-    /// Ports: one for each host, the servers first
+    /// Number of ports: one for each host, servers first
     pub ports: u16,
     /// Addresses of the servers
     pub servers: Vec<IpAddr>,
@@ -51,31 +51,32 @@ pub struct Wiring {
     pub clients: Vec<IpAddr>,
 }
 
-/// What has been done.
+/// Totals of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Totals {
-    /// Operations that completed, in the order of [`Verb::ALL`]
+    /// Completed operations, in the order of [`Verb::ALL`]
     pub operations: [u64; Verb::ALL.len()],
-    /// `CmpSwap`s among them that stored something
+    /// `CmpSwap`s among them that stored a value
     pub swapped: u64,
-    /// Sections that had their lock
+    /// Critical sections that got their lock
     pub sections: u64,
-    /// `CmpSwap`s by which sections tried to get it
+    /// `CmpSwap`s of critical sections on locks
     pub tries: u64,
     /// Connections that broke
     pub broken: u64,
     /// Operations on single words, of all verbs
     pub recorded: u64,
-    /// Those among them of which nobody knows whether they took effect
+    /// Operations among these with an unknown outcome
     pub unknown: u64,
-    /// Frames that arrived somewhere
+    /// Frames that arrived at a node
     pub packets: u64,
-    /// The longest time that an operation took, but for those of a starved connection, and the first ones of each
+    /// Longest latency of an operation, without those of a starved connection and the first ones of each
+    /// connection
     pub longest_wait: Nanos,
 }
 
 impl Totals {
-    /// Adds what another run did.
+    /// Adds the totals of another run.
     pub fn add(&mut self, other: &Self) {
         self.operations.iter_mut().zip(other.operations).for_each(|(sum, n)| *sum += n);
         self.swapped += other.swapped;
@@ -89,18 +90,18 @@ impl Totals {
     }
 }
 
-/// Something that is done from outside, at its time.
+/// Action of the simulator that is due at a time of the world.
 #[derive(Clone, Copy, Debug)]
 enum Due {
-    /// A connection is made.
+    /// Sets up a connection
     Connect { client: usize, work: usize },
-    /// It is looked whether all is over.
+    /// Checks whether everything is over
     Look,
-    /// A host's packets come from other UDP source ports.
+    /// Changes the UDP source ports of a host
     Rehash,
-    /// A server revokes the rights of a connection.
+    /// Revokes the rights of a connection at a server
     Revoke,
-    /// Somebody does something to the switch.
+    /// Calls the operator's function on the switch
     Operate(fn(&mut World, NodeId, u64), u64),
 }
 
@@ -109,11 +110,11 @@ enum Due {
 pub struct Cluster {
     /// The network
     pub world: World,
-    /// By their numbers
+    /// Clients, by number
     pub clients: Vec<NodeId>,
-    /// By their numbers
+    /// Servers, by number
     pub servers: Vec<NodeId>,
-    /// Where they are plugged in
+    /// Nodes that the hosts are connected to
     pub sides: Sides,
     config: Config,
     wiring: Wiring,
@@ -123,7 +124,7 @@ pub struct Cluster {
     agenda: BTreeMap<(Nanos, u64), Due>,
     entries: u64,
     first_psn: Psn,
-    /// When the last fault happens
+    /// Time of the last fault
     faults_until: Nanos,
 }
 
@@ -136,7 +137,7 @@ pub(super) fn address(config: &Config, host: u16) -> (IpAddr, u8) {
     }
 }
 
-/// Returns the MAC address of a host: servers come first, then clients.
+/// Returns the MAC address of a host: servers are numbered first, then clients.
 pub(super) const fn mac(host: u16) -> MacAddr {
     let [high, low] = host.to_be_bytes();
     MacAddr([2, 0, 0, 1, high, low])
@@ -166,7 +167,8 @@ fn nic_of(config: &Config, host: u16, max_qps: usize) -> impl FnMut() -> Rnic + 
 }
 
 impl Cluster {
-    /// Hosts around a switch, which `switch` adds to the world, and which carry on only when they are told to.
+    /// Builds the hosts around a switch, which `switch` adds to the world. The hosts do nothing before
+    /// [`run`](Self::run).
     pub fn new<S: Into<Sides>>(config: &Config, switch: impl FnOnce(&mut World, &Wiring) -> S) -> Self {
         let mut world = World::new(config.seed);
         let addresses = |hosts: core::ops::Range<u16>| hosts.map(|host| address(config, host).0).collect();
@@ -178,7 +180,7 @@ impl Cluster {
         let sides = switch(&mut world, &wiring).into();
         let truth = Shared::new(config);
         let all = usize::from(config.clients) * config.connections as usize;
-        // Ends of connections that broke may stay, and those of lanes that the switch gave up.
+        // Ends of broken connections may stay, and those of connections that the switch gave up.
         let spare = if config.may_fail { MADE as usize } else { 1 };
         let room = all * spare + config.lanes * MADE as usize + 1;
         let servers: Vec<_> = (0..config.servers)
@@ -239,17 +241,17 @@ impl Cluster {
         }
     }
 
-    /// What it was made with
+    /// Returns the parameters.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Returns the seed that everything here was drawn from.
+    /// Returns the seed of this run.
     pub fn seed(&self) -> u64 {
         self.config.seed
     }
 
-    /// Lets something happen at a time of the world; the run is not over before.
+    /// Schedules a fault at a time of the world; the run does not end before that.
     pub fn schedule(&mut self, at: Nanos, fault: Fault) {
         self.truth.get().faults.extend(self.touched(&fault).map(|touched| (at + EPOCH, touched)));
         self.world.schedule(at, fault);
@@ -257,11 +259,12 @@ impl Cluster {
         self.enter(at + Nanos(1), Due::Look);
     }
 
-    /// Lets a client and a server, which others reach, not reach each other for a while.
+    /// Partitions a client from a server for a while; both still reach all other hosts.
     pub fn part(&mut self, client: u16, server: u16, at: Nanos, until: Nanos) {
         let (client, server) = (mac(self.config.servers + client), mac(server));
-        // A connection that others share may be dead, and neither of its ends can tell the switch. Until the switch gives it up,
-        // the others connect again in vain; and once more if it is first used when the two reach each other again.
+        // A shared connection of the switch may be dead while neither host can notify the switch. Until the
+        // switch gives the connection up, the other clients reconnect in vain, and once more if the
+        // connection is first used when the partition ends.
         if self.config.shares_fate {
             let vain = Nanos(self.config.outlives.0 * 2) + until.since(at);
             let more = vain.0 / self.config.in_vain().0;
@@ -271,12 +274,13 @@ impl Cluster {
         self.schedule(until, Fault::Join(client, server));
     }
 
-    /// Lets an operator do something, which `what` says more of, to the switch at a time of the world.
+    /// Schedules a call of an operator's function, with the argument `what`, on the servers' switch.
     pub fn operate(&mut self, at: Nanos, operate: fn(&mut World, NodeId, u64), what: u64) {
         self.enter(at, Due::Operate(operate, what));
     }
 
-    /// What a fault happens to: a host, or the switch and so all; nothing if it only ends another one.
+    /// Returns what a fault affects: a host, or the switch and so all hosts. None if the fault only ends
+    /// another one.
     fn touched(&self, fault: &Fault) -> Option<Touched> {
         let at = |nodes: &[NodeId]| {
             let client = self.clients.iter().position(|client| nodes.contains(client)).map(Touched::Client);
@@ -300,29 +304,29 @@ impl Cluster {
         }
     }
 
-    /// Returns all hosts and switches of the cluster.
+    /// Returns all hosts and switches.
     pub fn nodes(&self) -> Vec<NodeId> {
         let sides = [self.sides.clients, self.sides.servers];
         let switches = &sides[..if sides[0] == sides[1] { 1 } else { 2 }];
         [&self.clients[..], &self.servers[..], switches].concat()
     }
 
-    /// A client
+    /// Returns a client.
     pub fn client(&self, number: usize) -> &Host<ClientApp> {
         self.world.node(self.clients[number])
     }
 
-    /// A server
+    /// Returns a server.
     pub fn server(&self, number: usize) -> &Host<ServerApp> {
         self.world.node(self.servers[number])
     }
 
-    /// What a server's NIC has counted in this life
+    /// Returns the counters of a server's NIC since its last start.
     pub fn server_counters(&self, number: usize) -> &NicCounters {
         self.server(number).nic.counters()
     }
 
-    /// What has been done so far
+    /// Returns the totals so far.
     pub fn totals(&self) -> Totals {
         let truth = self.truth.get();
         let (recorded, unknown) = truth.recorded();
@@ -343,7 +347,7 @@ impl Cluster {
     /// Runs to the end, and checks everything.
     ///
     /// # Errors
-    /// The first thing that must not be; also if it is not over at `limit`.
+    /// The first violation, or the list of the clients that are not done at `limit`.
     pub fn run(&mut self, limit: Nanos) -> Result<(), String> {
         for client in 0..self.clients.len() {
             for work in 0..self.client(client).app.works() {
@@ -368,7 +372,7 @@ impl Cluster {
     }
 
     fn run_until_done(&mut self, limit: Nanos) -> Result<(), String> {
-        // Hosts begin.
+        // Starts the hosts.
         self.world.next_at();
         loop {
             let due = self.agenda.first_key_value().map(|((at, _), _)| *at);
@@ -400,7 +404,7 @@ impl Cluster {
         }
     }
 
-    /// Does what hosts cannot do by themselves. Whether everything is over.
+    /// Reconnects broken connections. Returns whether everything is over.
     fn attend(&mut self) -> Result<bool, String> {
         let broken = {
             let mut truth = self.truth.get();
@@ -431,12 +435,13 @@ impl Cluster {
         self.agenda.insert((at, self.entries), due);
     }
 
-    /// A server hears that connections of a client are over. Of the last one it may have to find out by itself.
+    /// Notifies a server that connections of a client are over. The server may have to detect the end of the
+    /// last one by itself.
     fn tell_server(&mut self, client: usize, work: usize) {
         let host = self.client(client);
         let server = host.app.server_of(work);
-        // A client that begins anew uses the numbers of its queue pairs again: what its server's old ones say would be
-        // taken for the new ones' words.
+        // A client that restarts reuses its queue pair numbers. Packets of the server's old queue pairs would
+        // be mistaken for packets of the new ones.
         let stays =
             if self.config.linger && host.lives == 1 { host.app.end(work).map(|end| end.line) } else { None };
         let over =
@@ -450,7 +455,7 @@ impl Cluster {
         }
     }
 
-    /// Returns why no fault explains how often a connection broke.
+    /// Returns a violation if a connection broke more often than the faults explain.
     fn breaks_too_often(&self, client: usize, work: usize) -> Option<String> {
         let app = &self.client(client).app;
         let server = app.server_of(work);
@@ -461,12 +466,13 @@ impl Cluster {
         let too_often = interrupted > most || useless > USELESS || app.made(work) >= MADE;
         too_often.then(|| {
             format!(
-                "a connection of client {client} with server {server} broke {interrupted} times in use, and {useless} times since then: {faults} faults do not explain this"
+                "a connection of client {client} with server {server} broke {interrupted} times in use, \
+                 and {useless} times since then without use: {faults} faults do not explain this"
             )
         })
     }
 
-    /// Makes a connection, unless one end is down.
+    /// Sets up a connection, unless an end is down.
     fn connect(&mut self, client: usize, work: usize) {
         let host = self.client(client);
         if !host.app.lacks(work) {
@@ -493,7 +499,7 @@ impl Cluster {
         }
         let psns = [(); 2].map(|()| {
             let psn = first_psn(&mut self.chance);
-            // Late packets for a queue pair whose number comes again must not fit.
+            // Late packets for a reused queue pair number must not have a valid PSN.
             let random = Psn::new(self.chance.bits() as u32);
             match (lives > 1 || self.server(server).lives > 1, self.config.equal_psns) {
                 (true, _) => random,
@@ -519,7 +525,7 @@ impl Cluster {
         }
     }
 
-    /// Some host's packets come from other UDP source ports from now on.
+    /// Changes the UDP source ports of a random host.
     fn rehash(&mut self) {
         let salt = self.chance.bits() as u16;
         let hosts = self.clients.len() + self.servers.len();
@@ -532,7 +538,7 @@ impl Cluster {
         self.world.with(server, |host: &mut Host<ServerApp>, _| host.nic.set_path_salt(salt));
     }
 
-    /// A server takes its rights away from some connection.
+    /// Revokes the rights of a random connection at a random server.
     fn revoke(&mut self) {
         let server = self.servers[self.chance.below(self.servers.len() as u64) as usize];
         let nth = self.chance.bits();
@@ -546,7 +552,7 @@ impl Cluster {
         }
     }
 
-    /// What must hold in the end.
+    /// Checks everything that has to hold at the end.
     fn check(&self) -> Result<(), String> {
         let truth = self.truth.get();
         if let Some(wrong) = &truth.wrong {
@@ -559,7 +565,9 @@ impl Cluster {
             truth.check(truth.memory_of(number), Some(host.app.table(&host.nic)), rules)?;
             let failed = host.app.failed(&host.nic);
             if !self.config.may_fail && !self.config.by_cm && failed > 0 {
-                return Err(format!("{failed} connections have failed at server {number}"));
+                return Err(format!(
+                    "server {number}: {failed} queue pairs are in the error state at the end"
+                ));
             }
             for client in 0..self.clients.len() {
                 for end in self.client(client).app.ends().filter(|end| end.server == number) {
@@ -573,7 +581,7 @@ impl Cluster {
     }
 }
 
-/// A PSN to begin with: often just before the end of all PSNs, where things break.
+/// Draws an initial PSN: in half of the cases just below 2^24, so that it wraps around soon.
 fn first_psn(chance: &mut Chance) -> Psn {
     let near = 0u32.wrapping_sub(chance.between(1, 64) as u32);
     let any = chance.bits() as u32;

@@ -1,4 +1,4 @@
-//! A client's end of a connection: what it has asked for, and what it expects.
+//! A client's end of a connection: its outstanding requests, and the results that it expects.
 
 use super::connect::{Kind, Memory, kind, message};
 use super::linear::Action;
@@ -13,37 +13,38 @@ use rocev2::Qpn;
 use std::collections::VecDeque;
 use switch::{Chance, Nanos};
 
-/// Where what is fetched lands
+/// Virtual address of the landing zone of fetched data
 pub(super) const LANDING_VA: u64 = 0x3000_0000_0000;
 
-/// What an end needs of its host.
+/// State of the host that an end uses.
 pub(super) struct Context<'a> {
     pub(super) nic: &'a mut Rnic,
     pub(super) truth: &'a mut Truth,
     pub(super) config: &'a Config,
-    /// The client, by number
+    /// Number of the client
     pub(super) client: usize,
     pub(super) now: Nanos,
 }
 
-/// What a request is for.
+/// Purpose of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum What {
-    /// Words: what is known of each of them, what a `CmpSwap` expects, and how many bytes are fetched before them
+    /// Words: their recorded operations, the expected value of a `CmpSwap`, and the number of bytes fetched
+    /// before them
     Words(Verb, Vec<Recorded>, Option<u64>, usize),
-    /// Memory of its own: from here on, and what is written
+    /// WRITE to memory of its own: offset and data
     Write(usize, Vec<u8>),
-    /// Memory of its own: from here on, and what has to be there
+    /// READ of memory of its own: offset and expected data
     Read(usize, Vec<u8>),
-    /// A message, and whether it is written to the beginning of its own memory
+    /// A message; with its data if it is written to the beginning of its own memory
     Message(Option<Vec<u8>>),
-    /// A section's lock
+    /// Attempt to take the lock of a critical section
     Lock(Recorded),
-    /// A section's page
+    /// READ of the page of a critical section
     Page,
-    /// What a section writes
+    /// WRITE of the page of a critical section
     WritePage,
-    /// A section's lock given back, by `CmpSwap` from this or by WRITE
+    /// Release of the lock of a critical section, by `CmpSwap` from this value, or by WRITE
     Unlock(Recorded, Option<u64>),
 }
 
@@ -66,7 +67,7 @@ impl What {
 }
 
 impl What {
-    /// What it writes to its own memory, and where
+    /// Returns the offset and the data of a write to its own memory.
     fn written(&self) -> Option<(usize, &[u8])> {
         match self {
             Self::Write(at, bytes) => Some((*at, bytes)),
@@ -80,9 +81,9 @@ impl What {
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) operation: Operation,
-    /// What it sends; nothing if it fetches
+    /// Data to send; empty if the request fetches
     pub(super) data: Vec<u8>,
-    /// Bytes that it fetches
+    /// Bytes to fetch
     pub(super) fetch: usize,
     pub(super) signaled: bool,
     pub(super) fence: bool,
@@ -100,18 +101,18 @@ struct Pending {
     signaled: bool,
 }
 
-/// An end.
+/// A client's end of a connection.
 #[derive(Debug)]
 pub(super) struct End {
-    /// A number for this connection, and no other one ever
+    /// Serial number of this connection, which is never reused
     pub(super) line: u32,
     pub(super) server: usize,
-    /// That server's memory when the connection stood, by number
+    /// Number of the server's memory at the time of the connection set-up
     pub(super) store: usize,
     pub(super) qpn: Qpn,
-    /// The server's memory, when it is connected
+    /// Announced memory of the server, once connected
     pub(super) memory: Option<Memory>,
-    /// If the communication manager makes it
+    /// Handle, if the communication manager sets up the connection
     pub(super) conn: Option<Conn>,
     pub(super) broken: bool,
     landing: (Buffer, Mr),
@@ -119,23 +120,23 @@ pub(super) struct End {
     free: Vec<u32>,
     pending: VecDeque<Pending>,
     posted: u64,
-    /// The first request whose time is measured: the first that was posted after one was done
+    /// First request whose latency is measured: the first one posted after a completion
     measured: u64,
-    /// Requests posted since one that tells when it is done
+    /// Requests posted since the last signaled one
     silent: u32,
-    /// Its own memory when all is executed that was posted, and as far as it has completed
+    /// Its own memory after the execution of everything posted
     model: Vec<u8>,
     confirmed: Vec<u8>,
-    /// Messages posted, and completed
+    /// Number of messages posted, and of those completed
     sent: [u64; 2],
-    /// What it has seen or written last, by word
+    /// Latest known value of each word
     pub(super) seen: Vec<u64>,
     pub(super) chance: Chance,
     pub(super) section: Option<Section>,
 }
 
 impl End {
-    /// An end whose queue pair and landing zone are there.
+    /// Creates an end with its queue pair and landing zone.
     pub(super) fn new(config: &Config, line: u32, server: usize, qpn: Qpn, landing: (Buffer, Mr)) -> Self {
         let own = vec![0; config.max_size as usize];
         Self {
@@ -162,17 +163,17 @@ impl End {
         }
     }
 
-    /// Requests that fetch something, at once
+    /// Returns the number of outstanding requests that fetch data at most.
     pub(super) const fn slots(config: &Config) -> u32 {
         config.depth + super::connect::SECTION_REQUESTS
     }
 
-    /// Bytes that a request fetches at most
+    /// Returns the largest number of bytes that a request fetches.
     pub(super) fn slot_size(config: &Config) -> usize {
         config.table_size().max(config.page_size as usize).max(config.max_size as usize).max(8)
     }
 
-    /// Requests outstanding
+    /// Returns the number of outstanding requests.
     pub(super) fn outstanding(&self) -> usize {
         self.pending.len()
     }
@@ -181,12 +182,12 @@ impl End {
         Remote { va: base.va + bytes as u64, ..base }
     }
 
-    /// The place of a word, or of a lock
+    /// Returns the address of a word, or of a lock.
     pub(super) fn word_at(&self, word: usize) -> Remote {
         self.memory.map_or(Remote { va: 0, rkey: 0 }, |memory| Self::remote(memory.table, word * 8))
     }
 
-    /// The place of a page
+    /// Returns the address of a page.
     pub(super) fn page_at(&self, page: usize, config: &Config) -> Remote {
         let size = config.page_size as usize;
         self.memory.map_or(Remote { va: 0, rkey: 0 }, |memory| Self::remote(memory.pages, page * size))
@@ -232,7 +233,8 @@ impl End {
         if let Some((at, bytes)) = written {
             self.model[at..at + bytes.len()].copy_from_slice(bytes);
         }
-        // Memory that a READ looks at is written to when the READ is over: the order of the two is not said.
+        // A WRITE to memory that an outstanding READ reads is fenced: the order of the two is undefined
+        // otherwise.
         let meets = |pending: &Pending| match &pending.what {
             What::Read(from, bytes) => *from < at + len && at < *from + bytes.len(),
             _ => false,
@@ -255,7 +257,7 @@ impl End {
                     Guess::Newest => truth.newest(server, first),
                     Guess::Wrong => truth.fresh(),
                 };
-                // The next one may build on it before it is known whether it succeeds.
+                // The next operation may build on the new value before it is known whether this one succeeds.
                 if self.chance.below(2) == 0 {
                     self.seen[first] = swap;
                 }
@@ -280,7 +282,8 @@ impl End {
             }
             _ => {
                 if want.verb == Verb::ReadWords && first > 0 && fetch + 7 <= config.mtu.bytes() {
-                    // It may begin within the word before. Of a word that two packets share, each part is read by itself.
+                    // A READ may begin within the preceding word. Of a word that spans two packets, each part
+                    // may be read at another time.
                     lead = self.chance.below(8) as usize;
                     (at.va, fetch) = (at.va - lead as u64, fetch + lead);
                 }
@@ -308,7 +311,7 @@ impl End {
         let id = self.posted;
         let posted = SendRequest { signaled, fence, ..SendRequest::new(id, operation, data) };
         if let Err(error) = context.nic.post_send(self.qpn, posted) {
-            context.truth.fail(|| format!("line {}: {what:?} cannot be posted: {error}", self.line));
+            context.truth.fail(|| format!("connection {}: {what:?} cannot be posted: {error}", self.line));
             return;
         }
         self.posted += 1;
@@ -316,7 +319,7 @@ impl End {
         self.pending.push_back(Pending { id, posted: context.now, what, slot, fetch, signaled });
     }
 
-    /// A request has completed.
+    /// Handles a completion.
     pub(super) fn on_completion(&mut self, completion: &Completion, context: &mut Context<'_>) {
         if self.broken {
             return;
@@ -325,16 +328,23 @@ impl End {
             self.fail(completion, Some(completion.status), context);
             return;
         }
-        // What asked for no completion is done when what follows it is.
+        // A completion also completes the unsignaled requests before it.
         loop {
             let Some(pending) = self.pending.pop_front() else {
-                context.truth.fail(|| format!("line {}: {completion:?}: nothing is outstanding", self.line));
+                context
+                    .truth
+                    .fail(|| format!("connection {}: {completion:?}: no request is outstanding", self.line));
                 return;
             };
             let last = pending.id == completion.id;
             let fits = (completion.of, completion.len as usize) == (pending.what.completed(), pending.fetch);
             if (last && !fits) || (!last && pending.signaled) {
-                context.truth.fail(|| format!("line {}: {completion:?} for {pending:?}", self.line));
+                context.truth.fail(|| {
+                    format!(
+                        "connection {}: {completion:?} does not match the oldest request {pending:?}",
+                        self.line
+                    )
+                });
                 return;
             }
             self.finish(pending, context);
@@ -344,20 +354,21 @@ impl End {
         }
     }
 
-    /// The connection is broken, as a completion with this status or, without one, the communication manager says.
+    /// Marks the connection as broken, because of a completion with this status, or of an event of the
+    /// communication manager if there is none.
     pub(super) fn fail(&mut self, why: &dyn Debug, status: Option<Status>, context: &mut Context<'_>) {
         self.broken = true;
         context.truth.news = true;
         context.truth.counts.broken += 1;
         let explained = context.config.may_fail && self.is_explained(status, context);
         if !explained {
-            context
-                .truth
-                .fail(|| format!("line {}: {why:?}: nothing that happened explains this", self.line));
+            context.truth.fail(|| {
+                format!("connection {}: broken by {why:?}: nothing that happened explains this", self.line)
+            });
         }
     }
 
-    /// Whether something that happened explains how the connection broke.
+    /// Returns whether a fault explains the break.
     fn is_explained(&self, status: Option<Status>, context: &Context<'_>) -> bool {
         match status {
             None | Some(Status::RetryExceeded) => {
@@ -369,7 +380,7 @@ impl End {
         }
     }
 
-    /// Whether something was done on it
+    /// Returns whether an operation has completed on this connection.
     pub(super) fn was_of_use(&self) -> bool {
         self.measured != u64::MAX
     }
@@ -378,7 +389,7 @@ impl End {
         if self.measured == u64::MAX {
             self.measured = self.posted;
         }
-        // The first of a connection may wait for the neighbour's address.
+        // The first requests of a connection may wait for the neighbour's address.
         if pending.id >= self.measured && (self.line != STARVED || context.config.starve.is_none()) {
             let longest = &mut context.truth.counts.longest_wait;
             *longest = (*longest).max(context.now.since(pending.posted));
@@ -415,7 +426,7 @@ impl End {
                     let (line, len) = (self.line, expected.len());
                     truth.fail(|| {
                         format!(
-                            "line {line}: a READ of {len} bytes at {at} of its own memory differs at {byte}"
+                            "connection {line}: byte {byte} of a READ of {len} own bytes at {at} is wrong"
                         )
                     });
                 }
@@ -438,23 +449,25 @@ impl End {
                 let line = self.line;
                 if let Some(id) = expected.filter(|id| *id != word(0)) {
                     let found = word(0);
-                    truth.fail(|| format!("line {line}: the lock that {id:#x} has held {found:#x}"));
+                    truth.fail(|| {
+                        format!("connection {line}: a release of the lock held by {id:#x} found {found:#x}")
+                    });
                 }
             }
         }
     }
 
-    /// What is wrong with its own memory, which holds this in the end, and with messages, of which so many came.
+    /// Checks its own memory at the end, and the number of messages that the server received.
     pub(super) fn check(&self, own: &[u8], messages: u64) -> Result<(), String> {
         let [sent, acknowledged] = self.sent;
         let expected = if self.broken { acknowledged..=sent } else { sent..=sent };
         if !expected.contains(&messages) {
             return Err(format!(
-                "line {}: {messages} of {sent} messages came, {acknowledged} by its account",
+                "connection {}: {messages} of {sent} messages arrived, {acknowledged} were acknowledged",
                 self.line
             ));
         }
-        // What was under way when it broke may have been written, or not.
+        // Requests that were outstanding when the connection broke may or may not have been executed.
         let maybe = |byte: usize, is: u8| {
             let mut written = self.pending.iter().filter_map(|pending| pending.what.written());
             written.any(|(at, bytes)| byte.checked_sub(at).and_then(|byte| bytes.get(byte)) == Some(&is))
@@ -464,7 +477,10 @@ impl End {
             .enumerate()
             .find(|(byte, is)| **is != self.confirmed[*byte] && !(self.broken && maybe(*byte, **is)));
         wrong.map_or(Ok(()), |(byte, _)| {
-            Err(format!("line {}: its own memory differs from the model from byte {byte} on", self.line))
+            Err(format!(
+                "connection {}: its own memory differs from the model from byte {byte} on",
+                self.line
+            ))
         })
     }
 }

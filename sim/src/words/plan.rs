@@ -1,9 +1,9 @@
-//! What a connection does, one operation after the other, as the seed has it.
+//! The operations of a connection, one after the other, as the seed determines them.
 
 use super::Config;
 use switch::Chance;
 
-/// A verb, and what it is used on.
+/// A verb, and the memory that it is used on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Verb {
     /// `CmpSwap` of a shared word
@@ -18,16 +18,16 @@ pub enum Verb {
     WriteWords,
     /// RDMA READ of several shared words, and locks
     ReadWords,
-    /// RDMA WRITE of memory of its own
+    /// RDMA WRITE to memory of the connection's own
     Write,
-    /// RDMA READ of memory of its own
+    /// RDMA READ of memory of the connection's own
     Read,
     /// SEND, with and without immediate data, and RDMA WRITE with immediate data
     Send,
 }
 
 impl Verb {
-    /// Every verb.
+    /// All verbs, in the order of [`Config::mix`](super::Config::mix).
     pub const ALL: [Self; 9] = [
         Self::CompareSwap,
         Self::FetchAdd,
@@ -40,7 +40,7 @@ impl Verb {
         Self::Send,
     ];
 
-    /// Its name in reports
+    /// Returns the verb's name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::CompareSwap => "compare_swap",
@@ -56,33 +56,33 @@ impl Verb {
     }
 }
 
-/// What a `CmpSwap` expects the word to hold.
+/// Expected value of a `CmpSwap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Guess {
-    /// What the connection has seen or written there last
+    /// Latest value that the connection read or wrote
     Own,
-    /// What anybody has seen there last
+    /// Latest value that any client has observed
     Newest,
-    /// Something that it never held
+    /// Value that the word never held
     Wrong,
 }
 
-/// An operation.
+/// An operation to be posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Want {
     pub(super) verb: Verb,
-    /// The first word, or the first byte
+    /// Index of the first word, or offset of the first byte
     pub(super) at: u32,
-    /// Words, or bytes
+    /// Number of words, or of bytes
     pub(super) len: u32,
     pub(super) guess: Guess,
-    /// Whether a `FetchAdd` adds something
+    /// Whether a `FetchAdd` adds anything
     pub(super) adds: bool,
     pub(super) signaled: bool,
     pub(super) fence: bool,
 }
 
-/// The operations of a connection.
+/// Sequence of the operations of a connection.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     chance: Chance,
@@ -91,7 +91,7 @@ pub(super) struct Plan {
     locks: u32,
     max_size: u32,
     mix: [u32; Verb::ALL.len()],
-    /// For each word, how often it or one before it is used
+    /// Cumulative weight of each word
     shares: Vec<f64>,
 }
 
@@ -117,7 +117,7 @@ impl Plan {
         self.left == 0
     }
 
-    /// A word by how often it is used
+    /// Draws a word by its weight.
     fn word(&mut self) -> u32 {
         let sum = self.shares.last().copied().unwrap_or(1.0);
         let at = (self.chance.bits() >> 11) as f64 / (1u64 << 53) as f64 * sum;
@@ -136,7 +136,8 @@ impl Plan {
         Verb::ReadWord
     }
 
-    /// Where a range of so many begins, and how long it is; short ones are as likely as long ones.
+    /// Draws a range within `all` elements: its begin and its length. All powers of two are equally likely
+    /// lengths.
     fn range(&mut self, all: u32) -> (u32, u32) {
         let bits = self.chance.below(u64::from(33 - all.leading_zeros()));
         let len = (self.chance.below(1 << bits) as u32 + 1).min(all);
@@ -150,7 +151,7 @@ impl Iterator for Plan {
     fn next(&mut self) -> Option<Want> {
         self.left = self.left.checked_sub(1)?;
         let (verb, word) = (self.verb(), self.word());
-        // In the end, what is there is looked at once more: in all words, and as an atomic sees it.
+        // The last two operations observe the final state: one by an atomic, one of all words.
         let verb = match self.left {
             0 => Verb::ReadWords,
             1 => Verb::FetchAdd,
@@ -181,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn everything_happens() {
+    fn plan_draws_every_verb_within_bounds() {
         let config = Config { operations: 2000, words: 40, zipf: 0.99, mix: [1; 9], ..Config::default() };
         let wants: Vec<Want> = Plan::new(&config, 1).collect();
         assert_eq!(wants, Plan::new(&config, 1).collect::<Vec<_>>());
@@ -190,7 +191,7 @@ mod tests {
             assert!((150..300).contains(&share), "{verb:?} {share}");
         }
         let of = |verb, word| wants.iter().filter(|want| (want.verb, want.at) == (verb, word)).count();
-        assert!(of(Verb::FetchAdd, 0) > 3 * of(Verb::FetchAdd, 8), "some words are hot");
+        assert!(of(Verb::FetchAdd, 0) > 3 * of(Verb::FetchAdd, 8), "word 0 is used most");
         for want in &wants {
             let all = match want.verb {
                 Verb::Write | Verb::Read => config.max_size,

@@ -1,23 +1,23 @@
-//! Sections as Sherman has them: a lock is taken by `CmpSwap`, a page read and written, and the lock given back right
-//! behind it, without waiting for either.
+//! Critical sections like those of Sherman: a client takes a lock by `CmpSwap`, reads the page, then posts
+//! the WRITE of the page and the release of the lock back to back, without waiting for the first.
 
 use super::end::{Context, End, Request, What};
 use super::fill;
 use super::linear::Action;
 use rnic::Operation;
 
-/// A section under way.
+/// A critical section in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Section {
     page: usize,
-    /// What the lock holds when it has it
+    /// Value of the lock while this section holds it
     id: u64,
-    /// How often it may try again
+    /// Remaining attempts to take the lock
     tries: u32,
 }
 
 impl End {
-    /// Begins a section.
+    /// Starts a critical section.
     pub(super) fn begin_section(&mut self, context: &mut Context<'_>) {
         let page = self.chance.below(context.config.pages.into()) as usize;
         self.try_lock(Section { page, id: 0, tries: context.config.tries }, context);
@@ -43,7 +43,7 @@ impl End {
         self.submit(request, context);
     }
 
-    /// The lock held this.
+    /// Handles the result of the `CmpSwap` on the lock, which held `found`.
     pub(super) fn on_lock(&mut self, found: u64, context: &mut Context<'_>) {
         let Some(section) = self.section else { return };
         if found != 0 {
@@ -64,7 +64,7 @@ impl End {
         );
     }
 
-    /// The page held this.
+    /// Handles the contents of the page: checks them, then posts the WRITE and the release.
     pub(super) fn on_page(&mut self, found: &[u8], context: &mut Context<'_>) {
         let Some(section) = self.section.take() else { return };
         let (line, page, id) = (self.line, section.page, section.id);
@@ -72,7 +72,10 @@ impl End {
         let expected = fill(newest, found.len());
         if let Some(byte) = found.iter().zip(&expected).position(|(is, was)| is != was) {
             context.truth.fail(|| {
-                format!("line {line}: {id:#x} has the lock of page {page}, which differs from what {newest:#x} wrote from byte {byte} on")
+                format!(
+                    "connection {line}: section {id:#x} holds the lock of page {page}, \
+                     which differs from what section {newest:#x} wrote from byte {byte} on"
+                )
             });
         }
         let operation = Operation::Write(self.page_at(page, context.config));

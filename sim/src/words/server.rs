@@ -1,4 +1,5 @@
-//! A memory server: words and pages that all connections share, memory of each connection's own, and receives.
+//! A memory server: words and pages that all connections share, memory of each connection's own, and receive
+//! requests.
 
 use super::connect::{Joined, Kind, Memory, RNR_TIMER, join, kind, message, queue_pair};
 use super::linear::Action;
@@ -17,55 +18,56 @@ use switch::{Chance, Nanos};
 
 const OWN_VA: u64 = 0x4000_0000_0000;
 const RECEIVE_VA: u64 = 0x5000_0000_0000;
-/// How often the program writes words itself in each of its lives, and within how many nanoseconds
+/// Number of words that the server's program writes locally after each start, and the time span for it (ns)
 const LOCAL_WRITES: u32 = 24;
 const LOCALLY_UNTIL: u64 = 4_000_000;
-/// Completions that wait to be polled at most
+/// Capacity of the completion queue
 const COMPLETIONS: usize = 1 << 16;
 
-/// What all connections share.
+/// NIC objects that all connections share.
 #[derive(Clone, Copy, Debug)]
 struct Resources {
     pd: Pd,
     cq: Cq,
     /// Words, locks and pages
     memory: Buffer,
-    /// The keys that all connections use, of words and of pages
+    /// Keys of words and of pages, for connections without keys of their own
     keys: [Mr; 2],
 }
 
-/// A connection.
+/// A server's end of a connection.
 #[derive(Debug)]
 struct Served {
     line: u32,
     conn: Option<Conn>,
     own: Buffer,
     receives: (Buffer, Mr),
-    /// Messages that came
+    /// Messages received
     messages: u64,
-    /// The server was told that it is no more.
+    /// Whether the server was notified that the connection is over
     over: bool,
 }
 
-/// A memory server.
+/// The application of a memory server.
 #[derive(Debug)]
 pub struct ServerApp {
     config: Config,
     number: usize,
     truth: Shared,
     resources: Option<Resources>,
-    /// By the number of the queue pair in this life
+    /// Ends of connections, by the queue pair number since the last start
     served: BTreeMap<u32, Served>,
-    /// Queue pairs of a switch's own connections
+    /// Queue pairs of the switch's own connections
     lanes: BTreeMap<Conn, Qpn>,
     by_line: BTreeMap<u32, u32>,
-    /// Lines that an earlier incarnation served: of those whose REQ came once more, it lacks what the client has been told
+    /// Connections that an earlier incarnation served. If the REQ of one arrives again, its new end lacks the
+    /// state that the client already relies on
     lost: BTreeSet<u32>,
     reposts: BTreeMap<(Nanos, u64), (u32, u64)>,
     reposted: u64,
-    /// When the program writes words itself
+    /// Times of the program's local writes
     writes: BTreeSet<Nanos>,
-    /// What stood in its memory when it crashed, if it keeps that
+    /// Memory at the time of the crash, if it survives
     kept: Option<Vec<u8>>,
     chance: Chance,
     lives: u64,
@@ -97,23 +99,24 @@ impl ServerApp {
         self.up
     }
 
-    /// What stands in its words and locks
+    /// Returns the contents of the words and locks.
     pub(super) fn table<'a>(&self, nic: &'a Rnic) -> &'a [u8] {
         let Some(resources) = &self.resources else { return &[] };
         &nic.bytes(resources.memory)[..self.config.table_size()]
     }
 
-    /// What stands in the memory of a connection's own, and how many messages came by it
+    /// Returns the memory of a connection's own, and the number of messages that it received.
     pub(super) fn of_line<'a>(&self, nic: &'a Rnic, line: u32) -> Option<(&'a [u8], u64)> {
         let served = self.served.get(self.by_line.get(&line)?).filter(|_| !self.lost.contains(&line))?;
         Some((nic.bytes(served.own), served.messages))
     }
 
-    /// Keys for words and pages
+    /// Registers keys for words and pages.
     fn keys(config: &Config, nic: &mut Rnic, pd: Pd, memory: Buffer) -> [Mr; 2] {
         let (table, pages) = (config.table_size(), config.pages_size());
-        let mut register =
-            |range, va| nic.register(pd, memory, range, va, Access::ALL).expect("room for a region");
+        let mut register = |range, va| {
+            nic.register(pd, memory, range, va, Access::ALL).expect("the NIC has room for a region")
+        };
         if config.separate_keys {
             [register(0..table, TABLE_VA), register(table..table + pages, PAGES_VA)]
         } else {
@@ -121,7 +124,7 @@ impl ServerApp {
         }
     }
 
-    /// Makes its end of a connection.
+    /// Creates the server's end of a connection.
     pub(super) fn serve(&mut self, nic: &mut Rnic, line: u32) -> Option<(Qpn, Memory)> {
         let Resources { pd, cq, memory, keys } = self.resources?;
         let config = &self.config;
@@ -148,15 +151,15 @@ impl ServerApp {
         Some((qpn, memory))
     }
 
-    /// Joins a connection by hand.
+    /// Connects a queue pair to the client's.
     pub(super) fn joined(&mut self, nic: &mut Rnic, own: Joined, other: Joined) {
         join(nic, own, other, &self.config);
     }
 
-    /// It is told that a connection is no more.
+    /// Destroys the end of a connection that is over.
     pub(super) fn drop_line(&mut self, nic: &mut Rnic, line: u32) {
         if let Some(qpn) = self.by_line.get(&line) {
-            // It may be gone.
+            // The queue pair may be gone.
             _ = nic.destroy_qp(Qpn::new(*qpn));
             self.truth.get().end(line);
             if let Some(served) = self.served.get_mut(qpn) {
@@ -169,7 +172,8 @@ impl ServerApp {
         line == STARVED && self.config.starve.is_some()
     }
 
-    /// Takes the right to write to words away from a connection; its line, if it has one so far.
+    /// Revokes the right to write words from a connection. Returns the connection's number; None if there is
+    /// none.
     pub(super) fn revoke(&mut self, nic: &mut Rnic, nth: u64) -> Option<u32> {
         let (qpn, served) = self.served.iter().nth((nth % self.served.len().max(1) as u64) as usize)?;
         nic.modify_qp(Qpn::new(*qpn), Modify::Access(Access::REMOTE_READ)).ok()?;
@@ -180,7 +184,7 @@ impl ServerApp {
         let Some(served) = self.served.get(&qpn) else { return };
         let size = self.config.max_size;
         let data = Sge { mr: served.receives.1, va: RECEIVE_VA + slot * u64::from(size), len: size };
-        // A connection that is over takes none.
+        // Fails if the connection is over.
         _ = nic.post_recv(Qpn::new(qpn), RecvRequest { id: slot, data: Some(data) });
     }
 
@@ -189,10 +193,12 @@ impl ServerApp {
         let Some(served) = self.served.get_mut(&qpn) else { return };
         let (line, number) = (served.line, served.messages);
         if completion.status != Status::Success {
-            // The client has gone, or has said so, or has asked for what it had no right to.
+            // The client is gone or has disconnected, or it requested an access that was revoked.
             let ended = served.over || self.truth.get().is_revoked(line, &self.config);
             if completion.status != Status::Flushed || !ended {
-                self.truth.get().fail(|| format!("line {line}, at the server: {completion:?}"));
+                self.truth
+                    .get()
+                    .fail(|| format!("connection {line}, at the server: {completion:?} without a cause"));
             }
             return;
         }
@@ -206,14 +212,14 @@ impl ServerApp {
             Kind::WriteImm => (Completed::RecvWriteImm, Some(number as u32)),
         };
         let came = match of {
-            // It is there at this moment: what follows has not been looked at.
+            // The data is in place now: later messages are not executed before this completion is polled.
             Completed::RecvWriteImm => &nic.bytes(served.own)[..len],
             _ => &nic.bytes(served.receives.0)[completion.id as usize * size as usize..][..len],
         };
         if came != expected || (completion.of, completion.immediate) != (of, immediate) {
-            self.truth
-                .get()
-                .fail(|| format!("line {line}: message {number} came as something else: {completion:?}"));
+            self.truth.get().fail(|| {
+                format!("connection {line}: message {number} differs from what was sent: {completion:?}")
+            });
         }
         let after = Nanos(self.chance.below(u64::from(self.config.repost_us) * 1000 + 1));
         let after = self.config.starve.filter(|_| line == STARVED).unwrap_or(after);
@@ -230,7 +236,7 @@ impl ServerApp {
         match event {
             CmEvent::Requested { request, .. } => {
                 let accepted = self.accept(nic, conn, request, now);
-                // There is no room, or it is nobody's request.
+                // No resources are left, or the private data is unknown.
                 _ = accepted.ok_or(()).or_else(|()| nic.reject(conn, RejReason::CONSUMER, &[], now));
             }
             _ if event.is_last() && self.lanes.contains_key(&conn) => {
@@ -267,7 +273,7 @@ impl ServerApp {
         nic.accept(conn, qpn, param, now).ok()
     }
 
-    /// Accepts a connection of a switch's own.
+    /// Accepts a connection of the switch's own.
     fn accept_lane(&mut self, nic: &mut Rnic, conn: Conn, lane: Lane, now: Nanos) -> Option<()> {
         let Resources { pd, cq, .. } = self.resources?;
         let pd = match lane {
@@ -287,21 +293,21 @@ impl ServerApp {
         nic.accept(conn, qpn, param, now).ok()
     }
 
-    /// The program writes one of its words.
+    /// Writes one of the local words.
     fn write_locally(&mut self, nic: &mut Rnic) {
         let Some(resources) = &self.resources else { return };
         let of = self.config.local_words;
         let word = (self.config.words - of) as usize + self.chance.below(of.into()) as usize;
         let mut truth = self.truth.get();
         let (value, memory) = (truth.fresh(), truth.memory_of(self.number));
-        // A line that no client has
+        // A connection number that no client has
         let line = u32::MAX - self.number as u32;
         let recorded = truth.post(memory, word, line, false, Action::Write(value));
         nic.bytes_mut(resources.memory)[word * 8..][..8].copy_from_slice(&value.to_le_bytes());
         truth.complete(recorded, 0);
     }
 
-    /// Queue pairs that have failed
+    /// Returns the number of queue pairs in the error state.
     pub(super) fn failed(&self, nic: &Rnic) -> usize {
         self.served.keys().filter(|qpn| nic.qp_state(Qpn::new(**qpn)) == Some(State::Error)).count()
     }
@@ -310,10 +316,10 @@ impl ServerApp {
 impl App for ServerApp {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
         let pd = nic.alloc_pd();
-        let cq = nic.create_cq(COMPLETIONS).expect("room for a completion queue");
+        let cq = nic.create_cq(COMPLETIONS).expect("the NIC has room for a completion queue");
         let size = self.config.table_size() + self.config.pages_size();
         let memory = self.kept.take().unwrap_or_else(|| vec![0; size]);
-        let memory = nic.alloc(memory).expect("room for memory");
+        let memory = nic.alloc(memory).expect("the NIC has room for memory");
         let keys = Self::keys(&self.config, nic, pd, memory);
         self.resources = Some(Resources { pd, cq, memory, keys });
         (self.up, self.lives) = (true, self.lives + 1);
@@ -321,7 +327,7 @@ impl App for ServerApp {
             let mut at = || now + Nanos(self.chance.between(1_000, LOCALLY_UNTIL));
             self.writes = (0..LOCAL_WRITES).map(|_| at()).collect();
         }
-        // Nobody listens yet.
+        // Cannot fail: the port of a new NIC is free.
         _ = nic.listen(PortSpace::Tcp, PORT);
     }
 
@@ -329,7 +335,7 @@ impl App for ServerApp {
         self.up = false;
         let mut truth = self.truth.get();
         if self.config.keeps_memory {
-            // It may crash again before it has begun anew.
+            // The server may crash again before it has started.
             let memory = self.resources.map(|resources| nic.bytes(resources.memory).to_vec());
             self.kept = memory.or_else(|| self.kept.take());
             self.by_line.keys().for_each(|line| truth.end_now(*line));

@@ -1,4 +1,4 @@
-//! What clients asked for and saw. It outlives all of them.
+//! Record of all requests and results of all clients. It outlives the hosts.
 
 use super::linear::{self, Action, Done, Op, Rules};
 use super::{Config, Verb};
@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use switch::Nanos;
 
-/// Bits of a value in which additions add up
+/// Low bits of a value, in which additions accumulate
 const ADDS: u32 = 45;
-/// Bits that are added, each for itself
+/// Number of bits that are added, each separately
 const ADD_BITS: u32 = 40;
 
-/// The truth, as all hosts know it.
+/// The record, shared by all hosts.
 #[derive(Clone, Debug)]
 pub(super) struct Shared(Arc<Mutex<Truth>>);
 
@@ -25,10 +25,10 @@ impl Shared {
     }
 }
 
-/// An operation on a word: which one of its history
+/// Reference to an operation in the history of a word
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Recorded {
-    /// The memory, by number
+    /// Number of the memory
     pub(super) memory: usize,
     pub(super) word: usize,
     number: usize,
@@ -36,7 +36,7 @@ pub(super) struct Recorded {
     at: Nanos,
 }
 
-/// What a fault happens to.
+/// What a fault affects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Touched {
     Client(usize),
@@ -47,26 +47,26 @@ pub(super) enum Touched {
 /// A page of a server.
 #[derive(Clone, Copy, Debug, Default)]
 struct Page {
-    /// The section that knows that it has the lock
+    /// Section that has learnt that it holds the lock
     holder: Option<u64>,
-    /// The section that wrote it last
+    /// Section that wrote the page last
     newest: u64,
 }
 
-/// What a server's memory is used for.
+/// Record of a server's memory.
 #[derive(Clone, Debug)]
 struct Served {
-    /// The moment at which it was lost; `u64::MAX` if it was not
+    /// Logical time of its loss; `u64::MAX` if it was not lost
     lost: u64,
     words: Vec<Vec<Op>>,
-    /// What was seen last
+    /// Latest observed value of each word
     newest: Vec<u64>,
     /// Additions of each bit that have not completed, by word
     adds: Vec<[u32; ADD_BITS as usize]>,
     pages: Vec<Page>,
 }
 
-/// What is counted.
+/// Counts for the totals.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Counts {
     pub(super) operations: [u64; Verb::ALL.len()],
@@ -77,34 +77,36 @@ pub(super) struct Counts {
     pub(super) longest_wait: Nanos,
 }
 
-/// What clients asked for and saw.
+/// Record of all requests and results.
 #[derive(Debug)]
 pub(super) struct Truth {
     clock: u64,
-    /// Values that were given out
+    /// Number of unique values handed out
     values: u64,
-    /// A server that restarts has another memory, which is empty
+    /// Memories by number; a server that restarts without its memory gets another number
     memories: Vec<Served>,
     empty: Served,
-    /// The memory that each server has now
+    /// Number of each server's present memory
     current: Vec<usize>,
-    /// When faults begin, and what they happen to
+    /// Begin of each fault, and what it affects
     pub(super) faults: Vec<(Nanos, Touched)>,
-    /// Lines whose queue pairs at their servers are gone, and the moment from which on nothing of theirs may be done
+    /// Connections whose queue pairs at the servers are gone, with the logical time after which none of their
+    /// requests may be executed
     ended: BTreeMap<u32, u64>,
-    /// Those of which that is yet to come, and when
+    /// Connections for which that time is still to come, with the time of the world
     ending: VecDeque<(Nanos, u32)>,
-    /// For how long what a switch has of a line may be done when its queue pair at the server is gone
+    /// Time for which a switch may still forward requests after the queue pair at the server is gone
     outlives: Nanos,
-    /// Lines whose rights to words were revoked, and when nothing that they ask for may be done any more
+    /// Connections whose rights to words were revoked, with the time after which none of their requests may
+    /// be executed
     revoked: BTreeMap<u32, Nanos>,
-    /// The time of the world, from [`EPOCH`](crate::EPOCH) on: hosts' clocks may drift
+    /// Time of the world since [`EPOCH`](crate::EPOCH); used instead of the hosts' clocks, which may drift
     pub(super) now: Nanos,
-    /// The first thing that must not be
+    /// First violation
     pub(super) wrong: Option<String>,
-    /// Connections to be made anew: of which client, and which of its
+    /// Connections to be set up again: number of the client, and index of the connection there
     pub(super) broken: Vec<(usize, usize)>,
-    /// Something may be over
+    /// Whether the run may be over, or something has to be done from outside
     pub(super) news: bool,
     pub(super) counts: Counts,
 }
@@ -147,12 +149,13 @@ impl Truth {
         self.clock
     }
 
-    /// Notes that a server's queue pair of a line is gone.
+    /// Records that the server's queue pair of a connection is gone.
     pub(super) fn end(&mut self, line: u32) {
         self.ending.push_back((self.now + self.outlives, line));
     }
 
-    /// Notes that it is gone, and that no switch has anything of the line that could still be done.
+    /// Records that the queue pair is gone, and that no switch holds requests of the connection that could
+    /// still be executed.
     pub(super) fn end_now(&mut self, line: u32) {
         let now = self.tick();
         self.ended.entry(line).or_insert(now);
@@ -163,16 +166,17 @@ impl Truth {
         self.wrong.get_or_insert_with(wrong);
     }
 
-    /// A value that was never given out before, above what additions come to
+    /// Returns a value that was never returned before. It is above all possible sums of additions.
     pub(super) fn fresh(&mut self) -> u64 {
         self.values += 1;
-        debug_assert!(self.values < 1 << (64 - ADDS), "values come again");
-        // Of as many as there are, no two are equal.
+        debug_assert!(self.values < 1 << (64 - ADDS), "unique values are used up");
+        // The multiplier is odd, so no two products in this range are equal.
         self.values.wrapping_mul(0x9e_3779_b97f) << ADDS
     }
 
-    /// What is added to a word next: a power of two that as few as can be add of those that have not completed. So a sum
-    /// tells what it is made of. Where some may never complete, nothing, if others add all of them.
+    /// Returns the next summand for a word: the power of two of which the fewest additions are incomplete, so
+    /// that a sum reveals its summands. Returns 0 if additions may never complete and every bit has an
+    /// incomplete one.
     pub(super) fn add(&mut self, server: usize, word: usize, may_fail: bool) -> u64 {
         let memory = &self.memories[server];
         let (adds, turn) = (&memory.adds[word], memory.words[word].len() as u32);
@@ -181,7 +185,7 @@ impl Truth {
         if may_fail && adds[bit as usize] > 0 { 0 } else { 1 << bit }
     }
 
-    /// An operation is posted.
+    /// Records that an operation is posted.
     pub(super) fn post(
         &mut self,
         server: usize,
@@ -197,23 +201,23 @@ impl Truth {
         Recorded { memory: server, word, number: history.len() - 1, at: self.now }
     }
 
-    /// It has completed. Of a WRITE, nothing is fetched.
+    /// Records that an operation has completed, with the value that it fetched, if it fetches one.
     pub(super) fn complete(&mut self, recorded: Recorded, fetched: u64) {
         let at = self.tick();
         let memory = &mut self.memories[recorded.memory];
         let op = &mut memory.words[recorded.word][recorded.number];
         if op.invoked > memory.lost {
             let line = op.connection;
-            self.fail(|| format!("line {line}: what was posted when its server had lost its memory is done"));
+            self.fail(|| {
+                format!("connection {line}: a request completed that was posted after the loss of the memory")
+            });
             return;
         }
         let late = self.revoked.get(&op.connection).is_some_and(|after| recorded.at > *after);
         if late && op.action != Action::Read {
             let (line, posted) = (op.connection, recorded.at);
             self.fail(|| {
-                format!(
-                    "line {line}: what was posted at {posted:?} is done, long after its rights were revoked"
-                )
+                format!("connection {line}: a request of {posted:?}, after the end of its rights, completed")
             });
             return;
         }
@@ -231,70 +235,72 @@ impl Truth {
         }
     }
 
-    /// What anybody has seen last
+    /// Returns the latest value that any client has observed.
     pub(super) fn newest(&self, server: usize, word: usize) -> u64 {
         self.memories[server].newest[word]
     }
 
-    /// A section has got the lock of a page.
+    /// Records that a section has got the lock of a page.
     pub(super) fn lock(&mut self, server: usize, page: usize, section: u64) {
         let memory = &mut self.memories[server];
         let before = memory.pages[page].holder.replace(section);
         if let Some(holder) = before {
             self.fail(|| {
-                format!("page {page} of server {server}: {section:#x} got the lock that {holder:#x} has")
+                format!("page {page} of memory {server}: {section:#x} got the lock that {holder:#x} holds")
             });
         }
     }
 
-    /// What the holder of the lock has to find: which section wrote it.
+    /// Returns the section that wrote a page last, which determines the contents that the lock's holder has
+    /// to find.
     pub(super) fn page(&self, server: usize, page: usize) -> u64 {
         self.memories[server].pages[page].newest
     }
 
-    /// A section has posted what it writes and, behind it, that the lock is free.
+    /// Records that a section has posted the WRITE of its page and the release of the lock.
     pub(super) fn unlock(&mut self, server: usize, page: usize, section: u64) {
         self.memories[server].pages[page] = Page { holder: None, newest: section };
         self.counts.sections += 1;
     }
 
-    /// A server has lost its memory, and will have another one.
+    /// Records that a server has lost its memory, and assigns it a new one.
     pub(super) fn forget(&mut self, server: usize) {
         self.memories[self.current[server]].lost = self.clock;
         self.current[server] = self.memories.len();
         self.memories.push(self.empty.clone());
     }
 
-    /// The memory that a server has now, by number
+    /// Returns the number of a server's present memory.
     pub(super) fn memory_of(&self, server: usize) -> usize {
         self.current[server]
     }
 
-    /// A line's rights to words are revoked: what is posted after this time is not to be done.
+    /// Records that a connection's rights to words are revoked: no request that is posted after `after` may
+    /// be executed.
     pub(super) fn revoke(&mut self, line: u32, after: Nanos) {
         self.revoked.insert(line, after);
     }
 
-    /// Whether a line has no right to words any more, or shares the fate of one that has none
+    /// Returns whether a connection's rights are revoked, or it may break with one whose rights are.
     pub(super) fn is_revoked(&self, line: u32, config: &Config) -> bool {
         self.revoked.contains_key(&line) || (config.shares_fate && !self.revoked.is_empty())
     }
 
-    /// How many faults have happened so far to what the connections of a client to a server need
+    /// Returns the number of faults so far that affect the connections of a client to a server.
     pub(super) fn touches(&self, client: usize, server: usize, now: Nanos) -> usize {
         let needed = [Touched::All, Touched::Client(client), Touched::Server(server)];
         self.faults.iter().filter(|(at, of)| *at <= now && needed.contains(of)).count()
     }
 
-    /// Notes that a line has a new queue pair, with all rights: its REQ came again after its server had restarted, or had given
-    /// up to wait for the RTU.
+    /// Records that a connection has a new queue pair with all rights: its REQ arrived again after the server
+    /// had restarted, or had given up waiting for the RTU.
     pub(super) fn grant(&mut self, line: u32) {
         self.revoked.remove(&line);
         self.ended.remove(&line);
         self.ending.retain(|(_, ending)| *ending != line);
     }
 
-    /// Says what cannot be of the words of a memory that holds this in the end, unless it is lost.
+    /// Checks the words of a memory. `table` is its contents at the end; None if the memory is lost.
     pub(super) fn check(&self, memory: usize, table: Option<&[u8]>, rules: Rules) -> Result<(), String> {
         let Served { words, lost, .. } = &self.memories[memory];
         for (word, ops) in words.iter().enumerate() {
@@ -310,12 +316,12 @@ impl Truth {
         Ok(())
     }
 
-    /// Memories that were lost, by number
+    /// Returns the numbers of the memories that were lost.
     pub(super) fn lost(&self) -> impl Iterator<Item = usize> {
         (0..self.memories.len()).filter(|memory| !self.current.contains(memory))
     }
 
-    /// Operations on words: all, and those of which nobody knows whether they took effect
+    /// Returns the number of operations on words, and of those with an unknown outcome.
     pub(super) fn recorded(&self) -> (u64, u64) {
         let ops = self.memories.iter().flat_map(|memory| memory.words.iter().flatten());
         ops.fold((0, 0), |(all, unknown), op| (all + 1, unknown + u64::from(op.done.is_none())))
@@ -333,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_preceded_the_loss_of_a_memory_is_checked() {
+    fn operations_before_the_loss_of_a_memory_are_checked() {
         let mut truth = truth();
         let write = truth.post(0, 0, 1, false, Action::Write(5));
         truth.complete(write, 0);
@@ -345,19 +351,19 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_done_in_a_memory_that_is_lost() {
+    fn requests_posted_after_the_loss_of_a_memory_must_not_complete() {
         let mut truth = truth();
         let before = truth.post(0, 0, 1, false, Action::Write(5));
         truth.forget(0);
         let after = truth.post(0, 0, 1, false, Action::Write(6));
         truth.complete(before, 0);
-        assert_eq!(truth.wrong, None, "its acknowledgement was on its way");
+        assert_eq!(truth.wrong, None, "the acknowledgement was in flight at the loss");
         truth.complete(after, 0);
         assert!(truth.wrong.is_some());
     }
 
     #[test]
-    fn nothing_is_done_for_a_queue_pair_that_is_gone() {
+    fn requests_must_not_execute_after_their_queue_pair_is_gone() {
         let seen = |at: u64| {
             let mut truth = truth();
             truth.outlives = Nanos(10);
@@ -376,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_goes_on_with_a_second_queue_pair() {
+    fn connection_continues_with_a_second_queue_pair() {
         let mut truth = truth();
         truth.end_now(1);
         truth.grant(1);

@@ -1,19 +1,20 @@
-//! What became of operations with an unknown outcome, as far as others have seen it.
+//! Outcomes of operations with unknown outcomes, as far as other operations reveal them.
 
 use super::items::{Effect, Item};
 use std::collections::{BTreeMap, BTreeSet};
 use switch::table::mix;
 
-/// Additions whose sum is looked for, at most
+/// Number of additions in a sum at most, if they are not powers of two
 const SUM: usize = 4;
 /// Bits of a sum of powers of two
 const POWERS: u32 = 45;
-/// Sums that are looked at, at most
+/// Number of sums tried at most
 const SUMS: u32 = 20_000;
 
-/// Decides for each operation with an unknown outcome whether it happened, and what it found. What comes of it is one
-/// possibility, and the likely one: values that were written once say who wrote them. Where several operations may have
-/// been it, or in several orders, further attempts decide otherwise. And whether there were any such.
+/// Decides for each operation with an unknown outcome whether it took effect, and what it found. Returns one
+/// possible history, the likely one: a value that was written once identifies its writer. If several
+/// operations qualify, or several orders, higher `attempt`s decide differently. Also returns whether there
+/// was such an ambiguity.
 pub(super) fn resolve(items: &[Item], first: u64, attempt: u64) -> (Vec<Item>, bool) {
     let mut items = items.to_vec();
     if items.iter().all(|item| item.must) {
@@ -24,7 +25,7 @@ pub(super) fn resolve(items: &[Item], first: u64, attempt: u64) -> (Vec<Item>, b
     (leave_out(items), ambiguous)
 }
 
-/// How many may leave each value
+/// Returns how many operations may leave each value.
 fn writers(items: &[Item]) -> BTreeMap<u64, u32> {
     let mut writers = BTreeMap::new();
     for value in items.iter().filter_map(Item::leaves) {
@@ -33,12 +34,13 @@ fn writers(items: &[Item]) -> BTreeMap<u64, u32> {
     writers
 }
 
-/// Values that somebody has found
+/// Returns the values that operations have found.
 fn found(items: &[Item]) -> BTreeSet<u64> {
     items.iter().filter(|item| item.must).filter_map(Item::finds).collect()
 }
 
-/// Those happened whose value was found, and is nobody else's. Whether there was one more.
+/// Marks operations that took effect because their value was found and no other operation leaves it. Returns
+/// whether there was one.
 fn settle(items: &mut [Item]) -> bool {
     let (writers, found) = (writers(items), found(items));
     let mut any = false;
@@ -55,7 +57,7 @@ fn settle(items: &mut [Item]) -> bool {
     any
 }
 
-/// Those that have to have happened, as something behind them has
+/// Returns which items took effect because a later item of their connection did.
 fn forced(items: &[Item]) -> Vec<bool> {
     let mut forced = vec![false; items.len()];
     for number in (0..items.len()).rev() {
@@ -65,7 +67,8 @@ fn forced(items: &[Item]) -> Vec<bool> {
     forced
 }
 
-/// Values that were found and that nobody left come from additions. Whether there was one.
+/// Explains a value that was found but that no operation leaves as a sum of additions. Returns whether there
+/// was one.
 fn sum_up(items: &mut [Item], first: u64, attempt: u64, ambiguous: &mut bool) -> bool {
     let mut left: BTreeSet<u64> = writers(items).into_keys().collect();
     left.insert(first);
@@ -80,7 +83,7 @@ fn sum_up(items: &mut [Item], first: u64, attempt: u64, ambiguous: &mut bool) ->
         return false;
     }
     let strange: Vec<u64> = found(items).into_iter().filter(|value| !left.contains(value)).collect();
-    // What somebody has changed already is not there any more to be added to.
+    // A value that another operation has replaced cannot be added to any more.
     for item in items.iter().filter(|item| item.must) {
         if let Effect::Swap(found, _) = item.effect {
             left.remove(&found);
@@ -93,7 +96,7 @@ fn sum_up(items: &mut [Item], first: u64, attempt: u64, ambiguous: &mut bool) ->
         let (chosen, choices) = powers(&adds, *value, &left, attempt)?;
         Some((choices, *value, chosen))
     });
-    // What is certain comes first, and the fewest: between the others may be values that these lead to.
+    // Unambiguous sums first, then the shortest ones: they may produce intermediate values for the others.
     let chosen = powers.min_by_key(|(choices, _, chosen)| (*choices, chosen.len())).or_else(|| {
         let counts = 1..=SUM.min(adds.len());
         let mut tries = counts.flat_map(|count| strange.iter().map(move |value| (count, *value)));
@@ -105,7 +108,7 @@ fn sum_up(items: &mut [Item], first: u64, attempt: u64, ambiguous: &mut bool) ->
     let Some((choices, mut value, mut chosen)) = chosen else { return false };
     *ambiguous |= choices > 0 || chosen.len() > 1;
     if attempt > 0 {
-        // Nor need they have happened in the order in which they were posted: another may have come first.
+        // They need not have taken effect in the order in which they were posted; another order may be right.
         chosen.sort_by_key(|addition| mix(mix(value ^ attempt << 16 | addition.item as u64)));
     }
     for addition in chosen.into_iter().rev() {
@@ -117,7 +120,7 @@ fn sum_up(items: &mut [Item], first: u64, attempt: u64, ambiguous: &mut bool) ->
     true
 }
 
-/// An addition of which nobody knows whether it happened.
+/// An addition with an unknown outcome.
 #[derive(Clone, Copy, Debug)]
 struct Addition {
     item: usize,
@@ -126,8 +129,9 @@ struct Addition {
     forced: bool,
 }
 
-/// Where additions are powers of two, their sum says which they are: the fewest that lead to `value` from one that
-/// somebody left, in the order in which they were posted; and for how many of them there was a choice.
+/// Explains `value` by additions of powers of two, whose sum identifies them. Returns the fewest that lead to
+/// `value` from a value that was left, in the order in which they were posted, and the number of bits for
+/// which there was a choice.
 fn powers(
     adds: &[Addition],
     value: u64,
@@ -150,7 +154,8 @@ fn powers(
     Some((chosen, choices))
 }
 
-/// So many of the additions that lead to `value` from one that somebody left; in the order in which they were posted.
+/// Finds `count` additions that lead to `value` from a value that was left, in the order in which they were
+/// posted. Returns whether there are any.
 fn choose(
     adds: &[Addition],
     count: usize,
@@ -176,7 +181,7 @@ fn choose(
     false
 }
 
-/// Leaves out what nobody has seen, unless something that its connection posted later was seen.
+/// Removes operations whose effects were not observed, unless a later operation of the same connection was.
 fn leave_out(items: Vec<Item>) -> Vec<Item> {
     let kept = forced(&items);
     let mut numbers = vec![0; items.len()];
@@ -206,7 +211,7 @@ fn leave_out(items: Vec<Item>) -> Vec<Item> {
             .collect(),
         must: true,
         effect: match item.effect {
-            // Nobody has found what it leaves: any value is as good.
+            // No operation has found what it leaves, so any unused value will do.
             Effect::MaybeAdd(_) => Effect::Write(fresh()),
             Effect::MaybeSwap(compare, _) => Effect::Unseen(compare),
             effect => effect,
@@ -217,7 +222,7 @@ fn leave_out(items: Vec<Item>) -> Vec<Item> {
         items.into_iter().enumerate().filter(|(number, _)| kept[*number]).map(of_kept).collect();
     let mut linked = items.clone();
     for (item, of) in linked.iter_mut().zip(&items) {
-        // What has no place of its own in the order passes on what it waits for.
+        // An item without a position of its own passes its successors on to its predecessors.
         let mut unseen: Vec<u32> = of.after.clone();
         while let Some(after) = unseen.pop() {
             let after = &items[after as usize];

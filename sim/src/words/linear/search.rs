@@ -6,45 +6,45 @@ use super::items::{Effect, Item};
 use std::collections::{BTreeMap, HashSet};
 use switch::table::mix;
 
-/// Choices that are tried for each item, and for any history, before the search is given up
+/// Steps per item, and steps for any history, before the search gives up
 const PATIENCE: u64 = 4;
 const LEAST_PATIENCE: u64 = 20_000;
-/// Items that are told of where it is stuck
+/// Number of operations that an error message lists
 const TOLD: usize = 6;
-/// A value that no item finds or leaves by itself
+/// Number of a value that no item finds or leaves by itself
 const OTHER: u32 = u32::MAX;
 
-/// How a search ended.
+/// Result of a search.
 #[derive(Debug)]
 pub(super) enum Found {
-    /// There is an order.
+    /// There is an order
     Order,
-    /// There is none.
+    /// There is no order
     None(Stuck),
-    /// It took too long to say.
+    /// The search was given up
     Undecided(Stuck),
 }
 
-/// What may come next, and what the word holds then. The least comes first.
+/// A possible next item, and the word's value after it. The smallest choice is tried first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Choice {
     rank: u8,
     first_return: u64,
     item: u32,
     value: u64,
-    /// It never happened.
+    /// Whether the item is assumed not to have taken effect
     dropped: bool,
 }
 
-/// A place to which the search can come back.
+/// A state to which the search can backtrack.
 #[derive(Debug)]
 struct Fork {
     done: usize,
-    /// What was not tried, the next one last
+    /// Untried choices; the next one is the last
     choices: Vec<Choice>,
 }
 
-/// Items in a list, from which they are taken, and put back in the opposite order. The last entry is the list's head.
+/// Doubly linked list of items, which are removed and restored in opposite order. The last entry is the head.
 #[derive(Debug)]
 struct List {
     next: Vec<u32>,
@@ -82,42 +82,44 @@ impl List {
     }
 }
 
-/// A search.
+/// State of a search.
 #[derive(Debug)]
 pub(super) struct Search<'a> {
     items: &'a [Item],
-    /// What is not done, by the moment at which it was posted
+    /// Remaining items, by posting time
     posted: List,
-    /// What is not done and was over at some moment, by that moment
+    /// Remaining items with a latest moment, by that moment
     returned: List,
-    /// Items that have to come before each, and are not done
+    /// Number of remaining items that have to precede each item
     waits: Vec<u32>,
     clusters: Clusters,
     /// Numbers of values
     values: BTreeMap<u64, u32>,
-    /// The value that an item has to find, and that it leaves by itself
+    /// Number of the value that each item has to find
     finds: Vec<u32>,
     leaves: Vec<u32>,
-    /// Items that have to find each value, and that may leave it, and are not done
+    /// Number of remaining items that have to find each value
     wanted: Vec<u32>,
     writers: Vec<u32>,
-    /// Additions that may leave any value
+    /// Number of remaining additions, which may leave any value
     adders: u32,
-    /// Items that have to be in the order and are not
+    /// Number of remaining items that have to be in the order
     left: usize,
     value: u64,
     number: u32,
-    /// What is done, what the word held before it, and whether it was dropped instead
+    /// Placed items: the item, the word's value before it with its number, and whether the item was dropped
+    /// instead
     trail: Vec<(u32, u64, u32, bool)>,
-    /// A sum over all that is done
+    /// Hash of the set of placed items
     sum: [u64; 2],
     seen: HashSet<([u64; 2], u64)>,
-    /// Every value is left once, and everything happened: the order of clusters is the only choice, and any is right.
+    /// Set if every value is left once and all outcomes are known: only the order of clusters is to be
+    /// chosen, and any choice is right
     decided: bool,
     stuck: Stuck,
-    /// A value that nobody finds or leaves
+    /// A value that no item finds or leaves
     nothing: u64,
-    /// What may change the value next; kept for its room
+    /// Items that may change the value next; kept for its capacity
     changes: Vec<u32>,
 }
 
@@ -176,7 +178,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Looks for an order.
+    /// Searches for an order.
     pub(super) fn run(mut self) -> Found {
         let strange = |item: &usize| {
             let value = self.finds[*item];
@@ -185,7 +187,7 @@ impl<'a> Search<'a> {
         if self.adders == 0
             && let Some(item) = (0..self.items.len()).find(strange)
         {
-            // Nobody has written what it found.
+            // No operation wrote the value that this item found.
             (self.stuck.next, self.stuck.strange) = (Some(item as u32), true);
             return Found::None(self.stuck);
         }
@@ -227,7 +229,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Passes once over all that may come next: READs of the value come now, everything else is a choice.
+    /// Passes once over all items that may come next: places READs of the present value, and returns all
+    /// others as choices.
     fn pass(&mut self) -> Vec<Choice> {
         let mut changes = core::mem::take(&mut self.changes);
         let mut at = self.posted.first();
@@ -249,7 +252,7 @@ impl<'a> Search<'a> {
             }
             at = next;
         }
-        // Now, and not before: what was found meanwhile wants nothing any more.
+        // Evaluated only now, because the items placed meanwhile do not need their values any more.
         let mut choices: Vec<Choice> = changes
             .drain(..)
             .filter_map(|item| self.choice(item))
@@ -263,7 +266,8 @@ impl<'a> Search<'a> {
         choices
     }
 
-    /// What is over next need not have happened, unless something behind it did.
+    /// Returns the choice to drop the next item with a latest moment, if its outcome is unknown and no later
+    /// item of its connection took effect.
     fn drop_next(&self) -> Option<Choice> {
         let item = self.items.get(self.returned.first() as usize).filter(|item| !item.must)?;
         let wanted = |leaves: u32| leaves != OTHER && self.wanted[leaves as usize] > 0;
@@ -292,10 +296,10 @@ impl<'a> Search<'a> {
             Effect::Read(_) => return None,
             Effect::Swap(_, value) => (0, value),
             Effect::Write(value) => (rank(value), value),
-            // It leaves something else, whatever that is.
+            // It leaves another value, whichever that is.
             Effect::Unseen(_) => (rank(self.nothing), self.nothing),
             Effect::MaybeSwap(compare, swap) if compare == self.value => (rank(swap), swap),
-            // It makes no difference but to what its connection posted later.
+            // It matters only for later items of its connection.
             Effect::MaybeSwap(..) if item.after.is_empty() => return None,
             Effect::MaybeSwap(..) => (4, self.value),
             Effect::MaybeAdd(add) => {
@@ -307,7 +311,8 @@ impl<'a> Search<'a> {
         Some(Choice { rank, first_return, item: number, value, dropped: false })
     }
 
-    /// Whether the word may hold something else from now on, as nobody has to find what it holds, or it will again.
+    /// Returns whether the word may change now: no remaining item has to find the present value, or an item
+    /// may leave it again.
     fn may_leave(&self, choice: &Choice) -> bool {
         if choice.value == self.value || self.number == OTHER {
             return true;
@@ -319,7 +324,7 @@ impl<'a> Search<'a> {
         wanted == 0 || writers > 0 || adders > 0
     }
 
-    /// Leaves the one choice that is as good as any.
+    /// Keeps the one choice that is as good as any other.
     fn decide(&self, choices: &mut Vec<Choice>) {
         let swap = choices.iter().position(|choice| choice.rank == 0);
         let wanted = self.wanted.get(self.number as usize).is_some_and(|wanted| *wanted > 0);
@@ -379,14 +384,14 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Sums of what is done stand for it: 128 bits, in which no two sets will ever meet.
+    /// Updates the hash of the set of placed items: 128 bits, in which no two sets collide in practice.
     fn add_up(&mut self, number: u32, dropped: bool) {
         let number = (u64::from(number) + 1) * 2 + u64::from(dropped);
         self.sum[0] ^= mix(mix(number));
         self.sum[1] ^= mix(mix(number ^ 0x5eed << 40));
     }
 
-    /// Remembers how far it got.
+    /// Records the state if the search got further than before.
     fn note(&mut self) {
         if self.trail.len() < self.stuck.done {
             return;
