@@ -1,9 +1,11 @@
-//! A P4CE switch that is watched from outside, and that loses NAKs on their way to leaders. What it checks:
+//! A P4CE switch whose behaviour is audited from outside, and that loses NAKs on their way to leaders. The
+//! checks:
 //!
-//! * a NAK is withheld only if the leader was told to go back at least as far, has not come back yet, and has not been told
-//!   since that a quorum holds that packet;
-//! * a replica that the control plane has not heard to be excluded is listened to, and one that was excluded is not written to;
-//! * replicas are asked for connections no more often than the limits of requests allow.
+//! * the switch withholds a NAK only if it has already sent the leader a NAK for the same or an earlier PSN,
+//!   the leader has not repeated from there yet, and no acknowledgement since has covered that PSN;
+//! * the switch uses acknowledgements of each replica until it reports the replica's exclusion to the control
+//!   plane, and sends nothing to excluded replicas;
+//! * replicas receive connection requests no more often than the limits allow.
 
 use core::net::IpAddr;
 use p4ce::{Command, Control, Event, GroupId, P4ce};
@@ -13,41 +15,41 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use switch::{Chance, DropReason, Egress, Frame, Full, Function, Nanos, Output, PortId, Share, Verdict};
 
-/// What was seen of a switch, in all its incarnations.
+/// Findings about a switch, over all its incarnations.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// The first thing that must not be
+    /// First violation
     pub wrong: Option<String>,
     /// NAKs lost on purpose
     pub lost: u64,
-    /// NAKs that were withheld, rightly
+    /// NAKs that the switch withheld, as it may
     pub withheld: u64,
-    /// REQs to replicas, by their transactions
+    /// Transaction numbers of the REQs to replicas
     pub asked: BTreeSet<u64>,
 }
 
-/// What all parts share.
+/// Findings, shared by all parts of the switch.
 pub type SharedSeen = Arc<Mutex<Seen>>;
 
 fn wrong(seen: &SharedSeen, what: impl FnOnce() -> String) {
     seen.lock().unwrap_or_else(PoisonError::into_inner).wrong.get_or_insert_with(what);
 }
 
-/// What a leader was told, and what it and its replicas have said.
+/// What the switch has sent to a group's leader, and received from the leader and its replicas.
 #[derive(Debug)]
 struct Told {
-    /// The newest PSN that it was told is held
+    /// Latest PSN that the switch acknowledged to the leader
     held: Psn,
-    /// To what it was told to go back, and has not: by a NAK, and by "receiver not ready"
+    /// PSN of the NAK from which the leader has not repeated yet: sequence error, and receiver not ready
     back_to: [Option<Psn>; 2],
-    /// The PSN behind the newest that it sent
+    /// PSN after the latest one that the leader sent
     next: Psn,
-    /// By replica: the newest PSN that was taken in
+    /// Latest PSN acknowledged by each replica, and used by the switch
     acked: Vec<Psn>,
     excluded: BTreeSet<usize>,
 }
 
-/// A watched data plane
+/// Audited data plane
 pub struct AuditedSwitch {
     function: P4ce,
     seen: SharedSeen,
@@ -56,7 +58,7 @@ pub struct AuditedSwitch {
     groups: BTreeMap<GroupId, Told>,
 }
 
-/// A packet of a group, in the leader's numbers
+/// Sender of a packet of a group, with the PSN in the leader's numbering
 #[derive(Clone, Copy)]
 enum Of {
     Leader(GroupId, Psn),
@@ -65,7 +67,7 @@ enum Of {
 
 struct Watched<'a, O: Output> {
     out: &'a mut O,
-    /// Destination queue pairs of what was sent, and what acknowledgements say
+    /// Destination queue pair of each frame sent; for acknowledgements, with PSN and syndrome
     sent: Vec<(Qpn, Option<(Psn, Syndrome)>)>,
 }
 
@@ -98,17 +100,17 @@ impl<O: Output> Output for Watched<'_, O> {
 }
 
 impl AuditedSwitch {
-    /// Watches a data plane that loses this share of the NAKs to leaders.
+    /// Creates an audited data plane that loses this share of the NAKs to leaders.
     pub fn new(function: P4ce, chance: Chance, lose_naks: Share, seen: SharedSeen) -> Self {
         Self { function, seen, chance, lose_naks, groups: BTreeMap::new() }
     }
 
-    /// The data plane
+    /// Returns the data plane.
     pub fn function(&self) -> &P4ce {
         &self.function
     }
 
-    /// Whose packet this is, if it is right and from a host of an open group.
+    /// Returns the sender of a packet, if its ICRC is correct and it is of an open group.
     fn owner(&self, frame: &[u8]) -> Option<Of> {
         let Class::Roce(layout) = classify(frame) else { return None };
         let packet = Packet::new(frame, layout);
@@ -130,7 +132,7 @@ impl AuditedSwitch {
         })
     }
 
-    /// Judges what became of a packet: what the leader was told, or was not.
+    /// Checks the verdict on a packet and the frames that it caused.
     fn judge(&mut self, of: Of, verdict: Verdict, sent: &[(Qpn, Option<(Psn, Syndrome)>)]) {
         let (Of::Leader(id, _) | Of::Replica(id, ..)) = of;
         let Some(config) = self.function.group(id).map(p4ce::Group::config) else { return };
@@ -149,12 +151,14 @@ impl AuditedSwitch {
                 };
                 let others =
                     |qpn: Qpn| config.replicas.iter().filter(|replica| replica.peer.remote_qp == qpn).count();
-                // What acknowledges goes to the leader, whose queue pair may have the same number.
+                // Acknowledgements go to the leader, whose queue pair may have the same number.
                 let is_wrong = |(qpn, said): &&(Qpn, Option<_>)| {
                     said.is_none() && is_excluded(*qpn) && others(*qpn) == 1
                 };
                 if let Some((qpn, _)) = sent.iter().find(is_wrong) {
-                    wrong(&self.seen, || format!("{id:?}: {qpn} is excluded, and is written to"));
+                    wrong(&self.seen, || {
+                        format!("{id:?}: a packet was sent to queue pair {qpn} of an excluded replica")
+                    });
                 }
             }
             Of::Replica(_, member, psn, syndrome) => {
@@ -169,7 +173,9 @@ impl AuditedSwitch {
                 if let Verdict::Drop(_) = verdict {
                     if is_news && !told.excluded.contains(&member) {
                         wrong(&self.seen, || {
-                            format!("{id:?}: replica {member} is not heard, and was not said to be excluded")
+                            format!(
+                                "{id:?}: an ACK of replica {member} was dropped without a reported exclusion"
+                            )
                         });
                     }
                     return;
@@ -186,8 +192,8 @@ impl AuditedSwitch {
                     if !outvoted && !waits && verdict == Verdict::Consume {
                         wrong(&self.seen, || {
                             format!(
-                                "{id:?}: a NAK of PSN {psn} by replica {member} is withheld: the leader was told of {}, \
-                                 and to go back to {:?}",
+                                "{id:?}: a NAK for PSN {psn} of replica {member} was withheld: \
+                                 the leader got an ACK up to {} and the NAKs {:?}",
                                 told.held, told.back_to
                             )
                         });
@@ -202,7 +208,7 @@ impl AuditedSwitch {
                 told.held = held;
             }
             let held = told.held;
-            // A leader does not go back to what it was told is held.
+            // A leader does not repeat what was acknowledged.
             match syndrome {
                 _ if !held.precedes(psn) => {}
                 Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => told.back_to[0] = Some(psn),
@@ -292,7 +298,7 @@ impl Function for AuditedSwitch {
     }
 }
 
-/// Its control plane
+/// Audited control plane
 pub struct AuditedControl {
     /// The control plane
     pub control: Control,
@@ -300,17 +306,17 @@ pub struct AuditedControl {
 }
 
 impl AuditedControl {
-    /// Watches a control plane.
+    /// Creates an audited control plane.
     pub fn new(control: Control, seen: SharedSeen) -> Self {
         Self { control, seen }
     }
 }
 
-/// The attribute of a REQ (IB 12.6.5), and where it and the transaction lie behind the headers of an IP packet
+/// Attribute ID of a REQ (IB 12.6.5), and the length of the UDP header, BTH and DETH before the MAD
 const REQ: [u8; 2] = [0, 0x10];
 const MAD: usize = 8 + 12 + 8;
 
-/// The transaction of a REQ
+/// Returns the transaction number of a REQ; None for all other frames.
 fn transaction(frame: &[u8]) -> Option<u64> {
     let Class::Roce(layout) = classify(frame) else { return None };
     let packet = Packet::new(frame, layout);
