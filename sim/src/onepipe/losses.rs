@@ -1,5 +1,6 @@
-//! Explains each message that failed: by a frame that the network dropped, by a packet that came late, or by an answer that did
-//! not arrive in time. Looks at frames on the hosts' links and at what the world records, not at processes.
+//! Explanations of failed messages: a frame that the network dropped, a packet that arrived late, or an ACK
+//! that did not arrive in time. Uses the frames on the hosts' links and the losses that the world records,
+//! not the state of processes.
 
 use super::{Host, Made};
 use core::net::IpAddr;
@@ -10,48 +11,49 @@ use std::collections::{BTreeMap, BTreeSet};
 use switch::Nanos;
 use zerocopy::FromBytes as _;
 
-/// The time in which a receiver answers a packet: its `ack_delay` of 3 us, and full frames that wait for a wire of 10 Gb/s
+/// Time within which a receiver answers a packet: its `ack_delay` of 3 us, and full frames in its send queue
+/// at 10 Gb/s
 const ANSWERED_WITHIN: Nanos = Nanos::from_micros(15);
 
-/// The time for which a message that is sent at once waits for the wire at most: a full frame of 10 Gb/s
+/// Longest time for which a message that is sent at once waits for the link: a full frame at 10 Gb/s
 const WIRE: Nanos = Nanos::from_micros(2);
 
-/// What a network and its hosts may do to messages: what was drawn.
+/// Adverse conditions that were drawn for a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Drawn {
     /// Age of the world from which on packets may arrive below the barrier
     pub late_from: Option<Nanos>,
-    /// Receivers have little room
+    /// Whether receivers have small buffers
     pub small: bool,
-    /// Hosts are paused
+    /// Whether hosts are paused
     pub pauses: bool,
 }
 
-/// Failed runs by what explains them.
+/// Counts of failed runs by cause. A run consists of the packets of one scattering to one receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Explained {
     /// A packet was dropped or damaged
     pub dropped: u64,
-    /// A packet arrived below the barrier, or was overtaken by a later one before the receiver knew its sender
+    /// A packet arrived below the barrier, or a later packet overtook it before the receiver knew its sender
     pub late: u64,
-    /// The receiver had no room
+    /// The receiver's buffer was full
     pub no_room: u64,
-    /// Every answer in time was dropped or damaged
+    /// Every ACK that was sent in time was dropped or damaged
     pub unanswered: u64,
-    /// The answer arrived after the timeout
+    /// The ACK arrived after the timeout
     pub slow: u64,
 }
 
-/// What an answer says.
+/// Contents of an answer.
 #[derive(Clone, Copy, Debug)]
 enum Says {
-    /// The receiver has taken runs that end so far before the answer's PSN.
+    /// ACK: bitmap of the receiver's accepted packets, counted back from the answer's PSN
     Taken(u128),
-    /// The receiver has refused the packet, for this reason.
+    /// NAK: the receiver has refused the packet, for this reason
     Refused(u8),
 }
 
-/// An ACK or a NAK
+/// An ACK or a NAK.
 #[derive(Clone, Copy, Debug)]
 struct Answer {
     psn: Psn,
@@ -69,7 +71,8 @@ impl Answer {
         Some(Self { psn: header.psn(), says, at })
     }
 
-    /// Returns whether this is an ACK of a run of which the receiver has taken all, or has the packets that were sent.
+    /// Returns whether this is an ACK for a run. If the run is incomplete, any ACK for its last packet
+    /// counts.
     fn acknowledges(&self, run: &Run) -> bool {
         let (Says::Taken(taken), Ok(before)) = (self.says, u32::try_from(self.psn.distance(run.last())))
         else {
@@ -78,7 +81,7 @@ impl Answer {
         !run.complete || taken.checked_shr(before).unwrap_or(0) & 1 == 1
     }
 
-    /// Returns whether this says that there was no room for one of the packets.
+    /// Returns whether this is a NAK for one of the packets because the buffer was full.
     fn has_no_room(&self, packets: &[Psn]) -> bool {
         matches!(self.says, Says::Refused(Refused::NO_ROOM)) && packets.contains(&self.psn)
     }
@@ -89,7 +92,7 @@ struct DataSent {
     to: usize,
     psn: Psn,
     at: Nanos,
-    /// Number of the first message of a run
+    /// Number of the first message, in the first packet of a run
     message: Option<u64>,
     last: bool,
 }
@@ -98,10 +101,10 @@ struct DataSent {
 struct DataCame {
     at: Nanos,
     time: Timestamp,
-    /// The barrier of the host's link before it arrived
+    /// Highest barrier on the host's link before the packet arrived
     barrier: Option<Timestamp>,
     late: bool,
-    /// A later packet of this sender was the first of all to arrive: the receiver begins there.
+    /// Whether a later packet of this sender arrived as its very first one: the receiver starts there
     overtaken: bool,
 }
 
@@ -109,11 +112,12 @@ struct DataCame {
 #[derive(Debug, Default)]
 pub(super) struct Traffic {
     sent: Vec<DataSent>,
-    /// First arrivals by sender and PSN
+    /// First arrivals, by sender and PSN
     came: BTreeMap<(usize, u32), DataCame>,
-    /// The first PSN that has arrived from each sender
+    /// First PSN that arrived from each sender
     first: BTreeMap<usize, Psn>,
-    /// The host's time when a beacon last said that nothing follows: this lifts the barrier over all that is to come.
+    /// The host's time when a beacon last announced that nothing follows, which lifts the barrier above all
+    /// later messages
     lifted: Option<Timestamp>,
     answers_sent: Vec<(usize, Answer)>,
     answers_came: Vec<(usize, Answer)>,
@@ -140,7 +144,7 @@ impl Traffic {
         }
     }
 
-    /// Records that the switch has said that nothing follows.
+    /// Records that the switch has announced that nothing follows.
     pub(super) fn hears_the_end(&mut self, time: Timestamp) {
         self.lifted = Some(time);
     }
@@ -169,7 +173,7 @@ impl Traffic {
         }
     }
 
-    /// Returns the packets of each run by receiver and scattering.
+    /// Returns the packets of each run, by receiver and scattering.
     fn runs(&self, of: &Host) -> BTreeMap<(usize, u64), Run> {
         let (mut runs, mut open) = (BTreeMap::new(), BTreeMap::new());
         for packet in &self.sent {
@@ -223,8 +227,9 @@ impl Dropped {
 }
 
 impl Made {
-    /// Checks that each packet arrived or was dropped by a link or a node that was down, and that each failure has a cause that
-    /// was drawn. Hosts [record](super::Habits::records) packets, and the world [records losses](crate::World::record_losses).
+    /// Checks that each packet arrived or was dropped by a link or a node that was down, and that each failed
+    /// run has a cause that was drawn. Hosts have to [record](super::Habits::records) packets, and the world
+    /// [losses](crate::World::record_losses).
     pub fn check_losses(&self, drawn: &Drawn) -> Result<Explained, String> {
         let check = Check { made: self, dropped: Dropped::read(self.world.losses()), drawn };
         let mut explained = Explained::default();
@@ -247,7 +252,7 @@ impl Made {
     }
 }
 
-/// What explains a failure
+/// Cause of a failure
 #[derive(Clone, Copy, Debug)]
 enum Cause {
     Dropped,
@@ -268,7 +273,7 @@ impl Explained {
         }
     }
 
-    /// Adds the counts of another run.
+    /// Adds the counts of another run of the simulator.
     pub fn add(&mut self, other: &Self) {
         for cause in [Cause::Dropped, Cause::Late, Cause::NoRoom, Cause::Unanswered, Cause::Slow] {
             *self.count(cause) += *other.clone().count(cause);
@@ -291,7 +296,7 @@ impl Check<'_> {
         self.host(to).traffic.as_ref()?.came.get(&(from, psn.get()))
     }
 
-    /// Checks that what a host sent has arrived or was dropped.
+    /// Checks that each packet that a host sent has arrived or was dropped.
     fn arrivals(&self, from: usize, traffic: &Traffic) -> Result<(), String> {
         let vanished = |packet: &&DataSent| {
             self.came(from, packet.to, packet.psn).is_none()
@@ -305,7 +310,7 @@ impl Check<'_> {
         }
     }
 
-    /// Returns what explains the failure of a run.
+    /// Returns the cause of a run's failure.
     fn explain(&self, from: usize, to: usize, run: &Run, why: Failure) -> Result<Cause, String> {
         let packets: Vec<_> = run.packets.iter().map(|(psn, _)| *psn).collect();
         if self.drawn.small && (why == Failure::NoRoom && from == to || self.has_no_room(from, to, &packets))
@@ -324,34 +329,34 @@ impl Check<'_> {
         if came.iter().flatten().any(may_be_late) {
             return Ok(Cause::Late);
         }
-        // The run is whole with the packet that arrives last, whichever was sent last.
+        // A run is complete with the packet that arrives last, whichever was sent last.
         let whole_with = came.into_iter().flatten().max_by_key(|came| came.at);
         match (why, whole_with, run.packets.last()) {
             (Failure::NoAnswer, Some(came), Some(&(_, sent_at))) => {
                 self.explain_silence(from, to, run, came, sent_at)
             }
-            _ => Err("each of its packets arrived in time".into()),
+            _ => Err("all of its packets arrived in time".into()),
         }
     }
 
-    /// Returns whether the receiver has said that there was no room for one of a sender's packets.
+    /// Returns whether the receiver has refused one of a sender's packets because its buffer was full.
     fn has_no_room(&self, from: usize, to: usize, packets: &[Psn]) -> bool {
         let answers = self.host(to).traffic.iter().flat_map(|traffic| &traffic.answers_sent);
         answers.filter(|(peer, _)| *peer == from).any(|(_, answer)| answer.has_no_room(packets))
     }
 
-    /// Returns whether a run of several packets waits for the barrier, as one of the packets before it was dropped or is late:
-    /// until then, its receiver does not know whether it will take it.
+    /// Returns whether a run of several packets waits for the barrier because an earlier packet was dropped
+    /// or is late. Until the barrier passes, the receiver does not know whether it will accept the run.
     fn was_behind_a_gap(&self, from: usize, to: usize, run: &Run, barrier: Option<Timestamp>) -> bool {
         let [(first, _), _, ..] = run.packets[..] else { return false };
         let Some(traffic) = self.host(from).traffic.as_ref() else { return false };
         let (before, mut decided) = (traffic.sent.iter().rev().filter(|packet| packet.to == to), false);
         for packet in before.skip_while(|packet| packet.psn != first) {
             match self.came(from, to, packet.psn) {
-                // A packet behind it is below the barrier: the gap was given up.
+                // A packet after the gap was already below the barrier, so the receiver had given up the gap.
                 _ if decided => return false,
                 None | Some(DataCame { late: true, .. }) => return true,
-                // A packet that is refused leaves the gap as it was.
+                // A refused packet leaves the gap as it is.
                 Some(_) if self.has_no_room(from, to, &[packet.psn]) => {}
                 Some(came) => decided = barrier.is_some_and(|barrier| came.time.precedes(barrier)),
             }
@@ -359,7 +364,7 @@ impl Check<'_> {
         false
     }
 
-    /// Returns why a sender did not hear of a run that arrived in time.
+    /// Returns why a sender received no ACK in time for a run that arrived in time.
     fn explain_silence(
         &self,
         from: usize,

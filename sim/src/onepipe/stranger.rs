@@ -1,5 +1,5 @@
-//! A host that takes no part in 1Pipe, and sends its datagrams to everybody: as itself, and as others where its place in the
-//! network shows that it is not.
+//! A host that takes no part in 1Pipe and sends forged datagrams to all hosts and switches: from its own
+//! address, and from other addresses where its position in the network reveals the forgery.
 
 use super::{At, HOST_QP, REGISTERS};
 use crate::liar::packet;
@@ -14,39 +14,40 @@ use switch::memory::MemoryFrame;
 use switch::{Chance, Nanos, Output, PortId};
 use zerocopy::IntoBytes;
 
-/// Where it is, and how much it lies.
+/// Position of the host, and what it sends.
 #[derive(Clone, Copy, Debug)]
 pub struct Stranger {
-    /// The switch that it is at, by number
+    /// Number of the switch that it is connected to
     pub switch: usize,
-    /// How many lies it tells
+    /// Number of forged packets
     pub lies: u32,
-    /// Whether they are all messages for one host, which it refuses
+    /// Whether all of them are messages to one host, which refuses them
     pub floods: bool,
 }
 
-/// Its own interface
+/// Addresses of its own interface
 pub(super) const OWN: At =
     At { mac: MacAddr([2, 0, 0, 2, 0, 0]), ip: Ipv4Addr::new(10, 2, 0, 0), qpn: HOST_QP };
 
-/// The host.
+/// The host that forges packets.
 pub(super) struct Lying {
     pub(super) chance: Chance,
     pub(super) left: u32,
-    /// Number of the switch that it is at
+    /// Number of the switch that it is connected to
     pub(super) switch: usize,
     pub(super) next: Nanos,
-    /// Everybody, hosts first; of keepers, their first queue pair
+    /// Addresses of all hosts, then of all keepers of barriers with their first queue pair
     pub(super) all: Vec<At>,
     pub(super) hosts: usize,
-    /// For each of `all`, whether it or its switch knows the port that a frame came through, and so refuses forged beacons
+    /// For each entry of `all`, whether the node or its switch sees the port that a frame came through, and
+    /// so refuses forged beacons
     pub(super) sees_ports: Vec<bool>,
-    /// A host that it sends all messages to, one a microsecond on average, in some seeds
+    /// Host that receives all messages, one per microsecond on average, if it floods
     pub(super) flooded: Option<usize>,
 }
 
 impl Lying {
-    /// A header with everything that would do harm: times near now, or anywhere.
+    /// Returns a random header that would do harm: with a time near the present, or any time.
     fn header(&mut self, now: Nanos) -> OnePipe {
         let opcodes = [OnePipeOpcode::BEACON, OnePipeOpcode::DATA, OnePipeOpcode::ACK, OnePipeOpcode::NAK];
         let opcode = match self.chance.below(8) {
@@ -67,7 +68,7 @@ impl Lying {
         header
     }
 
-    /// A message that its receiver refuses, as it knows no such sender, or because of its ICRC.
+    /// Returns a message that its receiver refuses, because the sender is unknown or because of its ICRC.
     fn refused_message(&mut self, now: Nanos, to: At) -> Vec<u8> {
         let time = Timestamp::new(super::CLOCK.nanos() + now.0);
         let header = OnePipe::new(OnePipeOpcode::DATA, time, Psn::new(self.chance.bits() as u32));
@@ -95,14 +96,15 @@ impl Lying {
         let mut from = OWN;
         let sees_ports = self.sees_ports[nth];
         if sees_ports && self.chance.below(4) == 0 {
-            // A keeper, down to its queue pair: more often than not the one whose switch the frame passes first
+            // A keeper, with its queue pair; in half of the cases the keeper of the switch that the frame
+            // passes first
             let any = self.chance.below((self.all.len() - self.hosts) as u64) as usize;
             let keeper = if self.chance.below(2) == 0 { self.switch } else { any };
             from.ip = self.all[self.hosts + keeper].ip;
             from.qpn = Qpn::new(super::FIRST_QP.get() + self.chance.below(4) as u32);
         } else if (sees_ports || !is_keeper) && self.chance.below(2) == 0 {
             from.ip = self.chance.pick(&self.all).ip;
-            // Hosts would believe it if the queue pair were right, too.
+            // With the right queue pair, hosts would accept it.
             from.qpn = Qpn::new(HOST_QP.get() + 0x1000);
         }
         let header = self.header(now);
@@ -126,7 +128,7 @@ impl Lying {
 
     fn packet(&mut self, from: At, mut to: At, bth: Bth, extended: &[u8], payload: &[u8]) -> Vec<u8> {
         if self.chance.below(16) == 0 {
-            // Of nobody, so that it goes everywhere
+            // An unknown MAC address, to which bridges flood
             to.mac.0[4] = 0x77;
         }
         let ends = (from.ip.into(), OWN.mac, (to.ip.into(), to.mac));

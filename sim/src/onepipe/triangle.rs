@@ -1,5 +1,5 @@
-//! Representatives that are not beside their switches (1Pipe, section 6.2.3). Two switches with hosts, and a link between them; a
-//! third switch, which messages do not pass, with the representatives of both:
+//! Representatives that are not beside their switches (1Pipe, section 6.2.3): two switches with hosts and a
+//! link between them, and a third switch, which messages do not pass, with the representatives of both:
 //!
 //! ```text
 //!   hosts -- switch 0 ------ switch 1 -- hosts
@@ -7,7 +7,8 @@
 //!                   switch 2 -- representatives 0 and 1
 //! ```
 //!
-//! Routes lead from one representative to the other over switch 2. What they say of the link between 0 and 1 has to pass it.
+//! The routes between the representatives pass switch 2. Their beacons about the link between 0 and 1 have to
+//! pass that link.
 
 use super::host::{Habits, Host, Place};
 use super::{At, HOST_QP, Made, REGISTERS, host_at, switch_at};
@@ -21,34 +22,34 @@ use switch::forward::{self, Forward};
 use switch::tunnel::{self, Onward, Tunnel};
 use switch::{Chance, Nanos, PortId};
 
-/// Hosts at either switch
+/// Hosts at each of switches 0 and 1
 const HOSTS: usize = 2;
 
-/// The network, and how it is to be.
+/// Parameters of the network.
 #[derive(Clone, Copy, Debug)]
 pub struct Triangle {
-    /// Whether beacons go by detours, or the shortest way, which is wrong
+    /// Whether beacons take detours over the link that they are about, or the shortest path, which is wrong
     pub detours: bool,
-    /// The link between switches 0 and 1
+    /// Link between switches 0 and 1
     pub between: Wire,
-    /// Every other link
+    /// All other links
     pub link: Wire,
-    /// By how much hosts' clocks are off at most, in nanoseconds
+    /// Largest offset of the hosts' clocks (ns)
     pub skew_ns: u64,
-    /// How far apart a host's scatterings are on average
+    /// Mean time between two scatterings of a host
     pub every: Nanos,
-    /// How long hosts send
+    /// Time for which hosts send
     pub lasts: Nanos,
 }
 
-/// A switch's end of tunnels
+/// Returns the addresses of a switch's tunnel endpoint.
 fn tunnel_at(n: usize) -> At {
     let [high, low] = (n as u16).to_be_bytes();
     let representative = switch_at(n, 0);
     At { mac: MacAddr([2, 0, 0, 2, high, low]), ip: Ipv4Addr::new(10, 2, high, low), ..representative }
 }
 
-/// The hosts at switch `n`
+/// Returns the hosts at switch `n`.
 fn hosts_of(n: usize) -> impl Iterator<Item = usize> + Clone {
     n * HOSTS..(n + 1) * HOSTS
 }
@@ -61,7 +62,8 @@ fn bridge(ports: usize, stations: impl Iterator<Item = (At, usize)>) -> Forward 
     Forward::new(&bridge)
 }
 
-/// Switch 0 or 1: its hosts are at its first ports, then come the other one and switch 2.
+/// Returns switch 0 or 1: first the ports of its hosts, then the port to the other one, then that to switch
+/// 2.
 fn switch_with_hosts(n: usize) -> Tunnel<Forward> {
     let own = hosts_of(n).zip(0..);
     let others = hosts_of(1 - n).map(|host| (host, HOSTS));
@@ -78,7 +80,7 @@ fn switch_with_hosts(n: usize) -> Tunnel<Forward> {
     Tunnel::new(&config, bridge(HOSTS + 2, stations))
 }
 
-/// Switch 2: switches 0 and 1 are at its first ports, then come their representatives.
+/// Returns switch 2: first the ports to switches 0 and 1, then those of their representatives.
 fn switch_between() -> Forward {
     let hosts = [0, 1].into_iter().flat_map(|n| hosts_of(n).map(move |host| (host_at(host), n)));
     let rest = [0, 1].into_iter().flat_map(|n| [(tunnel_at(n), n), (switch_at(n, 0), 2 + n)]);
@@ -86,7 +88,7 @@ fn switch_between() -> Forward {
 }
 
 impl Triangle {
-    /// Perfect links, of which the one between is slow, and perfect clocks.
+    /// Returns the network with perfect clocks and links, of which the one between switches 0 and 1 is slow.
     pub fn new(detours: bool) -> Self {
         Self {
             detours,
@@ -98,7 +100,8 @@ impl Triangle {
         }
     }
 
-    /// Representative `n`'s: its links are those to the switch's hosts, and then the one to the other switch. Switch 1 is above.
+    /// Returns the configuration of representative `n`: first the links to the switch's hosts, then the one
+    /// to the other switch. Switch 1 is above switch 0.
     fn config(&self, n: usize) -> Config {
         let to_host = |host| {
             let At { mac, ip, .. } = host_at(host);
@@ -130,7 +133,7 @@ impl Triangle {
         Config { dead_after_intervals: 20, ..config }
     }
 
-    /// Builds it. The one link in `uplinks` is that between switches 0 and 1.
+    /// Builds the network. The only link in `uplinks` is that between switches 0 and 1.
     pub fn build(&self, seed: u64) -> Made {
         let mut world = World::new(seed);
         let mut chance = Chance::stream(seed, 1 << 33);
@@ -160,7 +163,7 @@ impl Triangle {
         let third = world.add("switch 2", Switch::new(switch_between), clock());
         let keepers = [0, 1].map(|n| {
             let config = self.config(n);
-            let make = move || Representative::new(config.clone()).expect("a configuration that can be");
+            let make = move || Representative::new(config.clone()).expect("the configuration is valid");
             world.add(&format!("representative {n}"), Switch::new(make), clock())
         });
         let connect = |(n, &host): (usize, &_)| world.connect(switches[n / HOSTS], host, self.link);
