@@ -1,4 +1,5 @@
-//! Hosts that deliver an object of any length to each other ([`rdmc::delivery`]), and what is right about it.
+//! Hosts that deliver an object of any length to each other ([`rdmc::delivery`]), and checks of what is
+//! delivered.
 
 use super::{Setup, ip, node_config};
 use crate::{App, Clock, Host, NodeId, World};
@@ -8,12 +9,12 @@ use rnic::Rnic;
 use switch::Nanos;
 use switch::table::mix;
 
-/// The bytes of a segment
+/// Returns the contents of a segment.
 fn segment(number: u64, len: usize) -> Vec<u8> {
     (0..len).map(|at| (mix(number << 32 | (at / 8) as u64) >> (at % 8 * 8)) as u8).collect()
 }
 
-/// A digest, of no strength
+/// Returns a digest, which is not cryptographic.
 fn digest(bytes: &[u8]) -> [u8; DIGEST] {
     let mut sums = [0_u64; 4];
     for (at, byte) in bytes.iter().enumerate() {
@@ -26,34 +27,34 @@ fn digest(bytes: &[u8]) -> [u8; DIGEST] {
     digest
 }
 
-/// What is wrong with a receiver, on purpose
+/// Behaviour of a receiver, perhaps faulty
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Habit {
-    /// Nothing
+    /// Works
     Sound,
-    /// It has no space.
+    /// Has no disk space
     Full,
-    /// It writes something else.
+    /// Writes a wrong byte
     Careless,
-    /// It writes a segment each time it is asked so often.
+    /// Writes a segment only at every n-th call
     Slow(u32),
-    /// Its disk takes so long for a segment.
+    /// Needs this time to write a segment
     Disk(Nanos),
-    /// It writes so many segments, and then none.
+    /// Writes this number of segments, then none
     Stuck(u64),
-    /// Its disk takes so long to begin.
+    /// Needs this time to create the file
     Begins(Nanos),
-    /// The receiver's memory for segments, in bytes.
+    /// Has this much memory for segments (bytes)
     Small(u64),
-    /// It is not there.
+    /// Does not run
     Absent,
 }
 
-/// The root.
+/// The root of a delivery.
 #[derive(Debug)]
 pub struct Root {
     give: Box<Give>,
-    /// Segments that it has read, and that it can read
+    /// Number of segments read
     read: u64,
     most: u64,
 }
@@ -65,16 +66,16 @@ pub struct Receiver {
     made_with: Box<(Config, TakeConfig)>,
     habit: Habit,
     written: Vec<u8>,
-    /// Object whose digest was right: it stays on the disk when the receiver crashes
+    /// Object whose digest was right; it stays on the disk when the receiver crashes
     stored: Vec<u8>,
     segments: u64,
     asked: u32,
-    /// For [`Habit::Disk`]: a segment is being written until then
+    /// For [`Habit::Disk`]: end of the write in progress
     busy: Option<Nanos>,
-    /// It begins until then, if something was offered
+    /// Time at which the receiver accepts or refuses, once an object was offered
     begins: Option<Nanos>,
     begun: bool,
-    /// Segments that had come and were not written, at most
+    /// Largest number of segments that had arrived and were not written
     most_unwritten: u64,
 }
 
@@ -96,7 +97,7 @@ impl Receiver {
         }
     }
 
-    /// Whether it writes a segment now.
+    /// Returns whether the receiver can write a segment now.
     fn writes(&mut self, now: Nanos) -> bool {
         match self.habit {
             Habit::Slow(every) => self.asked.is_multiple_of(every),
@@ -122,7 +123,7 @@ impl Receiver {
         }
         self.most_unwritten = self.most_unwritten.max(self.take.unwritten());
         self.asked += 1;
-        // What the disk had to do is done.
+        // The disk has finished its write.
         if self.busy.take_if(|until| *until <= now).is_some() {
             self.take.written(nic);
         }
@@ -149,22 +150,22 @@ impl Receiver {
     }
 }
 
-/// A host's part.
+/// Role of a host.
 #[derive(Debug)]
 pub enum Courier {
-    /// It sends
+    /// Sends
     Root(Root),
-    /// It receives
+    /// Receives
     Receiver(Receiver),
 }
 
 impl App for Courier {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
         match self {
-            // Both can fail only if the NIC has no room, which the outcome would not tell.
-            Self::Root(root) => root.give.start(nic, now).expect("room for a node"),
+            // Both fail only if the NIC lacks resources, which no outcome would report.
+            Self::Root(root) => root.give.start(nic, now).expect("the NIC has room for a node"),
             Self::Receiver(Receiver { habit: Habit::Absent, .. }) => {}
-            Self::Receiver(receiver) => receiver.take.start(nic, now).expect("room for a node"),
+            Self::Receiver(receiver) => receiver.take.start(nic, now).expect("the NIC has room for a node"),
         }
     }
 
@@ -191,7 +192,7 @@ impl App for Courier {
     }
 
     fn crash(&mut self, _nic: &Rnic) {
-        // Its operator starts it anew.
+        // The operator starts the receiver again.
         if let Self::Receiver(receiver) = self {
             let stored = core::mem::take(&mut receiver.stored);
             *receiver = Receiver { stored, ..Receiver::new(receiver.made_with.clone(), receiver.habit) };
@@ -214,7 +215,7 @@ impl App for Courier {
 pub struct Delivery {
     /// The network
     pub world: World,
-    /// By their numbers
+    /// Hosts, by number
     pub hosts: Vec<NodeId>,
     /// The switch
     pub switch: NodeId,
@@ -222,10 +223,11 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// Hosts that are about to begin. `receivers` says what each is like; `change` may change what is delivered.
+    /// Creates the hosts. `receivers` gives the behaviour of each receiver; `change` may change the
+    /// configuration of the delivery.
     ///
     /// # Errors
-    /// If the delivery cannot be.
+    /// If the configuration is invalid.
     pub fn new(
         setup: &Setup,
         len: u64,
@@ -273,7 +275,7 @@ impl Delivery {
         &self.world.node::<Host<Courier>>(self.hosts[usize::from(host)]).app
     }
 
-    /// What became of it at the root
+    /// Returns the outcome at the root, once there is one.
     pub fn given(&self) -> Option<&Result<Given, GiveError>> {
         match self.courier(0) {
             Courier::Root(root) => root.give.outcome(),
@@ -281,7 +283,7 @@ impl Delivery {
         }
     }
 
-    /// Segments that the root has read: again after a failure
+    /// Returns the number of segments that the root has read; it reads segments again after a failure.
     pub fn read(&self) -> u64 {
         match self.courier(0) {
             Courier::Root(root) => root.read,
@@ -289,7 +291,7 @@ impl Delivery {
         }
     }
 
-    /// The application of a host gives up.
+    /// Makes the application of a host give up.
     pub fn stop(&mut self, host: u16) {
         let node = self.hosts[usize::from(host)];
         self.world.with::<Host<Courier>, _>(node, |host, now| match &mut host.app {
@@ -298,7 +300,7 @@ impl Delivery {
         });
     }
 
-    /// The root reads so many segments, and then none.
+    /// Makes the root stop reading after this number of segments.
     pub fn read_at_most(&mut self, segments: u64) {
         let node = self.hosts[0];
         self.world.with::<Host<Courier>, _>(node, |host, _| {
@@ -308,7 +310,7 @@ impl Delivery {
         });
     }
 
-    /// What became of it at a receiver
+    /// Returns the outcome at a receiver, once there is one.
     pub fn taken(&self, host: u16) -> Option<&Result<(), TakeError>> {
         match self.courier(host) {
             Courier::Receiver(receiver) => receiver.take.outcome(),
@@ -316,7 +318,7 @@ impl Delivery {
         }
     }
 
-    /// Segments that a receiver had and had not written, at most
+    /// Returns the largest number of segments that a receiver had and had not written.
     pub fn most_unwritten(&self, host: u16) -> u64 {
         match self.courier(host) {
             Courier::Receiver(receiver) => receiver.most_unwritten,
@@ -324,7 +326,7 @@ impl Delivery {
         }
     }
 
-    /// Whether what a receiver has stored is the object.
+    /// Returns whether a receiver has stored exactly the object.
     pub fn is_right(&self, host: u16) -> bool {
         let Courier::Receiver(Receiver { stored, .. }) = self.courier(host) else { return false };
         let Courier::Root(Root { give, .. }) = self.courier(0) else { return false };
@@ -332,7 +334,7 @@ impl Delivery {
         stored.len() as u64 == self.len && object.eq(stored.iter().copied())
     }
 
-    /// Lets the world go on until the root and these receivers know how it ended. False if one does not by then.
+    /// Runs until the root and these receivers have an outcome. Returns false if one has none by `until`.
     pub fn settle(&mut self, until: Nanos, receivers: &[u16]) -> bool {
         loop {
             if self.given().is_some() && receivers.iter().all(|host| self.taken(*host).is_some()) {
