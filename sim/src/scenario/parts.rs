@@ -1,4 +1,4 @@
-//! What a scenario's network is made of.
+//! Parts of a scenario's network: links, switches, NICs and outsiders.
 
 use super::{
     AckSpec, Between, FaultKind, FaultSpec, HostSpec, LinkSpec, Planted, Scenario, SwitchKind, SwitchSpec,
@@ -20,12 +20,12 @@ use rocev2::ethernet::MacAddr;
 use switch::forward::{Config as ForwardConfig, Forward};
 use switch::{Chance, Nanos, Share};
 
-/// Stations that a switch has room for
+/// MAC addresses that a switch has capacity for
 const STATIONS: usize = 4096;
-/// Addresses of a host that is no party: for documentation (RFC 5737, RFC 3849)
+/// Addresses of outsiders, from the blocks for documentation (RFC 5737, RFC 3849)
 const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 66));
 const STRANGER_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x66));
-/// How long a switch tries to set up a group: a bad wire needs many tries of a connection manager
+/// Time limit for the set-up of a group; a lossy link needs many repetitions by the communication manager
 const SETUP: Nanos = Nanos::from_secs(60);
 
 fn share(billionths: i64) -> Share {
@@ -75,7 +75,7 @@ pub(super) fn add_switch(
     let replicas: Vec<_> = replicas(scenario).map(|host| host.address.0).collect();
     let (groups, queue_pairs) = places(scenario);
     let mut chance = Chance::stream(switch::table::mix(seed ^ number as u64), 0x7034_6365);
-    // Often just before the end of all PSNs, where things break
+    // Often just below 2^24, so that the PSN wraps around soon
     let near = Psn::new(0u32.wrapping_sub(chance.between(1, 64) as u32));
     let control = p4ce::ControlConfig {
         interface: Interface::new(mac, address.0, address.1),
@@ -118,18 +118,18 @@ fn replicas(scenario: &Scenario) -> impl Iterator<Item = &HostSpec> {
     scenario.hosts.iter().filter(|host| !leaders(scenario).contains(&host.name))
 }
 
-/// Groups and queue pairs that a switch has room for
+/// Returns the number of groups and queue pairs that a switch has capacity for.
 fn places(scenario: &Scenario) -> (usize, usize) {
     let each = match &scenario.work {
         Work::Groups(work) => work.groups.value() as usize,
         Work::Verbs(_) => 0,
     };
-    // A group that is asked for again while the switch still has it takes another place.
+    // A group that is requested again while the switch still has it takes another slot.
     let groups = 2 * leaders(scenario).len() * each;
     (groups, groups * (replicas(scenario).count() + 1))
 }
 
-/// Faults that are a stranger at a switch, and how many packets each sends
+/// Returns the faults that add an outsider to a switch, with its number of rounds.
 fn strangers<'a>(scenario: &'a Scenario, switch: &'a str) -> impl Iterator<Item = (&'a FaultSpec, u32)> {
     scenario.faults.iter().filter_map(move |fault| match &fault.kind {
         FaultKind::Stranger(at, lies) if at == switch => Some((fault, lies.value().max(0) as u32)),
@@ -137,7 +137,7 @@ fn strangers<'a>(scenario: &'a Scenario, switch: &'a str) -> impl Iterator<Item 
     })
 }
 
-/// Plugs in the strangers of a switch.
+/// Adds the outsiders of a switch.
 pub(super) fn add_strangers(
     world: &mut World,
     scenario: &Scenario,

@@ -1,20 +1,21 @@
-//! Makes a scenario that breaks something smaller, as long as it still breaks something.
+//! Shrinking: reduces a scenario with a violation as long as the violation remains.
 
 use super::run::Planted;
 use super::{AckSpec, Between, FaultKind, GroupsSpec, Outcome, Scenario, VerbsSpec, Work, run};
 
-/// A smaller scenario in which something is wrong, too.
+/// A reduced scenario with a violation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shrunk {
-    /// The scenario; it has no ranges
+    /// The scenario, without ranges
     pub scenario: Scenario,
-    /// What comes of it
+    /// Outcome of its run
     pub outcome: Outcome,
-    /// How many scenarios were tried
+    /// Number of scenarios tried
     pub tried: u32,
 }
 
-/// Tries up to `limit` smaller scenarios with the same seed. `None` if nothing is wrong to begin with.
+/// Tries up to `limit` scenarios with the same seed. Returns `None` if the scenario has no violation to begin
+/// with.
 pub fn shrink(scenario: &Scenario, seed: u64, planted: Planted, limit: u32) -> Option<Shrunk> {
     let mut best = scenario.drawn(seed);
     let mut outcome = run(&best, seed, planted, Vec::new());
@@ -37,7 +38,7 @@ pub fn shrink(scenario: &Scenario, seed: u64, planted: Planted, limit: u32) -> O
     Some(Shrunk { scenario: best, outcome, tried })
 }
 
-/// Scenarios that have a little less, those with much less first.
+/// Returns scenarios that are reduced in one respect, the largest reductions first.
 fn smaller(scenario: &Scenario) -> Vec<Scenario> {
     let mut all = Vec::new();
     let mut put = |change: &dyn Fn(&mut Scenario)| {
@@ -83,7 +84,7 @@ fn smaller(scenario: &Scenario) -> Vec<Scenario> {
     all
 }
 
-/// A number half as large, but for this at least.
+/// Halves a number, but not below `least`.
 fn half(number: &mut Between, least: i64) {
     let value = number.value();
     *number = Between::just(if value > least { (value / 2).max(least) } else { value });
@@ -142,7 +143,7 @@ fn changed<T: Clone>(from: &T, changes: &[fn(&mut T)]) -> impl Iterator<Item = T
     })
 }
 
-/// Whether something is left to do without a host.
+/// Returns whether the workload is still possible without a host.
 fn can_do_without(scenario: &Scenario, name: &str) -> bool {
     let Work::Groups(groups) = &scenario.work else { return scenario.hosts.len() > 2 };
     if groups.leaders.iter().any(|leader| leader == name) {
@@ -152,7 +153,7 @@ fn can_do_without(scenario: &Scenario, name: &str) -> bool {
     replicas > groups.quorum.value().max(1)
 }
 
-/// Takes a host away, with what is said of it.
+/// Removes a host, with its links and faults.
 fn remove(scenario: &mut Scenario, name: &str) {
     scenario.hosts.retain(|host| host.name != name);
     if let Work::Groups(groups) = &mut scenario.work {

@@ -1,4 +1,4 @@
-//! Leaders and replicas of P4CE's groups.
+//! The workload of P4CE's groups: leaders and replicas.
 
 use super::{Workload, clock_of};
 use crate::Controlled;
@@ -15,18 +15,18 @@ pub(super) struct Work {
     groups: Groups,
     seed: u64,
     may_fail: bool,
-    /// The address of the switch that replicates
+    /// Address of the switch that replicates
     switch: IpAddr,
     /// Names of leaders; the other hosts are replicas
     leader_names: Vec<String>,
     replica_addresses: Vec<IpAddr>,
     hosts: Vec<Of>,
     shared: Arc<SharedGroups>,
-    /// What was seen to be wrong while it ran
+    /// First violation during the run
     wrong: Option<String>,
 }
 
-/// What a host is.
+/// Role of a host.
 #[derive(Clone, Copy)]
 enum Of {
     Leader(NodeId),
@@ -67,14 +67,15 @@ impl Work {
         })
     }
 
-    /// What was acknowledged is held by a quorum, and no host saw anything wrong.
+    /// Reports an acknowledged operation that no quorum holds, or a violation that a host found.
     fn held(&self, world: &World) -> Option<String> {
         let replicas: Vec<_> = self.replicas(world).collect();
         let wrong = self.shared.wrong().map(str::to_owned);
         wrong.or_else(|| self.leaders(world).find_map(|leader| leader.app.check(&replicas)))
     }
 
-    /// What each replica in an open group of this switch is taken to hold, it holds.
+    /// Reports an operation that a replica in an open group of this switch lacks although the switch takes it
+    /// to hold it.
     fn holds(&self, world: &World, switch: NodeId) -> Option<String> {
         let node = world.node::<Controlled<Control>>(switch);
         let leaders: Vec<_> = self.leaders(world).collect();
@@ -103,7 +104,7 @@ impl Workload for Work {
     }
 
     fn begin(&mut self, _world: &mut World) {
-        // Leaders ask for their groups when they start.
+        // Leaders request their groups when they start.
     }
 
     fn is_done(&self) -> bool {
@@ -111,7 +112,7 @@ impl Workload for Work {
     }
 
     fn is_wrong(&mut self, world: &World) -> bool {
-        // At once: later others may have it as well.
+        // Checked at once, because further replicas may receive the operation later.
         if self.wrong.is_none() && self.shared.take_news() {
             self.wrong = self.held(world);
         }
@@ -119,7 +120,8 @@ impl Workload for Work {
     }
 
     fn spread(&mut self, _world: &mut World) {
-        // The switch tells leaders of replicas that fail, and they do not care for one another.
+        // Nothing to do: the switch notifies leaders of failed replicas, and groups do not depend on each
+        // other.
     }
 
     fn check(&mut self, world: &World, switches: &[(NodeId, SwitchKind)]) -> Option<String> {
@@ -127,7 +129,7 @@ impl Workload for Work {
         let unread = |replica: &Host<ReplicaApp>| replica.app.check_memory(&replica.nic);
         let failed = |leader: &Host<LeaderApp>| {
             let outcome = leader.app.outcomes().find(|outcome| **outcome != Outcome::Done)?;
-            (!self.may_fail).then(|| format!("a group ended as {outcome:?}"))
+            (!self.may_fail).then(|| format!("a group did not finish: {outcome:?}"))
         };
         self.wrong
             .clone()
