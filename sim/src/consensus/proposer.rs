@@ -1,4 +1,4 @@
-//! A server that proposes as long as it leads, and forgets all when it restarts.
+//! A server that proposes values while it leads, and loses all state when it restarts.
 
 use super::truth::{Truth, chain, fill};
 use crate::App;
@@ -9,33 +9,33 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use switch::table::mix;
 use switch::{Chance, Nanos};
 
-/// Bytes of a value that name it: its server, and how many that one has proposed
+/// Bytes at the beginning of a value that identify it: its server, and the number of the value there
 pub(super) const NAME: usize = 9;
-/// Bytes of a snapshot that are its state
+/// Bytes at the beginning of a snapshot that hold the state
 pub(super) const STATE: usize = 8;
 
-/// The application.
+/// The application of a server.
 #[derive(Debug)]
 pub struct Proposer {
     config: Config,
     pub(super) server: Server,
     chance: Chance,
-    /// Bytes of a value, from and to
+    /// Shortest and longest value (bytes)
     sizes: (usize, usize),
-    /// Bytes of a snapshot
+    /// Size of a snapshot (bytes)
     snapshot: usize,
-    /// Values that it proposes in all its lives, and has proposed
+    /// Number of values to propose over all incarnations, and of those proposed
     wanted: u64,
     pub(super) proposed: u64,
     lives: u64,
     truth: Arc<Mutex<Truth>>,
     installed: u64,
     next: u64,
-    /// What all values below [`next`](Self::next) come to: its state
+    /// State: hash chain over all values below [`next`](Self::next)
     sum: u64,
-    /// The operator has told it to begin the group.
+    /// Whether a bootstrap command of the operator is pending
     begins: bool,
-    /// Values that it has proposed and not seen decided: their numbers, and when they were proposed
+    /// Proposed values that this server has not seen decided: number and time of the proposal
     under_way: VecDeque<(u64, Nanos)>,
     latencies: Latencies,
     pub(super) wrong: Option<String>,
@@ -55,7 +55,7 @@ impl Latencies {
     }
 }
 
-/// What a server is to propose.
+/// Load of a server.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub(super) seed: u64,
@@ -87,12 +87,12 @@ impl Proposer {
         }
     }
 
-    /// The server
+    /// Returns the server.
     pub fn server(&self) -> &Server {
         &self.server
     }
 
-    /// Returns the latencies of its values in all its lives.
+    /// Returns the latencies of its values over all incarnations.
     pub(super) fn latencies(&self) -> Latencies {
         self.latencies
     }
@@ -101,32 +101,32 @@ impl Proposer {
         self.wanted = self.wanted.saturating_add(more);
     }
 
-    /// Tells it to begin the group as soon as all servers are there, in this life.
+    /// Gives the server the operator's command to bootstrap the group. A restart cancels the command.
     pub(super) fn bootstrap(&mut self) {
         self.begins = true;
     }
 
-    /// Names this life of the server.
+    /// Returns the identifier of this incarnation of the server.
     pub(super) fn incarnation(&self) -> u64 {
         self.config.incarnation
     }
 
-    /// The place of the next entry that it will see
+    /// Returns the index of the next entry that the server will see.
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// Snapshots that it has installed
+    /// Returns the number of snapshots that the server has installed.
     pub fn installed(&self) -> u64 {
         self.installed
     }
 
-    /// What all values that it has seen come to
+    /// Returns the hash chain over all values that the server has seen.
     pub(super) fn sum(&self) -> u64 {
         self.sum
     }
 
-    /// Does what the operator has told it, once.
+    /// Executes the bootstrap command, once.
     fn begin(&mut self) {
         match self.server.bootstrap() {
             Ok(()) => lock(&self.truth).begin(self.server.beginning()),
@@ -150,12 +150,12 @@ impl Proposer {
         }
     }
 
-    /// Counts the latency of a value that is decided, if this server has proposed it in this life.
+    /// Counts the latency of a decided value if this server has proposed it since its last start.
     fn count_latency(&mut self, value: &[u8], now: Nanos) {
         let name = value.split_first().filter(|(server, _)| **server == self.config.id);
         let Some(number) = name.and_then(|(_, rest)| rest.first_chunk()) else { return };
         let number = u64::from_le_bytes(*number);
-        // Those before it were lost with an office.
+        // Earlier values were lost when the server lost its leadership.
         while let Some((first, since)) = self.under_way.front().copied().filter(|(first, _)| *first <= number)
         {
             self.under_way.pop_front();
@@ -166,26 +166,27 @@ impl Proposer {
         }
     }
 
-    /// Takes what is decided, and says what is wrong with it.
+    /// Applies a decided entry or a snapshot. Returns a violation if it contradicts earlier ones.
     fn take(&mut self, decided: Decided, truth: &mut Truth) -> Result<(), String> {
         match decided {
             Decided::Entry { index, .. } if index != self.next => {
-                Err(format!("entry {index} comes after {}", self.next))
+                Err(format!("entry {index} was delivered when entry {} was expected", self.next))
             }
             Decided::Entry { index, value } => {
                 self.next = index + 1;
                 self.sum = chain(self.sum, &value);
                 truth.decide(index, &value)
             }
-            Decided::Snapshot { next, .. } if next <= self.next => {
-                Err(format!("a snapshot of {next} comes after {}", self.next))
-            }
+            Decided::Snapshot { next, .. } if next <= self.next => Err(format!(
+                "a snapshot of {next} entries was delivered when entry {} was expected",
+                self.next
+            )),
             Decided::Snapshot { next, state } => {
                 let sum = state.first_chunk().map_or(0, |sum| u64::from_le_bytes(*sum));
                 (self.next, self.sum) = (next, sum);
                 self.installed += 1;
                 if state != snapshot(next, sum, state.len()) {
-                    return Err(format!("the snapshot of {next} was torn"));
+                    return Err(format!("the snapshot of {next} entries was torn"));
                 }
                 truth.install(next, sum)
             }
@@ -193,7 +194,7 @@ impl Proposer {
     }
 }
 
-/// The state after `next` values, and bytes that no other snapshot has in these places.
+/// Returns the snapshot after `next` values: the state, then bytes that occur in no other snapshot.
 fn snapshot(next: u64, sum: u64, len: usize) -> Vec<u8> {
     let mut state = sum.to_le_bytes().to_vec();
     let words = (1..).flat_map(|place: u64| mix(mix(next ^ sum) ^ place).to_le_bytes());
@@ -208,7 +209,7 @@ pub(super) fn lock(truth: &Mutex<Truth>) -> MutexGuard<'_, Truth> {
 impl App for Proposer {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
         self.lives += 1;
-        // What the operator said was said to the process that has ended.
+        // The operator's command was given to the previous process.
         self.begins &= self.lives == 1;
         self.config.incarnation = mix(u64::from(self.config.id) << 32 | self.lives);
         self.server = Server::new(self.config.clone());

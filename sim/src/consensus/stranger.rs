@@ -1,5 +1,6 @@
-//! A host that is no server and asks for everything: connections as a watching server, as a candidate in any term, as the
-//! switch on behalf of any server, and groups of the switch. Its requests are well-formed, and come from its own address.
+//! A host outside of the group that requests all kinds of connections: as an observing server, as a candidate
+//! in any term, as the switch on behalf of any server, and groups of the switch. Its requests are well-formed
+//! and come from its own address.
 
 use crate::App;
 use core::net::IpAddr;
@@ -9,24 +10,24 @@ use rnic::{ConnParam, QpInit, Rnic, Transport};
 use rnic::{Cq, Pd};
 use switch::{Chance, Nanos};
 
-/// The host.
+/// The application of the host.
 #[derive(Debug)]
 pub struct Stranger {
     chance: Chance,
     servers: Vec<IpAddr>,
-    /// Where servers listen
+    /// Port of the servers
     port: u16,
-    /// The switch and its port
+    /// Address and port of the switch
     switch: (IpAddr, u16),
-    /// What the servers' configuration is named by: it is no secret.
+    /// Identifier of the servers' group, which is no secret
     group: u64,
-    /// The time between two requests
+    /// Time between two requests
     every: Nanos,
     at: Nanos,
     resources: Option<(Pd, Cq)>,
-    /// Requests that it has sent
+    /// Number of requests sent
     pub asked: u64,
-    /// Connections that servers have accepted
+    /// Number of connections that servers have accepted
     pub granted: u64,
 }
 
@@ -52,7 +53,7 @@ impl Stranger {
         }
     }
 
-    /// A server's greeting, as it stands on the wire, of a server that it is not.
+    /// Returns the encoded hello of a server other than `victim`.
     fn hello(&mut self, victim: u64) -> Vec<u8> {
         let others: Vec<u64> = (0..self.servers.len() as u64).filter(|server| *server != victim).collect();
         let server = others[self.chance.below(others.len() as u64) as usize];
@@ -71,7 +72,7 @@ impl Stranger {
         hello
     }
 
-    /// Changes the version that private data names, behind two bytes of magic, in one request of eight.
+    /// Changes the version in one of eight requests' private data; it follows two bytes of magic.
     fn of_another_version(&mut self, mut private_data: Vec<u8>) -> Vec<u8> {
         if let Some(version) = private_data.get_mut(2).filter(|_| self.chance.below(8) == 0) {
             *version = version.wrapping_add(self.chance.between(1, 255) as u8);

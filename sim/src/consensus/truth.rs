@@ -1,11 +1,11 @@
-//! What was proposed and decided, as far as any server has said so. It outlives all servers.
+//! Record of all proposed and decided values, as the servers report them. It outlives all servers.
 
 use super::Mark;
 use super::proposer::NAME;
 use std::collections::{HashMap, HashSet};
 use switch::table::mix;
 
-/// Returns the n-th value of a server: its name, and bytes that tell server, number and offset.
+/// Returns the n-th value of a server: its identifier, then bytes derived from server, number and offset.
 pub(super) fn fill(server: u8, n: u64, len: usize) -> Vec<u8> {
     let mut value = vec![server];
     value.extend(n.to_le_bytes());
@@ -15,7 +15,7 @@ pub(super) fn fill(server: u8, n: u64, len: usize) -> Vec<u8> {
     value
 }
 
-/// What a row of values comes to, one after the other
+/// Returns the hash chain `before`, extended by a value.
 pub(super) fn chain(before: u64, value: &[u8]) -> u64 {
     let words = value.chunks(8).map(|chunk| {
         let mut word = [0; 8];
@@ -25,50 +25,51 @@ pub(super) fn chain(before: u64, value: &[u8]) -> u64 {
     words.fold(before ^ value.len() as u64, |sum, word| mix(sum ^ word))
 }
 
-/// A value's server, and how many that one has proposed before
+/// Identifier of a value: its server, and the number of values that the server proposed before
 type Name = (u8, u64);
 
-/// A value that is decided.
+/// A decided value.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     name: Name,
-    /// What all values up to it come to
+    /// Hash chain over all values up to this one
     sum: u64,
 }
 
-/// All that is known of values.
+/// Record of all values.
 #[derive(Debug, Default)]
 pub(super) struct Truth {
-    /// With their lengths
+    /// Proposed values with their lengths
     proposed: HashMap<Name, usize>,
     decided: HashSet<Name>,
     values: Vec<Known>,
-    /// Incarnations of the servers that the group began with
+    /// Incarnations of the servers at the group's bootstrap
     beginning: Vec<u64>,
     beginnings: u64,
 }
 
 impl Truth {
-    /// Entries that any server has seen decided
+    /// Returns the number of entries that any server has seen decided.
     pub(super) fn entries(&self) -> u64 {
         self.values.len() as u64
     }
 
-    /// Returns the place of the first decided value that was proposed after `mark`.
+    /// Returns the index of the first decided value that was proposed after `mark`.
     pub(super) fn first_since(&self, mark: &Mark) -> Option<u64> {
         let is_new = |known: &Known| mark.proposed[usize::from(known.name.0)] <= known.name.1;
-        // A group that has begun since has no entry of before.
+        // A group that was bootstrapped after the mark has no earlier entries.
         let from = if mark.beginnings == self.beginnings { mark.entries } else { 0 };
         let later = self.values.get(from as usize..)?;
         later.iter().position(is_new).map(|at| from + at as u64)
     }
 
-    /// How often the operator has had the group begin
+    /// Returns how often an operator has had the group bootstrapped.
     pub(super) fn beginnings(&self) -> u64 {
         self.beginnings
     }
 
-    /// The group begins, empty: the operator has said so. Two servers that were told, and saw the same, begin it once.
+    /// Records the bootstrap of an empty group. Two servers that both got the command, and see the same
+    /// servers, bootstrap the same group.
     pub(super) fn begin(&mut self, beginning: &[u64]) {
         if self.beginning != beginning {
             self.beginning = beginning.to_vec();
@@ -81,20 +82,21 @@ impl Truth {
         self.proposed.insert((server, n), len);
     }
 
-    /// The value that is decided at a place, if one is
+    /// Returns the value that is decided at an index, if any.
     pub(super) fn value(&self, index: u64) -> Option<Vec<u8>> {
         let name = self.values.get(index as usize)?.name;
         Some(fill(name.0, name.1, *self.proposed.get(&name)?))
     }
 
-    /// What the first so many values come to
+    /// Returns the hash chain over the first `next` values, if all of them are decided.
     pub(super) fn sum(&self, next: u64) -> Option<u64> {
         let before = next.checked_sub(1);
         before.map_or(Some(0), |last| self.values.get(last as usize).map(|known| known.sum))
     }
 
-    /// Says whether a value can be what is decided at this place: byte for byte what a server has proposed, the same as
-    /// any other server has seen there, and decided nowhere else.
+    /// Records that a server has seen a value decided at an index. Returns a violation unless the value is
+    /// exactly what a server has proposed, equals what other servers have seen at this index, and is decided
+    /// at no other index.
     pub(super) fn decide(&mut self, index: u64, value: &[u8]) -> Result<(), String> {
         let name = value.split_at_checked(NAME).and_then(|(name, _)| {
             let n = name[1..].first_chunk()?;
@@ -103,29 +105,33 @@ impl Truth {
         let proposed = name.filter(|name| self.proposed.get(name) == Some(&value.len()));
         let Some(name) = proposed.filter(|name| fill(name.0, name.1, value.len()) == value) else {
             let head: Vec<_> = value.iter().take(NAME).collect();
-            return Err(format!("{} bytes, {head:?}, were proposed by no server", value.len()));
+            return Err(format!(
+                "a value of {} bytes that begins with {head:?} is decided, but no server proposed it",
+                value.len()
+            ));
         };
         match self.values.get(index as usize) {
             Some(known) if known.name == name => Ok(()),
             None if index == self.entries() => {
                 if !self.decided.insert(name) {
-                    return Err(format!("value {name:?} is decided twice, at {index} too"));
+                    return Err(format!("value {name:?} is decided twice, the second time at {index}"));
                 }
                 let before = self.values.last().map_or(0, |known| known.sum);
                 self.values.push(Known { name, sum: chain(before, value) });
                 Ok(())
             }
-            Some(known) => {
-                Err(format!("value {name:?} is decided at {index}, where value {:?} was", known.name))
-            }
-            None => Err(format!("value {name:?} is decided at {index} before what is to come first")),
+            Some(known) => Err(format!(
+                "value {name:?} is decided at {index}, where another server has decided value {:?}",
+                known.name
+            )),
+            None => Err(format!("value {name:?} is decided at {index} before earlier indexes are")),
         }
     }
 
-    /// Says whether a snapshot is what the values come to.
+    /// Returns a violation unless a snapshot equals the state after the values before it.
     pub(super) fn install(&self, next: u64, sum: u64) -> Result<(), String> {
         (self.sum(next) == Some(sum))
             .then_some(())
-            .ok_or_else(|| format!("the snapshot of {next} is another"))
+            .ok_or_else(|| format!("the snapshot of {next} entries differs from the decided entries"))
     }
 }
