@@ -12,7 +12,7 @@ pub const EPOCH: Nanos = Nanos::from_secs(1000);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
     /// Reading at `at`
-    shows: i128,
+    reading: i128,
     /// Time of the world at which the clock read `shows`
     at: Nanos,
     /// Drift in parts per billion; positive if the clock runs fast
@@ -23,31 +23,31 @@ impl Clock {
     /// Returns a clock that is ahead by `offset_ns` when the world begins, and runs fast by `drift_ppb` parts
     /// per billion. Negative values mean behind and slow.
     pub const fn new(offset_ns: i64, drift_ppb: i64) -> Self {
-        Self { shows: EPOCH.0 as i128 + offset_ns as i128, at: Nanos::ZERO, drift_ppb }
+        Self { reading: EPOCH.0 as i128 + offset_ns as i128, at: Nanos::ZERO, drift_ppb }
     }
 
     /// Returns the reading at a time of the world.
     pub fn shows(&self, world: Nanos) -> Nanos {
         if self.drift_ppb == 0 {
             // The usual case, without the division, which is slow.
-            return clamp(self.shows + i128::from(world.0) - i128::from(self.at.0));
+            return clamp(self.reading + i128::from(world.0) - i128::from(self.at.0));
         }
-        let gone = i128::from(world.0) - i128::from(self.at.0);
-        clamp(self.shows + gone * self.rate() / NANOS_PER_SEC)
+        let elapsed = i128::from(world.0) - i128::from(self.at.0);
+        clamp(self.reading + elapsed * self.rate() / NANOS_PER_SEC)
     }
 
     /// Returns the first time of the world at which the clock reads `local`, or `from` if that is later.
     /// Exact without drift; up to 3 ns late with it.
     pub fn when(&self, local: Nanos, from: Nanos) -> Nanos {
-        let gone = i128::from(local.0) - self.shows;
+        let elapsed = i128::from(local.0) - self.reading;
         let span =
-            if self.drift_ppb == 0 { gone } else { (gone * NANOS_PER_SEC).div_euclid(self.rate()) + 1 };
+            if self.drift_ppb == 0 { elapsed } else { (elapsed * NANOS_PER_SEC).div_euclid(self.rate()) + 1 };
         clamp(i128::from(self.at.0) + span).max(from)
     }
 
     /// Sets the clock ahead by `by_ns`, or back if that is negative.
     pub fn step(&mut self, world: Nanos, by_ns: i64) {
-        self.shows = i128::from(self.shows(world).0) + i128::from(by_ns);
+        self.reading = i128::from(self.shows(world).0) + i128::from(by_ns);
         self.at = world;
     }
 

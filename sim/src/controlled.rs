@@ -34,17 +34,16 @@ impl Queues {
     /// Draws the queues from the seed: each direction has extra latency in half of the seeds (up to 150 us
     /// up, 100 us down), and the capacity is 32 to 256 in a quarter of them.
     pub fn drawn(seed: u64) -> Self {
-        let mut chance = Chance::stream(seed, 0x7175_6575_6573);
-        let mut below =
-            |most: u64| if chance.below(2) == 0 { Nanos(chance.below(most)) } else { Nanos::ZERO };
+        let mut rng = Chance::stream(seed, 0x7175_6575_6573);
+        let mut below = |most: u64| if rng.below(2) == 0 { Nanos(rng.below(most)) } else { Nanos::ZERO };
         let (up, down) = (below(150_000), below(100_000));
-        let room = if chance.below(4) == 0 { chance.between(32, 256) as usize } else { usize::MAX };
+        let room = if rng.below(4) == 0 { rng.between(32, 256) as usize } else { usize::MAX };
         Self { up: CONTROL_LATENCY + up, down, room }
     }
 }
 
 /// An item on its way to the control plane.
-enum Up<E> {
+enum Upward<E> {
     Punt(MemoryFrame, PortId),
     Event(E),
 }
@@ -56,9 +55,9 @@ pub struct Controlled<C: Control> {
     /// The control plane; replaced by a new one after a crash
     pub control: C,
     make: Box<dyn FnMut(u64) -> C + Send>,
-    lives: u64,
+    incarnation: u64,
     queues: Queues,
-    up: VecDeque<(Nanos, Up<<C::Function as Function>::Event>)>,
+    up: VecDeque<(Nanos, Upward<<C::Function as Function>::Event>)>,
     down: VecDeque<(Nanos, <C::Function as Function>::Command)>,
     frame: Vec<u8>,
 }
@@ -74,7 +73,7 @@ impl<C: Control> Controlled<C> {
             switch: Switch::new(function),
             control: control(0),
             make: Box::new(control),
-            lives: 0,
+            incarnation: 0,
             queues: Queues::default(),
             up: VecDeque::new(),
             down: VecDeque::new(),
@@ -89,34 +88,34 @@ impl<C: Control> Controlled<C> {
     }
 
     /// Queues the function's events and punted frames for the control plane.
-    fn lift(&mut self, now: Nanos) {
+    fn queue_upward(&mut self, now: Nanos) {
         let at = now + self.queues.up;
         let room = self.queues.room - self.up.len();
         let events = self.switch.events.len().min(room);
-        let events = self.switch.events.drain(..events).map(|event| (at, Up::Event(event)));
+        let events = self.switch.events.drain(..events).map(|event| (at, Upward::Event(event)));
         self.up.extend(events);
         let room = self.queues.room - self.up.len();
         let punts = self.switch.punted.drain(..).take(room);
-        self.up.extend(punts.map(|(frame, port)| (at, Up::Punt(frame, port))));
+        self.up.extend(punts.map(|(frame, port)| (at, Upward::Punt(frame, port))));
     }
 
     /// Hands the control plane everything that is due.
     fn run_control(&mut self, now: Nanos, out: &mut Ports<'_>) {
         while self.up.front().is_some_and(|(at, _)| *at <= now) {
             match self.up.pop_front() {
-                Some((_, Up::Punt(frame, port))) => self.control.on_punt(frame.bytes(), port, now),
-                Some((_, Up::Event(event))) => self.control.on_event(event, now),
+                Some((_, Upward::Punt(frame, port))) => self.control.on_punt(frame.bytes(), port, now),
+                Some((_, Upward::Event(event))) => self.control.on_event(event, now),
                 None => {}
             }
         }
         if self.control.next_timer().is_some_and(|at| at <= now) {
             self.control.on_timer(now);
         }
-        self.carry(now, out);
+        self.execute(now, out);
     }
 
     /// Executes the control plane's commands, and sends its frames.
-    fn carry(&mut self, now: Nanos, out: &mut Ports<'_>) {
+    fn execute(&mut self, now: Nanos, out: &mut Ports<'_>) {
         while let Some(command) = self.control.poll_command() {
             self.down.push_back((now + self.queues.down, command));
         }
@@ -147,13 +146,13 @@ where
 {
     fn on_frame(&mut self, frame: MemoryFrame, port: PortId, now: Nanos, out: &mut Ports<'_>) {
         self.switch.on_frame(frame, port, now, out);
-        self.lift(now);
+        self.queue_upward(now);
     }
 
     fn on_timer(&mut self, now: Nanos, out: &mut Ports<'_>) {
         self.run_control(now, out);
         self.switch.on_timer(now, out);
-        self.lift(now);
+        self.queue_upward(now);
     }
 
     fn next_timer(&self) -> Option<Nanos> {
@@ -168,8 +167,8 @@ where
 
     fn crash(&mut self) {
         self.switch.crash();
-        self.lives += 1;
-        self.control = (self.make)(self.lives);
+        self.incarnation += 1;
+        self.control = (self.make)(self.incarnation);
         self.up.clear();
         self.down.clear();
     }
@@ -177,6 +176,6 @@ where
 
 impl<C: Control> core::fmt::Debug for Controlled<C> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Controlled").field("lives", &self.lives).finish_non_exhaustive()
+        f.debug_struct("Controlled").field("incarnation", &self.incarnation).finish_non_exhaustive()
     }
 }

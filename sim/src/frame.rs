@@ -28,12 +28,12 @@ pub(crate) fn is_checked(frame: &[u8], at: usize) -> bool {
     at >= 2 * size_of::<MacAddr>() && l3(frame).is_none_or(|(_, kind)| kind != ethertype::ARP)
 }
 
-/// Returns the index of the bit that damage flips: the first one, from bit `place` (modulo the length) on,
+/// Returns the index of the bit that damage flips: the first one, from bit `start` (modulo the length) on,
 /// that equals `set`. None if there is none. In one world all damage sets bits, or all of it clears bits. So
 /// no damage undoes earlier damage; on real links the frame check sequence of each link prevents that.
-pub(crate) fn bit_to_flip(frame: &[u8], place: u64, set: bool) -> Option<usize> {
+pub(crate) fn bit_to_flip(frame: &[u8], start: u64, set: bool) -> Option<usize> {
     let bits = frame.len() * 8;
-    let from = place as usize % bits.max(1);
+    let from = start as usize % bits.max(1);
     (from..bits).chain(0..from).find(|bit| (frame[bit / 8] >> (bit % 8) & 1 == 1) == set)
 }
 

@@ -15,10 +15,10 @@ pub(crate) fn draws_forgetful(seed: u64, host: u64, share: Share) -> bool {
 /// repeated its PSNs and keys, it would accept packets of connections from before its crash, which no switch
 /// can distinguish from packets of new connections.
 pub fn nic(config: rnic::Config) -> impl FnMut() -> Rnic + Send + 'static {
-    let mut lives = 0;
+    let mut incarnation = 0;
     move || {
-        let seed = config.seed ^ lives << 48;
-        lives += 1;
+        let seed = config.seed ^ incarnation << 48;
+        incarnation += 1;
         Rnic::new(rnic::Config { seed, ..config.clone() })
     }
 }
@@ -31,7 +31,7 @@ pub struct Host<A> {
     pub app: A,
     make: Box<dyn FnMut() -> Rnic + Send>,
     /// Number of starts, including the first
-    pub lives: u32,
+    pub starts: u32,
     /// Requests that arrived and are not executed yet, if the NIC takes time to execute
     responder: Option<Box<(Costs, Responder)>>,
 }
@@ -39,7 +39,7 @@ pub struct Host<A> {
 impl<A: App> Host<A> {
     /// Creates a host. `make` makes its NIC: at the beginning, and at each restart.
     pub fn new(mut make: impl FnMut() -> Rnic + Send + 'static, app: A) -> Self {
-        Self { nic: make(), app, make: Box::new(make), lives: 0, responder: None }
+        Self { nic: make(), app, make: Box::new(make), starts: 0, responder: None }
     }
 
     /// Returns this host with a NIC that takes time to execute requests.
@@ -107,13 +107,13 @@ impl<A: App> Node for Host<A> {
     }
 
     fn start(&mut self, now: Nanos, _out: &mut Ports<'_>) {
-        if self.lives > 0 {
+        if self.starts > 0 {
             self.nic = (self.make)();
             if let Some(responder) = &mut self.responder {
                 responder.1 = Responder::new(responder.0.clone());
             }
         }
-        self.lives += 1;
+        self.starts += 1;
         self.app.start(&mut self.nic, now);
         self.app.run(&mut self.nic, now);
     }
@@ -121,6 +121,6 @@ impl<A: App> Node for Host<A> {
 
 impl<A> core::fmt::Debug for Host<A> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Host").field("lives", &self.lives).finish_non_exhaustive()
+        f.debug_struct("Host").field("starts", &self.starts).finish_non_exhaustive()
     }
 }

@@ -57,7 +57,7 @@ impl Default for Link {
 impl Link {
     /// Returns for how long a frame of `len` bytes occupies the link.
     #[inline]
-    pub(crate) fn occupied(&self, len: usize) -> Nanos {
+    pub(crate) fn transmission_time(&self, len: usize) -> Nanos {
         if self.rate_bps == 0 {
             return Nanos::ZERO;
         }
@@ -82,7 +82,7 @@ pub struct Ecn {
 
 impl Ecn {
     /// Returns whether to mark a packet that finds `queued` bytes in the queue.
-    pub(crate) fn marks(&self, queued: usize, chance: &mut Chance) -> bool {
+    pub(crate) fn marks(&self, queued: usize, rng: &mut Chance) -> bool {
         if queued >= self.max {
             return true;
         }
@@ -90,7 +90,7 @@ impl Ecn {
             return false;
         }
         let part = (queued - self.min) as f64 / (self.max - self.min) as f64;
-        Share::new(part * self.share.get()).is_some_and(|share| chance.happens(share))
+        Share::new(part * self.share.get()).is_some_and(|share| rng.happens(share))
     }
 }
 

@@ -24,7 +24,7 @@ const PS: u64 = 1_000;
 /// Size of an atomic's operand in bytes
 const WORD: u64 = 8;
 /// Number of words, and of queue pairs, above which idle ones are discarded
-const KEPT: usize = 1 << 12;
+const MAX_IDLE: usize = 1 << 12;
 
 /// Execution times of requests to one kind of memory, in picoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,7 +138,7 @@ struct Request {
     ready_ps: u64,
     kind: Kind,
     /// Memory that it touches; unknown for all but the first packet of a message
-    touches: Option<Range<u64>>,
+    accessed: Option<Range<u64>>,
 }
 
 impl Request {
@@ -154,13 +154,13 @@ impl Request {
             Opcode(0x00..=0x0b | 0x16 | 0x17 | 0x1d | 0x20..=0x2b) => Kind::Write,
             _ => return None,
         };
-        let touches = match (packet.reth(), packet.atomic()) {
+        let accessed = match (packet.reth(), packet.atomic()) {
             (Some(reth), _) => Some((reth.va.get(), u64::from(reth.len.get()))),
             (None, Some(atomic)) => Some((atomic.va.get(), WORD)),
             (None, None) => None,
         };
-        let touches = touches.map(|(va, len)| va..va.saturating_add(len));
-        Some((packet.bth().dest_qp(), kind, touches))
+        let accessed = accessed.map(|(va, len)| va..va.saturating_add(len));
+        Some((packet.bth().dest_qp(), kind, accessed))
     }
 }
 
@@ -198,13 +198,13 @@ impl Memory {
     }
 
     /// Marks a range as in use until `until_ps`.
-    fn take(&mut self, range: &Range<u64>, until_ps: u64, now_ps: u64) {
+    fn occupy(&mut self, range: &Range<u64>, until_ps: u64, now_ps: u64) {
         if range.end - range.start > WORD {
             self.ranges.retain(|(_, until)| *until > now_ps);
             self.ranges.push((range.clone(), until_ps));
             return;
         }
-        if self.words.len() >= KEPT {
+        if self.words.len() >= MAX_IDLE {
             self.words.retain(|_, until| *until > now_ps);
         }
         for word in words(range) {
@@ -222,11 +222,11 @@ pub(crate) struct Responder {
     nic_free_ps: u64,
     /// Queue pairs and when their next request may proceed; entries of equal time in the order in which they
     /// were added
-    agenda: BinaryHeap<Reverse<(u64, u64, Qpn)>>,
+    schedule: BinaryHeap<Reverse<(u64, u64, Qpn)>>,
     /// Requests by the end of their execution
-    done: BTreeMap<(u64, u64), Vec<u8>>,
-    order: u64,
-    chance: Chance,
+    finished: BTreeMap<(u64, u64), Vec<u8>>,
+    sequence: u64,
+    rng: Chance,
     waiting: u64,
     executed: Executed,
 }
@@ -235,14 +235,14 @@ impl Responder {
     /// Creates an idle NIC.
     pub(crate) fn new(costs: Costs) -> Self {
         Self {
-            chance: Chance::stream(costs.seed, 0x6f76_6572),
+            rng: Chance::stream(costs.seed, 0x6f76_6572),
             costs,
             queues: BTreeMap::new(),
             memory: Memory::default(),
             nic_free_ps: 0,
-            agenda: BinaryHeap::new(),
-            done: BTreeMap::new(),
-            order: 0,
+            schedule: BinaryHeap::new(),
+            finished: BTreeMap::new(),
+            sequence: 0,
             waiting: 0,
             executed: Executed::default(),
         }
@@ -258,23 +258,23 @@ impl Responder {
     /// # Errors
     /// Returns the frame if it holds no request.
     pub(crate) fn admit(&mut self, frame: Vec<u8>, now: Nanos) -> Result<(), Vec<u8>> {
-        let Some((qpn, kind, touches)) = Request::of(&frame) else { return Err(frame) };
+        let Some((qpn, kind, accessed)) = Request::of(&frame) else { return Err(frame) };
         self.advance(now);
-        if self.queues.len() >= KEPT {
+        if self.queues.len() >= MAX_IDLE {
             self.queues.retain(|_, queue| queue.scheduled || queue.free_ps > now.0 * PS);
         }
         self.waiting += 1;
         self.executed.most_waiting = self.executed.most_waiting.max(self.waiting);
         // Drawn for every request, so that changing the share changes nothing else.
-        let longer = self.chance.between(0, self.costs.overtaken_by.0);
-        let overtaken = self.chance.happens(self.costs.overtaken);
-        let ready = if overtaken { now + Nanos(longer) } else { now };
+        let extra = self.rng.between(0, self.costs.overtaken_by.0);
+        let overtaken = self.rng.happens(self.costs.overtaken);
+        let ready = if overtaken { now + Nanos(extra) } else { now };
         let queue = self.queues.entry(qpn).or_default();
-        queue.waiting.push_back(Request { frame, ready_ps: ready.0 * PS, kind, touches });
+        queue.waiting.push_back(Request { frame, ready_ps: ready.0 * PS, kind, accessed });
         if !queue.scheduled {
             queue.scheduled = true;
-            self.order += 1;
-            self.agenda.push(Reverse((queue.free_ps.max(ready.0 * PS), self.order, qpn)));
+            self.sequence += 1;
+            self.schedule.push(Reverse((queue.free_ps.max(ready.0 * PS), self.sequence, qpn)));
             self.advance(now);
         }
         Ok(())
@@ -283,28 +283,28 @@ impl Responder {
     /// Removes and returns the next request that is executed by now.
     pub(crate) fn poll(&mut self, now: Nanos) -> Option<Vec<u8>> {
         self.advance(now);
-        let first = self.done.first_entry().filter(|entry| entry.key().0 <= now.0 * PS)?;
+        let first = self.finished.first_entry().filter(|entry| entry.key().0 <= now.0 * PS)?;
         self.waiting -= 1;
         Some(first.remove())
     }
 
     /// Returns when [`poll`](Self::poll) or an internal step is due.
     pub(crate) fn next_timer(&self) -> Option<Nanos> {
-        let next = self.agenda.peek().map(|Reverse((at, ..))| *at);
-        let done = self.done.first_key_value().map(|((at, _), _)| *at);
-        [next, done].into_iter().flatten().min().map(|at_ps| Nanos(at_ps.div_ceil(PS)))
+        let next = self.schedule.peek().map(|Reverse((at, ..))| *at);
+        let finished = self.finished.first_key_value().map(|((at, _), _)| *at);
+        [next, finished].into_iter().flatten().min().map(|at_ps| Nanos(at_ps.div_ceil(PS)))
     }
 
     /// Starts all requests that may proceed by now.
     fn advance(&mut self, now: Nanos) {
-        while let Some(&Reverse((at_ps, _, qpn))) = self.agenda.peek()
+        while let Some(&Reverse((at_ps, _, qpn))) = self.schedule.peek()
             && at_ps <= now.0 * PS
         {
-            self.agenda.pop();
+            self.schedule.pop();
             let Some(queue) = self.queues.get_mut(&qpn) else { continue };
             queue.scheduled = false;
             let Some(request) = queue.waiting.pop_front() else { continue };
-            let costs = self.costs.of(request.touches.as_ref().map(|range| range.start));
+            let costs = self.costs.of(request.accessed.as_ref().map(|range| range.start));
             let (nic_ps, memory_ps, qp_ps) = match request.kind {
                 Kind::Write => (self.costs.nic_write_ps, costs.write_ps, costs.write_ps),
                 Kind::Read => (self.costs.nic_read_ps, costs.read_ps, costs.read_ps),
@@ -312,24 +312,24 @@ impl Responder {
             };
             let turn_ps = self.nic_free_ps.max(at_ps);
             self.nic_free_ps = turn_ps + nic_ps;
-            let memory_free_ps = request.touches.as_ref().map_or(0, |range| self.memory.free_ps(range));
+            let memory_free_ps = request.accessed.as_ref().map_or(0, |range| self.memory.free_ps(range));
             let start_ps = turn_ps.max(memory_free_ps);
             let end_ps = start_ps + memory_ps;
-            if let (Some(range), Kind::Write | Kind::Atomic) = (&request.touches, request.kind) {
-                self.memory.take(range, end_ps, at_ps);
+            if let (Some(range), Kind::Write | Kind::Atomic) = (&request.accessed, request.kind) {
+                self.memory.occupy(range, end_ps, at_ps);
             }
             match request.kind {
                 Kind::Write => self.executed.writes += 1,
                 Kind::Read => self.executed.reads += 1,
                 Kind::Atomic => self.executed.atomics += 1,
             }
-            self.order += 1;
-            self.done.insert((end_ps, self.order), request.frame);
+            self.sequence += 1;
+            self.finished.insert((end_ps, self.sequence), request.frame);
             queue.free_ps = end_ps.max(start_ps + qp_ps);
             if let Some(next) = queue.waiting.front() {
                 queue.scheduled = true;
-                self.order += 1;
-                self.agenda.push(Reverse((queue.free_ps.max(next.ready_ps), self.order, qpn)));
+                self.sequence += 1;
+                self.schedule.push(Reverse((queue.free_ps.max(next.ready_ps), self.sequence, qpn)));
             }
         }
     }

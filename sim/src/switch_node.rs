@@ -59,13 +59,13 @@ impl<F: Function> Switch<F> {
         self.commands.push_back(command);
     }
 
-    fn hear(&mut self, now: Nanos) {
+    fn apply_commands(&mut self, now: Nanos) {
         while let Some(command) = self.commands.pop_front() {
             self.function.on_command(command, now);
         }
     }
 
-    fn tell(&mut self) {
+    fn collect_events(&mut self) {
         while let Some(event) = self.function.poll_event() {
             self.events.push_back(event);
         }
@@ -78,7 +78,7 @@ where
     F::Command: 'static,
 {
     fn on_frame(&mut self, mut frame: MemoryFrame, port: PortId, now: Nanos, out: &mut Ports<'_>) {
-        self.hear(now);
+        self.apply_commands(now);
         self.counters.received += 1;
         match self.function.on_frame(&mut frame, port, now, out) {
             Verdict::Forward(to) => match out.send(frame, to) {
@@ -92,16 +92,16 @@ where
             }
             Verdict::Consume => self.counters.consumed += 1,
         }
-        self.tell();
+        self.collect_events();
     }
 
     fn on_timer(&mut self, now: Nanos, out: &mut Ports<'_>) {
-        self.hear(now);
+        self.apply_commands(now);
         self.polled = now;
         if self.function.next_timer().is_some_and(|at| at <= now) {
             self.function.on_timer(now, out);
         }
-        self.tell();
+        self.collect_events();
     }
 
     fn next_timer(&self) -> Option<Nanos> {

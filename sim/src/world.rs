@@ -3,7 +3,7 @@
 use crate::clock::Clock;
 use crate::fault::Fault;
 use crate::link::{Counters, Link};
-use crate::net::{Net, What};
+use crate::net::{Event, Net};
 use crate::node::{Node, Ports};
 use crate::pcap::Capture;
 use core::any::Any;
@@ -25,7 +25,7 @@ pub struct LinkId(pub(crate) usize);
 
 /// Run state of a node.
 #[derive(Debug, PartialEq, Eq)]
-enum Is {
+enum RunState {
     Up,
     Down,
     /// Stopped for a while, with the frames that arrived since
@@ -37,8 +37,8 @@ struct Slot {
     node: Box<dyn Node>,
     clock: Clock,
     /// Earlier clocks, each with the time of the world at which it was replaced
-    before: Vec<(Nanos, Clock)>,
-    is: Is,
+    earlier_clocks: Vec<(Nanos, Clock)>,
+    state: RunState,
     /// Crash faults that have not ended
     crashes: u32,
     pauses: u32,
@@ -82,8 +82,8 @@ impl World {
             name,
             node,
             clock,
-            before: Vec::new(),
-            is: Is::Up,
+            earlier_clocks: Vec::new(),
+            state: RunState::Up,
             crashes: 0,
             pauses: 0,
             armed: None,
@@ -102,7 +102,7 @@ impl World {
     pub fn schedule(&mut self, at: Nanos, fault: Fault) {
         let number = self.faults.len() as u32;
         self.faults.push(fault);
-        self.net.schedule(at, What::Fault { number });
+        self.net.schedule(at, Event::Fault { number });
     }
 
     /// Captures every frame that is put on a link, in both directions, as a pcap file with nanosecond
@@ -145,8 +145,8 @@ impl World {
     /// Returns the time of the world at which a node's clock showed `local`: exact without drift, and up to 3
     /// ns late with it. Where a fault changed the clock, the reading before the change counts.
     pub fn when(&self, node: NodeId, local: Nanos) -> Nanos {
-        let Slot { clock, before, .. } = &self.nodes[node.0];
-        let shown = before.iter().find(|(until, clock)| local < clock.shows(*until));
+        let Slot { clock, earlier_clocks, .. } = &self.nodes[node.0];
+        let shown = earlier_clocks.iter().find(|(until, clock)| local < clock.shows(*until));
         shown.map_or(clock, |(_, clock)| clock).when(local, Nanos::ZERO)
     }
 
@@ -168,18 +168,18 @@ impl World {
 
     /// Returns a link's counters: of frames from its first end, and of those from its second.
     pub fn counters(&self, link: LinkId) -> [Counters; 2] {
-        self.links[link.0].map(|lane| self.net.lanes[lane].counters)
+        self.links[link.0].map(|direction| self.net.directions[direction].counters)
     }
 
     /// Returns the nodes at a link's ends.
     pub fn ends(&self, link: LinkId) -> [NodeId; 2] {
-        let lane = &self.net.lanes[self.links[link.0][0]];
-        [NodeId(lane.from.0), NodeId(lane.to.0)]
+        let direction = &self.net.directions[self.links[link.0][0]];
+        [NodeId(direction.from.0), NodeId(direction.to.0)]
     }
 
     /// Returns the MTU of a link: the bytes of the longest IP packet.
     pub fn mtu(&self, link: LinkId) -> usize {
-        self.net.lanes[self.links[link.0][0]].link.mtu
+        self.net.directions[self.links[link.0][0]].link.mtu
     }
 
     /// Returns all links.
@@ -189,7 +189,7 @@ impl World {
 
     /// Returns whether a node has crashed and not restarted.
     pub fn is_down(&self, node: NodeId) -> bool {
-        self.nodes[node.0].is == Is::Down
+        self.nodes[node.0].state == RunState::Down
     }
 
     /// Returns a node.
@@ -221,7 +221,7 @@ impl World {
         let now = self.clock(node);
         let any: &mut dyn Any = &mut *self.nodes[node.0].node;
         let result = act(any.downcast_mut().expect("the node is of this type"), now);
-        self.settle(node.0);
+        self.service(node.0);
         result
     }
 
@@ -246,21 +246,21 @@ impl World {
     /// Handles the next event if it is due by `until`. Returns false if there is none.
     pub fn step(&mut self, until: Nanos) -> bool {
         self.start();
-        let Some(what) = self.net.next(until) else { return false };
+        let Some(event) = self.net.next(until) else { return false };
         self.events += 1;
-        match what {
-            What::Arrive { lane, frame } => {
-                let frame = self.net.take(frame);
-                self.arrive(lane as usize, frame);
+        match event {
+            Event::Arrive { direction, frame } => {
+                let frame = self.net.take_frame(frame);
+                self.arrive(direction as usize, frame);
             }
-            What::Free { lane } => {
-                self.net.sent(lane as usize);
-                let (node, port) = self.net.lanes[lane as usize].from;
-                self.pull(node, port);
-                self.arm(node);
+            Event::Sent { direction } => {
+                self.net.sent(direction as usize);
+                let (node, port) = self.net.directions[direction as usize].from;
+                self.transmit_ready(node, port);
+                self.arm_timer(node);
             }
-            What::Timer { node } => self.timer(node as usize),
-            What::Fault { number } => self.fail(self.faults[number as usize].clone()),
+            Event::Timer { node } => self.fire_timer(node as usize),
+            Event::Fault { number } => self.apply_fault(self.faults[number as usize].clone()),
         }
         true
     }
@@ -271,103 +271,103 @@ impl World {
         }
         self.started = true;
         for node in 0..self.nodes.len() {
-            self.begin(node);
+            self.start_node(node);
         }
     }
 
-    fn begin(&mut self, node: usize) {
+    fn start_node(&mut self, node: usize) {
         let slot = &mut self.nodes[node];
         let now = slot.clock.shows(self.net.now);
         slot.node.start(now, &mut Ports { net: &mut self.net, node });
-        self.settle(node);
+        self.service(node);
     }
 
-    fn arrive(&mut self, lane: usize, frame: Vec<u8>) {
+    fn arrive(&mut self, direction: usize, frame: Vec<u8>) {
         let Self { net, nodes, .. } = self;
-        let lane = &mut net.lanes[lane];
-        let (node, port) = lane.to;
+        let direction = &mut net.directions[direction];
+        let (node, port) = direction.to;
         let slot = &mut nodes[node];
-        if lane.cuts > 0 {
-            lane.counters.cut += 1;
+        if direction.cuts > 0 {
+            direction.counters.cut += 1;
             net.lose(frame);
             return;
         }
-        match &mut slot.is {
-            Is::Up => {
-                lane.counters.arrived += 1;
-                lane.counters.arrived_bytes += frame.len() as u64;
+        match &mut slot.state {
+            RunState::Up => {
+                direction.counters.arrived += 1;
+                direction.counters.arrived_bytes += frame.len() as u64;
                 net.arrivals += 1;
                 let now = slot.clock.shows(net.now);
                 slot.node.on_frame(MemoryFrame::new(frame), port, now, &mut Ports { net, node });
-                self.settle(node);
+                self.service(node);
             }
-            Is::Paused(inbox) if inbox.len() < INBOX => {
-                lane.counters.arrived += 1;
-                lane.counters.arrived_bytes += frame.len() as u64;
+            RunState::Paused(inbox) if inbox.len() < INBOX => {
+                direction.counters.arrived += 1;
+                direction.counters.arrived_bytes += frame.len() as u64;
                 inbox.push_back((frame, port));
             }
-            Is::Paused(_) | Is::Down => {
-                lane.counters.unheard += 1;
+            RunState::Paused(_) | RunState::Down => {
+                direction.counters.unheard += 1;
                 net.lose(frame);
             }
         }
     }
 
-    fn timer(&mut self, node: usize) {
+    fn fire_timer(&mut self, node: usize) {
         let slot = &mut self.nodes[node];
         if slot.armed != Some(self.net.now) {
             return;
         }
         slot.armed = None;
-        if slot.is != Is::Up {
+        if slot.state != RunState::Up {
             return;
         }
         let now = slot.clock.shows(self.net.now);
         if slot.node.next_timer().is_some_and(|at| at <= now) {
             slot.node.on_timer(now, &mut Ports { net: &mut self.net, node });
         }
-        self.settle(node);
+        self.service(node);
     }
 
     /// Sends what a node has to send, and arms its timer. Called after each event of the node.
-    fn settle(&mut self, node: usize) {
+    fn service(&mut self, node: usize) {
         for port in 0..self.net.ports_of(node) {
-            self.pull(node, PortId(port as u16));
+            self.transmit_ready(node, PortId(port as u16));
         }
-        self.arm(node);
+        self.arm_timer(node);
     }
 
-    fn pull(&mut self, node: usize, port: PortId) {
+    fn transmit_ready(&mut self, node: usize, port: PortId) {
         let Self { net, nodes, .. } = self;
         let slot = &mut nodes[node];
-        if slot.is != Is::Up {
+        if slot.state != RunState::Up {
             return;
         }
-        let lane = net.lane_of(node, port.index());
-        while net.is_idle(lane) {
+        let direction = net.direction_of(node, port.index());
+        while net.is_idle(direction) {
             let mut frame = net.spare();
             if !slot.node.poll_transmit(port, slot.clock.shows(net.now), &mut frame) {
                 net.recycle(frame);
                 return;
             }
-            net.transmit(lane, frame);
+            net.transmit(direction, frame);
         }
     }
 
-    fn arm(&mut self, node: usize) {
+    fn arm_timer(&mut self, node: usize) {
         let slot = &mut self.nodes[node];
-        if slot.is != Is::Up {
+        if slot.state != RunState::Up {
             return;
         }
         let Some(local) = slot.node.next_timer() else { return };
         let at = slot.clock.when(local, self.net.now);
         if slot.armed.is_none_or(|armed| at < armed) {
             slot.armed = Some(at);
-            self.net.schedule(at, What::Timer { node: node as u32 });
+            self.net.schedule(at, Event::Timer { node: node as u32 });
         }
     }
 
-    fn fail(&mut self, fault: Fault) {
+    fn apply_fault(&mut self, fault: Fault) {
         let now = self.net.now;
         match fault {
             Fault::Crash(NodeId(node)) => self.crash(node),
@@ -375,30 +375,30 @@ impl World {
             Fault::Pause(NodeId(node)) => {
                 let slot = &mut self.nodes[node];
                 slot.pauses += 1;
-                if slot.is == Is::Up {
-                    (slot.is, slot.armed) = (Is::Paused(VecDeque::new()), None);
+                if slot.state == RunState::Up {
+                    (slot.state, slot.armed) = (RunState::Paused(VecDeque::new()), None);
                 }
             }
             Fault::Resume(NodeId(node)) => self.resume(node),
-            Fault::Cut(links) => self.count_cuts(&links, |cuts| cuts + 1),
-            Fault::Heal(links) => self.count_cuts(&links, |cuts| cuts.saturating_sub(1)),
-            Fault::Mute(NodeId(node), links) => self.count_cuts_from(node, &links, |cuts| cuts + 1),
+            Fault::Cut(links) => self.change_cuts(&links, |cuts| cuts + 1),
+            Fault::Heal(links) => self.change_cuts(&links, |cuts| cuts.saturating_sub(1)),
+            Fault::Mute(NodeId(node), links) => self.change_cuts_from(node, &links, |cuts| cuts + 1),
             Fault::Unmute(NodeId(node), links) => {
-                self.count_cuts_from(node, &links, |cuts| cuts.saturating_sub(1));
+                self.change_cuts_from(node, &links, |cuts| cuts.saturating_sub(1));
             }
-            Fault::Part(a, b) => self.net.parted.push([a, b]),
+            Fault::Part(a, b) => self.net.partitioned.push([a, b]),
             Fault::Join(a, b) => {
-                let at = self.net.parted.iter().position(|pair| *pair == [a, b] || *pair == [b, a]);
-                at.map(|at| self.net.parted.swap_remove(at));
+                let at = self.net.partitioned.iter().position(|pair| *pair == [a, b] || *pair == [b, a]);
+                at.map(|at| self.net.partitioned.swap_remove(at));
             }
             Fault::Mtu(LinkId(link), mtu) => {
-                for lane in self.links[link] {
-                    self.net.lanes[lane].link.mtu = mtu;
+                for direction in self.links[link] {
+                    self.net.directions[direction].link.mtu = mtu;
                 }
             }
             Fault::Swap(LinkId(a), LinkId(b)) => self.net.swap(self.links[a], self.links[b]),
             Fault::Send(NodeId(node), frame) => {
-                if self.nodes[node].is == Is::Up {
+                if self.nodes[node].state == RunState::Up {
                     // A full queue loses the frame, as a link may.
                     _ = self.net.send(node, PortId(0), frame);
                 }
@@ -413,18 +413,18 @@ impl World {
 
     fn change_clock(&mut self, node: usize, change: impl FnOnce(&mut Clock)) {
         let slot = &mut self.nodes[node];
-        slot.before.push((self.net.now, slot.clock));
+        slot.earlier_clocks.push((self.net.now, slot.clock));
         change(&mut slot.clock);
         slot.armed = None;
-        self.settle(node);
+        self.service(node);
     }
 
     fn crash(&mut self, node: usize) {
         let slot = &mut self.nodes[node];
         slot.crashes += 1;
-        if slot.is != Is::Down {
+        if slot.state != RunState::Down {
             slot.node.crash();
-            (slot.is, slot.armed) = (Is::Down, None);
+            (slot.state, slot.armed) = (RunState::Down, None);
             self.net.clear_queues(node);
         }
     }
@@ -432,9 +432,9 @@ impl World {
     fn restart(&mut self, node: usize) {
         let slot = &mut self.nodes[node];
         slot.crashes = slot.crashes.saturating_sub(1);
-        if slot.is == Is::Down && slot.crashes == 0 {
-            slot.is = if slot.pauses > 0 { Is::Paused(VecDeque::new()) } else { Is::Up };
-            self.begin(node);
+        if slot.state == RunState::Down && slot.crashes == 0 {
+            slot.state = if slot.pauses > 0 { RunState::Paused(VecDeque::new()) } else { RunState::Up };
+            self.start_node(node);
         }
     }
 
@@ -442,33 +442,33 @@ impl World {
     fn resume(&mut self, node: usize) {
         let slot = &mut self.nodes[node];
         slot.pauses = slot.pauses.saturating_sub(1);
-        if slot.pauses > 0 || !matches!(slot.is, Is::Paused(_)) {
+        if slot.pauses > 0 || !matches!(slot.state, RunState::Paused(_)) {
             return;
         }
-        let Is::Paused(inbox) = core::mem::replace(&mut slot.is, Is::Up) else { return };
+        let RunState::Paused(inbox) = core::mem::replace(&mut slot.state, RunState::Up) else { return };
         let now = slot.clock.shows(self.net.now);
         for (frame, port) in inbox {
             self.net.arrivals += 1;
             slot.node.on_frame(MemoryFrame::new(frame), port, now, &mut Ports { net: &mut self.net, node });
         }
-        self.settle(node);
+        self.service(node);
     }
 
-    fn count_cuts(&mut self, links: &[LinkId], count: impl Fn(u32) -> u32) {
+    fn change_cuts(&mut self, links: &[LinkId], change: impl Fn(u32) -> u32) {
         for LinkId(link) in links {
-            for lane in self.links[*link] {
-                let cuts = &mut self.net.lanes[lane].cuts;
-                *cuts = count(*cuts);
+            for direction in self.links[*link] {
+                let cuts = &mut self.net.directions[direction].cuts;
+                *cuts = change(*cuts);
             }
         }
     }
 
-    fn count_cuts_from(&mut self, node: usize, links: &[LinkId], count: impl Fn(u32) -> u32) {
+    fn change_cuts_from(&mut self, node: usize, links: &[LinkId], change: impl Fn(u32) -> u32) {
         for LinkId(link) in links {
-            for lane in self.links[*link] {
-                let lane = &mut self.net.lanes[lane];
-                if lane.from.0 == node {
-                    lane.cuts = count(lane.cuts);
+            for direction in self.links[*link] {
+                let direction = &mut self.net.directions[direction];
+                if direction.from.0 == node {
+                    direction.cuts = change(direction.cuts);
                 }
             }
         }

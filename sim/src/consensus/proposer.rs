@@ -19,7 +19,7 @@ pub(super) const STATE: usize = 8;
 pub struct Proposer {
     config: Config,
     pub(super) server: Server,
-    chance: Chance,
+    rng: Chance,
     /// Shortest and longest value (bytes)
     sizes: (usize, usize),
     /// Size of a snapshot (bytes)
@@ -69,7 +69,7 @@ impl Proposer {
     pub(super) fn new(config: Config, load: Load, truth: Arc<Mutex<Truth>>) -> Self {
         Self {
             server: Server::new(config.clone()),
-            chance: Chance::stream(load.seed, config.id.into()),
+            rng: Chance::stream(load.seed, config.id.into()),
             config,
             sizes: load.sizes,
             snapshot: load.snapshot,
@@ -139,7 +139,7 @@ impl Proposer {
     fn propose(&mut self, nic: &mut Rnic, now: Nanos) {
         while self.server.leads() && self.proposed < self.wanted {
             let (least, most) = self.sizes;
-            let len = self.chance.between(least.max(NAME) as u64, most.max(NAME) as u64) as usize;
+            let len = self.rng.between(least.max(NAME) as u64, most.max(NAME) as u64) as usize;
             let value = fill(self.config.id, self.proposed, len);
             if self.server.propose(nic, &value).is_err() {
                 return;

@@ -13,7 +13,7 @@ use switch::{Chance, Nanos};
 /// The application of the host.
 #[derive(Debug)]
 pub struct Stranger {
-    chance: Chance,
+    rng: Chance,
     servers: Vec<IpAddr>,
     /// Port of the servers
     port: u16,
@@ -40,7 +40,7 @@ impl Stranger {
         every: Nanos,
     ) -> Self {
         Self {
-            chance: Chance::stream(seed, 0x7374),
+            rng: Chance::stream(seed, 0x7374),
             servers,
             port: super::SERVERS_PORT,
             switch,
@@ -56,15 +56,15 @@ impl Stranger {
     /// Returns the encoded hello of a server other than `victim`.
     fn hello(&mut self, victim: u64) -> Vec<u8> {
         let others: Vec<u64> = (0..self.servers.len() as u64).filter(|server| *server != victim).collect();
-        let server = others[self.chance.below(others.len() as u64) as usize];
-        let write = self.chance.below(4) > 0;
-        let round = match self.chance.below(4) {
+        let server = others[self.rng.below(others.len() as u64) as usize];
+        let write = self.rng.below(4) > 0;
+        let round = match self.rng.below(4) {
             0 => u64::MAX >> 24,
             1 => (1 << 39) - 1,
-            2 => self.chance.below(1 << 20),
-            _ => self.chance.below(50),
+            2 => self.rng.below(1 << 20),
+            _ => self.rng.below(50),
         };
-        let term = round << 24 | self.chance.below(1 << 16) << 8 | server;
+        let term = round << 24 | self.rng.below(1 << 16) << 8 | server;
         let mut hello = b"C4".to_vec();
         hello.extend([2, if write { 2 } else { 1 }, server as u8, 0, 0, 0]);
         hello.extend(term.to_be_bytes());
@@ -74,19 +74,19 @@ impl Stranger {
 
     /// Changes the version in one of eight requests' private data; it follows two bytes of magic.
     fn of_another_version(&mut self, mut private_data: Vec<u8>) -> Vec<u8> {
-        if let Some(version) = private_data.get_mut(2).filter(|_| self.chance.below(8) == 0) {
-            *version = version.wrapping_add(self.chance.between(1, 255) as u8);
+        if let Some(version) = private_data.get_mut(2).filter(|_| self.rng.below(8) == 0) {
+            *version = version.wrapping_add(self.rng.between(1, 255) as u8);
         }
         private_data
     }
 
     fn ask(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some((pd, cq)) = self.resources else { return };
-        let victim = self.chance.below(self.servers.len() as u64);
+        let victim = self.rng.below(self.servers.len() as u64);
         let mut to = (self.servers[victim as usize], self.port);
-        let private_data = match self.chance.below(8) {
+        let private_data = match self.rng.below(8) {
             0 => {
-                let leader = self.servers[self.chance.below(self.servers.len() as u64) as usize];
+                let leader = self.servers[self.rng.below(self.servers.len() as u64) as usize];
                 MemberRequest { leader, port: 1 }.to_bytes()
             }
             1 => {

@@ -53,7 +53,7 @@ struct Told {
 pub struct AuditedSwitch {
     function: P4ce,
     seen: SharedSeen,
-    chance: Chance,
+    rng: Chance,
     lose_naks: Share,
     groups: BTreeMap<GroupId, Told>,
 }
@@ -101,8 +101,8 @@ impl<O: Output> Output for Watched<'_, O> {
 
 impl AuditedSwitch {
     /// Creates an audited data plane that loses this share of the NAKs to leaders.
-    pub fn new(function: P4ce, chance: Chance, lose_naks: Share, seen: SharedSeen) -> Self {
-        Self { function, seen, chance, lose_naks, groups: BTreeMap::new() }
+    pub fn new(function: P4ce, rng: Chance, lose_naks: Share, seen: SharedSeen) -> Self {
+        Self { function, seen, rng, lose_naks, groups: BTreeMap::new() }
     }
 
     /// Returns the data plane.
@@ -247,7 +247,7 @@ impl Function for AuditedSwitch {
                 matches!(syndrome, Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) | Syndrome::RnrNak(_))
             })
         });
-        if matches!(of, Of::Replica(..)) && is_nak && self.chance.happens(self.lose_naks) {
+        if matches!(of, Of::Replica(..)) && is_nak && self.rng.happens(self.lose_naks) {
             self.seen.lock().unwrap_or_else(PoisonError::into_inner).lost += 1;
             return Verdict::Drop(DropReason::PortFull);
         }

@@ -100,17 +100,17 @@ pub(crate) enum Kind {
 impl Groups {
     /// Returns the operations of the group with this seed; its replicas derive the same.
     pub(crate) fn script(&self, seed: u64) -> Vec<Op> {
-        let mut chance = Chance::stream(seed, 0x6772_6f75);
+        let mut rng = Chance::stream(seed, 0x6772_6f75);
         let (mut at, mut messages) = (0, 0);
         (0..self.operations)
             .map(|_| {
-                let kind = match chance.below(u64::from(self.messages.max(1))) {
-                    0 if self.messages > 0 => [Kind::WriteImm, Kind::Send][chance.below(2) as usize],
+                let kind = match rng.below(u64::from(self.messages.max(1))) {
+                    0 if self.messages > 0 => [Kind::WriteImm, Kind::Send][rng.below(2) as usize],
                     _ => Kind::Write,
                 };
                 // All powers of two are equally likely.
-                let bits = chance.between(0, u64::from(u32::BITS - self.max_size.leading_zeros()));
-                let len = chance.below((1u64 << bits).min(u64::from(self.max_size) + 1)) as u32;
+                let bits = rng.between(0, u64::from(u32::BITS - self.max_size.leading_zeros()));
+                let len = rng.below((1u64 << bits).min(u64::from(self.max_size) + 1)) as u32;
                 let op = Op { kind, at, len, messages };
                 at += if kind == Kind::Send { 0 } else { u64::from(len) };
                 messages += u32::from(kind != Kind::Write);

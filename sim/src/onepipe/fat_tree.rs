@@ -241,8 +241,8 @@ impl FatTree {
         );
         assert!(cores == 0 || cores.is_multiple_of(spines), "cores is no multiple of spines");
         let mut world = World::new(seed);
-        let mut chance = Chance::stream(seed, 1 << 33);
-        let mut clock = |by: u64| Clock::new(chance.below(2 * by + 1) as i64 - by as i64, 0);
+        let mut rng = Chance::stream(seed, 1 << 33);
+        let mut clock = |by: u64| Clock::new(rng.below(2 * by + 1) as i64 - by as i64, 0);
         let mut ends = Vec::new();
         for n in 0..self.all_hosts() {
             let place = Place {

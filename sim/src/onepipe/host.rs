@@ -38,7 +38,7 @@ pub struct Host {
     habits: Habits,
     /// Hosts that it sends to
     circle: Vec<usize>,
-    chance: Chance,
+    rng: Chance,
     /// The process
     pub process: Process,
     /// Whether it sends messages at once where that is possible
@@ -174,8 +174,8 @@ fn circle(own: usize, hosts: usize, friends: usize, seed: u64) -> Vec<usize> {
         return (0..hosts).collect();
     }
     assert!(hosts.is_power_of_two(), "{hosts} hosts");
-    let mut chance = Chance::stream(seed, 1 << 34);
-    let apart: BTreeSet<usize> = (0..friends).map(|_| chance.below(hosts as u64) as usize).collect();
+    let mut rng = Chance::stream(seed, 1 << 34);
+    let apart: BTreeSet<usize> = (0..friends).map(|_| rng.below(hosts as u64) as usize).collect();
     [0].into_iter().chain(apart.into_iter().filter(|&by| by > 0)).map(|by| own ^ by).collect()
 }
 
@@ -207,15 +207,15 @@ impl Host {
         {
             config.bug = habits.bug;
         }
-        let mut chance = Chance::stream(seed, 1 << 32 | own as u64);
-        let at = crate::EPOCH + Nanos(chance.below(place.until.since(crate::EPOCH).0.max(1)));
-        let by = chance.below(2 * habits.step_ns + 1) as i64 - habits.step_ns as i64;
+        let mut rng = Chance::stream(seed, 1 << 32 | own as u64);
+        let at = crate::EPOCH + Nanos(rng.below(place.until.since(crate::EPOCH).0.max(1)));
+        let by = rng.below(2 * habits.step_ns + 1) as i64 - habits.step_ns as i64;
         Self {
             own,
             place,
             habits,
             circle,
-            chance,
+            rng,
             process: Process::new(config).expect("a configuration that can be"),
             at_once: Chance::stream(seed, 1 << 35 | own as u64).happens(habits.at_once),
             frame: None,
@@ -279,14 +279,13 @@ impl Host {
     fn scatter(&mut self, now: Nanos) {
         let first = self.sent.len();
         let mut messages = Vec::new();
-        let count =
-            if self.habits.broadcasts { self.circle.len() } else { self.chance.between(1, 3) as usize };
+        let count = if self.habits.broadcasts { self.circle.len() } else { self.rng.between(1, 3) as usize };
         for n in 0..count {
             let chosen =
-                if self.habits.broadcasts { n } else { self.chance.below(self.circle.len() as u64) as usize };
+                if self.habits.broadcasts { n } else { self.rng.below(self.circle.len() as u64) as usize };
             let to = self.circle[chosen];
-            let large = self.habits.largest > 64 && self.chance.below(8) == 0;
-            let len = self.chance.between(4, if large { self.habits.largest } else { 8 }) as usize;
+            let large = self.habits.largest > 64 && self.rng.below(8) == 0;
+            let len = self.rng.between(4, if large { self.habits.largest } else { 8 }) as usize;
             messages.push((ProcessId(to as u32), text(self.sent.len(), len)));
             self.sent.push(Sent { to, scattering: first as u64, fate: None, timestamp: None });
         }
@@ -466,7 +465,7 @@ impl Node for Host {
             if now < self.place.until {
                 self.scatter(now);
             }
-            let apart = self.chance.between(1, 2 * self.place.every.0);
+            let apart = self.rng.between(1, 2 * self.place.every.0);
             self.next_message = self.next_tick(now + Nanos(apart));
         }
         if self.habits.reads_every > Nanos::ZERO && self.next_read <= now {
@@ -501,7 +500,7 @@ impl Node for Host {
 
     fn start(&mut self, now: Nanos, _out: &mut Ports<'_>) {
         // Spreads the hosts' first scatterings.
-        let within = self.chance.below(2 * self.place.every.0);
+        let within = self.rng.below(2 * self.place.every.0);
         self.next_message = self.next_tick(now + Nanos(within));
     }
 }

@@ -262,9 +262,9 @@ impl Tree {
     /// Builds the network.
     pub fn build(&self, seed: u64) -> Made {
         let mut world = World::new(seed);
-        let mut chance = Chance::stream(seed, 1 << 33);
+        let mut rng = Chance::stream(seed, 1 << 33);
         let mut clock = |by: u64| {
-            let mut around = |by: u64| chance.below(2 * by + 1) as i64 - by as i64;
+            let mut around = |by: u64| rng.below(2 * by + 1) as i64 - by as i64;
             Clock::new(around(by), around(self.drift_ppb))
         };
         let mut hosts = Vec::new();
@@ -322,7 +322,7 @@ impl Tree {
             let sees_ports =
                 |n: usize| if n < hosts.len() { !self.is_bridge(n / self.fanout) } else { all_see };
             let lying = Lying {
-                chance: Chance::stream(seed, 0x6c69_6172),
+                rng: Chance::stream(seed, 0x6c69_6172),
                 left: stranger.lies,
                 switch: stranger.switch,
                 next: EPOCH,

@@ -136,8 +136,8 @@ impl Triangle {
     /// Builds the network. The only link in `uplinks` is that between switches 0 and 1.
     pub fn build(&self, seed: u64) -> Made {
         let mut world = World::new(seed);
-        let mut chance = Chance::stream(seed, 1 << 33);
-        let mut clock = || Clock::new(chance.below(2 * self.skew_ns + 1) as i64 - self.skew_ns as i64, 0);
+        let mut rng = Chance::stream(seed, 1 << 33);
+        let mut clock = || Clock::new(rng.below(2 * self.skew_ns + 1) as i64 - self.skew_ns as i64, 0);
         let (mut hosts, mut switches) = (Vec::new(), Vec::new());
         for n in [0, 1] {
             for host in hosts_of(n) {

@@ -12,7 +12,7 @@ pub mod costs;
 pub mod steering;
 
 use crate::host::draws_forgetful;
-use crate::{Clock, Costs, Host, Liar, LiarConfig, Link, LinkId, Node, NodeId, OVERHEAD, Switch, World};
+use crate::{Clock, Costs, Forger, ForgerConfig, Host, Link, LinkId, Node, NodeId, OVERHEAD, Switch, World};
 use core::fmt;
 use core::net::IpAddr;
 use rnic::{Access, Interface, Modify, Path, PathMtu, ReadyToReceive, ReadyToSend, Rnic};
@@ -184,19 +184,19 @@ impl<P: Program> Rack<P> {
         }
         if config.lies > 0 {
             let address = |machine| (ip(machine), mac(machine));
-            let liar = Liar::new(LiarConfig {
+            let forger = Forger::new(ForgerConfig {
                 seed: config.seed,
                 own: address(Some(config.machines)),
                 targets: vec![address(None)],
                 switch: None,
-                claims: (0..config.machines).map(|machine| address(Some(machine))).collect(),
+                impersonated: (0..config.machines).map(|machine| address(Some(machine))).collect(),
                 words: config.lies_about,
                 by_cm: config.cm,
-                lies: config.lies,
+                rounds: config.lies,
                 from: Nanos::from_micros(1),
             });
-            let liar = world.add("liar", liar, Clock::default());
-            world.connect(liar, switch, config.link);
+            let forger = world.add("forger", forger, Clock::default());
+            world.connect(forger, switch, config.link);
         }
         let program = core::marker::PhantomData;
         let mut rack =
@@ -209,10 +209,10 @@ impl<P: Program> Rack<P> {
 
     /// Connects every thread without the communication manager.
     fn connect(&mut self) {
-        let mut chance = Chance::stream(self.config.seed, 0x7261_636b);
+        let mut rng = Chance::stream(self.config.seed, 0x7261_636b);
         for (machine, node) in self.machines.clone().into_iter().enumerate() {
             for thread in 0..self.config.threads {
-                let drawn = [(); 2].map(|()| Psn::new(chance.bits() as u32));
+                let drawn = [(); 2].map(|()| Psn::new(rng.bits() as u32));
                 let psns = self.config.first_psn.map_or(drawn, |first| [first; 2]);
                 let own = self.world.with::<Host<Threads<P>>, _>(node, |host, _| {
                     host.app.prepare(&mut host.nic, thread).expect("the NIC has room for every thread")

@@ -11,7 +11,7 @@ mod member;
 
 pub use member::{Member, Now, Seen, len_of};
 
-use crate::{Clock, Controlled, Host, Liar, LiarConfig, Link, NicCounters, NodeId, Queues, World};
+use crate::{Clock, Controlled, Forger, ForgerConfig, Host, Link, NicCounters, NodeId, Queues, World};
 use ::rdmc::{CallError, Config, Failure, GroupConfig, Through};
 use core::net::IpAddr;
 use p4ce::{Control, ControlConfig, P4ce};
@@ -213,19 +213,19 @@ impl Cluster {
         }
         if setup.lies > 0 {
             let all: Vec<_> = (0..setup.hosts).map(|host| (ip(host), mac(host))).collect();
-            let config = LiarConfig {
+            let config = ForgerConfig {
                 seed: setup.seed,
                 own: (ip(setup.hosts), mac(setup.hosts)),
                 targets: all.clone(),
                 switch: Some(((switch_ip(), SWITCH_MAC), setup.queue_pairs)),
-                claims: all,
+                impersonated: all,
                 words: (0, 1 << 20),
                 by_cm: true,
-                lies: setup.lies,
+                rounds: setup.lies,
                 from: Nanos::from_micros(1),
             };
-            let liar = world.add("liar", Liar::new(config), Clock::default());
-            world.connect(liar, switch, Link::default());
+            let forger = world.add("forger", Forger::new(config), Clock::default());
+            world.connect(forger, switch, Link::default());
         }
         Self { world, hosts, switch, through: setup.through() }
     }

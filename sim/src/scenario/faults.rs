@@ -10,7 +10,7 @@ use switch::Nanos;
 /// Number of announcements of a host at another port of its switch, and the interval between them. Several,
 /// because announcements may be lost, or the host may be paused
 const ANNOUNCEMENTS: u64 = 20;
-const APART: Nanos = Nanos::from_millis(1);
+const ANNOUNCEMENT_INTERVAL: Nanos = Nanos::from_millis(1);
 
 /// Returns the frames that hosts send after a fault that gives them other ports, with the times after it.
 /// They are gratuitous ARP even where packets are IPv6, since a switch inspects the source address only.
@@ -29,7 +29,7 @@ pub(super) fn announcements(
         // Unspecified addresses, so that no neighbour learns from them
         frame.extend([0; 4 + 6 + 4]);
         frame.resize(60, 0);
-        Some((1..=ANNOUNCEMENTS).map(move |n| (Nanos(APART.0 * n), frame.clone())))
+        Some((1..=ANNOUNCEMENTS).map(move |n| (Nanos(ANNOUNCEMENT_INTERVAL.0 * n), frame.clone())))
     };
     hosts
         .iter()

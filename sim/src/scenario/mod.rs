@@ -42,9 +42,9 @@ impl Between {
         self.low != 0
     }
 
-    fn draw(&mut self, chance: &mut Chance) {
+    fn draw(&mut self, rng: &mut Chance) {
         let span = self.high.abs_diff(self.low);
-        *self = Self::just(self.low.saturating_add_unsigned(chance.between(0, span)));
+        *self = Self::just(self.low.saturating_add_unsigned(rng.between(0, span)));
     }
 }
 
@@ -270,7 +270,7 @@ impl HostSpec {
         }
     }
 
-    fn draw(&mut self, chance: &mut Chance) {
+    fn draw(&mut self, rng: &mut Chance) {
         for number in [
             &mut self.clock_offset,
             &mut self.clock_drift,
@@ -278,13 +278,13 @@ impl HostSpec {
             &mut self.credits,
             &mut self.dcqcn,
         ] {
-            number.draw(chance);
+            number.draw(rng);
         }
         if self.ack == AckSpec::Any {
             let every = AckSpec::Every { packets: 4, time: 20_000 };
-            self.ack = *chance.pick(&[AckSpec::EveryPacket, AckSpec::OnRequest, every]);
+            self.ack = *rng.pick(&[AckSpec::EveryPacket, AckSpec::OnRequest, every]);
         }
-        self.forgetful.draw(chance);
+        self.forgetful.draw(rng);
     }
 }
 
@@ -312,7 +312,7 @@ impl LinkSpec {
         self.ends == [a.as_str(), b] || self.ends == [b.as_str(), a]
     }
 
-    fn draw(&mut self, chance: &mut Chance) {
+    fn draw(&mut self, rng: &mut Chance) {
         for number in [
             &mut self.rate,
             &mut self.delay,
@@ -325,28 +325,28 @@ impl LinkSpec {
             &mut self.mtu,
             &mut self.queue,
         ] {
-            number.draw(chance);
+            number.draw(rng);
         }
         if let Some(ecn) = &mut self.ecn {
             for number in [&mut ecn.min, &mut ecn.max, &mut ecn.share] {
-                number.draw(chance);
+                number.draw(rng);
             }
         }
     }
 }
 
 impl FaultSpec {
-    fn draw(&mut self, chance: &mut Chance) {
-        self.at.draw(chance);
+    fn draw(&mut self, rng: &mut Chance) {
+        self.at.draw(rng);
         if let Some(lasts) = &mut self.lasts {
-            lasts.draw(chance);
+            lasts.draw(rng);
         }
         match &mut self.kind {
             FaultKind::ClockStep(_, number)
             | FaultKind::Rehash(_, number)
             | FaultKind::ClockDrift(_, number)
             | FaultKind::Mtu(_, number)
-            | FaultKind::Stranger(_, number) => number.draw(chance),
+            | FaultKind::Stranger(_, number) => number.draw(rng),
             FaultKind::Crash(_)
             | FaultKind::Pause(_)
             | FaultKind::Partition(_)

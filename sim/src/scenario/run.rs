@@ -1,6 +1,6 @@
 //! Runs of scenarios: from a scenario to a world and its outcome.
 
-use super::parts::{add_strangers, add_switch, link_of, nic_of};
+use super::parts::{add_outsiders, add_switch, link_of, nic_of};
 use super::work::{self, Workload};
 use super::{Scenario, SwitchKind, faults};
 use crate::controlled::Controlled;
@@ -13,9 +13,9 @@ use switch::Nanos;
 use switch::forward::Forward;
 
 /// Number of events between two checks of whether the run is over
-const GLANCE: u32 = 256;
+const EVENTS_PER_CHECK: u32 = 256;
 /// Time that the run continues after everything is done, for late duplicates and timers
-const AFTERWARDS: Nanos = Nanos::from_secs(5);
+const DRAIN: Nanos = Nanos::from_secs(5);
 
 /// Results of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,7 +145,7 @@ impl Run {
             .map(|link| world.connect(node(&link.ends[0]), node(&link.ends[1]), link_of(link)))
             .collect();
         for (number, (spec, (switch, _))) in scenario.switches.iter().zip(&switches).enumerate() {
-            add_strangers(&mut world, scenario, (spec, number, *switch), seed);
+            add_outsiders(&mut world, scenario, (spec, number, *switch), seed);
         }
         for fault in &scenario.faults {
             let at = Nanos(fault.at.value().max(0) as u64);
@@ -156,9 +156,9 @@ impl Run {
                     world.schedule(end, last);
                 }
             }
-            for (after, says) in faults::announcements(&fault.kind, scenario, node) {
+            for (after, announcement) in faults::announcements(&fault.kind, scenario, node) {
                 for at in [Some(at), end].into_iter().flatten() {
-                    world.schedule(at + after, says.clone());
+                    world.schedule(at + after, announcement.clone());
                 }
             }
         }
@@ -168,7 +168,7 @@ impl Run {
     /// Runs until the workload is done and the network idle. Returns a violation, if any.
     fn until_done(&mut self, limit: Nanos) -> Option<String> {
         while !self.work.is_done() {
-            for _ in 0..GLANCE {
+            for _ in 0..EVENTS_PER_CHECK {
                 if !self.world.step(limit) {
                     break;
                 }
@@ -176,7 +176,7 @@ impl Run {
                     return None;
                 }
             }
-            self.work.spread(&mut self.world);
+            self.work.notify_broken(&mut self.world);
             if self.work.is_done() {
                 break;
             }
@@ -187,7 +187,7 @@ impl Run {
                 return Some(format!("not done after {} ms", limit.0 / 1_000_000));
             }
         }
-        let until = self.world.now() + AFTERWARDS;
+        let until = self.world.now() + DRAIN;
         while self.world.step(until) && !self.work.is_wrong(&self.world) {}
         self.check_links()
     }

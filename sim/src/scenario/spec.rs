@@ -162,13 +162,13 @@ pub struct GroupsSpec {
 }
 
 impl Work {
-    pub(super) fn draw(&mut self, chance: &mut Chance) {
+    pub(super) fn draw(&mut self, rng: &mut Chance) {
         let numbers = match self {
             Self::Verbs(verbs) => verbs.numbers(),
             Self::Groups(groups) => groups.numbers(),
         };
         for number in numbers {
-            number.draw(chance);
+            number.draw(rng);
         }
     }
 

@@ -74,15 +74,15 @@ pub struct VerbsApp {
     atomics: Vec<Vec<Atomic>>,
     /// Receive requests to be posted again: due time and serial number, then the end and the slot
     reposts: BTreeMap<(Nanos, u64), (usize, u32)>,
-    reposted: u64,
-    chance: Chance,
+    repost_count: u64,
+    rng: Chance,
     wrong: Option<String>,
-    unposted: VecDeque<usize>,
+    ready_ends: VecDeque<usize>,
     /// When access rights are to be revoked
     revoke_at: Option<Nanos>,
     revoked: Option<Revoked>,
     /// Number of the connection whose rights were revoked
-    refused: Option<u64>,
+    revoked_connection: Option<u64>,
 }
 
 /// Memory to which the other end's access was revoked.
@@ -90,9 +90,9 @@ pub struct VerbsApp {
 struct Revoked {
     target: Buffer,
     /// Contents at that time
-    held: Vec<u8>,
+    contents: Vec<u8>,
     /// Memory registered at the same address afterwards, whose key no other host has
-    successor: Option<Buffer>,
+    replacement: Option<Buffer>,
 }
 
 impl VerbsApp {
@@ -116,13 +116,13 @@ impl VerbsApp {
             by_qpn: BTreeMap::new(),
             atomics: Vec::new(),
             reposts: BTreeMap::new(),
-            reposted: 0,
-            chance: Chance::stream(seed, 0x7265_7600 + host as u64),
+            repost_count: 0,
+            rng: Chance::stream(seed, 0x7265_7600 + host as u64),
             wrong: None,
-            unposted: VecDeque::new(),
+            ready_ends: VecDeque::new(),
             revoke_at: None,
             revoked: None,
-            refused: None,
+            revoked_connection: None,
         }
     }
 
@@ -243,7 +243,7 @@ impl VerbsApp {
                     self.repost(nic, end, slot);
                 }
             }
-            self.unposted.push_back(end);
+            self.ready_ends.push_back(end);
         }
         for (end, receives) in self.unreliable.values() {
             for slot in 0..receives.count {
@@ -252,7 +252,7 @@ impl VerbsApp {
             }
         }
         if self.verbs.revoke_us > 0 {
-            self.revoke_at = Some(now + Nanos(self.chance.below(u64::from(self.verbs.revoke_us) * 1000)));
+            self.revoke_at = Some(now + Nanos(self.rng.below(u64::from(self.verbs.revoke_us) * 1000)));
         }
         self.run(nic, now);
     }
@@ -261,30 +261,30 @@ impl VerbsApp {
     /// one at the same address, or removes all remote access from the queue pair.
     fn revoke(&mut self, nic: &mut Rnic) {
         let (Some(resources), false) = (&self.resources, self.ends.is_empty()) else { return };
-        let end = &self.ends[self.chance.below(self.ends.len() as u64) as usize];
+        let end = &self.ends[self.rng.below(self.ends.len() as u64) as usize];
         let (target, mr) = (end.target(), end.target_mr());
-        let held = nic.bytes(target).to_vec();
-        let successor = if self.chance.below(2) == 0 {
+        let contents = nic.bytes(target).to_vec();
+        let replacement = if self.rng.below(2) == 0 {
             nic.deregister(mr).expect("the region is registered");
-            Some(memory(nic, resources.pd, vec![0; held.len()], TARGET_VA).0)
+            Some(memory(nic, resources.pd, vec![0; contents.len()], TARGET_VA).0)
         } else {
             // Fails if the queue pair is in the error state, which grants no access either.
             _ = nic.modify_qp(end.qpn, Modify::Access(Access::LOCAL_READ));
             None
         };
-        self.refused = Some(end.connection);
-        self.revoked = Some(Revoked { target, held, successor });
+        self.revoked_connection = Some(end.connection);
+        self.revoked = Some(Revoked { target, contents, replacement });
     }
 
     /// Reports a change of memory after the access to it was revoked.
     pub(super) fn check_revoked(&self, nic: &Rnic) -> Option<String> {
         let revoked = self.revoked.as_ref()?;
         let untouched =
-            revoked.successor.is_none_or(|buffer| nic.bytes(buffer).iter().all(|byte| *byte == 0));
+            revoked.replacement.is_none_or(|buffer| nic.bytes(buffer).iter().all(|byte| *byte == 0));
         if !untouched {
             return Some("memory that replaced a deregistered region was written to".to_owned());
         }
-        (nic.bytes(revoked.target) != revoked.held)
+        (nic.bytes(revoked.target) != revoked.contents)
             .then(|| "memory was written to after the right to it was taken away".to_owned())
     }
 
@@ -292,7 +292,8 @@ impl VerbsApp {
     pub(super) fn check_failures(&self, apps: &[&Host<Self>]) -> Option<String> {
         let limited = self.verbs.retry_count != ReadyToSend::NO_LIMIT;
         let is_explained = |end: &End| {
-            let refused = [self, &apps[end.peer_host].app].map(|app| app.refused == Some(end.connection));
+            let refused =
+                [self, &apps[end.peer_host].app].map(|app| app.revoked_connection == Some(end.connection));
             end.failed.is_none_or(|status| explains(status, limited, refused))
         };
         let end = self.ends.iter().find(|end| !is_explained(end))?;
@@ -387,15 +388,15 @@ impl VerbsApp {
         // A failed queue pair would flush its own receive requests at once.
         let is_shared = self.receives.get(number).is_some_and(Option::is_none);
         if is_receive && (is_shared || completion.status == Status::Success) {
-            let after = Nanos(self.chance.below(u64::from(self.verbs.repost_us) * 1000 + 1));
+            let after = Nanos(self.rng.below(u64::from(self.verbs.repost_us) * 1000 + 1));
             if after == Nanos::ZERO {
                 self.repost(nic, number, completion.id as u32);
             } else {
-                self.reposted += 1;
-                self.reposts.insert((now + after, self.reposted), (number, completion.id as u32));
+                self.repost_count += 1;
+                self.reposts.insert((now + after, self.repost_count), (number, completion.id as u32));
             }
         }
-        self.unposted.push_back(number);
+        self.ready_ends.push_back(number);
     }
 }
 
@@ -436,7 +437,7 @@ impl App for VerbsApp {
         self.resources = None;
         (self.revoke_at, self.revoked) = (None, None);
         self.reposts.clear();
-        self.unposted.extend(0..self.ends.len());
+        self.ready_ends.extend(0..self.ends.len());
     }
 
     fn crash(&mut self, _nic: &Rnic) {
@@ -468,7 +469,7 @@ impl App for VerbsApp {
         }
         while nic.poll_event().is_some() {}
         self.run_unreliable(nic);
-        while let Some(number) = self.unposted.pop_front() {
+        while let Some(number) = self.ready_ends.pop_front() {
             let end = &mut self.ends[number];
             let mut context = Context {
                 nic,
@@ -479,7 +480,7 @@ impl App for VerbsApp {
             };
             let result = end.post(&mut context);
             if end.is_done() && !end.counted {
-                end.finish_all();
+                end.mark_finished();
                 self.shared.done.fetch_add(1, Relaxed);
             }
             if let Err(wrong) = result {
@@ -505,10 +506,10 @@ impl End {
 
 impl Host<VerbsApp> {
     /// Finishes the ends of connections whose other end has failed.
-    pub fn notice_broken(&mut self, now: Nanos) {
+    pub fn notify_broken(&mut self, now: Nanos) {
         for (number, end) in self.app.ends.iter().enumerate() {
             if end.is_broken() && !end.counted {
-                self.app.unposted.push_back(number);
+                self.app.ready_ends.push_back(number);
             }
         }
         self.app.run(&mut self.nic, now);

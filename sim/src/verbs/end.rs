@@ -92,7 +92,7 @@ pub(super) struct End {
     slot_size: u32,
     depth: usize,
     /// Latest known value of each word
-    seen: Vec<u64>,
+    latest: Vec<u64>,
     /// Set when either end has failed; from then on this end expects nothing particular
     broken: Arc<AtomicBool>,
     finished: Arc<AtomicBool>,
@@ -138,7 +138,7 @@ impl End {
             free_slots: (0..verbs.depth).rev().collect(),
             slot_size: verbs.max_size.max(8),
             depth: verbs.depth as usize,
-            seen: vec![0; verbs.words as usize],
+            latest: vec![0; verbs.words as usize],
             broken: connection.broken,
             finished: connection.finished,
             reads_until: connection.reads_until,
@@ -166,24 +166,24 @@ impl End {
     /// failed.
     pub(super) fn is_done(&self) -> bool {
         let is_idle = self.next.is_none() && self.pending.is_empty() && self.expected.is_none();
-        self.is_broken() || (is_idle && !self.reads_on())
+        self.is_broken() || (is_idle && !self.reads_in_background())
     }
 
     /// Marks this end as counted and finished; the other end sees that and stops its background READs.
-    pub(super) fn finish_all(&mut self) {
+    pub(super) fn mark_finished(&mut self) {
         self.counted = true;
         self.finished.store(true, Relaxed);
     }
 
     /// Returns whether this end reads in the background.
-    fn reads_on(&self) -> bool {
+    fn reads_in_background(&self) -> bool {
         self.reads_until.as_ref().is_some_and(|finished| !finished.load(Relaxed))
     }
 
     /// Posts requests up to the depth.
     pub(super) fn post(&mut self, context: &mut Context<'_>) -> Result<(), String> {
         while self.pending.len() < self.depth && !self.is_broken() {
-            let background = self.reads_on().then(|| Op::read_all(self.max_size));
+            let background = self.reads_in_background().then(|| Op::read_all(self.max_size));
             let (Some(op), Some(peer)) = (self.next.or(background), self.peer) else { return Ok(()) };
             match self.post_one(op, peer, context) {
                 Ok(()) => self.next = self.own.next(),
@@ -199,7 +199,7 @@ impl End {
         let data = &context.pattern[op.source as usize..][..op.len as usize];
         let remote = Remote { va: TARGET_VA + u64::from(op.at), rkey: peer.target.0 };
         let word = Remote { va: WORDS_VA + u64::from(op.word) * 8, rkey: peer.words.0 };
-        let compare = if op.hopeful { self.seen[op.word as usize] } else { op.add };
+        let compare = if op.expects_latest { self.latest[op.word as usize] } else { op.add };
         let swap = compare.wrapping_add(op.add);
         let operation = match op.verb {
             Verb::Write => Operation::Write(remote),
@@ -314,7 +314,7 @@ impl End {
             let value = fetched.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
             let record = &mut context.atomics[atomic].op;
             record.done = Some(Done { at: context.shared.tick(), fetched: value });
-            self.seen[op.word as usize] = record.after(value);
+            self.latest[op.word as usize] = record.after(value);
         } else if fetched != pending.expected {
             let at = fetched.iter().zip(&pending.expected).position(|(is, was)| is != was);
             return Err(format!("{op:?} returned other data than memory held, from byte {at:?} on"));

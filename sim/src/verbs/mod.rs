@@ -171,10 +171,10 @@ impl Shared {
 
 /// Returns the contents of the memory that messages are sent from; the same at every host.
 fn pattern(seed: u64, len: usize) -> Arc<[u8]> {
-    let mut chance = Chance::stream(seed, 0x7061_7474);
+    let mut rng = Chance::stream(seed, 0x7061_7474);
     let mut bytes = Vec::with_capacity(len + 8);
     while bytes.len() < len {
-        bytes.extend(chance.bits().to_le_bytes());
+        bytes.extend(rng.bits().to_le_bytes());
     }
     bytes.truncate(len);
     bytes.into()
@@ -183,7 +183,7 @@ fn pattern(seed: u64, len: usize) -> Arc<[u8]> {
 /// Creates the applications of a workload, one per host. `may_fail` allows operations to fail.
 pub fn apps(verbs: &Verbs, seed: u64, hosts: usize, may_fail: bool) -> (Vec<VerbsApp>, Arc<Shared>) {
     let shared = Arc::new(Shared::default());
-    let pattern = pattern(seed, verbs.max_size as usize + stream::SPREAD as usize);
+    let pattern = pattern(seed, verbs.max_size as usize + stream::SOURCE_OFFSETS as usize);
     let apps =
         (0..hosts).map(|host| VerbsApp::new(verbs, seed, host, pattern.clone(), shared.clone(), may_fail));
     (apps.collect(), shared)
@@ -191,14 +191,14 @@ pub fn apps(verbs: &Verbs, seed: u64, hosts: usize, may_fail: bool) -> (Vec<Verb
 
 /// Connects every two hosts with given queue pair numbers and PSNs, without the communication manager.
 pub fn connect(world: &mut World, hosts: &[(NodeId, IpAddr)], verbs: &Verbs, seed: u64) {
-    let mut chance = Chance::stream(seed, 0x636f_6e6e);
+    let mut rng = Chance::stream(seed, 0x636f_6e6e);
     let mut number = 0;
     for (transport, count) in [(Transport::Rc, verbs.connections), (Transport::Uc, verbs.unreliable)] {
         for first in 0..hosts.len() {
             for second in first + 1..hosts.len() {
                 for _ in 0..count {
                     let pair = Pair { transport, hosts: [first, second], number };
-                    connect_two(world, hosts, &pair, verbs, seed, &mut chance);
+                    connect_two(world, hosts, &pair, verbs, seed, &mut rng);
                     number += 1;
                 }
             }
@@ -214,11 +214,11 @@ struct Pair {
 }
 
 /// Draws an initial PSN: in half of the cases just below 2^24, so that it wraps around soon.
-fn first_psn(chance: &mut Chance) -> Psn {
-    if chance.below(2) == 0 {
-        Psn::new((0u32).wrapping_sub(chance.between(1, 64) as u32))
+fn first_psn(rng: &mut Chance) -> Psn {
+    if rng.below(2) == 0 {
+        Psn::new((0u32).wrapping_sub(rng.between(1, 64) as u32))
     } else {
-        Psn::new(chance.bits() as u32)
+        Psn::new(rng.bits() as u32)
     }
 }
 
@@ -228,9 +228,9 @@ fn connect_two(
     &Pair { transport, hosts: pair, number }: &Pair,
     verbs: &Verbs,
     seed: u64,
-    chance: &mut Chance,
+    rng: &mut Chance,
 ) {
-    let psns = [first_psn(chance), first_psn(chance)];
+    let psns = [first_psn(rng), first_psn(rng)];
     let broken = Arc::new(AtomicBool::new(false));
     let finished = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
     let made: [(Qpn, PeerMemory); 2] = [0, 1].map(|side| {
@@ -289,17 +289,17 @@ pub fn check(world: &World, hosts: &[(NodeId, IpAddr)]) -> Option<String> {
     }
     for (number, host) in apps.iter().enumerate() {
         // The memory of a host that restarted is lost. Results of atomics on it remain.
-        let remembers = host.lives == 1;
+        let kept_memory = host.starts == 1;
         if let Some(wrong) = host.app.check_failures(&apps) {
             return Some(wrong);
         }
-        if remembers && let Some(wrong) = check_host(&apps, number) {
+        if kept_memory && let Some(wrong) = check_host(&apps, number) {
             return Some(wrong);
         }
         for word in 0..host.app.words() {
             let atomics = apps.iter().flat_map(|other| other.app.atomics_of(number));
             let ops: Vec<_> = atomics.filter(|atomic| atomic.word == word).map(|atomic| atomic.op).collect();
-            let last = remembers.then(|| host.app.word(&host.nic, word));
+            let last = kept_memory.then(|| host.app.word(&host.nic, word));
             if let Err(wrong) = linear::check(&ops, 0, last, Rules::default()) {
                 return Some(format!("word {word} of host {number}: {wrong}"));
             }
@@ -314,7 +314,7 @@ fn check_host(apps: &[&Host<VerbsApp>], number: usize) -> Option<String> {
     let wrong = host.app.check_left_over(&host.nic).or(host.app.check_revoked(&host.nic));
     let wrong_memory = |end: &end::End| {
         let other = apps[end.peer_host];
-        let intact = !end.is_broken() && other.lives == 1;
+        let intact = !end.is_broken() && other.starts == 1;
         intact.then(|| end.check_memory(&other.nic, &other.app, number)).flatten()
     };
     wrong.or_else(|| host.app.ends().iter().find_map(wrong_memory))

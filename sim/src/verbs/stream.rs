@@ -5,9 +5,9 @@ use std::collections::VecDeque;
 use switch::Chance;
 
 /// Number of offsets in the pattern at which a message may begin
-pub(super) const SPREAD: u32 = 4096;
+pub(super) const SOURCE_OFFSETS: u32 = 4096;
 /// Number of offsets in the target that are used repeatedly, so that READs and WRITEs overlap
-const PLACES: u64 = 4;
+const TARGET_OFFSETS: u64 = 4;
 
 /// An operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(super) struct Op {
     pub(super) word: u32,
     pub(super) add: u64,
     /// For compare and swap: whether it expects the latest known value
-    pub(super) hopeful: bool,
+    pub(super) expects_latest: bool,
 }
 
 impl Op {
@@ -47,7 +47,7 @@ impl Op {
             fence: false,
             word: 0,
             add: 0,
-            hopeful: false,
+            expects_latest: false,
         }
     }
 }
@@ -55,8 +55,8 @@ impl Op {
 /// Sequence of the operations of an end.
 #[derive(Clone, Debug)]
 pub(super) struct Stream {
-    chance: Chance,
-    left: u32,
+    rng: Chance,
+    remaining: u32,
     index: u32,
     depth: u32,
     max_size: u32,
@@ -71,8 +71,8 @@ pub(super) struct Stream {
 impl Stream {
     pub(super) fn new(verbs: &Verbs, seed: u64) -> Self {
         Self {
-            chance: Chance::new(seed),
-            left: verbs.operations,
+            rng: Chance::new(seed),
+            remaining: verbs.operations,
             index: 0,
             depth: verbs.depth.max(1),
             max_size: verbs.max_size,
@@ -85,7 +85,7 @@ impl Stream {
 
     fn verb(&mut self) -> Verb {
         let total: u64 = self.mix.iter().map(|share| u64::from(*share)).sum();
-        let mut at = self.chance.below(total.max(1));
+        let mut at = self.rng.below(total.max(1));
         for (verb, share) in Verb::ALL.into_iter().zip(self.mix) {
             match at.checked_sub(share.into()) {
                 Some(rest) => at = rest,
@@ -98,8 +98,8 @@ impl Stream {
     /// Draws a length from 0 to the longest, with each power of two equally likely.
     fn len(&mut self) -> u32 {
         let bits = u64::from(32 - self.max_size.leading_zeros());
-        let bits = self.chance.below(bits + 1) as u32;
-        (self.chance.bits() as u32 & ((1u64 << bits) - 1) as u32).min(self.max_size)
+        let bits = self.rng.below(bits + 1) as u32;
+        (self.rng.bits() as u32 & ((1u64 << bits) - 1) as u32).min(self.max_size)
     }
 }
 
@@ -107,28 +107,28 @@ impl Iterator for Stream {
     type Item = Op;
 
     fn next(&mut self) -> Option<Op> {
-        self.left = self.left.checked_sub(1)?;
+        self.remaining = self.remaining.checked_sub(1)?;
         let verb = self.verb();
-        let (len, chance) = (self.len(), &mut self.chance);
-        let step = self.max_size / PLACES as u32;
-        let at = (chance.below(PLACES) as u32 * step).min(self.max_size - len);
-        let again = chance.below(3) == 0;
+        let (len, rng) = (self.len(), &mut self.rng);
+        let step = self.max_size / TARGET_OFFSETS as u32;
+        let at = (rng.below(TARGET_OFFSETS) as u32 * step).min(self.max_size - len);
+        let again = rng.below(3) == 0;
         let (at, len) = if again { self.last } else { (at, len) };
-        let bits = chance.bits();
-        let signaled = bits & 3 != 0 || self.index % self.depth == self.depth - 1 || self.left == 0;
+        let bits = rng.bits();
+        let signaled = bits & 3 != 0 || self.index % self.depth == self.depth - 1 || self.remaining == 0;
         let mut op = Op {
             verb,
             len,
-            source: chance.below(SPREAD.into()) as u32,
+            source: rng.below(SOURCE_OFFSETS.into()) as u32,
             at,
-            immediate: chance.bits() as u32,
+            immediate: rng.bits() as u32,
             inline: bits & 4 != 0,
             signaled,
             solicited: bits & 8 != 0,
             fence: bits & 0xf0 == 0,
-            word: chance.below(self.words.into()) as u32,
-            add: chance.between(1, 1 << 40),
-            hopeful: bits & 0x300 != 0,
+            word: rng.below(self.words.into()) as u32,
+            add: rng.between(1, 1 << 40),
+            expects_latest: bits & 0x300 != 0,
         };
         let is_write = matches!(verb, Verb::Write | Verb::WriteImm);
         if is_write || verb == Verb::Read {
@@ -136,8 +136,8 @@ impl Iterator for Stream {
         }
         // A WRITE to memory that an outstanding READ reads is fenced: the order of the two is undefined
         // otherwise (IB 10.8.3.3).
-        let meets = |&(from, size): &(u32, u32)| from < at + len && at < from + size;
-        op.fence |= is_write && self.reads.iter().flatten().any(meets);
+        let overlaps = |&(from, size): &(u32, u32)| from < at + len && at < from + size;
+        op.fence |= is_write && self.reads.iter().flatten().any(overlaps);
         self.reads.push_back((verb == Verb::Read).then_some((at, len)));
         if self.reads.len() > self.depth as usize {
             self.reads.pop_front();

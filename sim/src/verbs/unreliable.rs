@@ -110,22 +110,22 @@ impl Unreliable {
             self.has_failed = true;
             return Ok(());
         }
-        let Some(ahead) = completion.immediate.unwrap_or(u32::MAX).checked_sub(self.next) else {
+        let Some(missing) = completion.immediate.unwrap_or(u32::MAX).checked_sub(self.next) else {
             return Err(format!("{completion:?} arrived twice, or after a later message"));
         };
         // The messages in between were lost.
-        let Some(op) = self.incoming.nth(ahead as usize) else {
+        let Some(op) = self.incoming.nth(missing as usize) else {
             return Err(format!("{completion:?}: the other end sent no such message"));
         };
-        self.next += ahead + 1;
+        self.next += missing + 1;
         let is_write = op.verb == Verb::WriteImm;
         let of = if is_write { Completed::RecvWriteImm } else { Completed::Recv };
         let is = (completion.status, completion.of, completion.len, completion.solicited);
         if op.verb == Verb::Write || is != (Status::Success, of, op.len, op.solicited) {
             return Err(format!("{completion:?} does not match the message {op:?}"));
         }
-        let there = if is_write { &nic.bytes(self.target)[op.at as usize..] } else { bytes };
-        if there[..op.len as usize] != *bytes_of(&op, pattern) {
+        let received = if is_write { &nic.bytes(self.target)[op.at as usize..] } else { bytes };
+        if received[..op.len as usize] != *bytes_of(&op, pattern) {
             return Err(format!("{op:?} delivered other data than was sent"));
         }
         Ok(())

@@ -29,8 +29,8 @@ impl Memory {
 
     /// Parses the beginning of a reply's private data.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let at = |place: usize| {
-            let bytes = bytes.get(place * 12..place * 12 + 12)?;
+        let at = |index: usize| {
+            let bytes = bytes.get(index * 12..index * 12 + 12)?;
             let (va, rkey) = (*bytes.first_chunk()?, *bytes.last_chunk()?);
             Some(Remote { va: u64::from_be_bytes(va), rkey: u32::from_be_bytes(rkey) })
         };
@@ -51,8 +51,8 @@ pub(super) enum Kind {
 }
 
 /// Returns how the n-th message of a connection is sent.
-pub(super) const fn kind(line: u32, number: u64) -> Kind {
-    match mix((line as u64) << 32 | number) >> 32 & 3 {
+pub(super) const fn kind(conn_id: u32, number: u64) -> Kind {
+    match mix((conn_id as u64) << 32 | number) >> 32 & 3 {
         0 => Kind::SendImm,
         1 => Kind::WriteImm,
         _ => Kind::Send,
@@ -60,8 +60,8 @@ pub(super) const fn kind(line: u32, number: u64) -> Kind {
 }
 
 /// Returns the contents of the n-th message of a connection.
-pub(super) fn message(line: u32, number: u64, max_size: u32) -> Vec<u8> {
-    let name = mix(mix(u64::from(line) << 32 | number) | 1);
+pub(super) fn message(conn_id: u32, number: u64, max_size: u32) -> Vec<u8> {
+    let name = mix(mix(u64::from(conn_id) << 32 | number) | 1);
     // All powers of two are equally likely.
     let bits = name % u64::from(33 - max_size.leading_zeros());
     let len = (name >> 8) & ((1 << bits) - 1);
@@ -87,7 +87,7 @@ pub(super) fn queue_pair(nic: &mut Rnic, pd: Pd, cq: Cq, max_send: u32, max_recv
 
 /// Parameters of one end of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Joined {
+pub(super) struct Endpoint {
     pub(super) address: IpAddr,
     pub(super) qpn: Qpn,
     /// Initial PSN of its requests
@@ -95,7 +95,7 @@ pub(super) struct Joined {
 }
 
 /// Connects a queue pair to the other end's.
-pub(super) fn join(nic: &mut Rnic, own: Joined, other: Joined, config: &Config) {
+pub(super) fn connect_qp(nic: &mut Rnic, own: Endpoint, other: Endpoint, config: &Config) {
     let receive = ReadyToReceive {
         path: Path::new(own.address, other.address),
         dest_qp: other.qpn,

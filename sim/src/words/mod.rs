@@ -21,11 +21,11 @@ mod client;
 mod cluster;
 mod connect;
 mod end;
+mod history;
 pub mod linear;
 mod plan;
 mod section;
 mod server;
-mod truth;
 
 pub use client::ClientApp;
 pub use cluster::{Cluster, Sides, Totals, Wiring};
@@ -222,7 +222,7 @@ impl Lane {
     }
 
     /// Returns the treatment that a REQ with this private data requests; None if the REQ is not a switch's.
-    fn asked_by(private_data: &[u8]) -> Option<Self> {
+    fn requested_by(private_data: &[u8]) -> Option<Self> {
         Self::ALL.into_iter().find(|lane| private_data.starts_with(lane.private_data()))
     }
 }
@@ -249,19 +249,19 @@ impl Config {
     }
 
     /// Returns the shortest time from one failed attempt to connect to the next: all retries, and the pause.
-    fn in_vain(&self) -> Nanos {
+    fn retry_interval(&self) -> Nanos {
         let wait = 4096 << self.timeout;
         Nanos(wait * (u64::from(self.retry_count) + 1) + self.reconnect_after.0)
     }
 
     /// Returns whether the links lose, corrupt or reorder frames, or have short queues; each of these costs
     /// retries.
-    fn harms(&self) -> bool {
-        let harms = |link: &Link| {
+    fn costs_retries(&self) -> bool {
+        let costs_retries = |link: &Link| {
             link.queue < Link::default().queue
                 || [link.loss, link.corrupt, link.reorder].iter().any(|share| !share.is_never())
         };
-        harms(&self.client_link) || harms(&self.server_link)
+        costs_retries(&self.client_link) || costs_retries(&self.server_link)
     }
 
     /// Returns whether the links keep the order of frames and duplicate none.
@@ -288,6 +288,6 @@ fn fill(number: u64, len: usize) -> Vec<u8> {
 }
 
 /// Returns a number for the n-th write of a connection: never 0, and no two are equal.
-fn unique(line: u32, number: u64) -> u64 {
-    (u64::from(line) << 40 | (number + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+fn unique(conn_id: u32, number: u64) -> u64 {
+    (u64::from(conn_id) << 40 | (number + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

@@ -23,7 +23,7 @@ pub(super) trait Workload {
     fn is_wrong(&mut self, world: &World) -> bool;
 
     /// Notifies ends of connections that the other end has failed. Called now and then.
-    fn spread(&mut self, world: &mut World);
+    fn notify_broken(&mut self, world: &mut World);
 
     /// Returns a violation, if any. Called at the end, with all switches.
     fn check(&mut self, world: &World, switches: &[(NodeId, SwitchKind)]) -> Option<String>;

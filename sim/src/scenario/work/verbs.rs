@@ -64,10 +64,10 @@ impl Workload for Work {
         self.shared.is_wrong()
     }
 
-    fn spread(&mut self, world: &mut World) {
+    fn notify_broken(&mut self, world: &mut World) {
         if self.may_fail {
             for (host, _) in &self.hosts {
-                world.with(*host, |host: &mut Host<VerbsApp>, now| host.notice_broken(now));
+                world.with(*host, |host: &mut Host<VerbsApp>, now| host.notify_broken(now));
             }
         }
     }

@@ -14,7 +14,7 @@ pub(super) struct Clusters {
     /// Cluster of each item
     pub(super) of: Vec<u32>,
     /// Number of remaining items
-    left: Vec<u32>,
+    remaining: Vec<u32>,
     /// Earliest completion of the cluster's items: operations posted after it come after the cluster
     pub(super) first_return: Vec<u64>,
     /// Latest posting time of the cluster's items
@@ -52,7 +52,7 @@ impl Clusters {
         let count = items.len() + 1;
         let mut clusters = Self {
             of,
-            left: vec![0; count],
+            remaining: vec![0; count],
             first_return: vec![u64::MAX; count],
             last_invoke: vec![0; count],
             waits: vec![0; count],
@@ -61,14 +61,14 @@ impl Clusters {
         };
         for (number, item) in items.iter().enumerate() {
             let cluster = clusters.of[number] as usize;
-            clusters.left[cluster] += 1;
+            clusters.remaining[cluster] += 1;
             clusters.first_return[cluster] = clusters.first_return[cluster].min(item.returned);
             clusters.last_invoke[cluster] = clusters.last_invoke[cluster].max(item.invoked);
             for after in others(item, &clusters.of, cluster as u32) {
                 clusters.waits[after as usize] += 1;
             }
         }
-        let mut order: Vec<u32> = (0..count as u32).filter(|c| clusters.left[*c as usize] > 0).collect();
+        let mut order: Vec<u32> = (0..count as u32).filter(|c| clusters.remaining[*c as usize] > 0).collect();
         order.sort_by_key(|cluster| clusters.first_return[*cluster as usize]);
         let mut last = count as u32;
         for cluster in order {
@@ -85,8 +85,8 @@ impl Clusters {
         for other in others(item, &self.of, cluster) {
             self.waits[other as usize] -= 1;
         }
-        self.left[cluster as usize] -= 1;
-        if self.left[cluster as usize] == 0 {
+        self.remaining[cluster as usize] -= 1;
+        if self.remaining[cluster as usize] == 0 {
             let (prev, next) = (self.prev[cluster as usize], self.next[cluster as usize]);
             (self.next[prev as usize], self.prev[next as usize]) = (next, prev);
         }
@@ -95,18 +95,18 @@ impl Clusters {
     /// Restores the item that was removed last.
     pub(super) fn put_back(&mut self, number: u32, item: &Item) {
         let cluster = self.of[number as usize];
-        if self.left[cluster as usize] == 0 {
+        if self.remaining[cluster as usize] == 0 {
             let (prev, next) = (self.prev[cluster as usize], self.next[cluster as usize]);
             (self.next[prev as usize], self.prev[next as usize]) = (cluster, cluster);
         }
-        self.left[cluster as usize] += 1;
+        self.remaining[cluster as usize] += 1;
         for other in others(item, &self.of, cluster) {
             self.waits[other as usize] += 1;
         }
     }
 
     /// Returns whether no other cluster has to precede this one.
-    pub(super) fn may_come(&self, cluster: u32) -> bool {
+    pub(super) fn may_come_next(&self, cluster: u32) -> bool {
         let head = self.next.len() as u32 - 1;
         let mut earliest = self.next[head as usize];
         if earliest == cluster {

@@ -30,7 +30,7 @@ pub(super) struct Item {
     /// Latest moment at which it may take effect; `u64::MAX` if there is none
     pub(super) returned: u64,
     /// Whether it has to be in the order
-    pub(super) must: bool,
+    pub(super) required: bool,
     pub(super) effect: Effect,
     /// Items that have to follow it, because its connection posted them later
     pub(super) after: Vec<u32>,
@@ -94,8 +94,8 @@ pub(super) fn prepare(ops: &[Op], last: Option<u64>, rules: Rules) -> Vec<Item> 
     order.sort_by_key(|op| ops[*op].invoked);
     let mut items: Vec<Item> = Vec::with_capacity(order.len() + 1);
     let mut connections: BTreeMap<u32, Posted> = BTreeMap::new();
-    for place in order {
-        let (op, number) = (&ops[place], items.len() as u32);
+    for op_index in order {
+        let (op, number) = (&ops[op_index], items.len() as u32);
         let posted = connections.entry(op.connection).or_default();
         let is_read = op.action == Action::Read;
         if op.done.is_none() && !changes(op) {
@@ -126,10 +126,10 @@ pub(super) fn prepare(ops: &[Op], last: Option<u64>, rules: Rules) -> Vec<Item> 
             }
         }
         items.push(Item {
-            op: Some(place),
+            op: Some(op_index),
             invoked: op.invoked,
             returned: op.done.map_or(op.until, |done| done.at),
-            must: op.done.is_some(),
+            required: op.done.is_some(),
             effect: effect(op),
             after: Vec::new(),
         });
@@ -138,7 +138,7 @@ pub(super) fn prepare(ops: &[Op], last: Option<u64>, rules: Rules) -> Vec<Item> 
         op: None,
         invoked: u64::MAX - 1,
         returned: u64::MAX - 1,
-        must: true,
+        required: true,
         effect: Effect::Read(last),
         after: Vec::new(),
     }));

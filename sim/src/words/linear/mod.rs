@@ -107,29 +107,29 @@ pub fn check(ops: &[Op], first: u64, last: impl Into<Option<u64>>, rules: Rules)
     let items = items::prepare(ops, last, rules);
     // The results of other operations nearly always reveal which operations with unknown outcomes took
     // effect. An explanation under such an assumption is a valid explanation.
-    let mut likely = None;
+    let mut first_stuck = None;
     for attempt in 0..ATTEMPTS {
         let (resolved, ambiguous) = resolve::resolve(&items, first, attempt);
         let stuck = match Search::new(&resolved, first).run() {
             Found::Order => return Ok(()),
-            Found::None(stuck) if resolved == items => return Err(stuck.tell(ops, &items)),
+            Found::None(stuck) if resolved == items => return Err(stuck.describe(ops, &items)),
             Found::None(stuck) | Found::Undecided(stuck) => stuck,
         };
-        likely.get_or_insert_with(|| stuck.tell(ops, &resolved));
+        first_stuck.get_or_insert_with(|| stuck.describe(ops, &resolved));
         if !ambiguous {
             break;
         }
     }
     match Search::new(&items, first).run() {
         Found::Order => Ok(()),
-        Found::None(stuck) => Err(stuck.tell(ops, &items)),
+        Found::None(stuck) => Err(stuck.describe(ops, &items)),
         // If the ends of connections make the search too long, they are ignored.
         Found::Undecided(_) if ops.iter().any(|op| op.until != u64::MAX) => {
             let ops: Vec<Op> = ops.iter().map(|op| Op { until: u64::MAX, ..*op }).collect();
             check(&ops, first, last, rules)
         }
         Found::Undecided(_) => {
-            Err(format!("the search for an order was given up; {}", likely.unwrap_or_default()))
+            Err(format!("the search for an order was given up; {}", first_stuck.unwrap_or_default()))
         }
     }
 }
@@ -140,27 +140,27 @@ struct Stuck {
     value: u64,
     done: usize,
     /// Latest operations of the partial order
-    behind: Vec<u32>,
+    latest: Vec<u32>,
     /// Operation that has to come next
     next: Option<u32>,
     /// Set if no operation wrote the value that `next` found
-    strange: bool,
+    unwritten: bool,
 }
 
 impl Stuck {
-    fn tell(&self, ops: &[Op], items: &[Item]) -> String {
+    fn describe(&self, ops: &[Op], items: &[Item]) -> String {
         let name = |item: &u32| match (items[*item as usize].op, items[*item as usize].finds()) {
             (Some(op), _) => format!("\n    {}", ops[op]),
             (None, found) => format!("\n    the memory at the end: {:#x}", found.unwrap_or_default()),
         };
         let next: String = self.next.iter().map(name).collect();
-        if self.strange {
+        if self.unwritten {
             return format!("no operation wrote the value that this one found:{next}");
         }
-        let behind: String = self.behind.iter().map(name).collect();
+        let latest: String = self.latest.iter().map(name).collect();
         let (done, all, value) = (self.done, items.len(), self.value);
         format!(
-            "{done} of {all} operations can be explained; the last of them are:{behind}\n  \
+            "{done} of {all} operations can be explained; the last of them are:{latest}\n  \
              the word then holds {value:#x}, which contradicts the next operation:{next}"
         )
     }

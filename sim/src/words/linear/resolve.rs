@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use switch::table::mix;
 
 /// Number of additions in a sum at most, if they are not powers of two
-const SUM: usize = 4;
+const MAX_ADDENDS: usize = 4;
 /// Bits of a sum of powers of two
-const POWERS: u32 = 45;
+const POWER_BITS: u32 = 45;
 /// Number of sums tried at most
-const SUMS: u32 = 20_000;
+const MAX_SUMS: u32 = 20_000;
 
 /// Decides for each operation with an unknown outcome whether it took effect, and what it found. Returns one
 /// possible history, the likely one: a value that was written once identifies its writer. If several
@@ -17,12 +17,12 @@ const SUMS: u32 = 20_000;
 /// was such an ambiguity.
 pub(super) fn resolve(items: &[Item], first: u64, attempt: u64) -> (Vec<Item>, bool) {
     let mut items = items.to_vec();
-    if items.iter().all(|item| item.must) {
+    if items.iter().all(|item| item.required) {
         return (items, false);
     }
     let mut ambiguous = false;
-    while settle(&mut items) || sum_up(&mut items, first, attempt, &mut ambiguous) {}
-    (leave_out(items), ambiguous)
+    while mark_observed(&mut items) || explain_by_additions(&mut items, first, attempt, &mut ambiguous) {}
+    (drop_unobserved(items), ambiguous)
 }
 
 /// Returns how many operations may leave each value.
@@ -36,22 +36,22 @@ fn writers(items: &[Item]) -> BTreeMap<u64, u32> {
 
 /// Returns the values that operations have found.
 fn found(items: &[Item]) -> BTreeSet<u64> {
-    items.iter().filter(|item| item.must).filter_map(Item::finds).collect()
+    items.iter().filter(|item| item.required).filter_map(Item::finds).collect()
 }
 
 /// Marks operations that took effect because their value was found and no other operation leaves it. Returns
 /// whether there was one.
-fn settle(items: &mut [Item]) -> bool {
+fn mark_observed(items: &mut [Item]) -> bool {
     let (writers, found) = (writers(items), found(items));
     let mut any = false;
-    for item in items.iter_mut().filter(|item| !item.must) {
+    for item in items.iter_mut().filter(|item| !item.required) {
         if !item.leaves().is_some_and(|value| found.contains(&value) && writers.get(&value) == Some(&1)) {
             continue;
         }
         if let Effect::MaybeSwap(compare, swap) = item.effect {
             item.effect = Effect::Swap(compare, swap);
         }
-        item.must = true;
+        item.required = true;
         any = true;
     }
     any
@@ -62,14 +62,14 @@ fn forced(items: &[Item]) -> Vec<bool> {
     let mut forced = vec![false; items.len()];
     for number in (0..items.len()).rev() {
         let item = &items[number];
-        forced[number] = item.must || item.after.iter().any(|after| forced[*after as usize]);
+        forced[number] = item.required || item.after.iter().any(|after| forced[*after as usize]);
     }
     forced
 }
 
 /// Explains a value that was found but that no operation leaves as a sum of additions. Returns whether there
 /// was one.
-fn sum_up(items: &mut [Item], first: u64, attempt: u64, ambiguous: &mut bool) -> bool {
+fn explain_by_additions(items: &mut [Item], first: u64, attempt: u64, ambiguous: &mut bool) -> bool {
     let mut left: BTreeSet<u64> = writers(items).into_keys().collect();
     left.insert(first);
     let forced = forced(items);
@@ -82,15 +82,15 @@ fn sum_up(items: &mut [Item], first: u64, attempt: u64, ambiguous: &mut bool) ->
     if adds.is_empty() {
         return false;
     }
-    let strange: Vec<u64> = found(items).into_iter().filter(|value| !left.contains(value)).collect();
+    let unwritten: Vec<u64> = found(items).into_iter().filter(|value| !left.contains(value)).collect();
     // A value that another operation has replaced cannot be added to any more.
-    for item in items.iter().filter(|item| item.must) {
+    for item in items.iter().filter(|item| item.required) {
         if let Effect::Swap(found, _) = item.effect {
             left.remove(&found);
         }
     }
-    let powers = strange.iter().filter_map(|value| {
-        let of_value = items.iter().filter(|item| item.must && item.finds() == Some(*value));
+    let powers = unwritten.iter().filter_map(|value| {
+        let of_value = items.iter().filter(|item| item.required && item.finds() == Some(*value));
         let seen_at = of_value.map(|item| item.returned).min().unwrap_or(u64::MAX);
         let adds: Vec<_> = adds.iter().copied().filter(|add| add.invoked < seen_at).collect();
         let (chosen, choices) = powers(&adds, *value, &left, attempt)?;
@@ -98,8 +98,8 @@ fn sum_up(items: &mut [Item], first: u64, attempt: u64, ambiguous: &mut bool) ->
     });
     // Unambiguous sums first, then the shortest ones: they may produce intermediate values for the others.
     let chosen = powers.min_by_key(|(choices, _, chosen)| (*choices, chosen.len())).or_else(|| {
-        let counts = 1..=SUM.min(adds.len());
-        let mut tries = counts.flat_map(|count| strange.iter().map(move |value| (count, *value)));
+        let counts = 1..=MAX_ADDENDS.min(adds.len());
+        let mut tries = counts.flat_map(|count| unwritten.iter().map(move |value| (count, *value)));
         tries.find_map(|(count, value)| {
             let mut chosen = Vec::new();
             choose(&adds, count, value, &left, &mut chosen, &mut 0).then_some((0, value, chosen))
@@ -114,7 +114,7 @@ fn sum_up(items: &mut [Item], first: u64, attempt: u64, ambiguous: &mut bool) ->
     for addition in chosen.into_iter().rev() {
         let before = value.wrapping_sub(addition.add);
         let item = &mut items[addition.item];
-        (item.effect, item.must) = (Effect::Swap(before, value), true);
+        (item.effect, item.required) = (Effect::Swap(before, value), true);
         value = before;
     }
     true
@@ -138,17 +138,17 @@ fn powers(
     left: &BTreeSet<u64>,
     attempt: u64,
 ) -> Option<(Vec<Addition>, usize)> {
-    let near = left.range(..value).rev().take_while(|from| (value - *from) >> POWERS == 0);
+    let near = left.range(..value).rev().take_while(|from| (value - *from) >> POWER_BITS == 0);
     let sum = near.map(|from| value - from).min_by_key(|sum| sum.count_ones())?;
     let (mut chosen, mut choices) = (Vec::new(), 0);
-    for bit in (0..POWERS).filter(|bit| sum >> bit & 1 == 1) {
+    for bit in (0..POWER_BITS).filter(|bit| sum >> bit & 1 == 1) {
         let of_bit: Vec<&Addition> = adds.iter().filter(|add| add.add == 1 << bit).collect();
         choices += usize::from(of_bit.len() > 1);
         let likely = of_bit.iter().position(|add| add.forced).unwrap_or(0);
-        let chance = mix(mix(value ^ attempt << 8 | u64::from(bit)));
-        let other = attempt > 0 && chance & 1 == 1;
-        let place = if other { (chance >> 8) as usize % of_bit.len().max(1) } else { likely };
-        chosen.push(**of_bit.get(place)?);
+        let draw = mix(mix(value ^ attempt << 8 | u64::from(bit)));
+        let other = attempt > 0 && draw & 1 == 1;
+        let index = if other { (draw >> 8) as usize % of_bit.len().max(1) } else { likely };
+        chosen.push(**of_bit.get(index)?);
     }
     chosen.sort_unstable_by_key(|addition| addition.item);
     Some((chosen, choices))
@@ -169,7 +169,7 @@ fn choose(
     }
     for (at, add) in adds.iter().enumerate() {
         *tried += 1;
-        if *tried > SUMS {
+        if *tried > MAX_SUMS {
             return false;
         }
         chosen.push(*add);
@@ -182,7 +182,7 @@ fn choose(
 }
 
 /// Removes operations whose effects were not observed, unless a later operation of the same connection was.
-fn leave_out(items: Vec<Item>) -> Vec<Item> {
+fn drop_unobserved(items: Vec<Item>) -> Vec<Item> {
     let kept = forced(&items);
     let mut numbers = vec![0; items.len()];
     let mut count = 0;
@@ -192,11 +192,11 @@ fn leave_out(items: Vec<Item>) -> Vec<Item> {
     }
     let mut known: BTreeSet<u64> = items.iter().filter_map(Item::leaves).collect();
     known.extend(found(&items));
-    let mut nothing = 0;
+    let mut counter = 0;
     let mut fresh = || {
         loop {
-            nothing += 1;
-            let value = mix(mix(nothing));
+            counter += 1;
+            let value = mix(mix(counter));
             if known.insert(value) {
                 return value;
             }
@@ -209,7 +209,7 @@ fn leave_out(items: Vec<Item>) -> Vec<Item> {
             .filter(|after| kept[**after as usize])
             .map(|after| numbers[*after as usize])
             .collect(),
-        must: true,
+        required: true,
         effect: match item.effect {
             // No operation has found what it leaves, so any unused value will do.
             Effect::MaybeAdd(_) => Effect::Write(fresh()),

@@ -76,7 +76,7 @@ fn oracle(ops: &[Op], first: u64, last: u64, rules: Rules) -> bool {
 
 /// Generates a linearizable history: operations take effect at a random moment. Either values are few and
 /// repeat, or each is written once (`unique`). Also returns the final value of the word.
-fn history(chance: &mut Chance, count: u64, connections: u64, unique: bool, unknown: u64) -> (Vec<Op>, u64) {
+fn history(rng: &mut Chance, count: u64, connections: u64, unique: bool, unknown: u64) -> (Vec<Op>, u64) {
     let mut open: Vec<(u64, usize)> = Vec::new();
     let mut ops: Vec<Op> = Vec::new();
     let (mut clock, mut value) = (0, 0);
@@ -84,16 +84,16 @@ fn history(chance: &mut Chance, count: u64, connections: u64, unique: bool, unkn
     let mut seen = vec![0];
     while (ops.len() as u64) < count || !open.is_empty() {
         clock += 1;
-        let begin = (ops.len() as u64) < count && (open.is_empty() || chance.below(2) == 0);
+        let begin = (ops.len() as u64) < count && (open.is_empty() || rng.below(2) == 0);
         if begin {
-            let connection = chance.below(connections);
-            let fresh = if unique { 1000 + ops.len() as u64 } else { chance.below(3) };
-            let guess = *chance.pick(&seen);
-            let action = match chance.below(4) {
+            let connection = rng.below(connections);
+            let fresh = if unique { 1000 + ops.len() as u64 } else { rng.below(3) };
+            let guess = *rng.pick(&seen);
+            let action = match rng.below(4) {
                 0 => Action::Read,
                 1 => Action::Write(fresh),
                 2 => Action::CompareSwap { compare: guess, swap: fresh },
-                _ => Action::FetchAdd(if unique { chance.bits() >> 24 } else { chance.below(3) }),
+                _ => Action::FetchAdd(if unique { rng.bits() >> 24 } else { rng.below(3) }),
             };
             open.push((connection, ops.len()));
             ops.push(op(connection as u32, clock, None, action));
@@ -102,11 +102,11 @@ fn history(chance: &mut Chance, count: u64, connections: u64, unique: bool, unkn
         }
         // Of a random connection, either the oldest pending operation takes effect, or the oldest effective
         // one completes.
-        let (connection, _) = *chance.pick(&open);
+        let (connection, _) = *rng.pick(&open);
         let of: Vec<usize> =
             open.iter().filter(|(other, _)| *other == connection).map(|(_, op)| *op).collect();
         let next = of.iter().find(|op| happened[**op].is_none()).copied();
-        let end = happened[of[0]].is_some() && (next.is_none() || chance.below(2) == 0);
+        let end = happened[of[0]].is_some() && (next.is_none() || rng.below(2) == 0);
         if let (false, Some(next)) = (end, next) {
             happened[next] = Some(value);
             value = ops[next].after(value);
@@ -118,12 +118,12 @@ fn history(chance: &mut Chance, count: u64, connections: u64, unique: bool, unkn
     }
     // The outcomes of the last operations of a connection become unknown.
     for connection in 0..connections as u32 {
-        if chance.below(100) < unknown {
+        if rng.below(100) < unknown {
             let of: Vec<usize> = (0..ops.len()).filter(|op| ops[*op].connection == connection).collect();
-            let ends = chance.below(2) == 0;
-            for op in of.iter().rev().take(chance.below(4) as usize) {
+            let ends = rng.below(2) == 0;
+            for op in of.iter().rev().take(rng.below(4) as usize) {
                 let done = ops[*op].done.take().filter(|_| ends);
-                ops[*op].until = done.map_or(u64::MAX, |done| done.at + chance.below(4));
+                ops[*op].until = done.map_or(u64::MAX, |done| done.at + rng.below(4));
             }
         }
     }
@@ -131,17 +131,17 @@ fn history(chance: &mut Chance, count: u64, connections: u64, unique: bool, unkn
 }
 
 /// Makes a random change to a history, which may make it wrong.
-fn spoil(chance: &mut Chance, ops: &mut [Op], last: &mut u64) {
+fn corrupt(rng: &mut Chance, ops: &mut [Op], last: &mut u64) {
     let values: Vec<u64> = ops.iter().filter_map(|op| op.done).map(|done| done.fetched).collect();
-    if values.is_empty() || chance.below(8) == 0 {
-        *last = last.wrapping_add(chance.below(3));
+    if values.is_empty() || rng.below(8) == 0 {
+        *last = last.wrapping_add(rng.below(3));
         return;
     }
-    let value = *chance.pick(&values);
-    let place = chance.below(ops.len() as u64) as usize;
-    let op = &mut ops[place];
-    match (chance.below(3), &mut op.done) {
-        (0, Some(done)) => done.at = done.at.saturating_sub(chance.below(6)).max(op.invoked),
+    let value = *rng.pick(&values);
+    let index = rng.below(ops.len() as u64) as usize;
+    let op = &mut ops[index];
+    match (rng.below(3), &mut op.done) {
+        (0, Some(done)) => done.at = done.at.saturating_sub(rng.below(6)).max(op.invoked),
         (1, done) => *done = None,
         (_, Some(done)) => done.fetched = value,
         _ => {}
@@ -154,21 +154,21 @@ proptest! {
     #[test]
     fn check_agrees_with_the_oracle(
         seed: u64, count in 1u64..8, connections in 1u64..5, unique: bool, fences: bool, reads_in_order: bool,
-        spoilt in 0u64..3, unknown in prop::sample::select(vec![0u64, 0, 50, 100]),
+        corruptions in 0u64..3, unknown in prop::sample::select(vec![0u64, 0, 50, 100]),
     ) {
-        let mut chance = Chance::new(seed);
-        let (mut ops, mut last) = history(&mut chance, count, connections, unique, unknown);
-        for _ in 0..spoilt {
-            spoil(&mut chance, &mut ops, &mut last);
+        let mut rng = Chance::new(seed);
+        let (mut ops, mut last) = history(&mut rng, count, connections, unique, unknown);
+        for _ in 0..corruptions {
+            corrupt(&mut rng, &mut ops, &mut last);
         }
         if fences {
             for op in &mut ops {
-                op.fence = chance.below(3) == 0;
+                op.fence = rng.below(3) == 0;
             }
         }
         let rules = Rules { reads_in_order };
-        let said = check(&ops, 0, last, rules);
-        prop_assert_eq!(said.is_ok(), oracle(&ops, 0, last, rules), "{:#?}, {}: {:?}", ops, last, said);
+        let result = check(&ops, 0, last, rules);
+        prop_assert_eq!(result.is_ok(), oracle(&ops, 0, last, rules), "{:#?}, {}: {:?}", ops, last, result);
     }
 
 }
@@ -181,12 +181,12 @@ proptest! {
         seed: u64, count in 1u64..400, connections in 1u64..40, unique: bool,
         unknown in prop::sample::select(vec![0u64, 0, 20]),
     ) {
-        let mut chance = Chance::new(seed);
+        let mut rng = Chance::new(seed);
         // Few values that repeat, and unknown writers, take exponential time.
         let count = if unique { count } else { count.min(12) };
-        let (ops, last) = history(&mut chance, count, connections, unique, unknown);
-        let said = check(&ops, 0, last, Rules { reads_in_order: true });
-        prop_assert_eq!(said, Ok(()), "{:#?}", ops);
+        let (ops, last) = history(&mut rng, count, connections, unique, unknown);
+        let result = check(&ops, 0, last, Rules { reads_in_order: true });
+        prop_assert_eq!(result, Ok(()), "{:#?}", ops);
     }
 }
 
@@ -310,8 +310,8 @@ fn unknown_operations_may_take_effect_in_any_order_across_connections() {
 #[test]
 fn long_histories_of_one_word_are_checked_quickly() {
     for (seed, unknown) in [(1, 0), (2, 10)] {
-        let mut chance = Chance::new(seed);
-        let (mut ops, last) = history(&mut chance, 10_000, 256, true, unknown);
+        let mut rng = Chance::new(seed);
+        let (mut ops, last) = history(&mut rng, 10_000, 256, true, unknown);
         assert_eq!(check(&ops, 0, last, NO_RULES), Ok(()));
         // One wrong value
         let seen: Vec<usize> =
@@ -325,22 +325,22 @@ fn long_histories_of_one_word_are_checked_quickly() {
 #[test]
 fn long_histories_of_one_lock_are_checked_quickly() {
     // The holder releases the lock while all others try to take it, and everything overlaps.
-    let mut chance = Chance::new(3);
+    let mut rng = Chance::new(3);
     let (mut clock, mut ops, mut holder) = (0, Vec::new(), 0);
     for section in 1..3000 {
         let from = clock;
-        let tries = chance.below(60);
+        let tries = rng.below(60);
         ops.push(swap(
             section as u32 % 64,
-            from + chance.below(50),
-            from + 300 + chance.below(50),
+            from + rng.below(50),
+            from + 300 + rng.below(50),
             0,
             (0, section),
         ));
         holder = section;
         for _ in 0..tries {
-            let other = 64 + chance.below(64);
-            let (at, end) = (from + chance.below(150), from + 350 + chance.below(100));
+            let other = 64 + rng.below(64);
+            let (at, end) = (from + rng.below(150), from + 350 + rng.below(100));
             ops.push(swap(other as u32, at, end, section, (0, 1 << 40 | clock)));
             clock += 1;
         }

@@ -13,14 +13,14 @@ const ADD_BITS: u32 = 40;
 
 /// The record, shared by all hosts.
 #[derive(Clone, Debug)]
-pub(super) struct Shared(Arc<Mutex<Truth>>);
+pub(super) struct Shared(Arc<Mutex<History>>);
 
 impl Shared {
     pub(super) fn new(config: &Config) -> Self {
-        Self(Arc::new(Mutex::new(Truth::new(config))))
+        Self(Arc::new(Mutex::new(History::new(config))))
     }
 
-    pub(super) fn get(&self) -> MutexGuard<'_, Truth> {
+    pub(super) fn get(&self) -> MutexGuard<'_, History> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -38,7 +38,7 @@ pub(super) struct Recorded {
 
 /// What a fault affects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Touched {
+pub(super) enum Affected {
     Client(usize),
     Server(usize),
     All,
@@ -79,17 +79,17 @@ pub(super) struct Counts {
 
 /// Record of all requests and results.
 #[derive(Debug)]
-pub(super) struct Truth {
+pub(super) struct History {
     clock: u64,
     /// Number of unique values handed out
     values: u64,
     /// Memories by number; a server that restarts without its memory gets another number
     memories: Vec<Served>,
-    empty: Served,
+    empty_memory: Served,
     /// Number of each server's present memory
     current: Vec<usize>,
     /// Begin of each fault, and what it affects
-    pub(super) faults: Vec<(Nanos, Touched)>,
+    pub(super) faults: Vec<(Nanos, Affected)>,
     /// Connections whose queue pairs at the servers are gone, with the logical time after which none of their
     /// requests may be executed
     ended: BTreeMap<u32, u64>,
@@ -107,11 +107,11 @@ pub(super) struct Truth {
     /// Connections to be set up again: number of the client, and index of the connection there
     pub(super) broken: Vec<(usize, usize)>,
     /// Whether the run may be over, or something has to be done from outside
-    pub(super) news: bool,
+    pub(super) check_needed: bool,
     pub(super) counts: Counts,
 }
 
-impl Truth {
+impl History {
     fn new(config: &Config) -> Self {
         let table = (config.words + config.pages) as usize;
         let memory = Served {
@@ -125,7 +125,7 @@ impl Truth {
             clock: 0,
             values: 0,
             memories: vec![memory.clone(); config.servers.into()],
-            empty: memory,
+            empty_memory: memory,
             current: (0..config.servers.into()).collect(),
             faults: Vec::new(),
             ended: BTreeMap::new(),
@@ -135,39 +135,39 @@ impl Truth {
             now: Nanos::ZERO,
             wrong: None,
             broken: Vec::new(),
-            news: false,
+            check_needed: false,
             counts: Counts::default(),
         }
     }
 
     fn tick(&mut self) -> u64 {
-        while let Some((_, line)) = self.ending.front().copied().filter(|(at, _)| *at < self.now) {
+        while let Some((_, conn_id)) = self.ending.front().copied().filter(|(at, _)| *at < self.now) {
             self.ending.pop_front();
-            self.ended.entry(line).or_insert(self.clock);
+            self.ended.entry(conn_id).or_insert(self.clock);
         }
         self.clock += 1;
         self.clock
     }
 
     /// Records that the server's queue pair of a connection is gone.
-    pub(super) fn end(&mut self, line: u32) {
-        self.ending.push_back((self.now + self.outlives, line));
+    pub(super) fn end_connection(&mut self, conn_id: u32) {
+        self.ending.push_back((self.now + self.outlives, conn_id));
     }
 
     /// Records that the queue pair is gone, and that no switch holds requests of the connection that could
     /// still be executed.
-    pub(super) fn end_now(&mut self, line: u32) {
+    pub(super) fn end_connection_now(&mut self, conn_id: u32) {
         let now = self.tick();
-        self.ended.entry(line).or_insert(now);
+        self.ended.entry(conn_id).or_insert(now);
     }
 
     pub(super) fn fail(&mut self, wrong: impl FnOnce() -> String) {
-        self.news = true;
+        self.check_needed = true;
         self.wrong.get_or_insert_with(wrong);
     }
 
     /// Returns a value that was never returned before. It is above all possible sums of additions.
-    pub(super) fn fresh(&mut self) -> u64 {
+    pub(super) fn unique_value(&mut self) -> u64 {
         self.values += 1;
         debug_assert!(self.values < 1 << (64 - ADDS), "unique values are used up");
         // The multiplier is odd, so no two products in this range are equal.
@@ -190,14 +190,14 @@ impl Truth {
         &mut self,
         server: usize,
         word: usize,
-        line: u32,
+        conn_id: u32,
         fence: bool,
         action: Action,
     ) -> Recorded {
         let invoked = self.tick();
         self.count_add(server, word, action, |count| *count += 1);
         let history = &mut self.memories[server].words[word];
-        history.push(Op { connection: line, invoked, done: None, until: u64::MAX, fence, action });
+        history.push(Op { connection: conn_id, invoked, done: None, until: u64::MAX, fence, action });
         Recorded { memory: server, word, number: history.len() - 1, at: self.now }
     }
 
@@ -207,17 +207,21 @@ impl Truth {
         let memory = &mut self.memories[recorded.memory];
         let op = &mut memory.words[recorded.word][recorded.number];
         if op.invoked > memory.lost {
-            let line = op.connection;
+            let conn_id = op.connection;
             self.fail(|| {
-                format!("connection {line}: a request completed that was posted after the loss of the memory")
+                format!(
+                    "connection {conn_id}: a request completed that was posted after the loss of the memory"
+                )
             });
             return;
         }
         let late = self.revoked.get(&op.connection).is_some_and(|after| recorded.at > *after);
         if late && op.action != Action::Read {
-            let (line, posted) = (op.connection, recorded.at);
+            let (conn_id, posted) = (op.connection, recorded.at);
             self.fail(|| {
-                format!("connection {line}: a request of {posted:?}, after the end of its rights, completed")
+                format!(
+                    "connection {conn_id}: a request of {posted:?}, after the end of its rights, completed"
+                )
             });
             return;
         }
@@ -264,10 +268,10 @@ impl Truth {
     }
 
     /// Records that a server has lost its memory, and assigns it a new one.
-    pub(super) fn forget(&mut self, server: usize) {
+    pub(super) fn lose_memory(&mut self, server: usize) {
         self.memories[self.current[server]].lost = self.clock;
         self.current[server] = self.memories.len();
-        self.memories.push(self.empty.clone());
+        self.memories.push(self.empty_memory.clone());
     }
 
     /// Returns the number of a server's present memory.
@@ -277,27 +281,27 @@ impl Truth {
 
     /// Records that a connection's rights to words are revoked: no request that is posted after `after` may
     /// be executed.
-    pub(super) fn revoke(&mut self, line: u32, after: Nanos) {
-        self.revoked.insert(line, after);
+    pub(super) fn revoke(&mut self, conn_id: u32, after: Nanos) {
+        self.revoked.insert(conn_id, after);
     }
 
     /// Returns whether a connection's rights are revoked, or it may break with one whose rights are.
-    pub(super) fn is_revoked(&self, line: u32, config: &Config) -> bool {
-        self.revoked.contains_key(&line) || (config.shares_fate && !self.revoked.is_empty())
+    pub(super) fn is_revoked(&self, conn_id: u32, config: &Config) -> bool {
+        self.revoked.contains_key(&conn_id) || (config.shares_fate && !self.revoked.is_empty())
     }
 
     /// Returns the number of faults so far that affect the connections of a client to a server.
-    pub(super) fn touches(&self, client: usize, server: usize, now: Nanos) -> usize {
-        let needed = [Touched::All, Touched::Client(client), Touched::Server(server)];
+    pub(super) fn faults_affecting(&self, client: usize, server: usize, now: Nanos) -> usize {
+        let needed = [Affected::All, Affected::Client(client), Affected::Server(server)];
         self.faults.iter().filter(|(at, of)| *at <= now && needed.contains(of)).count()
     }
 
     /// Records that a connection has a new queue pair with all rights: its REQ arrived again after the server
     /// had restarted, or had given up waiting for the RTU.
-    pub(super) fn grant(&mut self, line: u32) {
-        self.revoked.remove(&line);
-        self.ended.remove(&line);
-        self.ending.retain(|(_, ending)| *ending != line);
+    pub(super) fn grant(&mut self, conn_id: u32) {
+        self.revoked.remove(&conn_id);
+        self.ended.remove(&conn_id);
+        self.ending.retain(|(_, ending)| *ending != conn_id);
     }
 
     /// Checks the words of a memory. `table` is its contents at the end; None if the memory is lost.
@@ -334,48 +338,48 @@ mod tests {
 
     const RULES: Rules = Rules { reads_in_order: true };
 
-    fn truth() -> Truth {
-        Truth::new(&Config { words: 1, pages: 0, ..Config::default() })
+    fn history() -> History {
+        History::new(&Config { words: 1, pages: 0, ..Config::default() })
     }
 
     #[test]
     fn operations_before_the_loss_of_a_memory_are_checked() {
-        let mut truth = truth();
-        let write = truth.post(0, 0, 1, false, Action::Write(5));
-        truth.complete(write, 0);
-        let read = truth.post(0, 0, 2, false, Action::Read);
-        truth.complete(read, 0);
-        truth.forget(0);
-        let wrong = truth.lost().try_for_each(|memory| truth.check(memory, None, RULES)).unwrap_err();
+        let mut history = history();
+        let write = history.post(0, 0, 1, false, Action::Write(5));
+        history.complete(write, 0);
+        let read = history.post(0, 0, 2, false, Action::Read);
+        history.complete(read, 0);
+        history.lose_memory(0);
+        let wrong = history.lost().try_for_each(|memory| history.check(memory, None, RULES)).unwrap_err();
         assert!(wrong.contains("word 0 of memory 0"), "{wrong}");
     }
 
     #[test]
     fn requests_posted_after_the_loss_of_a_memory_must_not_complete() {
-        let mut truth = truth();
-        let before = truth.post(0, 0, 1, false, Action::Write(5));
-        truth.forget(0);
-        let after = truth.post(0, 0, 1, false, Action::Write(6));
-        truth.complete(before, 0);
-        assert_eq!(truth.wrong, None, "the acknowledgement was in flight at the loss");
-        truth.complete(after, 0);
-        assert!(truth.wrong.is_some());
+        let mut history = history();
+        let before = history.post(0, 0, 1, false, Action::Write(5));
+        history.lose_memory(0);
+        let after = history.post(0, 0, 1, false, Action::Write(6));
+        history.complete(before, 0);
+        assert_eq!(history.wrong, None, "the acknowledgement was in flight at the loss");
+        history.complete(after, 0);
+        assert!(history.wrong.is_some());
     }
 
     #[test]
     fn requests_must_not_execute_after_their_queue_pair_is_gone() {
         let seen = |at: u64| {
-            let mut truth = truth();
-            truth.outlives = Nanos(10);
-            truth.post(0, 0, 1, false, Action::Write(5));
-            truth.now = Nanos(100);
-            truth.end(1);
+            let mut history = history();
+            history.outlives = Nanos(10);
+            history.post(0, 0, 1, false, Action::Write(5));
+            history.now = Nanos(100);
+            history.end_connection(1);
             for (now, found) in [(Nanos(at), 0), (Nanos(at + 1), 5)] {
-                truth.now = now;
-                let read = truth.post(0, 0, 2, false, Action::Read);
-                truth.complete(read, found);
+                history.now = now;
+                let read = history.post(0, 0, 2, false, Action::Read);
+                history.complete(read, found);
             }
-            truth.check(0, Some(&5u64.to_le_bytes()), RULES)
+            history.check(0, Some(&5u64.to_le_bytes()), RULES)
         };
         assert_eq!(seen(109), Ok(()));
         assert!(seen(111).is_err());
@@ -383,13 +387,13 @@ mod tests {
 
     #[test]
     fn connection_continues_with_a_second_queue_pair() {
-        let mut truth = truth();
-        truth.end_now(1);
-        truth.grant(1);
-        let write = truth.post(0, 0, 1, false, Action::Write(5));
-        truth.complete(write, 0);
-        assert_eq!(truth.check(0, Some(&5u64.to_le_bytes()), RULES), Ok(()));
-        truth.post(0, 0, 1, false, Action::Write(6));
-        assert_eq!(truth.check(0, Some(&6u64.to_le_bytes()), RULES), Ok(()));
+        let mut history = history();
+        history.end_connection_now(1);
+        history.grant(1);
+        let write = history.post(0, 0, 1, false, Action::Write(5));
+        history.complete(write, 0);
+        assert_eq!(history.check(0, Some(&5u64.to_le_bytes()), RULES), Ok(()));
+        history.post(0, 0, 1, false, Action::Write(6));
+        assert_eq!(history.check(0, Some(&6u64.to_le_bytes()), RULES), Ok(()));
     }
 }
