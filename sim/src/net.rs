@@ -8,7 +8,7 @@ use rocev2::ethernet::MacAddr;
 use std::collections::{BinaryHeap, VecDeque};
 use switch::{Chance, Full, Nanos, PortId};
 
-/// An event of the agenda. Small, because the heap moves entries about.
+/// An entry of the event queue. Small, because the heap moves entries about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
     /// The frame in this slot of the store arrives at the end of this direction

@@ -26,8 +26,8 @@ impl Capture {
         let len = frame.len() as u32;
         let head = [(at.0 / 1_000_000_000) as u32, (at.0 % 1_000_000_000) as u32, len, len];
         let mut bytes = [0; 16];
-        for (place, word) in bytes.chunks_exact_mut(4).zip(head) {
-            place.copy_from_slice(&word.to_le_bytes());
+        for (field, word) in bytes.chunks_exact_mut(4).zip(head) {
+            field.copy_from_slice(&word.to_le_bytes());
         }
         self.error = self.to.write_all(&bytes).and_then(|()| self.to.write_all(frame)).err();
     }

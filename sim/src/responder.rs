@@ -170,7 +170,7 @@ struct Queue {
     waiting: VecDeque<Request>,
     /// When the next request may proceed
     free_ps: u64,
-    /// Whether the queue pair is in the agenda
+    /// Whether the queue pair is in the schedule
     scheduled: bool,
 }
 

@@ -42,7 +42,7 @@ struct Slot {
     /// Crash faults that have not ended
     crashes: u32,
     pauses: u32,
-    /// Time of the earliest agenda entry for the node's timer
+    /// Time of the earliest queued event for the node's timer
     armed: Option<Nanos>,
 }
 

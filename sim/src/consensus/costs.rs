@@ -7,11 +7,11 @@ use switch::Nanos;
 
 /// Shortest outage of a switch
 pub const OUTAGE: Nanos = Nanos::from_millis(5);
-/// Time until a group is open and the leader's rate is stable, with heartbeats of [`PACE`]
+/// Time until a group is open and the leader's rate is stable, with heartbeats of [`HEARTBEAT`]
 const WARM_UP: Nanos = Nanos::from_millis(25);
-const PACE: Nanos = Nanos::from_micros(250);
+const HEARTBEAT: Nanos = Nanos::from_micros(250);
 /// The same time with heartbeats of 100 us
-const BEFORE: Nanos = Nanos::from_millis(10);
+const WARM_UP_FAST: Nanos = Nanos::from_millis(10);
 
 /// Rates and latency of a leader.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +48,7 @@ pub struct Load {
 impl Load {
     /// Returns a number of values that exceeds the bandwidth-delay product, so that the link is the
     /// bottleneck.
-    const fn most(&self) -> u64 {
+    const fn max_window(&self) -> u64 {
         (1 << 18) / (self.size as u64 + 128)
     }
 
@@ -58,10 +58,10 @@ impl Load {
             servers: self.replicas + 1,
             through: self.through,
             // A leader learns only from heartbeats what the other servers have removed from their logs.
-            slots: 4 * self.most(),
-            window: self.window.unwrap_or(self.most()),
+            slots: 4 * self.max_window(),
+            window: self.window.unwrap_or(self.max_window()),
             sizes: (self.size, self.size),
-            heartbeat: PACE,
+            heartbeat: HEARTBEAT,
             // Longer than the time that a full window spends in the link's queue
             ack_timeout: 9,
             link: Link { rate_bps: self.rate_bps, queue: 1 << 24, ..Link::default() },
@@ -70,7 +70,7 @@ impl Load {
     }
 
     /// Creates a cluster, and runs it until its leader replicates as configured.
-    fn begun(&self, config: &ClusterConfig) -> Result<Cluster, String> {
+    fn warmed_up(&self, config: &ClusterConfig) -> Result<Cluster, String> {
         let mut cluster = Cluster::new(config);
         cluster.world.run_until(WARM_UP);
         let leader = cluster.app(0).server();
@@ -85,17 +85,17 @@ impl Load {
     /// # Errors
     /// What went wrong in the run.
     pub fn pace(&self) -> Result<Pace, String> {
-        let mut cluster = self.begun(&self.config())?;
-        let look = |cluster: &Cluster| {
+        let mut cluster = self.warmed_up(&self.config())?;
+        let sample = |cluster: &Cluster| {
             let counters = cluster.nic_counters(0);
             let app = cluster.app(0);
             (app.server().decided(), counters.sent, counters.received, app.latencies())
         };
-        let before = look(&cluster);
+        let before = sample(&cluster);
         let span = Nanos::from_millis(4);
         cluster.world.run_until(WARM_UP + span);
         cluster.check()?;
-        let after = look(&cluster);
+        let after = sample(&cluster);
         let entries = (after.0 - before.0) as f64;
         let entries_per_s = entries / (span.0 as f64 / 1e9);
         Ok(Pace {
@@ -113,13 +113,13 @@ impl Load {
     /// # Errors
     /// What went wrong in the run.
     pub fn burst(&self, values: u64) -> Result<Nanos, String> {
-        let mut cluster = self.begun(&ClusterConfig { wanted: 0, ..self.config() })?;
+        let mut cluster = self.warmed_up(&ClusterConfig { wanted: 0, ..self.config() })?;
         let decided = |cluster: &Cluster| cluster.app(0).server().decided();
         let all = decided(&cluster) + values;
-        let begun = cluster.world.now();
+        let warmed_up = cluster.world.now();
         cluster.want(values);
         while decided(&cluster) < all {
-            if !cluster.world.step(begun + Nanos::from_millis(10)) {
+            if !cluster.world.step(warmed_up + Nanos::from_millis(10)) {
                 return Err(format!(
                     "{} of {values} values are not decided after 10 ms",
                     all - decided(&cluster)
@@ -127,7 +127,7 @@ impl Load {
             }
         }
         cluster.check()?;
-        Ok(cluster.world.now().since(begun))
+        Ok(cluster.world.now().since(warmed_up))
     }
 }
 
@@ -197,7 +197,7 @@ fn pause_at(failure: Failure, through: bool, replicas: u8, moment: u64, seed: u6
     };
     let mut cluster = Cluster::new(&config);
     // Spread over the heartbeat interval
-    let at = BEFORE + Nanos::from_micros(200) + Nanos(moment * 37_919);
+    let at = WARM_UP_FAST + Nanos::from_micros(200) + Nanos(moment * 37_919);
     let node = match failure {
         Failure::Replica => cluster.servers[usize::from(replicas)],
         Failure::Leader => cluster.servers[0],
@@ -207,15 +207,15 @@ fn pause_at(failure: Failure, through: bool, replicas: u8, moment: u64, seed: u6
     if failure == Failure::Switch {
         cluster.world.schedule(at + OUTAGE + Nanos(moment * 91_193), Fault::Restart(node));
     }
-    cluster.world.run_until(BEFORE);
+    cluster.world.run_until(WARM_UP_FAST);
     let end = at + Nanos::from_millis(15);
-    let (mut entries, mut since) = (cluster.entries(), BEFORE);
-    let (mut usual, mut longest) = (Nanos::ZERO, Nanos::ZERO);
+    let (mut entries, mut since) = (cluster.entries(), WARM_UP_FAST);
+    let (mut longest_before, mut longest_after) = (Nanos::ZERO, Nanos::ZERO);
     while cluster.world.step(end) {
         if cluster.entries() > entries {
             entries = cluster.entries();
             let now = cluster.world.now();
-            let gap = if now < at { &mut usual } else { &mut longest };
+            let gap = if now < at { &mut longest_before } else { &mut longest_after };
             *gap = (*gap).max(now.since(since));
             since = now;
         }
@@ -224,5 +224,5 @@ fn pause_at(failure: Failure, through: bool, replicas: u8, moment: u64, seed: u6
     if end.since(since) > Nanos::from_millis(1) {
         return Err(format!("no entry is decided any more after the {} has crashed", failure.name()));
     }
-    Ok(longest.since(usual))
+    Ok(longest_after.since(longest_before))
 }

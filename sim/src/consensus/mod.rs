@@ -10,16 +10,17 @@
 //! * no host outside of the group gets a connection.
 
 pub mod costs;
+mod history;
+mod outsider;
 mod proposer;
-mod stranger;
-mod truth;
 
+pub use outsider::Stranger;
 pub use proposer::Proposer;
-pub use stranger::Stranger;
 
 use crate::host::draws_forgetful;
 use crate::{Clock, Controlled, Host, Link, NicCounters, NodeId, Queues, World};
 use core::net::IpAddr;
+use history::History;
 use p4ce::consensus::{Config, Layout, Standing, Through};
 use p4ce::{Control, ControlConfig, P4ce, Secret};
 use proposer::{Load, lock};
@@ -29,7 +30,6 @@ use rocev2::ethernet::MacAddr;
 use std::sync::{Arc, Mutex};
 use switch::forward::Config as ForwardConfig;
 use switch::{Nanos, Share};
-use truth::Truth;
 
 const PORT: u16 = 18_515;
 /// Port on which servers accept connections
@@ -37,7 +37,7 @@ const SERVERS_PORT: u16 = 7000;
 /// Host number of the switch itself
 const SWITCH: u8 = 253;
 /// Host number of the host outside of the group
-const STRANGER: u8 = 98;
+const OUTSIDER: u8 = 98;
 
 /// Parameters of a cluster.
 #[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
@@ -138,9 +138,9 @@ pub struct Cluster {
     pub switch: NodeId,
     /// Host outside of the group, if there is one
     pub stranger: Option<NodeId>,
-    truth: Arc<Mutex<Truth>>,
+    history: Arc<Mutex<History>>,
     /// Entries below this index were held by a majority when they were decided
-    witnessed: u64,
+    checked_entries: u64,
     beginnings: u64,
     wrong: Option<String>,
 }
@@ -167,7 +167,7 @@ fn switch(config: &ClusterConfig, secret: Option<Secret>) -> Controlled<Control>
         #[cfg(debug_assertions)]
         bug: None,
     };
-    let control = move |life| {
+    let control = move |incarnation| {
         Control::new(ControlConfig {
             interface: Interface::new(mac, ip(SWITCH), 24),
             port: PORT,
@@ -179,7 +179,7 @@ fn switch(config: &ClusterConfig, secret: Option<Secret>) -> Controlled<Control>
             secret: secret.clone(),
             setup_timeout: Nanos::from_millis(20),
             max_lag: p4ce::gather::MAX_LAG,
-            seed: seed ^ 0x7377 ^ life << 32,
+            seed: seed ^ 0x7377 ^ incarnation << 32,
             first_psn,
         })
     };
@@ -190,20 +190,20 @@ impl Cluster {
     /// Creates the servers and the switch. Nothing runs yet.
     pub fn new(config: &ClusterConfig) -> Self {
         let mut world = World::new(config.seed);
-        let truth = Arc::<Mutex<Truth>>::default();
+        let history = Arc::<Mutex<History>>::default();
         let secret = config.secret.then(|| Secret::new("a secret of the simulator's"));
         let switch = switch(config, secret.clone());
         let switch = world.add("switch", switch, Clock::default());
         let mut group = 0;
         let mut server = |n: u8| {
             let seed = config.seed ^ u64::from(n) << 8;
-            let mut lives = 0;
+            let mut incarnations = 0;
             let forgetful = draws_forgetful(config.seed, n.into(), config.forgetful);
             let key_seed = config.keys_again.then_some(seed);
             let nic = move || {
-                lives += 1;
+                incarnations += 1;
                 let interface = Interface::new(mac(n), ip(n), 24);
-                let seed = seed ^ lives << 32;
+                let seed = seed ^ incarnations << 32;
                 Rnic::new(rnic::Config { seed, key_seed, forgetful, ..rnic::Config::new(interface) })
             };
             let server = Config {
@@ -233,7 +233,7 @@ impl Cluster {
                 wanted: config.wanted,
                 begins: config.begins && n == 0,
             };
-            let app = Proposer::new(server, load, Arc::clone(&truth));
+            let app = Proposer::new(server, load, Arc::clone(&history));
             let host = Host::new(nic, app);
             world.add(&format!("server {n}"), host, Clock::default())
         };
@@ -244,17 +244,17 @@ impl Cluster {
         let stranger = config.stranger.map(|every| {
             let seed = config.seed;
             let nic = move || {
-                let interface = Interface::new(MacAddr([2, 0, 0, 0, 9, 9]), ip(STRANGER), 24);
+                let interface = Interface::new(MacAddr([2, 0, 0, 0, 9, 9]), ip(OUTSIDER), 24);
                 Rnic::new(rnic::Config { seed: seed ^ 0x7374, ..rnic::Config::new(interface) })
             };
             let addresses = (0..config.servers).map(ip).collect();
             let app = Stranger::new(seed, addresses, (ip(SWITCH), PORT), group, every);
-            world.add("stranger", Host::new(nic, app), Clock::default())
+            world.add("outsider", Host::new(nic, app), Clock::default())
         });
         if let Some(stranger) = stranger {
             world.connect(stranger, switch, Link::default());
         }
-        Self { world, servers, switch, stranger, truth, witnessed: 0, beginnings: 0, wrong: None }
+        Self { world, servers, switch, stranger, history, checked_entries: 0, beginnings: 0, wrong: None }
     }
 
     /// Runs until a time of the world, and checks all servers' memory whenever an entry is decided.
@@ -267,19 +267,19 @@ impl Cluster {
     /// whether there was an event.
     pub fn step(&mut self, until: Nanos) -> bool {
         let happened = self.world.step(until);
-        self.witness();
+        self.check_holders();
         happened
     }
 
     /// Checks that a majority holds each newly decided entry.
-    fn witness(&mut self) {
-        let truth = Arc::clone(&self.truth);
-        let truth = lock(&truth);
-        if truth.beginnings() != self.beginnings {
-            (self.beginnings, self.witnessed) = (truth.beginnings(), 0);
+    fn check_holders(&mut self) {
+        let history = Arc::clone(&self.history);
+        let history = lock(&history);
+        if history.beginnings() != self.beginnings {
+            (self.beginnings, self.checked_entries) = (history.beginnings(), 0);
         }
-        for index in self.witnessed..truth.entries() {
-            let value = truth.value(index);
+        for index in self.checked_entries..history.entries() {
+            let value = history.value(index);
             let (mut holders, mut excused) = (0, 0);
             for node in &self.servers {
                 let host = self.world.node::<Host<Proposer>>(*node);
@@ -296,7 +296,7 @@ impl Cluster {
                 self.wrong.get_or_insert(wrong);
             }
         }
-        self.witnessed = truth.entries();
+        self.checked_entries = history.entries();
     }
 
     /// Gives a server the operator's command to bootstrap the group, which it executes as soon as it sees all
@@ -307,7 +307,7 @@ impl Cluster {
 
     /// Returns how often the group was bootstrapped.
     pub fn beginnings(&self) -> u64 {
-        lock(&self.truth).beginnings()
+        lock(&self.history).beginnings()
     }
 
     /// Returns the application of a server.
@@ -339,7 +339,7 @@ impl Cluster {
 
     /// Returns the number of entries that any server has seen decided.
     pub fn entries(&self) -> u64 {
-        lock(&self.truth).entries()
+        lock(&self.history).entries()
     }
 
     /// Returns the decided and proposed values of this moment.
@@ -364,7 +364,7 @@ impl Cluster {
 
     /// Returns the live servers that have not applied any value that was proposed after `mark`.
     pub fn lagging(&self, mark: &Mark) -> Vec<usize> {
-        let first = lock(&self.truth).first_since(mark);
+        let first = lock(&self.history).first_since(mark);
         self.live().filter(|server| first.is_none_or(|first| self.app(*server).next() <= first)).collect()
     }
 
@@ -385,7 +385,7 @@ impl Cluster {
     /// # Errors
     /// The first violation.
     pub fn check(&self) -> Result<(), String> {
-        let truth = lock(&self.truth);
+        let history = lock(&self.history);
         for (n, app) in self.apps().enumerate() {
             if let Some(wrong) = &app.wrong {
                 return Err(format!("server {n}: {wrong}"));
@@ -393,7 +393,7 @@ impl Cluster {
             let (next, sum) = (app.next(), app.sum());
             // The state of a server that is down is that of its previous incarnation, perhaps of a previous
             // group.
-            if !self.world.is_down(self.servers[n]) && truth.sum(next) != Some(sum) {
+            if !self.world.is_down(self.servers[n]) && history.sum(next) != Some(sum) {
                 return Err(format!(
                     "server {n}: its state after {next} entries differs from the decided entries"
                 ));

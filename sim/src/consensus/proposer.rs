@@ -1,6 +1,6 @@
 //! A server that proposes values while it leads, and loses all state when it restarts.
 
-use super::truth::{Truth, chain, fill};
+use super::history::{History, chain, fill};
 use crate::App;
 use p4ce::consensus::{BootstrapError, Config, Decided, Server};
 use rnic::Rnic;
@@ -10,9 +10,9 @@ use switch::table::mix;
 use switch::{Chance, Nanos};
 
 /// Bytes at the beginning of a value that identify it: its server, and the number of the value there
-pub(super) const NAME: usize = 9;
+pub(super) const ID_LEN: usize = 9;
 /// Bytes at the beginning of a snapshot that hold the state
-pub(super) const STATE: usize = 8;
+pub(super) const STATE_LEN: usize = 8;
 
 /// The application of a server.
 #[derive(Debug)]
@@ -27,8 +27,8 @@ pub struct Proposer {
     /// Number of values to propose over all incarnations, and of those proposed
     wanted: u64,
     pub(super) proposed: u64,
-    lives: u64,
-    truth: Arc<Mutex<Truth>>,
+    starts: u64,
+    history: Arc<Mutex<History>>,
     installed: u64,
     next: u64,
     /// State: hash chain over all values below [`next`](Self::next)
@@ -36,7 +36,7 @@ pub struct Proposer {
     /// Whether a bootstrap command of the operator is pending
     begins: bool,
     /// Proposed values that this server has not seen decided: number and time of the proposal
-    under_way: VecDeque<(u64, Nanos)>,
+    undecided: VecDeque<(u64, Nanos)>,
     latencies: Latencies,
     pub(super) wrong: Option<String>,
 }
@@ -66,7 +66,7 @@ pub(super) struct Load {
 }
 
 impl Proposer {
-    pub(super) fn new(config: Config, load: Load, truth: Arc<Mutex<Truth>>) -> Self {
+    pub(super) fn new(config: Config, load: Load, history: Arc<Mutex<History>>) -> Self {
         Self {
             server: Server::new(config.clone()),
             rng: Chance::stream(load.seed, config.id.into()),
@@ -75,13 +75,13 @@ impl Proposer {
             snapshot: load.snapshot,
             wanted: load.wanted,
             proposed: 0,
-            lives: 0,
-            truth,
+            starts: 0,
+            history,
             installed: 0,
             next: 0,
             sum: 0,
             begins: load.begins,
-            under_way: VecDeque::new(),
+            undecided: VecDeque::new(),
             latencies: Latencies::default(),
             wrong: None,
         }
@@ -129,7 +129,7 @@ impl Proposer {
     /// Executes the bootstrap command, once.
     fn begin(&mut self) {
         match self.server.bootstrap() {
-            Ok(()) => lock(&self.truth).begin(self.server.beginning()),
+            Ok(()) => lock(&self.history).begin(self.server.beginning()),
             Err(BootstrapError::Unseen(_) | BootstrapError::Written(_)) => return,
             Err(BootstrapError::Member | BootstrapError::Begun(_)) => {}
         }
@@ -139,26 +139,26 @@ impl Proposer {
     fn propose(&mut self, nic: &mut Rnic, now: Nanos) {
         while self.server.leads() && self.proposed < self.wanted {
             let (least, most) = self.sizes;
-            let len = self.rng.between(least.max(NAME) as u64, most.max(NAME) as u64) as usize;
+            let len = self.rng.between(least.max(ID_LEN) as u64, most.max(ID_LEN) as u64) as usize;
             let value = fill(self.config.id, self.proposed, len);
             if self.server.propose(nic, &value).is_err() {
                 return;
             }
-            lock(&self.truth).propose(self.config.id, self.proposed, len);
-            self.under_way.push_back((self.proposed, now));
+            lock(&self.history).propose(self.config.id, self.proposed, len);
+            self.undecided.push_back((self.proposed, now));
             self.proposed += 1;
         }
     }
 
     /// Counts the latency of a decided value if this server has proposed it since its last start.
     fn count_latency(&mut self, value: &[u8], now: Nanos) {
-        let name = value.split_first().filter(|(server, _)| **server == self.config.id);
-        let Some(number) = name.and_then(|(_, rest)| rest.first_chunk()) else { return };
+        let id = value.split_first().filter(|(server, _)| **server == self.config.id);
+        let Some(number) = id.and_then(|(_, rest)| rest.first_chunk()) else { return };
         let number = u64::from_le_bytes(*number);
         // Earlier values were lost when the server lost its leadership.
-        while let Some((first, since)) = self.under_way.front().copied().filter(|(first, _)| *first <= number)
+        while let Some((first, since)) = self.undecided.front().copied().filter(|(first, _)| *first <= number)
         {
-            self.under_way.pop_front();
+            self.undecided.pop_front();
             if first == number {
                 self.latencies.values += 1;
                 self.latencies.sum_ns += now.since(since).0;
@@ -167,7 +167,7 @@ impl Proposer {
     }
 
     /// Applies a decided entry or a snapshot. Returns a violation if it contradicts earlier ones.
-    fn take(&mut self, decided: Decided, truth: &mut Truth) -> Result<(), String> {
+    fn apply(&mut self, decided: Decided, history: &mut History) -> Result<(), String> {
         match decided {
             Decided::Entry { index, .. } if index != self.next => {
                 Err(format!("entry {index} was delivered when entry {} was expected", self.next))
@@ -175,7 +175,7 @@ impl Proposer {
             Decided::Entry { index, value } => {
                 self.next = index + 1;
                 self.sum = chain(self.sum, &value);
-                truth.decide(index, &value)
+                history.decide(index, &value)
             }
             Decided::Snapshot { next, .. } if next <= self.next => Err(format!(
                 "a snapshot of {next} entries was delivered when entry {} was expected",
@@ -188,7 +188,7 @@ impl Proposer {
                 if state != snapshot(next, sum, state.len()) {
                     return Err(format!("the snapshot of {next} entries was torn"));
                 }
-                truth.install(next, sum)
+                history.install(next, sum)
             }
         }
     }
@@ -197,24 +197,24 @@ impl Proposer {
 /// Returns the snapshot after `next` values: the state, then bytes that occur in no other snapshot.
 fn snapshot(next: u64, sum: u64, len: usize) -> Vec<u8> {
     let mut state = sum.to_le_bytes().to_vec();
-    let words = (1..).flat_map(|place: u64| mix(mix(next ^ sum) ^ place).to_le_bytes());
-    state.extend(words.take(len.saturating_sub(STATE)));
+    let words = (1..).flat_map(|index: u64| mix(mix(next ^ sum) ^ index).to_le_bytes());
+    state.extend(words.take(len.saturating_sub(STATE_LEN)));
     state
 }
 
-pub(super) fn lock(truth: &Mutex<Truth>) -> MutexGuard<'_, Truth> {
-    truth.lock().unwrap_or_else(PoisonError::into_inner)
+pub(super) fn lock(history: &Mutex<History>) -> MutexGuard<'_, History> {
+    history.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl App for Proposer {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
-        self.lives += 1;
+        self.starts += 1;
         // The operator's command was given to the previous process.
-        self.begins &= self.lives == 1;
-        self.config.incarnation = mix(u64::from(self.config.id) << 32 | self.lives);
+        self.begins &= self.starts == 1;
+        self.config.incarnation = mix(u64::from(self.config.id) << 32 | self.starts);
         self.server = Server::new(self.config.clone());
         (self.next, self.sum) = (0, 0);
-        self.under_way.clear();
+        self.undecided.clear();
         if let Err(error) = self.server.start(nic, now) {
             self.wrong = Some(error.to_string());
         }
@@ -226,12 +226,12 @@ impl App for Proposer {
             self.begin();
         }
         self.propose(nic, now);
-        let truth = Arc::clone(&self.truth);
+        let history = Arc::clone(&self.history);
         while let Some(decided) = self.server.poll_decided() {
             if let Decided::Entry { value, .. } = &decided {
                 self.count_latency(value, now);
             }
-            if let Err(wrong) = self.take(decided, &mut lock(&truth)) {
+            if let Err(wrong) = self.apply(decided, &mut lock(&history)) {
                 self.wrong.get_or_insert(wrong);
             }
         }

@@ -49,7 +49,7 @@ struct Session {
 pub struct LeaderApp {
     groups: Groups,
     seed: u64,
-    own: IpAddr,
+    own_ip: IpAddr,
     switch: IpAddr,
     replicas: Vec<IpAddr>,
     shared: Arc<SharedGroups>,
@@ -62,7 +62,7 @@ impl LeaderApp {
     pub(super) fn new(
         groups: Groups,
         seed: u64,
-        own: IpAddr,
+        own_ip: IpAddr,
         switch: IpAddr,
         replicas: Vec<IpAddr>,
         shared: Arc<SharedGroups>,
@@ -70,7 +70,7 @@ impl LeaderApp {
         Self {
             groups,
             seed,
-            own,
+            own_ip,
             switch,
             replicas,
             shared,
@@ -92,8 +92,8 @@ impl LeaderApp {
         replicas: &'a [&Host<ReplicaApp>],
     ) -> impl Iterator<Item = ((IpAddr, Qpn), &'a Outcome, bool)> {
         let revoked = |seed| replicas.iter().any(|replica| replica.app.has_revoked(seed));
-        let own = move |session: &Session| (self.own, session.qpn);
-        self.sessions.iter().map(move |session| (own(session), &session.outcome, revoked(session.seed)))
+        let end = move |session: &Session| (self.own_ip, session.qpn);
+        self.sessions.iter().map(move |session| (end(session), &session.outcome, revoked(session.seed)))
     }
 
     /// Returns the number of acknowledged operations of all groups.
@@ -134,14 +134,15 @@ impl LeaderApp {
         let session = &self.sessions[*self.by_qpn.get(&leader.remote_qp.get())?];
         (0..).zip(&config.replicas).find_map(|(member, replica)| {
             let mut packets = group.gather().acked(member)?.distance(leader.first) + 1;
-            let whole = session.script.iter().take_while(|op| {
+            let complete = session.script.iter().take_while(|op| {
                 packets -= op.len.div_ceil(self.groups.mtu.bytes() as u32).max(1) as i32;
                 packets >= 0
             });
             let at = self.replicas.iter().position(|ip| *ip == replica.peer.remote)?;
             let app = &replicas[at].app;
-            let mut lacks = whole.filter(|op| !app.holds(session.seed, Some(replica.peer.remote_qp), op));
-            lacks
+            let mut missing =
+                complete.filter(|op| !app.holds(session.seed, Some(replica.peer.remote_qp), op));
+            missing
                 .next()
                 .map(|op| format!("replica {at} is taken to hold {op:?} by the switch, but does not hold it"))
         })
@@ -149,12 +150,12 @@ impl LeaderApp {
 
     /// Returns whether this is the leader of a group.
     pub fn leads(&self, group: &p4ce::Group) -> bool {
-        group.config().leader.remote == self.own
+        group.config().leader.remote == self.own_ip
     }
 
     fn open(&mut self, nic: &mut Rnic, number: usize, now: Nanos) -> Option<()> {
         let cq = self.cq?;
-        let seed = seed_of(self.seed, self.own, number as u16);
+        let seed = seed_of(self.seed, self.own_ip, number as u16);
         let pd = nic.alloc_pd();
         let init = QpInit {
             transport: Transport::Rc,
@@ -271,11 +272,11 @@ impl LeaderApp {
             self.finish(number, Outcome::Failed(format!("{:?}", done.status)));
         } else if done.id == session.done as u64 {
             session.done += 1;
-            self.shared.news.store(true, Relaxed);
+            self.shared.check_needed.store(true, Relaxed);
             self.post(nic, number);
         } else {
             let wrong = format!("operation {} completed, but operation {} is next", done.id, session.done);
-            self.shared.note(wrong);
+            self.shared.report(wrong);
         }
     }
 
@@ -325,12 +326,12 @@ mod tests {
 
     #[test]
     fn completions_out_of_order_are_reported() {
-        let (own, switch) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+        let (own_ip, switch) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
         let mut nic =
-            Rnic::new(rnic::Config::new(Interface::new(rocev2::ethernet::MacAddr([2; 6]), own, 24)));
+            Rnic::new(rnic::Config::new(Interface::new(rocev2::ethernet::MacAddr([2; 6]), own_ip, 24)));
         let shared = Arc::new(SharedGroups::default());
         let mut leader =
-            LeaderApp::new(Groups::default(), 1, own, switch, vec![[10, 0, 0, 3].into()], shared.clone());
+            LeaderApp::new(Groups::default(), 1, own_ip, switch, vec![[10, 0, 0, 3].into()], shared.clone());
         leader.start(&mut nic, Nanos::ZERO);
         let mut complete = |id| {
             let qpn = leader.sessions[0].qpn;

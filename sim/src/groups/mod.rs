@@ -145,7 +145,7 @@ pub(crate) fn seed_of(seed: u64, leader: IpAddr, port: u16) -> u64 {
 pub struct SharedGroups {
     /// Set when a leader received an acknowledgement or a check failed; reset by
     /// [`take_news`](Self::take_news)
-    news: AtomicBool,
+    check_needed: AtomicBool,
     wrong: OnceLock<String>,
     /// Number of groups that have finished, and of all groups
     done: AtomicU64,
@@ -155,7 +155,7 @@ pub struct SharedGroups {
 impl SharedGroups {
     /// Returns whether a leader received an acknowledgement or a check failed since the last call.
     pub fn take_news(&self) -> bool {
-        self.news.swap(false, Relaxed)
+        self.check_needed.swap(false, Relaxed)
     }
 
     /// Returns whether all groups have finished.
@@ -164,9 +164,9 @@ impl SharedGroups {
     }
 
     /// Records a violation that a host found, if it is the first.
-    pub(crate) fn note(&self, wrong: String) {
+    pub(crate) fn report(&self, wrong: String) {
         _ = self.wrong.set(wrong);
-        self.news.store(true, Relaxed);
+        self.check_needed.store(true, Relaxed);
     }
 
     /// Returns the first violation that a host found.

@@ -33,7 +33,7 @@ pub enum Answers {
 
 /// State of a replica in one group.
 #[derive(Debug)]
-struct Joined {
+struct Membership {
     qpn: Qpn,
     /// Seed of the group
     seed: u64,
@@ -57,9 +57,9 @@ pub struct ReplicaApp {
     seed: u64,
     shared: Arc<SharedGroups>,
     resources: Option<(Pd, Cq)>,
-    joined: BTreeMap<Conn, Joined>,
+    joined: BTreeMap<Conn, Membership>,
     /// Groups that it was in when it crashed, with their memory's state
-    former: Vec<Joined>,
+    before_crash: Vec<Membership>,
     /// Reaction to requests to join
     pub answers: Answers,
     /// Revokes the right to write from one group as soon as the group has written this number of bytes
@@ -75,7 +75,7 @@ impl ReplicaApp {
             shared,
             resources: None,
             joined: BTreeMap::new(),
-            former: Vec::new(),
+            before_crash: Vec::new(),
             answers: Answers::Joins,
             revoke_after: None,
         }
@@ -83,7 +83,7 @@ impl ReplicaApp {
 
     /// Returns whether this replica has revoked the right to write from the group with this seed.
     pub(super) fn has_revoked(&self, seed: u64) -> bool {
-        self.joined.values().chain(&self.former).any(|joined| joined.seed == seed && joined.revoked)
+        self.joined.values().chain(&self.before_crash).any(|joined| joined.seed == seed && joined.revoked)
     }
 
     /// Revokes the right to write from a group that has written enough.
@@ -100,7 +100,7 @@ impl ReplicaApp {
     /// Disconnects a queue pair that failed because of the revocation, in case the switch lost the NAK.
     fn on_event(&mut self, nic: &mut Rnic, event: &Event, now: Nanos) {
         let Event::QpError(qpn) = event else { return };
-        let of = |(_, joined): &(&Conn, &Joined)| joined.qpn == *qpn && joined.revoked;
+        let of = |(_, joined): &(&Conn, &Membership)| joined.qpn == *qpn && joined.revoked;
         let conn = self.joined.iter().find(of).map(|(conn, _)| *conn);
         // Before the RTU the connection is not established and has to be rejected instead; or it is over.
         if let Some(conn) = conn.filter(|conn| nic.disconnect(*conn, &[], now).is_err()) {
@@ -152,7 +152,7 @@ impl ReplicaApp {
         };
         let qpn = nic.create_qp(init).ok()?;
         let script = self.groups.script(seed);
-        let joined = Joined {
+        let joined = Membership {
             qpn,
             seed,
             memory,
@@ -163,9 +163,9 @@ impl ReplicaApp {
             open: true,
             revoked: false,
         };
-        let told = if self.answers == Answers::Nothing { 0 } else { size };
+        let announced = if self.answers == Answers::Nothing { 0 } else { size };
         let param = ConnParam {
-            private_data: Region::new(MEMORY_VA, mr.0, told).to_bytes(),
+            private_data: Region::new(MEMORY_VA, mr.0, announced).to_bytes(),
             min_rnr_timer: rocev2::aeth::RnrTimer(1),
             flow_control: true,
             ..ConnParam::default()
@@ -178,7 +178,7 @@ impl ReplicaApp {
         Some(())
     }
 
-    fn post(&self, nic: &mut Rnic, joined: &Joined, slot: u64) {
+    fn post(&self, nic: &mut Rnic, joined: &Membership, slot: u64) {
         let each = self.groups.max_size.max(1);
         let data = Sge { mr: joined.receives.1, va: RECEIVE_VA + slot * u64::from(each), len: each };
         // Fails for a queue pair in the error state.
@@ -195,16 +195,16 @@ impl ReplicaApp {
         let op = joined.script.iter().filter(|op| op.kind != Kind::Write).nth(joined.messages as usize);
         joined.messages += 1;
         let bytes = &nic.bytes(joined.receives.0)[done.id as usize * each..];
-        let right = op.is_some_and(|op| match op.kind {
+        let expected = op.is_some_and(|op| match op.kind {
             Kind::Send => {
                 done.len == op.len
                     && bytes[..op.len as usize] == pattern(!joined.seed, op.messages.into(), op.len as usize)
             }
             Kind::WriteImm | Kind::Write => done.immediate == Some(op.messages),
         });
-        if !right {
+        if !expected {
             let wrong = format!("message {} should be {op:?}, but arrived as {done:?}", joined.messages - 1);
-            self.shared.note(wrong);
+            self.shared.report(wrong);
             return;
         }
         let qpn = done.qpn;
@@ -217,7 +217,7 @@ impl ReplicaApp {
     /// counts only with all messages before it. `qpn` selects one connection: a replica may have joined a
     /// group twice if the switch crashed in between.
     pub(super) fn holds(&self, seed: u64, qpn: Option<Qpn>, op: &Op) -> bool {
-        let all = self.joined.values().chain(&self.former);
+        let all = self.joined.values().chain(&self.before_crash);
         all.filter(|joined| joined.seed == seed && qpn.is_none_or(|qpn| joined.qpn == qpn)).any(|joined| {
             let written = joined.written >= op.at + u64::from(op.len);
             match op.kind {
@@ -243,15 +243,15 @@ impl ReplicaApp {
 /// Returns the offset of the first wrong byte of a group's memory: the first `written` bytes have to be the
 /// group's, all others zero.
 fn differs(memory: &[u8], seed: u64, written: usize) -> Option<usize> {
-    let right = pattern(seed, 0, written).into_iter().chain(core::iter::repeat(0));
-    memory.iter().zip(right).position(|(is, right)| *is != right)
+    let expected = pattern(seed, 0, written).into_iter().chain(core::iter::repeat(0));
+    memory.iter().zip(expected).position(|(is, expected)| *is != expected)
 }
 
 impl App for ReplicaApp {
     fn start(&mut self, nic: &mut Rnic, _now: Nanos) {
         let pd = nic.alloc_pd();
         self.resources = nic.create_cq(1 << 12).ok().map(|cq| (pd, cq));
-        self.former.extend(core::mem::take(&mut self.joined).into_values());
+        self.before_crash.extend(core::mem::take(&mut self.joined).into_values());
         // Cannot fail: the port of a new NIC is free.
         _ = nic.listen(PortSpace::Tcp, REPLICA_PORT);
     }

@@ -1,8 +1,8 @@
 //! A fat tree: racks in pods with several paths between them, of which each flow takes one (ECMP). The
 //! paper's testbed is such a tree of 32 hosts, 4 `ToR`, 4 spine and 2 core switches (1Pipe, section 7.1).
 
-use super::host::{Habits, Host, Place};
-use super::{At, Made, REGISTERS, host_at, switch_at};
+use super::host::{Habits, Host, Position};
+use super::{Addresses, Made, REGISTERS, host_addresses, switch_addresses};
 use crate::{Clock, EPOCH, Link as Wire, NodeId, Switch, World};
 use core::net::{IpAddr, Ipv4Addr};
 use representative::Representative;
@@ -59,17 +59,17 @@ enum Neighbour {
 }
 
 impl Neighbour {
-    fn at(self) -> At {
+    fn at(self) -> Addresses {
         match self {
-            Self::Host(n) => host_at(n),
-            Self::Switch(n, link) => switch_at(n, link),
+            Self::Host(n) => host_addresses(n),
+            Self::Switch(n, link) => switch_addresses(n, link),
         }
     }
 }
 
 /// Returns the prefix of `hosts` hosts from `first` on.
 fn network(first: usize, hosts: usize) -> Prefix {
-    Prefix::new(host_at(first).ip.into(), 32 - hosts.ilog2() as u8).expect("sizes are powers of two")
+    Prefix::new(host_addresses(first).ip.into(), 32 - hosts.ilog2() as u8).expect("sizes are powers of two")
 }
 
 /// Returns a route through any of these ports.
@@ -141,7 +141,7 @@ impl FatTree {
     }
 
     /// Returns the switches: those of racks by pod, then spines by pod, then cores.
-    fn places(&self) -> Vec<Site> {
+    fn sites(&self) -> Vec<Site> {
         let &Self { pods, racks, hosts, spines, cores, .. } = self;
         let (first_spine, first_core) = (pods * racks, pods * racks + pods * spines);
         let ups = cores.checked_div(spines).unwrap_or(0);
@@ -180,32 +180,32 @@ impl FatTree {
 
     /// Returns the configuration of a switch as a router, with the ports of hosts, neighbouring
     /// representatives and its own.
-    fn router(&self, number: usize, place: &Site, seed: u64) -> forward::Config {
+    fn router(&self, number: usize, site: &Site, seed: u64) -> forward::Config {
         let beside = usize::from(self.incarnation == Incarnation::Host);
-        let links = place.below.len() + place.above.len();
+        let links = site.below.len() + site.above.len();
         let alone = |ip: Ipv4Addr| Prefix::new(IpAddr::V4(ip), 32).expect("a prefix of 32 bits is valid");
-        let others = place.below.iter().chain(&place.above).enumerate().filter_map(|(port, &neighbour)| {
+        let others = site.below.iter().chain(&site.above).enumerate().filter_map(|(port, &neighbour)| {
             let Neighbour::Switch(..) = neighbour else { return None };
             Some(towards(alone(neighbour.at().ip), [port]))
         });
-        let own = towards(alone(switch_at(number, 0).ip), [links]);
+        let own = towards(alone(switch_addresses(number, 0).ip), [links]);
         let beacons = others.chain([own]).filter(|_| beside > 0);
         let routes = RouteTable {
             mac: MacAddr([0; 6]),
             ttl: Ttl::Keep,
             seed: seed ^ number as u64,
-            routes: place.routes.iter().cloned().chain(beacons).collect(),
+            routes: site.routes.iter().cloned().chain(beacons).collect(),
         };
         let ports = (links + beside) as u16;
         forward::Config { topology: Topology::Routes(routes), ..forward::Config::bridge(ports, 1) }
     }
 
-    fn config(&self, number: usize, place: &Site, seed: u64) -> Config {
+    fn config(&self, number: usize, site: &Site, seed: u64) -> Config {
         let beside = self.incarnation == Incarnation::Host;
-        let below = place.below.iter().map(|&neighbour| (Side::Below, neighbour));
-        let above = place.above.iter().map(|&neighbour| (Side::Above, neighbour));
+        let below = site.below.iter().map(|&neighbour| (Side::Below, neighbour));
+        let above = site.above.iter().map(|&neighbour| (Side::Above, neighbour));
         let links = below.chain(above).enumerate().map(|(number, (side, neighbour))| {
-            let At { mac, ip, qpn } = neighbour.at();
+            let Addresses { mac, ip, qpn } = neighbour.at();
             let beacon = match neighbour {
                 Neighbour::Switch(_, link) if beside => {
                     BeaconForm::Write { va: REGISTERS.va_of(link as u16), rkey: REGISTERS.rkey }
@@ -224,8 +224,8 @@ impl FatTree {
                 detour: Vec::new(),
             }
         });
-        let forward = if beside { forward::Config::bridge(1, 1) } else { self.router(number, place, seed) };
-        super::keeper(self.incarnation, self.pace, switch_at(number, 0), forward, links.collect())
+        let forward = if beside { forward::Config::bridge(1, 1) } else { self.router(number, site, seed) };
+        super::keeper(self.incarnation, self.pace, switch_addresses(number, 0), forward, links.collect())
     }
 
     /// Builds the network.
@@ -245,40 +245,40 @@ impl FatTree {
         let mut clock = |by: u64| Clock::new(rng.below(2 * by + 1) as i64 - by as i64, 0);
         let mut ends = Vec::new();
         for n in 0..self.all_hosts() {
-            let place = Place {
+            let position = Position {
                 hosts: self.all_hosts(),
-                tor: switch_at(n / hosts, n % hosts),
+                tor: switch_addresses(n / hosts, n % hosts),
                 every: self.every,
                 until: EPOCH + self.lasts,
                 barriers_in_messages: self.incarnation == Incarnation::Chip,
             };
             ends.push(world.add(
                 &format!("host {n}"),
-                Host::new(n, place, self.habits, seed),
+                Host::new(n, position, self.habits, seed),
                 clock(self.skew_ns),
             ));
         }
-        let places = self.places();
-        let keeper = |n: usize, place: &Site| {
-            let config = self.config(n, place, seed);
+        let sites = self.sites();
+        let keeper = |n: usize, site: &Site| {
+            let config = self.config(n, site, seed);
             Switch::new(move || Representative::new(config.clone()).expect("the configuration is valid"))
         };
         let mut switches: Vec<NodeId> = Vec::new();
-        for (n, place) in places.iter().enumerate() {
+        for (n, site) in sites.iter().enumerate() {
             let (name, clock) = (format!("switch {n}"), clock(1000 * self.skew_ns));
             switches.push(if self.incarnation == Incarnation::Host {
-                let router = self.router(n, place, seed);
+                let router = self.router(n, site, seed);
                 world.add(&name, Switch::new(move || Forward::new(&router)), clock)
             } else {
-                world.add(&name, keeper(n, place), clock)
+                world.add(&name, keeper(n, site), clock)
             });
         }
         // Ports are numbered in the order in which links are made: first those below, from the hosts up, then
         // those above, then the one beside. A switch's links up are made when the switches above it are
         // processed, in the order of its own numbering.
         let (mut access, mut uplinks) = (Vec::new(), Vec::new());
-        for (n, place) in places.iter().enumerate() {
-            for &neighbour in &place.below {
+        for (n, site) in sites.iter().enumerate() {
+            for &neighbour in &site.below {
                 match neighbour {
                     Neighbour::Host(host) => access.push(world.connect(switches[n], ends[host], self.link)),
                     Neighbour::Switch(below, _) => {
@@ -289,9 +289,9 @@ impl FatTree {
         }
         let mut keepers = switches.clone();
         if self.incarnation == Incarnation::Host {
-            for (n, place) in places.iter().enumerate() {
+            for (n, site) in sites.iter().enumerate() {
                 let (name, clock) = (format!("representative {n}"), clock(1000 * self.skew_ns));
-                let node = world.add(&name, keeper(n, place), clock);
+                let node = world.add(&name, keeper(n, site), clock);
                 let switch = core::mem::replace(&mut keepers[n], node);
                 world.connect(switch, node, self.link);
             }

@@ -3,8 +3,8 @@
 //! implementation of the rules.
 
 use super::losses::Traffic;
-use super::stranger;
-use super::{At, BEACON_INTERVAL, CLOCK, host_at, losses};
+use super::outsider;
+use super::{Addresses, BEACON_INTERVAL, CLOCK, host_addresses, losses};
 use crate::node::{Node, Ports};
 use representative::process::{self, Event, Failure, Peer, Scattering};
 use representative::{Process, ProcessId};
@@ -34,10 +34,10 @@ pub struct Sent {
 /// A host: sends scatterings at random times, and records its deliveries.
 pub struct Host {
     own: usize,
-    place: Place,
+    position: Position,
     habits: Habits,
     /// Hosts that it sends to
-    circle: Vec<usize>,
+    destinations: Vec<usize>,
     rng: Chance,
     /// The process
     pub process: Process,
@@ -68,7 +68,7 @@ pub struct Host {
     pub arrived: Vec<(u64, u64)>,
     /// Highest barrier on its link, and when it last rose
     barrier: Option<Timestamp>,
-    rose: Option<Nanos>,
+    last_rise: Option<Nanos>,
     /// Longest time without a rise of the barrier
     pub stall: Nanos,
     /// Packets that arrived below the barrier, by sender
@@ -88,11 +88,11 @@ pub struct Host {
 
 /// Position of a host in the network, and its load.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct Position {
     /// Number of all hosts
     pub(super) hosts: usize,
     /// Destination of its beacons
-    pub(super) tor: At,
+    pub(super) tor: Addresses,
     /// Mean time between two scatterings
     pub(super) every: Nanos,
     /// End of sending, by the host's clock
@@ -169,34 +169,34 @@ fn unwrap(timestamp: Timestamp, now: Nanos) -> u64 {
 }
 
 /// Returns the hosts that host `own` sends to: itself, and hosts that also send to it.
-fn circle(own: usize, hosts: usize, friends: usize, seed: u64) -> Vec<usize> {
+fn destinations(own: usize, hosts: usize, friends: usize, seed: u64) -> Vec<usize> {
     if friends == 0 {
         return (0..hosts).collect();
     }
     assert!(hosts.is_power_of_two(), "{hosts} hosts");
     let mut rng = Chance::stream(seed, 1 << 34);
-    let apart: BTreeSet<usize> = (0..friends).map(|_| rng.below(hosts as u64) as usize).collect();
-    [0].into_iter().chain(apart.into_iter().filter(|&by| by > 0)).map(|by| own ^ by).collect()
+    let distances: BTreeSet<usize> = (0..friends).map(|_| rng.below(hosts as u64) as usize).collect();
+    [0].into_iter().chain(distances.into_iter().filter(|&by| by > 0)).map(|by| own ^ by).collect()
 }
 
 /// Returns the payload of a message: its number, and bytes derived from it.
-fn text(number: usize, len: usize) -> Vec<u8> {
+fn payload(number: usize, len: usize) -> Vec<u8> {
     let byte = |n: usize| (number.wrapping_mul(31) + n) as u8;
     (number as u32).to_be_bytes().into_iter().chain((4..len).map(byte)).collect()
 }
 
 impl Host {
-    pub(super) fn new(own: usize, place: Place, habits: Habits, seed: u64) -> Self {
+    pub(super) fn new(own: usize, position: Position, habits: Habits, seed: u64) -> Self {
         let peer = |n: usize| {
-            let at = host_at(n);
+            let at = host_addresses(n);
             Peer { id: ProcessId(n as u32), mac: at.mac, address: at.ip.into(), qpn: at.qpn }
         };
-        let At { mac, ip, qpn } = place.tor;
+        let Addresses { mac, ip, qpn } = position.tor;
         let tor = process::Beacons { mac, address: ip.into(), qpn, detour: Vec::new() };
         let mut config = process::Config::new(peer(own), tor);
-        let circle = circle(own, place.hosts, habits.friends, seed);
-        config.peers = circle.iter().copied().filter(|&n| n != own).map(peer).collect();
-        config.barriers_in_messages = place.barriers_in_messages;
+        let destinations = destinations(own, position.hosts, habits.friends, seed);
+        config.peers = destinations.iter().copied().filter(|&n| n != own).map(peer).collect();
+        config.barriers_in_messages = position.barriers_in_messages;
         config.beacon_interval = BEACON_INTERVAL;
         (config.receive_window, config.initial_window) = (habits.receive_window, habits.initial_window);
         config.receive_buffer = habits.receive_buffer;
@@ -208,15 +208,15 @@ impl Host {
             config.bug = habits.bug;
         }
         let mut rng = Chance::stream(seed, 1 << 32 | own as u64);
-        let at = crate::EPOCH + Nanos(rng.below(place.until.since(crate::EPOCH).0.max(1)));
+        let at = crate::EPOCH + Nanos(rng.below(position.until.since(crate::EPOCH).0.max(1)));
         let by = rng.below(2 * habits.step_ns + 1) as i64 - habits.step_ns as i64;
         Self {
             own,
-            place,
+            position,
             habits,
-            circle,
+            destinations,
             rng,
-            process: Process::new(config).expect("a configuration that can be"),
+            process: Process::new(config).expect("the configuration is valid"),
             at_once: Chance::stream(seed, 1 << 35 | own as u64).happens(habits.at_once),
             frame: None,
             sent_at_once: 0,
@@ -231,7 +231,7 @@ impl Host {
             took: Vec::new(),
             arrived: Vec::new(),
             barrier: None,
-            rose: None,
+            last_rise: None,
             stall: Nanos::ZERO,
             late: BTreeMap::new(),
             went_back: 0,
@@ -254,7 +254,7 @@ impl Host {
 
     /// Reports the failure of hosts to the process, and stops sending to them.
     pub fn forget(&mut self, dead: &[usize], now: Nanos) {
-        self.circle.retain(|host| !dead.contains(host));
+        self.destinations.retain(|host| !dead.contains(host));
         for &host in dead {
             self.process.set_alive(ProcessId(host as u32), false, now);
         }
@@ -279,23 +279,27 @@ impl Host {
     fn scatter(&mut self, now: Nanos) {
         let first = self.sent.len();
         let mut messages = Vec::new();
-        let count = if self.habits.broadcasts { self.circle.len() } else { self.rng.between(1, 3) as usize };
+        let count =
+            if self.habits.broadcasts { self.destinations.len() } else { self.rng.between(1, 3) as usize };
         for n in 0..count {
-            let chosen =
-                if self.habits.broadcasts { n } else { self.rng.below(self.circle.len() as u64) as usize };
-            let to = self.circle[chosen];
+            let chosen = if self.habits.broadcasts {
+                n
+            } else {
+                self.rng.below(self.destinations.len() as u64) as usize
+            };
+            let to = self.destinations[chosen];
             let large = self.habits.largest > 64 && self.rng.below(8) == 0;
             let len = self.rng.between(4, if large { self.habits.largest } else { 8 }) as usize;
-            messages.push((ProcessId(to as u32), text(self.sent.len(), len)));
+            messages.push((ProcessId(to as u32), payload(self.sent.len(), len)));
             self.sent.push(Sent { to, scattering: first as u64, fate: None, timestamp: None });
         }
-        let parts: Vec<_> = messages.iter().map(|(to, text)| (*to, &text[..])).collect();
-        if let [(to, text)] = parts[..]
+        let parts: Vec<_> = messages.iter().map(|(to, payload)| (*to, &payload[..])).collect();
+        if let [(to, payload)] = parts[..]
             && self.at_once
             && self.frame.is_none()
         {
             let mut frame = Vec::new();
-            if let Some(scattering) = self.process.send_at_once(now, to, text, &mut frame) {
+            if let Some(scattering) = self.process.send_at_once(now, to, payload, &mut frame) {
                 self.open.insert(scattering, (first, 1));
                 self.frame = Some(frame);
                 self.sent_at_once += 1;
@@ -310,15 +314,15 @@ impl Host {
                 self.full += 1;
                 self.sent.truncate(first);
             }
-            Err(error) => self.complain(format!("the process refused a scattering: {error}")),
+            Err(error) => self.report(format!("the process refused a scattering: {error}")),
         }
     }
 
-    fn complain(&mut self, what: String) {
+    fn report(&mut self, what: String) {
         self.wrong.get_or_insert(what);
     }
 
-    fn hear_events(&mut self, now: Nanos) {
+    fn handle_events(&mut self, now: Nanos) {
         while let Some(event) = self.process.poll_event() {
             match event {
                 Event::SendFailed { scattering, dst, part, why, .. } => {
@@ -330,14 +334,14 @@ impl Host {
                         Some(sent) if sent.to == dst.0 as usize && sent.fate.is_none() => {
                             sent.fate = Some(Err(why));
                         }
-                        _ => self.complain(format!(
+                        _ => self.report(format!(
                             "{scattering:?} part {part} failed a second time, or was never sent"
                         )),
                     }
                 }
                 Event::Settled { scattering, timestamp, failed } => {
                     let Some((first, count)) = self.open.remove(&scattering) else {
-                        self.complain(format!("{scattering:?} was settled a second time"));
+                        self.report(format!("{scattering:?} was settled a second time"));
                         continue;
                     };
                     let mut bad = 0;
@@ -347,7 +351,7 @@ impl Host {
                         sent.timestamp = timestamp.map(|timestamp| unwrap(timestamp, now));
                     }
                     if bad != failed {
-                        self.complain(format!(
+                        self.report(format!(
                             "{scattering:?}: {bad} failures of messages were reported, but {failed} counted"
                         ));
                     }
@@ -361,19 +365,19 @@ impl Host {
         while let Some(message) = self.process.unreliable_recv() {
             let clock = self.process.timestamp(now);
             if !message.timestamp.precedes(clock) {
-                self.complain(format!(
+                self.report(format!(
                     "a message with timestamp {} was delivered too early, at {clock}",
                     message.timestamp
                 ));
             }
             let (ns, from) = (unwrap(message.timestamp, now), message.src.0 as usize);
             let Some(&[a, b, c, d]) = message.payload.first_chunk() else {
-                self.complain("a message without a number was delivered".into());
+                self.report("a message without a number was delivered".into());
                 continue;
             };
             let number = u32::from_be_bytes([a, b, c, d]);
-            if message.payload != text(number as usize, message.payload.len()) {
-                self.complain(format!("message {number} of host {from} has a wrong payload"));
+            if message.payload != payload(number as usize, message.payload.len()) {
+                self.report(format!("message {number} of host {from} has a wrong payload"));
             }
             self.took.push(true_time(now).saturating_sub(ns));
             self.delivered.push((ns, from, number.into()));
@@ -381,11 +385,12 @@ impl Host {
     }
 
     /// Inspects a frame that arrives.
-    fn look_at(&mut self, frame: &[u8], now: Nanos) {
+    fn inspect_received(&mut self, frame: &[u8], now: Nanos) {
         let Some(packet) = Packet::parse(frame) else { return };
         let ends = packet.ethernet();
         // Frames of the host outside of the tree do not count.
-        if !packet.verify_icrc() || ends.dst != host_at(self.own).mac || ends.src == stranger::OWN.mac {
+        if !packet.verify_icrc() || ends.dst != host_addresses(self.own).mac || ends.src == outsider::OWN.mac
+        {
             return;
         }
         let Some(&header) = packet.onepipe() else { return };
@@ -401,28 +406,29 @@ impl Host {
         }
         if let Some(traffic) = &mut self.traffic {
             if header.opcode() == OnePipeOpcode::BEACON && header.nothing_follows() {
-                traffic.hears_the_end(self.process.timestamp(now));
+                traffic.on_nothing_follows(self.process.timestamp(now));
             }
-            traffic.hears(&packet, &header, self.barrier, now);
+            traffic.on_received(&packet, &header, self.barrier, now);
         }
-        let told = message && self.place.barriers_in_messages || header.opcode() == OnePipeOpcode::BEACON;
-        let Some(barrier) = header.barrier().filter(|_| told) else { return };
+        let carries_barrier =
+            message && self.position.barriers_in_messages || header.opcode() == OnePipeOpcode::BEACON;
+        let Some(barrier) = header.barrier().filter(|_| carries_barrier) else { return };
         self.went_back += u64::from(self.barrier.is_some_and(|before| barrier.precedes(before)));
         // No process delivers a message before its own clock has passed the timestamp (causality).
         self.ahead += u64::from(self.process.timestamp(now).precedes(barrier));
         if self.barrier.is_none_or(|before| before.precedes(barrier)) {
-            self.stall = self.stall.max(now.since(self.rose.unwrap_or(now)));
-            self.rose = Some(now);
+            self.stall = self.stall.max(now.since(self.last_rise.unwrap_or(now)));
+            self.last_rise = Some(now);
             self.barrier = Some(barrier);
         }
     }
 
     /// Inspects a frame that the host sends: no message may be below a barrier that it sent earlier.
-    fn look_back_at(&mut self, frame: &[u8], now: Nanos) {
+    fn inspect_sent(&mut self, frame: &[u8], now: Nanos) {
         let Some(packet) = Packet::parse(frame) else { return };
         let Some(&header) = packet.onepipe() else { return };
         if let Some(traffic) = &mut self.traffic {
-            traffic.sends(&packet, &header, now);
+            traffic.on_sent(&packet, &header, now);
         }
         if header.opcode() == OnePipeOpcode::DATA {
             let kept = self.promised.is_none_or(|promised| !header.timestamp().precedes(promised));
@@ -439,13 +445,13 @@ impl Host {
         if self.habits.reads_every == Nanos::ZERO {
             self.read(now);
         }
-        self.hear_events(now);
+        self.handle_events(now);
     }
 }
 
 impl Node for Host {
     fn on_frame(&mut self, frame: MemoryFrame, _port: PortId, now: Nanos, _out: &mut Ports<'_>) {
-        self.look_at(frame.bytes(), now);
+        self.inspect_received(frame.bytes(), now);
         // The process counts whether it accepted the frame.
         _ = self.process.on_frame(frame.bytes(), now);
         self.after(now);
@@ -462,11 +468,11 @@ impl Node for Host {
             self.process.on_timer(now);
         }
         if self.next_message <= now {
-            if now < self.place.until {
+            if now < self.position.until {
                 self.scatter(now);
             }
-            let apart = self.rng.between(1, 2 * self.place.every.0);
-            self.next_message = self.next_tick(now + Nanos(apart));
+            let interval = self.rng.between(1, 2 * self.position.every.0);
+            self.next_message = self.next_tick(now + Nanos(interval));
         }
         if self.habits.reads_every > Nanos::ZERO && self.next_read <= now {
             self.read(now);
@@ -476,7 +482,7 @@ impl Node for Host {
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        let next_message = Some(self.next_message).filter(|&at| at < self.place.until);
+        let next_message = Some(self.next_message).filter(|&at| at < self.position.until);
         let next_read = (self.habits.reads_every > Nanos::ZERO).then_some(self.next_read);
         let step = self.step.map(|(at, _)| at);
         [self.process.next_timer(), next_message, next_read, step].into_iter().flatten().min()
@@ -491,7 +497,7 @@ impl Node for Host {
             None => self.process.poll_transmit(now, frame),
         };
         if more {
-            self.look_back_at(frame, now);
+            self.inspect_sent(frame, now);
         }
         // Sending may deliver messages to the host itself.
         self.after(now);
@@ -500,7 +506,7 @@ impl Node for Host {
 
     fn start(&mut self, now: Nanos, _out: &mut Ports<'_>) {
         // Spreads the hosts' first scatterings.
-        let within = self.rng.below(2 * self.place.every.0);
+        let within = self.rng.below(2 * self.position.every.0);
         self.next_message = self.next_tick(now + Nanos(within));
     }
 }

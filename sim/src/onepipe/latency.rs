@@ -96,8 +96,8 @@ impl Made {
         let (mut took, mut sent, mut arrived, mut arrived_ns) = (self.took(from, to), 0, 0_u64, 0);
         for host in self.each_host() {
             let own = host.number();
-            let stamped = host.sent.iter().filter(|sent| sent.to != own);
-            sent += stamped.filter(|sent| sent.timestamp.is_some_and(|at| stretch.contains(&at))).count();
+            let to_others = host.sent.iter().filter(|sent| sent.to != own);
+            sent += to_others.filter(|sent| sent.timestamp.is_some_and(|at| stretch.contains(&at))).count();
             for &(_, took) in host.arrived.iter().filter(|(at, _)| stretch.contains(at)) {
                 arrived += 1;
                 arrived_ns += took;

@@ -5,19 +5,20 @@ mod fat_tree;
 mod host;
 mod latency;
 mod losses;
-mod stranger;
+mod outsider;
 mod triangle;
 
 pub use fat_tree::FatTree;
 pub use host::{Habits, Host, Message, Sent};
 pub use latency::{Latency, Span};
 pub use losses::{Drawn, Explained};
-pub use stranger::Stranger;
+pub use outsider::Stranger;
 pub use triangle::Triangle;
 
 use crate::{Clock, EPOCH, Link as Wire, LinkId, NodeId, Switch, World};
 use core::net::Ipv4Addr;
-use host::Place;
+use host::Position;
+use outsider::Forger;
 use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Registers, Side};
 use representative::process::Failure;
 use representative::{Command, Counters, Refusal, Representative};
@@ -26,7 +27,6 @@ use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::{OnePipe, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use stranger::Lying;
 use switch::forward::config::Topology;
 use switch::forward::{self, Forward};
 use switch::{Chance, Nanos, PortId};
@@ -41,29 +41,29 @@ const REGISTERS: Registers = Registers { va: 0x10_0000, rkey: 0x77 };
 
 /// Addresses of a node
 #[derive(Clone, Copy, Debug)]
-struct At {
+struct Addresses {
     mac: MacAddr,
     ip: Ipv4Addr,
     qpn: Qpn,
 }
 
-fn host_at(n: usize) -> At {
+fn host_addresses(n: usize) -> Addresses {
     let [high, low] = (n as u16).to_be_bytes();
-    At { mac: MacAddr([2, 0, 0, 0, high, low]), ip: Ipv4Addr::new(10, 0, high, low), qpn: HOST_QP }
+    Addresses { mac: MacAddr([2, 0, 0, 0, high, low]), ip: Ipv4Addr::new(10, 0, high, low), qpn: HOST_QP }
 }
 
 /// Returns the addresses of a switch, or of its representative, for the neighbour at link `link`.
-fn switch_at(n: usize, link: usize) -> At {
+fn switch_addresses(n: usize, link: usize) -> Addresses {
     let [high, low] = (n as u16).to_be_bytes();
     let qpn = Qpn::new(FIRST_QP.get() + link as u32);
-    At { mac: MacAddr([2, 0, 0, 1, high, low]), ip: Ipv4Addr::new(10, 1, high, low), qpn }
+    Addresses { mac: MacAddr([2, 0, 0, 1, high, low]), ip: Ipv4Addr::new(10, 1, high, low), qpn }
 }
 
 /// Returns the configuration of a node that keeps the barriers of a switch, as all networks here have it.
 fn keeper(
     incarnation: Incarnation,
     pace: Pace,
-    own: At,
+    own: Addresses,
     forward: forward::Config,
     links: Vec<Link>,
 ) -> Config {
@@ -90,14 +90,14 @@ fn keeper(
 
 /// Neighbour at a link of a switch.
 struct Neighbour {
-    at: At,
+    at: Addresses,
     /// The switch; `None` for a host
-    switch: Option<Neighbouring>,
+    switch: Option<NeighbourSwitch>,
 }
 
 /// Switch at the other end of a link.
 #[derive(Clone, Copy)]
-struct Neighbouring {
+struct NeighbourSwitch {
     /// Number of the link at that switch
     link: usize,
     incarnation: Incarnation,
@@ -185,21 +185,24 @@ impl Tree {
     /// Returns the switch above switch `n` of a level, and the number of the link to `n` there; `None` for
     /// the root.
     fn parent(&self, level: u32, n: usize) -> Option<(usize, usize)> {
-        let place = n - self.first_of(level);
+        let index = n - self.first_of(level);
         (level + 1 < self.levels)
-            .then(|| (self.first_of(level + 1) + place / self.fanout, place % self.fanout))
+            .then(|| (self.first_of(level + 1) + index / self.fanout, index % self.fanout))
     }
 
     /// Returns the neighbours at the links of a switch: those below in order, then the one above.
     fn neighbours(&self, level: u32, n: usize) -> Vec<Neighbour> {
-        let place = n - self.first_of(level);
+        let index = n - self.first_of(level);
         let switch = |number, link| {
             let incarnation = self.incarnation_of(number);
-            Neighbour { at: switch_at(number, link), switch: Some(Neighbouring { link, incarnation }) }
+            Neighbour {
+                at: switch_addresses(number, link),
+                switch: Some(NeighbourSwitch { link, incarnation }),
+            }
         };
-        let below = (0..self.fanout).map(|child| place * self.fanout + child).map(|child| {
+        let below = (0..self.fanout).map(|child| index * self.fanout + child).map(|child| {
             match level.checked_sub(1) {
-                None => Neighbour { at: host_at(child), switch: None },
+                None => Neighbour { at: host_addresses(child), switch: None },
                 Some(below) => switch(self.first_of(below) + child, self.fanout),
             }
         });
@@ -214,16 +217,16 @@ impl Tree {
         let neighbours = self.neighbours(level, n);
         let own = usize::from(self.is_bridge(n));
         let ports = neighbours.len() + own;
-        let strangers = usize::from(self.stranger.is_some_and(|stranger| stranger.switch == n));
-        let mut bridge = forward::Config::bridge((ports + strangers) as u16, 8);
+        let outsider_ports = usize::from(self.stranger.is_some_and(|stranger| stranger.switch == n));
+        let mut bridge = forward::Config::bridge((ports + outsider_ports) as u16, 8);
         let towards = |host: usize| {
             let child = (host / self.fanout.pow(level)).checked_sub(first_child);
             child.filter(|&child| child < self.fanout).unwrap_or(self.fanout)
         };
-        let hosts = (0..self.hosts()).map(|host| (host_at(host).mac, PortId(towards(host) as u16)));
+        let hosts = (0..self.hosts()).map(|host| (host_addresses(host).mac, PortId(towards(host) as u16)));
         let others = neighbours.iter().zip(0..).filter(|(neighbour, _)| neighbour.switch.is_some());
         let others = others.map(|(neighbour, port)| (neighbour.at.mac, PortId(port)));
-        let own = [(switch_at(n, 0).mac, PortId(ports as u16 - 1))].into_iter().take(own);
+        let own = [(switch_addresses(n, 0).mac, PortId(ports as u16 - 1))].into_iter().take(own);
         if let Topology::Mac(table) = &mut bridge.topology {
             table.fixed = hosts.chain(others).chain(own).collect();
         }
@@ -243,7 +246,7 @@ impl Tree {
                     detour: Vec::new(),
                     qpn: at.qpn,
                     beacon: match switch {
-                        Some(Neighbouring { link, .. }) if is_a(Incarnation::Host) => {
+                        Some(NeighbourSwitch { link, .. }) if is_a(Incarnation::Host) => {
                             BeaconForm::Write { va: REGISTERS.va_of(link as u16), rkey: REGISTERS.rkey }
                         }
                         _ => BeaconForm::Datagram,
@@ -252,7 +255,7 @@ impl Tree {
                 }
             });
         let forward = if beside { forward::Config::bridge(1, 1) } else { self.bridge(level, n) };
-        let (incarnation, own) = (self.incarnation_of(n), switch_at(n, 0));
+        let (incarnation, own) = (self.incarnation_of(n), switch_addresses(n, 0));
         let config = keeper(incarnation, self.pace, own, forward, links.collect());
         #[cfg(debug_assertions)]
         let config = Config { bug: self.bug, ..config };
@@ -264,14 +267,14 @@ impl Tree {
         let mut world = World::new(seed);
         let mut rng = Chance::stream(seed, 1 << 33);
         let mut clock = |by: u64| {
-            let mut around = |by: u64| rng.below(2 * by + 1) as i64 - by as i64;
-            Clock::new(around(by), around(self.drift_ppb))
+            let mut symmetric = |by: u64| rng.below(2 * by + 1) as i64 - by as i64;
+            Clock::new(symmetric(by), symmetric(self.drift_ppb))
         };
         let mut hosts = Vec::new();
         for n in 0..self.hosts() {
-            let place = Place {
+            let position = Position {
                 hosts: self.hosts(),
-                tor: switch_at(n / self.fanout, n % self.fanout),
+                tor: switch_addresses(n / self.fanout, n % self.fanout),
                 every: self.every,
                 until: EPOCH + self.lasts,
                 barriers_in_messages: self.incarnation_of(n / self.fanout) == Incarnation::Chip,
@@ -281,17 +284,17 @@ impl Tree {
                 bug: self.bug,
                 ..self.habits
             };
-            let host = Host::new(n, place, habits, seed);
+            let host = Host::new(n, position, habits, seed);
             hosts.push(world.add(&format!("host {n}"), host, clock(self.skew_ns)));
         }
         let all = |level: u32| (self.first_of(level)..self.first_of(level + 1)).map(move |n| (level, n));
-        let places: Vec<_> = (0..self.levels).flat_map(all).collect();
+        let sites: Vec<_> = (0..self.levels).flat_map(all).collect();
         let keeper = |level, n| {
             let config = self.config(level, n);
             Switch::new(move || Representative::new(config.clone()).expect("the configuration is valid"))
         };
         let mut switches = Vec::new();
-        for &(level, n) in &places {
+        for &(level, n) in &sites {
             let (name, clock) = (format!("switch {n}"), clock(1000 * self.skew_ns));
             switches.push(if self.is_bridge(n) {
                 let bridge = self.bridge(level, n);
@@ -305,13 +308,13 @@ impl Tree {
             |(n, &host): (usize, &NodeId)| world.connect(switches[n / self.fanout], host, self.link);
         let access = hosts.iter().enumerate().map(connect).collect();
         let mut uplinks = Vec::new();
-        for &(level, n) in &places {
+        for &(level, n) in &sites {
             if let Some((parent, _)) = self.parent(level, n) {
                 uplinks.push(world.connect(switches[parent], switches[n], self.link));
             }
         }
         let mut keepers = switches.clone();
-        for &(level, n) in places.iter().filter(|&&(_, n)| self.is_bridge(n)) {
+        for &(level, n) in sites.iter().filter(|&&(_, n)| self.is_bridge(n)) {
             let (name, clock) = (format!("representative {n}"), clock(1000 * self.skew_ns));
             let node = world.add(&name, keeper(level, n), clock);
             let switch = core::mem::replace(&mut keepers[n], node);
@@ -321,20 +324,20 @@ impl Tree {
             let all_see = !(0..keepers.len()).any(|n| self.is_bridge(n));
             let sees_ports =
                 |n: usize| if n < hosts.len() { !self.is_bridge(n / self.fanout) } else { all_see };
-            let lying = Lying {
+            let forger = Forger {
                 rng: Chance::stream(seed, 0x6c69_6172),
                 left: stranger.lies,
                 switch: stranger.switch,
                 next: EPOCH,
                 hosts: hosts.len(),
                 all: (0..hosts.len())
-                    .map(host_at)
-                    .chain((0..keepers.len()).map(|n| switch_at(n, 0)))
+                    .map(host_addresses)
+                    .chain((0..keepers.len()).map(|n| switch_addresses(n, 0)))
                     .collect(),
                 sees_ports: (0..hosts.len() + keepers.len()).map(sees_ports).collect(),
                 flooded: stranger.floods.then(|| seed as usize % hosts.len()),
             };
-            let node = world.add("stranger", lying, Clock::default());
+            let node = world.add("outsider", forger, Clock::default());
             world.connect(switches[stranger.switch], node, self.link);
         }
         Made { world, hosts, switches, keepers, access, uplinks }
@@ -365,8 +368,8 @@ impl Made {
 
     /// Returns the MAC addresses of the hosts, then of the nodes that keep barriers.
     pub fn interfaces(&self) -> Vec<MacAddr> {
-        let keepers = (0..self.keepers.len()).map(|n| switch_at(n, 0).mac);
-        (0..self.hosts.len()).map(|n| host_at(n).mac).chain(keepers).collect()
+        let keepers = (0..self.keepers.len()).map(|n| switch_addresses(n, 0).mac);
+        (0..self.hosts.len()).map(|n| host_addresses(n).mac).chain(keepers).collect()
     }
 
     /// Returns the mean time from sending to delivery over all messages, in nanoseconds.
@@ -444,7 +447,7 @@ impl Made {
     /// sender, as they were sent, not before their timestamp has passed, and once.
     pub fn check_order(&self) -> Result<(), String> {
         // Hosts that delivered a scattering, with the position of its last message there
-        let mut places: BTreeMap<(usize, u64), Vec<(usize, usize)>> = BTreeMap::new();
+        let mut positions: BTreeMap<(usize, u64), Vec<(usize, usize)>> = BTreeMap::new();
         for host in self.each_host() {
             let number = host.number();
             if let Some(wrong) = &host.wrong {
@@ -468,9 +471,9 @@ impl Made {
                 if last.insert(from, message).is_some_and(|before| before >= message) {
                     return Err(format!("{what} was delivered twice, or after a later message"));
                 }
-                let of = places.entry((from, sender.scattering_of(message))).or_default();
+                let of = positions.entry((from, sender.scattering_of(message))).or_default();
                 match of.last_mut() {
-                    Some((there, place)) if *there == number => *place = at,
+                    Some((there, position)) if *there == number => *position = at,
                     _ => of.push((number, at)),
                 }
             }
@@ -480,7 +483,7 @@ impl Made {
         }
         // Scatterings that two hosts have in common have to be in the same order at both.
         let mut common: BTreeMap<(usize, usize), Vec<(usize, usize)>> = BTreeMap::new();
-        for of in places.values() {
+        for of in positions.values() {
             for (n, &(other, there)) in of.iter().enumerate() {
                 for &(host, here) in &of[n + 1..] {
                     common.entry((other, host)).or_default().push((here, there));
@@ -507,12 +510,16 @@ impl Made {
         for host in self.each_host() {
             for (number, sent) in (0..).zip(&host.sent) {
                 let what = format!("message {number} of host {} to {}", host.number(), sent.to);
-                let came = delivered.contains(&(host.number(), number));
+                let received = delivered.contains(&(host.number(), number));
                 match sent.fate {
                     None => return Err(format!("{what} has no outcome at its sender")),
-                    Some(Ok(())) if !came => return Err(format!("{what}: acknowledged but not delivered")),
-                    Some(Err(Failure::NoAnswer)) => ambiguous += usize::from(came),
-                    Some(Err(why)) if came => return Err(format!("{what}: delivered, but failed: {why}")),
+                    Some(Ok(())) if !received => {
+                        return Err(format!("{what}: acknowledged but not delivered"));
+                    }
+                    Some(Err(Failure::NoAnswer)) => ambiguous += usize::from(received),
+                    Some(Err(why)) if received => {
+                        return Err(format!("{what}: delivered, but failed: {why}"));
+                    }
                     Some(_) => {}
                 }
             }

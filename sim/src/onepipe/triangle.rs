@@ -10,8 +10,8 @@
 //! The routes between the representatives pass switch 2. Their beacons about the link between 0 and 1 have to
 //! pass that link.
 
-use super::host::{Habits, Host, Place};
-use super::{At, HOST_QP, Made, REGISTERS, host_at, switch_at};
+use super::host::{Habits, Host, Position};
+use super::{Addresses, HOST_QP, Made, REGISTERS, host_addresses, switch_addresses};
 use crate::{Clock, EPOCH, Link as Wire, Switch, World};
 use core::net::Ipv4Addr;
 use representative::Representative;
@@ -43,10 +43,10 @@ pub struct Triangle {
 }
 
 /// Returns the addresses of a switch's tunnel endpoint.
-fn tunnel_at(n: usize) -> At {
+fn tunnel_addresses(n: usize) -> Addresses {
     let [high, low] = (n as u16).to_be_bytes();
-    let representative = switch_at(n, 0);
-    At { mac: MacAddr([2, 0, 0, 2, high, low]), ip: Ipv4Addr::new(10, 2, high, low), ..representative }
+    let representative = switch_addresses(n, 0);
+    Addresses { mac: MacAddr([2, 0, 0, 2, high, low]), ip: Ipv4Addr::new(10, 2, high, low), ..representative }
 }
 
 /// Returns the hosts at switch `n`.
@@ -54,7 +54,7 @@ fn hosts_of(n: usize) -> impl Iterator<Item = usize> + Clone {
     n * HOSTS..(n + 1) * HOSTS
 }
 
-fn bridge(ports: usize, stations: impl Iterator<Item = (At, usize)>) -> Forward {
+fn bridge(ports: usize, stations: impl Iterator<Item = (Addresses, usize)>) -> Forward {
     let mut bridge = forward::Config::bridge(ports as u16, 1);
     if let Topology::Mac(table) = &mut bridge.topology {
         table.fixed = stations.map(|(at, port)| (at.mac, PortId(port as u16))).collect();
@@ -67,14 +67,14 @@ fn bridge(ports: usize, stations: impl Iterator<Item = (At, usize)>) -> Forward 
 fn switch_with_hosts(n: usize) -> Tunnel<Forward> {
     let own = hosts_of(n).zip(0..);
     let others = hosts_of(1 - n).map(|host| (host, HOSTS));
-    let hosts = own.chain(others).map(|(host, port)| (host_at(host), port));
-    let representatives = [0, 1].map(|other| (switch_at(other, 0), HOSTS + 1));
-    let stations = hosts.chain([(tunnel_at(1 - n), HOSTS)]).chain(representatives);
-    let next = [switch_at(0, 0), switch_at(1, 0), tunnel_at(1 - n)];
+    let hosts = own.chain(others).map(|(host, port)| (host_addresses(host), port));
+    let representatives = [0, 1].map(|other| (switch_addresses(other, 0), HOSTS + 1));
+    let stations = hosts.chain([(tunnel_addresses(1 - n), HOSTS)]).chain(representatives);
+    let next = [switch_addresses(0, 0), switch_addresses(1, 0), tunnel_addresses(1 - n)];
     let config = tunnel::Config {
-        mac: tunnel_at(n).mac,
-        ends: vec![tunnel_at(n).ip.into()],
-        sources: vec![switch_at(n, 0).ip.into(), tunnel_at(1 - n).ip.into()],
+        mac: tunnel_addresses(n).mac,
+        ends: vec![tunnel_addresses(n).ip.into()],
+        sources: vec![switch_addresses(n, 0).ip.into(), tunnel_addresses(1 - n).ip.into()],
         onward: Onward::NextHops(next.map(|at| (at.ip.into(), at.mac)).into()),
     };
     Tunnel::new(&config, bridge(HOSTS + 2, stations))
@@ -82,8 +82,8 @@ fn switch_with_hosts(n: usize) -> Tunnel<Forward> {
 
 /// Returns switch 2: first the ports to switches 0 and 1, then those of their representatives.
 fn switch_between() -> Forward {
-    let hosts = [0, 1].into_iter().flat_map(|n| hosts_of(n).map(move |host| (host_at(host), n)));
-    let rest = [0, 1].into_iter().flat_map(|n| [(tunnel_at(n), n), (switch_at(n, 0), 2 + n)]);
+    let hosts = [0, 1].into_iter().flat_map(|n| hosts_of(n).map(move |host| (host_addresses(host), n)));
+    let rest = [0, 1].into_iter().flat_map(|n| [(tunnel_addresses(n), n), (switch_addresses(n, 0), 2 + n)]);
     bridge(4, hosts.chain(rest))
 }
 
@@ -104,7 +104,7 @@ impl Triangle {
     /// to the other switch. Switch 1 is above switch 0.
     fn config(&self, n: usize) -> Config {
         let to_host = |host| {
-            let At { mac, ip, .. } = host_at(host);
+            let Addresses { mac, ip, .. } = host_addresses(host);
             Link {
                 side: Side::Below,
                 port: PortId(0),
@@ -116,11 +116,11 @@ impl Triangle {
                 barriers_in_messages: false,
             }
         };
-        let other = switch_at(1 - n, HOSTS);
-        let detour = [tunnel_at(n), tunnel_at(1 - n)].map(|at| at.ip.into());
+        let other = switch_addresses(1 - n, HOSTS);
+        let detour = [tunnel_addresses(n), tunnel_addresses(1 - n)].map(|at| at.ip.into());
         let across = Link {
             side: if n == 0 { Side::Above } else { Side::Below },
-            mac: if self.detours { tunnel_at(n).mac } else { other.mac },
+            mac: if self.detours { tunnel_addresses(n).mac } else { other.mac },
             address: other.ip.into(),
             detour: if self.detours { detour.into() } else { Vec::new() },
             qpn: other.qpn,
@@ -129,7 +129,7 @@ impl Triangle {
         };
         let links = hosts_of(n).map(to_host).chain([across]).collect();
         let bridge = forward::Config::bridge(1, 1);
-        let config = super::keeper(Incarnation::Host, Pace::Passing, switch_at(n, 0), bridge, links);
+        let config = super::keeper(Incarnation::Host, Pace::Passing, switch_addresses(n, 0), bridge, links);
         Config { dead_after_intervals: 20, ..config }
     }
 
@@ -141,16 +141,16 @@ impl Triangle {
         let (mut hosts, mut switches) = (Vec::new(), Vec::new());
         for n in [0, 1] {
             for host in hosts_of(n) {
-                let place = Place {
+                let position = Position {
                     hosts: 2 * HOSTS,
-                    tor: switch_at(n, host % HOSTS),
+                    tor: switch_addresses(n, host % HOSTS),
                     every: self.every,
                     until: EPOCH + self.lasts,
                     barriers_in_messages: false,
                 };
                 hosts.push(world.add(
                     &format!("host {host}"),
-                    Host::new(host, place, Habits::default(), seed),
+                    Host::new(host, position, Habits::default(), seed),
                     clock(),
                 ));
             }

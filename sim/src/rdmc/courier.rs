@@ -21,8 +21,8 @@ fn digest(bytes: &[u8]) -> [u8; DIGEST] {
         sums[at % 4] = mix(sums[at % 4] ^ u64::from(*byte) ^ (at as u64) << 8);
     }
     let mut digest = [0; DIGEST];
-    for (place, sum) in digest.chunks_mut(8).zip(sums) {
-        place.copy_from_slice(&sum.to_be_bytes());
+    for (chunk, sum) in digest.chunks_mut(8).zip(sums) {
+        chunk.copy_from_slice(&sum.to_be_bytes());
     }
     digest
 }
@@ -56,42 +56,42 @@ pub struct Root {
     give: Box<Give>,
     /// Number of segments read
     read: u64,
-    most: u64,
+    read_limit: u64,
 }
 
 /// A receiver.
 #[derive(Debug)]
 pub struct Receiver {
     take: Box<Take>,
-    made_with: Box<(Config, TakeConfig)>,
+    configs: Box<(Config, TakeConfig)>,
     habit: Habit,
     written: Vec<u8>,
     /// Object whose digest was right; it stays on the disk when the receiver crashes
     stored: Vec<u8>,
     segments: u64,
-    asked: u32,
+    polls: u32,
     /// For [`Habit::Disk`]: end of the write in progress
-    busy: Option<Nanos>,
+    writing_until: Option<Nanos>,
     /// Time at which the receiver accepts or refuses, once an object was offered
-    begins: Option<Nanos>,
+    begins_at: Option<Nanos>,
     begun: bool,
     /// Largest number of segments that had arrived and were not written
     most_unwritten: u64,
 }
 
 impl Receiver {
-    fn new(made_with: Box<(Config, TakeConfig)>, habit: Habit) -> Self {
-        let take = Box::new(Take::new(made_with.0.clone(), made_with.1.clone()));
+    fn new(configs: Box<(Config, TakeConfig)>, habit: Habit) -> Self {
+        let take = Box::new(Take::new(configs.0.clone(), configs.1.clone()));
         Self {
             take,
-            made_with,
+            configs,
             habit,
             written: Vec::new(),
             stored: Vec::new(),
             segments: 0,
-            asked: 0,
-            busy: None,
-            begins: None,
+            polls: 0,
+            writing_until: None,
+            begins_at: None,
             begun: false,
             most_unwritten: 0,
         }
@@ -100,20 +100,20 @@ impl Receiver {
     /// Returns whether the receiver can write a segment now.
     fn writes(&mut self, now: Nanos) -> bool {
         match self.habit {
-            Habit::Slow(every) => self.asked.is_multiple_of(every),
+            Habit::Slow(every) => self.polls.is_multiple_of(every),
             Habit::Stuck(after) => self.segments < after,
-            Habit::Disk(_) => self.busy.is_none_or(|until| until <= now),
+            Habit::Disk(_) => self.writing_until.is_none_or(|until| until <= now),
             _ => true,
         }
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         self.take.run(nic, now);
-        if self.take.offered().is_some() && self.begins.is_none() {
-            let takes = if let Habit::Begins(takes) = self.habit { takes } else { Nanos::ZERO };
-            self.begins = Some(now + takes);
+        if self.take.offered().is_some() && self.begins_at.is_none() {
+            let duration = if let Habit::Begins(duration) = self.habit { duration } else { Nanos::ZERO };
+            self.begins_at = Some(now + duration);
         }
-        if self.begins.is_some_and(|at| at <= now) && !self.begun {
+        if self.begins_at.is_some_and(|at| at <= now) && !self.begun {
             self.begun = true;
             if self.habit == Habit::Full {
                 self.take.refuse(nic, Refusal::NoSpace, now);
@@ -122,9 +122,9 @@ impl Receiver {
             }
         }
         self.most_unwritten = self.most_unwritten.max(self.take.unwritten());
-        self.asked += 1;
+        self.polls += 1;
         // The disk has finished its write.
-        if self.busy.take_if(|until| *until <= now).is_some() {
+        if self.writing_until.take_if(|until| *until <= now).is_some() {
             self.take.written(nic);
         }
         while self.writes(now)
@@ -136,7 +136,7 @@ impl Receiver {
                 self.written[0] ^= 1;
             }
             match self.habit {
-                Habit::Disk(takes) => self.busy = Some(now + takes),
+                Habit::Disk(duration) => self.writing_until = Some(now + duration),
                 _ => self.take.written(nic),
             }
         }
@@ -152,14 +152,14 @@ impl Receiver {
 
 /// Role of a host.
 #[derive(Debug)]
-pub enum Courier {
+pub enum Role {
     /// Sends
     Root(Root),
     /// Receives
     Receiver(Receiver),
 }
 
-impl App for Courier {
+impl App for Role {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
         match self {
             // Both fail only if the NIC lacks resources, which no outcome would report.
@@ -171,9 +171,9 @@ impl App for Courier {
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         match self {
-            Self::Root(Root { give, read, most }) => {
+            Self::Root(Root { give, read, read_limit }) => {
                 give.run(nic, now);
-                while *read < *most
+                while *read < *read_limit
                     && let Some(wanted) = give.wants()
                 {
                     *read += 1;
@@ -195,7 +195,7 @@ impl App for Courier {
         // The operator starts the receiver again.
         if let Self::Receiver(receiver) = self {
             let stored = core::mem::take(&mut receiver.stored);
-            *receiver = Receiver { stored, ..Receiver::new(receiver.made_with.clone(), receiver.habit) };
+            *receiver = Receiver { stored, ..Receiver::new(receiver.configs.clone(), receiver.habit) };
         }
     }
 
@@ -203,8 +203,8 @@ impl App for Courier {
         match self {
             Self::Root(root) => root.give.next_timer(),
             Self::Receiver(Receiver { habit: Habit::Absent, .. }) => None,
-            Self::Receiver(Receiver { take, busy, begins, begun, .. }) => {
-                [take.next_timer(), *busy, begins.filter(|_| !begun)].into_iter().flatten().min()
+            Self::Receiver(Receiver { take, writing_until, begins_at, begun, .. }) => {
+                [take.next_timer(), *writing_until, begins_at.filter(|_| !begun)].into_iter().flatten().min()
             }
         }
     }
@@ -248,21 +248,17 @@ impl Delivery {
         let len = give.len;
         let patience = give.patience;
         let give = Box::new(Give::new(node_config(setup, 0), give)?);
-        let root = Courier::Root(Root { give, read: 0, most: u64::MAX });
+        let root = Role::Root(Root { give, read: 0, read_limit: u64::MAX });
         let receiver = |(host, habit): (u16, &Habit)| {
             let max_memory = if let Habit::Small(bytes) = habit { *bytes } else { TakeConfig::MEMORY };
-            let made_with = (node_config(setup, host), TakeConfig { from: ip(0), patience, max_memory });
-            Courier::Receiver(Receiver::new(Box::new(made_with), *habit))
+            let configs = (node_config(setup, host), TakeConfig { from: ip(0), patience, max_memory });
+            Role::Receiver(Receiver::new(Box::new(configs), *habit))
         };
         let all = core::iter::once(root).chain((1..).zip(receivers).map(receiver));
         let hosts: Vec<_> = (0..)
             .zip(all)
-            .map(|(host, courier)| {
-                world.add(
-                    &format!("host {host}"),
-                    Host::new(super::nic(setup, host), courier),
-                    Clock::default(),
-                )
+            .map(|(host, role)| {
+                world.add(&format!("host {host}"), Host::new(super::nic(setup, host), role), Clock::default())
             })
             .collect();
         for (host, node) in (0..).zip(&hosts) {
@@ -271,65 +267,65 @@ impl Delivery {
         Ok(Self { world, hosts, switch, len })
     }
 
-    fn courier(&self, host: u16) -> &Courier {
-        &self.world.node::<Host<Courier>>(self.hosts[usize::from(host)]).app
+    fn role(&self, host: u16) -> &Role {
+        &self.world.node::<Host<Role>>(self.hosts[usize::from(host)]).app
     }
 
     /// Returns the outcome at the root, once there is one.
     pub fn given(&self) -> Option<&Result<Given, GiveError>> {
-        match self.courier(0) {
-            Courier::Root(root) => root.give.outcome(),
-            Courier::Receiver(_) => None,
+        match self.role(0) {
+            Role::Root(root) => root.give.outcome(),
+            Role::Receiver(_) => None,
         }
     }
 
     /// Returns the number of segments that the root has read; it reads segments again after a failure.
     pub fn read(&self) -> u64 {
-        match self.courier(0) {
-            Courier::Root(root) => root.read,
-            Courier::Receiver(_) => 0,
+        match self.role(0) {
+            Role::Root(root) => root.read,
+            Role::Receiver(_) => 0,
         }
     }
 
     /// Makes the application of a host give up.
     pub fn stop(&mut self, host: u16) {
         let node = self.hosts[usize::from(host)];
-        self.world.with::<Host<Courier>, _>(node, |host, now| match &mut host.app {
-            Courier::Root(root) => root.give.stop(&mut host.nic, now),
-            Courier::Receiver(receiver) => receiver.take.refuse(&mut host.nic, Refusal::Stopped, now),
+        self.world.with::<Host<Role>, _>(node, |host, now| match &mut host.app {
+            Role::Root(root) => root.give.stop(&mut host.nic, now),
+            Role::Receiver(receiver) => receiver.take.refuse(&mut host.nic, Refusal::Stopped, now),
         });
     }
 
     /// Makes the root stop reading after this number of segments.
     pub fn read_at_most(&mut self, segments: u64) {
         let node = self.hosts[0];
-        self.world.with::<Host<Courier>, _>(node, |host, _| {
-            if let Courier::Root(root) = &mut host.app {
-                root.most = segments;
+        self.world.with::<Host<Role>, _>(node, |host, _| {
+            if let Role::Root(root) = &mut host.app {
+                root.read_limit = segments;
             }
         });
     }
 
     /// Returns the outcome at a receiver, once there is one.
     pub fn taken(&self, host: u16) -> Option<&Result<(), TakeError>> {
-        match self.courier(host) {
-            Courier::Receiver(receiver) => receiver.take.outcome(),
-            Courier::Root(_) => None,
+        match self.role(host) {
+            Role::Receiver(receiver) => receiver.take.outcome(),
+            Role::Root(_) => None,
         }
     }
 
     /// Returns the largest number of segments that a receiver had and had not written.
     pub fn most_unwritten(&self, host: u16) -> u64 {
-        match self.courier(host) {
-            Courier::Receiver(receiver) => receiver.most_unwritten,
-            Courier::Root(_) => 0,
+        match self.role(host) {
+            Role::Receiver(receiver) => receiver.most_unwritten,
+            Role::Root(_) => 0,
         }
     }
 
     /// Returns whether a receiver has stored exactly the object.
     pub fn is_right(&self, host: u16) -> bool {
-        let Courier::Receiver(Receiver { stored, .. }) = self.courier(host) else { return false };
-        let Courier::Root(Root { give, .. }) = self.courier(0) else { return false };
+        let Role::Receiver(Receiver { stored, .. }) = self.role(host) else { return false };
+        let Role::Root(Root { give, .. }) = self.role(0) else { return false };
         let object = (0..give.segments()).flat_map(|n| segment(n, give.segment_len(n) as usize));
         stored.len() as u64 == self.len && object.eq(stored.iter().copied())
     }

@@ -43,7 +43,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    fn say(&mut self, wrong: String) {
+    fn report(&mut self, wrong: String) {
         self.wrong.get_or_insert(wrong);
     }
 }
@@ -69,8 +69,8 @@ fn pattern(group: u32, message: u64, word: usize) -> [u8; 8] {
 }
 
 fn fill(group: u32, message: u64, bytes: &mut [u8]) {
-    for (word, place) in bytes.chunks_mut(8).enumerate() {
-        place.copy_from_slice(&pattern(group, message, word)[..place.len()]);
+    for (word, chunk) in bytes.chunks_mut(8).enumerate() {
+        chunk.copy_from_slice(&pattern(group, message, word)[..chunk.len()]);
     }
 }
 
@@ -88,7 +88,7 @@ fn free(nic: &mut Rnic, seen: &mut Seen, memory: Memory) {
     _ = nic.deregister(memory.mr);
     match seen.buffers.remove(&memory.mr.0) {
         Some(buffer) => _ = nic.free(buffer),
-        None => seen.say(format!("{memory:?} was returned, but is not in use")),
+        None => seen.report(format!("{memory:?} was returned, but is not in use")),
     }
 }
 
@@ -165,7 +165,7 @@ impl Member {
             };
             let wrong = if bytes.len() == len as usize { differs() } else { Some(bytes.len()) };
             if let Some(at) = wrong {
-                seen.say(format!(
+                seen.report(format!(
                     "message {message} of group {number} ({len} bytes) is wrong from byte {at} on"
                 ));
             }
@@ -228,14 +228,14 @@ impl Member {
         let now = seen.now;
         seen.since.insert(group, now);
         let before = seen.groups.insert(group, next);
-        let follows = match next {
+        let is_valid = match next {
             Now::Open => before == Some(Now::Forming),
             Now::Closed => before == Some(Now::Open),
             Now::Failed(_) => matches!(before, Some(Now::Forming | Now::Open)),
             Now::Unknown | Now::Forming => false,
         };
-        if !follows {
-            seen.say(format!("group {group} changed from {before:?} to {next:?}"));
+        if !is_valid {
+            seen.report(format!("group {group} changed from {before:?} to {next:?}"));
         }
     }
 }
@@ -243,7 +243,7 @@ impl Member {
 impl App for Member {
     fn start(&mut self, nic: &mut Rnic, _now: Nanos) {
         if let Err(error) = self.node.start(nic) {
-            self.seen().say(error.to_string());
+            self.seen().report(error.to_string());
         }
     }
 

@@ -142,8 +142,8 @@ fn nic(setup: &Setup, host: u16) -> impl FnMut() -> Rnic + Send + use<> {
     let both = setup.apart.iter().flat_map(|(a, b)| [(*a, *b), (*b, *a)]);
     let apart = both.filter(|(own, _)| *own == host).map(|(_, other)| other);
     let mut interface = Interface::new(mac(host), ip(host), 16);
-    let nobody = MacAddr([2, 0, 0, 3, 0, 0]);
-    interface.neighbours.extend(apart.map(|other| (ip(other), nobody)));
+    let wrong_mac = MacAddr([2, 0, 0, 3, 0, 0]);
+    interface.neighbours.extend(apart.map(|other| (ip(other), wrong_mac)));
     let seed = setup.seed ^ u64::from(host) << 8;
     crate::nic(rnic::Config {
         seed,
@@ -167,7 +167,7 @@ fn switch(setup: &Setup) -> Controlled<Control> {
         bug: None,
     };
     let Setup { seed, create_timeout: setup_timeout, queue_pairs, first_psn, .. } = *setup;
-    let control = move |life| {
+    let control = move |incarnation| {
         Control::new(ControlConfig {
             interface: Interface::new(SWITCH_MAC, switch_ip(), 16),
             port: SWITCH_PORT,
@@ -179,7 +179,7 @@ fn switch(setup: &Setup) -> Controlled<Control> {
             limits: p4ce::Limits::default(),
             setup_timeout,
             max_lag: p4ce::gather::MAX_LAG,
-            seed: seed ^ 0x7377 ^ life << 32,
+            seed: seed ^ 0x7377 ^ incarnation << 32,
             first_psn,
         })
     };

@@ -77,9 +77,9 @@ pub(super) fn of(
             pair.map(|(a, b)| (Fault::Part(a, b), Some(Fault::Join(a, b)))).into_iter().collect()
         }
         FaultKind::Mtu(ends, least) => {
-            let narrow = scenario.links.iter().zip(links).filter(|(link, _)| link.joins(ends));
+            let affected = scenario.links.iter().zip(links).filter(|(link, _)| link.joins(ends));
             let bytes = |mtu: &super::Between| mtu.value().max(0) as usize;
-            narrow
+            affected
                 .map(|(link, id)| (Fault::Mtu(*id, bytes(least)), Some(Fault::Mtu(*id, bytes(&link.mtu)))))
                 .collect()
         }

@@ -59,26 +59,26 @@ pub struct VerbsSpec {
 impl Default for VerbsSpec {
     /// Values of [`Verbs::default`].
     fn default() -> Self {
-        let plain = Verbs::default();
+        let defaults = Verbs::default();
         Self {
-            connections: Between::just(plain.connections.into()),
-            unreliable: Between::just(plain.unreliable.into()),
-            operations: Between::just(plain.operations.into()),
-            depth: Between::just(plain.depth.into()),
-            max_size: Between::just(plain.max_size.into()),
+            connections: Between::just(defaults.connections.into()),
+            unreliable: Between::just(defaults.unreliable.into()),
+            operations: Between::just(defaults.operations.into()),
+            depth: Between::just(defaults.depth.into()),
+            max_size: Between::just(defaults.max_size.into()),
             verbs: Verb::ALL.to_vec(),
-            mtu_log2: Between::just(plain.mtu.bytes().ilog2().into()),
-            timeout: Between::just(plain.timeout.into()),
-            retry_count: Between::just(plain.retry_count.into()),
-            receives: Between::just(plain.receives.into()),
-            repost_us: Between::just(plain.repost_us.into()),
-            rnr_timer: Between::just(plain.rnr_timer.into()),
-            max_rd_atomic: Between::just(plain.max_rd_atomic.into()),
-            words: Between::just(plain.words.into()),
-            srq: Between::just(plain.srq.into()),
-            flow_control: Between::just(plain.flow_control.into()),
-            background_reads: Between::just(plain.background_reads.into()),
-            revoke_us: Between::just(plain.revoke_us.into()),
+            mtu_log2: Between::just(defaults.mtu.bytes().ilog2().into()),
+            timeout: Between::just(defaults.timeout.into()),
+            retry_count: Between::just(defaults.retry_count.into()),
+            receives: Between::just(defaults.receives.into()),
+            repost_us: Between::just(defaults.repost_us.into()),
+            rnr_timer: Between::just(defaults.rnr_timer.into()),
+            max_rd_atomic: Between::just(defaults.max_rd_atomic.into()),
+            words: Between::just(defaults.words.into()),
+            srq: Between::just(defaults.srq.into()),
+            flow_control: Between::just(defaults.flow_control.into()),
+            background_reads: Between::just(defaults.background_reads.into()),
+            revoke_us: Between::just(defaults.revoke_us.into()),
         }
     }
 }
@@ -190,20 +190,20 @@ impl Work {
 impl GroupsSpec {
     /// Returns groups of these leaders, with the values of [`Groups::default`].
     pub fn new(leaders: Vec<String>) -> Self {
-        let plain = Groups::default();
+        let defaults = Groups::default();
         Self {
             leaders,
-            groups: Between::just(plain.groups.into()),
-            operations: Between::just(plain.operations.into()),
-            depth: Between::just(plain.depth.into()),
-            max_size: Between::just(plain.max_size.into()),
-            mtu_log2: Between::just(plain.mtu.bytes().ilog2().into()),
-            timeout: Between::just(plain.timeout.into()),
-            retry_count: Between::just(plain.retry_count.into()),
-            quorum: Between::just(plain.quorum.into()),
-            outvote: Between::just(plain.outvote.into()),
-            receives: Between::just(plain.receives.into()),
-            messages: Between::just(plain.messages.into()),
+            groups: Between::just(defaults.groups.into()),
+            operations: Between::just(defaults.operations.into()),
+            depth: Between::just(defaults.depth.into()),
+            max_size: Between::just(defaults.max_size.into()),
+            mtu_log2: Between::just(defaults.mtu.bytes().ilog2().into()),
+            timeout: Between::just(defaults.timeout.into()),
+            retry_count: Between::just(defaults.retry_count.into()),
+            quorum: Between::just(defaults.quorum.into()),
+            outvote: Between::just(defaults.outvote.into()),
+            receives: Between::just(defaults.receives.into()),
+            messages: Between::just(defaults.messages.into()),
         }
     }
 

@@ -20,7 +20,7 @@ const MAX_SETUPS: u32 = 50;
 /// up to a second. A lost ARP or neighbour solicitation is repeated half a second later, which spans ten or
 /// eleven attempts; the margin is for several losses.
 const MAX_UNUSED: u32 = 16;
-/// Limit of breaks of a connection by chance, where lost packets exhaust three or more retries
+/// Limit of breaks of a connection by random loss, where lost packets exhaust three or more retries
 const MAX_BREAKS_BY_LOSS: u32 = 10;
 /// Time that the run continues after the last operation, for late duplicates and timers
 const DRAIN: Nanos = Nanos::from_millis(5);
@@ -92,7 +92,7 @@ impl Totals {
 
 /// Action of the simulator that is due at a time of the world.
 #[derive(Clone, Copy, Debug)]
-enum Due {
+enum Action {
     /// Sets up a connection
     Connect { client: usize, task: usize },
     /// Checks whether everything is over
@@ -121,8 +121,8 @@ pub struct Cluster {
     history: Shared,
     rng: Chance,
     next_conn_id: u32,
-    agenda: BTreeMap<(Nanos, u64), Due>,
-    agenda_entries: u64,
+    actions: BTreeMap<(Nanos, u64), Action>,
+    action_count: u64,
     first_psn: Psn,
     /// Time of the last fault
     faults_until: Nanos,
@@ -234,8 +234,8 @@ impl Cluster {
             history,
             rng,
             next_conn_id: 0,
-            agenda: BTreeMap::new(),
-            agenda_entries: 0,
+            actions: BTreeMap::new(),
+            action_count: 0,
             first_psn,
             faults_until: Nanos::ZERO,
         }
@@ -256,7 +256,7 @@ impl Cluster {
         self.history.get().faults.extend(self.affected(&fault).map(|affected| (at + EPOCH, affected)));
         self.world.schedule(at, fault);
         self.faults_until = self.faults_until.max(at);
-        self.enter(at + Nanos(1), Due::Check);
+        self.enter(at + Nanos(1), Action::Check);
     }
 
     /// Partitions a client from a server for a while; both still reach all other hosts.
@@ -266,8 +266,8 @@ impl Cluster {
         // switch gives the connection up, the other clients reconnect in vain, and once more if the
         // connection is first used when the partition ends.
         if self.config.shares_fate {
-            let span = Nanos(self.config.outlives.0 * 2) + until.since(at);
-            let more = span.0 / self.config.retry_interval().0;
+            let dead_for = Nanos(self.config.outlives.0 * 2) + until.since(at);
+            let more = dead_for.0 / self.config.retry_interval().0;
             self.history.get().faults.extend((0..more).map(|_| (at + EPOCH, Affected::All)));
         }
         self.schedule(at, Fault::Part(client, server));
@@ -276,7 +276,7 @@ impl Cluster {
 
     /// Schedules a call of an operator's function, with the argument `what`, on the servers' switch.
     pub fn operate(&mut self, at: Nanos, operate: fn(&mut World, NodeId, u64), what: u64) {
-        self.enter(at, Due::Operate(operate, what));
+        self.enter(at, Action::Operate(operate, what));
     }
 
     /// Returns what a fault affects: a host, or the switch and so all hosts. None if the fault only ends
@@ -351,11 +351,13 @@ impl Cluster {
     pub fn run(&mut self, limit: Nanos) -> Result<(), String> {
         for client in 0..self.clients.len() {
             for task in 0..self.client(client).app.task_count() {
-                self.enter(self.config.begin_at, Due::Connect { client, task });
+                self.enter(self.config.begin_at, Action::Connect { client, task });
             }
         }
         let mut rng = Chance::stream(self.config.seed, 0x0070_6174_6873);
-        for (due, count) in [(Due::Rehash, self.config.rehashes), (Due::Revoke, self.config.revocations)] {
+        for (due, count) in
+            [(Action::Rehash, self.config.rehashes), (Action::Revoke, self.config.revocations)]
+        {
             for _ in 0..count {
                 self.enter(Nanos::from_micros(rng.between(20, 400)), due);
             }
@@ -375,21 +377,21 @@ impl Cluster {
         // Starts the hosts.
         self.world.next_at();
         loop {
-            let due = self.agenda.first_key_value().map(|((at, _), _)| *at);
+            let due = self.actions.first_key_value().map(|((at, _), _)| *at);
             let next = self.world.next_at();
             if let Some(at) = due
                 && next.is_none_or(|next| next >= at)
             {
                 self.history.get().now = at + EPOCH;
                 self.world.run_until(at);
-                match self.agenda.pop_first() {
-                    Some((_, Due::Connect { client, task })) => self.connect(client, task),
-                    Some((_, Due::Rehash)) => self.rehash(),
-                    Some((_, Due::Revoke)) => self.revoke(),
-                    Some((_, Due::Operate(operate, what))) => {
+                match self.actions.pop_first() {
+                    Some((_, Action::Connect { client, task })) => self.connect(client, task),
+                    Some((_, Action::Rehash)) => self.rehash(),
+                    Some((_, Action::Revoke)) => self.revoke(),
+                    Some((_, Action::Operate(operate, what))) => {
                         operate(&mut self.world, self.sides.servers, what);
                     }
-                    Some((_, Due::Check)) | None => {}
+                    Some((_, Action::Check)) | None => {}
                 }
                 self.history.get().check_needed = true;
             } else {
@@ -417,9 +419,9 @@ impl Cluster {
             self.notify_server(client, task);
             let [_, unused] = self.client(client).app.breaks(task);
             let after = Nanos(self.config.reconnect_after.0 << unused.min(12));
-            self.enter(self.world.now() + after, Due::Connect { client, task });
+            self.enter(self.world.now() + after, Action::Connect { client, task });
         }
-        let connects = self.agenda.values().any(|due| matches!(due, Due::Connect { .. }));
+        let connects = self.actions.values().any(|due| matches!(due, Action::Connect { .. }));
         let over = !connects && self.world.now() > self.faults_until;
         Ok(over && (0..self.clients.len()).all(|client| self.client(client).app.is_done()))
     }
@@ -430,9 +432,9 @@ impl Cluster {
         format!("at {:?}, clients {not_done:?} are not done", self.world.now())
     }
 
-    fn enter(&mut self, at: Nanos, due: Due) {
-        self.agenda_entries += 1;
-        self.agenda.insert((at, self.agenda_entries), due);
+    fn enter(&mut self, at: Nanos, due: Action) {
+        self.action_count += 1;
+        self.actions.insert((at, self.action_count), due);
     }
 
     /// Notifies a server that connections of a client are over. The server may have to detect the end of the
@@ -487,7 +489,7 @@ impl Cluster {
             return;
         }
         if !self.server(server).app.is_up() {
-            self.enter(self.world.now() + Nanos::from_millis(1), Due::Connect { client, task });
+            self.enter(self.world.now() + Nanos::from_millis(1), Action::Connect { client, task });
             return;
         }
         self.next_conn_id += 1;
@@ -514,13 +516,13 @@ impl Cluster {
             .world
             .with(client_node, |host: &mut Host<ClientApp>, _| host.app.open(&mut host.nic, task, conn_id));
         let own = Endpoint { address: addresses[0], qpn, psn: psns[0] };
-        let setups = self.world.with(server_node, |host: &mut Host<ServerApp>, _| {
+        let served = self.world.with(server_node, |host: &mut Host<ServerApp>, _| {
             let (qpn, memory) = host.app.serve(&mut host.nic, conn_id)?;
             let other = Endpoint { address: addresses[1], qpn, psn: psns[1] };
             host.app.connected(&mut host.nic, other, own);
             Some((other, memory))
         });
-        if let Some((other, memory)) = setups {
+        if let Some((other, memory)) = served {
             self.world.with(client_node, |host: &mut Host<ClientApp>, now| {
                 host.app.connected(&mut host.nic, task, own, other, memory);
                 crate::App::run(&mut host.app, &mut host.nic, now);

@@ -1,7 +1,7 @@
 //! A host that takes no part in 1Pipe and sends forged datagrams to all hosts and switches: from its own
 //! address, and from other addresses where its position in the network reveals the forgery.
 
-use super::{At, HOST_QP, REGISTERS};
+use super::{Addresses, HOST_QP, REGISTERS};
 use crate::forger::packet;
 use crate::{Node, Ports};
 use core::net::Ipv4Addr;
@@ -26,18 +26,18 @@ pub struct Stranger {
 }
 
 /// Addresses of its own interface
-pub(super) const OWN: At =
-    At { mac: MacAddr([2, 0, 0, 2, 0, 0]), ip: Ipv4Addr::new(10, 2, 0, 0), qpn: HOST_QP };
+pub(super) const OWN: Addresses =
+    Addresses { mac: MacAddr([2, 0, 0, 2, 0, 0]), ip: Ipv4Addr::new(10, 2, 0, 0), qpn: HOST_QP };
 
 /// The host that forges packets.
-pub(super) struct Lying {
+pub(super) struct Forger {
     pub(super) rng: Chance,
     pub(super) left: u32,
     /// Number of the switch that it is connected to
     pub(super) switch: usize,
     pub(super) next: Nanos,
     /// Addresses of all hosts, then of all keepers of barriers with their first queue pair
-    pub(super) all: Vec<At>,
+    pub(super) all: Vec<Addresses>,
     pub(super) hosts: usize,
     /// For each entry of `all`, whether the node or its switch sees the port that a frame came through, and
     /// so refuses forged beacons
@@ -46,7 +46,7 @@ pub(super) struct Lying {
     pub(super) flooded: Option<usize>,
 }
 
-impl Lying {
+impl Forger {
     /// Returns a random header that would do harm: with a time near the present, or any time.
     fn header(&mut self, now: Nanos) -> OnePipe {
         let opcodes = [OnePipeOpcode::BEACON, OnePipeOpcode::DATA, OnePipeOpcode::ACK, OnePipeOpcode::NAK];
@@ -69,7 +69,7 @@ impl Lying {
     }
 
     /// Returns a message that its receiver refuses, because the sender is unknown or because of its ICRC.
-    fn refused_message(&mut self, now: Nanos, to: At) -> Vec<u8> {
+    fn refused_message(&mut self, now: Nanos, to: Addresses) -> Vec<u8> {
         let time = Timestamp::new(super::CLOCK.nanos() + now.0);
         let header = OnePipe::new(OnePipeOpcode::DATA, time, Psn::new(self.rng.bits() as u32));
         let payload = [header.as_bytes(), &[7; 8]].concat();
@@ -84,7 +84,7 @@ impl Lying {
         frame
     }
 
-    fn lie(&mut self, now: Nanos) -> Vec<u8> {
+    fn forge(&mut self, now: Nanos) -> Vec<u8> {
         if let Some(host) = self.flooded {
             return self.refused_message(now, self.all[host]);
         }
@@ -126,7 +126,14 @@ impl Lying {
         self.packet(from, to, bth, Deth::new(qkey, from.qpn).as_bytes(), &payload)
     }
 
-    fn packet(&mut self, from: At, mut to: At, bth: Bth, extended: &[u8], payload: &[u8]) -> Vec<u8> {
+    fn packet(
+        &mut self,
+        from: Addresses,
+        mut to: Addresses,
+        bth: Bth,
+        extended: &[u8],
+        payload: &[u8],
+    ) -> Vec<u8> {
         if self.rng.below(16) == 0 {
             // An unknown MAC address, to which bridges flood
             to.mac.0[4] = 0x77;
@@ -136,7 +143,7 @@ impl Lying {
     }
 }
 
-impl Node for Lying {
+impl Node for Forger {
     fn on_frame(&mut self, _frame: MemoryFrame, _port: PortId, _now: Nanos, _out: &mut Ports<'_>) {}
 
     fn on_timer(&mut self, now: Nanos, out: &mut Ports<'_>) {
@@ -144,7 +151,7 @@ impl Node for Lying {
             self.left -= 1;
             let most = if self.flooded.is_some() { 2000 } else { 4000 };
             self.next = now + Nanos(self.rng.below(most));
-            let frame = self.lie(now);
+            let frame = self.forge(now);
             _ = out.send(MemoryFrame::new(frame), PortId(0));
         }
     }

@@ -1,7 +1,7 @@
 //! Record of all proposed and decided values, as the servers report them. It outlives all servers.
 
 use super::Mark;
-use super::proposer::NAME;
+use super::proposer::ID_LEN;
 use std::collections::{HashMap, HashSet};
 use switch::table::mix;
 
@@ -9,9 +9,9 @@ use switch::table::mix;
 pub(super) fn fill(server: u8, n: u64, len: usize) -> Vec<u8> {
     let mut value = vec![server];
     value.extend(n.to_le_bytes());
-    let name = mix(u64::from(server) << 56 ^ n);
-    let words = (1..).flat_map(|place: u64| mix(name ^ place).to_le_bytes());
-    value.extend(words.take(len.saturating_sub(NAME)));
+    let id = mix(u64::from(server) << 56 ^ n);
+    let words = (1..).flat_map(|index: u64| mix(id ^ index).to_le_bytes());
+    value.extend(words.take(len.saturating_sub(ID_LEN)));
     value
 }
 
@@ -26,29 +26,29 @@ pub(super) fn chain(before: u64, value: &[u8]) -> u64 {
 }
 
 /// Identifier of a value: its server, and the number of values that the server proposed before
-type Name = (u8, u64);
+type ValueId = (u8, u64);
 
 /// A decided value.
 #[derive(Clone, Copy, Debug)]
-struct Known {
-    name: Name,
+struct DecidedValue {
+    id: ValueId,
     /// Hash chain over all values up to this one
     sum: u64,
 }
 
 /// Record of all values.
 #[derive(Debug, Default)]
-pub(super) struct Truth {
+pub(super) struct History {
     /// Proposed values with their lengths
-    proposed: HashMap<Name, usize>,
-    decided: HashSet<Name>,
-    values: Vec<Known>,
+    proposed: HashMap<ValueId, usize>,
+    decided: HashSet<ValueId>,
+    values: Vec<DecidedValue>,
     /// Incarnations of the servers at the group's bootstrap
     beginning: Vec<u64>,
     beginnings: u64,
 }
 
-impl Truth {
+impl History {
     /// Returns the number of entries that any server has seen decided.
     pub(super) fn entries(&self) -> u64 {
         self.values.len() as u64
@@ -56,7 +56,9 @@ impl Truth {
 
     /// Returns the index of the first decided value that was proposed after `mark`.
     pub(super) fn first_since(&self, mark: &Mark) -> Option<u64> {
-        let is_new = |known: &Known| mark.proposed[usize::from(known.name.0)] <= known.name.1;
+        let is_new = |decided_value: &DecidedValue| {
+            mark.proposed[usize::from(decided_value.id.0)] <= decided_value.id.1
+        };
         // A group that was bootstrapped after the mark has no earlier entries.
         let from = if mark.beginnings == self.beginnings { mark.entries } else { 0 };
         let later = self.values.get(from as usize..)?;
@@ -84,47 +86,47 @@ impl Truth {
 
     /// Returns the value that is decided at an index, if any.
     pub(super) fn value(&self, index: u64) -> Option<Vec<u8>> {
-        let name = self.values.get(index as usize)?.name;
-        Some(fill(name.0, name.1, *self.proposed.get(&name)?))
+        let id = self.values.get(index as usize)?.id;
+        Some(fill(id.0, id.1, *self.proposed.get(&id)?))
     }
 
     /// Returns the hash chain over the first `next` values, if all of them are decided.
     pub(super) fn sum(&self, next: u64) -> Option<u64> {
         let before = next.checked_sub(1);
-        before.map_or(Some(0), |last| self.values.get(last as usize).map(|known| known.sum))
+        before.map_or(Some(0), |last| self.values.get(last as usize).map(|decided_value| decided_value.sum))
     }
 
     /// Records that a server has seen a value decided at an index. Returns a violation unless the value is
     /// exactly what a server has proposed, equals what other servers have seen at this index, and is decided
     /// at no other index.
     pub(super) fn decide(&mut self, index: u64, value: &[u8]) -> Result<(), String> {
-        let name = value.split_at_checked(NAME).and_then(|(name, _)| {
-            let n = name[1..].first_chunk()?;
-            Some((name[0], u64::from_le_bytes(*n)))
+        let id = value.split_at_checked(ID_LEN).and_then(|(id, _)| {
+            let n = id[1..].first_chunk()?;
+            Some((id[0], u64::from_le_bytes(*n)))
         });
-        let proposed = name.filter(|name| self.proposed.get(name) == Some(&value.len()));
-        let Some(name) = proposed.filter(|name| fill(name.0, name.1, value.len()) == value) else {
-            let head: Vec<_> = value.iter().take(NAME).collect();
+        let proposed = id.filter(|id| self.proposed.get(id) == Some(&value.len()));
+        let Some(id) = proposed.filter(|id| fill(id.0, id.1, value.len()) == value) else {
+            let head: Vec<_> = value.iter().take(ID_LEN).collect();
             return Err(format!(
                 "a value of {} bytes that begins with {head:?} is decided, but no server proposed it",
                 value.len()
             ));
         };
         match self.values.get(index as usize) {
-            Some(known) if known.name == name => Ok(()),
+            Some(decided_value) if decided_value.id == id => Ok(()),
             None if index == self.entries() => {
-                if !self.decided.insert(name) {
-                    return Err(format!("value {name:?} is decided twice, the second time at {index}"));
+                if !self.decided.insert(id) {
+                    return Err(format!("value {id:?} is decided twice, the second time at {index}"));
                 }
-                let before = self.values.last().map_or(0, |known| known.sum);
-                self.values.push(Known { name, sum: chain(before, value) });
+                let before = self.values.last().map_or(0, |decided_value| decided_value.sum);
+                self.values.push(DecidedValue { id, sum: chain(before, value) });
                 Ok(())
             }
-            Some(known) => Err(format!(
-                "value {name:?} is decided at {index}, where another server has decided value {:?}",
-                known.name
+            Some(decided_value) => Err(format!(
+                "value {id:?} is decided at {index}, where another server has decided value {:?}",
+                decided_value.id
             )),
-            None => Err(format!("value {name:?} is decided at {index} before earlier indexes are")),
+            None => Err(format!("value {id:?} is decided at {index} before earlier indexes are")),
         }
     }
 

@@ -23,7 +23,7 @@ pub struct Stranger {
     group: u64,
     /// Time between two requests
     every: Nanos,
-    at: Nanos,
+    next_request_at: Nanos,
     resources: Option<(Pd, Cq)>,
     /// Number of requests sent
     pub asked: u64,
@@ -46,16 +46,16 @@ impl Stranger {
             switch,
             group,
             every,
-            at: Nanos::ZERO,
+            next_request_at: Nanos::ZERO,
             resources: None,
             asked: 0,
             granted: 0,
         }
     }
 
-    /// Returns the encoded hello of a server other than `victim`.
-    fn hello(&mut self, victim: u64) -> Vec<u8> {
-        let others: Vec<u64> = (0..self.servers.len() as u64).filter(|server| *server != victim).collect();
+    /// Returns the encoded hello of a server other than `target`.
+    fn hello(&mut self, target: u64) -> Vec<u8> {
+        let others: Vec<u64> = (0..self.servers.len() as u64).filter(|server| *server != target).collect();
         let server = others[self.rng.below(others.len() as u64) as usize];
         let write = self.rng.below(4) > 0;
         let round = match self.rng.below(4) {
@@ -73,17 +73,17 @@ impl Stranger {
     }
 
     /// Changes the version in one of eight requests' private data; it follows two bytes of magic.
-    fn of_another_version(&mut self, mut private_data: Vec<u8>) -> Vec<u8> {
+    fn change_version_sometimes(&mut self, mut private_data: Vec<u8>) -> Vec<u8> {
         if let Some(version) = private_data.get_mut(2).filter(|_| self.rng.below(8) == 0) {
             *version = version.wrapping_add(self.rng.between(1, 255) as u8);
         }
         private_data
     }
 
-    fn ask(&mut self, nic: &mut Rnic, now: Nanos) {
+    fn send_request(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some((pd, cq)) = self.resources else { return };
-        let victim = self.rng.below(self.servers.len() as u64);
-        let mut to = (self.servers[victim as usize], self.port);
+        let target = self.rng.below(self.servers.len() as u64);
+        let mut to = (self.servers[target as usize], self.port);
         let private_data = match self.rng.below(8) {
             0 => {
                 let leader = self.servers[self.rng.below(self.servers.len() as u64) as usize];
@@ -99,9 +99,9 @@ impl Stranger {
                 };
                 request.to_bytes().unwrap_or_default()
             }
-            _ => self.hello(victim),
+            _ => self.hello(target),
         };
-        let private_data = self.of_another_version(private_data);
+        let private_data = self.change_version_sometimes(private_data);
         let init = QpInit {
             transport: Transport::Rc,
             pd,
@@ -122,20 +122,20 @@ impl Stranger {
 impl App for Stranger {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
         self.resources = nic.create_cq(1024).ok().map(|cq| (nic.alloc_pd(), cq));
-        self.at = now + self.every;
+        self.next_request_at = now + self.every;
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         while let Some(event) = nic.poll_cm_event() {
             self.granted += u64::from(matches!(event, CmEvent::Replied { .. }));
         }
-        if now >= self.at {
-            self.at = now + self.every;
-            self.ask(nic, now);
+        if now >= self.next_request_at {
+            self.next_request_at = now + self.every;
+            self.send_request(nic, now);
         }
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        Some(self.at)
+        Some(self.next_request_at)
     }
 }
