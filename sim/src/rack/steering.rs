@@ -19,9 +19,9 @@ use swordbox::{Config, Connection, Control, Journal, Layers, Server, Swordbox};
 
 /// Journal of a Swordbox in memory, which survives crashes of the Swordbox.
 #[derive(Clone, Debug, Default)]
-pub struct Written(Arc<Mutex<BTreeSet<Connection>>>);
+pub struct MemoryJournal(Arc<Mutex<BTreeSet<Connection>>>);
 
-impl Journal for Written {
+impl Journal for MemoryJournal {
     fn add(&mut self, connection: Connection) -> io::Result<()> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(connection);
         Ok(())
@@ -34,7 +34,7 @@ impl Journal for Written {
 
 /// Returns a Swordbox with this configuration, whose journal survives its crashes.
 pub fn swordbox(config: Config) -> Controlled<Control> {
-    let written = Written::default();
+    let written = MemoryJournal::default();
     let journal = written.clone();
     Controlled::new(
         move || {

@@ -2,7 +2,7 @@
 //! messages as they were sent, memory as in a model, READs that return the modelled contents, and atomics in
 //! one order that explains all results (linearizable).
 //!
-//! Both ends of a connection derive from the seed what the other end does ([`Stream`](stream::Stream)), so a
+//! Both ends of a connection derive from the seed what the other end does (`stream.rs`), so a
 //! receiver expects particular messages. Each end writes to memory of its own that no other connection writes
 //! to; words for atomics are shared by all connections to a host.
 
