@@ -166,7 +166,7 @@ fn a_planted_beginning_over_entries_is_found() {
     let wrong = play_lost_group(plant, false);
     let wrong = wrong.expect_err("a beginning over entries was not found");
     println!("{wrong}");
-    assert!(wrong.contains("is another"), "{wrong}");
+    assert!(wrong.contains("differs from the decided entries"), "{wrong}");
 }
 
 #[test]

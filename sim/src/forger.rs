@@ -1,5 +1,5 @@
-//! A host without connections that forges packets: from its own address and from other hosts' addresses. It guesses queue pairs,
-//! which are small numbers, and neither PSNs nor keys.
+//! A host without connections that forges packets, from its own address and from other hosts' addresses. It
+//! guesses queue pair numbers, which are small, but cannot guess PSNs or keys.
 
 use crate::{Node, Ports};
 use core::net::IpAddr;
@@ -15,16 +15,16 @@ use switch::memory::MemoryFrame;
 use switch::{Chance, Nanos, Output, PortId};
 use zerocopy::{FromZeros, IntoBytes};
 
-/// First number of a host's queue pairs
+/// First queue pair number of a host
 const FIRST_QPN: u64 = 16;
-/// How many of them it tries
-const QPNS: [u64; 3] = [4, 16, 64];
+/// How many queue pair numbers it tries; drawn per seed
+const QPN_COUNTS: [u64; 3] = [4, 16, 64];
 
-/// An interface of a host
+/// IP and MAC address of an interface
 pub type Address = (IpAddr, MacAddr);
 
-/// Returns a packet from an IP address and the MAC address that sends it, to an interface: empty if the two addresses are not of
-/// the same kind.
+/// Returns a packet from an IP address, sent by a MAC address, to an interface. Empty if one IP address is
+/// IPv4 and the other IPv6.
 pub(crate) fn packet(
     (src, src_mac, (dst, dst_mac)): (IpAddr, MacAddr, Address),
     src_port: u16,
@@ -49,10 +49,10 @@ pub(crate) fn packet(
     frame
 }
 
-/// What a [`Liar`] knows of the others.
+/// Configuration of a [`Forger`].
 #[derive(Clone, Debug)]
-pub struct LiarConfig {
-    /// For everything that is drawn
+pub struct ForgerConfig {
+    /// Seed of everything that is drawn
     pub seed: u64,
     /// Its own interface
     pub own: Address,
@@ -60,36 +60,37 @@ pub struct LiarConfig {
     pub targets: Vec<Address>,
     /// A P4CE switch, which is one more target, and its number of queue pairs
     pub switch: Option<(Address, usize)>,
-    /// Hosts that it claims to be, and sends answers to
-    pub claims: Vec<Address>,
-    /// Where in memory its requests go: so many words from an address
+    /// Hosts whose addresses it forges, and to which it sends responses
+    pub impersonated: Vec<Address>,
+    /// First virtual address of its requests, and the number of words from there
     pub words: (u64, u64),
-    /// Whether hosts use the communication manager, which believes what is said in their name: a REQ of a queue pair that is in
-    /// use ends its connection, whatever is between them. Then it does not speak in their name there.
+    /// Whether hosts connect by the communication manager. It trusts the source address of its messages: a
+    /// forged REQ for a queue pair in use ends that connection, whatever switch is between the hosts. So no
+    /// messages of the communication manager are forged in that case
     pub by_cm: bool,
-    /// How many lies it tells
-    pub lies: u32,
-    /// The first is told then
+    /// Number of rounds; each sends one or two packets
+    pub rounds: u32,
+    /// Time of the first round
     pub from: Nanos,
 }
 
-/// The host.
+/// The host that forges packets.
 #[derive(Debug)]
-pub struct Liar {
-    config: LiarConfig,
-    chance: Chance,
-    qpns: u64,
-    left: u32,
+pub struct Forger {
+    config: ForgerConfig,
+    rng: Chance,
+    qpn_count: u64,
+    remaining: u32,
     next: Nanos,
 }
 
-impl Liar {
-    /// A host that will lie.
-    pub fn new(config: LiarConfig) -> Self {
+impl Forger {
+    /// Creates a host that forges packets.
+    pub fn new(config: ForgerConfig) -> Self {
         Self {
-            chance: Chance::stream(config.seed, 0x6c69_6172),
-            qpns: *Chance::stream(config.seed, 0x7170_6e73).pick(&QPNS),
-            left: config.lies,
+            rng: Chance::stream(config.seed, 0x6c69_6172),
+            qpn_count: *Chance::stream(config.seed, 0x7170_6e73).pick(&QPN_COUNTS),
+            remaining: config.rounds,
             next: config.from,
             config,
         }
@@ -97,18 +98,18 @@ impl Liar {
 
     fn qpn(&mut self, of: Address) -> Qpn {
         let first = match self.config.switch {
-            // The lowest number that is no reserved one and has the first place (`p4ce::control::places`)
+            // The lowest number that is not reserved and maps to slot 0 (`p4ce::control::places`)
             Some((switch, queue_pairs)) if switch == of => (queue_pairs as u64).max(FIRST_QPN),
             _ => FIRST_QPN,
         };
-        Qpn::new((first + self.chance.below(self.qpns)) as u32)
+        Qpn::new((first + self.rng.below(self.qpn_count)) as u32)
     }
 
     fn psn(&mut self) -> Psn {
-        Psn::new(self.chance.bits() as u32)
+        Psn::new(self.rng.bits() as u32)
     }
 
-    /// A packet as from one host to another.
+    /// Returns a packet with the source IP address of one host, to another host.
     fn packet(
         &mut self,
         from: Address,
@@ -117,9 +118,9 @@ impl Liar {
         extended: &[&[u8]],
         payload: &[u8],
     ) -> Vec<u8> {
-        // Otherwise a bridge would send to it what is the other's.
+        // With the forged MAC address, a bridge would learn it and send this host the other host's frames.
         let ends = (from.0, self.config.own.1, to);
-        packet(ends, self.chance.bits() as u16, bth, extended, payload)
+        packet(ends, self.rng.bits() as u16, bth, extended, payload)
     }
 
     fn datagram<T: IntoBytes + zerocopy::Immutable>(
@@ -130,19 +131,19 @@ impl Liar {
         body: &T,
     ) -> Vec<u8> {
         let mut mad = [0; MAD_LEN];
-        cm::emit(&MadHeader::new(kind, self.chance.bits()), body, &mut mad);
+        cm::emit(&MadHeader::new(kind, self.rng.bits()), body, &mut mad);
         let bth = Bth::new(Opcode::UD_SEND_ONLY, Qpn::GSI, Psn::ZERO);
         self.packet(from, to, bth, &[Deth::new(Deth::GSI_QKEY, Qpn::GSI).as_bytes()], &mad)
     }
 
-    /// A request of a kind that writes to a word, with a key that is not known.
+    /// Returns a request that writes, if it is accepted, with a random key.
     fn request(&mut self, from: Address, target: Address) -> Vec<u8> {
         let (first, words) = self.config.words;
-        let va = first + self.chance.below(words) * 8;
-        let (qpn, psn, rkey) = (self.qpn(target), self.psn(), self.chance.bits() as u32);
+        let va = first + self.rng.below(words) * 8;
+        let (qpn, psn, rkey) = (self.qpn(target), self.psn(), self.rng.bits() as u32);
         let bth = |opcode| Bth::new(opcode, qpn, psn);
         let reth = |va: u64, len: u32| Reth { va: va.into(), rkey: rkey.into(), len: len.into() };
-        match self.chance.below(4) {
+        match self.rng.below(4) {
             0 => {
                 let atomic =
                     AtomicEth { va: va.into(), rkey: rkey.into(), swap_or_add: 1.into(), compare: 0.into() };
@@ -160,16 +161,16 @@ impl Liar {
         }
     }
 
-    /// An answer to a request that nobody knows of, or a notification of congestion.
-    fn answer(&mut self, from: Address, to: Address) -> Vec<u8> {
-        let (qpn, psn, msn) = (self.qpn(to), self.psn(), Msn::new(self.chance.bits() as u32));
+    /// Returns a response to a request that was never sent, or a CNP.
+    fn response(&mut self, from: Address, to: Address) -> Vec<u8> {
+        let (qpn, psn, msn) = (self.qpn(to), self.psn(), Msn::new(self.rng.bits() as u32));
         let aeth = |syndrome| Aeth::new(syndrome, msn);
         let ack = Syndrome::from_wire(31);
         let bth = |opcode| Bth::new(opcode, qpn, psn);
-        match self.chance.below(5) {
+        match self.rng.below(5) {
             0 => self.packet(from, to, bth(Opcode::RC_ACKNOWLEDGE), &[aeth(ack).as_bytes()], &[]),
             1 => {
-                let code = NakCode(self.chance.below(5) as u8);
+                let code = NakCode(self.rng.below(5) as u8);
                 let nak = aeth(Syndrome::Nak(code));
                 self.packet(from, to, bth(Opcode::RC_ACKNOWLEDGE), &[nak.as_bytes()], &[])
             }
@@ -186,18 +187,19 @@ impl Liar {
         }
     }
 
-    fn lie(&mut self) -> Vec<Vec<u8>> {
+    fn forge(&mut self) -> Vec<Vec<u8>> {
         let switch = self.config.switch.iter().map(|(switch, _)| switch);
         let targets: Vec<_> = self.config.targets.iter().chain(switch).copied().collect();
-        let target = *self.chance.pick(&targets);
-        let others: Vec<_> = self.config.claims.iter().filter(|claim| **claim != target).copied().collect();
-        let claim = *self.chance.pick(&others);
+        let target = *self.rng.pick(&targets);
+        let candidates: Vec<_> =
+            self.config.impersonated.iter().filter(|victim| **victim != target).copied().collect();
+        let victim = *self.rng.pick(&candidates);
         let own = self.config.own;
         let kinds = if self.config.by_cm { 6 } else { 8 };
-        match self.chance.below(kinds) {
+        match self.rng.below(kinds) {
             0..3 => {
-                let request = self.request(claim, target);
-                vec![request, self.answer(target, claim)]
+                let request = self.request(victim, target);
+                vec![request, self.response(target, victim)]
             }
             3..5 => vec![self.request(own, target)],
             5 => {
@@ -205,47 +207,47 @@ impl Liar {
                 vec![self.packet(own, target, bth, &[], &[7; 16])]
             }
             6 => {
-                let comm_id = self.chance.bits() as u32;
+                let comm_id = self.rng.bits() as u32;
                 let mut req = Req::new_zeroed();
                 req.local_comm_id = comm_id.into();
-                req.set_qpn(self.qpn(claim));
+                req.set_qpn(self.qpn(victim));
                 req.set_starting_psn(self.psn());
                 let mut rep = Rep::new_zeroed();
                 rep.remote_comm_id = comm_id.into();
                 rep.set_qpn(self.qpn(target));
                 rep.set_starting_psn(self.psn());
                 vec![
-                    self.datagram(claim, target, Kind::Req, &req),
-                    self.datagram(target, claim, Kind::Rep, &rep),
+                    self.datagram(victim, target, Kind::Req, &req),
+                    self.datagram(target, victim, Kind::Rep, &rep),
                 ]
             }
             _ => {
                 let mut dreq = Dreq::new_zeroed();
                 dreq.set_remote_qpn(self.qpn(target));
-                dreq.local_comm_id = (self.chance.bits() as u32).into();
-                dreq.remote_comm_id = (self.chance.bits() as u32).into();
-                vec![self.datagram(claim, target, Kind::Dreq, &dreq)]
+                dreq.local_comm_id = (self.rng.bits() as u32).into();
+                dreq.remote_comm_id = (self.rng.bits() as u32).into();
+                vec![self.datagram(victim, target, Kind::Dreq, &dreq)]
             }
         }
     }
 }
 
-impl Node for Liar {
+impl Node for Forger {
     fn on_frame(&mut self, _frame: MemoryFrame, _port: PortId, _now: Nanos, _out: &mut Ports<'_>) {}
 
     fn on_timer(&mut self, now: Nanos, out: &mut Ports<'_>) {
-        while self.left > 0 && self.next <= now {
-            self.left -= 1;
-            self.next = now + Nanos(self.chance.below(20_000));
-            // None goes from IPv4 to IPv6.
-            for frame in self.lie().into_iter().filter(|frame| !frame.is_empty()) {
+        while self.remaining > 0 && self.next <= now {
+            self.remaining -= 1;
+            self.next = now + Nanos(self.rng.below(20_000));
+            // Frames between an IPv4 and an IPv6 address are empty.
+            for frame in self.forge().into_iter().filter(|frame| !frame.is_empty()) {
                 _ = out.send(MemoryFrame::new(frame), PortId(0));
             }
         }
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        (self.left > 0).then_some(self.next)
+        (self.remaining > 0).then_some(self.next)
     }
 
     fn start(&mut self, _now: Nanos, _out: &mut Ports<'_>) {}

@@ -1,5 +1,6 @@
-//! A host that is no server and asks for everything: connections as a watching server, as a candidate in any term, as the
-//! switch on behalf of any server, and groups of the switch. Its requests are well-formed, and come from its own address.
+//! A host outside of the group that requests all kinds of connections: as an observing server, as a candidate
+//! in any term, as the switch on behalf of any server, and groups of the switch. Its requests are well-formed
+//! and come from its own address.
 
 use crate::App;
 use core::net::IpAddr;
@@ -9,24 +10,24 @@ use rnic::{ConnParam, QpInit, Rnic, Transport};
 use rnic::{Cq, Pd};
 use switch::{Chance, Nanos};
 
-/// The host.
+/// The application of the host.
 #[derive(Debug)]
 pub struct Stranger {
-    chance: Chance,
+    rng: Chance,
     servers: Vec<IpAddr>,
-    /// Where servers listen
+    /// Port of the servers
     port: u16,
-    /// The switch and its port
+    /// Address and port of the switch
     switch: (IpAddr, u16),
-    /// What the servers' configuration is named by: it is no secret.
+    /// Identifier of the servers' group, which is no secret
     group: u64,
-    /// The time between two requests
+    /// Time between two requests
     every: Nanos,
-    at: Nanos,
+    next_request_at: Nanos,
     resources: Option<(Pd, Cq)>,
-    /// Requests that it has sent
+    /// Number of requests sent
     pub asked: u64,
-    /// Connections that servers have accepted
+    /// Number of connections that servers have accepted
     pub granted: u64,
 }
 
@@ -39,31 +40,31 @@ impl Stranger {
         every: Nanos,
     ) -> Self {
         Self {
-            chance: Chance::stream(seed, 0x7374),
+            rng: Chance::stream(seed, 0x7374),
             servers,
             port: super::SERVERS_PORT,
             switch,
             group,
             every,
-            at: Nanos::ZERO,
+            next_request_at: Nanos::ZERO,
             resources: None,
             asked: 0,
             granted: 0,
         }
     }
 
-    /// A server's greeting, as it stands on the wire, of a server that it is not.
-    fn hello(&mut self, victim: u64) -> Vec<u8> {
-        let others: Vec<u64> = (0..self.servers.len() as u64).filter(|server| *server != victim).collect();
-        let server = others[self.chance.below(others.len() as u64) as usize];
-        let write = self.chance.below(4) > 0;
-        let round = match self.chance.below(4) {
+    /// Returns the encoded hello of a server other than `target`.
+    fn hello(&mut self, target: u64) -> Vec<u8> {
+        let others: Vec<u64> = (0..self.servers.len() as u64).filter(|server| *server != target).collect();
+        let server = others[self.rng.below(others.len() as u64) as usize];
+        let write = self.rng.below(4) > 0;
+        let round = match self.rng.below(4) {
             0 => u64::MAX >> 24,
             1 => (1 << 39) - 1,
-            2 => self.chance.below(1 << 20),
-            _ => self.chance.below(50),
+            2 => self.rng.below(1 << 20),
+            _ => self.rng.below(50),
         };
-        let term = round << 24 | self.chance.below(1 << 16) << 8 | server;
+        let term = round << 24 | self.rng.below(1 << 16) << 8 | server;
         let mut hello = b"C4".to_vec();
         hello.extend([2, if write { 2 } else { 1 }, server as u8, 0, 0, 0]);
         hello.extend(term.to_be_bytes());
@@ -71,21 +72,21 @@ impl Stranger {
         hello
     }
 
-    /// Changes the version that private data names, behind two bytes of magic, in one request of eight.
-    fn of_another_version(&mut self, mut private_data: Vec<u8>) -> Vec<u8> {
-        if let Some(version) = private_data.get_mut(2).filter(|_| self.chance.below(8) == 0) {
-            *version = version.wrapping_add(self.chance.between(1, 255) as u8);
+    /// Changes the version in one of eight requests' private data; it follows two bytes of magic.
+    fn change_version_sometimes(&mut self, mut private_data: Vec<u8>) -> Vec<u8> {
+        if let Some(version) = private_data.get_mut(2).filter(|_| self.rng.below(8) == 0) {
+            *version = version.wrapping_add(self.rng.between(1, 255) as u8);
         }
         private_data
     }
 
-    fn ask(&mut self, nic: &mut Rnic, now: Nanos) {
+    fn send_request(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some((pd, cq)) = self.resources else { return };
-        let victim = self.chance.below(self.servers.len() as u64);
-        let mut to = (self.servers[victim as usize], self.port);
-        let private_data = match self.chance.below(8) {
+        let target = self.rng.below(self.servers.len() as u64);
+        let mut to = (self.servers[target as usize], self.port);
+        let private_data = match self.rng.below(8) {
             0 => {
-                let leader = self.servers[self.chance.below(self.servers.len() as u64) as usize];
+                let leader = self.servers[self.rng.below(self.servers.len() as u64) as usize];
                 MemberRequest { leader, port: 1 }.to_bytes()
             }
             1 => {
@@ -98,9 +99,9 @@ impl Stranger {
                 };
                 request.to_bytes().unwrap_or_default()
             }
-            _ => self.hello(victim),
+            _ => self.hello(target),
         };
-        let private_data = self.of_another_version(private_data);
+        let private_data = self.change_version_sometimes(private_data);
         let init = QpInit {
             transport: Transport::Rc,
             pd,
@@ -121,20 +122,20 @@ impl Stranger {
 impl App for Stranger {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
         self.resources = nic.create_cq(1024).ok().map(|cq| (nic.alloc_pd(), cq));
-        self.at = now + self.every;
+        self.next_request_at = now + self.every;
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         while let Some(event) = nic.poll_cm_event() {
             self.granted += u64::from(matches!(event, CmEvent::Replied { .. }));
         }
-        if now >= self.at {
-            self.at = now + self.every;
-            self.ask(nic, now);
+        if now >= self.next_request_at {
+            self.next_request_at = now + self.every;
+            self.send_request(nic, now);
         }
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        Some(self.at)
+        Some(self.next_request_at)
     }
 }
