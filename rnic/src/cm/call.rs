@@ -1,4 +1,4 @@
-//! What the owner of a connection may do.
+//! The calls of a connection's owner.
 
 use super::connection::Connection;
 use super::types::{Accept, CallError, Conn, ConnectError, ConnectRequest, Event};
@@ -8,13 +8,13 @@ use rocev2::cm::{Kind, MAD_LEN, RejReason};
 use switch::{Full, Nanos};
 
 impl Cm {
-    /// Asks for a connection: sends a REQ. [`Event::Replied`], `Rejected` or `Unreachable` follows.
+    /// Requests a connection: sends a REQ. [`Event::Replied`], `Rejected` or `Unreachable` follows.
     pub fn connect(&mut self, request: &ConnectRequest, now: Nanos) -> Result<Conn, ConnectError> {
         wire::check(request)?;
         let transaction = self.transaction();
         let mut connection = Connection::new(State::ReqSent, request.peer, request.service_id, transaction);
         connection.local_qpn = Some(request.qpn);
-        // The ACK time-out is twice the life time of a packet and what the adapter takes (IB 12.7.34).
+        // The ACK timeout is twice the packet lifetime plus the adapter's ACK delay (IB 12.7.34).
         connection.round_trip =
             if request.ack_timeout == 0 { Nanos::ZERO } else { wire::span(request.ack_timeout) };
         connection.timeout = self.bounded(connection.round_trip + wire::span(self.config.response_timeout));
@@ -25,8 +25,8 @@ impl Cm {
         Ok(conn)
     }
 
-    /// Takes up a connection that was [`Requested`](Event::Requested): sends a REP. `Established`, `Disconnecting`,
-    /// `Rejected` or `Unreachable` follows. The queue pair is ready to receive before.
+    /// Accepts a connection that was [`Requested`](Event::Requested): sends a REP. `Established`,
+    /// `Disconnecting`, `Rejected` or `Unreachable` follows. The queue pair must be ready to receive before.
     pub fn accept(&mut self, conn: Conn, reply: &Accept, now: Nanos) -> Result<(), CallError> {
         let rep = self.rep(conn, reply)?;
         if let Some(connection) = self.table.get_mut(conn) {
@@ -37,7 +37,8 @@ impl Cm {
         Ok(())
     }
 
-    /// Why [`accept`](Self::accept) would fail, if it would: to be asked before a queue pair is made ready for it.
+    /// Returns the error with which [`accept`](Self::accept) would fail, for a check before a queue pair is
+    /// made ready.
     pub fn check_accept(&self, conn: Conn, reply: &Accept) -> Result<(), CallError> {
         self.rep(conn, reply).map(|_| ())
     }
@@ -50,8 +51,9 @@ impl Cm {
         wire::rep(&self.config, conn, connection, reply)
     }
 
-    /// Refuses a connection, or gives it up before it stands: sends a REJ. No event follows. While the REQ is not
-    /// answered, the other side has no id to be called by, and is told of a time-out whatever the reason.
+    /// Rejects a connection request, or gives up a connection before it is established: sends a REJ. No event
+    /// follows. Before the REQ is answered, the remote side's communication ID is not known, and the REJ
+    /// carries the reason timeout instead of `reason`.
     pub fn reject(
         &mut self,
         conn: Conn,
@@ -69,7 +71,8 @@ impl Cm {
         Ok(())
     }
 
-    /// Confirms a [`Replied`](Event::Replied) connection: sends an RTU. The queue pair is ready to send before.
+    /// Confirms a [`Replied`](Event::Replied) connection: sends an RTU. The queue pair must be ready to send
+    /// before.
     pub fn confirm(&mut self, conn: Conn, private_data: &[u8]) -> Result<(), CallError> {
         let connection = self.table.get(conn).ok_or(CallError::Unknown)?;
         if !matches!(connection.state, State::RepReceived | State::MraRepSent) {
@@ -81,9 +84,11 @@ impl Cm {
         Ok(())
     }
 
-    /// Asks the other side to wait for the answer to its REQ or REP: sends an MRA. May be repeated.
+    /// Sends an MRA, which extends the remote side's timeout for the response to its REQ or REP. May be
+    /// repeated.
     ///
-    /// `service_timeout` is how long it will take: 4.096 us times two to this (5 bits; more is cut to 31).
+    /// `service_timeout` is the time that the response will take: 4.096 us times 2^`service_timeout` (5 bits;
+    /// larger values are reduced to 31).
     pub fn delay(&mut self, conn: Conn, service_timeout: u8) -> Result<(), CallError> {
         let connection = self.table.get_mut(conn).ok_or(CallError::Unknown)?;
         let of = match connection.state {
@@ -97,7 +102,7 @@ impl Cm {
         Ok(())
     }
 
-    /// Ends a connection: sends a DREQ. [`Event::Disconnected`] follows.
+    /// Closes a connection: sends a DREQ. [`Event::Disconnected`] follows.
     pub fn disconnect(&mut self, conn: Conn, private_data: &[u8], now: Nanos) -> Result<(), CallError> {
         let transaction = self.transaction();
         let connection = self.table.get(conn).ok_or(CallError::Unknown)?;
@@ -110,14 +115,14 @@ impl Cm {
         Ok(())
     }
 
-    /// Forgets a connection at once, without a word to the other side and without an event.
+    /// Forgets a connection at once, without a message to the remote side and without an event.
     pub fn abort(&mut self, conn: Conn) {
         self.table.remove(conn);
     }
 
-    /// Data came on the queue pair of a passive connection whose RTU has not: the other side has taken it up
-    /// (IB 12.9.7.2). [`Event::Established`] follows, without the RTU's private data. Nothing happens to a connection
-    /// that waits for no RTU.
+    /// Completes the handshake of a passive connection on whose queue pair data arrived before the RTU
+    /// (IB 12.9.7.2). [`Event::Established`] follows, without the RTU's private data. Does nothing unless the
+    /// connection waits for an RTU.
     pub fn established_by_traffic(&mut self, conn: Conn) {
         if let Some(connection) = self.table.get(conn)
             && matches!(connection.state, State::RepSent | State::MraRepReceived)
@@ -127,7 +132,7 @@ impl Cm {
         }
     }
 
-    /// The other side's host or queue pair has begun anew: the connection that it had is no more.
+    /// Closes a connection because the remote host or its queue pair was restarted.
     pub(super) fn supersede(&mut self, conn: Conn, now: Nanos) {
         let transaction = self.transaction();
         let Some(connection) = self.table.get_mut(conn) else { return };
@@ -135,12 +140,12 @@ impl Cm {
             State::Established => {
                 let told = core::mem::replace(&mut connection.over, true);
                 let dreq = wire::dreq(conn, connection, transaction, &[]);
-                // The next request for the queue pair is not stale any more.
+                // The next request for the queue pair is no longer stale.
                 self.table.unbind_qpn(conn);
                 if !told {
                     self.events.push_back(Event::Disconnected { conn });
                 }
-                // In case it does remember, as after a repeated REQ from long ago.
+                // The remote side may still have the connection, if a REQ was delayed for long.
                 if let Ok(dreq) = dreq {
                     self.send(conn, Kind::Dreq, dreq);
                 }

@@ -1,4 +1,4 @@
-//! What a message from the other side does.
+//! Processing of received messages.
 
 use super::connection::Connection;
 use super::types::{Conn, Event, Listener, Peer};
@@ -8,12 +8,12 @@ use rocev2::Qpn;
 use rocev2::cm::{Body, Drep, Dreq, Kind, Message, Mra, Rej, RejReason, Rep, Req, Rtu};
 use switch::{Full, Nanos};
 
-/// The MAD's method: every message of the CM is sent, none is an answer in the sense of IB 13.4.5.
+/// MAD method of every CM message. None is a response in the sense of IB 13.4.5.
 const METHOD_SEND: u8 = 3;
 
 impl Cm {
-    /// A MAD came to QP 1: the payload that [`mad_of`](rocev2::cm::mad_of) gives. What is no message of the CM, or of
-    /// no connection, is ignored or rejected as IB 12.9.8 says.
+    /// Processes a MAD that arrived on QP 1: the payload that [`mad_of`](rocev2::cm::mad_of) returns. A MAD
+    /// that is not a CM message, or belongs to no connection, is ignored or rejected as IB 12.9.8 requires.
     pub fn on_mad(&mut self, peer: Peer, mad: &[u8], now: Nanos) {
         let Ok(message) = Message::parse(mad) else { return };
         if message.header.method != METHOD_SEND {
@@ -28,12 +28,12 @@ impl Cm {
             Body::Rtu(rtu) => self.on_rtu(peer, rtu),
             Body::Dreq(dreq) => self.on_dreq(peer, transaction, dreq, now),
             Body::Drep(drep) => self.on_drep(peer, drep, now),
-            // Alternate paths there are none on RoCE; Linux ignores the messages for them as well.
+            // RoCE has no alternate paths; Linux ignores these messages, too.
             Body::Opaque(..) => {}
         }
     }
 
-    /// The connection of ours that a message calls by both ids
+    /// Returns the local connection that matches both IDs of a message.
     fn known(&self, peer: Peer, local_id: u32, remote_id: u32) -> Option<(Conn, &Connection)> {
         let conn = Conn(local_id);
         let connection = self.table.get(conn)?;
@@ -56,7 +56,7 @@ impl Cm {
         }
     }
 
-    /// A REQ that is no repetition
+    /// Processes a REQ that is not a retransmission.
     fn request(
         &mut self,
         peer: Peer,
@@ -90,7 +90,7 @@ impl Cm {
         Ok(())
     }
 
-    /// Ends other connections with the same id or queue pair of the other side's; whether there was one.
+    /// Closes other connections with the same remote ID or queue pair. Returns whether there was one.
     fn supersede_namesakes(
         &mut self,
         peer: Peer,
@@ -104,7 +104,8 @@ impl Cm {
         for conn in [named, by_qpn].into_iter().flatten() {
             let Some(old) = self.table.get(conn).filter(|_| Some(conn) != except) else { continue };
             if old.state != State::TimeWait {
-                // Who answers us, and is being asked to end that one, has heard of it or begun anew.
+                // If `except` is set, the remote side answered our REQ: an old connection in state `DreqSent`
+                // is then known to be closed on the remote side, and does not make the reply stale.
                 stale |= except.is_none() || old.state != State::DreqSent;
                 self.supersede(conn, now);
             }
@@ -112,7 +113,7 @@ impl Cm {
         stale
     }
 
-    /// The other side has not heard our answer to its REQ.
+    /// Answers a retransmitted REQ: the remote side did not receive the first response.
     fn answer_again(&mut self, conn: Conn, peer: Peer, transaction: u64, remote_id: u32) {
         let Some(connection) = self.table.get(conn) else { return };
         let answer = connection.last.map(|(kind, _)| kind);
@@ -123,7 +124,7 @@ impl Cm {
                 let rej = wire::rej_of(Of::Req, transaction, remote_id, 0, RejReason::STALE_CONNECTION);
                 self.put(peer, rej);
             }
-            // The owner has not decided, or the other side has answered what came after.
+            // The owner has not decided yet, or the remote side has already answered the REP.
             _ => {}
         }
     }
@@ -133,7 +134,7 @@ impl Cm {
         let remote_id = rep.local_comm_id.get();
         let state = match self.table.get(conn) {
             Some(connection) if connection.active && connection.peer.remote == peer.remote => {
-                // A second answer, if the other side took a repeated REQ for a new one.
+                // A second REP arrives if the remote side took a retransmitted REQ for a new one.
                 let other = connection.remote_id.is_some_and(|id| id != remote_id);
                 if other { State::TimeWait } else { connection.state }
             }
@@ -147,7 +148,7 @@ impl Cm {
                     self.end(conn, Some(Event::Rejected { conn, reason, private_data: Vec::new() }), now);
                 }
             }
-            // RTU or MRA was lost.
+            // The RTU or MRA was lost.
             State::Established | State::MraRepSent => self.repeat(conn),
             State::TimeWait => {
                 let reason = RejReason::INVALID_COMM_ID;
@@ -158,7 +159,7 @@ impl Cm {
         }
     }
 
-    /// The answer to our REQ
+    /// Processes the first REP for our REQ.
     fn reply(
         &mut self,
         conn: Conn,
@@ -203,7 +204,7 @@ impl Cm {
             return;
         }
         let wait = self.bounded(wire::span(mra.service_timeout >> 3) + connection.round_trip);
-        // Never less time than it had: an MRA may come late, or twice.
+        // An MRA never shortens the wait: it may be late or duplicated.
         let deadline = connection.deadline().map_or(now + wait, |deadline| deadline.max(now + wait));
         if let Some(connection) = self.table.get_mut(conn) {
             connection.state = state;
@@ -211,7 +212,7 @@ impl Cm {
         self.table.arm(conn, deadline);
     }
 
-    /// The connection that a REJ ends
+    /// Returns the connection that a REJ closes.
     fn rejected(&self, peer: Peer, rej: &Rej) -> Option<Conn> {
         let (local_id, remote_id) = (rej.remote_comm_id.get(), rej.local_comm_id.get());
         if rej.reason() == RejReason::TIMEOUT
@@ -221,9 +222,9 @@ impl Cm {
         }
         let connection = self.table.get(Conn(local_id))?;
         let same = match connection.remote_id {
-            // Our REQ is rejected without an id, or with one that we have not heard of yet.
+            // Our REQ is rejected without an ID, or with an ID that we have not received yet.
             None => true,
-            // It was answered by a REP since, or the REJ is of this very connection.
+            // The REQ was answered by a REP since, or the REJ refers to this connection.
             Some(id) => Of::read(rej.rejected) != Some(Of::Req) && id == remote_id,
         };
         (same && connection.peer.remote == peer.remote).then_some(Conn(local_id))
@@ -245,7 +246,8 @@ impl Cm {
         let known = self.known(peer, dreq.remote_comm_id.get(), dreq.local_comm_id.get());
         if let Some((conn, connection)) = known {
             match connection.state {
-                // No connection of theirs stands that they could end; and a wrong queue pair is an old connection's.
+                // The remote side has no established connection to close. A wrong queue pair number belongs
+                // to an old connection.
                 State::ReqReceived | State::MraReqSent | State::ReqSent | State::MraReqReceived => return,
                 _ if connection.local_qpn != Some(dreq.remote_qpn()) => return,
                 State::TimeWait => {}
@@ -261,7 +263,8 @@ impl Cm {
                 }
             }
         }
-        // Also for a connection that we have forgotten: they ask until they are answered.
+        // Forgotten connections are answered as well: the remote side retransmits its DREQ until it receives
+        // a DREP.
         self.put(peer, wire::drep(transaction, dreq));
     }
 

@@ -1,9 +1,9 @@
-//! What is sent is what Linux sends.
+//! Sent messages are byte for byte those of Linux.
 
 use super::*;
 use std::path::Path;
 
-/// The MADs of a capture of the repository, in order. (The frames end with the MAD and the ICRC.)
+/// Returns the MADs of a capture in the repository, in order. The frames end with the MAD and the ICRC.
 fn mads(name: &str) -> Vec<[u8; MAD_LEN]> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/captures").join(name);
     let file = std::fs::read(path).expect("a capture");
@@ -21,8 +21,8 @@ fn mads(name: &str) -> Vec<[u8; MAD_LEN]> {
     mads
 }
 
-/// Puts into `mad` the ids of `like`: the transaction (bytes 8 to 15), and the communication ids (24 to 31; only the
-/// first 4 of a REQ, whose others are reserved).
+/// Replaces the IDs in `mad` by those of `like`: the transaction ID (bytes 8 to 15) and the communication IDs
+/// (24 to 31; only the first 4 bytes of a REQ, whose other bytes are reserved).
 fn with_ids_of(mut mad: [u8; MAD_LEN], like: &[u8; MAD_LEN]) -> [u8; MAD_LEN] {
     let ids = if mad[17] == 0x10 { 24..28 } else { 24..32 };
     for range in [8..16, ids] {
@@ -41,7 +41,7 @@ const LINUX: Config = Config {
     longest_wait: Nanos::from_secs(60),
 };
 
-/// A connection as captured: made again by us on both sides, every message the same but for the ids.
+/// Replays a captured connection with a manager on both sides: every message is the same except for the IDs.
 fn replay(capture: &str, peer: Peer, asked: &ConnectRequest, reply: &Accept, passive_ends: bool) {
     let captured = mads(capture);
     let mut a = Cm::new(LINUX, 1);
@@ -77,9 +77,9 @@ fn replay(capture: &str, peer: Peer, asked: &ConnectRequest, reply: &Accept, pas
         assert_ne!(mad[8..16], [0; 8]);
         assert_ne!(mad[24..28], [0; 4]);
     }
-    // Answers carry the transaction of what they answer.
+    // Responses carry the transaction ID of their request.
     assert!(log[..3].iter().all(|mad| mad[8..16] == log[0][8..16]) && log[3][8..16] == log[4][8..16]);
-    // What was said was understood.
+    // The decoded contents match what was sent.
     assert_eq!((seen.peer, seen.service_id, seen.ca_guid), (turned(peer), asked.service_id, LINUX.ca_guid));
     assert_eq!((seen.qpn, seen.starting_psn), (asked.qpn, asked.starting_psn));
     assert_eq!((seen.path_mtu, seen.flow_label, seen.hop_limit), (asked.path_mtu, asked.flow_label, 64));
@@ -100,7 +100,7 @@ fn replay(capture: &str, peer: Peer, asked: &ConnectRequest, reply: &Accept, pas
 }
 
 #[test]
-fn rping() {
+fn messages_match_a_capture_of_rping() {
     let asked = ConnectRequest {
         cma_src_port: Some(0xad6e),
         flow_label: 0x51c58,
@@ -110,7 +110,7 @@ fn rping() {
 }
 
 #[test]
-fn rping_over_ipv6() {
+fn messages_match_a_capture_of_rping_over_ipv6() {
     let peer = Peer { local: "fd00::2".parse().unwrap(), remote: "fd00::1".parse().unwrap() };
     let asked = ConnectRequest {
         cma_src_port: Some(0xb338),
@@ -121,7 +121,7 @@ fn rping_over_ipv6() {
 }
 
 #[test]
-fn rstream_with_private_data() {
+fn messages_match_a_capture_of_rstream_with_private_data() {
     let captured = mads("rc_write_imm_rstream.pcap");
     let (req, rep) = (captured[0], captured[1]);
     let asked = ConnectRequest {
@@ -149,7 +149,7 @@ fn rstream_with_private_data() {
 }
 
 #[test]
-fn requests_that_cannot_be_said() {
+fn requests_that_do_not_fit_a_req_are_refused() {
     let mut cm = cm(1);
     let with = |change: fn(&mut ConnectRequest)| {
         let mut request = request(17);
@@ -168,15 +168,15 @@ fn requests_that_cannot_be_said() {
         assert_eq!(error, max.map(|max| ConnectError::PrivateData { len, max }));
     }
     for (request, says) in [
-        (with(|r| r.path_mtu = 1500), "1500 bytes are no path MTU: 256, 512, 1024, 2048 or 4096"),
-        (with(|r| r.retry_count = 8), "retry_count is 8, but 7 at most"),
-        (with(|r| r.rnr_retry_count = 8), "rnr_retry_count is 8, but 7 at most"),
-        (with(|r| r.ack_timeout = 32), "ack_timeout is 32, but 31 at most"),
-        (with(|r| r.flow_label = 1 << 20), "flow_label is 1048576, but 1048575 at most"),
-        (with(|r| r.service_level = 16), "service_level is 16, but 15 at most"),
+        (with(|r| r.path_mtu = 1500), "path_mtu is 1500 bytes; use 256, 512, 1024, 2048 or 4096"),
+        (with(|r| r.retry_count = 8), "retry_count is 8; use at most 7"),
+        (with(|r| r.rnr_retry_count = 8), "rnr_retry_count is 8; use at most 7"),
+        (with(|r| r.ack_timeout = 32), "ack_timeout is 32; use at most 31"),
+        (with(|r| r.flow_label = 1 << 20), "flow_label is 1048576; use at most 1048575"),
+        (with(|r| r.service_level = 16), "service_level is 16; use at most 15"),
         (
             with(|r| r.peer.local = "fd00::2".parse().unwrap()),
-            "fd00::2 and 10.0.0.1 are of different families",
+            "fd00::2 and 10.0.0.1 are of different address families; use two of the same family",
         ),
     ] {
         assert_eq!(cm.connect(&request, T0).unwrap_err().to_string(), says);
@@ -185,7 +185,7 @@ fn requests_that_cannot_be_said() {
 }
 
 #[test]
-fn private_data_that_does_not_fit() {
+fn private_data_that_does_not_fit_is_refused() {
     let (mut a, mut b) = two();
     let (ours, _) = established(&mut a, &mut b, 17);
     let too_much = |max: usize| Err(CallError::PrivateData { len: max + 1, max });
@@ -196,7 +196,7 @@ fn private_data_that_does_not_fit() {
     assert_eq!(b.reject(theirs, RejReason::CONSUMER, &[0; 149], T0), too_much(private_data::REJ));
     let reply = Accept { private_data: vec![1; 197], ..answer(20) };
     assert_eq!(b.accept(theirs, &reply, T0), too_much(private_data::REP));
-    assert_eq!(b.state(theirs), Some(State::ReqReceived), "nothing was done");
+    assert_eq!(b.state(theirs), Some(State::ReqReceived), "the state is unchanged");
     assert_eq!(b.info(theirs).unwrap().local_qpn, None);
     let reply = Accept { private_data: vec![1; 196], srq: true, ..answer(20) };
     b.accept(theirs, &reply, T0).unwrap();
@@ -210,7 +210,7 @@ fn private_data_that_does_not_fit() {
 }
 
 #[test]
-fn ports_and_service_ids() {
+fn ports_convert_to_service_ids_and_back() {
     assert_eq!(service_id_of(PortSpace::Tcp, 0x1c06), 0x0000_0000_0106_1c06);
     assert_eq!(service_id_of(PortSpace::Udp, 1), 0x0000_0000_0111_0001);
     for space in [PortSpace::Tcp, PortSpace::Udp] {

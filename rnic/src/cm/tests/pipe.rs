@@ -1,14 +1,14 @@
-//! Two managers, their owners, and a pipe that loses, doubles and reorders.
+//! Two managers with their owners, and a channel that drops, duplicates and reorders.
 
 use super::*;
 use core::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use switch::random::Share;
 
-/// What an owner does later.
+/// A scheduled action of an owner or of the channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Later {
-    /// The message of this number, to this side
+    /// Deliver the message with this index to this side
     Deliver(usize, usize),
     Connect(u32),
     Accept(Conn),
@@ -16,7 +16,7 @@ enum Later {
     Disconnect(Conn),
 }
 
-/// What an owner has seen of a connection.
+/// Events and calls that an owner has seen of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools)]
 struct Seen {
@@ -63,7 +63,7 @@ impl World {
         self.agenda.push(Reverse((self.now + after, self.order, side, what)));
     }
 
-    /// A while, up to so many milliseconds
+    /// Returns a random time below `most` milliseconds.
     fn while_ms(&mut self, most: u64) -> Nanos {
         Nanos::from_millis(self.chance.below(most))
     }
@@ -77,7 +77,7 @@ impl World {
                 }
                 self.mads.push((turned(peer), mad));
                 let at = self.mads.len() - 1;
-                // Some come seconds later, when all may be over.
+                // Some messages arrive seconds later, when the connection may be closed.
                 let most = if self.chance.happens(Share::percent(5)) { 9000 } else { 50 };
                 let after = self.while_ms(most);
                 self.later(side, after, Later::Deliver(1 - side, at));
@@ -123,7 +123,8 @@ impl World {
                 Event::Established { .. } => {
                     assert!(!seen.established);
                     seen.established = true;
-                    // Whoever is first; if nothing arrives, each ends it by itself.
+                    // The first side to act closes the connection; if nothing arrives, each closes it by
+                    // itself.
                     let after = self.while_ms(60_000);
                     self.later(side, after, Later::Disconnect(conn));
                 }
@@ -153,7 +154,7 @@ impl World {
                 let conn = self.cms[side].connect(&ConnectRequest { peer, ..request(qpn) }, now).unwrap();
                 self.seen[side].insert(conn, Seen { qpn, ..Seen::default() });
             }
-            // It may have ended meanwhile.
+            // The connection may have ended meanwhile.
             Later::Accept(conn) => {
                 _ = self.cms[side].accept(conn, &answer(1000 + conn.comm_id() % 65536), now);
             }
@@ -178,7 +179,7 @@ impl World {
             let timers = [self.cms[0].next_timer(), self.cms[1].next_timer()];
             let next = self.agenda.peek().map(|&Reverse((at, ..))| at);
             let Some(at) = timers.into_iter().chain([next]).flatten().min() else { return };
-            assert!(at < Nanos::from_secs(3600), "it does not end");
+            assert!(at < Nanos::from_secs(3600), "the run does not end");
             self.now = self.now.max(at);
             if next == Some(at) {
                 let Reverse((_, _, side, what)) = self.agenda.pop().unwrap();
@@ -192,7 +193,7 @@ impl World {
     }
 }
 
-/// All that happened, told in a way that can be compared.
+/// Simulates connections and returns everything that happened, in a form that can be compared.
 fn life(seed: u64, loss_percent: u64) -> String {
     let mut world = World::new(seed, loss_percent);
     for n in 0..8u32 {
@@ -203,19 +204,19 @@ fn life(seed: u64, loss_percent: u64) -> String {
     for side in 0..2 {
         assert!(world.cms[side].is_empty(), "seed {seed}, {loss_percent} % loss: a connection is left");
         for (conn, seen) in &world.seen[side] {
-            // Every connection ended: its owner was told once, or had rejected it.
+            // Every connection ended: a final event was reported once, or its owner had rejected it.
             assert_eq!(seen.last.is_some(), !seen.rejected_by_us, "seed {seed}: {conn:?} {seen:?}");
             let others: Vec<_> =
                 world.seen[1 - side].values().filter(|other| other.qpn == seen.qpn).collect();
             if seen.established {
                 assert!(
                     others.iter().any(|other| other.confirmed),
-                    "seed {seed}: {seen:?}, which the active side did not confirm: {others:?}"
+                    "seed {seed}: {seen:?}, but the active side did not confirm: {others:?}"
                 );
             }
             if loss_percent == 0 && seen.confirmed {
                 let told = others.iter().any(|other| other.established || other.disconnecting);
-                assert!(told, "seed {seed}: {seen:?}, of which the passive side heard nothing: {others:?}");
+                assert!(told, "seed {seed}: {seen:?}, but the passive side got no event: {others:?}");
                 assert_eq!(seen.last, Some("disconnected"), "seed {seed}");
             }
         }
@@ -231,7 +232,7 @@ fn every_connection_ends_on_both_sides() {
             life(seed, loss_percent);
         }
     }
-    // Also if hardly anything arrives.
+    // Also with hardly any message arriving.
     for seed in 0..50 {
         life(seed, 90);
         life(seed, 100);
@@ -239,7 +240,7 @@ fn every_connection_ends_on_both_sides() {
 }
 
 #[test]
-fn the_same_seed_is_the_same_life() {
+fn the_same_seed_gives_the_same_run() {
     for seed in 0..10 {
         assert_eq!(life(seed, 30), life(seed, 30));
     }
@@ -247,7 +248,7 @@ fn the_same_seed_is_the_same_life() {
 }
 
 #[test]
-fn what_usually_happens_usually_happens() {
+fn most_requests_succeed_despite_loss() {
     let mut count = BTreeMap::new();
     for seed in 0..40 {
         let mut world = World::new(seed, 30);
@@ -261,6 +262,6 @@ fn what_usually_happens_usually_happens() {
                 .or_insert(0) += 1;
         }
     }
-    // 320 requests; about one in ten is rejected by either owner.
+    // 320 requests; each of the two owners rejects about one in ten.
     assert!(count["confirmed"] > 230 && count["rejected"] > 15, "{count:?}");
 }

@@ -1,4 +1,4 @@
-//! What each message does in each state.
+//! The state transition tables: the effect of each message in each state.
 
 use super::*;
 use crate::cm::wire::{self, Of};
@@ -6,7 +6,7 @@ use rocev2::cm::{Drep, Dreq, Kind, MadHeader, Mra, Rej, Rep, Req, Rtu, emit};
 use std::fmt::Write as _;
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
-/// What the other side calls the connection, and its queue pair
+/// The remote side's ID of the connection, and its queue pair
 const THEIRS: u32 = 0x77;
 const THEIR_QP: Qpn = Qpn::new(0x99);
 const OUR_QP: Qpn = Qpn::new(0x11);
@@ -72,7 +72,7 @@ fn rej(conn: Conn, of: Of, theirs: u32) -> [u8; MAD_LEN] {
     mad(Kind::Rej, &rej)
 }
 
-/// A connection in this state.
+/// Returns a connection in this state.
 fn at(state: State, active: bool) -> (Cm, Conn) {
     let mut cm = cm(1);
     cm.listen(SERVICE).unwrap();
@@ -125,7 +125,7 @@ fn told(event: &Event) -> &'static str {
     }
 }
 
-/// A message of the table, by its name.
+/// A message of the table, with its name.
 type Row = (&'static str, fn(Conn) -> [u8; MAD_LEN]);
 
 const MESSAGES: [Row; 13] = [
@@ -148,7 +148,7 @@ const MESSAGES: [Row; 13] = [
     ("LAP", |conn| mad(Kind::Lap, &with_ids!(Rtu, conn))),
 ];
 
-/// Whether the side that asked, or the one that was asked, is ever in this state
+/// Returns whether the active or the passive side can be in this state.
 fn possible(state: State, active: bool) -> bool {
     let passive_only =
         matches!(state, State::ReqReceived | State::MraReqSent | State::RepSent | State::MraRepReceived);
@@ -157,7 +157,7 @@ fn possible(state: State, active: bool) -> bool {
     !if active { passive_only } else { active_only }
 }
 
-/// The table: what a message changes. Where nothing is said, nothing happens.
+/// Renders the table of effects. Messages without an effect are omitted.
 fn table(active: bool) -> String {
     let mut table = String::new();
     for state in State::ALL {
@@ -180,7 +180,7 @@ fn table(active: bool) -> String {
                 write!(table, "; sends {}", sent.join(", ")).unwrap();
             }
             if !events.is_empty() {
-                write!(table, "; tells {}", events.join(", ")).unwrap();
+                write!(table, "; reports {}", events.join(", ")).unwrap();
             }
             table.push('\n');
         }
@@ -189,17 +189,17 @@ fn table(active: bool) -> String {
 }
 
 #[test]
-fn the_active_side() {
+fn messages_to_the_active_side_have_the_effects_in_active_txt() {
     assert_eq!(table(true), include_str!("active.txt"));
 }
 
 #[test]
-fn the_passive_side() {
+fn messages_to_the_passive_side_have_the_effects_in_passive_txt() {
     assert_eq!(table(false), include_str!("passive.txt"));
 }
 
 #[test]
-fn calls_out_of_place() {
+fn calls_fail_by_state_only() {
     for active in [true, false] {
         for state in State::ALL {
             if !possible(state, active) {
@@ -220,7 +220,7 @@ fn calls_out_of_place() {
 }
 
 #[test]
-fn spans() {
+fn spans_are_powers_of_two_times_4096_ns() {
     assert_eq!(wire::span(0), Nanos(4096));
     assert_eq!(wire::span(20), Nanos(4_294_967_296));
     assert_eq!(wire::span(31), Nanos(4096 << 31));
