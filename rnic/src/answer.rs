@@ -1,4 +1,4 @@
-//! What the responder owes, as it leaves: acknowledgements, and responses that are cut from memory packet by packet.
+//! The send side of the responder: acknowledgements, and responses that are cut from memory packet by packet.
 
 use crate::memory::Access;
 use crate::nic::{Event, Parts};
@@ -11,8 +11,9 @@ use switch::Nanos;
 use zerocopy::IntoBytes;
 
 impl Parts<'_> {
-    /// Room for further messages, as an acknowledgement announces it. The message that is being received has its
-    /// receive request already, and is not yet among those that the MSN counts.
+    /// Returns the credits that an acknowledgement announces: the number of posted receives. The message that
+    /// is being received already holds its receive request, but is not yet counted in the MSN, so it adds
+    /// one.
     fn credit(&mut self) -> Credit {
         if !self.config.credits || self.qp.init.srq.is_some() {
             return Credit::UNLIMITED;
@@ -23,7 +24,7 @@ impl Parts<'_> {
         Credit::at_most(room)
     }
 
-    /// The next packet of what is owed to the other side.
+    /// Writes the next packet that is owed to the requester. Returns whether there was one that may leave.
     pub(crate) fn transmit_response(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
         let Some(response) = self.qp.resp.responses.front().copied() else { return false };
         let dest = self.qp.peer_qpn;
@@ -44,7 +45,8 @@ impl Parts<'_> {
                 self.emit(frame, bth, &[aeth.as_bytes(), ack.as_bytes()], &[]);
                 self.qp.resp.responses.pop_front();
             }
-            // Data is what congests: it goes at the rate of requests. What follows it waits, as it has to follow.
+            // READ data is what congests the network, so it is subject to the DCQCN rate like requests. Later
+            // responses wait behind it, because responses leave in order.
             Response::Read { .. } if !self.qp.req.pace.may_send(now) => return false,
             Response::Read { .. } => {
                 self.transmit_read(response, frame);
@@ -54,7 +56,7 @@ impl Parts<'_> {
         true
     }
 
-    /// A packet of the response to a READ, with what the memory holds now.
+    /// Writes one packet of a READ response, with the current contents of the memory.
     fn transmit_read(&mut self, response: Response, frame: &mut Vec<u8>) {
         let Response::Read { psn, from, len, sent, msn, again } = response else { return };
         let (mtu, dest) = (self.qp.mtu.bytes(), self.qp.peer_qpn);
@@ -70,7 +72,7 @@ impl Parts<'_> {
         let aeth = Aeth::new(Syndrome::Ack(self.credit()), msn);
         let aeth = aeth.as_bytes();
         let extended: &[&[u8]] = if opcode == Opcode::RC_READ_RESPONSE_MIDDLE { &[] } else { &[aeth] };
-        // Asked for each packet: since the last one the memory may have been taken away.
+        // Access is checked for each packet: the region may have been deregistered since the last one.
         let span = match self.remote(from.skip(at), this as u64, Access::REMOTE_READ) {
             Ok(span) => span,
             Err(code) => return self.refuse_read(psn.add(sent), msn, code, again, frame),
@@ -91,8 +93,8 @@ impl Parts<'_> {
         }
     }
 
-    /// A NAK in place of a packet of the response to a READ, and of everything behind it. A READ that was asked for
-    /// again is refused, but ends nothing here: it may be an old copy that nobody waits for.
+    /// Sends a NAK in place of a packet of a READ response and of all later responses. A NAK for a duplicate
+    /// READ does not fail the queue pair: the request may be an old copy for which no requester waits.
     fn refuse_read(&mut self, psn: Psn, msn: Msn, code: NakCode, again: bool, frame: &mut Vec<u8>) {
         self.counters.naks_sent += 1;
         let nak = Aeth::new(Syndrome::Nak(code), msn);
@@ -109,7 +111,8 @@ impl Parts<'_> {
         self.events.push_back(Event::QpError(qpn));
     }
 
-    /// The planted bug "a stale READ": what was read last at the same place is sent again.
+    /// Implements the planted bug `StaleRead`: returns the data that the last READ of the same address
+    /// returned.
     #[cfg(debug_assertions)]
     fn stale_bytes(&mut self, at: Option<crate::memory::Span>, bytes: Vec<u8>) -> Vec<u8> {
         let Some(at) = at.filter(|_| self.has_bug(crate::Bug::StaleRead)) else { return bytes };

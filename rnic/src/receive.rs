@@ -1,4 +1,5 @@
-//! What comes in: frames are checked, and go to the requester, the responder, the CM or the neighbour table.
+//! The receive path: checks frames and dispatches them to the requester, the responder, the communication
+//! manager or the neighbour table.
 
 use crate::nic::{Event, Parts, Rnic};
 use crate::qp::{State, Transport};
@@ -7,18 +8,19 @@ use rocev2::ethernet::Ethernet;
 use rocev2::{Class, Opcode, Packet, Qpn, classify};
 use switch::Nanos;
 
-/// Bytes kept for the GRH in front of a datagram
+/// Bytes reserved for the GRH before the payload of a datagram
 pub(crate) const GRH_LEN: usize = 40;
 /// The upper three bits of RC, UC and UD opcodes
 const RC: u8 = 0;
 const UC: u8 = 1;
 const UD: u8 = 3;
-/// Full or limited members of the default partition (IB 10.9.3)
+/// Partition key of the default partition without the membership bit: full and limited members match
+/// (IB 10.9.3)
 const DEFAULT_PKEY: u16 = 0x7fff;
 const CONGESTION_EXPERIENCED: u8 = 3;
 
 impl Rnic {
-    /// A frame came in.
+    /// Processes a received frame.
     pub fn on_frame(&mut self, frame: &[u8], now: Nanos) {
         self.counters.received += 1;
         let Some(dst) = frame.first_chunk::<6>() else {
@@ -97,7 +99,8 @@ impl Rnic {
             parts.counters.ce_marked += 1;
             parts.owe_cnp(now);
         }
-        // A forged request, whose PSN does not fit, must not complete the handshake: after that the REP is not repeated.
+        // A forged request whose PSN is not the expected one must not complete the handshake: afterwards the
+        // peer's REP is not retransmitted.
         let in_order = parts.qp.init.transport != Transport::Rc || bth.psn() == parts.qp.resp.epsn;
         if parts.qp.state == State::Rtr && !parts.qp.told && in_order {
             self.establish(slot, now);
@@ -119,13 +122,13 @@ impl Rnic {
             },
         }
         if self.counters.duplicates > duplicates {
-            // Perhaps it asks again because our answers go to an address that is another's by now.
+            // The requester may retransmit because our responses go to a stale MAC address.
             self.endpoint.neighbours.suspect(packet.src(), now);
         }
         self.settle(slot);
     }
 
-    /// The other side uses the connection before the handshake is over: it stands. Told once.
+    /// Completes the handshake of a connection on which a packet arrived before the RTU, and reports it once.
     fn establish(&mut self, slot: u32, now: Nanos) {
         let Some(qp) = self.at(slot) else { return };
         qp.told = true;
@@ -136,17 +139,17 @@ impl Rnic {
         }
     }
 
-    /// Fails queue pairs whose completions have been lost; whether there may be any.
+    /// Fails queue pairs whose completions were lost. Returns whether a completion queue had overrun.
     pub(crate) fn heed_overrun(&mut self) -> bool {
         let overrun = self.overrun;
-        // One that fails may overrun another queue.
+        // A queue pair that fails may overrun another completion queue.
         while core::mem::take(&mut self.overrun) {
             self.fail_overrun();
         }
         overrun
     }
 
-    /// Queue pairs whose completions are lost can only fail (IB 11.6.3.2).
+    /// Moves queue pairs whose completions were lost to the error state (IB 11.6.3.2).
     #[cold]
     fn fail_overrun(&mut self) {
         for slot in 0..self.slots() {
@@ -166,7 +169,7 @@ impl Rnic {
 }
 
 impl Parts<'_> {
-    /// Congestion was met on the way here: its sender is to know, now and then.
+    /// Schedules a CNP to the sender of a CE-marked packet, at most one per CNP interval.
     fn owe_cnp(&mut self, now: Nanos) {
         let Some(dcqcn) = &self.config.congestion else { return };
         let resp = &mut self.qp.resp;
@@ -177,7 +180,7 @@ impl Parts<'_> {
         }
     }
 
-    /// The next receive request, which stays where it is.
+    /// Returns the next receive request without removing it.
     pub(crate) fn next_recv(&self) -> Option<RecvRequest> {
         let queue = match self.qp.init.srq {
             Some(srq) => self.srqs.get(srq.0)?,
@@ -186,7 +189,7 @@ impl Parts<'_> {
         queue.queue.front().copied()
     }
 
-    /// Takes the next receive request out.
+    /// Removes and returns the next receive request.
     pub(crate) fn take_recv(&mut self) -> Option<RecvRequest> {
         let queue = match self.qp.init.srq {
             Some(srq) => self.srqs.get_mut(srq.0)?,
@@ -195,13 +198,13 @@ impl Parts<'_> {
         queue.queue.pop_front()
     }
 
-    /// Ends a receive request.
+    /// Completes a receive request.
     pub(crate) fn received(&mut self, completion: Completion) {
         let cq = self.qp.init.recv_cq;
         self.complete(cq, completion);
     }
 
-    /// A completion of a receive request, to be adorned
+    /// Returns a successful completion of a receive request, for the caller to modify.
     pub(crate) fn receipt(&self, id: u64, len: u32, packet: Option<&Packet<'_>>) -> Completion {
         Completion {
             id,
@@ -216,8 +219,8 @@ impl Parts<'_> {
         }
     }
 
-    /// A datagram goes into the next receive request, behind 40 bytes for its IP header. Whatever is not right drops it
-    /// (IB 9.8.3).
+    /// Stores a datagram into the next receive buffer, after 40 bytes for its IP header. Drops it on any
+    /// mismatch (IB 9.8.3).
     fn on_datagram(&mut self, packet: &Packet<'_>) {
         let Some(deth) = packet.deth() else { return };
         let len = packet.payload().len() + GRH_LEN;

@@ -1,4 +1,4 @@
-//! Requests from the other side: checked, executed, answered (IB 9.7.4, 9.8.2).
+//! The receive side of the responder: checks, executes and acknowledges requests (IB 9.7.4, 9.8.2).
 
 use crate::memory::{Access, Mr, Region, Span};
 use crate::nic::{Event, Parts};
@@ -10,16 +10,16 @@ use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::{Opcode, Packet, Psn};
 use switch::Nanos;
 
-/// By how many packets one of an unreliable connection is late at most. More than a network reorders; and a connection
-/// whose packets were lost for so long that the next one seems late loses no more than so many others.
+/// Limit of the distance by which a UC packet counts as late, in packets. It is more than a network reorders.
+/// A connection that lost so many packets that the next one seems late loses at most this many more.
 const LATE: i32 = 4096;
 
 /// Why a request is not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
-    /// No receive is posted: try again later
+    /// No receive is posted: the requester retries later
     NotReady,
-    /// It cannot be; the queue pair goes into the error state
+    /// The request is invalid; the queue pair goes into the error state
     Nak(NakCode),
 }
 
@@ -27,7 +27,7 @@ const INVALID: Refusal = Refusal::Nak(NakCode::INVALID_REQUEST);
 const ACCESS: Refusal = Refusal::Nak(NakCode::REMOTE_ACCESS_ERROR);
 const OPERATIONAL: Refusal = Refusal::Nak(NakCode::REMOTE_OPERATIONAL_ERROR);
 
-/// What kind of packet an opcode is, beside its service.
+/// Packet type of an opcode, without its transport service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Send { begins: bool, ends: bool },
@@ -74,19 +74,20 @@ impl Step {
     }
 }
 
-/// PSNs that the response to a READ of so many bytes takes.
+/// Returns the number of PSNs that the response to a READ of `len` bytes takes.
 pub(crate) const fn packets_of(len: usize, mtu: usize) -> u32 {
     if len == 0 { 1 } else { len.div_ceil(mtu) as u32 }
 }
 
-/// The memory that a RETH names, and how many bytes of it: no more than a message has (IB 9.7.4.1.6).
+/// Returns the memory and the length that a RETH names; the length is at most that of a message
+/// (IB 9.7.4.1.6).
 fn named(packet: &Packet<'_>) -> Result<(Remote, u32), Refusal> {
     let reth = packet.reth().filter(|reth| reth.len.get() as usize <= MAX_MESSAGE).ok_or(INVALID)?;
     Ok((Remote { va: reth.va.get(), rkey: reth.rkey.get() }, reth.len.get()))
 }
 
 impl Parts<'_> {
-    /// A request on a reliable connection.
+    /// Processes a request on a reliable connection.
     pub(crate) fn on_request(&mut self, packet: &Packet<'_>, now: Nanos) {
         let psn = packet.bth().psn();
         let ahead = self.ahead(psn);
@@ -114,7 +115,7 @@ impl Parts<'_> {
                 }
             }
             Err(Refusal::NotReady) => {
-                // What follows is dropped in silence until this request comes again (IB 9.7.5.2.8).
+                // Later requests are dropped silently until this request is retransmitted (IB 9.7.5.2.8).
                 self.qp.resp.nak_sent = true;
                 self.counters.rnr_naks_sent += 1;
                 self.nak(Syndrome::RnrNak(self.qp.resp.min_rnr_timer));
@@ -128,7 +129,7 @@ impl Parts<'_> {
         }
     }
 
-    /// How far a request is ahead of what is expected.
+    /// Returns how far a request is ahead of the expected PSN; negative for a duplicate.
     fn ahead(&self, psn: Psn) -> i32 {
         #[cfg(debug_assertions)]
         if self.has_bug(crate::Bug::WrongWrap) {
@@ -137,8 +138,8 @@ impl Parts<'_> {
         psn.distance(self.qp.resp.epsn)
     }
 
-    /// What an acknowledgement of `psn` says.
-    #[allow(clippy::unused_self, reason = "only a planted bug asks")]
+    /// Returns the PSN that an acknowledgement of `psn` carries.
+    #[allow(clippy::unused_self, reason = "only a planted bug reads it")]
     fn ack_psn(&self, psn: Psn) -> Psn {
         #[cfg(debug_assertions)]
         if self.has_bug(crate::Bug::AckTooFar) {
@@ -153,8 +154,9 @@ impl Parts<'_> {
         self.qp.resp.refuse(expected, syndrome);
     }
 
-    /// A request that was executed before: SENDs and WRITEs are acknowledged again, READs executed again, atomics
-    /// answered from what was kept (IB 9.7.5.1.4). A READ or atomic that is forgotten is dropped.
+    /// Processes a duplicate request: SENDs and WRITEs are acknowledged again, READs executed again, and
+    /// atomics answered from the remembered result (IB 9.7.5.1.4). A READ or atomic that is no longer
+    /// remembered is dropped.
     fn on_duplicate(&mut self, packet: &Packet<'_>, psn: Psn) {
         #[cfg(debug_assertions)]
         if self.has_bug(crate::Bug::NoDuplicateCheck) && packet.layout().opcode() == Opcode::RC_SEND_ONLY {
@@ -173,7 +175,7 @@ impl Parts<'_> {
                     self.counters.forgotten += 1;
                     return;
                 }
-                // Whether it may be read is asked when it is.
+                // Access is checked when the response is sent.
                 let (msn, end) = (self.qp.resp.msn, psn.add(psns));
                 let read = Response::Read { psn, from, len, sent: 0, msn, again: true };
                 self.qp.resp.read_again(read, end, self.qp.mtu.bytes(), room);
@@ -194,14 +196,14 @@ impl Parts<'_> {
                 }
             }
             Step::Send { .. } | Step::Write { .. } | Step::Unsupported => {
-                // The newest acknowledgement covers it.
+                // An acknowledgement of the newest request covers the duplicate.
                 let newest = self.qp.resp.epsn.sub(1);
                 self.qp.resp.acknowledge(newest);
             }
         }
     }
 
-    /// Executes the request that is expected; the PSNs that it takes.
+    /// Executes the expected request. Returns the number of PSNs that it takes.
     fn execute(&mut self, packet: &Packet<'_>) -> Result<u32, Refusal> {
         let step = Step::of(packet.bth().opcode());
         self.check_sequence(step, packet)?;
@@ -214,8 +216,8 @@ impl Parts<'_> {
         }
     }
 
-    /// First and Only where nothing was begun, Middle and Last of what was begun; whole packets but the last
-    /// (IB 9.7.4.1.2, 9.7.4.1.6).
+    /// Checks the order of First, Middle, Last and Only, and the payload length: all packets except the last
+    /// carry a full MTU (IB 9.7.4.1.2, 9.7.4.1.6).
     fn check_sequence(&self, step: Step, packet: &Packet<'_>) -> Result<(), Refusal> {
         let fits = match (self.qp.resp.message, step) {
             (None | Some(Message::Broken), _) => step.begins(),
@@ -243,7 +245,7 @@ impl Parts<'_> {
             None => (self.take_recv().ok_or(Refusal::NotReady)?, 0),
         };
         let id = recv.id;
-        // Asked for each packet: since the last one the memory may have been taken away.
+        // Access is checked for each packet: the region may have been deregistered since the last one.
         let into = recv.data.map(|sge| self.local(&sge, Access::LOCAL_WRITE).ok_or(sge)).transpose();
         let Ok(into) = into else {
             self.fail_receive(id, Status::LocalProtection);
@@ -296,7 +298,7 @@ impl Parts<'_> {
         if !fits || (step.ends() && payload.len() as u32 != left) {
             return Err(INVALID);
         }
-        // Asked for each packet: since the first one the memory may have been taken away.
+        // Access is checked for each packet: the region may have been deregistered since the first one.
         let span = self.remote(into, payload.len() as u64, Access::REMOTE_WRITE).map_err(Refusal::Nak)?;
         if immediate && self.next_recv().is_none() {
             return Err(Refusal::NotReady);
@@ -318,7 +320,7 @@ impl Parts<'_> {
         Ok(())
     }
 
-    /// Returns whether the queue pair allows the other side this access.
+    /// Returns whether the queue pair's access flags allow this access.
     fn allows(&self, access: Access) -> bool {
         #[cfg(debug_assertions)]
         if self.has_bug(crate::Bug::AnyAccess) {
@@ -327,8 +329,8 @@ impl Parts<'_> {
         self.qp.access.has(access)
     }
 
-    /// Memory that the other side names, if it may have it so. None for nothing at all, which needs no key
-    /// (IB 9.7.4.1.5).
+    /// Returns the span of memory that the remote side names, if it may access it so. Returns `None` for 0
+    /// bytes, which need no valid key (IB 9.7.4.1.5).
     pub(crate) fn remote(&self, from: Remote, len: u64, access: Access) -> Result<Option<Span>, NakCode> {
         if !self.allows(access) {
             return Err(NakCode::INVALID_REQUEST);
@@ -369,7 +371,7 @@ impl Parts<'_> {
         let span = self.memory.check(self.qp.init.pd, atomic.rkey.get(), va, 8, Access::REMOTE_ATOMIC);
         let span = span.map_err(|_| ACCESS)?;
         let word = self.memory.bytes(span, 8).first_chunk().ok_or(OPERATIONAL)?;
-        // Memory holds words in the byte order of the host.
+        // Memory holds words in little-endian byte order.
         let original = u64::from_le_bytes(*word);
         let word = match step {
             Step::FetchAdd => original.wrapping_add(atomic.swap_or_add.get()),
@@ -385,14 +387,14 @@ impl Parts<'_> {
         Ok(())
     }
 
-    /// A response acknowledges all before it.
+    /// Clears held-back acknowledgements: a response acknowledges all requests before it.
     fn hold_no_ack(&mut self) {
         (self.qp.resp.held, self.qp.resp.ack_deadline) = (0, None);
     }
 
-    /// A packet on an unreliable connection: what does not fit is dropped, with the message that it is of
-    /// (IB 9.8.2.2). What is late or comes again is dropped alone: what is behind by [`LATE`] at most, as a gap may be
-    /// of any length.
+    /// Processes a packet on an unreliable connection. A packet that is out of sequence is dropped together
+    /// with its message (IB 9.8.2.2). A duplicate or late packet is dropped alone if it is at most [`LATE`]
+    /// behind; a packet further behind counts as ahead, because a gap may have any length.
     pub(crate) fn on_unreliable(&mut self, packet: &Packet<'_>) {
         let step = Step::of(packet.bth().opcode());
         let psn = packet.bth().psn();
@@ -407,7 +409,7 @@ impl Parts<'_> {
         }
         let gap = psn != expected;
         if gap || step.begins() {
-            // A message that was begun cannot be finished any more.
+            // A started message cannot be completed any more.
             let begun = self.qp.resp.message.is_some_and(|message| message != Message::Broken);
             if begun {
                 self.break_message();
@@ -425,7 +427,7 @@ impl Parts<'_> {
         }
     }
 
-    /// Gives up the message that was begun. The receive request that it took serves the next one.
+    /// Gives up the message in progress. The next message gets its receive request.
     fn break_message(&mut self) {
         self.counters.unreliable_dropped += 1;
         if let Some(Message::Send { recv, .. }) = self.qp.resp.message.replace(Message::Broken) {
@@ -439,7 +441,7 @@ impl Parts<'_> {
         }
     }
 
-    /// Ends everything posted.
+    /// Flushes all posted requests.
     pub(crate) fn flush(&mut self) {
         while let Some(sending) = self.qp.req.pop() {
             self.complete_send(sending, Status::Flushed);
@@ -449,7 +451,8 @@ impl Parts<'_> {
         }
     }
 
-    /// Into the error state: everything posted is flushed, in order (IB 10.3.1.6). Responses that are owed still leave.
+    /// Moves the queue pair to the error state: all posted requests are flushed in order (IB 10.3.1.6). Owed
+    /// responses still leave.
     pub(crate) fn enter_error(&mut self) {
         self.qp.state = State::Error;
         if let Some(Message::Send { recv, .. }) = self.qp.resp.message.take() {
@@ -458,7 +461,7 @@ impl Parts<'_> {
         self.flush();
         (self.qp.req.deadline, self.qp.req.rnr_until) = (None, None);
         if self.qp.resp.held > 0 {
-            // What was received is said before the silence.
+            // Acknowledges what was received before the queue pair stops responding.
             self.qp.resp.acknowledge(self.qp.resp.epsn.sub(1));
         }
     }

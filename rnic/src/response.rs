@@ -1,4 +1,5 @@
-//! Responses from the other side, and what the requester makes of them and of silence (IB 9.7.5, 9.7.6).
+//! The receive side of the requester: acknowledgements, NAKs, READ and atomic responses, and timeouts
+//! (IB 9.7.5, 9.7.6).
 
 use crate::memory::Access;
 use crate::nic::{Event, Parts};
@@ -8,7 +9,8 @@ use rocev2::aeth::{Aeth, NakCode, Syndrome};
 use rocev2::{Msn, Opcode, Packet, Psn};
 use switch::Nanos;
 
-/// Whether a syndrome says nothing to a reliable connection (IB tables 44 and 45): it acknowledges nothing, either.
+/// Returns whether a syndrome is reserved for a reliable connection (IB tables 44 and 45). Such a packet
+/// acknowledges nothing.
 fn is_reserved(aeth: Aeth) -> bool {
     match aeth.kind() {
         Syndrome::Ack(_) | Syndrome::RnrNak(_) => false,
@@ -24,7 +26,7 @@ fn is_reserved(aeth: Aeth) -> bool {
 }
 
 impl Parts<'_> {
-    /// An acknowledgement, a NAK, or a response with data.
+    /// Processes an acknowledgement, a NAK, or a response with data.
     pub(crate) fn on_response(&mut self, packet: &Packet<'_>, now: Nanos) {
         let psn = packet.bth().psn();
         if !self.qp.state.sends() {
@@ -42,7 +44,7 @@ impl Parts<'_> {
     }
 
     fn on_acknowledge(&mut self, psn: Psn, aeth: Aeth, now: Nanos) {
-        // A NAK names what it wants next, and acknowledges all before.
+        // A NAK carries the expected PSN, and acknowledges all PSNs before it.
         let (acknowledged, known) = match aeth.kind() {
             Syndrome::Nak(_) | Syndrome::RnrNak(_) => (psn.sub(1), self.qp.req.top.distance(psn) > 0),
             _ => (psn, true),
@@ -57,7 +59,7 @@ impl Parts<'_> {
             return;
         }
         match aeth.kind() {
-            // What is reserved was dropped.
+            // Reserved syndromes were dropped above.
             Syndrome::Ack(_) | Syndrome::Reserved(_) => {}
             Syndrome::RnrNak(timer) => {
                 self.counters.naks_received += 1;
@@ -87,7 +89,8 @@ impl Parts<'_> {
         }
     }
 
-    /// Credits count from the MSN of the same acknowledgement (IB 9.7.7.2). An older one says nothing new.
+    /// Updates the credit limit. Credits count from the MSN of the same acknowledgement (IB 9.7.7.2). An
+    /// older acknowledgement does not lower the limit.
     fn heed_credits(&mut self, aeth: Aeth) {
         let Syndrome::Ack(credit) = aeth.kind() else { return };
         if !self.qp.req.flow_control {
@@ -99,17 +102,19 @@ impl Parts<'_> {
         });
     }
 
-    /// Completes what `psn` acknowledges. False if a response is missing on the way there: then it is asked for again.
+    /// Completes the requests that `psn` acknowledges. Returns false if a response before `psn` is missing,
+    /// which is then requested again.
     fn acknowledge(&mut self, psn: Psn, now: Nanos) -> bool {
         let before = self.qp.req.una;
         let mut complete = true;
         while let Some(front) = self.qp.req.queue.front() {
-            // Nothing of the front is covered.
+            // `psn` covers nothing of the front request.
             if psn.distance(front.first) < 0 {
                 break;
             }
             if front.request.operation.fetches() {
-                // What has come of a response needs no acknowledgement: a NAK inside of it speaks of what is next.
+                // READ packets that have arrived need no acknowledgement: a NAK within the READ's PSNs refers
+                // to what follows them.
                 complete = psn.distance(front.first.add(front.fetched)) < 0;
                 break;
             }
@@ -130,9 +135,9 @@ impl Parts<'_> {
         complete
     }
 
-    /// A packet of the response to a READ, or to an atomic.
+    /// Processes a packet of a READ response, or an atomic response.
     fn on_data(&mut self, packet: &Packet<'_>, psn: Psn, aeth: Option<&Aeth>, now: Nanos) {
-        // A response acknowledges everything before it.
+        // A response acknowledges all requests before it.
         if !self.qp.req.was_sent(psn) || !self.acknowledge_before(psn, now) {
             self.counters.stale_responses += 1;
             return;
@@ -157,12 +162,13 @@ impl Parts<'_> {
                 let original = packet.atomic_ack().map_or(0, |ack| ack.original.get());
                 self.fetched(0, &original.to_le_bytes(), 1, now);
             }
-            // Whatever this is, it is not of the request that has this PSN.
+            // The packet does not match the type of the request that has this PSN.
             _ => self.counters.stale_responses += 1,
         }
     }
 
-    /// Completes the requests before the one that has `psn`; false if a response of theirs is missing.
+    /// Completes the requests before the one that has `psn`. Returns false if a response to one of them is
+    /// missing.
     fn acknowledge_before(&mut self, psn: Psn, now: Nanos) -> bool {
         let at = self.qp.req.queue.iter().position(|sending| sending.has(psn));
         match at {
@@ -191,7 +197,7 @@ impl Parts<'_> {
         self.fetched(at, packet.payload(), packets, now);
     }
 
-    /// Stores fetched bytes at their place, and completes the request when all of its packets have come.
+    /// Stores fetched bytes at offset `at`, and completes the request when all of its packets have arrived.
     fn fetched(&mut self, at: usize, bytes: &[u8], packets: u32, now: Nanos) {
         let Some(front) = self.qp.req.queue.front() else { return };
         let span = match &front.request.data {
@@ -216,7 +222,8 @@ impl Parts<'_> {
         self.qp.req.refresh(now);
     }
 
-    /// The response with this PSN was lost, as what came after it tells: asked for again, once, and then by the clock.
+    /// Handles a lost response, which a later packet revealed: requests it again at once the first time, then
+    /// on timeouts only.
     fn missing(&mut self, psn: Psn, now: Nanos) {
         if self.qp.req.went_back_to == Some(psn) {
             return;
@@ -226,7 +233,7 @@ impl Parts<'_> {
         self.qp.req.went_back_to = Some(psn);
     }
 
-    /// Sends again from `psn` on, if that has not been tried too often.
+    /// Retransmits from `psn` on, if a retry is left.
     fn try_again(&mut self, psn: Psn, now: Nanos) {
         if self
             .qp
@@ -243,7 +250,7 @@ impl Parts<'_> {
         }
     }
 
-    /// Takes a retry, or ends the queue pair if there is none left.
+    /// Consumes a retry, or fails the queue pair if there is none left.
     fn spend_retry(&mut self) -> bool {
         if self.qp.req.retries_left == 0 {
             self.counters.retries_exceeded += 1;
@@ -256,7 +263,7 @@ impl Parts<'_> {
         true
     }
 
-    /// The time of the requester's deadlines has come, perhaps. True if an acknowledgement did not come in time.
+    /// Handles the requester's deadlines that have passed. Returns true if an acknowledgement timed out.
     pub(crate) fn on_requester_timer(&mut self, now: Nanos) -> bool {
         if self.qp.req.rnr_until.is_some_and(|at| at <= now) {
             self.qp.req.rnr_until = None;
@@ -264,7 +271,7 @@ impl Parts<'_> {
         }
         let mut silent = self.qp.req.deadline.is_some_and(|at| at <= now);
         if silent && let Some(wake) = self.excuse() {
-            // It is this side that was silent: the packet that asks for an acknowledgement has not left.
+            // The delay is local: the packet that requests an acknowledgement has not left yet.
             self.qp.req.deadline = self.qp.req.timeout().map(|span| wake.max(now) + span);
             silent = false;
         }
@@ -276,14 +283,15 @@ impl Parts<'_> {
             if self.qp.req.is_waiting() {
                 self.try_again(from, now);
             } else {
-                // Nothing could be sent: the neighbour's address is not known.
+                // Nothing could be sent, because the neighbour's address is not known.
                 self.spend_retry();
             }
         }
         silent
     }
 
-    /// When the pace lets the packet leave that will ask for an acknowledgement, if none was asked for yet
+    /// Returns when the DCQCN rate lets the packet leave that will request an acknowledgement, if none was
+    /// requested yet.
     fn excuse(&self) -> Option<Nanos> {
         let req = &self.qp.req;
         #[cfg(debug_assertions)]
@@ -293,7 +301,7 @@ impl Parts<'_> {
         req.pace.wake_at().filter(|_| req.paced_out && !req.is_answer_due())
     }
 
-    /// The request at the front ends with an error, and so does the queue pair.
+    /// Completes the request at the front with an error, and moves the queue pair to the error state.
     pub(crate) fn fail(&mut self, status: Status) {
         if let Some(sending) = self.qp.req.pop() {
             self.complete_send(sending, status);
@@ -303,7 +311,7 @@ impl Parts<'_> {
         self.events.push_back(Event::QpError(qpn));
     }
 
-    /// Makes the completion of a request, if one is wanted.
+    /// Generates the completion of a request, if one is wanted.
     pub(crate) fn complete_send(&mut self, sending: Sending, status: Status) {
         let Sending { request, .. } = sending;
         if status == Status::Success && !request.signaled {

@@ -1,5 +1,5 @@
-//! What goes out: control frames first, then a packet of each queue pair in turn; of a queue pair responses and requests
-//! in turn.
+//! The transmit path: control frames first, then one packet of each queue pair in round-robin order.
+//! Responses and requests of a queue pair alternate.
 
 use crate::memory::Access;
 use crate::nic::{Config, Event, Parts, Rnic};
@@ -16,9 +16,10 @@ use rocev2::{Bth, Opcode, Psn};
 use switch::Nanos;
 use zerocopy::IntoBytes;
 
-/// The longest message, in packets: a quarter of the PSNs, so that old and new can always be told apart.
+/// Limit of a message in packets: a quarter of the PSN space, so that old and new PSNs can always be told
+/// apart.
 const MAX_PACKETS: u32 = 1 << 22;
-/// The longest message, in bytes (IB 9.4.1)
+/// Limit of a message in bytes (IB 9.4.1)
 pub(crate) const MAX_MESSAGE: usize = 1 << 31;
 
 /// Base of an operation's opcodes: First, Middle, Last, Last with immediate, Only, Only with immediate
@@ -29,7 +30,7 @@ const NOT_ECT: u8 = 0;
 const UC_SERVICE: u8 = 0x20;
 
 impl Qp {
-    /// Queues a request.
+    /// Validates and queues a request.
     pub(crate) fn post_send(&mut self, request: SendRequest) -> Result<(), QpError> {
         if !self.state.sends() && self.state != State::Error {
             return Err(QpError::State(self.state));
@@ -66,20 +67,21 @@ impl Qp {
         Ok(())
     }
 
-    /// A packet with data left.
+    /// Accounts for a packet with data that left.
     pub(crate) fn paced(&mut self, bytes: usize, now: Nanos, config: &Config) {
         if let Some(dcqcn) = &config.congestion {
             self.req.pace.sent(bytes, now, dcqcn);
         }
     }
 
-    /// Where what it sends next goes
+    /// Returns the destination of the next packet.
     fn destination(&self) -> Option<IpAddr> {
         let datagram = self.req.queue.front().and_then(|front| front.request.to);
         datagram.map(|to| to.path).or(self.path).map(|path| path.dst)
     }
 
-    /// Whether it may have something to send: what is in its way is looked at when its turn comes.
+    /// Returns whether it may have something to send. Windows, credits and rates are checked when its turn
+    /// comes.
     fn wants_to_send(&self) -> bool {
         let responses = !self.resp.responses.is_empty() || self.resp.cnp_due;
         let requests =
@@ -89,15 +91,15 @@ impl Qp {
 }
 
 impl Rnic {
-    /// The next frame to send, written to `frame`. False if there is none now: then ask again after something came in,
-    /// was posted, or the time of [`next_timer`](Self::next_timer) has come.
+    /// Writes the next frame to send into `frame`. Returns false if there is none now: then call again after
+    /// a frame arrived, a request was posted, or the time of [`next_timer`](Self::next_timer) has come.
     pub fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
         loop {
             let sent = self.endpoint.poll_transmit(now, frame)
                 || self.poll_round(now, frame)
-                // The round may have found that a neighbour has to be asked for.
+                // The round may have queued a request for a neighbour's address.
                 || self.endpoint.poll_transmit(now, frame);
-            // Queue pairs that fail may have a last word.
+            // Queue pairs that just failed may have a final packet to send.
             if !self.heed_overrun() || sent {
                 self.counters.sent += u64::from(sent);
                 return sent;
@@ -116,17 +118,17 @@ impl Rnic {
         false
     }
 
-    /// Whether [`poll_transmit`](Self::poll_transmit) may have something.
+    /// Returns whether [`poll_transmit`](Self::poll_transmit) may have a frame.
     pub fn wants_to_transmit(&self) -> bool {
         !self.round.is_empty() || self.endpoint.wants_to_transmit()
     }
 
-    /// When [`on_timer`](Self::on_timer) is due
+    /// Returns the time at which [`on_timer`](Self::on_timer) is due.
     pub fn next_timer(&self) -> Option<Nanos> {
         [self.timers.next(), self.endpoint.next_timer()].into_iter().flatten().min()
     }
 
-    /// The time asked for has come.
+    /// Runs the timers that are due.
     pub fn on_timer(&mut self, now: Nanos) {
         while let Some(slot) = self.timers.pop(now) {
             let Some(mut parts) = self.parts(slot) else { continue };
@@ -152,7 +154,8 @@ impl Rnic {
         self.heed_overrun();
     }
 
-    /// After something happened to a queue pair: into the round if it may send, and its timer.
+    /// Updates the schedule of a queue pair after a change: the round-robin queue if it may send, and its
+    /// timer.
     pub(crate) fn settle(&mut self, slot: u32) {
         let Some(qp) = self.at(slot) else { return };
         let wants = qp.wants_to_send();
@@ -173,7 +176,7 @@ impl Rnic {
         }
     }
 
-    /// Neighbours have answered: queue pairs that waited for them try again.
+    /// Retries queue pairs that waited for a neighbour, after one was resolved.
     pub(crate) fn wake_unresolved(&mut self) {
         self.endpoint.wake();
         for slot in core::mem::take(&mut self.endpoint.neighbours.waiting) {
@@ -184,7 +187,7 @@ impl Rnic {
         }
     }
 
-    /// Neighbours have not answered: what waits for them, and would wait for ever, ends.
+    /// Fails requests to neighbours whose resolution was given up, if they would otherwise wait forever.
     fn fail_unresolved(&mut self, given_up: &[IpAddr]) {
         for slot in self.endpoint.neighbours.waiting.clone() {
             let Some(dst) = self.at(slot).filter(|qp| qp.unresolved).and_then(|qp| qp.destination()) else {
@@ -205,13 +208,13 @@ impl Rnic {
             return self.transmit_datagram(slot, now, frame);
         }
         let (Some(path), dest, qpn) = (qp.path, qp.peer_qpn, qp.qpn) else { return false };
-        // A neighbour that moved makes every route old.
+        // A change of the neighbour table makes every route stale.
         if qp.route.is_none_or(|(_, age)| age != self.endpoint.neighbours.age()) {
             let Some(route) = self.route(&path, src_port(qpn, dest), now) else {
                 self.endpoint.neighbours.waiting.insert(slot);
                 if let Some(qp) = self.at(slot) {
                     qp.unresolved = true;
-                    // A host that is not there does not acknowledge either.
+                    // A host that does not resolve does not acknowledge, either.
                     if qp.init.transport == Transport::Rc && !qp.req.queue.is_empty() {
                         qp.req.deadline = qp.req.deadline.or(qp.req.timeout().map(|span| now + span));
                     }
@@ -226,9 +229,10 @@ impl Rnic {
         self.parts(slot).is_some_and(|mut parts| parts.transmit(now, frame))
     }
 
-    /// The way to a host, if its MAC address is known; it is asked for otherwise.
+    /// Returns the route to a host if its next hop's MAC address is known; otherwise sends a request for it.
     pub(crate) fn route(&mut self, path: &crate::Path, src_port: u16, now: Nanos) -> Option<Route> {
-        // ECT(0), unless the path says something else: what is not marked cannot be slowed down.
+        // ECT(0) unless the path sets the ECN bits: DCQCN cannot slow down a sender whose packets are not
+        // ECN-capable.
         let capable = self.config.congestion.is_some() && path.traffic_class % 4 == NOT_ECT;
         let traffic_class = path.traffic_class | if capable { 2 } else { 0 };
         self.endpoint.route(&crate::Path { traffic_class, ..*path }, src_port, now)
@@ -236,7 +240,7 @@ impl Rnic {
 
     fn transmit_datagram(&mut self, slot: u32, now: Nanos, frame: &mut Vec<u8>) -> bool {
         let Some(qp) = self.at(slot) else { return false };
-        // Drained: no datagram begins.
+        // In SQD no new datagram starts.
         if qp.state != State::Rts {
             return false;
         }
@@ -254,7 +258,7 @@ impl Rnic {
 }
 
 impl Parts<'_> {
-    /// Nobody has the address that the next packet goes to.
+    /// Handles a next packet whose destination does not resolve.
     fn unreachable(&mut self) {
         match self.qp.init.transport {
             // Its retries run out, as with a host that does not acknowledge.
@@ -265,8 +269,8 @@ impl Parts<'_> {
                     self.fail(Status::RetryExceeded);
                 }
             }
-            // A datagram is sent, not delivered: to nobody it is lost, like one that is lost on its way. An error would
-            // end the queue pair, and with it what goes to others.
+            // A datagram is sent, not delivered: one to an unresolved host is lost like one that the network
+            // dropped. An error would fail the queue pair, and with it the datagrams to other hosts.
             Transport::Ud => {
                 if let Some(sending) = self.qp.req.pop() {
                     self.counters.unreliable_dropped += 1;
@@ -276,8 +280,8 @@ impl Parts<'_> {
         }
     }
 
-    /// Writes the next packet of a connected queue pair. Responses and requests take turns: the other side can keep READs
-    /// under way without end, and requests must not wait for their end.
+    /// Writes the next packet of a connected queue pair. Responses and requests alternate: the remote side
+    /// can keep READs outstanding indefinitely, and requests must not wait for the last of them.
     fn transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
         if core::mem::take(&mut self.qp.resp.cnp_due) {
             self.counters.cnps_sent += 1;
@@ -287,7 +291,7 @@ impl Parts<'_> {
             return true;
         }
         if self.qp.request_next {
-            // One that has to wait keeps its turn.
+            // A request that has to wait keeps its turn.
             let sent = self.transmit_request(now, frame);
             self.qp.request_next = !sent;
             return sent || self.transmit_response(now, frame);
@@ -297,8 +301,8 @@ impl Parts<'_> {
         sent || self.transmit_request(now, frame)
     }
 
-    /// Whether a request has the turn after a response
-    #[allow(clippy::unused_self, reason = "only a planted bug asks")]
+    /// Returns whether a request has its turn after a response.
+    #[allow(clippy::unused_self, reason = "only a planted bug reads it")]
     fn takes_turns(&self) -> bool {
         #[cfg(debug_assertions)]
         if self.has_bug(crate::Bug::ResponsesFirst) {
@@ -313,13 +317,13 @@ impl Parts<'_> {
         }
     }
 
-    /// Whether the next request packet, which has this PSN, has to wait.
+    /// Returns whether the next request packet, which has PSN `psn`, has to wait.
     fn is_held(&mut self, psn: Psn, now: Nanos) -> bool {
         let req = &self.qp.req;
         let Some(sending) = req.current() else { return true };
         let operation = sending.request.operation;
         let begins = req.packet == 0 || operation.is_read();
-        // Drained: what was begun goes on, nothing begins.
+        // In SQD, started messages continue and no message starts.
         if self.qp.state == State::Sqd && begins && psn.distance(req.top) >= 0 {
             return true;
         }
@@ -341,8 +345,8 @@ impl Parts<'_> {
         self.qp.req.paced_out
     }
 
-    /// Whether the message at the cursor has no credit. One packet of it at a time may go, to ask (IB 9.7.7.2.5): the
-    /// acknowledgement that brought credit may have been lost.
+    /// Returns whether the message at the cursor has no credit. One packet of it at a time may leave to probe
+    /// for credits (IB 9.7.7.2.5): the acknowledgement that granted credits may have been lost.
     fn lacks_credit(&self) -> bool {
         let req = &self.qp.req;
         req.flow_control
@@ -372,7 +376,7 @@ impl Parts<'_> {
         let is_last = packet + 1 == packets || operation.is_read();
         let this = if operation.fetches() { 0 } else { (len - at).min(mtu) };
 
-        // Requests that fail here are at the front only when those before them are done.
+        // A request fails here only when all requests before it are complete.
         let source = match &sending.request.data {
             Data::Memory(sge) => {
                 let access = if operation.fetches() { Access::LOCAL_WRITE } else { Access::LOCAL_READ };
@@ -381,7 +385,7 @@ impl Parts<'_> {
                         return false;
                     }
                     self.fail(Status::LocalProtection);
-                    // A held acknowledgement may be its last word.
+                    // A held-back acknowledgement may be the queue pair's final packet.
                     return self.transmit_response(now, frame);
                 };
                 Some(span)
@@ -412,7 +416,7 @@ impl Parts<'_> {
                 reth = Reth { va: remote.va.into(), rkey: remote.rkey.into(), len: (len as u32).into() };
             }
             Operation::Read(remote) => {
-                // What has come is not asked for again.
+                // Packets that have arrived are not requested again.
                 let va = remote.va.wrapping_add(at as u64);
                 reth = Reth { va: va.into(), rkey: remote.rkey.into(), len: ((len - at) as u32).into() };
             }
@@ -458,7 +462,7 @@ impl Parts<'_> {
         true
     }
 
-    /// A request packet was sent.
+    /// Accounts for a request packet that was sent.
     fn request_left(&mut self, psn: Psn, packets: u32, asked: bool, bytes: usize, now: Nanos) {
         self.qp.paced(bytes, now, self.config);
         let is_uc = self.qp.init.transport == Transport::Uc;
@@ -478,7 +482,7 @@ impl Parts<'_> {
             (req.cursor, req.packet) = (req.cursor + 1, 0);
         }
         if is_uc {
-            // Nobody will answer.
+            // UC requests are not acknowledged.
             req.una = req.top;
             if req.packet == 0
                 && let Some(sending) = req.pop()
@@ -486,7 +490,7 @@ impl Parts<'_> {
                 self.complete_send(sending, Status::Success);
             }
         } else {
-            // An answer is due from when it was first asked for.
+            // The timeout counts from the first packet that requests an acknowledgement.
             if req.deadline.is_none() || (asked && !req.is_answer_due()) {
                 req.restart_timer(now);
             }
@@ -533,7 +537,7 @@ impl Parts<'_> {
     }
 }
 
-/// The opcode of a request packet.
+/// Returns the opcode of a request packet.
 fn opcode_of(operation: Operation, is_first: bool, is_last: bool, is_rc: bool) -> Opcode {
     let position = match (is_first, is_last) {
         (true, false) => 0,
