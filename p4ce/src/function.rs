@@ -1,5 +1,5 @@
-//! The switch's data plane: scatters what leaders write, gathers what replicas acknowledge, and is a learning bridge for
-//! everything else.
+//! The switch's data plane: scatters leaders' writes to replicas, gathers replicas' acknowledgements, and is
+//! a learning bridge for all other frames.
 
 use crate::gather::Gathered;
 use crate::group::{Group, GroupId, Member, Request};
@@ -22,67 +22,67 @@ use zerocopy::FromBytes;
 /// Configuration of [`P4ce`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The bridge for all frames that are not the switch's own
+    /// Bridge for all frames that are not addressed to the switch
     pub forward: forward::Config,
-    /// The switch's MAC address
+    /// MAC address of the switch
     pub mac: MacAddr,
-    /// Its IP addresses
+    /// IP addresses of the switch
     pub addresses: Vec<IpAddr>,
-    /// Groups at once
+    /// Limit of groups
     pub groups: usize,
-    /// Queue pairs at once: one a group and one a replica of it. A power of two
+    /// Limit of queue pairs: one per group and one per replica of it. A power of two.
     pub queue_pairs: usize,
-    /// A replica that has been behind a quorum for so long without moving is excluded; zero for never
+    /// Time after which a replica that is behind a quorum without progress is excluded; zero is unlimited
     pub silent_after: Nanos,
-    /// A planted bug, to see whether it is found
+    /// A planted bug, to check that tests find it
     #[cfg(debug_assertions)]
     pub bug: Option<crate::Bug>,
 }
 
-/// What the control plane tells the data plane.
+/// A command of the control plane to the data plane.
 #[derive(Debug)]
 pub enum Command {
-    /// The group's packets are to be handled from now on. Answered by [`Event::Opened`].
+    /// Opens a group, whose packets are handled from now on. Answered by [`Event::Opened`].
     Open(Box<Group>),
-    /// The group is over. Answered by [`Event::Closed`].
+    /// Closes a group. Answered by [`Event::Closed`].
     Close(GroupId),
-    /// A replica is written to no more.
+    /// Excludes a replica: it is no longer written to.
     Exclude(GroupId, usize),
-    /// So many replicas make a quorum from now on.
+    /// Changes the number of replicas in a quorum.
     SetQuorum(GroupId, usize),
 }
 
-/// What the data plane tells the control plane.
+/// An event that the data plane reports to the control plane.
 #[derive(Debug)]
 pub enum Event {
-    /// A group's packets are handled; or not, as there is no place for it.
+    /// The group is open if the second field is true; otherwise its slot or a queue pair number was taken.
     Opened(GroupId, bool),
-    /// A group's packets are handled no more; what it was made of is given back.
+    /// The group is closed; its memory is returned.
     Closed(GroupId, Option<Box<Group>>),
-    /// A replica was excluded by the data plane.
+    /// The data plane excluded a replica.
     Excluded(GroupId, usize),
 }
 
-/// What the data plane counts, beside what the bridge does.
+/// Counters of the data plane, in addition to those of the bridge.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Requests of leaders that were passed to replicas
+    /// Leaders' request packets passed to replicas
     pub requests: Counter,
-    /// Their copies
+    /// Copies of these sent to replicas
     pub copies: Counter,
     /// Responses of replicas
     pub responses: Counter,
-    /// Acknowledgements that leaders were told
+    /// Acknowledgements sent to leaders
     pub acks: Counter,
-    /// NAKs (PSN sequence error) that leaders were told
+    /// NAKs (PSN sequence error) sent to leaders
     pub naks: Counter,
-    /// "Receiver not ready" that leaders were told
+    /// RNR NAKs sent to leaders
     pub rnr_naks: Counter,
     /// NAKs that end a connection, of replicas or of the switch itself
     pub fatal_naks: Counter,
-    /// Requests of which leaders were told again what a quorum holds
+    /// Retransmitted requests that the switch acknowledged again, because a quorum holds them
     pub repeated: Counter,
-    /// Congestion notifications passed to leaders
+    /// Congestion notification packets passed to leaders
     pub cnps: Counter,
     /// Groups opened
     pub opened: Counter,
@@ -90,23 +90,23 @@ pub struct Counters {
     pub closed: Counter,
     /// Replicas excluded by the data plane
     pub excluded: Counter,
-    /// Leaders and replicas that were found at another port than before
+    /// Leaders and replicas that moved to another port
     pub moved: Counter,
 }
 
-/// Whose queue pair one of the switch's is.
+/// The group and member to which one of the switch's queue pairs belongs.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     qpn: u32,
     group: u32,
-    /// The replica at its other end; [`LEADER`] for the leader
+    /// Index of the replica at the remote end, or [`LEADER`]
     member: u32,
 }
 
 const LEADER: u32 = u32::MAX;
 const NOBODY: Slot = Slot { qpn: u32::MAX, group: 0, member: 0 };
 
-/// The data plane.
+/// The data plane: a [`Function`].
 pub struct P4ce {
     config: Config,
     forward: Forward,
@@ -117,16 +117,16 @@ pub struct P4ce {
     looked: Nanos,
 }
 
-/// What is done with a request of a leader.
+/// How a leader's request packet is handled, by opcode.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// It says where it writes to.
+    /// A WRITE with a RETH, whose address and key are checked and rewritten.
     Write,
-    /// It goes to all replicas as it is.
+    /// Passed to all replicas without a RETH.
     Plain,
-    /// It is for the switch alone, and says nothing that concerns it.
+    /// Consumed by the switch: acknowledgements and CNPs.
     Notice,
-    /// A group cannot do that.
+    /// Answered with a NAK: not supported on a group.
     Refused,
 }
 
@@ -154,10 +154,10 @@ static KINDS: [Kind; 256] = {
 };
 
 impl P4ce {
-    /// A data plane without groups.
+    /// Creates a data plane without groups.
     ///
     /// # Panics
-    /// If `queue_pairs` is no power of two.
+    /// If `queue_pairs` is not a power of two.
     pub fn new(config: Config) -> Self {
         assert!(config.queue_pairs.is_power_of_two(), "{} queue pairs", config.queue_pairs);
         Self {
@@ -171,24 +171,24 @@ impl P4ce {
         }
     }
 
-    /// Salts the bridge's table of stations, as [`Forward::salted`] does.
+    /// Salts the bridge's station table, as [`Forward::salted`] does.
     #[must_use]
     pub fn salted(mut self, seed: u64) -> Self {
         self.forward = self.forward.salted(seed);
         self
     }
 
-    /// What it has counted so far, and goes on to count
+    /// Returns the counters, which continue to count.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
     }
 
-    /// What the bridge has counted
+    /// Returns the bridge's counters.
     pub fn forward_counters(&self) -> Arc<forward::Counters> {
         self.forward.counters()
     }
 
-    /// A group that is open
+    /// Returns a group that is open.
     pub fn group(&self, id: GroupId) -> Option<&Group> {
         self.groups.get(id.0 as usize)?.as_deref()
     }
@@ -197,12 +197,13 @@ impl P4ce {
         qpn.get() as usize & (self.slots.len() - 1)
     }
 
-    /// A frame to the switch's own MAC address
+    /// Handles a frame to the switch's own MAC address.
     #[inline]
     fn on_own<O: Output>(&mut self, frame: &mut O::Frame, port: PortId, now: Nanos, out: &mut O) -> Verdict {
         let layout = match self.forward.admit(frame, port) {
             Ok(Some(layout)) => layout,
-            // ARP, neighbour discovery, echo requests; malformed ones, which the control plane does not understand either
+            // ARP, neighbour discovery, echo requests, and malformed ones of these, which the control plane
+            // drops.
             Ok(None) => return self.punt(frame.bytes(), port, now),
             Err(verdict) => return verdict,
         };
@@ -221,7 +222,7 @@ impl P4ce {
         }
     }
 
-    /// A packet of a leader's (paper IV-B)
+    /// Handles a packet from a leader (P4CE, section IV-B).
     #[inline]
     fn scatter<O: Output>(
         &mut self,
@@ -255,7 +256,7 @@ impl P4ce {
             return Verdict::Consume;
         }
         if kind == Kind::Refused || !allowed {
-            // Damage may be why, and then the leader is to try again.
+            // The packet may be damaged, and then the leader has to retransmit it.
             if !packet.verify_icrc() {
                 return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
             }
@@ -273,10 +274,11 @@ impl P4ce {
         let next = group.gather.next();
         if psn != next {
             if !next.precedes(psn) {
-                // A replica may not have got it as it has moved: the bridge may have heard it since.
+                // The leader retransmits, perhaps because a replica has moved: the bridge may have learned
+                // its new port since.
                 Self::find_replicas(&self.forward, &self.counters, &self.config, group);
             } else if !packet.verify_icrc() {
-                // What a packet from the future says is remembered: it has to be true.
+                // A PSN ahead of the expected one changes state, so the packet has to be intact.
                 return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
             }
         }
@@ -304,18 +306,19 @@ impl P4ce {
             };
             match copy {
                 Ok(copy) => {
-                    // The runner counts what does not fit; the replica will miss it, and say so.
+                    // The output counts a frame that does not fit; the replica detects the gap and sends a
+                    // NAK.
                     _ = out.send(copy, member.port);
                 }
                 Err(switch::Full) => return Verdict::Drop(DropReason::NoBuffer),
             }
         }
-        // The last copy needs no other buffer than the packet's own.
+        // The last copy uses the packet's own buffer.
         last.scatter(frame.bytes_mut(), layout, request);
         Verdict::Forward(last.port)
     }
 
-    /// A packet of a replica's (paper IV-C)
+    /// Handles a packet from a replica (P4CE, section IV-C).
     #[inline]
     fn gather<F: Frame>(
         &mut self,
@@ -336,7 +339,7 @@ impl P4ce {
         let aeth = match layout.opcode() {
             Opcode::RC_ACKNOWLEDGE => packet.aeth().copied(),
             Opcode::CNP => None,
-            // Replicas ask for nothing here, and nothing here is read.
+            // Replicas send no requests on this connection, and no READs are sent to them.
             _ => return Verdict::Drop(DropReason::Unexpected),
         };
         if !packet.verify_icrc() {
@@ -393,8 +396,8 @@ impl P4ce {
         }
     }
 
-    /// A frame is for the control plane. The bridge hears its sender too, so it knows of every station what the control plane
-    /// knows, or what is newer.
+    /// Passes a frame to the control plane. The bridge learns its sender as well, so that its table has the
+    /// same or newer entries than the control plane's.
     #[cold]
     fn punt(&mut self, frame: &[u8], port: PortId, now: Nanos) -> Verdict {
         if let Ok((ethernet, _)) = Ethernet::ref_from_prefix(frame)
@@ -405,7 +408,7 @@ impl P4ce {
         Verdict::Punt
     }
 
-    /// A packet of a leader's came from another port than before.
+    /// Updates the port of a leader whose packet arrived on another port.
     #[cold]
     fn follow_leader(
         forward: &mut Forward,
@@ -421,7 +424,7 @@ impl P4ce {
         }
     }
 
-    /// A response of a replica's came from another port than before.
+    /// Updates the port of a replica whose response arrived on another port.
     #[cold]
     fn follow_replica(
         forward: &mut Forward,
@@ -433,12 +436,13 @@ impl P4ce {
     ) {
         if !Self::stays_put(config) && group.move_member(member, packet, port) {
             counters.moved.add(1);
-            // What the bridge has heard is never older than what the group knows.
+            // The bridge's entry is never older than the group's.
             forward.on_command(forward::Command::Learn(packet.ethernet().src, port), now);
         }
     }
 
-    /// A group was opened, or its leader repeats a packet: a replica that has moved may have been heard by the bridge alone.
+    /// Updates the ports of a group's replicas from the bridge's table: when the group is opened, and when
+    /// its leader retransmits. A replica that has moved may have sent other frames only.
     #[cold]
     fn find_replicas(forward: &Forward, counters: &Counters, config: &Config, group: &mut Group) {
         if !Self::stays_put(config) {
@@ -469,7 +473,7 @@ impl P4ce {
                 self.slots[at] = Slot { qpn: qpn.get(), group: id.0, member };
             }
             self.counters.opened.add(1);
-            // One may have moved since the control plane has heard it.
+            // A replica may have moved since the control plane learned its port.
             let mut group = group;
             Self::find_replicas(&self.forward, &self.counters, &self.config, &mut group);
             #[cfg(debug_assertions)]
@@ -501,7 +505,8 @@ impl P4ce {
         self.groups.get_mut(id.0 as usize)?.as_deref_mut()
     }
 
-    /// Whether a frame to a group address asks for one of the switch's own addresses.
+    /// Returns whether a frame to a multicast or broadcast address requests one of the switch's own
+    /// addresses.
     fn asks_for_us(&self, frame: &[u8]) -> bool {
         neighbour::asked_for(frame).is_some_and(|ip| self.config.addresses.contains(&ip))
     }
@@ -518,8 +523,8 @@ impl P4ce {
     }
 }
 
-/// A replica's copy that shares the payload with the leader's packet. Headers and ICRC are the replica's while it is made,
-/// and the leader's again in the end.
+/// Returns a copy for a replica that shares the payload with the leader's packet. The packet's headers and
+/// ICRC are rewritten for the replica, and restored after the copy was made.
 fn share<O: Output>(
     member: &Member,
     frame: &mut O::Frame,
@@ -532,7 +537,7 @@ fn share<O: Output>(
     let mut headers = [0; 128];
     let (Some(headers), Some(&right)) = (headers.get_mut(..payload), bytes[icrc..].first_chunk::<ICRC_LEN>())
     else {
-        // Extension headers without end
+        // Headers longer than 128 bytes, because of extension headers
         let mut copy = out.copy(frame)?;
         member.scatter(copy.bytes_mut(), layout, request);
         return Ok(copy);
@@ -547,7 +552,7 @@ fn share<O: Output>(
     copy
 }
 
-/// The RETH of a packet whose opcode has one, and nothing in front of it.
+/// Returns the RETH of a packet whose opcode has one directly after the BTH.
 #[inline]
 fn first_reth<'a>(packet: &Packet<'a>) -> Option<&'a Reth> {
     let behind = packet.bytes().get(packet.layout().bth() + Bth::LEN..)?;
@@ -576,7 +581,7 @@ impl Function for P4ce {
 
     #[inline]
     fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
-        // Where most packets have it: without tag, IPv4 without options.
+        // The position in most packets: without VLAN tag, IPv4 without options.
         const DEST_QP: usize = Ethernet::LEN + Ipv4::LEN + Udp::LEN + Bth::DEST_QP_WORD;
         let Some(word) = frame.bytes().get(DEST_QP..).and_then(|bytes| bytes.first_chunk()) else { return };
         let qpn = Qpn::new(u32::from_be_bytes(*word));
@@ -612,7 +617,7 @@ impl Function for P4ce {
             }
             Command::SetQuorum(id, quorum) => {
                 if let Some(group) = self.group_mut(id) {
-                    // A leader that waits is told when it asks again.
+                    // The leader learns of a larger frontier when it retransmits.
                     group.gather.set_quorum(quorum);
                 }
             }
@@ -625,7 +630,7 @@ impl Function for P4ce {
 }
 
 impl P4ce {
-    /// How often silent replicas are looked for
+    /// Returns the interval between two searches for replicas without progress.
     fn interval(&self) -> Nanos {
         Nanos((self.config.silent_after.0 / 4).max(1))
     }

@@ -1,5 +1,5 @@
-//! How a group loses replicas, and how it ends: everyone is disconnected, the data plane closes it, and its numbers can be
-//! given again.
+//! Loss of replicas, and the end of a group: all connections are closed, the data plane closes the group, and
+//! its numbers are released.
 
 use super::{Control, Pending, Stage};
 use crate::function::Command;
@@ -10,12 +10,12 @@ use rocev2::cm::RejReason;
 use switch::Nanos;
 
 impl Control {
-    /// Ends a group: leader and replicas are disconnected.
+    /// Closes a group: leader and replicas are disconnected.
     pub fn close(&mut self, id: GroupId, now: Nanos) {
         self.end(id, None, now);
     }
 
-    /// A replica refuses, does not answer, or goes away.
+    /// Handles a replica that rejected the connection, did not respond, or disconnected.
     pub(super) fn on_replica_gone(
         &mut self,
         id: GroupId,
@@ -43,7 +43,7 @@ impl Control {
         }
     }
 
-    /// The data plane has excluded a replica.
+    /// Handles a replica that the data plane excluded.
     pub(super) fn on_excluded(&mut self, id: GroupId, number: usize, now: Nanos) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let Some(member) = group.members.get_mut(number) else { return };
@@ -62,7 +62,7 @@ impl Control {
         }
     }
 
-    /// Ends a group at whatever stage. A leader that has not been answered is told why.
+    /// Closes a group in any stage. A leader whose request is pending receives the refusal.
     pub(super) fn end(&mut self, id: GroupId, refusal: Option<Refusal>, now: Nanos) {
         let Some(group) = self.groups.get_mut(&id).filter(|group| group.stage != Stage::Closing) else {
             return;
@@ -90,17 +90,17 @@ impl Control {
         }
     }
 
-    /// Ends a connection, wherever it stands.
+    /// Closes a connection in any state.
     fn drop_connection(&mut self, conn: Conn, now: Nanos) {
         let cm = self.endpoint.cm_mut();
         if cm.disconnect(conn, &[], now).is_err() {
-            // It does not stand yet, or stands no more.
+            // The connection is not established yet, or no longer.
             _ = cm.reject(conn, RejReason::CONSUMER, &[], now);
             self.roles.remove(&conn);
         }
     }
 
-    /// Replicas have answered a request, or are no longer waited for.
+    /// Marks a request as answered: the replicas have responded, or are no longer waited for.
     pub(super) fn answered(&mut self, id: GroupId) {
         let Self { groups, admission, config, .. } = self;
         let Some(group) = groups.get_mut(&id) else { return };
@@ -109,7 +109,7 @@ impl Control {
         }
     }
 
-    /// Nothing knows a group any more: its numbers can be given again.
+    /// Forgets a closed group and releases its numbers.
     pub(super) fn forget(&mut self, id: GroupId) {
         let Some(group) = self.groups.remove(&id) else { return };
         for qpn in group.members.iter().map(|member| member.local_qp).chain([group.local_qp]) {

@@ -1,35 +1,36 @@
-//! Numbers that are given and given back, and where stations are.
+//! Allocation of numbers, and the ports of stations.
 
 use rocev2::ethernet::{Ethernet, MacAddr};
 use std::collections::{BTreeMap, VecDeque};
 use switch::{Egress, Nanos, PortId};
 use zerocopy::FromBytes;
 
-/// Stations that are remembered at most
+/// Limit of remembered stations
 const MAX_STATIONS: usize = 65_536;
-/// How long a station is known to be at the port where it was heard: a frame for one not heard since goes to all ports, in case
-/// it has moved. Shorter than the communication manager waits before it repeats a message.
+/// Age up to which a station's port is used. A frame to a station with an older entry goes to all ports, in
+/// case the station has moved. Shorter than the communication manager's retransmission timeout.
 const KNOWN_FOR: Nanos = Nanos::from_secs(2);
-/// Queue pair numbers below this are not given: 0 and 1 have a meaning, and the rest of the first ones is kept.
+/// Queue pair numbers below this one are not assigned: 0 and 1 are special, and the others are reserved.
 const FIRST: u32 = 16;
 
-/// Places, each with a number that is used again as late as possible: what is still under way to an old one finds nobody.
+/// Slots, each with a number that is reused as late as possible, so that late packets to an old number match
+/// nothing.
 #[derive(Debug)]
 pub(super) struct Places {
     free: VecDeque<u32>,
-    /// Numbers of a place are so far apart.
+    /// Number of slots; consecutive numbers of a slot differ by it.
     count: u32,
     end: u32,
     begun: u32,
 }
 
 impl Places {
-    /// `count` places; numbers below `end`.
+    /// Creates `count` slots with numbers below `end`.
     pub(super) fn new(count: usize, end: usize) -> Self {
         Self { free: VecDeque::new(), count: count as u32, end: end as u32, begun: 0 }
     }
 
-    /// The number of a free place
+    /// Allocates the number of a free slot.
     pub(super) fn take(&mut self) -> Option<u32> {
         if self.begun < self.count {
             self.begun += 1;
@@ -38,26 +39,26 @@ impl Places {
         self.free.pop_front()
     }
 
-    /// Numbers that are too small, where there are others, are passed over.
+    /// Skips numbers that are too small, if there are others.
     fn at_least(&self, number: u32) -> u32 {
         if number < FIRST && self.end > self.count { number + self.count.max(FIRST) } else { number }
     }
 
-    /// The place is free; its next number is another one, if there are several.
+    /// Frees a slot. Its next number is a different one, if it has several.
     pub(super) fn give_back(&mut self, number: u32) {
         let next = number + self.count;
         self.free.push_back(if next < self.end { next } else { self.at_least(number % self.count) });
     }
 }
 
-/// Where stations were heard last.
+/// Last known ports of stations.
 #[derive(Debug, Default)]
 pub(super) struct Stations {
     ports: BTreeMap<[u8; 6], (PortId, Nanos)>,
 }
 
 impl Stations {
-    /// A frame came in.
+    /// Learns the port of a frame's sender.
     pub(super) fn hear(&mut self, frame: &[u8], port: PortId, now: Nanos) {
         let Ok((ethernet, _)) = Ethernet::ref_from_prefix(frame) else { return };
         let known = self.ports.contains_key(&ethernet.src.0);
@@ -70,7 +71,7 @@ impl Stations {
         self.ports.get(&mac.0).map(|(port, _)| *port)
     }
 
-    /// Where a frame has to go.
+    /// Returns the port to which a frame has to be sent.
     pub(super) fn egress(&self, frame: &[u8], now: Nanos) -> Egress {
         let known = frame.first_chunk().and_then(|dst| self.ports.get::<[u8; 6]>(dst));
         let lately = known.filter(|(_, heard)| now.since(*heard) < KNOWN_FOR);
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_come_again_late() {
+    fn numbers_are_reused_late() {
         let mut places = Places::new(32, 100);
         let first: Vec<_> = core::iter::from_fn(|| places.take()).collect();
         assert_eq!(first.len(), 32);
@@ -101,7 +102,7 @@ mod tests {
             seen.push(next);
         }
         assert_ne!(seen[0], seen[1]);
-        // Ids are all there are.
+        // All group IDs are used, including the small ones.
         let mut ids = Places::new(2, 2);
         assert_eq!((ids.take(), ids.take(), ids.take()), (Some(0), Some(1), None));
         ids.give_back(1);

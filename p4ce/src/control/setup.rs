@@ -1,5 +1,5 @@
-//! How a group comes to be: a leader's request is checked, its replicas are connected, the data plane opens the group, and
-//! the leader is answered.
+//! Setup of a group: a leader's request is checked, its replicas are connected, the data plane opens the
+//! group, and the leader's connection is accepted.
 
 use super::{Control, Member, Pending, Role, Stage};
 use crate::function::Command;
@@ -15,21 +15,21 @@ use rocev2::cm::RejReason;
 use rocev2::{Psn, Qpn};
 use switch::Nanos;
 
-/// How long an MRA says that it will take: 4.096 us times two to this, 4.3 s
+/// Service timeout in an MRA: 4.096 us times 2^20, 4.3 s
 const SERVICE_TIMEOUT: u8 = 20;
-/// A leader is asked to wait when its group is not there after so long.
+/// Time after which a leader whose group is not open yet receives an MRA
 const PATIENCE: Nanos = Nanos::from_millis(100);
-/// The time between two looks at groups that wait for something
+/// Interval between two checks of groups that are being set up
 const LOOK_EVERY: Nanos = Nanos::from_millis(20);
 
 impl Control {
-    /// A leader asks for a group.
+    /// Handles a leader's request for a group.
     pub(super) fn on_requested(&mut self, conn: Conn, request: Box<RemoteRequest>, now: Nanos) {
         self.counters.requested += 1;
         if let Err(refusal) = self.begin(conn, request, now) {
             self.counters.refused += 1;
             self.counters.limited += u64::from(matches!(refusal, Refusal::Busy | Refusal::NotALeader));
-            // It asked just now, and is told.
+            // The request is pending, so this does not fail.
             _ = self.endpoint.cm_mut().reject(conn, RejReason::CONSUMER, &refusal.to_bytes(), now);
         }
     }
@@ -51,7 +51,7 @@ impl Control {
         let quorum = self.check(&replicas, asked.quorum, &request)?;
         self.admission.begin(request.peer.remote, &self.config.limits, now)?;
         let Some((id, local_qp, qpns)) = self.places_for(replicas.len()) else {
-            // No replica was asked.
+            // No REQ was sent to a replica.
             self.admission.withdraw(request.peer.remote);
             return Err(Refusal::Full);
         };
@@ -73,7 +73,7 @@ impl Control {
             request,
             local_qp,
             first: self.config.first_psn.unwrap_or(Psn::new(self.chance.bits() as u32)),
-            // Key 0 is nobody's.
+            // Key 0 is never assigned.
             rkey: (self.chance.bits() as u32).max(1),
             quorum,
             outvote: asked.outvote,
@@ -90,7 +90,7 @@ impl Control {
         Ok(())
     }
 
-    /// Numbers for a group, its leader's queue pair, and those of its replicas
+    /// Allocates a group ID, the leader's queue pair and the replicas' queue pairs.
     fn places_for(&mut self, replicas: usize) -> Option<(GroupId, Qpn, Vec<Qpn>)> {
         let id = self.ids.take()?;
         let mut qpns: Vec<Qpn> = (0..=replicas).map_while(|_| self.qpns.take()).map(Qpn::new).collect();
@@ -105,7 +105,7 @@ impl Control {
         Some((GroupId(id), leaders, qpns))
     }
 
-    /// Whether there can be such a group: how many replicas are a quorum.
+    /// Checks whether a group is valid. Returns the number of replicas in a quorum.
     fn check(&self, replicas: &[IpAddr], quorum: u8, request: &RemoteRequest) -> Result<usize, Refusal> {
         let leader = request.peer.remote;
         if replicas.is_empty() || replicas.len() > self.config.max_replicas.min(MAX_MEMBERS) {
@@ -123,12 +123,12 @@ impl Control {
                 return Err(Refusal::NotAReplica(*ip));
             }
         }
-        // With the leader, more than half.
+        // A majority together with the leader.
         let quorum = if quorum == 0 { replicas.len().div_ceil(2) } else { usize::from(quorum) };
         if quorum > replicas.len() { Err(Refusal::Quorum) } else { Ok(quorum) }
     }
 
-    /// Asks a replica for a connection.
+    /// Requests a connection to a replica.
     fn connect(
         &mut self,
         ip: IpAddr,
@@ -159,7 +159,7 @@ impl Control {
         self.endpoint.cm_mut().connect(&connect, now).ok()
     }
 
-    /// A replica has answered.
+    /// Handles a replica's REP.
     pub(super) fn on_replied(&mut self, id: GroupId, number: usize, reply: Box<RemoteReply>, now: Nanos) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let ip = group.members[number].ip;
@@ -176,7 +176,7 @@ impl Control {
         self.open(id, now);
     }
 
-    /// Has the data plane open a group, once everything is known.
+    /// Lets the data plane open a group, once all replicas have replied and all addresses are resolved.
     fn open(&mut self, id: GroupId, now: Nanos) {
         let Self { config, endpoint, stations, groups, .. } = self;
         let Some(group) = groups.get_mut(&id).filter(|group| group.stage == Stage::Connecting) else {
@@ -184,7 +184,7 @@ impl Control {
         };
         let answers: Option<Vec<_>> = group.members.iter().map(|member| member.answer.as_ref()).collect();
         let Some(answers) = answers else { return };
-        // A neighbour that is not known yet is asked for, and looked for again.
+        // An unresolved neighbour is requested, and checked again later.
         let mut peer = |remote, remote_qp, local_qp, first| {
             let local = config.interface.source_for(remote)?;
             let mac = endpoint.resolve(remote, now)?;
@@ -223,7 +223,7 @@ impl Control {
         }
     }
 
-    /// The data plane has opened a group, or not: replicas and leader are told.
+    /// Handles the data plane's result: confirms the replicas' connections and accepts the leader's.
     pub(super) fn on_opened(&mut self, id: GroupId, opened: bool, now: Nanos) {
         let Some(group) = self.groups.get_mut(&id).filter(|group| group.stage == Stage::Opening) else {
             return;
@@ -244,7 +244,7 @@ impl Control {
             flow_control &= reply.flow_control;
             rnr_retry_count = rnr_retry_count.min(reply.rnr_retry_count);
             size = region.size();
-            // One that has gone meanwhile is excluded when that is reported.
+            // The event of a replica that has disconnected meanwhile excludes it.
             member.in_group = cm.confirm(member.conn, &[]).is_ok();
         }
         let accept = Accept {
@@ -262,7 +262,8 @@ impl Control {
         self.counters.opened += 1;
     }
 
-    /// Groups that wait: for a neighbour, for too long, or so long that their leader is to know.
+    /// Checks groups that are being set up: retries the resolution of neighbours, gives up after the timeout,
+    /// and sends an MRA to the leader of a slow setup.
     pub(super) fn look(&mut self, now: Nanos) {
         let waiting: Vec<GroupId> = self
             .groups
@@ -281,7 +282,7 @@ impl Control {
                 continue;
             }
             if waited >= PATIENCE && !core::mem::replace(&mut group.delayed, true) {
-                // It may have given up.
+                // The leader may have given up.
                 _ = self.endpoint.cm_mut().delay(group.leader, SERVICE_TIMEOUT);
             }
             self.open(id, now);
