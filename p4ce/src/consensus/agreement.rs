@@ -1,17 +1,17 @@
-//! What a new leader begins with: one log, made of its own and those of a majority.
+//! Log agreement at the start of a leadership: one log, from the leader's own and those of a majority.
 
 use super::config::Config;
 use super::log::{DECIDED, Entry, Layout, Term};
 use super::server::{LOG_VA, Resources, log_scratch};
 use rnic::{Data, Rnic, Sge};
 
-/// What is sent of an entry of the own log
+/// Returns the bytes of an entry of the local log, for a WRITE.
 pub(super) fn own_entry(nic: &Rnic, resources: &Resources, layout: &Layout, index: u64) -> Option<Data> {
     let len = layout.stored_len(index, nic.bytes(resources.log.0))? as u32;
     Some(Data::Memory(Sge { mr: resources.log.1, va: LOG_VA + layout.at(index) as u64, len }))
 }
 
-/// Writes an entry into the own log.
+/// Stores an entry in the local log.
 pub(super) fn put(nic: &mut Rnic, resources: &Resources, layout: &Layout, entry: &Entry<'_>) {
     let mut bytes = Vec::new();
     if layout.encode(entry, &mut bytes).is_some() {
@@ -23,14 +23,15 @@ pub(super) fn put(nic: &mut Rnic, resources: &Resources, layout: &Layout, entry:
 /// A log that was read
 pub(super) struct Log {
     pub(super) server: u8,
-    /// How many entries its server has applied, and from where on what lies in the log below that is what was decided
+    /// Number of entries that its server has applied, and the index from which the entries below are known to
+    /// be the decided ones
     pub(super) applied: u64,
     pub(super) vouched: u64,
 }
 
-/// Makes the own log what a new leader has to begin with, from it (of which so many entries were applied) and those that
-/// were read: the first free place, and how many entries are decided. `None` if something that is decided has left all of
-/// these logs, or if it is more than one log can hold.
+/// Brings the local log, of which `applied` entries were applied, into agreement with the logs in `read`.
+/// Returns the index of the first free entry, and the number of decided entries. Returns `None` if a decided
+/// entry is in none of these logs, or if the result exceeds the capacity of a log.
 pub(super) fn settle(
     nic: &mut Rnic,
     config: &Config,
@@ -45,7 +46,7 @@ pub(super) fn settle(
     let others: Vec<_> = read.iter().map(|log| (log, log_scratch(config, scratch, log.server))).collect();
     let most = read.iter().map(|log| log.applied).fold(applied, u64::max);
     for index in applied..most {
-        // Who has applied it without a snapshot held what was decided, and may hold it still.
+        // A server that applied an entry without a snapshot held the decided value, and may still hold it.
         let mut who = others.iter().filter(|(log, _)| (log.vouched..log.applied).contains(&index));
         let entry = who.find_map(|(_, bytes)| layout.entry(index, bytes))?;
         chosen.push((index, entry.decided, entry.value.to_vec()));
@@ -61,7 +62,7 @@ pub(super) fn settle(
     if next - applied > layout.slots() {
         return None;
     }
-    // All of it is proposed again, in this term.
+    // All of these entries are proposed again in this term.
     for (index, decided, value) in chosen {
         put(nic, resources, &layout, &Entry { index, term, decided, value: &value });
     }

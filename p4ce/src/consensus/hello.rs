@@ -1,4 +1,4 @@
-//! What servers tell each other in the private data of their connections.
+//! Private data of the connections between servers.
 
 use super::log::Term;
 use crate::wire::Region;
@@ -10,7 +10,7 @@ const VERSION: u8 = 2;
 const WATCH: u8 = 1;
 const WRITE: u8 = 2;
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// To read heartbeats
@@ -19,14 +19,14 @@ pub(super) enum Purpose {
     Write(Term),
 }
 
-/// The private data of a request.
+/// Private data of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
-    /// Who asks
+    /// Number of the requesting server
     pub(super) server: u8,
-    /// What for
+    /// Purpose
     pub(super) purpose: Purpose,
-    /// Names the configuration that all servers of a group have to share
+    /// Hash of the configuration that all servers of a group share
     pub(super) group: u64,
 }
 
@@ -43,10 +43,10 @@ struct HelloLayout {
 }
 
 impl Hello {
-    /// Bytes on the wire, without a tag
+    /// Length of the encoding in bytes, without a tag
     pub(super) const LEN: usize = size_of::<HelloLayout>();
 
-    /// As private data.
+    /// Encodes the request as private data.
     pub(super) fn to_bytes(self) -> Vec<u8> {
         let (purpose, term) = match self.purpose {
             Purpose::Watch => (WATCH, 0),
@@ -64,7 +64,7 @@ impl Hello {
         layout.as_bytes().to_vec()
     }
 
-    /// Reads private data; `None` if it is from no server.
+    /// Decodes private data; `None` if it is not from a server.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (layout, _) = HelloLayout::ref_from_prefix(bytes).ok()?;
         if layout.magic != MAGIC || layout.version != VERSION {
@@ -79,18 +79,18 @@ impl Hello {
     }
 }
 
-/// The private data of an answer that gives permission to write.
+/// Private data of a reply that grants permission to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Grant {
-    /// Where the log lies
+    /// Memory region of the log
     pub(super) region: Region,
-    /// Which of the lives of the server this is
+    /// Incarnation of the server
     pub(super) incarnation: u64,
-    /// Whether it is a member, whose permission counts
+    /// Whether it is a member, whose permission counts towards a majority
     pub(super) is_member: bool,
-    /// Entries below are of no use to it any more
+    /// Number of entries that it has applied and no longer needs
     pub(super) applied: u64,
-    /// What lies in its log from here up to those is what was decided
+    /// Index from which the entries below `applied` in its log are known to be the decided ones
     pub(super) vouched: u64,
 }
 
@@ -105,7 +105,7 @@ struct GrantLayout {
 }
 
 impl Grant {
-    /// As private data.
+    /// Encodes the grant as private data.
     pub(super) fn to_bytes(self) -> Vec<u8> {
         let layout = GrantLayout {
             region: self.region,
@@ -117,7 +117,7 @@ impl Grant {
         layout.as_bytes().to_vec()
     }
 
-    /// Reads private data; `None` if it gives no permission.
+    /// Decodes private data; `None` if it grants no permission.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let region = Region::from_private_data(bytes)?;
         let (layout, _) = GrantLayout::ref_from_prefix(bytes).ok()?;
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn greetings_survive() {
+    fn hellos_and_grants_round_trip() {
         for purpose in [Purpose::Watch, Purpose::Write(Term(0x1_0203))] {
             let hello = Hello { server: 7, purpose, group: u64::MAX - 3 };
             assert_eq!(hello.to_bytes().len(), Hello::LEN);

@@ -1,14 +1,16 @@
-//! A leader's office: votes, agreement with what earlier leaders left, and replication.
+//! Leadership: permissions, agreement with what earlier leaders left, and replication.
 //!
-//! 1. Every other server is asked for permission to write its log, in a term of one's own; it takes the permission from
-//!    whoever had it. A majority of members, oneself included, is enough.
-//! 2. When there is one, their logs are read: after the last of these permissions was given, so that all of them were in
-//!    force at one moment, and none is from a server that has lost its memory since. What is decided is taken over. Of
-//!    what may be decided, the value of the latest term is: if one was decided, every later leader has seen it, and has
-//!    written no other.
-//! 3. Each log is brought to the same. What is there already is not written again, but for its term and hash, which one
-//!    packet carries: a copy of what may be decided is never torn.
-//! 4. New values are written behind that, and are decided when f others hold them.
+//! 1. The candidate requests permission to write its log from every other server, in a new term of its own. A
+//!    server that grants it revokes the permission of any earlier leader. A majority of members, including the
+//!    candidate, is enough.
+//! 2. Then the logs of these members are read. The READs are posted after the last of these permissions was
+//!    granted, so that all of them were in force at one moment, and none is from a server that has lost its
+//!    memory since. Decided entries are taken over. Of entries that may have been decided, the value of the
+//!    latest term is taken: if a value was decided, every later leader has seen it, and has written no other
+//!    value.
+//! 3. Each log is brought to the same content. An entry with the right value is not rewritten, except for its
+//!    term and hash, which one packet carries: a copy of a value that may be decided is never torn.
+//! 4. New values are written after that, and are decided when f other members hold them.
 
 use super::agreement::{Log, own_entry, put, settle};
 #[cfg(debug_assertions)]
@@ -26,27 +28,27 @@ use switch::Nanos;
 
 /// Heartbeats for which a candidate waits for a majority
 const TERM_OF_CANDIDACY: u64 = 60;
-/// Heartbeats after which a server that was lost is asked again
+/// Heartbeats after which a lost server is contacted again
 const ASK_AGAIN: u64 = 5;
 
-/// The office.
+/// State of a candidate or leader.
 #[derive(Debug)]
 pub(super) struct Leadership {
     term: Term,
     pub(super) since: Nanos,
-    /// By their numbers; oneself is never anything but absent
+    /// Followers by server number; the entry of this server stays `Absent`
     pub(super) followers: Vec<Follower>,
-    /// How often the reading of logs was begun anew, because a permission was lost
+    /// Number of the current read round, incremented when a permission is lost while logs are read
     batch: u64,
-    /// The place of the next value, once there is a majority
+    /// Index of the next value, once a majority has agreed
     pub(super) next: Option<u64>,
-    /// How often permissions were asked about
+    /// Number of the latest round of permission checks
     pub(super) checks: u64,
-    /// Entries below are in the snapshot that there is for others, of so many bytes.
+    /// Number of entries that the available snapshot includes, and its length in bytes
     pub(super) snapshot: Option<(u64, usize)>,
-    /// What the switch replicates to
+    /// The group of the switch
     pub(super) group: Option<Group>,
-    /// No group is asked for before
+    /// Earliest time of the next request for a group
     pub(super) group_at: Nanos,
 }
 
@@ -63,7 +65,7 @@ impl Leadership {
         self.followers.iter().filter(|follower| follower.counts()).count()
     }
 
-    /// Who counts, and whether others are about to
+    /// Returns the servers that count, and whether others are about to.
     pub(super) fn who_counts(&self) -> (Vec<u8>, bool) {
         let all = || (0..).zip(&self.followers);
         let about_to =
@@ -80,11 +82,11 @@ impl Leadership {
 
 impl Server {
     pub(super) fn run_for_office(&mut self, nic: &mut Rnic, now: Nanos) {
-        // What has arrived is taken in before it is anything else.
+        // Entries that have arrived are applied before the permissions change.
         self.learn(nic);
-        // Behind the last term there is no other; no server accepts one that is near.
+        // There is no term after the last one; no server accepts a term that is close to it.
         let Some(term) = self.latest_term().next_of(self.config.id, self.config.incarnation) else { return };
-        // Nobody writes here either from now on.
+        // From now on no other server can write the local log, either.
         self.fence(nic, now);
         self.promised = term;
         self.leadership = Some(Leadership {
@@ -100,17 +102,17 @@ impl Server {
         });
     }
 
-    /// What is due in office.
+    /// Does everything that is due as candidate or leader.
     pub(super) fn lead(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(leadership) = &self.leadership else { return };
         let late = now.since(leadership.since) > self.spans(TERM_OF_CANDIDACY);
         if late && leadership.counting() < self.config.quorum() {
-            // Without a majority there is nothing to lead.
+            // A candidate without a majority, or a leader that lost it, gives up.
             self.step_down(nic, now);
             return;
         }
         if leadership.is_established() && self.heard > leadership.term {
-            // One that was asked has promised more to another, or to itself, and would refuse for ever.
+            // A follower promised a higher term, perhaps its own, and would reject ours forever.
             self.step_down(nic, now);
             self.run_for_office(nic, now);
         }
@@ -125,7 +127,7 @@ impl Server {
                 && !self.watch.is_alive(server)
                 && let Some(link) = follower.link
             {
-                // Written to through the switch alone, it may not be missed otherwise.
+                // A follower that is written to only through the switch may not be missed otherwise.
                 self.follower_lost(nic, server, link.qpn, now);
                 self.drop_link(nic, Some(link));
                 continue;
@@ -147,7 +149,7 @@ impl Server {
         Some(act(self.leadership.as_mut()?.followers.get_mut(usize::from(server))?))
     }
 
-    /// A server gave permission.
+    /// Handles a granted permission.
     pub(super) fn granted(&mut self, nic: &mut Rnic, server: u8, qpn: Qpn, grant: Option<Grant>) {
         let len = self.config.layout.memory_len() as u64;
         let Some(grant) = grant.filter(|grant| grant.region.size() == len) else { return };
@@ -172,7 +174,8 @@ impl Server {
         self.show(nic);
     }
 
-    /// Reads the logs of those that gave permission: before there is a majority, of all of it at once.
+    /// Reads the logs of the servers that granted permission. Before there is a leader, the logs of a
+    /// majority are read at the same time.
     fn read_logs(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(leadership) = &mut self.leadership else { return };
         let established = leadership.is_established();
@@ -186,7 +189,7 @@ impl Server {
                 return;
             }
             if granted.is_empty() {
-                // It is alone, and a majority.
+                // The group has one server, which is a majority.
                 return self.agree(nic, now);
             }
         }
@@ -223,7 +226,7 @@ impl Server {
         });
         let Some(stage) = stage.flatten() else { return };
         let Some(leadership) = &mut self.leadership else { return };
-        // When it comes back, it gets its entries directly at first.
+        // When the server returns, it gets its entries directly at first.
         if let Some(group) = leadership.group.as_mut().filter(|group| group.members.contains(&server)) {
             if !group.is_open() {
                 return self.abandon_group(nic, now);
@@ -231,8 +234,8 @@ impl Server {
             group.members.retain(|member| *member != server);
         }
         if !leadership.is_established() && matches!(stage, Stage::Reading | Stage::Read) {
-            // Its permission may have ended before the others' began: they are all looked at again, and answers to READs that
-            // are under way do not count.
+            // The lost permission may have ended before the others began: all logs are read again, and
+            // completions of READs that are in flight do not count.
             leadership.batch += 1;
             for follower in &mut leadership.followers {
                 if matches!(follower.stage, Stage::Reading | Stage::Read) {
@@ -243,7 +246,7 @@ impl Server {
         }
     }
 
-    /// Something is done at another server.
+    /// Handles a completed work request to a follower.
     pub(super) fn on_follower(&mut self, nic: &mut Rnic, server: u8, done: &Completion, now: Nanos) {
         let Some(leadership) = &self.leadership else { return };
         match Request::from_id(done.id) {
@@ -267,7 +270,8 @@ impl Server {
         }
     }
 
-    /// A log was read: the first time that there are enough of them, they are brought to agreement.
+    /// Handles a log that was read. When enough logs have been read for the first time, brings them into
+    /// agreement.
     fn agree(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(leadership) = &self.leadership else { return };
         let read: Vec<u8> = self
@@ -287,7 +291,7 @@ impl Server {
             let logs: Vec<_> = read.iter().map(log).collect();
             let Some((next, decided)) = settle(nic, &self.config, resources, &logs, self.applied, term)
             else {
-                // Another one has to lead, and bring what is lacking here.
+                // Another server has to lead, and write here what is lacking.
                 self.standing = Standing::Behind;
                 self.step_down(nic, now);
                 return;
@@ -303,7 +307,8 @@ impl Server {
         self.read_logs(nic, now);
     }
 
-    /// Writes what a server's log lacks: from what is known there to be decided, or from a snapshot on.
+    /// Writes what a server's log lacks: from its first entry that is not known to be decided, or from a
+    /// snapshot.
     pub(super) fn bring_up_to_date(&mut self, nic: &mut Rnic, server: u8, now: Nanos) {
         let (Some(resources), Some(leadership)) = (&self.resources, &self.leadership) else { return };
         let Some(next) = leadership.next else { return };
@@ -359,7 +364,7 @@ impl Server {
         for (request, at, data) in writes {
             self.write(nic, server, request, at, data);
         }
-        // Also what says that all that was there is.
+        // The completion of this WRITE also confirms the entries that were in the log before.
         let decided = Data::Inline(decided.to_le_bytes().to_vec());
         self.write(nic, server, Request::Entries(next), DECIDED, decided);
     }
@@ -379,11 +384,11 @@ impl Server {
         nic.post_send(qpn, SendRequest::new(request.to_id(), write, data)).is_ok()
     }
 
-    /// Proposes a value: the place that it has if it is decided. It may still be decided, there or not at all, when this
-    /// server loses its office before.
+    /// Proposes a value. Returns the index that it has if it is decided. If this server loses its leadership
+    /// first, the value may still be decided at this index, or not at all.
     ///
     /// # Errors
-    /// If this server does not lead, or too much is under way.
+    /// If this server does not lead, the value is too long, or the window or the log is full.
     pub fn propose(&mut self, nic: &mut Rnic, value: &[u8]) -> Result<u64, ProposeError> {
         let next = self.leadership.as_ref().and_then(|leadership| leadership.next);
         let next = next.ok_or(ProposeError::NotLeader)?;
@@ -391,8 +396,8 @@ impl Server {
         if value.len() > layout.max_value() {
             return Err(ProposeError::TooLong);
         }
-        // Neither more than is wanted, nor over what has not been taken out of the logs of all who follow, f at least: what
-        // is decided has to be known to one of any majority.
+        // Neither exceeds the window, nor overwrites an entry that has not been applied by all followers, at
+        // least f: one member of any majority has to know every decided entry.
         let follow =
             self.leadership.as_ref().is_some_and(|leadership| leadership.counting() >= self.config.quorum());
         let unused = self.needed_from().unwrap_or(next);
@@ -408,7 +413,7 @@ impl Server {
         Ok(next)
     }
 
-    /// The first entry that an active server, or this one, may still have to take out of its log
+    /// Returns the index of the first entry that an active server, or this one, has not applied yet.
     fn needed_from(&self) -> Option<u64> {
         let leadership = self.leadership.as_ref()?;
         let active = (0..).zip(&leadership.followers).filter_map(|(server, follower)| {
@@ -418,7 +423,7 @@ impl Server {
         active.chain([self.applied]).min()
     }
 
-    /// Writes new entries to all who get them.
+    /// Writes new entries to all active followers.
     pub(super) fn replicate(&mut self, nic: &mut Rnic) {
         self.replicate_through(nic);
         let Some(next) = self.leadership.as_ref().and_then(|leadership| leadership.next) else { return };
@@ -442,7 +447,7 @@ impl Server {
         }
     }
 
-    /// Entries that f others hold are decided.
+    /// Advances the number of decided entries to those that f other members hold.
     pub(super) fn decide(&mut self, nic: &mut Rnic) {
         let Some(leadership) = &self.leadership else { return };
         let Some(next) = leadership.next else { return };
@@ -460,7 +465,8 @@ impl Server {
         }
     }
 
-    /// Entries tell what was decided before them. The last ones are told of by themselves, when nothing else is.
+    /// Writes the number of decided entries to idle followers. Every entry carries the number of entries
+    /// decided before it, so only the last ones need a write of their own.
     pub(super) fn commit_when_idle(&mut self, nic: &mut Rnic) {
         self.decide(nic);
         self.commit_through(nic);

@@ -1,4 +1,4 @@
-//! A server: permission to write, whose turn it is to lead, and what is decided.
+//! A server: its connections, the permission to write its log, and the delivery of decided entries.
 
 use super::config::{Config, Decided, StartError};
 use super::hello::{Grant, Hello, Purpose};
@@ -18,7 +18,7 @@ use switch::Nanos;
 pub(super) const LOG_VA: u64 = 0x2000_0000;
 const COMPLETIONS: usize = 1 << 14;
 
-/// A connection that this server has asked for.
+/// A connection that this server has requested.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outgoing {
     pub(super) qpn: Qpn,
@@ -27,36 +27,36 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// Whether it was asked for longer ago.
+    /// Returns whether it was requested more than `span` ago.
     pub(super) fn is_older_than(&self, now: Nanos, span: Nanos) -> bool {
         now.since(self.since) > span
     }
 }
 
-/// What a queue pair is for.
+/// Purpose of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
-    /// We read what this server shows.
+    /// We read this server's control words.
     Watch(u8),
-    /// We write the log of this server.
+    /// We write this server's log.
     Write(u8),
-    /// The switch writes the logs of those in our group.
+    /// The switch writes the logs of our group's members.
     Group,
-    /// The switch writes here.
+    /// The switch writes our log.
     Joined,
-    /// Another server reads here.
+    /// Another server reads our control words.
     Watched,
-    /// Another server writes here.
+    /// Another server writes our log.
     Written,
 }
 
-/// What a server has of its NIC.
+/// NIC resources of a server.
 #[derive(Debug)]
 pub(super) struct Resources {
     pub(super) pd: Pd,
     pub(super) cq: Cq,
     pub(super) control: (Buffer, Mr),
-    /// The log; the key is for reading one's own to send it
+    /// The log; the key is for reading it locally, to send entries
     pub(super) log: (Buffer, Mr),
     pub(super) scratch: (Buffer, Mr),
 }
@@ -70,45 +70,45 @@ pub struct Server {
     pub(super) watch: Watch,
     pub(super) uses: BTreeMap<u32, Use>,
     pub(super) conns: BTreeMap<Conn, Qpn>,
-    /// By whom it is watched
+    /// Queue pairs through which other servers read this one's control words
     watched_by: Vec<Option<Qpn>>,
-    /// The latest term that anybody was given permission to write in, or was asked for
+    /// The latest term in which this server granted permission, or was a candidate
     pub(super) promised: Term,
-    /// The latest term that was heard of in a refusal
+    /// The latest term reported in a rejection
     pub(super) heard: Term,
-    /// The one who may write here
+    /// Queue pair and region of the server that may write the log
     pub(super) writer: Option<(Qpn, Mr)>,
-    /// The group in which it may write here, too
+    /// Queue pair, region and connection of the group that may write the log, too
     pub(super) joined: Option<(Qpn, Mr, Conn)>,
     pub(super) leadership: Option<Leadership>,
-    /// No candidacy before
+    /// No candidacy before this time
     candidate_at: Nanos,
     pub(super) beat_at: Nanos,
     pub(super) beats: u64,
-    /// Entries below are decided, as far as is known here
+    /// Number of entries known to be decided
     pub(super) decided: u64,
-    /// Entries below were looked at for what they say of others
+    /// Number of entries scanned for the decided number that they carry
     scanned: u64,
-    /// Index, length and seal of an entry that was looked at and is not whole: it is not looked at again before that seal
-    /// is written over, so that a long entry is not hashed with each of its packets.
+    /// Index, length and seal of a scanned entry that is torn. It is scanned again only after its seal
+    /// changed, so that a long entry is not hashed for each of its packets.
     torn: Option<(u64, usize, [u8; SEAL])>,
-    /// Entries below were taken out of the log
+    /// Number of entries taken out of the log
     pub(super) applied: u64,
-    /// Entries below are in a snapshot that was installed: what lies in the log there is from before, and may be anything.
+    /// Number of entries in an installed snapshot: log entries below are older than it and may be arbitrary
     pub(super) vouched: u64,
-    /// Entries below were given to the application
+    /// Number of entries returned to the application
     pub(super) taken: u64,
     out: VecDeque<Decided>,
-    /// Names the configuration that servers have to share
+    /// Hash of the configuration that all servers of a group share
     group: u64,
-    /// Requests that were refused because their source, secret or configuration is not a server's
+    /// Requests rejected because of their source, secret or configuration
     refused: u64,
 }
 
 impl Server {
-    /// A server that has nothing: at the very beginning, or after it has lost its memory.
+    /// Creates a server with empty memory: at the first start, or after it has lost its memory.
     pub fn new(mut config: Config) -> Self {
-        // 0 is what stands in memory that nobody wrote to.
+        // Memory that was never written holds 0.
         config.incarnation = config.incarnation.max(1);
         let group = config.group();
         config.layout = config.layout.keyed(config.log_key());
@@ -144,10 +144,10 @@ impl Server {
         }
     }
 
-    /// Takes what it needs of its NIC.
+    /// Allocates the NIC's resources and starts to listen.
     ///
     /// # Errors
-    /// If the NIC has no room.
+    /// If the NIC cannot allocate a queue or memory.
     pub fn start(&mut self, nic: &mut Rnic, now: Nanos) -> Result<(), StartError> {
         let (layout, servers) = (self.config.layout, self.config.servers.len());
         let pd = nic.alloc_pd();
@@ -159,7 +159,7 @@ impl Server {
         self.resources = Some(Resources { pd, cq, control, log, scratch });
         _ = nic.listen(PortSpace::Tcp, self.config.port);
         self.beat_at = now;
-        // Everybody gets the time to be seen.
+        // Other servers get time to be seen before a candidacy.
         self.candidate_at = now + self.spans(PATIENCE);
         Ok(())
     }
@@ -168,61 +168,62 @@ impl Server {
         Nanos(self.config.heartbeat.0 * heartbeats)
     }
 
-    /// Whether it leads.
+    /// Returns whether this server is an established leader.
     pub fn leads(&self) -> bool {
         self.leadership.as_ref().is_some_and(Leadership::is_established)
     }
 
-    /// Who leads, as far as this server knows
+    /// Returns the leader, as far as this server knows.
     pub fn leader(&self) -> Option<u8> {
         let follows = self.leadership.is_none() && self.writer.is_some();
         (follows || self.leads()).then(|| self.promised.server())
     }
 
-    /// Queue pairs that it has
+    /// Returns the number of queue pairs in use.
     pub fn queue_pairs(&self) -> usize {
         self.uses.len()
     }
 
-    /// Requests for connections that were refused because their source, secret or configuration is not a server's
+    /// Returns the number of requests for connections that were rejected because of their source, secret or
+    /// configuration.
     pub fn refused(&self) -> u64 {
         self.refused
     }
 
-    /// Where it stands with the others
+    /// Returns whether this server is a member.
     pub fn standing(&self) -> Standing {
         self.standing
     }
 
-    /// Whether what it proposes goes through the switch.
+    /// Returns whether proposed values are replicated through the switch.
     pub fn replicates_through(&self) -> bool {
         self.leadership.as_ref().and_then(|leadership| leadership.group.as_ref()).is_some_and(Group::is_open)
     }
 
-    /// The latest term that it has promised
+    /// Returns the latest term that this server has promised.
     pub fn term(&self) -> Term {
         self.promised
     }
 
-    /// Entries that are decided, as far as it knows
+    /// Returns the number of entries that this server knows to be decided.
     pub fn decided(&self) -> u64 {
         self.decided
     }
 
-    /// Returns the bytes of all entries in this server's log, whole or torn.
+    /// Returns the bytes of all entries in this server's log, complete or torn.
     pub fn slots<'a>(&self, nic: &'a Rnic) -> &'a [u8] {
         let memory = self.resources.as_ref().map_or(&[][..], |resources| nic.bytes(resources.log.0));
         memory.get(HEAD..self.config.layout.log_len()).unwrap_or_default()
     }
 
-    /// Returns the value of an entry that stands in this server's log, whole.
+    /// Returns the value of an entry that is complete in this server's log.
     pub fn holds<'a>(&self, nic: &'a Rnic, index: u64) -> Option<&'a [u8]> {
         let memory = nic.bytes(self.resources.as_ref()?.log.0);
         Some(self.config.layout.entry(index, memory)?.value)
     }
 
-    /// What the application is told next: every decided entry once, in the order of their indices, but for those that
-    /// are in a snapshot.
+    /// Returns the next result for the application: every decided entry once, in index order, except those
+    /// that a snapshot includes.
     pub fn poll_decided(&mut self) -> Option<Decided> {
         let next = self.out.pop_front()?;
         self.taken = match &next {
@@ -232,18 +233,18 @@ impl Server {
         Some(next)
     }
 
-    /// When [`run`](Self::run) is to be called, if nothing comes in before
+    /// Returns when to call [`run`](Self::run) at the latest.
     pub fn next_timer(&self) -> Nanos {
         self.beat_at
     }
 
-    /// The others
+    /// Returns the numbers of all other servers.
     pub(super) fn others(&self) -> impl Iterator<Item = u8> + use<> {
         let own = self.config.id;
         (0..self.config.servers.len() as u8).filter(move |server| *server != own)
     }
 
-    /// Something came in, or the time has come.
+    /// Processes the events and completions of the NIC, and everything that is due.
     pub fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         while let Some(event) = nic.poll_cm_event() {
             self.on_cm(nic, &event, now);
@@ -277,7 +278,7 @@ impl Server {
         self.commit_when_idle(nic);
     }
 
-    /// Asks another server for a connection.
+    /// Requests a connection to another server.
     pub(super) fn connect_to(
         &mut self,
         nic: &mut Rnic,
@@ -293,7 +294,7 @@ impl Server {
         Some(Outgoing { qpn, remote: None, since: now })
     }
 
-    /// Asks for a connection.
+    /// Requests a connection.
     pub(super) fn connect(
         &mut self,
         nic: &mut Rnic,
@@ -302,7 +303,7 @@ impl Server {
         what: Use,
         now: Nanos,
     ) -> Option<(Qpn, Conn)> {
-        // Every entry may be under way twice: when it is new, and when it is settled.
+        // Every entry may be in flight twice: when it is new, and when it is proposed again.
         let depth = self.config.layout.slots() as usize * 2 + 64;
         let qpn = nic.create_qp(queue_pair(self.resources.as_ref()?, depth)).ok()?;
         let param = ConnParam {
@@ -387,7 +388,7 @@ impl Server {
         {
             let term = Term(private_data.first_chunk().map_or(0, |term| u64::from_be_bytes(*term)));
             if term.is_possible(self.config.servers.len()) {
-                // A server leads, or did, in a later term than we asked for.
+                // A server promised a later term than the one that we requested.
                 self.heard = self.heard.max(term);
             }
             self.watch.others[usize::from(server)].refuses = *reason == RejReason::CONSUMER && term.0 == 0;
@@ -398,7 +399,7 @@ impl Server {
         }
     }
 
-    /// A connection is no more.
+    /// Handles the loss of a connection.
     fn lost(&mut self, nic: &mut Rnic, qpn: Qpn, now: Nanos) {
         match self.uses.get(&qpn.get()).copied() {
             Some(Use::Watch(server)) => self.watch.lost(server, |link| link.qpn == qpn),
@@ -409,8 +410,8 @@ impl Server {
         self.drop_qp(nic, qpn);
     }
 
-    /// A host asks for a connection. Only a server, from its own address, may have one, and the switch; every other
-    /// request is refused without a word.
+    /// Handles a request for a connection. Only servers from their own address, and the switch, are accepted;
+    /// other requests are rejected without private data.
     fn on_requested(&mut self, nic: &mut Rnic, conn: Conn, request: &RemoteRequest, now: Nanos) {
         let (from, data) = (request.peer.remote, &request.private_data);
         let known = |len| self.config.from(from).is_some_and(|envelope| envelope.admits(data, len));
@@ -438,7 +439,7 @@ impl Server {
         }
     }
 
-    /// Another server asks for a connection.
+    /// Handles a request from another server.
     fn welcome(&mut self, nic: &mut Rnic, conn: Conn, hello: Hello, now: Nanos) -> Option<()> {
         if usize::from(hello.server) >= self.config.servers.len() || hello.server == self.config.id {
             return None;
@@ -448,7 +449,7 @@ impl Server {
             let region = Region::new(CONTROL_VA, control.0, control_len(self.config.servers.len()) as u64);
             let private_data = region.to_bytes();
             let qpn = self.accept(nic, conn, Access::REMOTE_READ, private_data, Use::Watched, now)?;
-            // Who asks again has lost the connection that it had.
+            // A server that requests again has lost its previous connection.
             let before = self.watched_by[usize::from(hello.server)].replace(qpn);
             if let Some(before) = before {
                 self.drop_qp(nic, before);
@@ -462,8 +463,8 @@ impl Server {
         }
         let access = Access::REMOTE_READ.and(Access::REMOTE_WRITE);
         let mr = self.open_log(nic, access)?;
-        // What has arrived is taken in before anybody writes over it. From here on, nobody else writes (paper III:
-        // permission moves with leadership).
+        // Entries that have arrived are applied before another server can overwrite them. From here on no
+        // other server can write (P4CE, section III: the permission moves with the leadership).
         self.learn(nic);
         self.fence(nic, now);
         self.promised = term;
@@ -481,14 +482,14 @@ impl Server {
             return None;
         };
         self.writer = Some((qpn, mr));
-        // What is not known to be decided may be replaced.
+        // Entries that are not known to be decided may be replaced.
         self.scanned = self.applied;
         self.show(nic);
         Some(())
     }
 
     #[cfg(not(debug_assertions))]
-    #[allow(clippy::unused_self, reason = "a planted bug looks at it")]
+    #[allow(clippy::unused_self, reason = "a planted bug reads self")]
     fn is_at(&self, address: Option<IpAddr>, from: IpAddr) -> bool {
         address == Some(from)
     }
@@ -499,7 +500,7 @@ impl Server {
     }
 
     #[cfg(not(debug_assertions))]
-    #[allow(clippy::unused_self, reason = "the other one looks at it")]
+    #[allow(clippy::unused_self, reason = "the debug version reads self")]
     const fn forgets_promises(&self) -> bool {
         false
     }
@@ -509,14 +510,14 @@ impl Server {
         self.config.bug == Some(super::config::Bug::ForgottenPromise)
     }
 
-    /// A key to the log.
+    /// Registers a region that maps the whole log.
     pub(super) fn open_log(&self, nic: &mut Rnic, access: Access) -> Option<Mr> {
         let resources = self.resources.as_ref()?;
         let all = 0..self.config.layout.memory_len();
         nic.register(resources.pd, resources.log.0, all, LOG_VA, access).ok()
     }
 
-    /// Takes the permission to write from whoever has it.
+    /// Revokes all permissions to write the log.
     pub(super) fn fence(&mut self, nic: &mut Rnic, now: Nanos) {
         self.leave(nic, now);
         if let Some((qpn, mr)) = self.writer.take() {
@@ -536,14 +537,14 @@ impl Server {
         }
     }
 
-    /// The latest term that anybody is known to have promised
+    /// Returns the latest term that any server is known to have promised.
     pub(super) fn latest_term(&self) -> Term {
         let servers = self.config.servers.len();
         let promised = self.watch.others.iter().map(|watched| watched.promised);
         promised.filter(|term| term.is_possible(servers)).fold(self.promised.max(self.heard), Term::max)
     }
 
-    /// Gives up the office, if it has it or runs for it.
+    /// Ends the leadership or candidacy, if there is one.
     pub(super) fn step_down(&mut self, nic: &mut Rnic, now: Nanos) {
         self.end_group(nic, now);
         if let Some(leadership) = self.leadership.take() {
@@ -554,7 +555,7 @@ impl Server {
         }
     }
 
-    /// What the log says is decided goes to the application.
+    /// Passes entries that are decided according to the log to the application.
     pub(super) fn learn(&mut self, nic: &mut Rnic) {
         let Some(resources) = &self.resources else { return };
         let (memory, layout) = (nic.bytes(resources.log.0), self.config.layout);
@@ -565,7 +566,7 @@ impl Server {
             if let Some(SnapshotHead { next, len }) = written
                 && let Some(state) = memory.get(layout.log_len()..).and_then(|area| area.get(..len))
             {
-                // It has what is still to be taken out.
+                // The snapshot includes all entries that were not polled yet.
                 self.out.clear();
                 self.out.push_back(Decided::Snapshot { next, state: state.to_vec() });
                 (self.applied, self.vouched) = (next, next);
@@ -591,12 +592,12 @@ impl Server {
             self.applied += 1;
         }
         self.scanned = self.scanned.max(self.applied);
-        // Nothing is known to be decided here that is not held here.
+        // An entry counts as decided here only if this server holds it.
         self.decided = self.decided.max(self.applied);
         let admitted = word(memory, ADMITTED) == self.config.incarnation;
         self.standing = match self.standing {
             Standing::Blank if admitted => Standing::Member,
-            // A leader has brought what was lacking.
+            // A leader has written entries that were lacking.
             Standing::Behind if self.applied > before => Standing::Member,
             standing => standing,
         };

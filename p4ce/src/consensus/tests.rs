@@ -1,4 +1,5 @@
-//! Servers whose NICs are joined by wires without delay: time passes between frames only where a test says so.
+//! Servers whose NICs are connected by links without delay: time advances between frames only where a test
+//! lets it.
 
 mod connections;
 mod replication;
@@ -13,7 +14,7 @@ use switch::Nanos;
 
 const HEARTBEAT: Nanos = Nanos::from_micros(100);
 
-/// A request for a connection.
+/// A received request for a connection.
 struct Request {
     at: Nanos,
     conn: Conn,
@@ -26,9 +27,9 @@ struct Net {
     nics: Vec<Rnic>,
     servers: Vec<Server>,
     config: Config,
-    /// Servers that no frame reaches or leaves
+    /// Servers that are partitioned: no frame reaches or leaves them
     away: Vec<u8>,
-    /// What each server's application was told in this incarnation
+    /// Results returned to each server's application in this incarnation
     told: Vec<Vec<Decided>>,
     restarts: u64,
     /// Requests that arrived at a NIC without a server ([`add_nic`](Self::add_nic))
@@ -44,7 +45,7 @@ fn ip(server: u8) -> IpAddr {
 }
 
 impl Net {
-    /// Servers that have not begun.
+    /// Creates blank servers.
     fn new(servers: u8, tune: impl FnOnce(&mut Config)) -> Self {
         let mut config = Config {
             id: 0,
@@ -81,7 +82,7 @@ impl Net {
         net
     }
 
-    /// Three servers of which the first one leads, and all are members.
+    /// Creates three servers, all members, of which the first one leads.
     fn begun(tune: impl FnOnce(&mut Config)) -> Self {
         let mut net = Self::new(3, tune);
         net.beats(3);
@@ -92,7 +93,7 @@ impl Net {
         net
     }
 
-    /// Makes an incarnation of a server.
+    /// Creates a new incarnation of a server.
     fn start(&mut self, n: u8) -> (Rnic, Server) {
         self.restarts += 1;
         let interface = Interface::new(MacAddr([2, 0, 0, 0, 1, n]), ip(n), 24);
@@ -109,7 +110,7 @@ impl Net {
         self.told[at].clear();
     }
 
-    /// Adds a NIC without a server, which keeps the requests for connections.
+    /// Adds a NIC without a server, which collects the requests for connections.
     fn add_nic(&mut self, n: u8, port: u16) {
         let interface = Interface::new(MacAddr([2, 0, 0, 0, 1, n]), ip(n), 24);
         let mut nic = Rnic::new(rnic::Config { seed: 99, ..rnic::Config::new(interface) });
@@ -154,12 +155,12 @@ impl Net {
         true
     }
 
-    /// Delivers all frames; no time passes.
+    /// Delivers all frames without advancing time.
     fn deliver_all(&mut self) {
         while self.deliver() {}
     }
 
-    /// Delivers a frame, or lets time pass until the next timer. Returns false if that is behind `end`.
+    /// Delivers a frame, or advances time to the next timer. Returns false if that is after `end`.
     fn step(&mut self, end: Nanos) -> bool {
         if self.deliver() {
             return true;
@@ -177,7 +178,7 @@ impl Net {
         true
     }
 
-    /// Stops as soon as something is so.
+    /// Runs until a condition is true.
     fn run_until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
         let end = self.now + heartbeats(200);
         while !is_so(self) {
@@ -185,7 +186,7 @@ impl Net {
         }
     }
 
-    /// Lets so many heartbeats pass.
+    /// Runs for `count` heartbeats.
     fn beats(&mut self, count: u64) {
         self.pass(heartbeats(count));
     }
@@ -200,7 +201,7 @@ impl Net {
         self.servers[server].propose(&mut self.nics[server], value)
     }
 
-    /// Proposes values of so many bytes at the first server, one when the other is decided.
+    /// Proposes `count` values of `len` bytes at the first server, each after the previous one was decided.
     fn decide(&mut self, count: u8, len: usize) {
         for n in 0..count {
             self.propose(0, &vec![n; len]).unwrap();
@@ -213,7 +214,7 @@ impl Net {
     }
 }
 
-/// Server 0 is gone, server 1 lacks more than a log holds, and server 2 leads.
+/// Returns five servers: server 0 is gone, server 1 lacks more than a log holds, and server 2 leads.
 fn one_is_behind() -> Net {
     let mut net = Net::new(5, |config| config.window = 100);
     net.beats(3);
@@ -225,7 +226,7 @@ fn one_is_behind() -> Net {
         net.propose(0, &[n]).unwrap();
     }
     net.beats(3);
-    // Server 2 alone gets the entry that takes the place of the first one.
+    // Only server 2 gets the entry that overwrites the first one.
     net.away = vec![1, 3, 4];
     net.propose(0, b"the ninth").unwrap();
     net.deliver_all();

@@ -1,9 +1,11 @@
-//! Replication through a switch: the leader writes an entry once, and is told once that f others hold it.
+//! Replication through a switch: the leader writes an entry once, and receives one completion when f other
+//! members hold it.
 //!
-//! A group begins where its members' logs are the same: entries are written to each server directly while the switch sets
-//! the group up, then none are until all members hold what was written, and from there on all go through the group. When
-//! anything is wrong with it, permission is asked for anew, in the same term, at every server: that fences the group
-//! together with the direct connection, and each log is read and brought up to date as at the beginning of the office.
+//! A group starts where its members' logs are equal. While the switch sets the group up, entries are written
+//! to each server directly. Then the leader stops writing until all members hold what was written, and from
+//! there on all entries go through the group. If the group fails in any way, the leader requests permission
+//! again, in the same term, from every server. That fences off the group together with the direct connection,
+//! and each log is read and brought up to date as at the start of the leadership.
 
 use super::agreement::own_entry;
 use super::follower::{Follower, Request};
@@ -17,21 +19,21 @@ use rnic::{Access, Data, Operation, Remote, Rnic, SendRequest};
 use rocev2::Qpn;
 use switch::Nanos;
 
-/// Heartbeats for which a group may be set up, or drained for
+/// Heartbeats in which a group has to be set up and drained
 const PATIENCE: u64 = 200;
-/// Heartbeats after which a switch that failed is asked again
+/// Heartbeats after which a switch that failed is asked for a group again
 const ASK_AGAIN: u64 = 300;
-/// Heartbeats for which a member may stand still behind what is decided
+/// Heartbeats for which a member may make no progress behind the decided entries
 const LAG: u64 = 20;
-/// Heartbeats that a server has for catching up before a group is asked for without it, or anew with it
+/// Heartbeats that a server has for catching up before a group is requested without it, or again with it
 const GRACE: u64 = 50;
 
-/// The switch that replicates.
+/// Address of the switch that replicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Through {
-    /// Where it is asked for groups
+    /// IP address
     pub address: IpAddr,
-    /// The port there, in `rdma_cm`'s TCP port space
+    /// Port for requests for groups, in `rdma_cm`'s TCP port space
     pub port: u16,
 }
 
@@ -40,7 +42,7 @@ pub struct Through {
 pub(super) struct Group {
     pub(super) qpn: Qpn,
     conn: Conn,
-    /// When it was asked for
+    /// When it was requested
     since: Nanos,
     pub(super) members: Vec<u8>,
     state: State,
@@ -48,17 +50,18 @@ pub(super) struct Group {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The switch was asked.
+    /// Requested from the switch.
     Asked,
-    /// It stands. No entry from `until` on is written to members before they hold those below.
+    /// Accepted by the switch. Entries from `until` on are not written to members before they hold all
+    /// entries below.
     Draining { rkey: u32, until: u64 },
-    /// Entries from `begin` to `posted` were written through it, those below `held` are held by f members, and that
-    /// those below `told` are decided was written after them.
+    /// Entries from `begin` to `posted` were written through the group, and f members hold all entries below
+    /// `held`. The number of decided entries `told` was written after them.
     Open { rkey: u32, begin: u64, posted: u64, held: u64, told: u64 },
 }
 
 impl Group {
-    /// Entries from here on come to this server through it, if any do.
+    /// Returns the index from which this server receives entries through the group, if it does.
     pub(super) fn begins_for(&self, server: u8) -> Option<u64> {
         let begin = match self.state {
             State::Asked => return None,
@@ -68,7 +71,7 @@ impl Group {
         self.members.contains(&server).then_some(begin)
     }
 
-    /// Entries below are held by f members.
+    /// Returns the number of entries that f members hold.
     pub(super) fn held(&self) -> u64 {
         match self.state {
             State::Open { held, .. } => held,
@@ -82,7 +85,7 @@ impl Group {
 }
 
 impl Server {
-    /// What is due about the group.
+    /// Does everything that is due for the group.
     pub(super) fn tend_group(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(through) = self.config.through else { return };
         let Some(leadership) = &self.leadership else { return };
@@ -104,8 +107,9 @@ impl Server {
                     !group.members.contains(server) && leadership.has_counted(*server, now, self.spans(GRACE))
                 };
                 let caught_up = now >= leadership.group_at && self.others().any(|server| outside(&server));
-                // One has caught up, and gets its entries through a group that has it; or so many are lost that the rest
-                // decides nothing; or one lacks what nobody will repeat for it.
+                // A server outside of the group has caught up and joins a new group; or so few members are
+                // left that they decide nothing; or a member lacks an entry that the switch will not send
+                // again.
                 let few = group.members.len() < self.config.quorum();
                 if caught_up || few || self.a_member_lags(now) {
                     self.fall_back(nic, now, 0);
@@ -115,7 +119,7 @@ impl Server {
         }
     }
 
-    /// Whether a member has not taken out of its log for long what it was told is decided.
+    /// Returns whether a member has not applied decided entries for too long.
     fn a_member_lags(&mut self, now: Nanos) -> bool {
         let span = self.spans(LAG);
         let Some(leadership) = &mut self.leadership else { return false };
@@ -141,7 +145,7 @@ impl Server {
     fn ask_for_group(&mut self, nic: &mut Rnic, through: Through, now: Nanos) {
         let Some(leadership) = &self.leadership else { return };
         let (members, under_way) = leadership.who_counts();
-        // Those who are about to count are waited for, for a while.
+        // Waits for servers that are about to count, for a limited time.
         let waits = under_way && now.since(leadership.group_at) < self.spans(GRACE);
         if members.len() < self.config.quorum().max(1) || waits {
             return;
@@ -151,7 +155,7 @@ impl Server {
             replicas: Replicas::Listed(replicas),
             quorum: self.config.quorum() as u8,
             port: self.config.port,
-            // A member that has left is told by a NAK: the group then ends, and another begins without it.
+            // A NAK reports that a member has left: the group then ends, and another one starts without it.
             outvote: false,
         };
         let at = (through.address, through.port);
@@ -169,7 +173,7 @@ impl Server {
         }
     }
 
-    /// The switch has answered.
+    /// Handles the switch's reply.
     pub(super) fn group_stands(&mut self, nic: &mut Rnic, qpn: Qpn, region: Option<Region>, now: Nanos) {
         let len = self.config.layout.memory_len() as u64;
         let Some(leadership) = &mut self.leadership else { return };
@@ -186,7 +190,7 @@ impl Server {
         }
     }
 
-    /// Begins to write through the group if all members hold what was written to them directly.
+    /// Starts to write through the group if all members hold what was written to them directly.
     fn open_group(&mut self, nic: &mut Rnic, rkey: u32, until: u64, now: Nanos) {
         let Some(leadership) = &mut self.leadership else { return };
         let Some(group) = &mut leadership.group else { return };
@@ -217,7 +221,8 @@ impl Server {
         }
     }
 
-    /// What is decided is told to members behind the entries, so that it comes to none that does not hold them.
+    /// Writes the number of decided entries through the group, after the entries, so that every member that
+    /// receives it holds them.
     pub(super) fn commit_through(&mut self, nic: &mut Rnic) {
         let decided = self.decided;
         let group = self.leadership.as_mut().and_then(|leadership| leadership.group.as_mut());
@@ -235,7 +240,7 @@ impl Server {
         }
     }
 
-    /// f members hold an entry.
+    /// Handles a completion: f members hold an entry.
     pub(super) fn on_group(&mut self, nic: &mut Rnic, qpn: Qpn, id: u64) {
         let group = self.leadership.as_mut().and_then(|leadership| leadership.group.as_mut());
         if let Some(group) = group.filter(|group| group.qpn == qpn)
@@ -247,7 +252,7 @@ impl Server {
         }
     }
 
-    /// The group's connection is no more.
+    /// Handles the loss of the group's connection.
     pub(super) fn group_lost(&mut self, nic: &mut Rnic, qpn: Qpn, now: Nanos) {
         let group = self.leadership.as_ref().and_then(|leadership| leadership.group.as_ref());
         match group.filter(|group| group.qpn == qpn) {
@@ -257,7 +262,7 @@ impl Server {
         }
     }
 
-    /// A group that was not written to is given up; nobody need know.
+    /// Gives up a group through which nothing was written; its members are unaffected.
     pub(super) fn abandon_group(&mut self, nic: &mut Rnic, now: Nanos) {
         let again = now + self.spans(ASK_AGAIN);
         self.end_group(nic, now);
@@ -267,7 +272,7 @@ impl Server {
         self.replicate(nic);
     }
 
-    /// Permission is asked for anew, everywhere, and the switch after so many heartbeats at the earliest.
+    /// Requests permission again from every server, and a group after `heartbeats` at the earliest.
     fn fall_back(&mut self, nic: &mut Rnic, now: Nanos, heartbeats: u64) {
         self.end_group(nic, now);
         let again = now + self.spans(heartbeats);
@@ -287,8 +292,8 @@ impl Server {
         }
     }
 
-    /// The switch asks for permission in the name of a leader: it gets what that leader has. The request came from the
-    /// switch's address.
+    /// Handles the switch's request for permission on behalf of a leader. It is granted if this server
+    /// follows that leader. The request came from the switch's address.
     pub(super) fn join(
         &mut self,
         nic: &mut Rnic,
@@ -298,7 +303,7 @@ impl Server {
     ) -> Option<()> {
         let leader = self.config.servers.get(usize::from(self.promised.server()))?;
         let follows = self.promised != Term::default() && self.writer.is_some();
-        // What the switch counts has to count.
+        // The switch counts this server's acknowledgements, so it has to be a member.
         if !follows || *leader != member.leader || self.standing == Standing::Blank {
             return None;
         }
@@ -314,7 +319,7 @@ impl Server {
         Some(())
     }
 
-    /// Takes the permission to write from the group, if there is one.
+    /// Revokes the group's permission to write the log, if there is a group.
     pub(super) fn leave(&mut self, nic: &mut Rnic, now: Nanos) {
         if let Some((qpn, mr, conn)) = self.joined.take() {
             _ = nic.deregister(mr);

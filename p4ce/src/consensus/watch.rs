@@ -1,12 +1,14 @@
-//! What servers see of each other, by RDMA READ: heartbeats, how far they are, and whether they are members.
+//! Control words that servers read from each other by RDMA READ: heartbeats, progress, and membership; and
+//! the bootstrap of a group.
 //!
-//! A server's memory is all that it has: one that restarts has forgotten what it promised and what it held, and counts for
-//! nothing until a leader has admitted it again ([`super::admit`]). At the very beginning there is no leader. So the
-//! operator has one server that has nothing ("blank") begin ([`Server::bootstrap`]). It does so only if it has seen that
-//! at one moment all others had nothing either: it shows which incarnations of all servers it saw, and a server that finds
-//! its own among them, and is still blank, begins with it. A blank server that a leader has written to, which is gone since,
-//! is not empty: it has to restart before. Servers that have all lost their memory look the same as
-//! servers that never had any. Only the operator can know that nothing of worth is lost by beginning empty.
+//! A server's state is in its memory only. A restarted server has lost its promises and its log, and does not
+//! count until a leader has admitted it again ([`super::admit`]). At the very first start there is no leader.
+//! So the operator bootstraps one blank server ([`Server::bootstrap`]). It succeeds only if the server has
+//! observed that at one moment all other servers were blank, too. It then publishes the incarnations of all
+//! servers that it observed, and a blank server that finds its own incarnation among them becomes a member as
+//! well. A blank server may hold entries of a leader that is gone since: it has to restart first. Servers
+//! that have all lost their memory look the same as servers that never had any. Only the operator can know
+//! that no state of value is lost by starting empty.
 
 use super::config::{BootstrapError, Config, Waiting};
 use super::detector::Detector;
@@ -18,27 +20,27 @@ use switch::Nanos;
 
 pub(super) const CONTROL_VA: u64 = 0x1000_0000;
 pub(super) const SCRATCH_VA: u64 = 0x3000_0000;
-/// Heartbeats before anybody runs for office, at first and after having left it
+/// Heartbeats before a candidacy, after the start and after a leadership
 pub(super) const PATIENCE: u64 = 20;
-/// Heartbeats that a connection may take to stand
+/// Heartbeats after which a connection that is not established is requested again
 const ASK_AGAIN: u64 = 5;
-/// Words that are shown: heartbeat, promised term, decided, applied, incarnation, standing; then the incarnations that a
-/// beginning was made with
+/// Control words: heartbeat, promised term, decided, applied, incarnation, standing; then the incarnations of
+/// all servers at bootstrap
 const WORDS: usize = 6;
 
-/// Bytes that a server shows.
+/// Returns the length of the control words in bytes.
 pub(super) const fn control_len(servers: usize) -> usize {
     (WORDS + servers) * 8
 }
 
-/// Where a server stands with the others.
+/// Membership of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It has begun anew, and counts for nothing.
+    /// Blank: started with empty memory, and does not count.
     Blank,
-    /// It has what it was told.
+    /// A member.
     Member,
-    /// It is a member, but lacks so much that it cannot lead.
+    /// A member that lacks so many entries that it cannot lead.
     Behind,
 }
 
@@ -60,21 +62,22 @@ impl Standing {
     }
 }
 
-/// A blank server, as it was seen: it may cease to be blank, but never becomes so again in the same life.
+/// Observation of a blank server. A server that ceases to be blank never becomes blank again in the same
+/// incarnation.
 #[derive(Clone, Copy, Debug)]
 struct Blank {
     incarnation: u64,
-    /// It was blank before this.
+    /// Moment before which it was blank
     first: u64,
-    /// It was blank after this.
+    /// Moment after which it was blank
     last: u64,
 }
 
-/// Another server, as it is watched.
+/// State of another server, as it was read.
 #[derive(Clone, Debug)]
 pub(super) struct Watched {
     pub(super) link: Option<Outgoing>,
-    /// When the READ that is under way was posted
+    /// Moment at which the READ in flight was posted
     reading: Option<u64>,
     retry_at: Nanos,
     blank: Option<Blank>,
@@ -82,11 +85,12 @@ pub(super) struct Watched {
     pub(super) applied: u64,
     pub(super) incarnation: u64,
     standing: Standing,
-    /// Whose beginning it has seen
+    /// Incarnations at the bootstrap that it has joined
     genesis: Vec<u64>,
-    /// It was read since this server began
+    /// Whether it was read since this server started
     seen: bool,
-    /// It refused the last request without a reason: it does not take this server for one of its group.
+    /// Whether it rejected the last request without a reason, because this server's group configuration
+    /// differs
     pub(super) refuses: bool,
 }
 
@@ -108,14 +112,14 @@ impl Watched {
     }
 }
 
-/// What a server knows of the others.
+/// State of all other servers.
 #[derive(Debug)]
 pub(super) struct Watch {
     detector: Detector,
     pub(super) others: Vec<Watched>,
-    /// Counts READs, to tell what was before what
+    /// Counter of READs and their completions, which orders observations
     moment: u64,
-    /// The incarnations that this server has begun with, if it has
+    /// Incarnations at the bootstrap that this server has joined, if any
     genesis: Vec<u64>,
 }
 
@@ -130,23 +134,24 @@ impl Watch {
         }
     }
 
-    /// Who should lead: of those that can, the live one with the lowest number
+    /// Returns the server that should lead: the live member with the lowest number.
     pub(super) fn leader(&self) -> u8 {
         self.detector.leader(|server| self.others[usize::from(server)].standing == Standing::Member)
     }
 
-    /// Entries that this life of a server has taken out of its log, as far as it has shown
+    /// Returns the number of entries that this incarnation of a server has applied, according to its control
+    /// words.
     pub(super) fn applied_by(&self, server: u8, incarnation: u64) -> u64 {
         let watched = &self.others[usize::from(server)];
         if watched.incarnation == incarnation { watched.applied } else { 0 }
     }
 
-    /// Whether a server is thought to be alive.
+    /// Returns whether a server is considered alive.
     pub(super) fn is_alive(&self, server: u8) -> bool {
         self.detector.is_alive(server)
     }
 
-    /// A server's connection is no more.
+    /// Handles the loss of the connection to a server.
     pub(super) fn lost(&mut self, server: u8, link: impl FnOnce(&Outgoing) -> bool) {
         let watched = &mut self.others[usize::from(server)];
         if watched.link.as_ref().is_some_and(link) {
@@ -156,7 +161,7 @@ impl Watch {
 }
 
 impl Server {
-    /// What others may read of it
+    /// Publishes this server's control words.
     pub(super) fn show(&self, nic: &mut Rnic) {
         let Some(resources) = &self.resources else { return };
         let standing = self.standing.to_word();
@@ -169,7 +174,7 @@ impl Server {
         }
     }
 
-    /// Reads another server's heartbeat, or asks for the connection to do so.
+    /// Reads another server's control words, or requests the connection for it.
     pub(super) fn watch(&mut self, nic: &mut Rnic, server: u8, now: Nanos) {
         let at = usize::from(server);
         let patience = self.spans(ASK_AGAIN);
@@ -200,7 +205,7 @@ impl Server {
         self.watch.others[at].link = self.connect_to(nic, server, Purpose::Watch, now);
     }
 
-    /// Another server's words are here.
+    /// Handles the control words of another server.
     pub(super) fn on_watched(&mut self, nic: &Rnic, server: u8) {
         let Some(resources) = &self.resources else { return };
         let count = self.config.servers.len();
@@ -225,7 +230,7 @@ impl Server {
         }
     }
 
-    /// Becomes a member if another server has begun together with this incarnation of this one.
+    /// Becomes a member if another server was bootstrapped with this incarnation of this server.
     pub(super) fn join_beginning(&mut self) {
         let own = usize::from(self.config.id);
         let incarnation = self.config.incarnation;
@@ -240,13 +245,13 @@ impl Server {
         }
     }
 
-    /// Begins a group, empty: for the operator to say, once, to one server. Succeeds only if this server has read that at one
-    /// moment all servers were blank, and that no leader has written to them. A server that stops after that moment does not
-    /// prevent it, and has to be admitted when it restarts. The request is not kept if it fails: no server begins without
-    /// being told again.
+    /// Bootstraps an empty group: the operator's command, once, on one server. Succeeds only if this server
+    /// has observed that at one moment all servers were blank, and that no leader has written to them. A
+    /// server that stops after that moment does not prevent it, and has to be admitted when it restarts. A
+    /// failed call has no later effect: no server bootstraps without another call.
     ///
     /// # Errors
-    /// If a server is a member, was not read at such a moment, or may hold entries.
+    /// If a server is a member, was not observed at such a moment, or may hold entries.
     pub fn bootstrap(&mut self) -> Result<(), BootstrapError> {
         if self.standing != Standing::Blank {
             return Err(BootstrapError::Member);
@@ -260,7 +265,7 @@ impl Server {
         if let Some(server) = self.written() {
             return Err(BootstrapError::Written(server));
         }
-        // At this moment all had been seen; those that were blank after it were so then, too.
+        // The moment when all had been observed; a server observed as blank after it was blank at it, too.
         let moment =
             others().filter_map(|(_, other)| other.blank).map(|blank| blank.first).max().unwrap_or(0);
         let unseen = |other: &Watched| other.blank.is_none_or(|blank| blank.last < moment);
@@ -274,8 +279,8 @@ impl Server {
         Ok(())
     }
 
-    /// Returns a server, itself first, that has given permission to write: its log may hold entries of a group that is lost, and
-    /// its application their values. For when all are blank.
+    /// Returns a server that has granted permission to write, this one first: its log may hold entries of a
+    /// lost group, and its application may have applied them. Only meaningful while all servers are blank.
     fn written(&self) -> Option<u8> {
         #[cfg(debug_assertions)]
         if self.config.bug == Some(super::config::Bug::BeginsOverEntries) {
@@ -286,13 +291,13 @@ impl Server {
         all.find(|(_, promised)| *promised != Term::default()).map(|(server, _)| server)
     }
 
-    /// Returns the incarnations of all servers that the group began with; zeros at a server that has not begun with it,
-    /// but was made a member later.
+    /// Returns the incarnations of all servers at bootstrap; zeros if this server was admitted by a leader
+    /// instead.
     pub fn beginning(&self) -> &[u64] {
         &self.watch.genesis
     }
 
-    /// Returns what this server waits for while it counts for nothing.
+    /// Returns what this server waits for while it is blank.
     pub fn waits_for(&self) -> Option<Waiting> {
         if self.standing != Standing::Blank {
             return None;

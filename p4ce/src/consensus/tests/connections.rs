@@ -1,4 +1,4 @@
-//! Who gets a connection, and when a group begins.
+//! Authorization of connections, and bootstrap.
 
 use super::{HEARTBEAT, Net, ip, one_is_behind};
 use crate::consensus::hello::{Hello, Purpose};
@@ -11,7 +11,7 @@ use rnic::{Data, Interface, Operation, Remote, Rnic, SendRequest, Sge};
 use rocev2::ethernet::MacAddr;
 
 #[test]
-fn a_group_does_not_begin_while_a_member_lives_that_is_behind() {
+fn bootstrap_fails_while_a_member_runs_that_is_behind() {
     let mut net = one_is_behind();
     for server in [0, 2, 3, 4] {
         net.restart(server);
@@ -25,7 +25,7 @@ fn a_group_does_not_begin_while_a_member_lives_that_is_behind() {
 }
 
 #[test]
-fn what_is_read_of_servers_lies_apart() {
+fn scratch_areas_of_servers_do_not_overlap() {
     for servers in [1, 3, 5, 9] {
         let net = Net::new(servers, |_| {});
         let (config, count) = (&net.servers[0].config, usize::from(servers));
@@ -41,7 +41,7 @@ fn what_is_read_of_servers_lies_apart() {
 }
 
 #[test]
-fn a_connection_for_reading_writes_nothing() {
+fn a_connection_for_heartbeats_cannot_write() {
     let mut net = Net::begun(|_| {});
     let log = net.servers[0].follower(2, |follower| follower.link.unwrap().remote.unwrap()).unwrap();
     let watch = net.servers[1].watch.others[2].link.unwrap().qpn;
@@ -55,9 +55,10 @@ fn a_connection_for_reading_writes_nothing() {
 }
 
 #[test]
-fn a_server_that_asks_for_a_connection_shows_nothing_through_it() {
+fn the_requester_of_a_connection_allows_no_reads_through_it() {
     let mut net = Net::begun(|_| {});
-    // Server 2 reads what the leader shows, through the connection that the leader writes its log with.
+    // Server 2 tries to read the leader's control words through the connection on which the leader writes its
+    // log.
     let shown = net.servers[0].resources.as_ref().unwrap().control.1;
     let (scratch, mr) = net.servers[2].resources.as_ref().unwrap().scratch;
     let len = control_len(3);
@@ -69,7 +70,7 @@ fn a_server_that_asks_for_a_connection_shows_nothing_through_it() {
     assert_eq!(net.nics[2].bytes(scratch)[2 * len..][..len], vec![0; len]);
 }
 
-/// Has a server ask another one for permission to write in a term. Returns whether it is given.
+/// Lets a server request permission to write from another one. Returns whether it is granted.
 fn is_given(net: &mut Net, (from, to): (u8, u8), as_server: u8, term: Term) -> bool {
     let (at, before) = (usize::from(from), net.servers[usize::from(to)].writer);
     let (server, nic) = (&mut net.servers[at], &mut net.nics[at]);
@@ -81,37 +82,37 @@ fn is_given(net: &mut Net, (from, to): (u8, u8), as_server: u8, term: Term) -> b
 }
 
 #[test]
-fn permission_to_write_is_given_in_a_later_term_of_the_server_that_asks_alone() {
+fn permission_is_granted_only_in_a_later_term_of_the_requester() {
     let mut net = Net::begun(|_| {});
     let term = net.servers[0].term();
     let of = |server: u8| term.next_of(server, 5).unwrap();
     let refused = [
-        ("an earlier one", 1, Term(term.0 - 0xff)),
-        ("the leader's", 1, term),
-        ("its own", 1, of(2)),
-        ("of no server", 1, of(3)),
-        ("without a round", 1, Term(1)),
-        ("behind the last round", 1, Term(u64::MAX << 8 | 1)),
+        ("an earlier term", 1, Term(term.0 - 0xff)),
+        ("the leader's term", 1, term),
+        ("the responder's own term", 1, of(2)),
+        ("a term of no server", 1, of(3)),
+        ("a term without a round", 1, Term(1)),
+        ("a term after the last round", 1, Term(u64::MAX << 8 | 1)),
         ("in the name of the leader", 0, of(0)),
-        ("in its own name", 2, of(2)),
+        ("in the name of the responder", 2, of(2)),
         ("in the name of no server", 3, of(3)),
     ];
     for (what, as_server, asked) in refused {
         assert!(!is_given(&mut net, (1, 2), as_server, asked), "{what}");
         assert_eq!((net.servers[2].term(), net.servers[2].leader()), (term, Some(0)), "{what}");
     }
-    // Those in another server's name
+    // The requests in the name of another server
     assert_eq!([0, 1, 2].map(|at: usize| net.servers[at].refused()), [0, 0, 3]);
     net.decide(3, 40);
     assert!(is_given(&mut net, (1, 2), 1, of(1)));
     assert_eq!((net.servers[2].term(), net.servers[2].leader()), (of(1), Some(1)));
-    assert!(is_given(&mut net, (1, 2), 1, of(1)), "of a server whose connection was lost");
+    assert!(is_given(&mut net, (1, 2), 1, of(1)), "the requester's connection was lost");
     assert!(!is_given(&mut net, (0, 2), 0, of(0)), "the term of server 1 is the later one");
     assert_eq!(net.propose(0, b"a value"), Ok(3), "one follower is left");
 }
 
 #[test]
-fn an_operator_is_told_why_a_group_does_not_begin() {
+fn waits_for_names_the_obstacle_to_bootstrap() {
     let mut net = Net::new(3, |_| {});
     assert_eq!(net.servers[0].waits_for(), Some(Waiting::Server(1)));
     assert_eq!(net.servers[0].bootstrap(), Err(BootstrapError::Unseen(1)));
@@ -123,18 +124,18 @@ fn an_operator_is_told_why_a_group_does_not_begin() {
     net.beats(40);
     assert_eq!([0, 1, 2].map(|at: usize| net.servers[at].waits_for()), [Some(Waiting::Bootstrap); 3]);
     net.beats(100);
-    assert!(net.servers.iter().all(|server| server.leader().is_none()), "no server begins by itself");
+    assert!(net.servers.iter().all(|server| server.leader().is_none()), "no server bootstraps by itself");
     assert_eq!(net.servers[1].bootstrap(), Ok(()));
     assert_eq!(net.servers[1].beginning(), [1, 2, 3]);
     assert_eq!(net.servers[1].bootstrap(), Err(BootstrapError::Member));
-    // Another server sees that it has begun, and is part of that.
+    // Another server observes the bootstrap and becomes a member.
     net.beats(2);
     assert_eq!([0, 1, 2].map(|at: usize| net.servers[at].waits_for()), [None; 3]);
     assert_eq!([0, 2].map(|at: usize| net.servers[at].beginning()), [[1, 2, 3]; 2]);
 }
 
 #[test]
-fn a_server_that_restarts_before_it_has_read_of_the_beginning_is_no_part_of_it() {
+fn a_server_that_restarts_before_it_reads_of_the_bootstrap_has_to_be_admitted() {
     let mut net = Net::new(3, |_| {});
     net.beats(3);
     net.servers[0].bootstrap().unwrap();
@@ -143,13 +144,13 @@ fn a_server_that_restarts_before_it_has_read_of_the_beginning_is_no_part_of_it()
     let standings = [0, 1, 2].map(|at: usize| net.servers[at].standing());
     assert_eq!(standings, [Standing::Member, Standing::Member, Standing::Blank]);
     assert_eq!(net.servers[2].bootstrap(), Err(BootstrapError::Begun(0)));
-    // It is admitted by the leader.
+    // The leader admits it.
     net.beats(60);
     assert_eq!((net.servers[2].standing(), net.servers[2].beginning()), (Standing::Member, &[0; 3][..]));
 }
 
 #[test]
-fn a_group_does_not_begin_over_what_a_lost_leader_has_written() {
+fn bootstrap_fails_while_a_server_holds_entries_of_a_lost_leader() {
     let mut net = Net::begun(|_| {});
     net.decide(3, 40);
     net.beats(2);
@@ -171,7 +172,7 @@ fn a_group_does_not_begin_over_what_a_lost_leader_has_written() {
 }
 
 #[test]
-fn two_servers_were_empty_at_one_moment_if_one_was_read_before_and_behind_the_other() {
+fn bootstrap_requires_blank_observations_that_overlap() {
     let mut net = Net::new(3, |_| {});
     net.run_until("seen", |net| matches!(net.servers[0].waits_for(), Some(Waiting::Bootstrap)));
     assert_eq!(net.servers[0].bootstrap(), Err(BootstrapError::Unseen(1)));
@@ -184,7 +185,7 @@ fn two_servers_were_empty_at_one_moment_if_one_was_read_before_and_behind_the_ot
 }
 
 #[test]
-fn a_server_that_does_not_run_yet_refuses_nothing() {
+fn a_server_that_has_not_started_does_not_count_as_refusing() {
     let mut net = Net::new(3, |_| {});
     let interface = Interface::new(MacAddr([2, 0, 0, 0, 1, 2]), ip(2), 24);
     net.nics[2] = Rnic::new(rnic::Config::new(interface));
@@ -199,7 +200,7 @@ fn a_server_of_another_group_is_refused() {
     net.config.secret = Some(Secret::new("another secret"));
     net.restart(2);
     net.beats(30);
-    // Two servers ask it every five heartbeats.
+    // Two servers send it a request every five heartbeats.
     assert_eq!(net.servers[2].refused(), 14);
     assert_eq!(net.servers[0].waits_for(), Some(Waiting::Refused(2)));
     assert_eq!(net.servers[1].waits_for(), Some(Waiting::Refused(2)));
@@ -212,10 +213,10 @@ fn a_server_of_another_group_is_refused() {
 }
 
 #[test]
-fn servers_that_come_and_go_leave_no_queue_pairs_behind() {
+fn lost_servers_leave_no_queue_pairs_behind() {
     let mut net = Net::begun(|_| {});
     let usual = [0, 1, 2].map(|at: usize| net.servers[at].queue_pairs());
-    // Each watches two, and is watched by two; one writes to two.
+    // Each server reads two and is read by two; the leader writes to two.
     assert_eq!(usual, [6, 5, 5]);
     for away in [2, 1, 0, 2, 0] {
         net.away = vec![away];
@@ -229,7 +230,7 @@ fn servers_that_come_and_go_leave_no_queue_pairs_behind() {
 }
 
 #[test]
-fn a_group_begins_though_a_server_has_stopped_since_all_were_blank() {
+fn bootstrap_succeeds_although_a_server_stopped_after_all_were_blank() {
     let mut net = Net::new(3, |_| {});
     net.beats(3);
     net.away = vec![2];
@@ -249,7 +250,8 @@ fn a_candidate_without_a_majority_gives_up_after_more_than_sixty_heartbeats() {
     net.beats(3);
     net.servers[0].bootstrap().unwrap();
     net.away = vec![1, 2];
-    // It runs for office at the twentieth heartbeat, gives up behind the eightieth, and runs again twenty later.
+    // It starts a candidacy at the twentieth heartbeat, gives up after the eightieth, and starts again twenty
+    // later.
     net.beats(17);
     let first = net.servers[0].term();
     assert!(first > Term::default());
@@ -260,11 +262,11 @@ fn a_candidate_without_a_majority_gives_up_after_more_than_sixty_heartbeats() {
 }
 
 #[test]
-fn a_server_whose_nic_has_no_queue_pair_left_costs_no_leader_its_office() {
+fn a_rejection_in_the_same_term_does_not_end_the_leadership() {
     let mut net = Net::begun(|_| {});
     let init = queue_pair(net.servers[2].resources.as_ref().unwrap(), 1);
     while net.nics[2].create_qp(init).is_ok() {}
-    // The leader asks for a connection to watch it, and is refused in the leader's own term.
+    // The leader requests a connection for heartbeats, and is rejected with its own term.
     let term = net.servers[0].term();
     let qpn = net.servers[0].watch.others[2].link.unwrap().qpn;
     net.servers[0].watch.lost(2, |_| true);
@@ -275,7 +277,7 @@ fn a_server_whose_nic_has_no_queue_pair_left_costs_no_leader_its_office() {
 }
 
 #[test]
-fn a_server_that_does_not_answer_is_asked_again_after_more_than_five_heartbeats() {
+fn an_unanswered_request_is_repeated_after_more_than_five_heartbeats() {
     let mut net = Net::new(2, |config| config.servers.push(ip(2)));
     net.add_nic(2, 7000);
     net.beats(20);

@@ -1,4 +1,4 @@
-//! What a leader writes, and what becomes of it when the leader or a follower is gone.
+//! Replication by a leader, with loss of the leader or of a follower.
 
 use super::{HEARTBEAT, Net, one_is_behind};
 use crate::consensus::follower::{Follower, Stage};
@@ -6,7 +6,7 @@ use crate::consensus::{Config, Decided, Layout, ProposeError, SnapshotError, Sta
 use switch::Nanos;
 
 #[test]
-fn all_servers_are_told_the_same() {
+fn all_servers_deliver_the_same_entries() {
     let mut net = Net::begun(|_| {});
     net.decide(5, 48);
     net.beats(2);
@@ -15,7 +15,7 @@ fn all_servers_are_told_the_same() {
 }
 
 #[test]
-fn an_entry_says_what_was_decided_before_it() {
+fn an_entry_carries_the_number_decided_before_it() {
     // Of one packet, and of three
     for len in [48, 2500] {
         let mut net = Net::begun(|config| config.layout = Layout::new(32, len, 1000));
@@ -26,20 +26,20 @@ fn an_entry_says_what_was_decided_before_it() {
 }
 
 #[test]
-fn a_value_that_the_leader_alone_holds_is_not_decided() {
+fn a_value_held_by_the_leader_alone_is_not_decided() {
     let mut net = Net::begun(|_| {});
     net.away = vec![1, 2];
     net.propose(0, b"a value").unwrap();
     net.beats(5);
     assert_eq!((net.servers[0].decided(), net.told[0].len()), (0, 0));
-    // One other is a majority with it.
+    // One other server is a majority together with the leader.
     net.away = vec![2];
     net.beats(5);
     assert_eq!((net.servers[0].decided(), net.told[0].len(), net.told[1].len()), (1, 1, 1));
 }
 
 #[test]
-fn a_server_that_is_alone_in_its_group_decides_by_itself() {
+fn the_only_server_of_a_group_decides_alone() {
     let mut net = Net::new(1, |_| {});
     net.servers[0].bootstrap().unwrap();
     net.beats(40);
@@ -51,7 +51,7 @@ fn a_server_that_is_alone_in_its_group_decides_by_itself() {
 }
 
 #[test]
-fn no_more_values_are_under_way_than_the_window_allows() {
+fn proposals_are_limited_by_the_window() {
     let mut net = Net::begun(|config| config.window = 3);
     for round in 0..3 {
         for n in 0..3 {
@@ -63,7 +63,7 @@ fn no_more_values_are_under_way_than_the_window_allows() {
 }
 
 #[test]
-fn a_value_is_as_long_as_an_entry_can_be() {
+fn the_length_of_a_value_is_limited() {
     let mut net = Net::begun(|_| {});
     assert_eq!(net.propose(0, &[1; 49]), Err(ProposeError::TooLong));
     assert_eq!(net.propose(0, &[1; 48]), Ok(0));
@@ -71,14 +71,14 @@ fn a_value_is_as_long_as_an_entry_can_be() {
 }
 
 #[test]
-fn no_entry_is_written_over_that_a_follower_has_not_taken() {
+fn no_entry_is_overwritten_before_all_followers_have_applied_it() {
     let mut net = Net::begun(|config| config.window = 100);
     for round in 0..3 {
         for n in 0..8 {
             assert_eq!(net.propose(0, &[n]), Ok(8 * round + u64::from(n)));
         }
         assert_eq!(net.propose(0, b"a value"), Err(ProposeError::Busy));
-        // It is held, and decided, and a heartbeat has to say that it was taken.
+        // The entries are held and decided, but a heartbeat has to report that they were applied.
         net.deliver_all();
         assert_eq!(net.servers[0].decided(), 8 * round + 8);
         assert_eq!(net.propose(0, b"a value"), Err(ProposeError::Busy));
@@ -87,38 +87,38 @@ fn no_entry_is_written_over_that_a_follower_has_not_taken() {
 }
 
 #[test]
-fn a_leader_that_a_majority_does_not_follow_takes_no_values_and_gives_up() {
+fn a_leader_without_a_majority_takes_no_values_and_gives_up() {
     let mut net = Net::begun(|_| {});
     net.away = vec![1, 2];
     net.beats(14);
-    assert!(net.servers[0].leads(), "it waits for them");
+    assert!(net.servers[0].leads(), "it waits for the followers");
     assert_eq!(net.propose(0, b"a value"), Err(ProposeError::Busy));
     net.beats(10);
     assert_eq!(net.propose(0, b"a value"), Err(ProposeError::NotLeader));
     net.away = vec![2];
     net.beats(250);
     assert_eq!(net.propose(0, b"a value"), Ok(0));
-    // Long in office, it does not wait.
+    // A leader that is established for long does not wait.
     net.away = vec![1, 2];
     net.beats(18);
     assert_eq!(net.propose(0, b"a value"), Err(ProposeError::NotLeader));
 }
 
 #[test]
-fn a_follower_that_lacks_a_snapshot_is_no_part_of_a_majority() {
+fn a_follower_that_needs_a_snapshot_does_not_count_towards_a_majority() {
     let mut net = one_lacks_a_snapshot(|_| {});
     net.away = vec![1];
     net.run_until("alone", |net| !net.servers[0].leads());
 }
 
 #[test]
-fn an_idle_leader_reads_and_asks_each_server_once_a_heartbeat() {
+fn an_idle_leader_sends_one_read_and_one_check_per_server_and_heartbeat() {
     let mut net = Net::begun(|_| {});
     net.decide(3, 40);
     net.beats(5);
-    // Two READs and two WRITEs, and answers to two READs
+    // Two READs and two WRITEs, and responses to two READs
     assert_eq!(sent_in(&mut net, 10), 60);
-    // Also when it has admitted one of them
+    // Also after it has admitted one of them
     net.restart(2);
     net.beats(60);
     assert_eq!(net.servers[2].standing(), Standing::Member);
@@ -133,22 +133,22 @@ fn sent_in(net: &mut Net, beats: u64) -> u64 {
 }
 
 #[test]
-fn a_leader_asks_a_server_once_until_it_answers() {
+fn a_leader_has_one_check_outstanding_per_server() {
     let mut net = Net::begun(|_| {});
     net.away = vec![2];
     net.beats(1);
-    // To server 1: READs, WRITEs and answers. To the other one: a READ and a WRITE, six times each
+    // To server 1: READs, WRITEs and responses. To server 2: a READ and a WRITE, six times each
     assert_eq!(sent_in(&mut net, 8), 3 * 8 + 2 * 6);
 }
 
 #[test]
-fn a_leader_makes_a_server_a_member_by_one_write() {
+fn a_server_becomes_a_member_by_one_write() {
     let mut net = Net::begun(|_| {});
     net.decide(3, 40);
     net.beats(2);
     net.restart(2);
     net.run_until("up to date", |net| net.told[2].len() == 3);
-    // Server 1 confirms when the other one does not hear that it is a member.
+    // Server 1 confirms while server 2 does not receive its admission.
     net.away = vec![1];
     net.beats(1);
     net.away = vec![2];
@@ -158,7 +158,8 @@ fn a_leader_makes_a_server_a_member_by_one_write() {
     assert_eq!(sent_in(&mut net, 5), 24);
 }
 
-/// Restarts server 2, while server 1 hears nothing from each heartbeat on for so long. Returns when server 2 is up to date.
+/// Restarts server 2, while server 1 receives nothing for `deaf` from each heartbeat on. Returns when server
+/// 2 is up to date.
 fn one_confirms_late(ack_timeout: u8, deaf: Nanos) -> Net {
     let mut net = Net::begun(|config| config.ack_timeout = ack_timeout);
     net.decide(3, 40);
@@ -172,7 +173,7 @@ fn one_confirms_late(ack_timeout: u8, deaf: Nanos) -> Net {
     net
 }
 
-/// A heartbeat, from shortly before it. What server 1 does not hear is repeated.
+/// Runs for a heartbeat, from shortly before it. Frames that server 1 does not receive are retransmitted.
 fn confirm_late(net: &mut Net, deaf: Nanos) {
     let shortly = Nanos::from_micros(10);
     net.away = vec![1];
@@ -182,8 +183,8 @@ fn confirm_late(net: &mut Net, deaf: Nanos) {
 }
 
 #[test]
-fn a_member_that_was_asked_before_a_server_was_up_to_date_does_not_confirm_it() {
-    // Requests are repeated after 33, 66 and 98 us.
+fn a_check_posted_before_a_server_was_up_to_date_does_not_confirm_it() {
+    // Requests are retransmitted after 33, 66 and 98 us.
     let mut net = one_confirms_late(3, Nanos::from_micros(50));
     net.away = vec![1];
     net.beats(1);
@@ -192,8 +193,8 @@ fn a_member_that_was_asked_before_a_server_was_up_to_date_does_not_confirm_it() 
 }
 
 #[test]
-fn a_member_that_confirms_later_than_a_heartbeat_admits_a_server() {
-    // Requests are repeated after 131 us.
+fn a_confirmation_that_takes_longer_than_a_heartbeat_counts() {
+    // Requests are retransmitted after 131 us.
     let deaf = Nanos::from_micros(10);
     let mut net = one_confirms_late(5, deaf);
     for _ in 0..6 {
@@ -203,7 +204,7 @@ fn a_member_that_confirms_later_than_a_heartbeat_admits_a_server() {
 }
 
 #[test]
-fn a_server_that_gets_a_snapshot_is_admitted_when_a_member_confirms_after_that() {
+fn a_server_with_a_snapshot_is_admitted_after_a_later_confirmation() {
     let mut net = one_lacks_a_snapshot(|_| {});
     net.away = vec![2];
     net.beats(30);
@@ -221,7 +222,7 @@ fn a_server_that_gets_a_snapshot_is_admitted_when_a_member_confirms_after_that()
 }
 
 #[test]
-fn logs_are_read_again_when_a_permission_is_lost_before_there_is_a_leader() {
+fn logs_are_read_again_when_a_permission_is_lost_before_agreement() {
     let mut net = Net::new(5, |_| {});
     net.beats(3);
     net.servers[1].bootstrap().unwrap();
@@ -236,7 +237,8 @@ fn logs_are_read_again_when_a_permission_is_lost_before_there_is_a_leader() {
     let qpn = server.follower(lost, |follower| follower.link.unwrap().qpn).unwrap();
     server.follower_lost(nic, lost, qpn, net.now);
     server.drop_qp(nic, qpn);
-    // Until a third one has given permission, nothing is read; the answer to the READ of before comes, and does not count.
+    // Until a third server has granted permission, nothing is read. The completion of the earlier READ
+    // arrives, and does not count.
     net.away = (1..5).filter(|server| ![lost, other].contains(server)).collect();
     net.deliver_all();
     assert_eq!(net.servers[0].follower(other, |follower| follower.stage), Some(Stage::Granted));
@@ -246,7 +248,7 @@ fn logs_are_read_again_when_a_permission_is_lost_before_there_is_a_leader() {
 }
 
 #[test]
-fn a_server_that_lacks_entries_gets_them_when_it_is_back() {
+fn a_returning_server_gets_the_entries_that_it_lacks() {
     let mut net = Net::begun(|_| {});
     net.away = vec![2];
     net.beats(20);
@@ -257,7 +259,7 @@ fn a_server_that_lacks_entries_gets_them_when_it_is_back() {
     assert_eq!(net.told[2], net.told[0]);
 }
 
-/// One server of three has not taken what the log holds no more: it needs a snapshot.
+/// Returns three servers of which one lacks entries that the log no longer holds: it needs a snapshot.
 fn one_lacks_a_snapshot(tune: impl FnOnce(&mut Config)) -> Net {
     let mut net = Net::begun(tune);
     assert_eq!(net.give_snapshot(b"state"), Err(SnapshotError::NotWanted));
@@ -275,7 +277,7 @@ fn one_lacks_a_snapshot(tune: impl FnOnce(&mut Config)) -> Net {
 }
 
 #[test]
-fn a_snapshot_stands_for_the_entries_that_a_log_does_not_hold() {
+fn a_snapshot_replaces_entries_that_the_log_no_longer_holds() {
     let mut net = one_lacks_a_snapshot(|_| {});
     let state: Vec<u8> = (0..1000).map(|at| (at % 251) as u8).collect();
     assert_eq!(net.give_snapshot(&[0; 1001]), Err(SnapshotError::TooLong));
@@ -289,7 +291,7 @@ fn a_snapshot_stands_for_the_entries_that_a_log_does_not_hold() {
 }
 
 #[test]
-fn a_leader_gives_the_snapshot_that_it_has_just_installed() {
+fn a_leader_can_provide_a_snapshot_that_it_just_installed() {
     let mut net = one_lacks_a_snapshot(|_| {});
     let taken = net.servers[0].taken;
     net.servers[0].vouched = taken;
@@ -299,13 +301,13 @@ fn a_leader_gives_the_snapshot_that_it_has_just_installed() {
 }
 
 #[test]
-fn a_snapshot_of_less_than_the_log_still_holds_is_too_old() {
+fn a_snapshot_that_ends_before_the_log_starts_is_too_old() {
     let mut net = one_lacks_a_snapshot(|_| {});
-    // The application has not taken any entry yet: the first ones have left the log.
+    // The application has polled only the first six entries, and the next ones have left the log.
     let taken = core::mem::replace(&mut net.servers[0].taken, 6);
     assert_eq!(net.give_snapshot(b"state"), Err(SnapshotError::TooOld));
-    assert!(net.servers[0].wants_snapshot(), "of what was decided since");
-    // Entries below a snapshot that it has installed are from before that.
+    assert!(net.servers[0].wants_snapshot(), "a newer snapshot is needed");
+    // Log entries below an installed snapshot are older than it.
     let vouched = core::mem::replace(&mut net.servers[0].vouched, taken);
     net.servers[0].taken = taken - 1;
     assert_eq!(net.give_snapshot(b"state"), Err(SnapshotError::TooOld));
@@ -318,14 +320,14 @@ fn a_snapshot_of_less_than_the_log_still_holds_is_too_old() {
 }
 
 #[test]
-fn a_snapshot_makes_a_server_that_forgot_everything_a_member_too() {
+fn a_restarted_server_becomes_a_member_with_a_snapshot() {
     let mut net = one_lacks_a_snapshot(|_| {});
     assert_eq!(net.give_snapshot(b"state"), Ok(()));
     net.beats(3);
     net.decide(2, 40);
     net.restart(2);
     net.beats(60);
-    // The entries behind the snapshot are still there.
+    // The entries after the snapshot are still in the log.
     assert!(!net.servers[0].wants_snapshot());
     assert_eq!((net.servers[2].standing(), net.servers[2].waits_for()), (Standing::Member, None));
     assert_eq!(net.told[2].len(), 3);
@@ -334,7 +336,7 @@ fn a_snapshot_makes_a_server_that_forgot_everything_a_member_too() {
 }
 
 #[test]
-fn the_next_server_leads_when_the_first_is_gone_until_it_is_back() {
+fn the_next_server_leads_until_the_first_returns() {
     let mut net = Net::begun(|_| {});
     net.decide(3, 40);
     net.beats(1);
@@ -356,7 +358,7 @@ fn the_next_server_leads_when_the_first_is_gone_until_it_is_back() {
 }
 
 #[test]
-fn a_new_leader_takes_over_a_log_that_is_full_of_what_is_not_known_to_be_decided() {
+fn a_new_leader_takes_over_a_full_log_of_undecided_entries() {
     let mut net = Net::begun(|config| config.window = 100);
     for n in 0..8 {
         net.propose(0, &[n]).unwrap();
@@ -370,7 +372,7 @@ fn a_new_leader_takes_over_a_log_that_is_full_of_what_is_not_known_to_be_decided
 }
 
 #[test]
-fn a_server_whose_log_cannot_hold_what_it_lacks_does_not_lead_before_it_has_got_it() {
+fn a_server_that_needs_a_snapshot_does_not_lead_before_it_has_one() {
     let mut net = one_is_behind();
     assert!([2, 3, 4].iter().all(|at: &usize| net.told[*at].len() == 9));
     assert!(net.servers[2].wants_snapshot());
@@ -395,11 +397,11 @@ fn a_follower_that_lacks_a_whole_log_gets_it_at_once() {
 }
 
 #[test]
-fn a_leader_repeats_requests_as_often_as_it_is_told_to() {
+fn requests_are_retried_retry_count_times() {
     for (retry_count, expected) in [(1, Err(ProposeError::Busy)), (6, Ok(0))] {
         let mut net = Net::begun(|config| config.retry_count = retry_count);
         net.away = vec![1, 2];
         net.beats(8);
-        assert_eq!(net.propose(0, b"a value"), expected, "{retry_count} repetitions");
+        assert_eq!(net.propose(0, b"a value"), expected, "{retry_count} retries");
     }
 }

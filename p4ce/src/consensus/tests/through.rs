@@ -1,5 +1,5 @@
-//! What a leader asks a switch for, and what it writes through it. The switch here is a NIC that answers as a test says. It
-//! acknowledges what is written to it, and hands nothing on by itself.
+//! Requests of a leader to a switch, and writes through it. The switch in these tests is a NIC that responds
+//! as a test wants: it acknowledges writes, and forwards nothing by itself.
 
 use super::{Net, heartbeats, ip};
 use crate::consensus::log::{DECIDED, HEAD};
@@ -20,7 +20,7 @@ fn init(pd: Pd, cq: Cq) -> QpInit {
 }
 
 impl Net {
-    /// Three servers and a switch. The first one leads, and has asked for a group.
+    /// Returns three servers and a switch. The first server leads, and has requested a group.
     fn with_switch() -> Self {
         let through = Through { address: ip(SWITCH), port: PORT };
         let mut net = Self::new(3, |config| config.through = Some(through));
@@ -31,7 +31,7 @@ impl Net {
         net
     }
 
-    /// The same, and entries go through the switch from now on.
+    /// Returns the same after the switch has accepted: entries go through the switch from now on.
     fn open() -> (Self, Buffer) {
         let mut net = Self::with_switch();
         let memory = net.answer();
@@ -40,13 +40,13 @@ impl Net {
         (net, memory)
     }
 
-    /// The switch answers the last request. Returns what is written through it.
+    /// Accepts the last request. Returns the memory that the leader writes.
     fn answer(&mut self) -> Buffer {
         let len = self.config.layout.memory_len();
         self.answer_with(0, len as u64)
     }
 
-    /// Answers with memory at this address and of this size.
+    /// Accepts the last request with memory at this address and of this size.
     fn answer_with(&mut self, va: u64, size: u64) -> Buffer {
         let (nic, conn) = (&mut self.nics[usize::from(SWITCH)], self.requests.last().unwrap().conn);
         let pd = nic.alloc_pd();
@@ -59,13 +59,14 @@ impl Net {
         memory
     }
 
-    /// The switch refuses the last request.
+    /// Rejects the last request.
     fn refuse(&mut self) {
         let (nic, conn) = (&mut self.nics[usize::from(SWITCH)], self.requests.last().unwrap().conn);
         nic.reject(conn, RejReason::CONSUMER, &Refusal::Full.to_bytes(), self.now).unwrap();
     }
 
-    /// Hands on to a server's memory what was written through the switch: entries, and how many are decided.
+    /// Copies what was written through the switch to a server's memory: entries, and the number of decided
+    /// ones.
     fn hand_on(&mut self, memory: Buffer, to: usize) {
         let written = self.nics[usize::from(SWITCH)].bytes(memory).to_vec();
         let layout = self.servers[to].config.layout;
@@ -78,9 +79,11 @@ impl Net {
         }
     }
 
-    /// The time from the last request but one to the last one
+    /// Returns the time between the last two requests.
     fn between_requests(&self) -> Nanos {
-        let [.., before, last] = &self.requests[..] else { panic!("the switch was asked once") };
+        let [.., before, last] = &self.requests[..] else {
+            panic!("the switch received fewer than two requests")
+        };
         last.at.since(before.at)
     }
 
@@ -89,14 +92,14 @@ impl Net {
     }
 }
 
-/// Queue pairs that the leader writes to the others with
+/// Returns the queue pairs on which the leader writes to the other servers.
 fn links(net: &Net) -> [Qpn; 2] {
     let followers = &net.servers[0].leadership.as_ref().unwrap().followers;
     [1, 2].map(|server: usize| followers[server].link.unwrap().qpn)
 }
 
 #[test]
-fn a_leader_asks_for_a_group_of_all_that_count_as_soon_as_they_do() {
+fn a_leader_requests_a_group_as_soon_as_all_servers_count() {
     let net = Net::with_switch();
     assert!(net.servers[0].leads() && !net.servers[0].replicates_through());
     let expected = GroupRequest {
@@ -106,14 +109,14 @@ fn a_leader_asks_for_a_group_of_all_that_count_as_soon_as_they_do() {
         outvote: false,
     };
     assert_eq!(net.requests.len(), 1);
-    // It runs for office at the twentieth heartbeat, and both others follow at once.
+    // It starts a candidacy at the twentieth heartbeat, and both other servers follow at once.
     assert_eq!(net.requests[0].at, heartbeats(20));
     assert_eq!(net.requests[0].from, ip(0));
     assert_eq!(GroupRequest::from_bytes(&net.requests[0].private_data), Ok(expected));
 }
 
 #[test]
-fn an_entry_is_written_to_the_switch_alone_and_decided_when_it_is_acknowledged() {
+fn an_entry_through_the_switch_is_decided_when_it_is_acknowledged() {
     let (mut net, memory) = Net::open();
     net.decide(3, 40);
     net.beats(2);
@@ -130,7 +133,7 @@ fn an_entry_is_written_to_the_switch_alone_and_decided_when_it_is_acknowledged()
 }
 
 #[test]
-fn entries_go_through_the_switch_when_all_its_replicas_hold_what_was_written_before() {
+fn entries_go_through_the_switch_after_all_members_hold_the_earlier_ones() {
     let mut net = Net::with_switch();
     net.away = vec![2];
     net.decide(2, 40);
@@ -138,7 +141,7 @@ fn entries_go_through_the_switch_when_all_its_replicas_hold_what_was_written_bef
     net.deliver_all();
     assert!(!net.servers[0].replicates_through());
     net.decide(1, 40);
-    assert_eq!(net.servers[0].decided(), 2, "neither by the switch nor directly");
+    assert_eq!(net.servers[0].decided(), 2, "written neither through the switch nor directly");
     net.away.clear();
     net.beats(2);
     assert!(net.servers[0].replicates_through());
@@ -148,10 +151,10 @@ fn entries_go_through_the_switch_when_all_its_replicas_hold_what_was_written_bef
 }
 
 #[test]
-fn what_an_earlier_leader_left_half_written_does_not_go_through_the_switch() {
+fn a_torn_entry_of_an_earlier_leader_does_not_go_through_the_switch() {
     let mut net = Net::with_switch();
     let log = net.servers[0].resources.as_ref().unwrap().log.0;
-    // The header of an entry of 40 bytes, without its end
+    // The header of an entry of 40 bytes, without the rest
     let header = [1u64, 0, 40].map(u64::to_le_bytes).concat();
     net.nics[0].bytes_mut(log)[HEAD..][..24].copy_from_slice(&header);
     let memory = net.answer();
@@ -163,7 +166,7 @@ fn what_an_earlier_leader_left_half_written_does_not_go_through_the_switch() {
 }
 
 #[test]
-fn a_group_that_is_idle_stays() {
+fn an_idle_group_stays_open() {
     let (mut net, memory) = Net::open();
     net.decide(3, 40);
     net.beats(1);
@@ -179,22 +182,22 @@ fn a_group_that_is_idle_stays() {
 }
 
 #[test]
-fn a_switch_that_does_not_answer_is_given_up_and_asked_again() {
+fn an_unresponsive_switch_is_given_up_and_contacted_again() {
     let mut net = Net::with_switch();
-    // Entries are written directly meanwhile.
+    // Meanwhile entries are written directly.
     net.decide(3, 40);
     net.beats(1);
     assert_eq!((net.told[1].len(), net.told[2].len()), (3, 3));
     net.beats(400);
     net.run_until("asked again", |net| net.requests.len() == 2);
-    // More than 200 for an answer, and 300 until it is asked again
+    // More than 200 heartbeats for a response, and 300 until the next request
     let span = net.between_requests();
     assert!(span > heartbeats(500) && span < heartbeats(501), "{span:?}");
     assert!(!net.servers[0].replicates_through());
 }
 
 #[test]
-fn entries_that_the_switch_does_not_hand_on_are_written_directly() {
+fn entries_that_the_switch_loses_are_written_directly() {
     let (mut net, memory) = Net::open();
     net.decide(2, 40);
     net.beats(1);
@@ -210,7 +213,7 @@ fn entries_that_the_switch_does_not_hand_on_are_written_directly() {
 }
 
 #[test]
-fn memory_of_another_size_or_at_another_address_is_not_written_to() {
+fn a_region_of_another_size_or_address_is_not_used() {
     let len = Net::new(1, |_| {}).config.layout.memory_len() as u64;
     for (va, size) in [(0, len + 8), (0, len - 8), (64, len), (64, len + 8)] {
         let mut net = Net::with_switch();
@@ -224,7 +227,7 @@ fn memory_of_another_size_or_at_another_address_is_not_written_to() {
 }
 
 #[test]
-fn a_switch_that_refuses_disturbs_no_follower() {
+fn a_rejection_by_the_switch_does_not_affect_followers() {
     let mut net = Net::with_switch();
     let before = links(&net);
     net.refuse();
@@ -235,8 +238,7 @@ fn a_switch_that_refuses_disturbs_no_follower() {
     assert_eq!(net.between_requests(), heartbeats(300));
 }
 
-/// A server's log lies in memory that it gives to the switch if that asks in the name of the server's leader. Returns whether it
-/// does.
+/// Lets the switch request permission from a server on behalf of `leader`. Returns whether it is granted.
 fn is_given(net: &mut Net, to: usize, leader: u8) -> bool {
     let before = net.servers[to].queue_pairs();
     let nic = &mut net.nics[usize::from(SWITCH)];
@@ -251,25 +253,25 @@ fn is_given(net: &mut Net, to: usize, leader: u8) -> bool {
 }
 
 #[test]
-fn a_follower_gives_the_switch_permission_in_the_name_of_its_leader_alone() {
+fn a_follower_grants_permission_to_the_switch_only_for_its_leader() {
     let mut net = Net::with_switch();
     net.beats(1);
-    assert!(!is_given(&mut net, 1, 1) && !is_given(&mut net, 1, 2), "in another name");
-    assert!(!is_given(&mut net, 0, 0), "a leader follows none");
+    assert!(!is_given(&mut net, 1, 1) && !is_given(&mut net, 1, 2), "on behalf of another server");
+    assert!(!is_given(&mut net, 0, 0), "a leader follows no server");
     net.decide(3, 40);
     net.beats(1);
     net.restart(2);
-    assert!(!is_given(&mut net, 2, 0), "it follows none yet");
+    assert!(!is_given(&mut net, 2, 0), "it follows no server yet");
     net.run_until("up to date", |net| net.told[2].len() == 3);
     assert_eq!((net.servers[2].standing(), net.servers[2].leader()), (Standing::Blank, Some(0)));
-    assert!(!is_given(&mut net, 2, 0), "it counts for nothing");
+    assert!(!is_given(&mut net, 2, 0), "a blank server does not count");
     net.beats(3);
     assert!(is_given(&mut net, 2, 0));
     assert!(is_given(&mut net, 1, 0));
 }
 
 #[test]
-fn a_group_has_no_permission_any_more_when_there_is_another_leader() {
+fn a_new_leader_revokes_the_permission_of_the_group() {
     let mut net = Net::with_switch();
     net.beats(1);
     let usual = net.servers[2].queue_pairs();
@@ -284,15 +286,15 @@ fn a_group_has_no_permission_any_more_when_there_is_another_leader() {
     assert_eq!((net.servers[2].leader(), net.servers[2].queue_pairs()), (Some(0), usual));
 }
 
-/// Replicas that the switch was asked for last
+/// Returns the replicas in the last request.
 fn replicas(net: &Net) -> Vec<IpAddr> {
     let asks = GroupRequest::from_bytes(&net.requests.last().unwrap().private_data).unwrap();
-    let Replicas::Listed(replicas) = asks.replicas else { panic!("a list is expected") };
+    let Replicas::Listed(replicas) = asks.replicas else { panic!("expected a list of replicas") };
     replicas
 }
 
 #[test]
-fn a_group_waits_for_fifty_heartbeats_for_a_server_that_is_about_to_count() {
+fn a_group_waits_fifty_heartbeats_for_a_server_that_is_about_to_count() {
     let mut net = Net::with_switch();
     net.away = vec![2];
     net.beats(20);
@@ -301,14 +303,14 @@ fn a_group_waits_for_fifty_heartbeats_for_a_server_that_is_about_to_count() {
         net.beats(3);
     }
     net.away.clear();
-    // Server 2 has promised itself more meanwhile.
+    // Server 2 has promised itself a higher term meanwhile.
     let term = net.servers[0].term();
     net.run_until("leading in a later term", |net| net.servers[0].term() > term && net.servers[0].leads());
     let (leads, asked) = (net.now, net.requests.len());
     net.run_until("asked", |net| net.requests.len() > asked);
     assert!(net.servers[0].wants_snapshot(), "for server 2");
     assert_eq!((net.now.since(leads), replicas(&net)), (heartbeats(50), vec![ip(1)]));
-    // One replica is a majority with the leader.
+    // One replica is a majority together with the leader.
     let memory = net.answer();
     net.beats(60);
     net.decide(1, 40);
@@ -317,7 +319,7 @@ fn a_group_waits_for_fifty_heartbeats_for_a_server_that_is_about_to_count() {
     net.beats(1);
     net.hand_on(memory, 1);
     net.beats(3);
-    // The other one gets into the group when it has counted for as long.
+    // Server 2 joins a group when it has counted for the same time.
     let (given, state) = (net.now, b"state");
     net.give_snapshot(state).unwrap();
     net.run_until("asked for both", |net| net.requests.len() > asked + 1);
@@ -326,7 +328,7 @@ fn a_group_waits_for_fifty_heartbeats_for_a_server_that_is_about_to_count() {
 }
 
 #[test]
-fn a_leader_that_loses_the_switch_has_permissions_given_anew() {
+fn a_leader_that_loses_the_switch_requests_permissions_again() {
     let (mut net, _) = Net::open();
     net.decide(3, 40);
     let before = links(&net);
