@@ -159,7 +159,11 @@ impl P4ce {
     /// # Panics
     /// If `queue_pairs` is not a power of two.
     pub fn new(config: Config) -> Self {
-        assert!(config.queue_pairs.is_power_of_two(), "{} queue pairs", config.queue_pairs);
+        assert!(
+            config.queue_pairs.is_power_of_two(),
+            "queue_pairs = {} is not a power of two",
+            config.queue_pairs
+        );
         Self {
             forward: Forward::alone(&config.forward),
             slots: vec![NOBODY; config.queue_pairs].into(),

@@ -97,7 +97,10 @@ impl Gather {
     /// # Panics
     /// If `quorum` is not in 1..=`count`, or `count` exceeds [`MAX_MEMBERS`].
     pub fn new(count: usize, quorum: usize, outvote: bool, first: Psn) -> Self {
-        assert!((1..=count).contains(&quorum) && count <= MAX_MEMBERS, "{quorum} of {count}");
+        assert!(
+            (1..=count).contains(&quorum) && count <= MAX_MEMBERS,
+            "invalid quorum: {quorum} of {count} replicas, at most {MAX_MEMBERS}"
+        );
         let acked = first.sub(1);
         let member = Progress { acked, msn: Msn::ZERO, limit: None, rnr: None, member: true, behind: None };
         let nobody = Progress { member: false, ..member };

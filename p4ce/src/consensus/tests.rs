@@ -182,7 +182,7 @@ impl Net {
     fn run_until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
         let end = self.now + heartbeats(200);
         while !is_so(self) {
-            assert!(self.step(end), "after 200 heartbeats: not {what}");
+            assert!(self.step(end), "not {what} after 200 heartbeats");
         }
     }
 
