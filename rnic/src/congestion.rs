@@ -62,27 +62,27 @@ struct Rate {
     alpha_at: Nanos,
     increase_at: Nanos,
     bytes: u64,
-    by_timer: u32,
-    by_bytes: u32,
+    timer_rounds: u32,
+    byte_rounds: u32,
 }
 
 /// Send rate of one queue pair: unlimited until a CNP arrives.
 #[derive(Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct Pacer {
     rate: Option<Box<Rate>>,
     next: Nanos,
     /// A packet is ready and has to wait until `next`
     waiting: bool,
 }
 
-impl Pace {
+impl Pacer {
     /// Returns when a packet that was held back may leave.
     pub(crate) fn wake_at(&self) -> Option<Nanos> {
         self.waiting.then_some(self.next)
     }
 
     /// Ends the wait if its time has come.
-    pub(crate) fn woken(&mut self, now: Nanos) {
+    pub(crate) fn on_wake(&mut self, now: Nanos) {
         self.waiting &= now < self.next;
     }
 
@@ -98,9 +98,9 @@ impl Pace {
     }
 
     /// Accounts for a packet of `bytes` bytes that left.
-    pub(crate) fn sent(&mut self, bytes: usize, now: Nanos, dcqcn: &Dcqcn) {
+    pub(crate) fn on_sent(&mut self, bytes: usize, now: Nanos, dcqcn: &Dcqcn) {
         let Some(rate) = &mut self.rate else { return };
-        rate.pass(now, bytes as u64, dcqcn);
+        rate.advance(now, bytes as u64, dcqcn);
         if rate.current >= dcqcn.line_rate_bps {
             self.rate = None;
             return;
@@ -110,7 +110,7 @@ impl Pace {
     }
 
     /// Reduces the rate because a CNP arrived.
-    pub(crate) fn cut(&mut self, now: Nanos, dcqcn: &Dcqcn) {
+    pub(crate) fn on_cnp(&mut self, now: Nanos, dcqcn: &Dcqcn) {
         let rate = self.rate.get_or_insert_with(|| {
             let line = dcqcn.line_rate_bps;
             Box::new(Rate {
@@ -120,23 +120,23 @@ impl Pace {
                 alpha_at: now,
                 increase_at: now,
                 bytes: 0,
-                by_timer: 0,
-                by_bytes: 0,
+                timer_rounds: 0,
+                byte_rounds: 0,
             })
         });
-        rate.pass(now, 0, dcqcn);
+        rate.advance(now, 0, dcqcn);
         rate.target = rate.current;
         rate.current = (rate.current - rate.current * rate.alpha / (2 * ONE)).max(dcqcn.min_rate_bps);
         rate.alpha = rate.alpha - (rate.alpha >> dcqcn.g_shift) + (ONE >> dcqcn.g_shift);
         rate.alpha = rate.alpha.min(ONE);
         (rate.alpha_at, rate.increase_at) = (now, now);
-        (rate.bytes, rate.by_timer, rate.by_bytes) = (0, 0, 0);
+        (rate.bytes, rate.timer_rounds, rate.byte_rounds) = (0, 0, 0);
     }
 }
 
 impl Rate {
     /// Applies the timers that have expired, and counts bytes.
-    fn pass(&mut self, now: Nanos, bytes: u64, dcqcn: &Dcqcn) {
+    fn advance(&mut self, now: Nanos, bytes: u64, dcqcn: &Dcqcn) {
         let step = dcqcn.alpha_timer.0.max(1);
         // After 10,000 steps alpha is as good as zero; the bound keeps a long idle period cheap.
         let mut left = (now.since(self.alpha_at).0 / step).min(10_000);
@@ -148,19 +148,19 @@ impl Rate {
         let step = dcqcn.increase_timer.0.max(1);
         while now.since(self.increase_at).0 >= step && self.current < dcqcn.line_rate_bps {
             self.increase_at = self.increase_at + Nanos(step);
-            self.by_timer += 1;
+            self.timer_rounds += 1;
             self.increase(dcqcn);
         }
         self.bytes += bytes;
         if self.bytes >= dcqcn.increase_bytes {
             self.bytes = 0;
-            self.by_bytes += 1;
+            self.byte_rounds += 1;
             self.increase(dcqcn);
         }
     }
 
     fn increase(&mut self, dcqcn: &Dcqcn) {
-        let (low, high) = (self.by_timer.min(self.by_bytes), self.by_timer.max(self.by_bytes));
+        let (low, high) = (self.timer_rounds.min(self.byte_rounds), self.timer_rounds.max(self.byte_rounds));
         if low > dcqcn.fast_recovery {
             self.target += dcqcn.hyper_bps;
         } else if high > dcqcn.fast_recovery {
@@ -179,21 +179,21 @@ mod tests {
     #[test]
     fn a_cnp_halves_the_rate_and_time_restores_it() {
         let dcqcn = Dcqcn::of_paper(100_000_000_000);
-        let mut pace = Pace::default();
-        assert!(pace.may_send(Nanos::ZERO) && pace.bps().is_none());
-        pace.cut(Nanos::ZERO, &dcqcn);
-        assert_eq!(pace.bps(), Some(50_000_000_000), "alpha starts at 1");
-        pace.sent(1250, Nanos::ZERO, &dcqcn);
-        assert!(!pace.may_send(Nanos(199)), "1,250 bytes take 200 ns at 50 Gbit/s");
-        assert_eq!(pace.wake_at(), Some(Nanos(200)));
-        assert!(pace.may_send(Nanos(200)) && pace.wake_at().is_none());
+        let mut pacer = Pacer::default();
+        assert!(pacer.may_send(Nanos::ZERO) && pacer.bps().is_none());
+        pacer.on_cnp(Nanos::ZERO, &dcqcn);
+        assert_eq!(pacer.bps(), Some(50_000_000_000), "alpha starts at 1");
+        pacer.on_sent(1250, Nanos::ZERO, &dcqcn);
+        assert!(!pacer.may_send(Nanos(199)), "1,250 bytes take 200 ns at 50 Gbit/s");
+        assert_eq!(pacer.wake_at(), Some(Nanos(200)));
+        assert!(pacer.may_send(Nanos(200)) && pacer.wake_at().is_none());
         // Fast recovery: each step adds half of the difference to the target.
-        pace.sent(0, Nanos::from_micros(55), &dcqcn);
-        assert_eq!(pace.bps(), Some(75_000_000_000));
+        pacer.on_sent(0, Nanos::from_micros(55), &dcqcn);
+        assert_eq!(pacer.bps(), Some(75_000_000_000));
         let mut now = Nanos::from_micros(56);
-        while pace.bps().is_some() {
+        while pacer.bps().is_some() {
             now = now + Nanos::from_micros(10);
-            pace.sent(0, now, &dcqcn);
+            pacer.on_sent(0, now, &dcqcn);
             assert!(now < Nanos::from_millis(10), "the line rate is reached within 10 ms");
         }
     }
@@ -201,20 +201,20 @@ mod tests {
     /// Returns the rate gained in ten rounds, by the byte counter alone or by both counters, from a target
     /// that many cuts have lowered.
     fn gains(dcqcn: &Dcqcn, round: Nanos) -> u64 {
-        let (mut pace, mut now) = (Pace::default(), Nanos::ZERO);
+        let (mut pacer, mut now) = (Pacer::default(), Nanos::ZERO);
         for _ in 0..20 {
-            pace.cut(now, dcqcn);
+            pacer.on_cnp(now, dcqcn);
         }
-        let mut rounds = |pace: &mut Pace, count| {
+        let mut rounds = |pacer: &mut Pacer, count| {
             for _ in 0..count {
                 now = now + round;
-                pace.sent(dcqcn.increase_bytes as usize, now, dcqcn);
+                pacer.on_sent(dcqcn.increase_bytes as usize, now, dcqcn);
             }
-            pace.bps().unwrap()
+            pacer.bps().unwrap()
         };
         // Fast recovery is over, and the remaining gain of its last halvings is less than one additive step.
-        let before = rounds(&mut pace, 40);
-        rounds(&mut pace, 10) - before
+        let before = rounds(&mut pacer, 40);
+        rounds(&mut pacer, 10) - before
     }
 
     #[test]
@@ -229,14 +229,14 @@ mod tests {
     #[test]
     fn a_paced_packet_waits_until_its_send_time() {
         let dcqcn = Dcqcn::of_paper(100_000_000_000);
-        let mut pace = Pace::default();
-        pace.cut(Nanos::ZERO, &dcqcn);
-        pace.sent(1250, Nanos::ZERO, &dcqcn);
-        assert!(!pace.may_send(Nanos::ZERO));
-        pace.woken(Nanos(199));
-        assert_eq!(pace.wake_at(), Some(Nanos(200)));
-        pace.woken(Nanos(200));
-        assert_eq!(pace.wake_at(), None);
+        let mut pacer = Pacer::default();
+        pacer.on_cnp(Nanos::ZERO, &dcqcn);
+        pacer.on_sent(1250, Nanos::ZERO, &dcqcn);
+        assert!(!pacer.may_send(Nanos::ZERO));
+        pacer.on_wake(Nanos(199));
+        assert_eq!(pacer.wake_at(), Some(Nanos(200)));
+        pacer.on_wake(Nanos(200));
+        assert_eq!(pacer.wake_at(), None);
     }
 
     /// Alpha becomes `(1 - g) alpha` after each alpha timer without a CNP, and `(1 - g) alpha + g` after a
@@ -245,7 +245,7 @@ mod tests {
     fn a_cnp_after_a_pause_cuts_less() {
         let never = Nanos::from_secs(1000);
         let dcqcn = Dcqcn { increase_timer: never, ..Dcqcn::of_paper(100_000_000_000) };
-        let (mut pace, mut alpha, mut rate) = (Pace::default(), 1.0, 100e9);
+        let (mut pacer, mut alpha, mut rate) = (Pacer::default(), 1.0, 100e9);
         let g = 1.0 / f64::from(1 << dcqcn.g_shift);
         let mut half_timers = 0;
         // Half alpha timers between CNPs, at which packets leave: a timer that has not expired at one packet
@@ -254,15 +254,15 @@ mod tests {
             let began = half_timers;
             for pause in pauses {
                 half_timers += pause;
-                pace.sent(0, Nanos(dcqcn.alpha_timer.0 * half_timers / 2), &dcqcn);
+                pacer.on_sent(0, Nanos(dcqcn.alpha_timer.0 * half_timers / 2), &dcqcn);
             }
             for _ in 0..(half_timers - began) / 2 {
                 alpha *= 1.0 - g;
             }
-            pace.cut(Nanos(dcqcn.alpha_timer.0 * half_timers / 2), &dcqcn);
+            pacer.on_cnp(Nanos(dcqcn.alpha_timer.0 * half_timers / 2), &dcqcn);
             rate *= 1.0 - alpha / 2.0;
             alpha = (1.0 - g) * alpha + g;
-            let measured = pace.bps().unwrap() as f64;
+            let measured = pacer.bps().unwrap() as f64;
             assert!((measured / rate - 1.0).abs() < 0.001, "{measured} bit/s instead of {rate}, {pauses:?}");
         }
     }
@@ -270,22 +270,22 @@ mod tests {
     #[test]
     fn the_target_rises_after_the_increases_of_fast_recovery() {
         let dcqcn = Dcqcn::of_paper(100_000_000_000);
-        let (mut pace, mut now) = (Pace::default(), Nanos::ZERO);
+        let (mut pacer, mut now) = (Pacer::default(), Nanos::ZERO);
         // The second CNP sets the target to half the line rate.
-        pace.cut(now, &dcqcn);
-        pace.cut(now, &dcqcn);
-        let target = |pace: &Pace| pace.rate.as_ref().unwrap().target;
-        let half = target(&pace);
+        pacer.on_cnp(now, &dcqcn);
+        pacer.on_cnp(now, &dcqcn);
+        let target = |pacer: &Pacer| pacer.rate.as_ref().unwrap().target;
+        let half = target(&pacer);
         for _ in 0..dcqcn.fast_recovery {
             now = now + dcqcn.increase_timer;
-            pace.sent(dcqcn.increase_bytes as usize, now, &dcqcn);
-            assert_eq!(target(&pace), half);
+            pacer.on_sent(dcqcn.increase_bytes as usize, now, &dcqcn);
+            assert_eq!(target(&pacer), half);
         }
-        pace.sent(0, now + dcqcn.increase_timer, &dcqcn);
-        assert_eq!(target(&pace), half + dcqcn.additive_bps, "the timer alone has passed fast recovery");
-        pace.sent(dcqcn.increase_bytes as usize, now + dcqcn.increase_timer, &dcqcn);
+        pacer.on_sent(0, now + dcqcn.increase_timer, &dcqcn);
+        assert_eq!(target(&pacer), half + dcqcn.additive_bps, "the timer alone has passed fast recovery");
+        pacer.on_sent(dcqcn.increase_bytes as usize, now + dcqcn.increase_timer, &dcqcn);
         assert_eq!(
-            target(&pace),
+            target(&pacer),
             half + dcqcn.additive_bps + dcqcn.hyper_bps,
             "the timer and the byte counter have passed it"
         );
@@ -294,10 +294,10 @@ mod tests {
     #[test]
     fn many_cnps_reduce_the_rate_to_the_minimum() {
         let dcqcn = Dcqcn::of_paper(10_000_000_000);
-        let mut pace = Pace::default();
+        let mut pacer = Pacer::default();
         for n in 0..100 {
-            pace.cut(Nanos::from_micros(50 * n), &dcqcn);
+            pacer.on_cnp(Nanos::from_micros(50 * n), &dcqcn);
         }
-        assert_eq!(pace.bps(), Some(dcqcn.min_rate_bps));
+        assert_eq!(pacer.bps(), Some(dcqcn.min_rate_bps));
     }
 }

@@ -95,7 +95,7 @@ impl Endpoint {
             }
             Class::Other => {
                 if self.neighbours.on_frame(frame, now) {
-                    self.wake();
+                    self.retry_waiting();
                 }
             }
             Class::Malformed(_) => {}
@@ -111,7 +111,7 @@ impl Endpoint {
     }
 
     /// Retries MADs that wait for a neighbour, after a neighbour may have been resolved.
-    pub(crate) fn wake(&mut self) {
+    pub(crate) fn retry_waiting(&mut self) {
         self.mads.append(&mut self.waiting);
     }
 
@@ -124,7 +124,7 @@ impl Endpoint {
     }
 
     fn poll_mads(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
-        self.take_mads();
+        self.collect_mads();
         while let Some((peer, mad)) = self.mads.pop_front() {
             let path = Path { hop_limit: HOP_LIMIT, ..Path::new(peer.local, peer.remote) };
             let Some(mut route) = self.route(&path, src_port(Qpn::GSI, Qpn::GSI), now) else {
@@ -143,7 +143,7 @@ impl Endpoint {
         false
     }
 
-    fn take_mads(&mut self) {
+    fn collect_mads(&mut self) {
         // MADs beyond the limit stay with the communication manager, which has a bound of its own.
         while self.mads.len() < MAX_WAITING
             && let Some(mad) = self.cm.poll_transmit()
@@ -183,22 +183,22 @@ impl Endpoint {
     /// Runs the timers that are due. Returns true if resolution of a neighbour was given up: callers that
     /// still need it resolve it again.
     pub fn on_timer(&mut self, now: Nanos) -> bool {
-        !self.pass_time(now).is_empty()
+        !self.run_timers(now).is_empty()
     }
 
     /// Runs the timers that are due. Returns the neighbours whose resolution was given up.
-    pub(crate) fn pass_time(&mut self, now: Nanos) -> Vec<IpAddr> {
+    pub(crate) fn run_timers(&mut self, now: Nanos) -> Vec<IpAddr> {
         let given_up = self.neighbours.on_timer(now);
         if !given_up.is_empty() {
-            self.wake();
+            self.retry_waiting();
         }
-        self.take_mads();
+        self.collect_mads();
         let before = self.mads.len();
         self.cm.on_timer(now);
-        self.take_mads();
+        self.collect_mads();
         // A retransmitted MAD was not answered: the peer's MAC address may have changed.
         for (peer, _) in self.mads.iter().skip(before) {
-            self.neighbours.suspect(peer.remote, now);
+            self.neighbours.verify(peer.remote, now);
         }
         given_up
     }

@@ -107,7 +107,7 @@ pub(crate) struct Gsi {
 }
 
 /// Returns the configuration of the NIC's communication manager.
-pub(crate) fn cm_of(config: &Config) -> cm::Config {
+pub(crate) fn cm_config(config: &Config) -> cm::Config {
     cm::Config { capacity: config.max_qps.max(1024) * 2, ..cm::Config::default() }
 }
 
@@ -149,7 +149,7 @@ impl Rnic {
     ) -> Result<Conn, ConnError> {
         let transport = self.connectable(qpn)?;
         let local = self.config.interface.source_for(to).ok_or(ConnError::NoAddress(to))?;
-        let rq_psn = Psn::new(self.chance.bits() as u32);
+        let rq_psn = Psn::new(self.rng.bits() as u32);
         let request = ConnectRequest {
             cma_src_port: cm::port_of(service_id).map(|_| param.src_port),
             private_data: param.private_data.clone(),
@@ -173,7 +173,7 @@ impl Rnic {
         let conn = self.endpoint.cm_mut().connect(&request, now)?;
         self.gsi.by_qpn.insert(qpn.get(), conn);
         self.gsi.bindings.insert(conn, Binding { qpn, param, rq_psn, ready: None });
-        self.follow(now);
+        self.process_cm_events(now);
         Ok(conn)
     }
 
@@ -185,7 +185,7 @@ impl Rnic {
         if transport != request.transport {
             return Err(QpError::Transport.into());
         }
-        let rq_psn = Psn::new(self.chance.bits() as u32);
+        let rq_psn = Psn::new(self.rng.bits() as u32);
         // The negotiated depths are the smaller of both sides' values (IB 12.7.29, 12.7.30).
         let responder_resources = param.responder_resources.min(request.initiator_depth);
         let initiator_depth = param.initiator_depth.min(request.responder_resources);
@@ -222,7 +222,7 @@ impl Rnic {
         self.gsi.requests.remove(&conn);
         self.gsi.by_qpn.insert(qpn.get(), conn);
         self.gsi.bindings.insert(conn, binding);
-        self.follow(now);
+        self.process_cm_events(now);
         Ok(())
     }
 
@@ -235,8 +235,8 @@ impl Rnic {
         now: Nanos,
     ) -> Result<(), ConnError> {
         self.endpoint.cm_mut().reject(conn, reason, private_data, now)?;
-        self.end(conn);
-        self.follow(now);
+        self.end_connection(conn);
+        self.process_cm_events(now);
         Ok(())
     }
 
@@ -244,7 +244,7 @@ impl Rnic {
     pub fn disconnect(&mut self, conn: Conn, private_data: &[u8], now: Nanos) -> Result<(), ConnError> {
         self.endpoint.cm_mut().disconnect(conn, private_data, now)?;
         self.fail_qp(conn);
-        self.follow(now);
+        self.process_cm_events(now);
         Ok(())
     }
 
@@ -299,7 +299,7 @@ impl Rnic {
     }
 
     /// Moves queue pairs as the communication manager's events require, and reports the events.
-    pub(crate) fn follow(&mut self, now: Nanos) {
+    pub(crate) fn process_cm_events(&mut self, now: Nanos) {
         while let Some(event) = self.endpoint.cm_mut().poll_event() {
             let conn = event.conn();
             let report = match &event {
@@ -319,7 +319,7 @@ impl Rnic {
                     true
                 }
                 CmEvent::Rejected { .. } | CmEvent::Disconnected { .. } | CmEvent::Unreachable { .. } => {
-                    self.end(conn);
+                    self.end_connection(conn);
                     true
                 }
             };
@@ -362,7 +362,7 @@ impl Rnic {
         // The application may have destroyed or changed its queue pair while it was being connected.
         if set_up.is_err() || self.endpoint.cm_mut().confirm(conn, &[]).is_err() {
             _ = self.endpoint.cm_mut().reject(conn, RejReason::CONSUMER, &[], now);
-            self.end(conn);
+            self.end_connection(conn);
             return false;
         }
         true
@@ -375,7 +375,7 @@ impl Rnic {
         }
     }
 
-    fn end(&mut self, conn: Conn) {
+    fn end_connection(&mut self, conn: Conn) {
         self.fail_qp(conn);
         self.gsi.unbind(conn);
     }
@@ -383,7 +383,7 @@ impl Rnic {
     /// Processes a packet to QP 1.
     pub(crate) fn on_gsi(&mut self, packet: &Packet<'_>, now: Nanos) {
         if self.endpoint.on_mad(packet, now) {
-            self.follow(now);
+            self.process_cm_events(now);
         } else {
             self.counters.no_qp += 1;
         }
@@ -393,12 +393,12 @@ impl Rnic {
     pub(crate) fn established_by_traffic(&mut self, qpn: Qpn, now: Nanos) {
         if let Some(conn) = self.connection_of(qpn) {
             self.endpoint.cm_mut().established_by_traffic(conn);
-            self.follow(now);
+            self.process_cm_events(now);
         }
     }
 
     /// Aborts the connection of a queue pair that is being destroyed.
-    pub(crate) fn release(&mut self, qpn: Qpn) {
+    pub(crate) fn release_connection(&mut self, qpn: Qpn) {
         if let Some(conn) = self.connection_of(qpn) {
             self.gsi.unbind(conn);
             self.endpoint.cm_mut().abort(conn);

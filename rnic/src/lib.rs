@@ -26,24 +26,24 @@
 
 #![forbid(unsafe_code)]
 
-mod answer;
 pub mod cm;
 pub mod congestion;
 mod counters;
 mod endpoint;
 mod gsi;
+mod host_function;
 pub mod memory;
 mod neighbour;
 mod nic;
 mod qp;
 mod queue;
 mod receive;
-mod request;
 mod requester;
+mod requester_rx;
 mod responder;
-mod response;
+mod responder_rx;
+mod responder_tx;
 mod send;
-mod station;
 mod timers;
 mod wire;
 
@@ -51,6 +51,7 @@ pub use congestion::Dcqcn;
 pub use counters::Counters;
 pub use endpoint::Endpoint;
 pub use gsi::{ConnError, ConnParam};
+pub use host_function::{App, Call, Outbox, Station};
 pub use memory::{Access, AccessError, Buffer, MemoryError, Mr, Pd, Region};
 pub use neighbour::Interface;
 pub use nic::{Config, Event, Held, Rnic};
@@ -59,7 +60,6 @@ pub use queue::{
     Completed, Completion, Cq, Data, Datagram, Operation, RecvRequest, Remote, SendRequest, Sge, Srq, Status,
 };
 pub use responder::AckPolicy;
-pub use station::{App, Call, Outbox, Station};
 
 /// Bugs that a test can plant with [`Config`]'s field `bug`, to check that the test suites find them. Debug
 /// builds only.

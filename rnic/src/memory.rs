@@ -133,25 +133,25 @@ pub(crate) struct Memory {
     regions: DenseTable<Region>,
     /// The low byte of the latest key at each index, so that a deregistered region's key differs from the
     /// next one's
-    variants: Vec<u8>,
-    chance: Chance,
+    key_variants: Vec<u8>,
+    rng: Chance,
 }
 
 impl Memory {
-    pub(crate) fn new(max_regions: usize, chance: Chance) -> Self {
+    pub(crate) fn new(max_regions: usize, rng: Chance) -> Self {
         // The key has 24 bits for the index.
         let regions = max_regions.min(1 << 24);
         Self {
             domains: 0,
             buffers: DenseTable::with_capacity(regions),
             regions: DenseTable::with_capacity(regions),
-            variants: Vec::with_capacity(regions),
-            chance,
+            key_variants: Vec::with_capacity(regions),
+            rng,
         }
     }
 
     /// Returns the numbers of regions and buffers.
-    pub(crate) fn held(&self) -> (usize, usize) {
+    pub(crate) fn counts(&self) -> (usize, usize) {
         (self.regions.len(), self.buffers.len())
     }
 
@@ -165,8 +165,8 @@ impl Memory {
     }
 
     pub(crate) fn free(&mut self, buffer: Buffer) -> Result<Vec<u8>, MemoryError> {
-        let looked_at = (0..self.regions.ids()).filter_map(|id| self.regions.get(id));
-        if looked_at.into_iter().any(|region| region.buffer == buffer) {
+        let regions = (0..self.regions.ids()).filter_map(|id| self.regions.get(id));
+        if regions.into_iter().any(|region| region.buffer == buffer) {
             return Err(MemoryError::Busy);
         }
         self.buffers.remove(buffer.0).ok_or(MemoryError::Unknown)
@@ -199,10 +199,10 @@ impl Memory {
 
     /// Returns the next key at an index.
     fn next_key(&mut self, id: u32) -> Mr {
-        if id as usize == self.variants.len() {
-            self.variants.push(self.chance.below(256) as u8);
+        if id as usize == self.key_variants.len() {
+            self.key_variants.push(self.rng.below(256) as u8);
         }
-        let variant = &mut self.variants[id as usize];
+        let variant = &mut self.key_variants[id as usize];
         *variant = variant.wrapping_add(1);
         // Key 0 is never assigned, so that a key that was not filled in grants no access.
         if id == 0 && *variant == 0 {
@@ -260,8 +260,8 @@ impl Memory {
     #[inline]
     pub(crate) fn write(&mut self, span: Span, bytes: &[u8]) {
         let buffer = self.buffers.get_mut(span.buffer.0);
-        if let Some(place) = buffer.and_then(|buffer| buffer.get_mut(span.at..span.at + bytes.len())) {
-            place.copy_from_slice(bytes);
+        if let Some(target) = buffer.and_then(|buffer| buffer.get_mut(span.at..span.at + bytes.len())) {
+            target.copy_from_slice(bytes);
         }
     }
 

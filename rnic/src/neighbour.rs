@@ -12,11 +12,11 @@ use zerocopy::byteorder::network_endian::U16;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Interval between two requests for a neighbour
-const ASK_EVERY: Nanos = Nanos::from_millis(500);
+const REQUEST_INTERVAL: Nanos = Nanos::from_millis(500);
 /// Minimum age of an entry that may be verified again: short enough for a request that is retried a few times
-const DOUBT_AFTER: Nanos = Nanos::from_millis(20);
+const VERIFY_AFTER: Nanos = Nanos::from_millis(20);
 /// Requests without a reply after which resolution is given up
-const QUESTIONS: u32 = 5;
+const MAX_REQUESTS: u32 = 5;
 /// Lifetime of an entry
 const LIFETIME: Nanos = Nanos::from_secs(60);
 /// Limit of entries: more than the neighbours of a link
@@ -113,25 +113,25 @@ fn same_network(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
 struct Neighbour {
     mac: Option<MacAddr>,
     /// When to send the next request
-    ask_at: Nanos,
+    request_at: Nanos,
     /// Requests since the last reply
-    asked: u32,
+    request_count: u32,
 }
 
 /// Neighbour table of a port.
 #[derive(Debug)]
 pub(crate) struct Neighbours {
     interface: Interface,
-    known: BTreeMap<IpAddr, Neighbour>,
-    /// Entries of `known` with a request outstanding, and the other entries, both ordered by `ask_at`, so
+    entries: BTreeMap<IpAddr, Neighbour>,
+    /// Entries of `known` with a request outstanding, and the other entries, both ordered by `request_at`, so
     /// that no operation searches the table
-    asked: BTreeSet<(Nanos, IpAddr)>,
-    rested: BTreeSet<(Nanos, IpAddr)>,
+    requested: BTreeSet<(Nanos, IpAddr)>,
+    idle: BTreeSet<(Nanos, IpAddr)>,
     frames: VecDeque<Vec<u8>>,
     /// Own frames dropped because [`MAX_FRAMES`] others waited
     dropped: u64,
     /// Version of the table: incremented whenever an address changes or an entry is removed
-    age: u64,
+    version: u64,
     /// Entries that were examined, for tests of the cost
     #[cfg(test)]
     pub(crate) examined: usize,
@@ -143,12 +143,12 @@ impl Neighbours {
     pub(crate) fn new(interface: Interface) -> Self {
         Self {
             interface,
-            known: BTreeMap::new(),
-            asked: BTreeSet::new(),
-            rested: BTreeSet::new(),
+            entries: BTreeMap::new(),
+            requested: BTreeSet::new(),
+            idle: BTreeSet::new(),
             frames: VecDeque::new(),
             dropped: 0,
-            age: 0,
+            version: 0,
             #[cfg(test)]
             examined: 0,
             waiting: BTreeSet::new(),
@@ -160,8 +160,8 @@ impl Neighbours {
     }
 
     /// Returns the version of the table. Routes made at another version may be stale.
-    pub(crate) fn age(&self) -> u64 {
-        self.age
+    pub(crate) fn version(&self) -> u64 {
+        self.version
     }
 
     pub(crate) fn has_frames(&self) -> bool {
@@ -170,7 +170,7 @@ impl Neighbours {
 
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.known.len()
+        self.entries.len()
     }
 
     pub(crate) fn poll_transmit(&mut self, frame: &mut Vec<u8>) -> bool {
@@ -186,25 +186,25 @@ impl Neighbours {
     }
 
     pub(crate) fn next_timer(&self) -> Option<Nanos> {
-        self.asked.first().map(|(at, _)| *at)
+        self.requested.first().map(|(at, _)| *at)
     }
 
     /// Returns the ordered set that holds a neighbour.
-    fn queue_of(&mut self, neighbour: &Neighbour) -> &mut BTreeSet<(Nanos, IpAddr)> {
-        if neighbour.asked > 0 { &mut self.asked } else { &mut self.rested }
+    fn set_of(&mut self, neighbour: &Neighbour) -> &mut BTreeSet<(Nanos, IpAddr)> {
+        if neighbour.request_count > 0 { &mut self.requested } else { &mut self.idle }
     }
 
     /// Stores the entry of `ip` and returns the previous one.
-    fn note(&mut self, ip: IpAddr, neighbour: Neighbour) -> Option<Neighbour> {
-        let before = self.forget(ip);
-        self.known.insert(ip, neighbour);
-        self.queue_of(&neighbour).insert((neighbour.ask_at, ip));
+    fn store(&mut self, ip: IpAddr, neighbour: Neighbour) -> Option<Neighbour> {
+        let before = self.remove(ip);
+        self.entries.insert(ip, neighbour);
+        self.set_of(&neighbour).insert((neighbour.request_at, ip));
         before
     }
 
-    fn forget(&mut self, ip: IpAddr) -> Option<Neighbour> {
-        let before = self.known.remove(&ip)?;
-        self.queue_of(&before).remove(&(before.ask_at, ip));
+    fn remove(&mut self, ip: IpAddr) -> Option<Neighbour> {
+        let before = self.entries.remove(&ip)?;
+        self.set_of(&before).remove(&(before.request_at, ip));
         Some(before)
     }
 
@@ -214,17 +214,17 @@ impl Neighbours {
         if let Some((_, mac)) = self.interface.neighbours.iter().find(|(known, _)| *known == hop) {
             return Some(*mac);
         }
-        let known = self.known.get(&hop).copied();
+        let known = self.entries.get(&hop).copied();
         match known {
-            Some(Neighbour { mac: Some(mac), ask_at, .. }) => {
-                if ask_at <= now {
-                    self.ask(hop, now);
+            Some(Neighbour { mac: Some(mac), request_at, .. }) => {
+                if request_at <= now {
+                    self.request(hop, now);
                 }
                 Some(mac)
             }
-            Some(Neighbour { mac: None, ask_at, .. }) if ask_at > now => None,
+            Some(Neighbour { mac: None, request_at, .. }) if request_at > now => None,
             _ => {
-                self.ask(hop, now);
+                self.request(hop, now);
                 None
             }
         }
@@ -232,41 +232,43 @@ impl Neighbours {
 
     /// Verifies the entry of the next hop to `ip`, from which nothing came for too long: its MAC address may
     /// have changed.
-    pub(crate) fn suspect(&mut self, ip: IpAddr, now: Nanos) {
+    pub(crate) fn verify(&mut self, ip: IpAddr, now: Nanos) {
         let hop = self.interface.next_hop(ip);
-        let may_ask = |known: &Neighbour| known.asked == 0 && now + LIFETIME >= known.ask_at + DOUBT_AFTER;
-        if self.known.get(&hop).is_some_and(may_ask) {
-            self.ask(hop, now);
+        let may_request =
+            |known: &Neighbour| known.request_count == 0 && now + LIFETIME >= known.request_at + VERIFY_AFTER;
+        if self.entries.get(&hop).is_some_and(may_request) {
+            self.request(hop, now);
         }
     }
 
     /// Sends a request and schedules the next one.
-    fn ask(&mut self, ip: IpAddr, now: Nanos) {
-        if !self.known.contains_key(&ip) && !self.make_room(|_| true) {
+    fn request(&mut self, ip: IpAddr, now: Nanos) {
+        if !self.entries.contains_key(&ip) && !self.make_room(|_| true) {
             // All entries have requests outstanding. Waiting queue pairs are woken when one of these is given
             // up.
             return;
         }
-        let ask_at = now + ASK_EVERY;
-        let (mac, asked) = self.known.get(&ip).map_or((None, 0), |known| (known.mac, known.asked));
-        self.note(ip, Neighbour { mac, ask_at, asked: asked + 1 });
-        self.question(ip);
+        let request_at = now + REQUEST_INTERVAL;
+        let (mac, request_count) =
+            self.entries.get(&ip).map_or((None, 0), |known| (known.mac, known.request_count));
+        self.store(ip, Neighbour { mac, request_at, request_count: request_count + 1 });
+        self.send_request(ip);
     }
 
     /// Repeats requests that are due. Returns the neighbours whose resolution was given up.
     pub(crate) fn on_timer(&mut self, now: Nanos) -> Vec<IpAddr> {
         let mut given_up = Vec::new();
-        while let Some(&(_, ip)) = self.asked.first().filter(|(at, _)| *at <= now) {
+        while let Some(&(_, ip)) = self.requested.first().filter(|(at, _)| *at <= now) {
             #[cfg(test)]
             {
                 self.examined += 1;
             }
-            if self.known.get(&ip).is_some_and(|neighbour| neighbour.asked >= QUESTIONS) {
-                self.forget(ip);
-                self.age += 1;
+            if self.entries.get(&ip).is_some_and(|neighbour| neighbour.request_count >= MAX_REQUESTS) {
+                self.remove(ip);
+                self.version += 1;
                 given_up.push(ip);
             } else {
-                self.ask(ip, now);
+                self.request(ip, now);
             }
         }
         given_up
@@ -275,20 +277,20 @@ impl Neighbours {
     /// Makes room for one entry. If the table is full, removes the oldest entry without an outstanding
     /// request, if `may_go` accepts it. Returns whether there is room.
     fn make_room(&mut self, may_go: impl Fn(&Neighbour) -> bool) -> bool {
-        if self.known.len() < MAX_NEIGHBOURS {
+        if self.entries.len() < MAX_NEIGHBOURS {
             return true;
         }
         #[cfg(test)]
         {
             self.examined += 1;
         }
-        let Some((_, oldest)) = self.rested.first().copied() else { return false };
-        if !self.known.get(&oldest).is_some_and(may_go) {
+        let Some((_, oldest)) = self.idle.first().copied() else { return false };
+        if !self.entries.get(&oldest).is_some_and(may_go) {
             return false;
         }
-        self.forget(oldest);
+        self.remove(oldest);
         // Routes through the removed entry would miss a later change of its address.
-        self.age += 1;
+        self.version += 1;
         true
     }
 
@@ -299,16 +301,16 @@ impl Neighbours {
         if mac.is_group() || self.interface.has(ip) {
             return false;
         }
-        if !self.known.contains_key(&ip) {
+        if !self.entries.contains_key(&ip) {
             let wanted = create && self.interface.is_hop(ip);
-            if !wanted || !self.make_room(|neighbour| neighbour.ask_at <= now) {
+            if !wanted || !self.make_room(|neighbour| neighbour.request_at <= now) {
                 return false;
             }
         }
-        let fresh = Neighbour { mac: Some(mac), ask_at: now + LIFETIME, asked: 0 };
-        let before = self.note(ip, fresh);
+        let fresh = Neighbour { mac: Some(mac), request_at: now + LIFETIME, request_count: 0 };
+        let before = self.store(ip, fresh);
         if before.is_some_and(|before| before.mac.is_some_and(|before| before != mac)) {
-            self.age += 1;
+            self.version += 1;
         }
         true
     }
@@ -417,7 +419,7 @@ impl Neighbours {
         }
     }
 
-    fn question(&mut self, ip: IpAddr) {
+    fn send_request(&mut self, ip: IpAddr) {
         match (ip, self.interface.source_for(ip)) {
             (IpAddr::V4(ip), Some(IpAddr::V4(own))) => {
                 self.arp(1, MacAddr::BROADCAST, MacAddr([0; 6]), own, ip);

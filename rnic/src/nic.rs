@@ -3,7 +3,7 @@
 use crate::congestion::Dcqcn;
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
-use crate::gsi::{Gsi, cm_of};
+use crate::gsi::{Gsi, cm_config};
 use crate::memory::{Access, Buffer, Memory, MemoryError, Mr, Pd, Region};
 use crate::neighbour::Interface;
 use crate::qp::{Modify, Path, PathMtu, Qp, QpError, QpInit, State, Transport};
@@ -124,12 +124,12 @@ pub struct Rnic {
     pub(crate) gsi: Gsi,
     pub(crate) timers: Timers,
     /// Slots of queue pairs that may have something to send, in round-robin order
-    pub(crate) round: VecDeque<u32>,
+    pub(crate) ready_slots: VecDeque<u32>,
     pub(crate) events: VecDeque<Event>,
     /// A completion queue has overrun, and its queue pairs have to be moved to the error state
     pub(crate) overrun: bool,
     pub(crate) counters: Counters,
-    pub(crate) chance: Chance,
+    pub(crate) rng: Chance,
 }
 
 impl Rnic {
@@ -145,14 +145,14 @@ impl Rnic {
             free: VecDeque::new(),
             cqs: DenseTable::with_capacity(queues),
             srqs: DenseTable::with_capacity(queues),
-            endpoint: Endpoint::new(config.interface.clone(), cm_of(&config), config.seed ^ 0x6373_6d00),
+            endpoint: Endpoint::new(config.interface.clone(), cm_config(&config), config.seed ^ 0x6373_6d00),
             gsi: Gsi::default(),
             timers: Timers::new(config.max_qps),
-            round: VecDeque::new(),
+            ready_slots: VecDeque::new(),
             events: VecDeque::new(),
             overrun: false,
             counters: Counters::default(),
-            chance: Chance::stream(config.seed, 1),
+            rng: Chance::stream(config.seed, 1),
             config,
         }
     }
@@ -180,7 +180,7 @@ impl Rnic {
 
     /// Returns the numbers of allocated resources.
     pub fn held(&self) -> Held {
-        let (regions, buffers) = self.memory.held();
+        let (regions, buffers) = self.memory.counts();
         let queue_pairs = self.slots.iter().filter(|slot| slot.qp.is_some()).count();
         Held { queue_pairs, regions, buffers }
     }
@@ -341,9 +341,9 @@ impl Rnic {
             }
             None => return Err(QpError::Full),
         };
-        let place = &mut self.slots[slot as usize];
-        let qpn = Qpn::new(place.qpn);
-        place.qp = Some(Box::new(Qp::new(qpn, init)));
+        let entry = &mut self.slots[slot as usize];
+        let qpn = Qpn::new(entry.qpn);
+        entry.qp = Some(Box::new(Qp::new(qpn, init)));
         self.count_user(&init, |users| *users += 1);
         Ok(qpn)
     }
@@ -364,14 +364,14 @@ impl Rnic {
     /// notify the remote side, call [`disconnect`](Self::disconnect) first.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), QpError> {
         let slot = self.slot(qpn).ok_or(QpError::Unknown)?;
-        self.release(qpn);
+        self.release_connection(qpn);
         // The next queue pair in this slot gets another number, so that late packets do not reach it.
         let stride = self.stride();
-        let place = &mut self.slots[slot as usize];
-        let qp = place.qp.take();
-        place.qpn += stride;
-        if place.qpn >= 1 << 24 {
-            place.qpn = FIRST_QPN + slot;
+        let entry = &mut self.slots[slot as usize];
+        let qp = entry.qp.take();
+        entry.qpn += stride;
+        if entry.qpn >= 1 << 24 {
+            entry.qpn = FIRST_QPN + slot;
         }
         if let Some(qp) = qp {
             self.count_user(&qp.init, |users| *users -= 1);
@@ -389,8 +389,8 @@ impl Rnic {
     #[inline]
     pub(crate) fn slot(&self, qpn: Qpn) -> Option<u32> {
         let slot = qpn.get().checked_sub(FIRST_QPN)? & (self.stride() - 1);
-        let place = self.slots.get(slot as usize)?;
-        (place.qpn == qpn.get() && place.qp.is_some()).then_some(slot)
+        let entry = self.slots.get(slot as usize)?;
+        (entry.qpn == qpn.get() && entry.qp.is_some()).then_some(slot)
     }
 
     #[inline]
@@ -400,14 +400,14 @@ impl Rnic {
 
     /// Returns the queue pair in a slot, if there still is one.
     #[inline]
-    pub(crate) fn at(&mut self, slot: u32) -> Option<&mut Qp> {
+    pub(crate) fn qp_at(&mut self, slot: u32) -> Option<&mut Qp> {
         self.slots.get_mut(slot as usize)?.qp.as_deref_mut()
     }
 
     /// Returns the queue pair in a slot together with everything that its packets access.
     #[inline]
-    pub(crate) fn parts(&mut self, slot: u32) -> Option<Parts<'_>> {
-        Some(Parts {
+    pub(crate) fn context(&mut self, slot: u32) -> Option<QpContext<'_>> {
+        Some(QpContext {
             qp: self.slots.get_mut(slot as usize)?.qp.as_deref_mut()?,
             memory: &mut self.memory,
             cqs: &mut self.cqs,
@@ -421,18 +421,18 @@ impl Rnic {
 
     /// Appends a queue pair to the round-robin queue, unless it is in it already or waits for its neighbour.
     pub(crate) fn schedule(&mut self, slot: u32) {
-        let Some(place) = self.slots.get_mut(slot as usize) else { return };
-        if !place.scheduled && place.qp.as_ref().is_some_and(|qp| !qp.unresolved) {
-            place.scheduled = true;
-            self.round.push_back(slot);
+        let Some(entry) = self.slots.get_mut(slot as usize) else { return };
+        if !entry.scheduled && entry.qp.as_ref().is_some_and(|qp| !qp.unresolved) {
+            entry.scheduled = true;
+            self.ready_slots.push_back(slot);
         }
     }
 
     /// Removes the next slot from the round-robin queue. The slot may be empty by now.
-    pub(crate) fn next_in_round(&mut self) -> Option<u32> {
-        let slot = self.round.pop_front()?;
-        if let Some(place) = self.slots.get_mut(slot as usize) {
-            place.scheduled = false;
+    pub(crate) fn next_scheduled(&mut self) -> Option<u32> {
+        let slot = self.ready_slots.pop_front()?;
+        if let Some(entry) = self.slots.get_mut(slot as usize) {
+            entry.scheduled = false;
         }
         Some(slot)
     }
@@ -454,7 +454,7 @@ impl Rnic {
 
     /// Returns the rate in bit/s to which DCQCN limits a queue pair; `None` if it does not.
     pub fn qp_rate_bps(&self, qpn: Qpn) -> Option<u64> {
-        self.qp(qpn)?.req.pace.bps()
+        self.qp(qpn)?.req.pacer.bps()
     }
 
     /// Returns the path and the remote queue pair number of a connected queue pair.
@@ -473,7 +473,7 @@ impl Rnic {
     /// address is not local.
     pub fn modify_qp(&mut self, qpn: Qpn, modify: Modify) -> Result<(), QpError> {
         let slot = self.slot(qpn).ok_or(QpError::Unknown)?;
-        let state = self.at(slot).map_or(State::Reset, |qp| qp.state);
+        let state = self.qp_at(slot).map_or(State::Reset, |qp| qp.state);
         let target = match modify {
             Modify::Init { .. } => State::Init,
             Modify::Rtr(_) => State::Rtr,
@@ -493,17 +493,17 @@ impl Rnic {
         }
         if let Modify::Rtr(ready) = &modify
             && self.qp(qpn).is_some_and(|qp| qp.init.transport != Transport::Ud)
-            && !self.is_path(&ready.path)
+            && !self.is_local_path(&ready.path)
         {
             return Err(QpError::Path);
         }
-        let Some(mut parts) = self.parts(slot) else { return Err(QpError::Unknown) };
-        let qp = &mut *parts.qp;
+        let Some(mut ctx) = self.context(slot) else { return Err(QpError::Unknown) };
+        let qp = &mut *ctx.qp;
         match modify {
             Modify::Init { access, qkey } => (qp.access, qp.qkey, qp.state) = (access, qkey, State::Init),
             Modify::Access(access) => qp.access = access,
             Modify::Rtr(ready) => {
-                (qp.state, qp.told) = (State::Rtr, false);
+                (qp.state, qp.event_reported) = (State::Rtr, false);
                 (qp.path, qp.route) = (Some(ready.path), None);
                 (qp.peer_qpn, qp.mtu) = (ready.dest_qp, ready.mtu);
                 (qp.resp.epsn, qp.resp.msn) = (ready.rq_psn, Msn::ZERO);
@@ -513,7 +513,7 @@ impl Rnic {
             Modify::Rts(ready) => {
                 if state == State::Rtr {
                     (qp.req.next_psn, qp.req.una, qp.req.top) = (ready.sq_psn, ready.sq_psn, ready.sq_psn);
-                    qp.req.limit = (ready.flow_control).then_some(Msn::ZERO);
+                    qp.req.credit_limit = (ready.flow_control).then_some(Msn::ZERO);
                 }
                 qp.req.max_rd_atomic = ready.max_rd_atomic.into();
                 (qp.req.timeout, qp.req.retry_count) = (ready.timeout.min(31), ready.retry_count);
@@ -523,22 +523,22 @@ impl Rnic {
             }
             Modify::Resume => qp.state = State::Rts,
             Modify::Sqd => {
-                (qp.state, qp.told) = (State::Sqd, false);
+                (qp.state, qp.event_reported) = (State::Sqd, false);
             }
-            Modify::Error => parts.enter_error(),
+            Modify::Error => ctx.enter_error(),
             Modify::Reset => {
                 // The round-robin queue and the timer heap may still hold the slot; both check it when its
                 // turn comes.
                 *qp = Qp::new(qpn, qp.init);
             }
         }
-        self.settle(slot);
-        self.heed_overrun();
+        self.update_schedule(slot);
+        self.handle_overrun();
         Ok(())
     }
 
     /// Returns whether a path starts at a local address, and both of its addresses are of the same family.
-    fn is_path(&self, path: &Path) -> bool {
+    fn is_local_path(&self, path: &Path) -> bool {
         self.config.interface.has(path.src) && path.src.is_ipv4() == path.dst.is_ipv4()
     }
 
@@ -546,11 +546,11 @@ impl Rnic {
     /// [`Status::Flushed`](crate::Status).
     pub fn post_send(&mut self, qpn: Qpn, request: SendRequest) -> Result<(), QpError> {
         let slot = self.slot(qpn).ok_or(QpError::Unknown)?;
-        if request.to.is_some_and(|to| !self.is_path(&to.path)) {
+        if request.to.is_some_and(|to| !self.is_local_path(&to.path)) {
             return Err(QpError::Path);
         }
-        self.at(slot).ok_or(QpError::Unknown)?.post_send(request)?;
-        self.settle(slot);
+        self.qp_at(slot).ok_or(QpError::Unknown)?.post_send(request)?;
+        self.update_schedule(slot);
         self.flush_late(slot);
         Ok(())
     }
@@ -559,8 +559,8 @@ impl Rnic {
     /// [`Status::Flushed`](crate::Status).
     pub fn post_recv(&mut self, qpn: Qpn, request: RecvRequest) -> Result<(), QpError> {
         let slot = self.slot(qpn).ok_or(QpError::Unknown)?;
-        let Some(parts) = self.parts(slot) else { return Err(QpError::Unknown) };
-        let qp = parts.qp;
+        let Some(ctx) = self.context(slot) else { return Err(QpError::Unknown) };
+        let qp = ctx.qp;
         if qp.init.srq.is_some() {
             return Err(QpError::Queue);
         }
@@ -569,11 +569,11 @@ impl Rnic {
             _ if qp.recv.queue.len() >= qp.recv.capacity => return Err(QpError::Full),
             _ => qp.recv.queue.push_back(request),
         }
-        if qp.resp.starved && parts.config.credits && qp.state.receives() {
+        if qp.resp.sent_zero_credits && ctx.config.credits && qp.state.receives() {
             // The requester has no credits, and would find out only by sending a message without one
             // (IB 9.7.7.2.5).
             let psn = qp.resp.epsn.sub(1);
-            qp.resp.acknowledge(psn);
+            qp.resp.owe_ack(psn);
             self.schedule(slot);
         }
         self.flush_late(slot);
@@ -583,9 +583,9 @@ impl Rnic {
     /// Flushes requests that were posted in the error state, after all others: an application that waits for
     /// such a request has seen all earlier completions (IB 10.3.1.6).
     fn flush_late(&mut self, slot: u32) {
-        if let Some(mut parts) = self.parts(slot).filter(|parts| parts.qp.state == State::Error) {
-            parts.flush();
-            self.heed_overrun();
+        if let Some(mut ctx) = self.context(slot).filter(|ctx| ctx.qp.state == State::Error) {
+            ctx.flush();
+            self.handle_overrun();
         }
     }
 
@@ -602,7 +602,7 @@ impl Rnic {
 }
 
 /// A queue pair and everything else that its packets access.
-pub(crate) struct Parts<'a> {
+pub(crate) struct QpContext<'a> {
     pub(crate) qp: &'a mut Qp,
     pub(crate) memory: &'a mut Memory,
     pub(crate) cqs: &'a mut DenseTable<CompletionQueue>,
@@ -613,7 +613,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) config: &'a Config,
 }
 
-impl Parts<'_> {
+impl QpContext<'_> {
     /// Puts a completion into a completion queue.
     pub(crate) fn complete(&mut self, cq: Cq, completion: Completion) {
         if let Some(queue) = self.cqs.get_mut(cq.0) {

@@ -277,7 +277,7 @@ pub(crate) struct Qp {
     pub(crate) unresolved: bool,
     /// The event of the state has been reported: in RTR [`Event::Established`](crate::Event::Established), in
     /// SQD [`Event::Drained`](crate::Event::Drained)
-    pub(crate) told: bool,
+    pub(crate) event_reported: bool,
 }
 
 impl Qp {
@@ -297,13 +297,13 @@ impl Qp {
             resp: Responder::default(),
             request_next: false,
             unresolved: false,
-            told: false,
+            event_reported: false,
         }
     }
 
     /// Returns the earliest deadline of the queue pair.
     pub(crate) fn deadline(&self) -> Option<Nanos> {
-        let req = [self.req.deadline, self.req.rnr_until, self.req.pace.wake_at()];
+        let req = [self.req.deadline, self.req.rnr_until, self.req.pacer.wake_at()];
         req.into_iter().chain([self.resp.ack_deadline]).flatten().min()
     }
 }

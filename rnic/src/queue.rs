@@ -100,7 +100,7 @@ impl Operation {
 
     /// Returns whether it consumes a receive request, and therefore a credit, of the remote side
     /// (IB 9.7.7.2).
-    pub(crate) const fn takes_receive(self) -> bool {
+    pub(crate) const fn consumes_receive(self) -> bool {
         matches!(self, Self::Send | Self::SendImm(_) | Self::SendInvalidate(_) | Self::WriteImm(..))
     }
 }

@@ -10,7 +10,7 @@
 //! After a loss the cursor goes back and `top` stays. A request gets its PSNs when it is posted, so a
 //! retransmission repeats the same packet, except for a READ, which requests only what is still missing.
 
-use crate::congestion::Pace;
+use crate::congestion::Pacer;
 use crate::queue::{Operation, SendRequest};
 use rocev2::{Msn, Psn};
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ use switch::Nanos;
 
 /// A request in the send queue.
 #[derive(Debug)]
-pub(crate) struct Sending {
+pub(crate) struct SendWqe {
     pub(crate) request: SendRequest,
     /// Its first PSN, and the number of PSNs that it takes
     pub(crate) first: Psn,
@@ -29,13 +29,13 @@ pub(crate) struct Sending {
     pub(crate) ssn: Msn,
 }
 
-impl Sending {
+impl SendWqe {
     pub(crate) fn last(&self) -> Psn {
         self.first.add(self.packets - 1)
     }
 
     /// Returns whether `psn` belongs to the request.
-    pub(crate) fn has(&self, psn: Psn) -> bool {
+    pub(crate) fn contains(&self, psn: Psn) -> bool {
         psn.get().wrapping_sub(self.first.get()) & 0x00ff_ffff < self.packets
     }
 }
@@ -44,9 +44,9 @@ impl Sending {
 #[derive(Debug)]
 pub(crate) struct Requester {
     /// Requests that have not completed, oldest first.
-    pub(crate) queue: VecDeque<Sending>,
+    pub(crate) queue: VecDeque<SendWqe>,
     /// Number of requests that have left the queue; the front request has this index
-    pub(crate) gone: u64,
+    pub(crate) front_index: u64,
     /// PSN and SSN of the next request to be posted
     pub(crate) next_psn: Psn,
     pub(crate) next_ssn: Msn,
@@ -54,19 +54,19 @@ pub(crate) struct Requester {
     pub(crate) una: Psn,
     /// First PSN that was never sent
     pub(crate) top: Psn,
-    /// Index of the request that is being sent, counted as `gone`, and its next packet
+    /// Index of the request that is being sent, counted as `front_index`, and its next packet
     pub(crate) cursor: u64,
     pub(crate) packet: u32,
     /// READs and atomics in flight
-    pub(crate) fetching: u32,
+    pub(crate) fetches_in_flight: u32,
     /// Packets since the last one with the AckReq bit
-    pub(crate) unasked: u32,
+    pub(crate) since_ack_req: u32,
     /// Newest PSN for which an acknowledgement or response was requested since the cursor last went back
-    pub(crate) asked: Option<Psn>,
+    pub(crate) ack_requested: Option<Psn>,
     /// Only the DCQCN rate holds the next packet back
-    pub(crate) paced_out: bool,
+    pub(crate) rate_limited: bool,
     /// Limit sequence number: messages up to it may be sent (LSN, IB 9.7.7.2); `None` is unlimited
-    pub(crate) limit: Option<Msn>,
+    pub(crate) credit_limit: Option<Msn>,
     /// When the acknowledgement timeout expires
     pub(crate) deadline: Option<Nanos>,
     /// When to retry after an RNR NAK
@@ -75,8 +75,8 @@ pub(crate) struct Requester {
     pub(crate) rnr_retries_left: u8,
     /// PSN to which the cursor went back because a response was missing, while no progress has been made
     /// since
-    pub(crate) went_back_to: Option<Psn>,
-    pub(crate) pace: Pace,
+    pub(crate) retried_from: Option<Psn>,
+    pub(crate) pacer: Pacer,
     /// Attributes
     pub(crate) max_rd_atomic: u32,
     pub(crate) timeout: u8,
@@ -89,24 +89,24 @@ impl Default for Requester {
     fn default() -> Self {
         Self {
             queue: VecDeque::new(),
-            gone: 0,
+            front_index: 0,
             next_psn: Psn::ZERO,
             next_ssn: Msn::new(1),
             una: Psn::ZERO,
             top: Psn::ZERO,
             cursor: 0,
             packet: 0,
-            fetching: 0,
-            unasked: 0,
-            asked: None,
-            paced_out: false,
-            limit: None,
+            fetches_in_flight: 0,
+            since_ack_req: 0,
+            ack_requested: None,
+            rate_limited: false,
+            credit_limit: None,
             deadline: None,
             rnr_until: None,
             retries_left: 0,
             rnr_retries_left: 0,
-            went_back_to: None,
-            pace: Pace::default(),
+            retried_from: None,
+            pacer: Pacer::default(),
             max_rd_atomic: 0,
             timeout: 0,
             retry_count: 0,
@@ -119,14 +119,14 @@ impl Default for Requester {
 impl Requester {
     /// Returns the request at the cursor.
     #[inline]
-    pub(crate) fn current(&self) -> Option<&Sending> {
-        self.queue.get((self.cursor - self.gone) as usize)
+    pub(crate) fn current(&self) -> Option<&SendWqe> {
+        self.queue.get((self.cursor - self.front_index) as usize)
     }
 
     /// Returns the PSN of the next packet to send, if there is one.
     #[inline]
     pub(crate) fn next_to_send(&self) -> Option<Psn> {
-        self.current().map(|sending| sending.first.add(self.packet))
+        self.current().map(|wqe| wqe.first.add(self.packet))
     }
 
     /// Returns whether any sent packet is unacknowledged.
@@ -136,18 +136,18 @@ impl Requester {
     }
 
     /// Returns whether the responder owes a response: an acknowledgement that was requested, or data.
-    pub(crate) fn is_answer_due(&self) -> bool {
-        self.asked.is_some_and(|psn| psn.distance(self.una) >= 0)
+    pub(crate) fn is_response_due(&self) -> bool {
+        self.ack_requested.is_some_and(|psn| psn.distance(self.una) >= 0)
     }
 
     /// Returns whether a request is partly sent or waits for its acknowledgement.
-    pub(crate) fn is_under_way(&self) -> bool {
+    pub(crate) fn is_in_flight(&self) -> bool {
         self.is_waiting() || self.packet > 0
     }
 
     /// Appends a request that takes `packets` PSNs.
     pub(crate) fn push(&mut self, request: SendRequest, packets: u32) {
-        self.queue.push_back(Sending {
+        self.queue.push_back(SendWqe {
             request,
             first: self.next_psn,
             packets,
@@ -172,7 +172,7 @@ impl Requester {
     pub(crate) fn refresh(&mut self, now: Nanos) {
         self.retries_left = self.retry_count;
         self.rnr_retries_left = self.rnr_retry;
-        self.went_back_to = None;
+        self.retried_from = None;
         self.restart_timer(now);
         // Packets that were acknowledged late are not retransmitted after all.
         if self.next_to_send().is_some_and(|next| next.precedes(self.una)) {
@@ -181,19 +181,19 @@ impl Requester {
     }
 
     /// Removes and returns the request at the front.
-    pub(crate) fn pop(&mut self) -> Option<Sending> {
-        let sending = self.queue.pop_front()?;
-        self.gone += 1;
-        if self.cursor < self.gone {
-            (self.cursor, self.packet) = (self.gone, 0);
+    pub(crate) fn pop(&mut self) -> Option<SendWqe> {
+        let wqe = self.queue.pop_front()?;
+        self.front_index += 1;
+        if self.cursor < self.front_index {
+            (self.cursor, self.packet) = (self.front_index, 0);
         }
-        if sending.request.operation.fetches() {
-            self.fetching = self.fetching.saturating_sub(1);
+        if wqe.request.operation.fetches() {
+            self.fetches_in_flight = self.fetches_in_flight.saturating_sub(1);
         }
-        let after = sending.last().add(1);
+        let after = wqe.last().add(1);
         self.una = after;
         self.top = self.top.later(after);
-        Some(sending)
+        Some(wqe)
     }
 
     /// Returns whether an acknowledgement of `psn` refers to something that was sent.
@@ -204,17 +204,17 @@ impl Requester {
 
     /// Moves the cursor back to `psn`, which has been sent and not acknowledged.
     pub(crate) fn go_back(&mut self, psn: Psn) {
-        let Some(at) = self.queue.iter().position(|sending| sending.has(psn)) else { return };
-        let sending = &self.queue[at];
+        let Some(at) = self.queue.iter().position(|wqe| wqe.contains(psn)) else { return };
+        let wqe = &self.queue[at];
         // A READ is requested again from its first missing packet.
-        self.packet = match sending.request.operation {
-            Operation::Read(_) => sending.fetched,
-            _ => psn.distance(sending.first) as u32,
+        self.packet = match wqe.request.operation {
+            Operation::Read(_) => wqe.fetched,
+            _ => psn.distance(wqe.first) as u32,
         };
-        self.cursor = self.gone + at as u64;
-        self.fetching =
-            self.queue.iter().take(at).filter(|sending| sending.request.operation.fetches()).count() as u32;
-        (self.unasked, self.asked) = (0, None);
+        self.cursor = self.front_index + at as u64;
+        self.fetches_in_flight =
+            self.queue.iter().take(at).filter(|wqe| wqe.request.operation.fetches()).count() as u32;
+        (self.since_ack_req, self.ack_requested) = (0, None);
     }
 }
 
@@ -233,8 +233,8 @@ mod tests {
         (req.una, req.top) = (req.next_psn, req.next_psn);
         req.push(send(1), 4);
         req.push(send(2), 1);
-        assert!(req.queue[0].has(Psn::new(0xff_fffe)) && req.queue[0].has(Psn::new(1)));
-        assert!(!req.queue[0].has(Psn::new(2)) && req.queue[1].has(Psn::new(2)));
+        assert!(req.queue[0].contains(Psn::new(0xff_fffe)) && req.queue[0].contains(Psn::new(1)));
+        assert!(!req.queue[0].contains(Psn::new(2)) && req.queue[1].contains(Psn::new(2)));
         req.top = Psn::new(3);
         assert!(req.was_sent(Psn::new(0)) && req.was_sent(Psn::new(0xff_fffd)));
         assert!(!req.was_sent(Psn::new(3)) && !req.was_sent(Psn::new(0xff_fffc)));
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!((req.cursor, req.packet), (1, 0));
         req.go_back(Psn::new(1));
         assert_eq!((req.cursor, req.packet, req.next_to_send()), (0, 3, Some(Psn::new(1))));
-        assert_eq!(req.pop().map(|sending| sending.request.id), Some(1));
+        assert_eq!(req.pop().map(|wqe| wqe.request.id), Some(1));
         assert_eq!((req.una, req.cursor, req.packet), (Psn::new(2), 1, 0));
     }
 
@@ -256,26 +256,26 @@ mod tests {
     #[test]
     fn a_response_is_due_until_the_packet_that_requested_it_is_acknowledged() {
         let mut req = Requester { una: Psn::new(4), ..Requester::default() };
-        assert!(!req.is_answer_due());
-        req.asked = Some(Psn::new(5));
-        assert!(req.is_answer_due());
+        assert!(!req.is_response_due());
+        req.ack_requested = Some(Psn::new(5));
+        assert!(req.is_response_due());
         req.una = Psn::new(5);
-        assert!(req.is_answer_due());
+        assert!(req.is_response_due());
         req.una = Psn::new(6);
-        assert!(!req.is_answer_due());
+        assert!(!req.is_response_due());
     }
 
     #[test]
     fn a_partly_sent_request_is_in_flight_though_all_sent_packets_are_acknowledged() {
         let mut req = Requester::default();
         req.push(send(1), 4);
-        assert!(!req.is_under_way());
+        assert!(!req.is_in_flight());
         req.top = Psn::new(2);
-        assert!(req.is_under_way());
+        assert!(req.is_in_flight());
         (req.una, req.packet) = (Psn::new(2), 2);
-        assert!(req.is_under_way());
+        assert!(req.is_in_flight());
         req.packet = 0;
-        assert!(!req.is_under_way());
+        assert!(!req.is_in_flight());
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! earlier READ, which the requester would otherwise take for lost.
 
 use crate::queue::{RecvRequest, Remote};
-use crate::request::packets_of;
+use crate::responder_rx::packets_of;
 use rocev2::aeth::{RnrTimer, Syndrome};
 use rocev2::{Msn, Psn};
 use std::collections::VecDeque;
@@ -43,11 +43,11 @@ pub(crate) enum Message {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Response {
     /// An acknowledgement or a NAK
-    Ack { psn: Psn, syndrome: Reply, msn: Msn },
+    Ack { psn: Psn, syndrome: AckSyndrome, msn: Msn },
     /// A READ response, to be sent from packet `sent` on. `again` for a duplicate request
-    Read { psn: Psn, from: Remote, len: u32, sent: u32, msn: Msn, again: bool },
+    Read { psn: Psn, from: Remote, len: u32, sent: u32, msn: Msn, duplicate: bool },
     /// The value that an atomic fetched. `again` for a duplicate request
-    Atomic { psn: Psn, original: u64, msn: Msn, again: bool },
+    Atomic { psn: Psn, original: u64, msn: Msn, duplicate: bool },
 }
 
 impl Response {
@@ -61,7 +61,7 @@ impl Response {
 
 /// Syndrome of an owed acknowledgement. Credits are filled in when it leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reply {
+pub(crate) enum AckSyndrome {
     Ack,
     Other(Syndrome),
 }
@@ -105,14 +105,14 @@ pub(crate) struct Responder {
     /// The latest atomics, and READs of a forgetful responder, newest last; at most `max_rd_atomic`
     pub(crate) executed: VecDeque<Executed>,
     /// Acknowledgements held back, and when the oldest has to leave
-    pub(crate) held: u32,
+    pub(crate) held_acks: u32,
     pub(crate) ack_deadline: Option<Nanos>,
     /// When a CNP was last sent
-    pub(crate) cnp_at: Option<Nanos>,
+    pub(crate) last_cnp_at: Option<Nanos>,
     /// A CNP is due
     pub(crate) cnp_due: bool,
     /// The last acknowledgement announced zero credits
-    pub(crate) starved: bool,
+    pub(crate) sent_zero_credits: bool,
     /// State of the planted bug `StaleRead`
     #[cfg(debug_assertions)]
     pub(crate) stale: Option<(crate::memory::Span, Vec<u8>)>,
@@ -130,11 +130,11 @@ impl Default for Responder {
             nak_sent: false,
             responses: VecDeque::new(),
             executed: VecDeque::new(),
-            held: 0,
+            held_acks: 0,
             ack_deadline: None,
-            cnp_at: None,
+            last_cnp_at: None,
             cnp_due: false,
-            starved: false,
+            sent_zero_credits: false,
             #[cfg(debug_assertions)]
             stale: None,
             max_rd_atomic: 0,
@@ -146,24 +146,24 @@ impl Default for Responder {
 impl Responder {
     /// Owes an acknowledgement of everything up to `psn`. It replaces an acknowledgement at the end of the
     /// queue.
-    pub(crate) fn acknowledge(&mut self, psn: Psn) {
-        if let Some(Response::Ack { syndrome: Reply::Ack, .. }) = self.responses.back() {
+    pub(crate) fn owe_ack(&mut self, psn: Psn) {
+        if let Some(Response::Ack { syndrome: AckSyndrome::Ack, .. }) = self.responses.back() {
             self.responses.pop_back();
         }
-        self.acknowledge_apart(psn);
+        self.owe_separate_ack(psn);
     }
 
     /// Owes an acknowledgement without replacing an earlier one.
-    fn acknowledge_apart(&mut self, psn: Psn) {
-        self.owe(psn, Reply::Ack);
+    fn owe_separate_ack(&mut self, psn: Psn) {
+        self.owe(psn, AckSyndrome::Ack);
     }
 
     /// Owes a NAK of this PSN.
-    pub(crate) fn refuse(&mut self, psn: Psn, syndrome: Syndrome) {
-        self.owe(psn, Reply::Other(syndrome));
+    pub(crate) fn owe_nak(&mut self, psn: Psn, syndrome: Syndrome) {
+        self.owe(psn, AckSyndrome::Other(syndrome));
     }
 
-    fn owe(&mut self, psn: Psn, syndrome: Reply) {
+    fn owe(&mut self, psn: Psn, syndrome: AckSyndrome) {
         // If nothing can be sent, the newest acknowledgement covers the ones before it.
         while self.responses.len() >= MAX_ACKS
             && let Some(Response::Ack { .. }) = self.responses.back()
@@ -171,20 +171,20 @@ impl Responder {
             self.responses.pop_back();
         }
         self.responses.push_back(Response::Ack { psn, syndrome, msn: self.msn });
-        (self.held, self.ack_deadline) = (0, None);
+        (self.held_acks, self.ack_deadline) = (0, None);
     }
 
-    /// Applies the acknowledgement policy to a request with PSN `psn`; `asked` is its AckReq bit.
-    pub(crate) fn request_came(&mut self, asked: bool, policy: AckPolicy, psn: Psn, now: Nanos) {
+    /// Applies the acknowledgement policy to a request with PSN `psn`; `ack_req` is its AckReq bit.
+    pub(crate) fn on_request(&mut self, ack_req: bool, policy: AckPolicy, psn: Psn, now: Nanos) {
         match policy {
-            AckPolicy::EveryPacket => self.acknowledge_apart(psn),
-            AckPolicy::OnRequest if asked => self.acknowledge_apart(psn),
+            AckPolicy::EveryPacket => self.owe_separate_ack(psn),
+            AckPolicy::OnRequest if ack_req => self.owe_separate_ack(psn),
             AckPolicy::OnRequest => {}
             AckPolicy::Every { packets, time } => {
-                self.held += u32::from(asked);
-                if self.held >= packets.max(1) {
-                    self.acknowledge(psn);
-                } else if asked && self.ack_deadline.is_none() {
+                self.held_acks += u32::from(ack_req);
+                if self.held_acks >= packets.max(1) {
+                    self.owe_ack(psn);
+                } else if ack_req && self.ack_deadline.is_none() {
                     self.ack_deadline = Some(now + time);
                 }
             }
@@ -195,13 +195,16 @@ impl Responder {
     /// count: the requester may have received the first response meanwhile, and have sent another request.
     pub(crate) fn fetches_owed(&self) -> usize {
         let first = |response: &&Response| {
-            matches!(response, Response::Read { again: false, .. } | Response::Atomic { again: false, .. })
+            matches!(
+                response,
+                Response::Read { duplicate: false, .. } | Response::Atomic { duplicate: false, .. }
+            )
         };
         self.responses.iter().filter(first).count()
     }
 
     /// Owes a response to a duplicate. Inserted in PSN order, in which the requester expects the responses.
-    pub(crate) fn owe_again(&mut self, response: Response) {
+    pub(crate) fn owe_duplicate(&mut self, response: Response) {
         let psn = response.psn();
         let at = self.responses.iter().position(|owed| owed.psn().distance(psn) > 0);
         self.responses.insert(at.unwrap_or(self.responses.len()), response);
@@ -209,7 +212,7 @@ impl Responder {
 
     /// Owes the response to a duplicate READ, or to the rest of one; its last PSN is `end` - 1. A READ
     /// response is owed only once: an owed response restarts at the PSN of the duplicate.
-    pub(crate) fn read_again(&mut self, read: Response, end: Psn, mtu: usize, room: bool) {
+    pub(crate) fn owe_duplicate_read(&mut self, read: Response, end: Psn, mtu: usize, room: bool) {
         let same = self.responses.iter_mut().find(|owed| match owed {
             Response::Read { psn, len, .. } => psn.add(packets_of(*len as usize, mtu)) == end,
             _ => false,
@@ -219,7 +222,7 @@ impl Responder {
                 // The owed response has not reached that PSN yet.
             }
             Some(owed) => *owed = read,
-            None if room => self.owe_again(read),
+            None if room => self.owe_duplicate(read),
             None => {}
         }
     }
@@ -253,7 +256,7 @@ impl Responder {
     }
 
     /// Advances the expected PSN to `psn`. Forgets READs and atomics that are so old that their PSNs recur.
-    pub(crate) fn expect(&mut self, psn: Psn) {
+    pub(crate) fn advance_epsn(&mut self, psn: Psn) {
         self.epsn = psn;
         while self.executed.front().is_some_and(|executed| executed.psn().distance(psn) >= 0) {
             self.executed.pop_front();
@@ -282,11 +285,18 @@ mod tests {
 
     /// Returns a READ of three packets from PSN `first` on, of which the packets from `sent` on are owed.
     fn read(first: u32, sent: u32) -> Response {
-        Response::Read { psn: psn(first), from: FROM, len: 3 * MTU as u32, sent, msn: Msn::ZERO, again: true }
+        Response::Read {
+            psn: psn(first),
+            from: FROM,
+            len: 3 * MTU as u32,
+            sent,
+            msn: Msn::ZERO,
+            duplicate: true,
+        }
     }
 
-    fn atomic(n: u32, again: bool) -> Response {
-        Response::Atomic { psn: psn(n), original: 0, msn: Msn::ZERO, again }
+    fn atomic(n: u32, duplicate: bool) -> Response {
+        Response::Atomic { psn: psn(n), original: 0, msn: Msn::ZERO, duplicate }
     }
 
     fn owing(responses: &[Response]) -> Responder {
@@ -297,36 +307,40 @@ mod tests {
     fn coalesced_acknowledgements_leave_at_the_count_or_at_the_deadline() {
         let policy = AckPolicy::Every { packets: 3, time: Nanos(10) };
         let mut resp = Responder::default();
-        resp.request_came(false, policy, psn(1), Nanos(1));
+        resp.on_request(false, policy, psn(1), Nanos(1));
         assert_eq!(resp.ack_deadline, None, "no acknowledgement was requested");
         for (at, n) in [(5, 2), (7, 3)] {
-            resp.request_came(true, policy, psn(n), Nanos(at));
+            resp.on_request(true, policy, psn(n), Nanos(at));
             assert_eq!(
                 (resp.ack_deadline, resp.responses.len()),
                 (Some(Nanos(15)), 0),
                 "10 ns after the oldest"
             );
         }
-        resp.request_came(true, policy, psn(4), Nanos(8));
+        resp.on_request(true, policy, psn(4), Nanos(8));
         assert_eq!(resp.ack_deadline, None);
-        assert_eq!(resp.responses, [Response::Ack { psn: psn(4), syndrome: Reply::Ack, msn: Msn::ZERO }]);
+        assert_eq!(
+            resp.responses,
+            [Response::Ack { psn: psn(4), syndrome: AckSyndrome::Ack, msn: Msn::ZERO }]
+        );
     }
 
     #[test]
     fn only_first_responses_to_reads_and_atomics_count_as_owed() {
         assert_eq!(owing(&[]).fetches_owed(), 0);
-        let first = Response::Read { psn: psn(2), from: FROM, len: 1, sent: 0, msn: Msn::ZERO, again: false };
-        let ack = Response::Ack { psn: psn(3), syndrome: Reply::Ack, msn: Msn::ZERO };
+        let first =
+            Response::Read { psn: psn(2), from: FROM, len: 1, sent: 0, msn: Msn::ZERO, duplicate: false };
+        let ack = Response::Ack { psn: psn(3), syndrome: AckSyndrome::Ack, msn: Msn::ZERO };
         let resp = owing(&[atomic(1, false), first, ack, atomic(4, true), read(5, 0), atomic(8, false)]);
         assert_eq!(resp.fetches_owed(), 3);
     }
 
     #[test]
     fn responses_to_duplicates_leave_in_psn_order() {
-        let ack = |n| Response::Ack { psn: psn(n), syndrome: Reply::Ack, msn: Msn::ZERO };
+        let ack = |n| Response::Ack { psn: psn(n), syndrome: AckSyndrome::Ack, msn: Msn::ZERO };
         let mut resp = owing(&[ack(3), ack(5), ack(7)]);
         for n in [8, 5, 2] {
-            resp.owe_again(atomic(n, true));
+            resp.owe_duplicate(atomic(n, true));
         }
         assert_eq!(
             resp.responses,
@@ -337,9 +351,9 @@ mod tests {
     #[test]
     fn a_duplicate_read_is_owed_once() {
         // The READ has PSNs 10 to 12; another one has 20 to 22.
-        let again = |sent, asked: Response| {
+        let again = |sent, ack_req: Response| {
             let mut resp = owing(&[read(10, sent), read(20, 0)]);
-            resp.read_again(asked, psn(13), MTU, true);
+            resp.owe_duplicate_read(ack_req, psn(13), MTU, true);
             resp.responses
         };
         let rest = Response::Read {
@@ -348,7 +362,7 @@ mod tests {
             len: 2 * MTU as u32,
             sent: 0,
             msn: Msn::ZERO,
-            again: true,
+            duplicate: true,
         };
         assert_eq!(again(0, rest), [read(10, 0), read(20, 0)], "the requested packets are still to be sent");
         assert_eq!(again(1, rest), [read(10, 1), read(20, 0)], "the requested packet is the next one");
@@ -358,9 +372,9 @@ mod tests {
     #[test]
     fn a_read_response_that_has_left_is_owed_again_if_there_is_room() {
         let mut resp = owing(&[read(20, 0)]);
-        resp.read_again(read(10, 0), psn(13), MTU, false);
+        resp.owe_duplicate_read(read(10, 0), psn(13), MTU, false);
         assert_eq!(resp.responses, [read(20, 0)]);
-        resp.read_again(read(10, 0), psn(13), MTU, true);
+        resp.owe_duplicate_read(read(10, 0), psn(13), MTU, true);
         assert_eq!(resp.responses, [read(10, 0), read(20, 0)]);
     }
 

@@ -2,7 +2,7 @@
 
 use super::connection::Connection;
 use super::types::{Accept, CallError, Conn, ConnectError, ConnectRequest, Event};
-use super::wire::{self, Of};
+use super::wire::{self, MessageType};
 use super::{Cm, State};
 use rocev2::cm::{Kind, MAD_LEN, RejReason};
 use switch::{Full, Nanos};
@@ -17,11 +17,12 @@ impl Cm {
         // The ACK timeout is twice the packet lifetime plus the adapter's ACK delay (IB 12.7.34).
         connection.round_trip =
             if request.ack_timeout == 0 { Nanos::ZERO } else { wire::span(request.ack_timeout) };
-        connection.timeout = self.bounded(connection.round_trip + wire::span(self.config.response_timeout));
+        connection.timeout =
+            self.bounded_timeout(connection.round_trip + wire::span(self.config.response_timeout));
         connection.max_retries = self.config.max_retries;
         let conn = self.table.insert(connection).map_err(|Full| ConnectError::Full)?;
         self.send(conn, Kind::Req, wire::req(&self.config, request, conn, transaction));
-        self.await_answer(conn, State::ReqSent, now);
+        self.await_response(conn, State::ReqSent, now);
         Ok(conn)
     }
 
@@ -33,7 +34,7 @@ impl Cm {
             connection.local_qpn = Some(reply.qpn);
         }
         self.send(conn, Kind::Rep, rep);
-        self.await_answer(conn, State::RepSent, now);
+        self.await_response(conn, State::RepSent, now);
         Ok(())
     }
 
@@ -67,7 +68,7 @@ impl Cm {
         }
         let rej = wire::rej(&self.config, conn, connection, reason, private_data)?;
         self.send(conn, Kind::Rej, rej);
-        self.end(conn, None, now);
+        self.close_connection(conn, None, now);
         Ok(())
     }
 
@@ -91,13 +92,14 @@ impl Cm {
     /// larger values are reduced to 31).
     pub fn delay(&mut self, conn: Conn, service_timeout: u8) -> Result<(), CallError> {
         let connection = self.table.get_mut(conn).ok_or(CallError::Unknown)?;
-        let of = match connection.state {
-            State::ReqReceived | State::MraReqSent => Of::Req,
-            State::RepReceived | State::MraRepSent => Of::Rep,
+        let message_type = match connection.state {
+            State::ReqReceived | State::MraReqSent => MessageType::Req,
+            State::RepReceived | State::MraRepSent => MessageType::Rep,
             state => return Err(CallError::State(state)),
         };
-        connection.state = if of == Of::Req { State::MraReqSent } else { State::MraRepSent };
-        let mra = wire::mra(conn, connection, of, service_timeout.min(31));
+        connection.state =
+            if message_type == MessageType::Req { State::MraReqSent } else { State::MraRepSent };
+        let mra = wire::mra(conn, connection, message_type, service_timeout.min(31));
         self.send(conn, Kind::Mra, mra);
         Ok(())
     }
@@ -111,7 +113,7 @@ impl Cm {
         }
         let dreq = wire::dreq(conn, connection, transaction, private_data)?;
         self.send(conn, Kind::Dreq, dreq);
-        self.await_answer(conn, State::DreqSent, now);
+        self.await_response(conn, State::DreqSent, now);
         Ok(())
     }
 
@@ -133,28 +135,28 @@ impl Cm {
     }
 
     /// Closes a connection because the remote host or its queue pair was restarted.
-    pub(super) fn supersede(&mut self, conn: Conn, now: Nanos) {
+    pub(super) fn close_stale(&mut self, conn: Conn, now: Nanos) {
         let transaction = self.transaction();
         let Some(connection) = self.table.get_mut(conn) else { return };
         match connection.state {
             State::Established => {
-                let told = core::mem::replace(&mut connection.over, true);
+                let was_reported = core::mem::replace(&mut connection.end_reported, true);
                 let dreq = wire::dreq(conn, connection, transaction, &[]);
                 // The next request for the queue pair is no longer stale.
                 self.table.unbind_qpn(conn);
-                if !told {
+                if !was_reported {
                     self.events.push_back(Event::Disconnected { conn });
                 }
                 // The remote side may still have the connection, if a REQ was delayed for long.
                 if let Ok(dreq) = dreq {
                     self.send(conn, Kind::Dreq, dreq);
                 }
-                self.await_answer(conn, State::DreqSent, now);
+                self.await_response(conn, State::DreqSent, now);
             }
             State::DreqSent | State::TimeWait => self.table.unbind_qpn(conn),
             _ => {
                 connection.last = None;
-                self.end(conn, Some(Event::Disconnected { conn }), now);
+                self.close_connection(conn, Some(Event::Disconnected { conn }), now);
             }
         }
     }

@@ -76,7 +76,7 @@ pub(super) struct Connection {
     pub(super) max_retries: u8,
     pub(super) retries_left: u8,
     /// The last event was reported, or the owner wants none
-    pub(super) over: bool,
+    pub(super) end_reported: bool,
     /// The last message sent, for retransmission
     pub(super) last: Option<(Kind, [u8; MAD_LEN])>,
     deadline: Option<Nanos>,
@@ -100,7 +100,7 @@ impl Connection {
             round_trip: Nanos::ZERO,
             max_retries: 0,
             retries_left: 0,
-            over: false,
+            end_reported: false,
             last: None,
             deadline: None,
             queued: None,
@@ -160,12 +160,12 @@ impl Key for RemoteKey {
 
 /// Connections by an ID or queue pair number of the remote side.
 #[derive(Debug)]
-pub(super) struct Names {
+pub(super) struct RemoteIndex {
     index: Index<RemoteKey>,
     conns: Vec<Conn>,
 }
 
-impl Names {
+impl RemoteIndex {
     fn new(capacity: usize, salt: Salt) -> Self {
         Self { index: Index::salted(capacity, salt), conns: Vec::new() }
     }
@@ -204,25 +204,25 @@ pub(super) struct Table {
     slot_bits: u32,
     /// XORed into IDs, so that they do not reveal the number of connections
     scramble: u32,
-    chance: Chance,
-    pub(super) by_remote_id: Names,
-    pub(super) by_remote_qpn: Names,
+    rng: Chance,
+    pub(super) by_remote_id: RemoteIndex,
+    pub(super) by_remote_qpn: RemoteIndex,
     timers: BinaryHeap<Reverse<(Nanos, Conn)>>,
 }
 
 impl Table {
-    pub(super) fn new(capacity: usize, mut chance: Chance) -> Self {
+    pub(super) fn new(capacity: usize, mut rng: Chance) -> Self {
         let capacity = capacity.min(1 << 24);
-        let seed = chance.bits();
+        let seed = rng.bits();
         Self {
             slots: Vec::new(),
             free: VecDeque::new(),
             capacity,
             slot_bits: capacity.max(2).next_power_of_two().trailing_zeros(),
-            scramble: chance.bits() as u32,
-            chance,
-            by_remote_id: Names::new(capacity, Salt::new(seed)),
-            by_remote_qpn: Names::new(capacity, Salt::new(!seed)),
+            scramble: rng.bits() as u32,
+            rng,
+            by_remote_id: RemoteIndex::new(capacity, Salt::new(seed)),
+            by_remote_qpn: RemoteIndex::new(capacity, Salt::new(!seed)),
             timers: BinaryHeap::new(),
         }
     }
@@ -235,7 +235,7 @@ impl Table {
         let number = if let Some(number) = self.free.pop_front() {
             number
         } else if self.slots.len() < self.capacity {
-            self.slots.push(Slot { generation: self.chance.bits() as u32, connection: None });
+            self.slots.push(Slot { generation: self.rng.bits() as u32, connection: None });
             self.slots.len() as u32 - 1
         } else {
             return Err(Full);

@@ -39,7 +39,7 @@ use switch::Nanos;
 use switch::random::Chance;
 
 /// Minimum response timeout, whatever the remote side announces. Linux rounds up to it, too.
-const SHORTEST_WAIT: Nanos = Nanos::from_millis(1);
+const MIN_RESPONSE_TIMEOUT: Nanos = Nanos::from_millis(1);
 
 /// Limit of messages that wait to be sent
 pub const MAX_MESSAGES: usize = 4096;
@@ -49,7 +49,7 @@ pub const MAX_MESSAGES: usize = 4096;
 pub struct Cm {
     config: Config,
     /// Source of transaction IDs
-    chance: Chance,
+    rng: Chance,
     listeners: BTreeSet<u64>,
     table: Table,
     out: VecDeque<(Peer, [u8; MAD_LEN])>,
@@ -65,11 +65,11 @@ impl Cm {
             response_timeout: config.response_timeout & 31,
             max_retries: config.max_retries & 15,
             ack_delay: config.ack_delay & 31,
-            longest_wait: config.longest_wait.max(SHORTEST_WAIT),
+            longest_wait: config.longest_wait.max(MIN_RESPONSE_TIMEOUT),
             ..config
         };
         Self {
-            chance: Chance::stream(seed, 0),
+            rng: Chance::stream(seed, 0),
             table: Table::new(config.capacity, Chance::stream(seed, 1)),
             config,
             listeners: BTreeSet::new(),
@@ -145,7 +145,7 @@ impl Cm {
             } else if connection.retries_left > 0 {
                 connection.retries_left -= 1;
                 let deadline = now + connection.timeout;
-                self.repeat(conn);
+                self.retransmit_last(conn);
                 self.table.arm(conn, deadline);
             } else {
                 self.give_up(conn, now);
@@ -157,19 +157,19 @@ impl Cm {
     fn give_up(&mut self, conn: Conn, now: Nanos) {
         let Some(connection) = self.table.get(conn) else { return };
         if connection.state == State::DreqSent {
-            self.end(conn, Some(Event::Disconnected { conn }), now);
+            self.close_connection(conn, Some(Event::Disconnected { conn }), now);
             return;
         }
         // If the remote side receives this, it does not keep a half-open connection.
         if let Ok(mad) = wire::rej(&self.config, conn, connection, RejReason::TIMEOUT, &[]) {
             self.send(conn, Kind::Rej, mad);
         }
-        self.end(conn, Some(Event::Unreachable { conn }), now);
+        self.close_connection(conn, Some(Event::Unreachable { conn }), now);
     }
 
     /// Queues a message. Beyond the limit, the message is dropped and counted: one of the two sides
     /// retransmits every message that matters.
-    fn put(&mut self, peer: Peer, mad: [u8; MAD_LEN]) {
+    fn enqueue(&mut self, peer: Peer, mad: [u8; MAD_LEN]) {
         if self.out.len() < MAX_MESSAGES {
             self.out.push_back((peer, mad));
         } else {
@@ -187,21 +187,21 @@ impl Cm {
         let Some(connection) = self.table.get_mut(conn) else { return };
         connection.last = Some((kind, mad));
         let peer = connection.peer;
-        self.put(peer, mad);
+        self.enqueue(peer, mad);
     }
 
     /// Retransmits a connection's last message.
-    fn repeat(&mut self, conn: Conn) {
+    fn retransmit_last(&mut self, conn: Conn) {
         if let Some(connection) = self.table.get(conn)
             && let Some((_, mad)) = connection.last
         {
             let peer = connection.peer;
-            self.put(peer, mad);
+            self.enqueue(peer, mad);
         }
     }
 
     /// Waits for the response to the message that was just sent, with all retries left.
-    fn await_answer(&mut self, conn: Conn, state: State, now: Nanos) {
+    fn await_response(&mut self, conn: Conn, state: State, now: Nanos) {
         let Some(connection) = self.table.get_mut(conn) else { return };
         connection.state = state;
         connection.retries_left = connection.max_retries;
@@ -218,27 +218,27 @@ impl Cm {
     }
 
     /// Closes the connection; `last` is reported to its owner, unless the end was already reported.
-    fn end(&mut self, conn: Conn, last: Option<Event>, now: Nanos) {
+    fn close_connection(&mut self, conn: Conn, last: Option<Event>, now: Nanos) {
         // The queue pairs are free for the next connection: Linux connects the same ones again after a
         // rejection.
         self.table.unbind_qpn(conn);
         let Some(connection) = self.table.get_mut(conn) else { return };
         connection.state = State::TimeWait;
-        let told = core::mem::replace(&mut connection.over, true);
+        let was_reported = core::mem::replace(&mut connection.end_reported, true);
         self.table.arm(conn, now + self.config.time_wait);
-        if !told {
+        if !was_reported {
             self.events.extend(last);
         }
     }
 
     /// Returns a transaction ID, never 0.
     fn transaction(&mut self) -> u64 {
-        self.chance.bits().max(1)
+        self.rng.bits().max(1)
     }
 
     /// Returns the timeout for a response that may take `wait`.
-    fn bounded(&self, wait: Nanos) -> Nanos {
-        wait.clamp(SHORTEST_WAIT, self.config.longest_wait)
+    fn bounded_timeout(&self, wait: Nanos) -> Nanos {
+        wait.clamp(MIN_RESPONSE_TIMEOUT, self.config.longest_wait)
     }
 }
 

@@ -34,7 +34,7 @@ fn two() -> (Cm, Cm) {
     (cm(1), b)
 }
 
-fn turned(peer: Peer) -> Peer {
+fn reversed(peer: Peer) -> Peer {
     Peer { local: peer.remote, remote: peer.local }
 }
 
@@ -43,7 +43,7 @@ fn pass(from: &mut Cm, to: &mut Cm, now: Nanos) -> Vec<&'static str> {
     let mut names = Vec::new();
     while let Some((peer, mad)) = from.poll_transmit() {
         names.push(Message::parse(&mad).unwrap().kind().name());
-        to.on_mad(turned(peer), &mad, now);
+        to.on_mad(reversed(peer), &mad, now);
     }
     names
 }
@@ -89,7 +89,7 @@ fn established(a: &mut Cm, b: &mut Cm, qpn: u32) -> (Conn, Conn) {
 }
 
 /// Advances time until no timer is left, and returns the messages sent meanwhile.
-fn run_out(cm: &mut Cm) -> Vec<(Nanos, String)> {
+fn run_timers(cm: &mut Cm) -> Vec<(Nanos, String)> {
     let mut log = Vec::new();
     while let Some(at) = cm.next_timer() {
         cm.on_timer(at);
@@ -116,7 +116,7 @@ fn a_connection_opens_and_closes() {
     assert_eq!(pass(&mut b, &mut a, T0), ["DREP"]);
     assert_eq!(event(&mut a), Event::Disconnected { conn: ours });
     assert_eq!((a.state(ours), b.state(theirs)), (Some(State::TimeWait), Some(State::TimeWait)));
-    assert!(run_out(&mut a).is_empty() && run_out(&mut b).is_empty());
+    assert!(run_timers(&mut a).is_empty() && run_timers(&mut b).is_empty());
     assert!(a.is_empty() && b.is_empty());
     // The handle of the closed connection stays invalid, also after its slot is reused.
     assert_eq!(a.disconnect(ours, &[], T0), Err(CallError::Unknown));
@@ -133,7 +133,7 @@ fn an_unanswered_req_is_retransmitted_then_given_up() {
     let mut a = cm(1);
     let conn = a.connect(&request(17), T0).unwrap();
     assert_eq!(names(&mut a), ["REQ"]);
-    let log = run_out(&mut a);
+    let log = run_timers(&mut a);
     // ACK timeout 19 and response timeout 20: 2.1 s and 4.3 s
     let wait = 4096 * ((1 << 19) + (1 << 20));
     let expected: Vec<_> = (1..=15).map(|n| (Nanos(wait * n), "REQ".to_owned())).collect();
@@ -179,7 +179,7 @@ fn an_unanswered_rep_is_retransmitted_then_given_up() {
     assert_eq!(event(&mut b), Event::Established { conn: theirs, private_data: vec![] });
     b.on_mad(B_TO_A, &rtu[0], T0);
     b.established_by_traffic(theirs);
-    assert_eq!((events(&mut b), run_out(&mut b)), (vec![], vec![]));
+    assert_eq!((events(&mut b), run_timers(&mut b)), (vec![], vec![]));
 }
 
 #[test]
@@ -354,8 +354,8 @@ fn messages_of_unknown_connections_are_answered() {
     let (ours, theirs) = established(&mut a, &mut b, 30);
     b.disconnect(theirs, &[], T0).unwrap();
     let dreq = sent(&mut b)[0];
-    let stranger = Peer { local: A, remote: "10.0.0.9".parse().unwrap() };
-    a.on_mad(stranger, &dreq, T0);
+    let outsider = Peer { local: A, remote: "10.0.0.9".parse().unwrap() };
+    a.on_mad(outsider, &dreq, T0);
     assert_eq!((a.state(ours), names(&mut a)), (Some(State::Established), vec!["DREP".to_owned()]));
 }
 
@@ -382,7 +382,7 @@ fn a_host_may_connect_to_itself() {
     let active = cm.connect(&ConnectRequest { peer, ..request(17) }, T0).unwrap();
     let step = |cm: &mut Cm| {
         let (peer, mad) = cm.poll_transmit().unwrap();
-        cm.on_mad(turned(peer), &mad, T0);
+        cm.on_mad(reversed(peer), &mad, T0);
         cm.poll_event()
     };
     let passive = step(&mut cm).unwrap().conn();
@@ -406,7 +406,7 @@ fn a_hundred_thousand_connections_are_possible() {
         events(&mut a);
         events(&mut b);
     }
-    assert!(run_out(&mut a).is_empty() && run_out(&mut b).is_empty());
+    assert!(run_timers(&mut a).is_empty() && run_timers(&mut b).is_empty());
     assert!(a.is_empty() && b.is_empty());
 }
 
@@ -448,7 +448,7 @@ proptest! {
                         mad[at..end].copy_from_slice(&noise[2..][..end - at]);
                     }
                     let to = if peer.local == A { &mut b } else { &mut a };
-                    to.on_mad(turned(peer), &mad, now);
+                    to.on_mad(reversed(peer), &mad, now);
                 }
                 _ => {
                     let mut mad = [0; MAD_LEN];
@@ -468,7 +468,7 @@ proptest! {
                 _ = cm.reject(conn, RejReason::CONSUMER, &[], now);
                 _ = cm.disconnect(conn, &[], now);
             }
-            run_out(cm);
+            run_timers(cm);
             prop_assert!(cm.is_empty(), "{cm:?}");
         }
     }

@@ -19,13 +19,13 @@ pub(super) const fn span(code: u8) -> Nanos {
 /// The message that a REJ rejects or an MRA acknowledges (IB 12.6.7.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Of {
+pub(super) enum MessageType {
     Req = 0,
     Rep = 1,
     Other = 2,
 }
 
-impl Of {
+impl MessageType {
     /// Decodes the two upper bits of a byte.
     pub(super) const fn read(byte: u8) -> Option<Self> {
         match byte >> 6 {
@@ -63,8 +63,8 @@ fn mad(kind: Kind, transaction: u64, body: &(impl IntoBytes + Immutable)) -> [u8
 /// Copies private data to the start of its field.
 pub(super) fn fill(field: &mut [u8], data: &[u8]) -> Result<(), CallError> {
     let max = field.len();
-    let place = field.get_mut(..data.len()).ok_or(CallError::PrivateData { len: data.len(), max })?;
-    place.copy_from_slice(data);
+    let target = field.get_mut(..data.len()).ok_or(CallError::PrivateData { len: data.len(), max })?;
+    target.copy_from_slice(data);
     Ok(())
 }
 
@@ -218,14 +218,14 @@ pub(super) fn read_rep(rep: &Rep) -> RemoteReply {
 
 /// Builds the REJ of a message that belongs to no connection; the IDs are those of the message.
 pub(super) fn rej_of(
-    of: Of,
+    message_type: MessageType,
     transaction: u64,
     remote_id: u32,
     local_id: u32,
     reason: RejReason,
 ) -> [u8; MAD_LEN] {
     let mut rej = Rej::of_req(local_id, remote_id, reason);
-    rej.rejected = (of as u8) << 6;
+    rej.rejected = (message_type as u8) << 6;
     mad(Kind::Rej, transaction, &rej)
 }
 
@@ -237,18 +237,18 @@ pub(super) fn rej(
     reason: RejReason,
     data: &[u8],
 ) -> Result<[u8; MAD_LEN], CallError> {
-    let (of, local_id) = match connection.state {
+    let (message_type, local_id) = match connection.state {
         // The remote side never learned our ID, so the REJ carries none.
-        State::ReqReceived => (Of::Req, 0),
-        State::MraReqSent => (Of::Req, conn.comm_id()),
-        State::RepReceived | State::MraRepSent => (Of::Rep, conn.comm_id()),
-        _ => (Of::Other, conn.comm_id()),
+        State::ReqReceived => (MessageType::Req, 0),
+        State::MraReqSent => (MessageType::Req, conn.comm_id()),
+        State::RepReceived | State::MraRepSent => (MessageType::Rep, conn.comm_id()),
+        _ => (MessageType::Other, conn.comm_id()),
     };
     // Without the remote side's ID the reason has to be timeout: the remote side then finds the connection by
     // our CA GUID and our ID (IB 12.6.7.2).
     let reason = if connection.remote_id.is_none() { RejReason::TIMEOUT } else { reason };
     let mut rej = Rej::of_req(local_id, connection.remote_id.unwrap_or(0), reason);
-    rej.rejected = (of as u8) << 6;
+    rej.rejected = (message_type as u8) << 6;
     if reason == RejReason::TIMEOUT {
         rej.info_len = 8 << 1;
         rej.info[..8].copy_from_slice(&config.ca_guid.to_be_bytes());
@@ -258,11 +258,16 @@ pub(super) fn rej(
 }
 
 /// Builds the MRA that extends the timeout for the response to a REQ or REP.
-pub(super) fn mra(conn: Conn, connection: &Connection, of: Of, service_timeout: u8) -> [u8; MAD_LEN] {
+pub(super) fn mra(
+    conn: Conn,
+    connection: &Connection,
+    message_type: MessageType,
+    service_timeout: u8,
+) -> [u8; MAD_LEN] {
     let mut mra = Mra::new_zeroed();
     mra.local_comm_id = conn.comm_id().into();
     mra.remote_comm_id = connection.remote_id.unwrap_or(0).into();
-    mra.acknowledged = (of as u8) << 6;
+    mra.acknowledged = (message_type as u8) << 6;
     mra.service_timeout = service_timeout << 3;
     mad(Kind::Mra, connection.transaction, &mra)
 }
@@ -292,15 +297,15 @@ pub(super) fn dreq(
 }
 
 /// Builds the response to a DREQ, whether or not the connection exists.
-pub(super) fn drep(transaction: u64, asked: &Dreq) -> [u8; MAD_LEN] {
-    let mut answer = Drep::new_zeroed();
-    answer.local_comm_id = asked.remote_comm_id;
-    answer.remote_comm_id = asked.local_comm_id;
-    mad(Kind::Drep, transaction, &answer)
+pub(super) fn drep(transaction: u64, dreq: &Dreq) -> [u8; MAD_LEN] {
+    let mut drep = Drep::new_zeroed();
+    drep.local_comm_id = dreq.remote_comm_id;
+    drep.remote_comm_id = dreq.local_comm_id;
+    mad(Kind::Drep, transaction, &drep)
 }
 
 /// Returns whether a REQ is a retransmission of the one that created this connection.
-pub(super) fn repeats(connection: &Connection, transaction: u64, qpn: Qpn, psn: Psn) -> bool {
+pub(super) fn is_retransmission(connection: &Connection, transaction: u64, qpn: Qpn, psn: Psn) -> bool {
     !connection.active
         && connection.transaction == transaction
         && connection.remote_qpn == Some(qpn)

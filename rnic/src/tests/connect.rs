@@ -64,7 +64,7 @@ fn state(pair: &Pair, nic: usize, end: &End) -> State {
 }
 
 /// Executes a WRITE and a READ each way.
-fn use_it(pair: &mut Pair, ends: &[End; 2]) {
+fn transfer(pair: &mut Pair, ends: &[End; 2]) {
     for from in [0, 1] {
         let (own, other) = (ends[from], ends[1 - from]);
         pair.post(from, own.qpn, 1, Operation::Write(other.remote(0)), Data::Inline(vec![7; 3000]));
@@ -82,7 +82,7 @@ fn a_connection_is_opened_used_and_closed() {
     let (ends, conns) = established(&mut pair);
     assert!(matches!(event(&mut pair, 1), CmEvent::Established { conn, .. } if conn == conns[1]));
     assert_eq!([0, 1].map(|nic| state(&pair, nic, &ends[nic])), [State::Rts; 2]);
-    use_it(&mut pair, &ends);
+    transfer(&mut pair, &ends);
     assert_eq!(pair.nics[0].connection_of(ends[0].qpn), Some(conns[0]));
     let now = pair.now;
     pair.nics[0].disconnect(conns[0], b"bye", now).unwrap();
@@ -99,7 +99,7 @@ fn a_connection_is_opened_used_and_closed() {
     accept(&mut pair, ends[1].qpn);
     assert!(matches!(event(&mut pair, 0), CmEvent::Replied { .. }));
     assert!(matches!(event(&mut pair, 1), CmEvent::Established { .. }));
-    use_it(&mut pair, &ends);
+    transfer(&mut pair, &ends);
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn a_failed_accept_changes_nothing() {
     pair.nics[1].accept(conn, ends[1].qpn, ConnParam::default(), now).unwrap();
     assert!(matches!(event(&mut pair, 0), CmEvent::Replied { .. }));
     assert!(matches!(event(&mut pair, 1), CmEvent::Established { .. }));
-    use_it(&mut pair, &ends);
+    transfer(&mut pair, &ends);
 }
 
 #[test]
@@ -150,9 +150,10 @@ fn requests_are_rejected_with_the_reason() {
 fn a_connection_to_an_absent_host_is_unreachable() {
     let mut pair = Pair::new(1, [config(0), config(1)]);
     let ours = end(&mut pair, 0);
-    let nobody = "10.0.0.77".parse().unwrap();
+    let absent_host = "10.0.0.77".parse().unwrap();
     let service = service_id_of(PortSpace::Tcp, PORT);
-    let conn = pair.nics[0].connect(ours.qpn, nobody, service, ConnParam::default(), Nanos::ZERO).unwrap();
+    let conn =
+        pair.nics[0].connect(ours.qpn, absent_host, service, ConnParam::default(), Nanos::ZERO).unwrap();
     assert_eq!(event(&mut pair, 0), CmEvent::Unreachable { conn });
     assert_eq!(state(&pair, 0, &ours), State::Error);
 }
@@ -172,7 +173,7 @@ fn a_request_to_an_absent_host_fails() {
 #[test]
 fn data_completes_the_handshake_if_the_rtu_is_lost() {
     let mut pair = Pair::new(1, [config(0), config(1)]);
-    pair.take = Some(|packet, _| {
+    pair.drop_rule = Some(|packet, _| {
         let mad = rocev2::cm::mad_of(packet).and_then(|mad| rocev2::cm::Message::parse(mad).ok());
         mad.is_some_and(|mad| mad.kind() == rocev2::cm::Kind::Rtu)
     });
@@ -182,7 +183,7 @@ fn data_completes_the_handshake_if_the_rtu_is_lost() {
     pair.run();
     assert_eq!(pair.statuses(0, &ends[0]), [(1, Status::Success)]);
     assert_eq!(event(&mut pair, 1), CmEvent::Established { conn: conns[1], private_data: Vec::new() });
-    use_it(&mut pair, &ends);
+    transfer(&mut pair, &ends);
 }
 
 /// The forged request's PSN is not the one that the responder expects.
@@ -191,23 +192,23 @@ fn a_forged_request_does_not_complete_a_handshake_whose_rep_is_lost() {
     let mut pair = Pair::new(1, [config(0), config(1)]);
     let ends = [end(&mut pair, 0), end(&mut pair, 1)];
     pair.nics[1].listen(PortSpace::Tcp, PORT).unwrap();
-    pair.take = Some(|packet, _| {
+    pair.drop_rule = Some(|packet, _| {
         let mad = rocev2::cm::mad_of(packet).and_then(|mad| rocev2::cm::Message::parse(mad).ok());
         mad.is_some_and(|mad| mad.kind() == rocev2::cm::Kind::Rep)
     });
     connect(&mut pair, ends[0].qpn, b"");
     accept(&mut pair, ends[1].qpn);
     assert_eq!(state(&pair, 1, &ends[1]), State::Rtr);
-    let liar = end(&mut pair, 0);
+    let forger = end(&mut pair, 0);
     let setup = Setup { psn: Psn::new(0x99_9999), ..Setup::default() };
-    setup.make_ready(&mut pair.nics[0], liar.qpn, ends[1].qpn, Path::new(address(0), address(1)));
-    pair.post(0, liar.qpn, 1, Operation::Send, Data::None);
+    setup.make_ready(&mut pair.nics[0], forger.qpn, ends[1].qpn, Path::new(address(0), address(1)));
+    pair.post(0, forger.qpn, 1, Operation::Send, Data::None);
     pair.run_for(Nanos::from_millis(1));
-    pair.take = None;
+    pair.drop_rule = None;
     pair.run_for(Nanos::from_secs(20));
     assert!(matches!(event(&mut pair, 0), CmEvent::Replied { .. }), "the REP is retransmitted");
     assert!(matches!(event(&mut pair, 1), CmEvent::Established { .. }));
-    use_it(&mut pair, &ends);
+    transfer(&mut pair, &ends);
 }
 
 #[test]
@@ -221,18 +222,18 @@ fn responses_that_cannot_leave_do_not_pile_up() {
         pair.deliver(1, &dreq);
         pair.nics[1].on_timer(now);
     }
-    let (answers, dropped) = (pair.frames(1).len(), pair.nics[1].control_dropped());
-    assert!((1..=10_000).contains(&answers), "{answers} responses");
-    assert_eq!(answers as u64 + dropped, 20_000);
+    let (responses, dropped) = (pair.frames(1).len(), pair.nics[1].control_dropped());
+    assert!((1..=10_000).contains(&responses), "{responses} responses");
+    assert_eq!(responses as u64 + dropped, 20_000);
 }
 
 #[test]
 fn a_lossy_link_only_delays_connections() {
     for seed in 0..50 {
         let mut pair = Pair::new(seed, [0, 1].map(|nic| Config { seed, ..config(nic) }));
-        pair.damage = Share::percent(10);
+        pair.fault_rate = Share::percent(10);
         let (ends, conns) = established(&mut pair);
-        use_it(&mut pair, &ends);
+        transfer(&mut pair, &ends);
         let now = pair.now;
         pair.nics[1].disconnect(conns[1], b"", now).unwrap();
         while !matches!(event(&mut pair, 0), CmEvent::Disconnected { .. }) {}

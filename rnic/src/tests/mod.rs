@@ -90,7 +90,7 @@ fn any_single_lost_packet_is_recovered() {
         let (mut pair, [a, b]) = Pair::connected(Setup { mtu: PathMtu::B256, ..Setup::default() });
         // Frames 1 and 2 are ARP.
         LOST.with(|lost| lost.set(nth));
-        pair.take =
+        pair.drop_rule =
             Some(|_, n| LOST.with(|lost| if lost.get() <= n { lost.replace(u64::MAX) <= n } else { false }));
         pair.nics[0].bytes_mut(a.buffer)[..2000].copy_from_slice(&bytes(2000, 5));
         pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::Memory(a.sge(0, 2000)));
@@ -231,7 +231,7 @@ fn credits_limit_the_messages_sent() {
 #[test]
 fn a_request_without_response_is_retried_retry_count_times() {
     let (mut pair, [a, b]) = Pair::connected(Setup { retry_count: 3, ..Setup::default() });
-    pair.take = Some(|packet, _| packet.layout().opcode() == Opcode::RC_ACKNOWLEDGE);
+    pair.drop_rule = Some(|packet, _| packet.layout().opcode() == Opcode::RC_ACKNOWLEDGE);
     pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::Inline(vec![7; 10]));
     pair.post(0, a.qpn, 2, Operation::Send, Data::None);
     while !pair.nics[0].cq_has_some(a.cq) {
@@ -300,7 +300,7 @@ fn outstanding_reads_and_atomics_are_limited_and_fenced() {
 fn unreliable_messages_arrive_completely_or_not_at_all() {
     let (mut pair, [a, b]) =
         Pair::connected(Setup { transport: Transport::Uc, mtu: PathMtu::B256, ..Setup::default() });
-    pair.damage = Share::percent(2);
+    pair.fault_rate = Share::percent(2);
     for id in 0..200 {
         let data = Some(b.sge(0, 2000));
         pair.nics[1].post_recv(b.qpn, RecvRequest { id, data }).unwrap();
@@ -468,7 +468,7 @@ fn acknowledgements_are_coalesced_as_configured() {
 fn a_lossy_link_changes_nothing_but_the_time() {
     for seed in 0..200 {
         let mut pair = Pair::new(seed, [config(0), config(1)]);
-        pair.damage = Share::percent(10);
+        pair.fault_rate = Share::percent(10);
         let setup = Setup { retry_count: ReadyToSend::NO_LIMIT, mtu: PathMtu::B256, ..Setup::default() };
         let [a, b] = pair.connect(setup);
         for id in 0..100 {

@@ -16,7 +16,7 @@ fn connected_with(setup: Setup) -> (Pair, [End; 2]) {
     let mut pair =
         Pair::new(1, [config(0), config(1)].map(|config| Config { congestion: Some(congestion), ..config }));
     let ends = pair.connect(Setup { mtu: PathMtu::B4096, ..setup });
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     (pair, ends)
 }
 
@@ -123,7 +123,7 @@ fn a_lost_request_is_retransmitted_while_responses_are_paced() {
 fn a_paced_requester_still_times_out() {
     let (mut pair, [a, b]) = connected();
     slow_down(&mut pair, 0, a.qpn);
-    pair.take = Some(|packet, _| packet.layout().opcode() == Opcode::RC_ACKNOWLEDGE);
+    pair.drop_rule = Some(|packet, _| packet.layout().opcode() == Opcode::RC_ACKNOWLEDGE);
     pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::Memory(a.sge(0, 20_000)));
     pair.run_for(Nanos::from_secs(10));
     assert_eq!(pair.statuses(0, &a), [(1, Status::RetryExceeded)]);

@@ -92,14 +92,14 @@ type Arrival = (Nanos, u64, usize, Vec<u8>);
 pub(super) struct Pair {
     pub(super) nics: [Rnic; 2],
     /// Arrival, sequence number, receiver, frame
-    wire: BinaryHeap<Reverse<Arrival>>,
+    link: BinaryHeap<Reverse<Arrival>>,
     sent: u64,
     pub(super) now: Nanos,
-    pub(super) chance: Chance,
+    pub(super) rng: Chance,
     /// Probability of each fault of a frame: loss, duplication, delay, corruption
-    pub(super) damage: Share,
+    pub(super) fault_rate: Share,
     /// A rule that drops packets; its second argument is the number of frames sent
-    pub(super) take: Option<fn(&Packet<'_>, u64) -> bool>,
+    pub(super) drop_rule: Option<fn(&Packet<'_>, u64) -> bool>,
     /// Every frame that arrived, with its receiver
     pub(super) seen: Vec<(usize, Vec<u8>)>,
 }
@@ -117,12 +117,12 @@ impl Pair {
     pub(super) fn new(seed: u64, configs: [Config; 2]) -> Self {
         Self {
             nics: configs.map(Rnic::new),
-            wire: BinaryHeap::new(),
+            link: BinaryHeap::new(),
             sent: 0,
             now: Nanos::ZERO,
-            chance: Chance::new(seed),
-            damage: Share::NEVER,
-            take: None,
+            rng: Chance::new(seed),
+            fault_rate: Share::NEVER,
+            drop_rule: None,
             seen: Vec::new(),
         }
     }
@@ -163,7 +163,7 @@ impl Pair {
     }
 
     /// Executes a WRITE of 0 bytes each way, so that both NICs have resolved each other's MAC address.
-    pub(super) fn acquaint(&mut self, ends: &[End; 2]) {
+    pub(super) fn resolve_neighbours(&mut self, ends: &[End; 2]) {
         for nic in [0, 1] {
             self.post(nic, ends[nic].qpn, 0, Operation::Write(ends[1 - nic].remote(0)), Data::None);
         }
@@ -203,24 +203,24 @@ impl Pair {
         Route::new(&Ends { src_mac, dst_mac, vlan, src, dst, traffic_class, hop_limit, src_port }).unwrap()
     }
 
-    fn put(&mut self, to: usize, mut frame: Vec<u8>) {
+    fn transmit(&mut self, to: usize, mut frame: Vec<u8>) {
         self.sent += 1;
         let taken = self
-            .take
-            .is_some_and(|take| Packet::parse(&frame).is_some_and(|packet| take(&packet, self.sent)));
-        let [lost, again, late, broken] = [(); 4].map(|()| self.chance.happens(self.damage));
+            .drop_rule
+            .is_some_and(|rule| Packet::parse(&frame).is_some_and(|packet| rule(&packet, self.sent)));
+        let [lost, again, late, corrupted] = [(); 4].map(|()| self.rng.happens(self.fault_rate));
         if taken || lost {
             return;
         }
-        if broken {
-            let at = self.chance.below(frame.len() as u64) as usize;
-            frame[at] ^= 1 << self.chance.below(8);
+        if corrupted {
+            let at = self.rng.below(frame.len() as u64) as usize;
+            frame[at] ^= 1 << self.rng.below(8);
         }
         for _ in 0..=u8::from(again) {
-            let extra = if late || again { self.chance.below(50 * DELAY) } else { 0 };
+            let extra = if late || again { self.rng.below(50 * DELAY) } else { 0 };
             self.sent += 1;
             let at = self.now + Nanos(DELAY + extra);
-            self.wire.push(Reverse((at, self.sent, to, frame.clone())));
+            self.link.push(Reverse((at, self.sent, to, frame.clone())));
         }
     }
 
@@ -230,10 +230,10 @@ impl Pair {
         for nic in [0, 1] {
             let mut frame = Vec::new();
             while self.nics[nic].poll_transmit(self.now, &mut frame) {
-                self.put(1 - nic, frame.clone());
+                self.transmit(1 - nic, frame.clone());
             }
         }
-        let arrival = self.wire.peek().map(|Reverse((at, ..))| *at);
+        let arrival = self.link.peek().map(|Reverse((at, ..))| *at);
         let timers = [0, 1].map(|nic| self.nics[nic].next_timer());
         let Some(next) = timers.into_iter().chain([arrival]).flatten().min() else { return false };
         if next > until {
@@ -246,8 +246,8 @@ impl Pair {
                 self.nics[nic].on_timer(self.now);
             }
         }
-        while self.wire.peek().is_some_and(|Reverse((at, ..))| *at <= self.now) {
-            let Some(Reverse((_, _, to, frame))) = self.wire.pop() else { break };
+        while self.link.peek().is_some_and(|Reverse((at, ..))| *at <= self.now) {
+            let Some(Reverse((_, _, to, frame))) = self.link.pop() else { break };
             self.nics[to].on_frame(&frame, self.now);
             self.seen.push((to, frame));
         }

@@ -29,7 +29,7 @@ fn queues_in_use_cannot_be_destroyed() {
 #[test]
 fn a_reserved_syndrome_completes_nothing() {
     let (mut pair, ends) = Pair::connected(Setup::default());
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     let [a, b] = ends;
     let psn = Setup::default().psn.add(1);
     pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::None);
@@ -59,7 +59,7 @@ fn a_reserved_syndrome_completes_nothing() {
 #[test]
 fn requests_and_responses_alternate() {
     let (mut pair, ends) = Pair::connected(Setup { mtu: PathMtu::B256, ..Setup::default() });
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     let [a, b] = ends;
     pair.post(1, b.qpn, 1, Operation::Read(a.remote(0)), Data::Memory(b.sge(0, 2560)));
     let request = pair.frames(1);
@@ -74,7 +74,7 @@ fn requests_and_responses_alternate() {
 }
 
 /// Returns a queue pair of this service on NIC 0 whose completion queue holds one completion.
-fn cramped(pair: &mut Pair, end: &End, transport: Transport) -> (rocev2::Qpn, Cq) {
+fn with_small_cq(pair: &mut Pair, end: &End, transport: Transport) -> (rocev2::Qpn, Cq) {
     let nic = &mut pair.nics[0];
     let cq = nic.create_cq(1).unwrap();
     let init = QpInit { transport, send_cq: cq, recv_cq: cq, ..nic.qp_init(end.qpn).unwrap() };
@@ -87,9 +87,9 @@ fn cramped(pair: &mut Pair, end: &End, transport: Transport) -> (rocev2::Qpn, Cq
 #[test]
 fn a_completion_queue_overrun_is_detected_in_every_call() {
     let (mut pair, ends) = Pair::connected(Setup::default());
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     // Sends of an unreliable connection complete when they leave.
-    let (qpn, cq) = cramped(&mut pair, &ends[0], Transport::Uc);
+    let (qpn, cq) = with_small_cq(&mut pair, &ends[0], Transport::Uc);
     for id in 0..2 {
         pair.post(0, qpn, id, Operation::Send, Data::None);
     }
@@ -99,7 +99,7 @@ fn a_completion_queue_overrun_is_detected_in_every_call() {
     assert_eq!(pair.nics[0].poll_event(), Some(Event::QpError(qpn)));
     // A queue pair that fails on a timeout flushes its requests, which overruns the completion queue of
     // another queue pair.
-    let (qpn, cq) = cramped(&mut pair, &ends[0], Transport::Rc);
+    let (qpn, cq) = with_small_cq(&mut pair, &ends[0], Transport::Rc);
     let init = pair.nics[0].qp_init(qpn).unwrap();
     let other = pair.nics[0].create_qp(init).unwrap();
     pair.nics[0].modify_qp(other, Modify::Init { access: Access::ALL, qkey: 0 }).unwrap();
@@ -112,7 +112,7 @@ fn a_completion_queue_overrun_is_detected_in_every_call() {
     assert!(pair.nics[0].cq_overrun(cq));
     assert_eq!(pair.nics[0].qp_state(other), Some(State::Error));
     // A queue pair that is moved to the error state has the same effect.
-    let (qpn, _) = cramped(&mut pair, &ends[0], Transport::Rc);
+    let (qpn, _) = with_small_cq(&mut pair, &ends[0], Transport::Rc);
     let init = pair.nics[0].qp_init(qpn).unwrap();
     let other = pair.nics[0].create_qp(init).unwrap();
     pair.nics[0].modify_qp(other, Modify::Init { access: Access::ALL, qkey: 0 }).unwrap();

@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 fn connected(config_of: fn(Config) -> Config) -> (Pair, [End; 2]) {
     let mut pair = Pair::new(1, [config(0), config(1)].map(config_of));
     let ends = pair.connect(Setup::default());
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     (pair, ends)
 }
 
@@ -22,13 +22,13 @@ fn fetch_add(pair: &mut Pair, end: &End, psn: Psn) -> Option<u64> {
     let bth = Bth::new(Opcode::RC_FETCH_ADD, end.qpn, psn);
     pair.route(1).emit(&mut frame, bth, &[header.as_bytes()], &[]);
     pair.deliver(1, &[frame]);
-    let answer = pair.frames(1);
-    answer.first().and_then(|frame| Some(Packet::parse(frame)?.atomic_ack()?.original.get()))
+    let response = pair.frames(1);
+    response.first().and_then(|frame| Some(Packet::parse(frame)?.atomic_ack()?.original.get()))
 }
 
-fn expect(pair: &mut Pair, end: &End, psn: Psn) {
+fn set_epsn(pair: &mut Pair, end: &End, psn: Psn) {
     let slot = pair.nics[1].slot(end.qpn).unwrap();
-    pair.nics[1].at(slot).unwrap().resp.expect(psn);
+    pair.nics[1].qp_at(slot).unwrap().resp.advance_epsn(psn);
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn a_duplicate_atomic_gets_the_newest_result_of_its_psn() {
     let psn = Setup::default().psn.add(1);
     assert_eq!(fetch_add(&mut pair, &b, psn), Some(0));
     // The PSN recurs after all others were used.
-    expect(&mut pair, &b, psn);
+    set_epsn(&mut pair, &b, psn);
     assert_eq!(fetch_add(&mut pair, &b, psn), Some(1));
     assert_eq!(fetch_add(&mut pair, &b, psn), Some(1), "a duplicate");
 }
@@ -47,10 +47,10 @@ fn an_old_atomic_is_forgotten_before_its_psn_recurs() {
     let (mut pair, [_, b]) = connected(|config| config);
     let psn = Setup::default().psn.add(1);
     assert_eq!(fetch_add(&mut pair, &b, psn), Some(0));
-    expect(&mut pair, &b, psn.add(1 << 23));
+    set_epsn(&mut pair, &b, psn.add(1 << 23));
     assert_eq!(fetch_add(&mut pair, &b, psn), Some(0), "not distinguishable from a duplicate");
-    expect(&mut pair, &b, psn.add((1 << 23) + 1));
-    expect(&mut pair, &b, psn.add(2));
+    set_epsn(&mut pair, &b, psn.add((1 << 23) + 1));
+    set_epsn(&mut pair, &b, psn.add(2));
     assert_eq!(fetch_add(&mut pair, &b, psn), None, "the PSN belongs to another request by now");
 }
 
@@ -60,15 +60,15 @@ fn read(pair: &mut Pair, end: &End, psn: Psn, skipped: u64, len: u32) -> bool {
     let mut frame = Vec::new();
     pair.route(1).emit(&mut frame, Bth::new(Opcode::RC_READ_REQUEST, end.qpn, psn), &[reth.as_bytes()], &[]);
     pair.deliver(1, &[frame]);
-    let answer = pair.frames(1);
-    answer.first().is_some_and(|frame| Packet::parse(frame).is_some_and(|packet| packet.bth().psn() == psn))
+    let response = pair.frames(1);
+    response.first().is_some_and(|frame| Packet::parse(frame).is_some_and(|packet| packet.bth().psn() == psn))
 }
 
 /// Returns a connection on which two READs and atomics may be outstanding.
 fn forgetful(forgetful: bool) -> (Pair, End, Psn) {
     let mut pair = Pair::new(1, [config(0), config(1)].map(|config| Config { forgetful, ..config }));
     let ends = pair.connect(Setup { max_rd_atomic: 2, ..Setup::default() });
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     (pair, ends[1], Setup::default().psn.add(1))
 }
 
@@ -172,8 +172,8 @@ fn established_is_reported_once() {
                 pair.post(0, a.qpn, id, Operation::Write(b.remote(0)), Data::Inline(vec![1; 8]));
             }
             pair.run();
-            let told: Vec<_> = core::iter::from_fn(|| pair.nics[1].poll_event()).collect();
-            assert_eq!(told, [Event::Established(b.qpn)], "{transport:?}, round {round}");
+            let events: Vec<_> = core::iter::from_fn(|| pair.nics[1].poll_event()).collect();
+            assert_eq!(events, [Event::Established(b.qpn)], "{transport:?}, round {round}");
             if transport == Transport::Rc {
                 break; // The requester's PSNs have advanced.
             }

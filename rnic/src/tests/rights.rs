@@ -46,7 +46,7 @@ impl Revoked {
 
 fn connected() -> (Pair, [End; 2]) {
     let (mut pair, ends) = Pair::connected(Setup::default());
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     (pair, ends)
 }
 
@@ -115,7 +115,7 @@ fn refusing_a_duplicate_read_does_not_fail_the_connection() {
 #[test]
 fn a_retried_read_fails_if_access_was_revoked_meanwhile() {
     let (mut pair, ends) = Pair::connected(Setup { retry_count: ReadyToSend::NO_LIMIT, ..Setup::default() });
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     let [a, b] = ends;
     pair.post(0, a.qpn, 1, Operation::Read(b.remote(0)), Data::Memory(a.sge(0, 4096)));
     let request = pair.frames(0);
@@ -152,7 +152,7 @@ fn a_receive_fails_when_its_memory_is_revoked() {
 #[test]
 fn an_unreliable_message_is_dropped_when_access_is_revoked() {
     let (mut pair, ends) = Pair::connected(Setup { transport: Transport::Uc, ..Setup::default() });
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     let [a, b] = ends;
     pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::Inline(vec![7; 4096]));
     let frames = pair.frames(0);
@@ -194,8 +194,8 @@ fn a_request_longer_than_2_to_the_31_bytes_is_refused() {
         let bth = Bth::new(opcode, b.qpn, Psn::new(0xff_fff1));
         pair.route(1).emit(&mut frame, bth, &[reth.as_bytes()], payload);
         pair.deliver(1, &[frame]);
-        let answer = pair.frames(1);
-        let nak = Packet::parse(&answer[0]).unwrap().aeth().unwrap().kind();
+        let response = pair.frames(1);
+        let nak = Packet::parse(&response[0]).unwrap().aeth().unwrap().kind();
         assert_eq!(nak, Syndrome::Nak(NakCode::INVALID_REQUEST), "{opcode:?}");
     }
 }

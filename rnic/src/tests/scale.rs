@@ -5,13 +5,13 @@ use crate::*;
 use rocev2::{Packet, Qpn};
 use switch::Nanos;
 
-const MANY: usize = 100_000;
+const QUEUE_PAIRS: usize = 100_000;
 
 /// Returns a NIC with `count` queue pairs, connected to those with the same numbers on the other NIC.
 fn nic(number: usize, count: usize) -> (Rnic, Vec<Qpn>, Cq, Mr) {
     let mut interface = config(number).interface;
     interface.neighbours.push((address(1 - number), config(1 - number).interface.mac));
-    let mut nic = Rnic::new(Config { max_qps: MANY, interface, ..config(number) });
+    let mut nic = Rnic::new(Config { max_qps: QUEUE_PAIRS, interface, ..config(number) });
     let pd = nic.alloc_pd();
     let cq = nic.create_cq(1 << 18).unwrap();
     let (_, mr) = nic.register_new(pd, 4096, VA, Access::ALL).unwrap();
@@ -51,17 +51,17 @@ fn exchange(nics: &mut [Rnic; 2], now: Nanos) -> usize {
 
 #[test]
 fn a_hundred_thousand_queue_pairs_are_possible() {
-    let (a, qpns, cq, mr) = nic(0, MANY);
-    let (b, _, _, remote) = nic(1, MANY);
+    let (a, qpns, cq, mr) = nic(0, QUEUE_PAIRS);
+    let (b, _, _, remote) = nic(1, QUEUE_PAIRS);
     let mut nics = [a, b];
     for (id, qpn) in (0..).zip(&qpns) {
         let data = Data::Memory(Sge { mr, va: VA, len: 64 });
         let write = Operation::Write(Remote { va: VA + 64, rkey: remote.0 });
         nics[0].post_send(*qpn, SendRequest::new(id, write, data)).unwrap();
     }
-    assert_eq!(exchange(&mut nics, Nanos(1)), 2 * MANY, "a WRITE and its acknowledgement, each");
+    assert_eq!(exchange(&mut nics, Nanos(1)), 2 * QUEUE_PAIRS, "a WRITE and its acknowledgement, each");
     let done = core::iter::from_fn(|| nics[0].poll_cq(cq)).filter(|done| done.status == Status::Success);
-    assert_eq!(done.count(), MANY);
+    assert_eq!(done.count(), QUEUE_PAIRS);
     // An idle NIC has no work except timer entries that have not expired yet.
     assert!(!nics[0].wants_to_transmit() && !nics[1].wants_to_transmit());
 }
@@ -72,7 +72,7 @@ fn a_queue_pair_has_one_timer_entry() {
     let ack = AckPolicy::Every { packets: 100, time: Nanos::from_micros(2) };
     let mut pair = Pair::new(1, [config(0), config(1)].map(|config| Config { ack, ..config }));
     let ends = pair.connect(Setup { timeout: 20, ..Setup::default() });
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     for id in 0..100 {
         for nic in [0, 1] {
             let write = Operation::Write(ends[1 - nic].remote(0));
@@ -96,24 +96,24 @@ fn destroyed_queue_pairs_do_not_accumulate_in_the_round() {
         nic.post_send(qpn, SendRequest::new(0, Operation::Send, Data::None)).unwrap();
         nic.destroy_qp(qpn).unwrap();
     }
-    assert!(pair.nics[0].round.len() <= 2, "{} entries for two slots", pair.nics[0].round.len());
+    assert!(pair.nics[0].ready_slots.len() <= 2, "{} entries for two slots", pair.nics[0].ready_slots.len());
 }
 
 #[test]
 fn idle_queue_pairs_cost_nothing() {
     // The work per packet is counted, not timed: the entries in the round-robin queue and in the timer heap.
-    for count in [1, 1000, MANY] {
+    for count in [1, 1000, QUEUE_PAIRS] {
         let (mut nic, qpns, ..) = nic(0, count);
         let busy = qpns[count / 2];
         for id in 0..4 {
             nic.post_send(busy, SendRequest::new(id, Operation::Send, Data::Inline(vec![1; 700]))).unwrap();
         }
-        assert_eq!(nic.round.len(), 1, "of {count} queue pairs");
+        assert_eq!(nic.ready_slots.len(), 1, "of {count} queue pairs");
         let mut frame = Vec::new();
         let mut packets = 0;
         while nic.poll_transmit(Nanos(1), &mut frame) {
             assert_eq!(Packet::parse(&frame).unwrap().bth().dest_qp(), busy);
-            assert!(nic.round.len() <= 1 && nic.timers.len() <= 1);
+            assert!(nic.ready_slots.len() <= 1 && nic.timers.len() <= 1);
             packets += 1;
         }
         assert_eq!(packets, 12);

@@ -6,7 +6,7 @@ use rocev2::{Bth, Opcode};
 use switch::Nanos;
 
 /// An address without a host
-const NOBODY: [u8; 4] = [10, 0, 0, 77];
+const ABSENT_HOST: [u8; 4] = [10, 0, 0, 77];
 
 /// Returns a queue pair of service `transport` on the NIC of `end`, ready to send to `peer`.
 fn ready(pair: &mut Pair, end: &End, transport: Transport, peer: core::net::IpAddr) -> rocev2::Qpn {
@@ -25,7 +25,7 @@ fn datagram(id: u64, to: core::net::IpAddr) -> SendRequest {
 fn a_datagram_to_an_absent_host_is_lost_and_later_ones_are_sent() {
     let (mut pair, [a, _]) = Pair::connected(Setup::default());
     let qpn = ready(&mut pair, &a, Transport::Ud, address(1));
-    for (id, to) in [(1, NOBODY.into()), (2, NOBODY.into()), (3, address(1))] {
+    for (id, to) in [(1, ABSENT_HOST.into()), (2, ABSENT_HOST.into()), (3, address(1))] {
         pair.nics[0].post_send(qpn, datagram(id, to)).unwrap();
     }
     pair.run_for(Nanos::from_secs(10));
@@ -49,7 +49,7 @@ fn a_datagram_needs_a_local_source_address() {
 #[test]
 fn an_unreliable_connection_to_an_absent_host_fails() {
     let (mut pair, [a, _]) = Pair::connected(Setup::default());
-    let qpn = ready(&mut pair, &a, Transport::Uc, NOBODY.into());
+    let qpn = ready(&mut pair, &a, Transport::Uc, ABSENT_HOST.into());
     pair.post(0, qpn, 1, Operation::Send, Data::None);
     pair.post(0, qpn, 2, Operation::Send, Data::None);
     pair.run_for(Nanos::from_secs(10));
@@ -60,7 +60,7 @@ fn an_unreliable_connection_to_an_absent_host_fails() {
 #[test]
 fn single_packet_messages_arrive_at_most_once_and_in_order() {
     let (mut pair, ends) = Pair::connected(Setup { transport: Transport::Uc, ..Setup::default() });
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     let [a, b] = ends;
     for id in 0..6 {
         pair.nics[1].post_recv(b.qpn, RecvRequest { id, data: None }).unwrap();
@@ -78,7 +78,7 @@ fn single_packet_messages_arrive_at_most_once_and_in_order() {
 #[test]
 fn a_gap_of_half_the_psn_space_is_a_gap() {
     let (mut pair, ends) = Pair::connected(Setup { transport: Transport::Uc, ..Setup::default() });
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     let b = ends[1];
     let send = |pair: &mut Pair, psn| {
         let (mut frame, bth) = (Vec::new(), Bth::new(Opcode::UC_SEND_ONLY, b.qpn, psn));
@@ -98,7 +98,7 @@ fn a_gap_of_half_the_psn_space_is_a_gap() {
 #[test]
 fn a_drained_queue_pair_sends_no_datagrams() {
     let (mut pair, ends) = Pair::connected(Setup::default());
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     let qpn = ready(&mut pair, &ends[0], Transport::Ud, address(1));
     pair.nics[0].modify_qp(qpn, Modify::Sqd).unwrap();
     assert_eq!(pair.nics[0].poll_event(), Some(Event::Drained(qpn)));

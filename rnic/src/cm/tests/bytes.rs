@@ -42,18 +42,18 @@ const LINUX: Config = Config {
 };
 
 /// Replays a captured connection with a manager on both sides: every message is the same except for the IDs.
-fn replay(capture: &str, peer: Peer, asked: &ConnectRequest, reply: &Accept, passive_ends: bool) {
+fn replay(capture: &str, peer: Peer, request: &ConnectRequest, reply: &Accept, passive_disconnects: bool) {
     let captured = mads(capture);
     let mut a = Cm::new(LINUX, 1);
     let mut b = Cm::new(Config { ca_guid: 0x5054_00ff_fe00_0001, ..LINUX }, 2);
-    b.listen(asked.service_id).unwrap();
+    b.listen(request.service_id).unwrap();
     let mut log = Vec::new();
     let mut over = |from: &mut Cm, to: &mut Cm| {
         let (sent_by, mad) = from.poll_transmit().unwrap();
-        to.on_mad(turned(sent_by), &mad, T0);
+        to.on_mad(reversed(sent_by), &mad, T0);
         log.push(mad);
     };
-    let ours = a.connect(asked, T0).unwrap();
+    let ours = a.connect(request, T0).unwrap();
     over(&mut a, &mut b);
     let Event::Requested { conn: theirs, request: seen, .. } = event(&mut b) else { panic!() };
     b.accept(theirs, reply, T0).unwrap();
@@ -61,7 +61,7 @@ fn replay(capture: &str, peer: Peer, asked: &ConnectRequest, reply: &Accept, pas
     let Event::Replied { reply: answered, .. } = event(&mut a) else { panic!() };
     a.confirm(ours, &[]).unwrap();
     over(&mut a, &mut b);
-    if passive_ends {
+    if passive_disconnects {
         b.disconnect(theirs, &[], T0).unwrap();
         over(&mut b, &mut a);
         over(&mut a, &mut b);
@@ -80,19 +80,22 @@ fn replay(capture: &str, peer: Peer, asked: &ConnectRequest, reply: &Accept, pas
     // Responses carry the transaction ID of their request.
     assert!(log[..3].iter().all(|mad| mad[8..16] == log[0][8..16]) && log[3][8..16] == log[4][8..16]);
     // The decoded contents match what was sent.
-    assert_eq!((seen.peer, seen.service_id, seen.ca_guid), (turned(peer), asked.service_id, LINUX.ca_guid));
-    assert_eq!((seen.qpn, seen.starting_psn), (asked.qpn, asked.starting_psn));
-    assert_eq!((seen.path_mtu, seen.flow_label, seen.hop_limit), (asked.path_mtu, asked.flow_label, 64));
-    assert_eq!((seen.retry_count, seen.rnr_retry_count, seen.ack_timeout), (7, asked.rnr_retry_count, 19));
+    assert_eq!(
+        (seen.peer, seen.service_id, seen.ca_guid),
+        (reversed(peer), request.service_id, LINUX.ca_guid)
+    );
+    assert_eq!((seen.qpn, seen.starting_psn), (request.qpn, request.starting_psn));
+    assert_eq!((seen.path_mtu, seen.flow_label, seen.hop_limit), (request.path_mtu, request.flow_label, 64));
+    assert_eq!((seen.retry_count, seen.rnr_retry_count, seen.ack_timeout), (7, request.rnr_retry_count, 19));
     assert_eq!((seen.our_response_timeout, seen.response_timeout, seen.max_cm_retries), (20, 20, 15));
     assert_eq!(
         (seen.responder_resources, seen.initiator_depth),
-        (asked.responder_resources, asked.initiator_depth)
+        (request.responder_resources, request.initiator_depth)
     );
     let cma = seen.cma.unwrap();
     assert_eq!((cma.src_addr(), cma.dst_addr()), (peer.local, peer.remote));
-    assert_eq!(Some(cma.src_port.get()), asked.cma_src_port);
-    assert_eq!(seen.private_data[..asked.private_data.len()], asked.private_data);
+    assert_eq!(Some(cma.src_port.get()), request.cma_src_port);
+    assert_eq!(seen.private_data[..request.private_data.len()], request.private_data);
     assert_eq!(seen.private_data.len(), private_data::REQ_CMA);
     assert_eq!((answered.qpn, answered.starting_psn), (reply.qpn, reply.starting_psn));
     assert_eq!((answered.target_ack_delay, answered.rnr_retry_count), (15, reply.rnr_retry_count));
@@ -101,30 +104,30 @@ fn replay(capture: &str, peer: Peer, asked: &ConnectRequest, reply: &Accept, pas
 
 #[test]
 fn messages_match_a_capture_of_rping() {
-    let asked = ConnectRequest {
+    let request = ConnectRequest {
         cma_src_port: Some(0xad6e),
         flow_label: 0x51c58,
         ..ConnectRequest::new(A_TO_B, SERVICE, Qpn::new(0x11), Psn::new(0x01_564a))
     };
-    replay("cm_rping.pcap", A_TO_B, &asked, &Accept::new(Qpn::new(0x11), Psn::new(0x1f_683b)), false);
+    replay("cm_rping.pcap", A_TO_B, &request, &Accept::new(Qpn::new(0x11), Psn::new(0x1f_683b)), false);
 }
 
 #[test]
 fn messages_match_a_capture_of_rping_over_ipv6() {
     let peer = Peer { local: "fd00::2".parse().unwrap(), remote: "fd00::1".parse().unwrap() };
-    let asked = ConnectRequest {
+    let request = ConnectRequest {
         cma_src_port: Some(0xb338),
         flow_label: 0x5cfce,
         ..ConnectRequest::new(peer, SERVICE, Qpn::new(0x16), Psn::new(0x9e_735f))
     };
-    replay("ipv6_cm_rping.pcap", peer, &asked, &Accept::new(Qpn::new(0x16), Psn::new(0xf8_d751)), false);
+    replay("ipv6_cm_rping.pcap", peer, &request, &Accept::new(Qpn::new(0x16), Psn::new(0xf8_d751)), false);
 }
 
 #[test]
 fn messages_match_a_capture_of_rstream_with_private_data() {
     let captured = mads("rc_write_imm_rstream.pcap");
     let (req, rep) = (captured[0], captured[1]);
-    let asked = ConnectRequest {
+    let request = ConnectRequest {
         cma_src_port: Some(0xac5d),
         flow_label: 0x4fc72,
         responder_resources: 0,
@@ -145,7 +148,7 @@ fn messages_match_a_capture_of_rstream_with_private_data() {
         private_data: rep[24 + 36..].to_vec(),
         ..Accept::new(Qpn::new(0x1d), Psn::new(0x23_b54b))
     };
-    replay("rc_write_imm_rstream.pcap", A_TO_B, &asked, &reply, true);
+    replay("rc_write_imm_rstream.pcap", A_TO_B, &request, &reply, true);
 }
 
 #[test]
@@ -167,7 +170,7 @@ fn requests_that_do_not_fit_a_req_are_refused() {
         let error = cm.connect(&request, T0).err();
         assert_eq!(error, max.map(|max| ConnectError::PrivateData { len, max }));
     }
-    for (request, says) in [
+    for (request, message) in [
         (with(|r| r.path_mtu = 1500), "path_mtu is 1500 bytes; use 256, 512, 1024, 2048 or 4096"),
         (with(|r| r.retry_count = 8), "retry_count is 8; use at most 7"),
         (with(|r| r.rnr_retry_count = 8), "rnr_retry_count is 8; use at most 7"),
@@ -179,7 +182,7 @@ fn requests_that_do_not_fit_a_req_are_refused() {
             "fd00::2 and 10.0.0.1 are of different address families; use two of the same family",
         ),
     ] {
-        assert_eq!(cm.connect(&request, T0).unwrap_err().to_string(), says);
+        assert_eq!(cm.connect(&request, T0).unwrap_err().to_string(), message);
     }
     assert_eq!(cm.len(), 3);
 }
