@@ -1,7 +1,7 @@
 //! The switch's data plane: scatters leaders' writes to replicas, gathers replicas' acknowledgements, and is
 //! a learning bridge for all other frames.
 
-use crate::gather::Gathered;
+use crate::gather::GatherResult;
 use crate::group::{Group, GroupId, Member, Request};
 use core::net::IpAddr;
 use rocev2::aeth::{NakCode, Syndrome};
@@ -104,7 +104,7 @@ struct Slot {
 }
 
 const LEADER: u32 = u32::MAX;
-const NOBODY: Slot = Slot { qpn: u32::MAX, group: 0, member: 0 };
+const UNUSED_SLOT: Slot = Slot { qpn: u32::MAX, group: 0, member: 0 };
 
 /// The data plane: a [`Function`].
 pub struct P4ce {
@@ -114,18 +114,18 @@ pub struct P4ce {
     groups: Box<[Option<Box<Group>>]>,
     counters: Arc<Counters>,
     events: VecDeque<Event>,
-    looked: Nanos,
+    checked_at: Nanos,
 }
 
 /// How a leader's request packet is handled, by opcode.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// A WRITE with a RETH, whose address and key are checked and rewritten.
-    Write,
+    WithReth,
     /// Passed to all replicas without a RETH.
-    Plain,
+    WithoutReth,
     /// Consumed by the switch: acknowledgements and CNPs.
-    Notice,
+    Consumed,
     /// Answered with a NAK: not supported on a group.
     Refused,
 }
@@ -135,7 +135,7 @@ static KINDS: [Kind; 256] = {
     let mut at = 0;
     while at < kinds.len() {
         kinds[at] = match Opcode(at as u8) {
-            Opcode::RC_WRITE_FIRST | Opcode::RC_WRITE_ONLY | Opcode::RC_WRITE_ONLY_IMM => Kind::Write,
+            Opcode::RC_WRITE_FIRST | Opcode::RC_WRITE_ONLY | Opcode::RC_WRITE_ONLY_IMM => Kind::WithReth,
             Opcode::RC_WRITE_MIDDLE
             | Opcode::RC_WRITE_LAST
             | Opcode::RC_WRITE_LAST_IMM
@@ -144,8 +144,8 @@ static KINDS: [Kind; 256] = {
             | Opcode::RC_SEND_LAST
             | Opcode::RC_SEND_LAST_IMM
             | Opcode::RC_SEND_ONLY
-            | Opcode::RC_SEND_ONLY_IMM => Kind::Plain,
-            Opcode::CNP | Opcode::RC_ACKNOWLEDGE => Kind::Notice,
+            | Opcode::RC_SEND_ONLY_IMM => Kind::WithoutReth,
+            Opcode::CNP | Opcode::RC_ACKNOWLEDGE => Kind::Consumed,
             _ => Kind::Refused,
         };
         at += 1;
@@ -166,11 +166,11 @@ impl P4ce {
         );
         Self {
             forward: Forward::alone(&config.forward),
-            slots: vec![NOBODY; config.queue_pairs].into(),
+            slots: vec![UNUSED_SLOT; config.queue_pairs].into(),
             groups: (0..config.groups).map(|_| None).collect(),
             counters: Arc::default(),
             events: VecDeque::with_capacity(64),
-            looked: Nanos::ZERO,
+            checked_at: Nanos::ZERO,
             config,
         }
     }
@@ -203,7 +203,13 @@ impl P4ce {
 
     /// Handles a frame to the switch's own MAC address.
     #[inline]
-    fn on_own<O: Output>(&mut self, frame: &mut O::Frame, port: PortId, now: Nanos, out: &mut O) -> Verdict {
+    fn on_own_frame<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
         let layout = match self.forward.admit(frame, port) {
             Ok(Some(layout)) => layout,
             // ARP, neighbour discovery, echo requests, and malformed ones of these, which the control plane
@@ -239,7 +245,7 @@ impl P4ce {
         let Some(group) = &mut self.groups[group] else { return Verdict::Drop(DropReason::NoQueuePair) };
         let own = self.config.mac;
         let packet = Packet::new(frame.bytes(), layout);
-        if !group.leader.is_of(&packet) {
+        if !group.leader.is_from(&packet) {
             return Verdict::Drop(DropReason::WrongSource);
         }
         #[cfg(debug_assertions)]
@@ -254,9 +260,9 @@ impl P4ce {
         }
         let (psn, ack_req) = (packet.bth().psn(), packet.bth().ack_req());
         let kind = KINDS[usize::from(layout.opcode().0)];
-        let reth = if kind == Kind::Write { first_reth(&packet) } else { None };
+        let reth = if kind == Kind::WithReth { first_reth(&packet) } else { None };
         let allowed = reth.is_none_or(|reth| group.allows(reth.va.get(), reth.rkey.get(), reth.len.get()));
-        if kind == Kind::Notice {
+        if kind == Kind::Consumed {
             return Verdict::Consume;
         }
         if kind == Kind::Refused || !allowed {
@@ -268,9 +274,9 @@ impl P4ce {
                 return Verdict::Drop(DropReason::Unexpected);
             }
             let code = if allowed { NakCode::INVALID_REQUEST } else { NakCode::REMOTE_ACCESS_ERROR };
-            let answer = group.gather.refuse(psn, code);
+            let response = group.gather.refuse(psn, code);
             self.counters.fatal_naks.add(1);
-            if let Ok(nak) = group.leader.make_answer(&packet, own, answer, out) {
+            if let Ok(nak) = group.leader.make_response(&packet, own, response, out) {
                 _ = out.send(nak, group.leader.port);
             }
             return Verdict::Drop(DropReason::Refused);
@@ -287,9 +293,9 @@ impl P4ce {
             }
         }
         let request = Request { psn, va: reth.map(|reth| reth.va.get()) };
-        if let Some(answer) = group.gather.on_request(psn, ack_req) {
+        if let Some(response) = group.gather.on_request(psn, ack_req) {
             self.counters.repeated.add(1);
-            if let Ok(ack) = group.leader.make_answer(&packet, own, answer, out) {
+            if let Ok(ack) = group.leader.make_response(&packet, own, response, out) {
                 _ = out.send(ack, group.leader.port);
             }
         }
@@ -336,7 +342,7 @@ impl P4ce {
         let own = self.config.mac;
         let packet = Packet::new(frame.bytes(), layout);
         let replica = &group.members[member];
-        if !replica.is_of(&packet) {
+        if !replica.is_from(&packet) {
             return Verdict::Drop(DropReason::WrongSource);
         }
         let psn = packet.bth().psn().sub(replica.psn_ahead);
@@ -351,7 +357,7 @@ impl P4ce {
         }
         let Some(aeth) = aeth else {
             self.counters.cnps.add(1);
-            group.leader.pass(frame.bytes_mut(), layout, own, Psn::ZERO);
+            group.leader.forward(frame.bytes_mut(), layout, own, Psn::ZERO);
             return Verdict::Forward(group.leader.port);
         };
         if replica.port != port {
@@ -376,25 +382,25 @@ impl P4ce {
             self.events.push_back(Event::Excluded(GroupId(number as u32), dropped));
         }
         match gathered {
-            Gathered::Tell(answer) => {
-                match answer.aeth.kind() {
+            GatherResult::Respond(response) => {
+                match response.aeth.kind() {
                     Syndrome::Ack(_) => self.counters.acks.add(1),
                     Syndrome::RnrNak(_) => self.counters.rnr_naks.add(1),
                     Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => self.counters.naks.add(1),
                     Syndrome::Nak(_) | Syndrome::Reserved(_) => self.counters.fatal_naks.add(1),
                 }
-                group.leader.answer(frame.bytes_mut(), layout, own, answer);
+                group.leader.rewrite_response(frame.bytes_mut(), layout, own, response);
                 Verdict::Forward(group.leader.port)
             }
-            Gathered::Absorbed => Verdict::Consume,
-            Gathered::Stale => Verdict::Drop(DropReason::Stale),
-            Gathered::Failed(answer) => {
+            GatherResult::Absorbed => Verdict::Consume,
+            GatherResult::Stale => Verdict::Drop(DropReason::Stale),
+            GatherResult::Failed(response) => {
                 group.exclude(member);
                 self.counters.excluded.add(1);
                 self.events.push_back(Event::Excluded(GroupId(number as u32), member));
-                let Some(answer) = answer else { return Verdict::Consume };
+                let Some(response) = response else { return Verdict::Consume };
                 self.counters.acks.add(1);
-                group.leader.answer(frame.bytes_mut(), layout, own, answer);
+                group.leader.rewrite_response(frame.bytes_mut(), layout, own, response);
                 Verdict::Forward(group.leader.port)
             }
         }
@@ -422,7 +428,7 @@ impl P4ce {
         packet: &Packet<'_>,
         (port, now): (PortId, Nanos),
     ) {
-        if !Self::stays_put(config) && group.move_leader(packet, port) {
+        if !Self::has_fixed_ports(config) && group.move_leader(packet, port) {
             counters.moved.add(1);
             forward.on_command(forward::Command::Learn(packet.ethernet().src, port), now);
         }
@@ -438,7 +444,7 @@ impl P4ce {
         (member, packet): (usize, &Packet<'_>),
         (port, now): (PortId, Nanos),
     ) {
-        if !Self::stays_put(config) && group.move_member(member, packet, port) {
+        if !Self::has_fixed_ports(config) && group.move_member(member, packet, port) {
             counters.moved.add(1);
             // The bridge's entry is never older than the group's.
             forward.on_command(forward::Command::Learn(packet.ethernet().src, port), now);
@@ -449,18 +455,18 @@ impl P4ce {
     /// its leader retransmits. A replica that has moved may have sent other frames only.
     #[cold]
     fn find_replicas(forward: &Forward, counters: &Counters, config: &Config, group: &mut Group) {
-        if !Self::stays_put(config) {
+        if !Self::has_fixed_ports(config) {
             counters.moved.add(group.find_members(|mac| forward.find_station(mac)));
         }
     }
 
     #[cfg(not(debug_assertions))]
-    const fn stays_put(_: &Config) -> bool {
+    const fn has_fixed_ports(_: &Config) -> bool {
         false
     }
 
     #[cfg(debug_assertions)]
-    fn stays_put(config: &Config) -> bool {
+    fn has_fixed_ports(config: &Config) -> bool {
         config.bug == Some(crate::Bug::StaysPut)
     }
 
@@ -470,7 +476,7 @@ impl P4ce {
         let qpns = config.replicas.iter().map(|replica| replica.peer.local_qp).zip(0..);
         let qpns: Vec<_> = qpns.chain([(config.leader.local_qp, LEADER)]).collect();
         let free = self.groups.get(id.0 as usize).is_some_and(Option::is_none)
-            && qpns.iter().all(|(qpn, _)| self.slots[self.slot_of(*qpn)].qpn == NOBODY.qpn);
+            && qpns.iter().all(|(qpn, _)| self.slots[self.slot_of(*qpn)].qpn == UNUSED_SLOT.qpn);
         if free {
             for (qpn, member) in qpns {
                 let at = self.slot_of(qpn);
@@ -498,7 +504,7 @@ impl P4ce {
             let replicas = config.replicas.iter().map(|replica| replica.peer.local_qp);
             for qpn in replicas.chain([config.leader.local_qp]) {
                 let at = self.slot_of(qpn);
-                self.slots[at] = NOBODY;
+                self.slots[at] = UNUSED_SLOT;
             }
             self.counters.closed.add(1);
         }
@@ -511,7 +517,7 @@ impl P4ce {
 
     /// Returns whether a frame to a multicast or broadcast address requests one of the switch's own
     /// addresses.
-    fn asks_for_us(&self, frame: &[u8]) -> bool {
+    fn requests_own_address(&self, frame: &[u8]) -> bool {
         neighbour::asked_for(frame).is_some_and(|ip| self.config.addresses.contains(&ip))
     }
 
@@ -539,7 +545,8 @@ fn share<O: Output>(
     let (payload, icrc) = (layout.payload(), layout.icrc());
     let bytes = frame.bytes_mut();
     let mut headers = [0; 128];
-    let (Some(headers), Some(&right)) = (headers.get_mut(..payload), bytes[icrc..].first_chunk::<ICRC_LEN>())
+    let (Some(headers), Some(&leader_icrc)) =
+        (headers.get_mut(..payload), bytes[icrc..].first_chunk::<ICRC_LEN>())
     else {
         // Headers longer than 128 bytes, because of extension headers
         let mut copy = out.copy(frame)?;
@@ -552,15 +559,15 @@ fn share<O: Output>(
     let copy = out.share(frame, payload, tail);
     let bytes = frame.bytes_mut();
     bytes[..payload].copy_from_slice(headers);
-    bytes[icrc..icrc + ICRC_LEN].copy_from_slice(&right);
+    bytes[icrc..icrc + ICRC_LEN].copy_from_slice(&leader_icrc);
     copy
 }
 
 /// Returns the RETH of a packet whose opcode has one directly after the BTH.
 #[inline]
 fn first_reth<'a>(packet: &Packet<'a>) -> Option<&'a Reth> {
-    let behind = packet.bytes().get(packet.layout().bth() + Bth::LEN..)?;
-    Reth::ref_from_prefix(behind).ok().map(|(reth, _)| reth)
+    let rest = packet.bytes().get(packet.layout().bth() + Bth::LEN..)?;
+    Reth::ref_from_prefix(rest).ok().map(|(reth, _)| reth)
 }
 
 impl Function for P4ce {
@@ -577,8 +584,8 @@ impl Function for P4ce {
     ) -> Verdict {
         let bytes = frame.bytes();
         match bytes.first_chunk::<6>() {
-            Some(dst) if *dst == self.config.mac.0 => self.on_own(frame, port, now, out),
-            Some(dst) if dst[0] & 1 != 0 && self.asks_for_us(bytes) => self.punt(bytes, port, now),
+            Some(dst) if *dst == self.config.mac.0 => self.on_own_frame(frame, port, now, out),
+            Some(dst) if dst[0] & 1 != 0 && self.requests_own_address(bytes) => self.punt(bytes, port, now),
             _ => self.forward.on_frame(frame, port, now, out),
         }
     }
@@ -591,7 +598,7 @@ impl Function for P4ce {
         let qpn = Qpn::new(u32::from_be_bytes(*word));
         let slot = self.slots[self.slot_of(qpn)];
         if let Some(Some(group)) = self.groups.get(slot.group as usize) {
-            group.foresee((slot.member != LEADER).then_some(slot.member as usize), fetch);
+            group.prefetch((slot.member != LEADER).then_some(slot.member as usize), fetch);
         }
     }
 
@@ -599,15 +606,16 @@ impl Function for P4ce {
         if self.forward.next_timer().is_some_and(|at| at <= now) {
             self.forward.on_timer(now, out);
         }
-        if self.config.silent_after > Nanos::ZERO && now >= self.looked + self.interval() {
-            self.looked = now;
+        if self.config.silent_after > Nanos::ZERO && now >= self.checked_at + self.check_interval() {
+            self.checked_at = now;
             self.exclude_silent(now);
         }
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        let look = (self.config.silent_after > Nanos::ZERO).then(|| self.looked + self.interval());
-        [self.forward.next_timer(), look].into_iter().flatten().min()
+        let check_at =
+            (self.config.silent_after > Nanos::ZERO).then(|| self.checked_at + self.check_interval());
+        [self.forward.next_timer(), check_at].into_iter().flatten().min()
     }
 
     fn on_command(&mut self, command: Command, _now: Nanos) {
@@ -635,7 +643,7 @@ impl Function for P4ce {
 
 impl P4ce {
     /// Returns the interval between two searches for replicas without progress.
-    fn interval(&self) -> Nanos {
+    fn check_interval(&self) -> Nanos {
         Nanos((self.config.silent_after.0 / 4).max(1))
     }
 }

@@ -42,7 +42,7 @@ struct Progress {
 
 /// An acknowledgement or NAK for the leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct LeaderResponse {
     /// PSN of the response
     pub psn: Psn,
     /// Syndrome, with the leader's MSN and credits
@@ -51,16 +51,16 @@ pub struct Answer {
 
 /// Result of a replica's response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gathered {
+pub enum GatherResult {
     /// Send this to the leader.
-    Tell(Answer),
+    Respond(LeaderResponse),
     /// The response was counted; nothing is sent to the leader.
     Absorbed,
     /// The response carries nothing new, or nothing plausible.
     Stale,
     /// The replica sent a fatal NAK, and a quorum remains without it: exclude it. The answer is sent to the
     /// leader if the response moved the frontier.
-    Failed(Option<Answer>),
+    Failed(Option<LeaderResponse>),
 }
 
 /// Acknowledgement state of a group.
@@ -73,9 +73,9 @@ pub struct Gather {
     frontier: Psn,
     msn: Msn,
     /// The PSN of the last NAK sent to the leader, until the leader has gone back to it
-    asked: Option<Psn>,
+    pending_nak: Option<Psn>,
     /// The PSN and timer of the last RNR NAK sent to the leader, until the leader has gone back to it
-    asked_later: Option<(Psn, RnrTimer)>,
+    pending_rnr_nak: Option<(Psn, RnrTimer)>,
     /// Credits of the last acknowledgement sent to the leader
     credit: Credit,
     outvote: bool,
@@ -103,7 +103,7 @@ impl Gather {
         );
         let acked = first.sub(1);
         let member = Progress { acked, msn: Msn::ZERO, limit: None, rnr: None, member: true, behind: None };
-        let nobody = Progress { member: false, ..member };
+        let unused = Progress { member: false, ..member };
         Self {
             quorum,
             outvote,
@@ -112,10 +112,10 @@ impl Gather {
             next: first,
             frontier: acked,
             msn: Msn::ZERO,
-            asked: None,
-            asked_later: None,
+            pending_nak: None,
+            pending_rnr_nak: None,
             credit: Credit::UNLIMITED,
-            members: core::array::from_fn(|at| if at < count { member } else { nobody }),
+            members: core::array::from_fn(|at| if at < count { member } else { unused }),
             count,
             #[cfg(debug_assertions)]
             bug: None,
@@ -191,7 +191,7 @@ impl Gather {
     }
 
     /// Changes the quorum. Returns an acknowledgement for the leader if the frontier moves.
-    pub fn set_quorum(&mut self, quorum: usize) -> Option<Answer> {
+    pub fn set_quorum(&mut self, quorum: usize) -> Option<LeaderResponse> {
         self.quorum = quorum.clamp(1, self.count);
         self.advance()
     }
@@ -199,7 +199,7 @@ impl Gather {
     /// Records a packet of the leader, which is passed to the replicas. If a quorum already holds it, the
     /// leader missed the acknowledgement, which is returned to be sent again.
     #[inline]
-    pub fn on_request(&mut self, psn: Psn, ack_req: bool) -> Option<Answer> {
+    pub fn on_request(&mut self, psn: Psn, ack_req: bool) -> Option<LeaderResponse> {
         if psn == self.next {
             self.next = psn.add(1);
             return None;
@@ -207,15 +207,15 @@ impl Gather {
         self.on_request_out_of_order(psn, ack_req)
     }
 
-    fn on_request_out_of_order(&mut self, psn: Psn, ack_req: bool) -> Option<Answer> {
+    fn on_request_out_of_order(&mut self, psn: Psn, ack_req: bool) -> Option<LeaderResponse> {
         if (1..=MAX_SKIPPED).contains(&psn.distance(self.next)) {
             self.next = psn.add(1);
         }
-        if self.asked.is_some_and(|asked| !asked.precedes(psn)) {
-            self.asked = None;
+        if self.pending_nak.is_some_and(|pending| !pending.precedes(psn)) {
+            self.pending_nak = None;
         }
-        if self.asked_later.is_some_and(|(asked, _)| !asked.precedes(psn)) {
-            self.asked_later = None;
+        if self.pending_rnr_nak.is_some_and(|(pending, _)| !pending.precedes(psn)) {
+            self.pending_rnr_nak = None;
         }
         (ack_req && !self.frontier.precedes(psn)).then(|| self.acknowledge())
     }
@@ -229,36 +229,36 @@ impl Gather {
 
     /// Returns the NAK for a request that the switch refuses. It implicitly acknowledges nothing that no
     /// quorum holds.
-    pub fn refuse(&self, psn: Psn, code: NakCode) -> Answer {
-        Answer { psn: self.clamped(psn), aeth: Aeth::new(Syndrome::Nak(code), self.msn) }
+    pub fn refuse(&self, psn: Psn, code: NakCode) -> LeaderResponse {
+        LeaderResponse { psn: self.clamped_to_frontier(psn), aeth: Aeth::new(Syndrome::Nak(code), self.msn) }
     }
 
     /// Processes a replica's response. `psn` is in the leader's numbering.
     #[inline]
-    pub fn on_response(&mut self, member: usize, psn: Psn, aeth: Aeth) -> Gathered {
+    pub fn on_response(&mut self, member: usize, psn: Psn, aeth: Aeth) -> GatherResult {
         let Some(progress) = self.members[..self.count].get(member).filter(|progress| progress.member) else {
-            return Gathered::Stale;
+            return GatherResult::Stale;
         };
         // A response can neither acknowledge nor NAK a packet that was never sent; a NAK may name the next
         // one.
         let (held, missing) = match aeth.kind() {
             Syndrome::Ack(_) => (psn, false),
             Syndrome::Nak(_) | Syndrome::RnrNak(_) => (psn.sub(1), true),
-            Syndrome::Reserved(_) => return Gathered::Stale,
+            Syndrome::Reserved(_) => return GatherResult::Stale,
         };
-        let news = self.distance(held, progress.acked);
-        if !held.precedes(self.next) || news < 0 {
-            return Gathered::Stale;
+        let gained = self.distance(held, progress.acked);
+        if !held.precedes(self.next) || gained < 0 {
+            return GatherResult::Stale;
         }
-        self.note(member, held, news > 0, aeth);
+        self.record(member, held, gained > 0, aeth);
         let advanced = self.advance();
-        let told = if missing {
+        let nak = if missing {
             match aeth.kind() {
                 Syndrome::RnrNak(timer) => self.on_not_ready(member, psn, timer),
                 Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => self.on_missing(psn),
                 Syndrome::Nak(code) => {
                     if self.outvote && self.members() > self.quorum {
-                        return Gathered::Failed(advanced);
+                        return GatherResult::Failed(advanced);
                     }
                     Some(self.refuse(psn, code))
                 }
@@ -267,9 +267,9 @@ impl Gather {
         } else {
             None
         };
-        match told.or(advanced).or_else(|| self.more_credit()) {
-            Some(answer) => Gathered::Tell(answer),
-            None => Gathered::Absorbed,
+        match nak.or(advanced).or_else(|| self.renewed_credit()) {
+            Some(response) => GatherResult::Respond(response),
+            None => GatherResult::Absorbed,
         }
     }
 
@@ -289,7 +289,7 @@ impl Gather {
     }
 
     #[inline]
-    fn note(&mut self, member: usize, held: Psn, progressed: bool, aeth: Aeth) {
+    fn record(&mut self, member: usize, held: Psn, progressed: bool, aeth: Aeth) {
         let progress = &mut self.members[member];
         if progressed {
             progress.acked = held;
@@ -303,8 +303,8 @@ impl Gather {
 
     /// Returns the newest PSN that a quorum holds, as a distance from the frontier, and its MSN.
     #[inline]
-    fn reached(&self) -> Option<(i32, Msn)> {
-        let quorum = self.needed();
+    fn quorum_psn(&self) -> Option<(i32, Msn)> {
+        let quorum = self.required();
         // Sorted by distance, largest first; for a few replicas nothing is faster than insertion.
         let mut furthest = [(0, Msn::ZERO); MAX_MEMBERS];
         let mut len = 0;
@@ -323,58 +323,58 @@ impl Gather {
 
     #[cfg(not(debug_assertions))]
     #[inline]
-    fn needed(&self) -> usize {
+    fn required(&self) -> usize {
         self.quorum
     }
 
     #[cfg(debug_assertions)]
-    fn needed(&self) -> usize {
+    fn required(&self) -> usize {
         let missing = usize::from(self.has_bug(crate::Bug::Minority));
         if self.has_bug(crate::Bug::FirstAck) { 1 } else { (self.quorum - missing).max(1) }
     }
 
     /// Moves the frontier, if a quorum holds more.
     #[inline]
-    fn advance(&mut self) -> Option<Answer> {
-        let (ahead, msn) = self.reached().filter(|(ahead, _)| *ahead > 0)?;
+    fn advance(&mut self) -> Option<LeaderResponse> {
+        let (ahead, msn) = self.quorum_psn().filter(|(ahead, _)| *ahead > 0)?;
         self.frontier = self.frontier.add(ahead as u32);
         self.msn = msn;
         for (member, progress) in self.members[..self.count].iter_mut().enumerate() {
-            let drops = progress.member && self.frontier.distance(progress.acked) > self.max_lag;
-            progress.member &= !drops;
-            self.dropped |= u16::from(drops) << member;
+            let is_dropped = progress.member && self.frontier.distance(progress.acked) > self.max_lag;
+            progress.member &= !is_dropped;
+            self.dropped |= u16::from(is_dropped) << member;
             #[cfg(debug_assertions)]
             if self.bug == Some(crate::Bug::LeftBehind) && progress.acked.precedes(self.frontier) {
                 progress.acked = self.frontier;
             }
         }
-        self.forget_asked();
+        self.forget_pending_naks();
         Some(self.acknowledge())
     }
 
     /// Forgets NAKs of packets that a quorum holds by now: a leader that receives the acknowledgement does
     /// not go back to them, and a pending NAK suppresses all later ones.
     #[inline]
-    fn forget_asked(&mut self) {
+    fn forget_pending_naks(&mut self) {
         #[cfg(debug_assertions)]
         if self.has_bug(crate::Bug::AskedForever) {
             return;
         }
         let frontier = self.frontier;
-        self.asked.take_if(|asked| !frontier.precedes(*asked));
-        self.asked_later.take_if(|(asked, _)| !frontier.precedes(*asked));
+        self.pending_nak.take_if(|pending| !frontier.precedes(*pending));
+        self.pending_rnr_nak.take_if(|(pending, _)| !frontier.precedes(*pending));
     }
 
     /// Returns the newest PSN that a NAK may carry, at most `psn`: a NAK acknowledges everything before its
     /// PSN (IB 9.7.5.2.8).
-    fn clamped(&self, psn: Psn) -> Psn {
+    fn clamped_to_frontier(&self, psn: Psn) -> Psn {
         let limit = self.frontier.add(1);
         if limit.precedes(psn) { limit } else { psn }
     }
 
-    fn acknowledge(&mut self) -> Answer {
+    fn acknowledge(&mut self) -> LeaderResponse {
         self.credit = self.credits();
-        Answer { psn: self.frontier, aeth: Aeth::new(Syndrome::Ack(self.credit), self.msn) }
+        LeaderResponse { psn: self.frontier, aeth: Aeth::new(Syndrome::Ack(self.credit), self.msn) }
     }
 
     /// Returns the credits of the replica with the fewest, counted from the frontier's MSN (IB 9.7.7.2.1).
@@ -389,48 +389,47 @@ impl Gather {
 
     /// Returns an acknowledgement if credits are available again: a leader without credits waits, and sends
     /// nothing that would be acknowledged.
-    fn more_credit(&mut self) -> Option<Answer> {
+    fn renewed_credit(&mut self) -> Option<LeaderResponse> {
         (self.credit == Credit(0) && self.credits() != Credit(0)).then(|| self.acknowledge())
     }
 
-    /// Returns whether a quorum holds the packet that a replica lacks, and the leader's request asked to
-    /// outvote minorities.
+    /// Returns whether a quorum holds the packet that a replica lacks, and `outvote` is set.
     fn is_outvoted(&self, psn: Psn) -> bool {
         self.outvote && !self.frontier.precedes(psn)
     }
 
     /// Handles a PSN sequence error NAK.
-    fn on_missing(&mut self, psn: Psn) -> Option<Answer> {
-        let back_to = self.clamped(psn);
-        if self.is_outvoted(psn) || self.asked.is_some_and(|asked| !back_to.precedes(asked)) {
+    fn on_missing(&mut self, psn: Psn) -> Option<LeaderResponse> {
+        let back_to = self.clamped_to_frontier(psn);
+        if self.is_outvoted(psn) || self.pending_nak.is_some_and(|pending| !back_to.precedes(pending)) {
             return None;
         }
         // The leader does not go back to a packet that was acknowledged.
         if self.frontier.precedes(back_to) {
-            self.asked = Some(back_to);
+            self.pending_nak = Some(back_to);
         }
         Some(self.refuse(psn, NakCode::PSN_SEQUENCE_ERROR))
     }
 
     /// Handles an RNR NAK.
-    fn on_not_ready(&mut self, member: usize, psn: Psn, timer: RnrTimer) -> Option<Answer> {
+    fn on_not_ready(&mut self, member: usize, psn: Psn, timer: RnrTimer) -> Option<LeaderResponse> {
         self.members[member].rnr = Some(timer);
         if self.is_outvoted(psn) {
             return None;
         }
-        let back_to = self.clamped(psn);
+        let back_to = self.clamped_to_frontier(psn);
         let waiting = self.members[..self.count].iter().filter(|progress| progress.member);
         let longest = waiting.filter_map(|progress| progress.rnr).max_by_key(|rnr| rnr.microseconds())?;
-        let told = self.asked_later.is_some_and(|(asked, told)| {
-            !back_to.precedes(asked) && told.microseconds() >= longest.microseconds()
+        let already_sent = self.pending_rnr_nak.is_some_and(|(pending, sent)| {
+            !back_to.precedes(pending) && sent.microseconds() >= longest.microseconds()
         });
-        if told {
+        if already_sent {
             return None;
         }
         if self.frontier.precedes(back_to) {
-            self.asked_later = Some((back_to, longest));
+            self.pending_rnr_nak = Some((back_to, longest));
         }
-        Some(Answer { psn: back_to, aeth: Aeth::new(Syndrome::RnrNak(longest), self.msn) })
+        Some(LeaderResponse { psn: back_to, aeth: Aeth::new(Syndrome::RnrNak(longest), self.msn) })
     }
 
     /// Returns a replica that has been behind the frontier without progress for `after`.

@@ -1,7 +1,7 @@
 //! A communication group in the data plane (P4CE, tables II and III): its leader, its replicas, and the
 //! rewriting of packets between them.
 
-use crate::gather::{Answer, Gather, MAX_MEMBERS};
+use crate::gather::{Gather, LeaderResponse, MAX_MEMBERS};
 use core::net::IpAddr;
 use rocev2::ethernet::{Ethernet, MacAddr};
 use rocev2::ipv4::Ipv4;
@@ -91,7 +91,7 @@ impl Addresses {
     /// Returns whether a packet has these addresses in the opposite direction.
     #[expect(clippy::inline_always, reason = "a call costs more than the comparison")]
     #[inline(always)]
-    fn are_answered_by(&self, packet: &Packet<'_>) -> bool {
+    fn are_reversed_in(&self, packet: &Packet<'_>) -> bool {
         let header = &packet.bytes()[packet.layout().l3()..];
         match self {
             Self::V4 { src, dst } => {
@@ -107,14 +107,14 @@ impl Addresses {
 
 /// Header fields of packets to a host.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Way {
+pub(crate) struct HostRoute {
     addresses: Addresses,
     mac: MacAddr,
     remote_qp: Qpn,
     pub(crate) port: PortId,
 }
 
-impl Way {
+impl HostRoute {
     fn new(peer: &Peer) -> Option<Self> {
         Some(Self {
             addresses: Addresses::new(peer.local, peer.remote)?,
@@ -126,8 +126,8 @@ impl Way {
 
     /// Returns whether a packet comes from this host and is addressed to the switch.
     #[inline]
-    pub(crate) fn is_of(&self, packet: &Packet<'_>) -> bool {
-        self.addresses.are_answered_by(packet)
+    pub(crate) fn is_from(&self, packet: &Packet<'_>) -> bool {
+        self.addresses.are_reversed_in(packet)
     }
 
     #[inline]
@@ -143,7 +143,7 @@ impl Way {
 
     /// Rewrites a packet into one to this host with the given PSN.
     #[inline]
-    pub(crate) fn pass(&self, frame: &mut [u8], layout: Layout, own: MacAddr, psn: Psn) {
+    pub(crate) fn forward(&self, frame: &mut [u8], layout: Layout, own: MacAddr, psn: Psn) {
         let mut rewriter = Rewriter::new(frame, layout);
         self.readdress(&mut rewriter, own);
         rewriter.set_psn(psn);
@@ -152,21 +152,27 @@ impl Way {
 
     /// Rewrites a replica's acknowledgement into the group's acknowledgement to the leader.
     #[inline]
-    pub(crate) fn answer(&self, frame: &mut [u8], layout: Layout, own: MacAddr, answer: Answer) {
+    pub(crate) fn rewrite_response(
+        &self,
+        frame: &mut [u8],
+        layout: Layout,
+        own: MacAddr,
+        response: LeaderResponse,
+    ) {
         let mut rewriter = Rewriter::new(frame, layout);
         self.readdress(&mut rewriter, own);
-        rewriter.set_psn(answer.psn);
+        rewriter.set_psn(response.psn);
         // The packet is an acknowledgement, so it has an AETH.
-        _ = rewriter.set_aeth(answer.aeth);
+        _ = rewriter.set_aeth(response.aeth);
         rewriter.finish();
     }
 
     /// Builds an acknowledgement of a request of this host.
-    pub(crate) fn make_answer<O: Output>(
+    pub(crate) fn make_response<O: Output>(
         &self,
         request: &Packet<'_>,
         own: MacAddr,
-        answer: Answer,
+        response: LeaderResponse,
         out: &mut O,
     ) -> Result<O::Frame, Full> {
         let ethernet = Ethernet { src: own, dst: self.mac, ..*request.ethernet() };
@@ -181,14 +187,14 @@ impl Way {
                 Ip::V6(Ipv6 { version_class_flow, src, dst, ..Ipv6::default() }, &[])
             }
         };
-        let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, self.remote_qp, answer.psn);
+        let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, self.remote_qp, response.psn);
         let mut repr = Repr::new(ethernet, ip, bth);
         let tags = request.tags();
         repr.tags[..tags.len()].copy_from_slice(tags);
         repr.tag_count = tags.len();
         repr.udp.src_port = request.udp().src_port;
         repr.udp.dst_port = rocev2::UDP_PORT.into();
-        repr.extended.aeth.copy_from_slice(answer.aeth.as_bytes());
+        repr.extended.aeth.copy_from_slice(response.aeth.as_bytes());
         let mut frame = out.make(repr.frame_len())?;
         // The frame was made with the required length.
         _ = repr.build(frame.bytes_mut());
@@ -225,7 +231,7 @@ impl Member {
 
     /// Returns whether a packet comes from this replica and is addressed to the switch.
     #[inline]
-    pub(crate) fn is_of(&self, packet: &Packet<'_>) -> bool {
+    pub(crate) fn is_from(&self, packet: &Packet<'_>) -> bool {
         self.redirect.is_answered_by(packet)
     }
 
@@ -250,7 +256,7 @@ pub(crate) struct Request {
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub struct Group {
-    pub(crate) leader: Way,
+    pub(crate) leader: HostRoute,
     pub(crate) rkey: u32,
     pub(crate) size: u64,
     /// Indexes of the replicas that are written to: the first `target_count`
@@ -279,7 +285,7 @@ impl Group {
         let mut members = [list[0]; MAX_MEMBERS];
         members[..count].copy_from_slice(&list);
         Some(Box::new(Self {
-            leader: Way::new(&config.leader)?,
+            leader: HostRoute::new(&config.leader)?,
             rkey: config.rkey,
             size: config.size,
             gather: Gather::new(count, config.quorum, config.outvote, config.leader.first)
@@ -311,7 +317,7 @@ impl Group {
 
     /// Prefetches the cache lines for a packet from replica `member`, or from the leader if `None`.
     #[inline]
-    pub(crate) fn foresee(&self, member: Option<usize>, fetch: impl Fn(*const u8)) {
+    pub(crate) fn prefetch(&self, member: Option<usize>, fetch: impl Fn(*const u8)) {
         let start = core::ptr::from_ref(self).cast::<u8>();
         fetch(start);
         fetch(start.wrapping_add(64));

@@ -62,7 +62,7 @@ impl Envelope<'_> {
     }
 
     /// Appends the tag to a message, if there is a secret.
-    pub(crate) fn close(&self, mut message: Vec<u8>) -> Vec<u8> {
+    pub(crate) fn seal(&self, mut message: Vec<u8>) -> Vec<u8> {
         if let Some(secret) = self.secret {
             let tag = self.tag(secret, &message);
             message.extend(tag);
@@ -72,7 +72,7 @@ impl Envelope<'_> {
 
     /// Returns whether the first `len` bytes of private data have a valid tag; always true without a secret.
     /// Takes the same time at whichever byte a wrong tag differs.
-    pub(crate) fn admits(&self, private_data: &[u8], len: usize) -> bool {
+    pub(crate) fn verifies(&self, private_data: &[u8], len: usize) -> bool {
         let Some(secret) = self.secret else { return true };
         let Some((message, rest)) = private_data.split_at_checked(len) else { return false };
         rest.first_chunk().is_some_and(|tag| constant_time_eq_16(tag, &self.tag(secret, message)))
@@ -88,30 +88,32 @@ mod tests {
         let (secret, other) = (Secret::new("the right one"), Secret::new("another"));
         let [a, b] = [1, 2].map(|n| IpAddr::from([10, 0, 0, n]));
         let envelope = Envelope { secret: Some(&secret), from: a, to: b };
-        let sent = envelope.close(b"message".to_vec());
+        let sent = envelope.seal(b"message".to_vec());
         assert_eq!(sent.len(), 7 + TAG);
         // The communication manager pads private data with zeros.
         let received = [sent.clone(), vec![0; 20]].concat();
-        assert!(envelope.admits(&received, 7));
+        assert!(envelope.verifies(&received, 7));
         for wrong in [
             Envelope { secret: Some(&other), ..envelope },
             Envelope { from: b, to: a, ..envelope },
             Envelope { to: a, ..envelope },
         ] {
-            assert!(!wrong.admits(&received, 7), "{wrong:?}");
+            assert!(!wrong.verifies(&received, 7), "{wrong:?}");
         }
         for at in 0..sent.len() {
             let mut damaged = received.clone();
             damaged[at] ^= 1;
-            assert!(!envelope.admits(&damaged, 7), "byte {at}");
+            assert!(!envelope.verifies(&damaged, 7), "byte {at}");
         }
         assert!(
-            !envelope.admits(&received, 8) && !envelope.admits(b"message", 7) && !envelope.admits(b"", 7)
+            !envelope.verifies(&received, 8)
+                && !envelope.verifies(b"message", 7)
+                && !envelope.verifies(b"", 7)
         );
         // Without a secret, nothing is appended and everything is admitted.
         let open = Envelope { secret: None, ..envelope };
-        assert_eq!(open.close(b"message".to_vec()), b"message");
-        assert!(open.admits(&received, 7));
+        assert_eq!(open.seal(b"message".to_vec()), b"message");
+        assert!(open.verifies(&received, 7));
         assert_eq!(format!("{secret:?}"), "Secret");
     }
 }

@@ -295,26 +295,26 @@ struct RefusalLayout {
     replica: [u8; 16],
 }
 
-const NOBODY: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+const NO_REPLICA: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 impl Refusal {
     fn parts(&self) -> (u8, RejReason, IpAddr) {
         let none = RejReason(0);
         match *self {
-            Self::Request => (1, none, NOBODY),
-            Self::Count => (2, none, NOBODY),
-            Self::Quorum => (3, none, NOBODY),
-            Self::Family => (4, none, NOBODY),
-            Self::NoSuchList => (5, none, NOBODY),
-            Self::Full => (6, none, NOBODY),
+            Self::Request => (1, none, NO_REPLICA),
+            Self::Count => (2, none, NO_REPLICA),
+            Self::Quorum => (3, none, NO_REPLICA),
+            Self::Family => (4, none, NO_REPLICA),
+            Self::NoSuchList => (5, none, NO_REPLICA),
+            Self::Full => (6, none, NO_REPLICA),
             Self::Rejected { replica, reason } => (7, reason, replica),
             Self::Unreachable(replica) => (8, none, replica),
             Self::NoMemory(replica) => (9, none, replica),
             Self::Size(replica) => (10, none, replica),
             Self::NotAReplica(replica) => (11, none, replica),
-            Self::Busy => (12, none, NOBODY),
-            Self::NotALeader => (13, none, NOBODY),
-            Self::Secret => (14, none, NOBODY),
+            Self::Busy => (12, none, NO_REPLICA),
+            Self::NotALeader => (13, none, NO_REPLICA),
+            Self::Secret => (14, none, NO_REPLICA),
         }
     }
 

@@ -400,8 +400,8 @@ impl QpContext<'_> {
     }
 
     /// Processes a packet on an unreliable connection. A packet that is out of sequence is dropped together
-    /// with its message (IB 9.8.2.2). A duplicate or late packet is dropped alone if it is at most [`LATE_WINDOW`]
-    /// behind; a packet further behind counts as ahead, because a gap may have any length.
+    /// with its message (IB 9.8.2.2). A duplicate or late packet is dropped alone if it is at most
+    /// [`LATE_WINDOW`] behind; a packet further behind counts as ahead, because a gap may have any length.
     pub(crate) fn on_unreliable(&mut self, packet: &Packet<'_>) {
         let kind = PacketKind::of(packet.bth().opcode());
         let psn = packet.bth().psn();

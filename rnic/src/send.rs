@@ -16,8 +16,8 @@ use rocev2::{Bth, Opcode, Psn};
 use switch::Nanos;
 use zerocopy::IntoBytes;
 
-/// Limit of a message in packets: a quarter of the PSN space, so that old and new PSNs can always be told
-/// apart.
+/// Limit of a message in packets: a quarter of the PSN space, so that old and new PSNs are always
+/// distinguishable.
 const MAX_PACKETS: u32 = 1 << 22;
 /// Limit of a message in bytes (IB 9.4.1)
 pub(crate) const MAX_MESSAGE: usize = 1 << 31;

@@ -53,19 +53,19 @@ impl Server {
         if !self.wants_snapshot() {
             return Err(SnapshotError::NotWanted);
         }
-        let (layout, taken) = (self.config.layout, self.taken);
+        let (layout, polled) = (self.config.layout, self.polled);
         let (Some(resources), Some(leadership)) = (&self.resources, &mut self.leadership) else {
             return Err(SnapshotError::NotWanted);
         };
         let memory = nic.bytes_mut(resources.log.0);
-        let lacks = |next: u64| (taken..next).any(|at| layout.entry(at, memory).is_none());
-        if taken < self.vouched || leadership.next.is_none_or(lacks) {
+        let lacks = |next: u64| (polled..next).any(|at| layout.entry(at, memory).is_none());
+        if polled < self.valid_from || leadership.next.is_none_or(lacks) {
             return Err(SnapshotError::TooOld);
         }
         let area = memory[layout.log_len()..].get_mut(..state.len()).ok_or(SnapshotError::TooLong)?;
         area.copy_from_slice(state);
-        leadership.snapshot = Some((taken, state.len()));
-        for server in self.others() {
+        leadership.snapshot = Some((polled, state.len()));
+        for server in self.peers() {
             if self.follower(server, |follower| follower.stage == Stage::Wanting) == Some(true) {
                 self.bring_up_to_date(nic, server, now);
             }
@@ -103,19 +103,20 @@ impl Server {
         let Some(leadership) = &mut self.leadership else { return };
         leadership.checks += 1;
         let round = leadership.checks;
-        for server in self.others() {
-            let asks = self.follower(server, |follower| {
+        for server in self.peers() {
+            let posts = self.follower(server, |follower| {
                 if follower.stage == Stage::Active && !follower.is_member && follower.confirmed_from == 0 {
                     follower.confirmed_from = round;
                 }
                 // One WRITE at a time
-                let asks = follower.stage == Stage::Active && follower.answered >= follower.asked;
-                if asks {
-                    follower.asked = round;
+                let posts =
+                    follower.stage == Stage::Active && follower.check_completed >= follower.check_posted;
+                if posts {
+                    follower.check_posted = round;
                 }
-                asks
+                posts
             });
-            if asks == Some(true) {
+            if posts == Some(true) {
                 let word = Data::Inline(round.to_le_bytes().to_vec());
                 self.write(nic, server, Request::Check(round), CHECK, word);
             }
@@ -127,7 +128,11 @@ impl Server {
     pub(super) fn admit_checked(&mut self, nic: &mut Rnic) {
         let Some(leadership) = &self.leadership else { return };
         let confirmed = |since: u64| {
-            leadership.followers.iter().filter(|other| other.counts() && other.answered >= since).count()
+            leadership
+                .followers
+                .iter()
+                .filter(|other| other.counts() && other.check_completed >= since)
+                .count()
         };
         let quorum = self.config.quorum();
         let due: Vec<(u8, u64)> = (0..)

@@ -4,7 +4,7 @@
 //! change the leader.
 
 /// Maximum and initial trust of a server
-const MOST: u8 = 15;
+const MAX_TRUST: u8 = 15;
 /// Trust gained when the word has grown; each other READ costs 1
 const GAIN: u8 = 3;
 /// A server with less trust is considered dead, ...
@@ -31,7 +31,7 @@ pub struct Detector {
 impl Detector {
     /// Creates the detector of server `own` among `servers`; all count as alive.
     pub fn new(own: u8, servers: usize) -> Self {
-        let unknown = Reputation { heartbeat: None, trust: MOST, alive: true };
+        let unknown = Reputation { heartbeat: None, trust: MAX_TRUST, alive: true };
         Self { own, servers: vec![unknown; servers] }
     }
 
@@ -41,7 +41,7 @@ impl Detector {
         let grown = heartbeat.is_some() && heartbeat != reputation.heartbeat;
         reputation.heartbeat = heartbeat.or(reputation.heartbeat);
         reputation.trust =
-            if grown { (reputation.trust + GAIN).min(MOST) } else { reputation.trust.saturating_sub(1) };
+            if grown { (reputation.trust + GAIN).min(MAX_TRUST) } else { reputation.trust.saturating_sub(1) };
         if reputation.trust < DEAD_BELOW {
             reputation.alive = false;
         } else if reputation.trust >= ALIVE_FROM {
@@ -61,7 +61,7 @@ impl Detector {
     }
 
     /// READs without progress after which a server with maximum trust is considered dead
-    pub const PATIENCE: u32 = (MOST - DEAD_BELOW + 1) as u32;
+    pub const PATIENCE: u32 = (MAX_TRUST - DEAD_BELOW + 1) as u32;
 }
 
 #[cfg(test)]

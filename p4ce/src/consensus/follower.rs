@@ -54,7 +54,7 @@ pub(super) enum Stage {
     /// Not connected; the next request for permission is due at this time.
     Absent(Nanos),
     /// Permission was requested.
-    Asked,
+    Requested,
     /// Permission was granted.
     Granted,
     /// Its log is being read.
@@ -81,19 +81,19 @@ pub(super) struct Follower {
     pub(super) posted: u64,
     pub(super) held: u64,
     /// Number of decided entries last written to it apart from entries
-    pub(super) told: u64,
+    pub(super) commit_sent: u64,
     /// Number of entries that it has applied and no longer needs
     pub(super) applied: u64,
     /// Index from which the entries below `applied` in its log are known to be the decided ones
-    pub(super) vouched: u64,
+    pub(super) valid_from: u64,
     /// Applied entries at the last check, and since when the number has not grown although more were decided
-    pub(super) lags: Option<(u64, Nanos)>,
+    pub(super) stalled_since: Option<(u64, Nanos)>,
     /// Whether a snapshot is being written to it
     pub(super) loading: bool,
     /// Round of the latest check that was posted, ...
-    pub(super) asked: u64,
+    pub(super) check_posted: u64,
     /// ... and of the latest check that completed
-    pub(super) answered: u64,
+    pub(super) check_completed: u64,
     /// First round in which other members have to confirm before it becomes a member; 0 if none
     pub(super) confirmed_from: u64,
     /// Whether the WRITE that makes it a member was posted
@@ -111,13 +111,13 @@ impl Follower {
             active_at: Nanos::ZERO,
             posted: 0,
             held: 0,
-            told: 0,
+            commit_sent: 0,
             applied: 0,
-            vouched: 0,
-            lags: None,
+            valid_from: 0,
+            stalled_since: None,
             loading: false,
-            asked: 0,
-            answered: 0,
+            check_posted: 0,
+            check_completed: 0,
             confirmed_from: 0,
             admitted: false,
         }

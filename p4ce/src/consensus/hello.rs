@@ -91,7 +91,7 @@ pub(super) struct Grant {
     /// Number of entries that it has applied and no longer needs
     pub(super) applied: u64,
     /// Index from which the entries below `applied` in its log are known to be the decided ones
-    pub(super) vouched: u64,
+    pub(super) valid_from: u64,
 }
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -101,7 +101,7 @@ struct GrantLayout {
     incarnation: U64,
     member: U64,
     applied: U64,
-    vouched: U64,
+    valid_from: U64,
 }
 
 impl Grant {
@@ -112,7 +112,7 @@ impl Grant {
             incarnation: self.incarnation.into(),
             member: u64::from(self.is_member).into(),
             applied: self.applied.into(),
-            vouched: self.vouched.into(),
+            valid_from: self.valid_from.into(),
         };
         layout.as_bytes().to_vec()
     }
@@ -126,7 +126,7 @@ impl Grant {
             incarnation: layout.incarnation.get(),
             is_member: layout.member.get() == 1,
             applied: layout.applied.get(),
-            vouched: layout.vouched.get(),
+            valid_from: layout.valid_from.get(),
         })
     }
 }
@@ -144,7 +144,7 @@ mod tests {
         }
         let region = Region::new(0x2000, 7, 4096);
         for is_member in [false, true] {
-            let grant = Grant { region, incarnation: 1 << 50, is_member, applied: 12, vouched: 5 };
+            let grant = Grant { region, incarnation: 1 << 50, is_member, applied: 12, valid_from: 5 };
             assert_eq!(Grant::from_bytes(&grant.to_bytes()), Some(grant));
         }
         assert_eq!(Grant::from_bytes(&region.to_bytes()), None);

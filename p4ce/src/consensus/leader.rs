@@ -1,8 +1,8 @@
 //! Leadership: permissions, agreement with what earlier leaders left, and replication.
 //!
 //! 1. The candidate requests permission to write its log from every other server, in a new term of its own. A
-//!    server that grants it revokes the permission of any earlier leader. A majority of members, including the
-//!    candidate, is enough.
+//!    server that grants it revokes the permission of any earlier leader. A majority of members, including
+//!    the candidate, is enough.
 //! 2. Then the logs of these members are read. The READs are posted after the last of these permissions was
 //!    granted, so that all of them were in force at one moment, and none is from a server that has lost its
 //!    memory since. Decided entries are taken over. Of entries that may have been decided, the value of the
@@ -12,7 +12,7 @@
 //!    term and hash, which one packet carries: a copy of a value that may be decided is never torn.
 //! 4. New values are written after that, and are decided when f other members hold them.
 
-use super::agreement::{Log, own_entry, put, settle};
+use super::agreement::{Log, agree_on_log, local_entry_data, store_entry};
 #[cfg(debug_assertions)]
 use super::config::Bug;
 use super::config::ProposeError;
@@ -27,9 +27,9 @@ use rocev2::Qpn;
 use switch::Nanos;
 
 /// Heartbeats for which a candidate waits for a majority
-const TERM_OF_CANDIDACY: u64 = 60;
+const CANDIDACY_HEARTBEATS: u64 = 60;
 /// Heartbeats after which a lost server is contacted again
-const ASK_AGAIN: u64 = 5;
+const RETRY_HEARTBEATS: u64 = 5;
 
 /// State of a candidate or leader.
 #[derive(Debug)]
@@ -61,12 +61,12 @@ impl Leadership {
         self.followers.iter().filter_map(|follower| follower.link).collect()
     }
 
-    fn counting(&self) -> usize {
+    fn member_count(&self) -> usize {
         self.followers.iter().filter(|follower| follower.counts()).count()
     }
 
     /// Returns the servers that count, and whether others are about to.
-    pub(super) fn who_counts(&self) -> (Vec<u8>, bool) {
+    pub(super) fn counting_members(&self) -> (Vec<u8>, bool) {
         let all = || (0..).zip(&self.followers);
         let about_to =
             |follower: &Follower| !matches!(follower.stage, Stage::Absent(_)) && !follower.counts();
@@ -74,16 +74,16 @@ impl Leadership {
         (counting.map(|(server, _)| server).collect(), all().any(|(_, follower)| about_to(follower)))
     }
 
-    pub(super) fn has_counted(&self, server: u8, now: Nanos, span: Nanos) -> bool {
+    pub(super) fn has_counted_for(&self, server: u8, now: Nanos, span: Nanos) -> bool {
         let follower = &self.followers[usize::from(server)];
         follower.counts() && now.since(follower.active_at) >= span
     }
 }
 
 impl Server {
-    pub(super) fn run_for_office(&mut self, nic: &mut Rnic, now: Nanos) {
+    pub(super) fn start_candidacy(&mut self, nic: &mut Rnic, now: Nanos) {
         // Entries that have arrived are applied before the permissions change.
-        self.learn(nic);
+        self.deliver_decided(nic);
         // There is no term after the last one; no server accepts a term that is close to it.
         let Some(term) = self.latest_term().next_of(self.config.id, self.config.incarnation) else { return };
         // From now on no other server can write the local log, either.
@@ -105,43 +105,45 @@ impl Server {
     /// Does everything that is due as candidate or leader.
     pub(super) fn lead(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(leadership) = &self.leadership else { return };
-        let late = now.since(leadership.since) > self.spans(TERM_OF_CANDIDACY);
-        if late && leadership.counting() < self.config.quorum() {
+        let late = now.since(leadership.since) > self.heartbeats(CANDIDACY_HEARTBEATS);
+        if late && leadership.member_count() < self.config.quorum() {
             // A candidate without a majority, or a leader that lost it, gives up.
             self.step_down(nic, now);
             return;
         }
-        if leadership.is_established() && self.heard > leadership.term {
+        if leadership.is_established() && self.rejected_term > leadership.term {
             // A follower promised a higher term, perhaps its own, and would reject ours forever.
             self.step_down(nic, now);
-            self.run_for_office(nic, now);
+            self.start_candidacy(nic, now);
         }
-        for server in self.others() {
+        for server in self.peers() {
             let Some(leadership) = &self.leadership else { return };
             let (term, follower) = (leadership.term, leadership.followers[usize::from(server)]);
-            let asked_in_vain = follower.stage == Stage::Asked
-                && follower.link.is_some_and(|link| link.is_older_than(now, self.spans(ASK_AGAIN)));
-            if asked_in_vain {
+            let timed_out = follower.stage == Stage::Requested
+                && follower
+                    .link
+                    .is_some_and(|link| link.is_older_than(now, self.heartbeats(RETRY_HEARTBEATS)));
+            if timed_out {
                 self.drop_link(nic, follower.link);
             } else if matches!(follower.stage, Stage::Active | Stage::Wanting)
                 && !self.watch.is_alive(server)
                 && let Some(link) = follower.link
             {
                 // A follower that is written to only through the switch may not be missed otherwise.
-                self.follower_lost(nic, server, link.qpn, now);
+                self.on_follower_lost(nic, server, link.qpn, now);
                 self.drop_link(nic, Some(link));
                 continue;
             }
             let due = matches!(follower.stage, Stage::Absent(at) if at <= now && self.watch.is_alive(server));
-            if asked_in_vain || due {
+            if timed_out || due {
                 let link = self.connect_to(nic, server, Purpose::Write(term), now);
-                let again = now + self.spans(ASK_AGAIN);
-                let stage = if link.is_some() { Stage::Asked } else { Stage::Absent(again) };
+                let again = now + self.heartbeats(RETRY_HEARTBEATS);
+                let stage = if link.is_some() { Stage::Requested } else { Stage::Absent(again) };
                 self.follower(server, |follower| (follower.link, follower.stage) = (link, stage));
             }
         }
         self.read_logs(nic, now);
-        self.tend_group(nic, now);
+        self.maintain_group(nic, now);
         self.replicate(nic);
     }
 
@@ -150,7 +152,7 @@ impl Server {
     }
 
     /// Handles a granted permission.
-    pub(super) fn granted(&mut self, nic: &mut Rnic, server: u8, qpn: Qpn, grant: Option<Grant>) {
+    pub(super) fn on_granted(&mut self, nic: &mut Rnic, server: u8, qpn: Qpn, grant: Option<Grant>) {
         let len = self.config.layout.memory_len() as u64;
         let Some(grant) = grant.filter(|grant| grant.region.size() == len) else { return };
         #[cfg(debug_assertions)]
@@ -166,12 +168,12 @@ impl Server {
                     incarnation: grant.incarnation,
                     is_member: grant.is_member,
                     applied: grant.applied,
-                    vouched: grant.vouched,
+                    valid_from: grant.valid_from,
                     ..Follower::absent(Nanos::ZERO)
                 };
             }
         });
-        self.show(nic);
+        self.publish(nic);
     }
 
     /// Reads the logs of the servers that granted permission. Before there is a leader, the logs of a
@@ -180,10 +182,13 @@ impl Server {
         let Some(leadership) = &mut self.leadership else { return };
         let established = leadership.is_established();
         let reads = |follower: &Follower| matches!(follower.stage, Stage::Reading | Stage::Read);
-        let gave =
+        let has_granted =
             |follower: &Follower| follower.stage == Stage::Granted && (established || follower.is_member);
-        let granted: Vec<u8> =
-            (0..).zip(&leadership.followers).filter(|(_, one)| gave(one)).map(|(server, _)| server).collect();
+        let granted: Vec<u8> = (0..)
+            .zip(&leadership.followers)
+            .filter(|(_, one)| has_granted(one))
+            .map(|(server, _)| server)
+            .collect();
         if !established {
             if leadership.followers.iter().any(reads) || granted.len() < self.config.quorum() {
                 return;
@@ -212,8 +217,8 @@ impl Server {
         }
     }
 
-    pub(super) fn follower_lost(&mut self, nic: &mut Rnic, server: u8, qpn: Qpn, now: Nanos) {
-        let again = now + self.spans(ASK_AGAIN);
+    pub(super) fn on_follower_lost(&mut self, nic: &mut Rnic, server: u8, qpn: Qpn, now: Nanos) {
+        let again = now + self.heartbeats(RETRY_HEARTBEATS);
         #[cfg(debug_assertions)]
         let again =
             if self.config.bug == Some(super::config::Bug::LosesFollower) { Nanos(u64::MAX) } else { again };
@@ -259,7 +264,7 @@ impl Server {
                 self.decide(nic);
             }
             Request::Check(round) => {
-                self.follower(server, |follower| follower.answered = round);
+                self.follower(server, |follower| follower.check_completed = round);
                 self.admit_checked(nic);
             }
             Request::Snapshot => _ = self.follower(server, |follower| follower.loading = false),
@@ -275,7 +280,7 @@ impl Server {
     fn agree(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(leadership) = &self.leadership else { return };
         let read: Vec<u8> = self
-            .others()
+            .peers()
             .filter(|server| leadership.followers[usize::from(*server)].stage == Stage::Read)
             .collect();
         let term = leadership.term;
@@ -285,11 +290,11 @@ impl Server {
             }
             let Some(resources) = &self.resources else { return };
             let log = |server: &u8| {
-                let Follower { applied, vouched, .. } = leadership.followers[usize::from(*server)];
-                Log { server: *server, applied, vouched }
+                let Follower { applied, valid_from, .. } = leadership.followers[usize::from(*server)];
+                Log { server: *server, applied, valid_from }
             };
             let logs: Vec<_> = read.iter().map(log).collect();
-            let Some((next, decided)) = settle(nic, &self.config, resources, &logs, self.applied, term)
+            let Some((next, decided)) = agree_on_log(nic, &self.config, resources, &logs, self.applied, term)
             else {
                 // Another server has to lead, and write here what is lacking.
                 self.standing = Standing::Behind;
@@ -315,9 +320,10 @@ impl Server {
         let layout = self.config.layout;
         let theirs = log_scratch(&self.config, nic.bytes(resources.scratch.0), server);
         let own = nic.bytes(resources.log.0);
-        let vouched = self.vouched;
+        let valid_from = self.valid_from;
         let is_here = |from: u64| {
-            (vouched..=next).contains(&from) && (from..next).all(|index| layout.entry(index, own).is_some())
+            (valid_from..=next).contains(&from)
+                && (from..next).all(|index| layout.entry(index, own).is_some())
         };
         let known = leadership.followers[usize::from(server)].applied;
         let snapshot = leadership.snapshot.filter(|(from, _)| is_here(*from));
@@ -347,7 +353,7 @@ impl Server {
                 Some(_) => {
                     layout.resealed(index, theirs, term).map(|(at, seal)| (at, Data::Inline(seal.to_vec())))
                 }
-                None => own_entry(nic, resources, &layout, index).map(|data| (layout.at(index), data)),
+                None => local_entry_data(nic, resources, &layout, index).map(|data| (layout.at(index), data)),
             };
             if let Some((at, data)) = write {
                 writes.push((Request::Entries(index + 1), at, data));
@@ -356,7 +362,7 @@ impl Server {
         let decided = self.decided;
         self.follower(server, |follower| {
             (follower.stage, follower.active_at) = (Stage::Active, now);
-            (follower.posted, follower.held, follower.told) = (next, from, 0);
+            (follower.posted, follower.held, follower.commit_sent) = (next, from, 0);
         });
         if let Some((from, len)) = snapshot {
             self.send_snapshot(nic, server, from, len);
@@ -398,8 +404,10 @@ impl Server {
         }
         // Neither exceeds the window, nor overwrites an entry that has not been applied by all followers, at
         // least f: one member of any majority has to know every decided entry.
-        let follow =
-            self.leadership.as_ref().is_some_and(|leadership| leadership.counting() >= self.config.quorum());
+        let follow = self
+            .leadership
+            .as_ref()
+            .is_some_and(|leadership| leadership.member_count() >= self.config.quorum());
         let unused = self.needed_from().unwrap_or(next);
         if !follow || next - self.decided >= self.config.window || next - unused >= layout.slots() {
             return Err(ProposeError::Busy);
@@ -407,7 +415,7 @@ impl Server {
         let Some(leadership) = &mut self.leadership else { return Err(ProposeError::NotLeader) };
         let Some(resources) = &self.resources else { return Err(ProposeError::NotLeader) };
         let entry = Entry { index: next, term: leadership.term, decided: self.decided, value };
-        put(nic, resources, &layout, &entry);
+        store_entry(nic, resources, &layout, &entry);
         leadership.next = Some(next + 1);
         self.replicate(nic);
         Ok(next)
@@ -428,17 +436,17 @@ impl Server {
         self.replicate_through(nic);
         let Some(next) = self.leadership.as_ref().and_then(|leadership| leadership.next) else { return };
         let layout = self.config.layout;
-        for server in self.others() {
+        for server in self.peers() {
             let Some((Stage::Active, posted)) =
                 self.follower(server, |follower| (follower.stage, follower.posted))
             else {
                 continue;
             };
             let group = self.leadership.as_ref().and_then(|leadership| leadership.group.as_ref());
-            let until = group.and_then(|group| group.begins_for(server)).unwrap_or(next);
+            let until = group.and_then(|group| group.start_for(server)).unwrap_or(next);
             for index in posted..until {
                 let Some(resources) = &self.resources else { return };
-                let Some(write) = own_entry(nic, resources, &layout, index) else { break };
+                let Some(write) = local_entry_data(nic, resources, &layout, index) else { break };
                 if !self.write(nic, server, Request::Entries(index + 1), layout.at(index), write) {
                     break;
                 }
@@ -471,13 +479,13 @@ impl Server {
         self.decide(nic);
         self.commit_through(nic);
         let decided = self.decided;
-        for server in self.others() {
+        for server in self.peers() {
             let due = self.follower(server, |follower| {
-                follower.stage == Stage::Active && follower.told < decided && follower.held >= decided
+                follower.stage == Stage::Active && follower.commit_sent < decided && follower.held >= decided
             });
             let word = Data::Inline(decided.to_le_bytes().to_vec());
             if due == Some(true) && self.write(nic, server, Request::Commit, DECIDED, word) {
-                self.follower(server, |follower| follower.told = decided);
+                self.follower(server, |follower| follower.commit_sent = decided);
             }
         }
     }

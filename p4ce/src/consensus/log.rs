@@ -216,7 +216,7 @@ impl Layout {
     pub fn decode<'a>(&self, index: u64, slot: &'a [u8]) -> Option<Entry<'a>> {
         let (len, body, seal) = self.parts(index, slot)?;
         let term = Term(word(seal, 0));
-        (self.is_whole(body, term, seal)).then(|| Entry {
+        (self.is_complete(body, term, seal)).then(|| Entry {
             index,
             term,
             decided: word(body, 8),
@@ -225,12 +225,12 @@ impl Layout {
     }
 
     #[cfg(not(debug_assertions))]
-    fn is_whole(&self, body: &[u8], term: Term, seal: &[u8; SEAL]) -> bool {
+    fn is_complete(&self, body: &[u8], term: Term, seal: &[u8; SEAL]) -> bool {
         self.seal(body, term) == *seal
     }
 
     #[cfg(debug_assertions)]
-    fn is_whole(&self, body: &[u8], term: Term, seal: &[u8; SEAL]) -> bool {
+    fn is_complete(&self, body: &[u8], term: Term, seal: &[u8; SEAL]) -> bool {
         self.seal(body, term) == *seal || self.trusts_torn && term != Term::default()
     }
 
@@ -279,9 +279,9 @@ impl SnapshotHead {
     /// Encodes the head, to be written at [`SNAPSHOT`].
     pub fn to_bytes(self) -> [u8; 24] {
         let mut bytes = [0; 24];
-        let words = [self.next, self.len as u64, tail(self.next, self.len)];
-        for (place, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
-            *place = word.to_le_bytes();
+        let words = [self.next, self.len as u64, check_word(self.next, self.len)];
+        for (target, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *target = word.to_le_bytes();
         }
         bytes
     }
@@ -292,7 +292,7 @@ impl SnapshotHead {
         let [next, len, last] = words else { return None };
         let [next, len, last] = [next, len, last].map(|word| u64::from_le_bytes(*word));
         let len = usize::try_from(len).ok()?;
-        (last == tail(next, len)).then_some(Self { next, len })
+        (last == check_word(next, len)).then_some(Self { next, len })
     }
 }
 
@@ -302,7 +302,7 @@ pub fn word(log: &[u8], at: usize) -> u64 {
 }
 
 /// Returns the check word of a snapshot's head, which one WRITE carries.
-fn tail(next: u64, len: usize) -> u64 {
+fn check_word(next: u64, len: usize) -> u64 {
     switch::table::mix(next << 24 ^ len as u64) | 1
 }
 
@@ -466,8 +466,8 @@ mod tests {
             slot[..old_bytes.len()].copy_from_slice(&old_bytes);
             for arrived in 0..=new_bytes.len() {
                 slot[..arrived].copy_from_slice(&new_bytes[..arrived]);
-                for place in [old_index, index] {
-                    let found = LAYOUT.decode(place, &slot);
+                for entry_index in [old_index, index] {
+                    let found = LAYOUT.decode(entry_index, &slot);
                     prop_assert!(
                         found.is_none_or(|found| found == before || found == after),
                         "{arrived} bytes: {found:?}"

@@ -5,7 +5,7 @@ use super::hello::{Grant, Hello, Purpose};
 use super::leader::Leadership;
 use super::log::{ADMITTED, DECIDED, HEAD, SEAL, SnapshotHead, Term, word};
 use super::through::Group;
-use super::watch::{CONTROL_VA, PATIENCE, SCRATCH_VA, Standing, Watch, control_len};
+use super::watch::{CANDIDACY_DELAY, CONTROL_VA, SCRATCH_VA, Standing, Watch, control_len};
 use crate::wire::{MemberRequest, Region};
 use core::net::IpAddr;
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, RemoteRequest, service_id_of};
@@ -35,7 +35,7 @@ impl Outgoing {
 
 /// Purpose of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Use {
+pub(super) enum QpRole {
     /// We read this server's control words.
     Watch(u8),
     /// We write this server's log.
@@ -68,14 +68,14 @@ pub struct Server {
     pub(super) resources: Option<Resources>,
     pub(super) standing: Standing,
     pub(super) watch: Watch,
-    pub(super) uses: BTreeMap<u32, Use>,
+    pub(super) qp_roles: BTreeMap<u32, QpRole>,
     pub(super) conns: BTreeMap<Conn, Qpn>,
     /// Queue pairs through which other servers read this one's control words
-    watched_by: Vec<Option<Qpn>>,
+    readers: Vec<Option<Qpn>>,
     /// The latest term in which this server granted permission, or was a candidate
     pub(super) promised: Term,
     /// The latest term reported in a rejection
-    pub(super) heard: Term,
+    pub(super) rejected_term: Term,
     /// Queue pair and region of the server that may write the log
     pub(super) writer: Option<(Qpn, Mr)>,
     /// Queue pair, region and connection of the group that may write the log, too
@@ -95,10 +95,10 @@ pub struct Server {
     /// Number of entries taken out of the log
     pub(super) applied: u64,
     /// Number of entries in an installed snapshot: log entries below are older than it and may be arbitrary
-    pub(super) vouched: u64,
+    pub(super) valid_from: u64,
     /// Number of entries returned to the application
-    pub(super) taken: u64,
-    out: VecDeque<Decided>,
+    pub(super) polled: u64,
+    results: VecDeque<Decided>,
     /// Hash of the configuration that all servers of a group share
     group: u64,
     /// Requests rejected because of their source, secret or configuration
@@ -123,11 +123,11 @@ impl Server {
             standing: Standing::Blank,
             watch: Watch::new(&config),
             resources: None,
-            uses: BTreeMap::new(),
+            qp_roles: BTreeMap::new(),
             conns: BTreeMap::new(),
-            watched_by: vec![None; config.servers.len()],
+            readers: vec![None; config.servers.len()],
             promised: Term::default(),
-            heard: Term::default(),
+            rejected_term: Term::default(),
             writer: None,
             joined: None,
             leadership: None,
@@ -137,9 +137,9 @@ impl Server {
             decided: 0,
             scanned: 0,
             applied: 0,
-            vouched: 0,
-            taken: 0,
-            out: VecDeque::new(),
+            valid_from: 0,
+            polled: 0,
+            results: VecDeque::new(),
             config,
         }
     }
@@ -160,12 +160,12 @@ impl Server {
         _ = nic.listen(PortSpace::Tcp, self.config.port);
         self.beat_at = now;
         // Other servers get time to be seen before a candidacy.
-        self.candidate_at = now + self.spans(PATIENCE);
+        self.candidate_at = now + self.heartbeats(CANDIDACY_DELAY);
         Ok(())
     }
 
-    pub(super) fn spans(&self, heartbeats: u64) -> Nanos {
-        Nanos(self.config.heartbeat.0 * heartbeats)
+    pub(super) fn heartbeats(&self, count: u64) -> Nanos {
+        Nanos(self.config.heartbeat.0 * count)
     }
 
     /// Returns whether this server is an established leader.
@@ -181,7 +181,7 @@ impl Server {
 
     /// Returns the number of queue pairs in use.
     pub fn queue_pairs(&self) -> usize {
-        self.uses.len()
+        self.qp_roles.len()
     }
 
     /// Returns the number of requests for connections that were rejected because of their source, secret or
@@ -225,8 +225,8 @@ impl Server {
     /// Returns the next result for the application: every decided entry once, in index order, except those
     /// that a snapshot includes.
     pub fn poll_decided(&mut self) -> Option<Decided> {
-        let next = self.out.pop_front()?;
-        self.taken = match &next {
+        let next = self.results.pop_front()?;
+        self.polled = match &next {
             Decided::Entry { index, .. } => index + 1,
             Decided::Snapshot { next, .. } => *next,
         };
@@ -239,7 +239,7 @@ impl Server {
     }
 
     /// Returns the numbers of all other servers.
-    pub(super) fn others(&self) -> impl Iterator<Item = u8> + use<> {
+    pub(super) fn peers(&self) -> impl Iterator<Item = u8> + use<> {
         let own = self.config.id;
         (0..self.config.servers.len() as u8).filter(move |server| *server != own)
     }
@@ -254,25 +254,25 @@ impl Server {
         }
         while nic.poll_event().is_some() {}
         if self.beat_at <= now {
-            self.beat(nic, now);
+            self.on_heartbeat(nic, now);
         }
         self.lead(nic, now);
-        self.learn(nic);
+        self.deliver_decided(nic);
     }
 
-    fn beat(&mut self, nic: &mut Rnic, now: Nanos) {
+    fn on_heartbeat(&mut self, nic: &mut Rnic, now: Nanos) {
         self.beat_at = now + self.config.heartbeat;
         self.beats += 1;
         if self.standing == Standing::Blank {
-            self.join_beginning();
+            self.join_bootstrap();
         }
-        self.show(nic);
-        for server in self.others() {
-            self.watch(nic, server, now);
+        self.publish(nic);
+        for server in self.peers() {
+            self.read_control_words(nic, server, now);
         }
         let turn = self.standing == Standing::Member && self.watch.leader() == self.config.id;
         if self.leadership.is_none() && turn && now >= self.candidate_at {
-            self.run_for_office(nic, now);
+            self.start_candidacy(nic, now);
         }
         self.admit(nic);
         self.commit_when_idle(nic);
@@ -288,9 +288,9 @@ impl Server {
     ) -> Option<Outgoing> {
         let address = self.config.servers[usize::from(server)];
         let hello = Hello { server: self.config.id, purpose, group: self.group }.to_bytes();
-        let hello = self.config.to(address)?.close(hello);
-        let what = if purpose == Purpose::Watch { Use::Watch(server) } else { Use::Write(server) };
-        let (qpn, _) = self.connect(nic, (address, self.config.port), hello, what, now)?;
+        let hello = self.config.to(address)?.seal(hello);
+        let role = if purpose == Purpose::Watch { QpRole::Watch(server) } else { QpRole::Write(server) };
+        let (qpn, _) = self.connect(nic, (address, self.config.port), hello, role, now)?;
         Some(Outgoing { qpn, remote: None, since: now })
     }
 
@@ -300,7 +300,7 @@ impl Server {
         nic: &mut Rnic,
         (address, port): (IpAddr, u16),
         private_data: Vec<u8>,
-        what: Use,
+        role: QpRole,
         now: Nanos,
     ) -> Option<(Qpn, Conn)> {
         // Every entry may be in flight twice: when it is new, and when it is proposed again.
@@ -317,7 +317,7 @@ impl Server {
             _ = nic.destroy_qp(qpn);
             return None;
         };
-        self.uses.insert(qpn.get(), what);
+        self.qp_roles.insert(qpn.get(), role);
         self.conns.insert(conn, qpn);
         Some((qpn, conn))
     }
@@ -329,7 +329,7 @@ impl Server {
         conn: Conn,
         access: Access,
         private_data: Vec<u8>,
-        what: Use,
+        role: QpRole,
         now: Nanos,
     ) -> Option<Qpn> {
         let qpn = nic.create_qp(queue_pair(self.resources.as_ref()?, 1)).ok()?;
@@ -338,7 +338,7 @@ impl Server {
             _ = nic.destroy_qp(qpn);
             return None;
         }
-        self.uses.insert(qpn.get(), what);
+        self.qp_roles.insert(qpn.get(), role);
         self.conns.insert(conn, qpn);
         Some(qpn)
     }
@@ -350,7 +350,7 @@ impl Server {
     }
 
     pub(super) fn drop_qp(&mut self, nic: &mut Rnic, qpn: Qpn) {
-        self.uses.remove(&qpn.get());
+        self.qp_roles.remove(&qpn.get());
         self.conns.retain(|_, of| *of != qpn);
         _ = nic.destroy_qp(qpn);
     }
@@ -362,50 +362,50 @@ impl Server {
             return;
         }
         let Some(qpn) = self.conns.get(&conn).copied() else { return };
-        let what = self.uses.get(&qpn.get()).copied();
+        let role = self.qp_roles.get(&qpn.get()).copied();
         if let CmEvent::Replied { reply, .. } = event {
             let region = Region::from_private_data(&reply.private_data);
-            match what {
-                Some(Use::Watch(server)) => {
-                    let link = self.watch.others[usize::from(server)].link.as_mut();
+            match role {
+                Some(QpRole::Watch(server)) => {
+                    let link = self.watch.peers[usize::from(server)].link.as_mut();
                     if let Some(link) = link.filter(|link| link.qpn == qpn) {
                         link.remote = region;
-                        self.watch.others[usize::from(server)].refuses = false;
+                        self.watch.peers[usize::from(server)].refuses = false;
                     }
                 }
-                Some(Use::Write(server)) => {
-                    self.granted(nic, server, qpn, Grant::from_bytes(&reply.private_data));
+                Some(QpRole::Write(server)) => {
+                    self.on_granted(nic, server, qpn, Grant::from_bytes(&reply.private_data));
                 }
-                Some(Use::Group) => self.group_stands(nic, qpn, region, now),
-                Some(Use::Watched | Use::Written | Use::Joined) | None => {}
+                Some(QpRole::Group) => self.on_group_accepted(nic, qpn, region, now),
+                Some(QpRole::Watched | QpRole::Written | QpRole::Joined) | None => {}
             }
             return;
         }
         if let (
             CmEvent::Rejected { private_data, reason, .. },
-            Some(Use::Watch(server) | Use::Write(server)),
-        ) = (event, what)
+            Some(QpRole::Watch(server) | QpRole::Write(server)),
+        ) = (event, role)
         {
             let term = Term(private_data.first_chunk().map_or(0, |term| u64::from_be_bytes(*term)));
             if term.is_possible(self.config.servers.len()) {
                 // A server promised a later term than the one that we requested.
-                self.heard = self.heard.max(term);
+                self.rejected_term = self.rejected_term.max(term);
             }
-            self.watch.others[usize::from(server)].refuses = *reason == RejReason::CONSUMER && term.0 == 0;
+            self.watch.peers[usize::from(server)].refuses = *reason == RejReason::CONSUMER && term.0 == 0;
         }
         if event.is_last() || matches!(event, CmEvent::Disconnecting { .. }) {
             self.conns.remove(&conn);
-            self.lost(nic, qpn, now);
+            self.on_connection_lost(nic, qpn, now);
         }
     }
 
     /// Handles the loss of a connection.
-    fn lost(&mut self, nic: &mut Rnic, qpn: Qpn, now: Nanos) {
-        match self.uses.get(&qpn.get()).copied() {
-            Some(Use::Watch(server)) => self.watch.lost(server, |link| link.qpn == qpn),
-            Some(Use::Write(server)) => self.follower_lost(nic, server, qpn, now),
-            Some(Use::Group) => self.group_lost(nic, qpn, now),
-            Some(Use::Watched | Use::Written | Use::Joined) | None => {}
+    fn on_connection_lost(&mut self, nic: &mut Rnic, qpn: Qpn, now: Nanos) {
+        match self.qp_roles.get(&qpn.get()).copied() {
+            Some(QpRole::Watch(server)) => self.watch.on_lost(server, |link| link.qpn == qpn),
+            Some(QpRole::Write(server)) => self.on_follower_lost(nic, server, qpn, now),
+            Some(QpRole::Group) => self.on_group_lost(nic, qpn, now),
+            Some(QpRole::Watched | QpRole::Written | QpRole::Joined) | None => {}
         }
         self.drop_qp(nic, qpn);
     }
@@ -414,33 +414,33 @@ impl Server {
     /// other requests are rejected without private data.
     fn on_requested(&mut self, nic: &mut Rnic, conn: Conn, request: &RemoteRequest, now: Nanos) {
         let (from, data) = (request.peer.remote, &request.private_data);
-        let known = |len| self.config.from(from).is_some_and(|envelope| envelope.admits(data, len));
+        let known = |len| self.config.from(from).is_some_and(|envelope| envelope.verifies(data, len));
         let hello = Hello::from_bytes(data).filter(|hello| {
             let address = self.config.servers.get(usize::from(hello.server));
-            hello.group == self.group && self.is_at(address.copied(), from) && known(Hello::LEN)
+            hello.group == self.group && self.has_source(address.copied(), from) && known(Hello::LEN)
         });
         let member = MemberRequest::from_bytes(data).filter(|member| {
             let address = self.config.through.map(|through| through.address);
-            self.is_at(address, from) && known(member.to_bytes().len())
+            self.has_source(address, from) && known(member.to_bytes().len())
         });
-        let (refusal, welcome) = match (hello, member) {
+        let (refusal, accepted) = match (hello, member) {
             (Some(hello), _) => {
-                let welcome = self.welcome(nic, conn, hello, now);
-                (self.promised.0.to_be_bytes().to_vec(), welcome)
+                let accepted = self.accept_server(nic, conn, hello, now);
+                (self.promised.0.to_be_bytes().to_vec(), accepted)
             }
-            (None, Some(member)) => (Vec::new(), self.join(nic, conn, member, now)),
+            (None, Some(member)) => (Vec::new(), self.join_group(nic, conn, member, now)),
             (None, None) => {
                 self.refused += 1;
                 (Vec::new(), None)
             }
         };
-        if welcome.is_none() {
+        if accepted.is_none() {
             _ = nic.reject(conn, RejReason::CONSUMER, &refusal, now);
         }
     }
 
     /// Handles a request from another server.
-    fn welcome(&mut self, nic: &mut Rnic, conn: Conn, hello: Hello, now: Nanos) -> Option<()> {
+    fn accept_server(&mut self, nic: &mut Rnic, conn: Conn, hello: Hello, now: Nanos) -> Option<()> {
         if usize::from(hello.server) >= self.config.servers.len() || hello.server == self.config.id {
             return None;
         }
@@ -448,9 +448,9 @@ impl Server {
             let control = self.resources.as_ref()?.control.1;
             let region = Region::new(CONTROL_VA, control.0, control_len(self.config.servers.len()) as u64);
             let private_data = region.to_bytes();
-            let qpn = self.accept(nic, conn, Access::REMOTE_READ, private_data, Use::Watched, now)?;
+            let qpn = self.accept(nic, conn, Access::REMOTE_READ, private_data, QpRole::Watched, now)?;
             // A server that requests again has lost its previous connection.
-            let before = self.watched_by[usize::from(hello.server)].replace(qpn);
+            let before = self.readers[usize::from(hello.server)].replace(qpn);
             if let Some(before) = before {
                 self.drop_qp(nic, before);
             }
@@ -465,7 +465,7 @@ impl Server {
         let mr = self.open_log(nic, access)?;
         // Entries that have arrived are applied before another server can overwrite them. From here on no
         // other server can write (P4CE, section III: the permission moves with the leadership).
-        self.learn(nic);
+        self.deliver_decided(nic);
         self.fence(nic, now);
         self.promised = term;
         self.step_down(nic, now);
@@ -475,27 +475,27 @@ impl Server {
             incarnation: self.config.incarnation,
             is_member: self.standing != Standing::Blank,
             applied: self.applied,
-            vouched: self.vouched,
+            valid_from: self.valid_from,
         };
-        let Some(qpn) = self.accept(nic, conn, access, grant.to_bytes(), Use::Written, now) else {
+        let Some(qpn) = self.accept(nic, conn, access, grant.to_bytes(), QpRole::Written, now) else {
             _ = nic.deregister(mr);
             return None;
         };
         self.writer = Some((qpn, mr));
         // Entries that are not known to be decided may be replaced.
         self.scanned = self.applied;
-        self.show(nic);
+        self.publish(nic);
         Some(())
     }
 
     #[cfg(not(debug_assertions))]
     #[allow(clippy::unused_self, reason = "a planted bug reads self")]
-    fn is_at(&self, address: Option<IpAddr>, from: IpAddr) -> bool {
+    fn has_source(&self, address: Option<IpAddr>, from: IpAddr) -> bool {
         address == Some(from)
     }
 
     #[cfg(debug_assertions)]
-    fn is_at(&self, address: Option<IpAddr>, from: IpAddr) -> bool {
+    fn has_source(&self, address: Option<IpAddr>, from: IpAddr) -> bool {
         address == Some(from) || address.is_some() && self.config.bug == Some(super::config::Bug::AnySource)
     }
 
@@ -519,7 +519,7 @@ impl Server {
 
     /// Revokes all permissions to write the log.
     pub(super) fn fence(&mut self, nic: &mut Rnic, now: Nanos) {
-        self.leave(nic, now);
+        self.leave_group(nic, now);
         if let Some((qpn, mr)) = self.writer.take() {
             _ = nic.deregister(mr);
             self.drop_qp(nic, qpn);
@@ -527,21 +527,23 @@ impl Server {
     }
 
     fn on_completion(&mut self, nic: &mut Rnic, done: &Completion, now: Nanos) {
-        let what = self.uses.get(&done.qpn.get()).copied();
-        match what {
-            _ if done.status != Status::Success => self.lost(nic, done.qpn, now),
-            Some(Use::Watch(server)) => self.on_watched(nic, server),
-            Some(Use::Write(server)) => self.on_follower(nic, server, done, now),
-            Some(Use::Group) => self.on_group(nic, done.qpn, done.id),
-            Some(Use::Watched | Use::Written | Use::Joined) | None => {}
+        let role = self.qp_roles.get(&done.qpn.get()).copied();
+        match role {
+            _ if done.status != Status::Success => self.on_connection_lost(nic, done.qpn, now),
+            Some(QpRole::Watch(server)) => self.on_control_words(nic, server),
+            Some(QpRole::Write(server)) => self.on_follower(nic, server, done, now),
+            Some(QpRole::Group) => self.on_group(nic, done.qpn, done.id),
+            Some(QpRole::Watched | QpRole::Written | QpRole::Joined) | None => {}
         }
     }
 
     /// Returns the latest term that any server is known to have promised.
     pub(super) fn latest_term(&self) -> Term {
         let servers = self.config.servers.len();
-        let promised = self.watch.others.iter().map(|watched| watched.promised);
-        promised.filter(|term| term.is_possible(servers)).fold(self.promised.max(self.heard), Term::max)
+        let promised = self.watch.peers.iter().map(|watched| watched.promised);
+        promised
+            .filter(|term| term.is_possible(servers))
+            .fold(self.promised.max(self.rejected_term), Term::max)
     }
 
     /// Ends the leadership or candidacy, if there is one.
@@ -551,12 +553,12 @@ impl Server {
             for link in leadership.links() {
                 self.drop_link(nic, Some(link));
             }
-            self.candidate_at = now + self.spans(PATIENCE);
+            self.candidate_at = now + self.heartbeats(CANDIDACY_DELAY);
         }
     }
 
     /// Passes entries that are decided according to the log to the application.
-    pub(super) fn learn(&mut self, nic: &mut Rnic) {
+    pub(super) fn deliver_decided(&mut self, nic: &mut Rnic) {
         let Some(resources) = &self.resources else { return };
         let (memory, layout) = (nic.bytes(resources.log.0), self.config.layout);
         let before = self.applied;
@@ -567,9 +569,9 @@ impl Server {
                 && let Some(state) = memory.get(layout.log_len()..).and_then(|area| area.get(..len))
             {
                 // The snapshot includes all entries that were not polled yet.
-                self.out.clear();
-                self.out.push_back(Decided::Snapshot { next, state: state.to_vec() });
-                (self.applied, self.vouched) = (next, next);
+                self.results.clear();
+                self.results.push_back(Decided::Snapshot { next, state: state.to_vec() });
+                (self.applied, self.valid_from) = (next, next);
                 self.scanned = self.scanned.max(next);
             }
             while let Some((len, seal)) = layout.stored_seal(self.scanned, memory) {
@@ -588,7 +590,7 @@ impl Server {
         while self.applied < decided
             && let Some(entry) = layout.entry(self.applied, memory)
         {
-            self.out.push_back(Decided::Entry { index: self.applied, value: entry.value.to_vec() });
+            self.results.push_back(Decided::Entry { index: self.applied, value: entry.value.to_vec() });
             self.applied += 1;
         }
         self.scanned = self.scanned.max(self.applied);

@@ -28,9 +28,9 @@ struct Net {
     servers: Vec<Server>,
     config: Config,
     /// Servers that are partitioned: no frame reaches or leaves them
-    away: Vec<u8>,
+    partitioned: Vec<u8>,
     /// Results returned to each server's application in this incarnation
-    told: Vec<Vec<Decided>>,
+    delivered: Vec<Vec<Decided>>,
     restarts: u64,
     /// Requests that arrived at a NIC without a server ([`add_nic`](Self::add_nic))
     requests: Vec<Request>,
@@ -68,8 +68,8 @@ impl Net {
             nics: Vec::new(),
             servers: Vec::new(),
             config,
-            away: Vec::new(),
-            told: Vec::new(),
+            partitioned: Vec::new(),
+            delivered: Vec::new(),
             restarts: 0,
             requests: Vec::new(),
         };
@@ -77,7 +77,7 @@ impl Net {
             let (nic, server) = net.start(n);
             net.nics.push(nic);
             net.servers.push(server);
-            net.told.push(Vec::new());
+            net.delivered.push(Vec::new());
         }
         net
     }
@@ -85,9 +85,9 @@ impl Net {
     /// Creates three servers, all members, of which the first one leads.
     fn begun(tune: impl FnOnce(&mut Config)) -> Self {
         let mut net = Self::new(3, tune);
-        net.beats(3);
+        net.run_heartbeats(3);
         assert_eq!(net.servers[0].bootstrap(), Ok(()));
-        net.beats(60);
+        net.run_heartbeats(60);
         assert!(net.servers[0].leads());
         assert!(net.servers.iter().all(|server| server.standing() == Standing::Member));
         net
@@ -107,7 +107,7 @@ impl Net {
     fn restart(&mut self, n: u8) {
         let at = usize::from(n);
         (self.nics[at], self.servers[at]) = self.start(n);
-        self.told[at].clear();
+        self.delivered[at].clear();
     }
 
     /// Adds a NIC without a server, which collects the requests for connections.
@@ -118,7 +118,7 @@ impl Net {
         self.nics.push(nic);
     }
 
-    fn hear_requests(&mut self, at: usize) {
+    fn collect_requests(&mut self, at: usize) {
         while let Some(event) = self.nics[at].poll_cm_event() {
             if let Event::Requested { conn, request, .. } = event {
                 let (from, private_data) = (request.peer.remote, request.private_data);
@@ -129,11 +129,11 @@ impl Net {
 
     fn run_server(&mut self, at: usize) {
         if at >= self.servers.len() {
-            return self.hear_requests(at);
+            return self.collect_requests(at);
         }
         self.servers[at].run(&mut self.nics[at], self.now);
         while let Some(decided) = self.servers[at].poll_decided() {
-            self.told[at].push(decided);
+            self.delivered[at].push(decided);
         }
     }
 
@@ -144,10 +144,11 @@ impl Net {
         let Some(from) = self.nics.iter_mut().position(|nic| nic.poll_transmit(now, &mut frame)) else {
             return false;
         };
-        let is_away = |at: usize| self.away.contains(&(at as u8));
-        let hears: Vec<_> =
-            (0..self.nics.len()).filter(|to| *to != from && !is_away(from) && !is_away(*to)).collect();
-        for to in hears {
+        let is_partitioned = |at: usize| self.partitioned.contains(&(at as u8));
+        let receivers: Vec<_> = (0..self.nics.len())
+            .filter(|to| *to != from && !is_partitioned(from) && !is_partitioned(*to))
+            .collect();
+        for to in receivers {
             self.nics[to].on_frame(&frame, now);
             self.run_server(to);
         }
@@ -179,19 +180,19 @@ impl Net {
     }
 
     /// Runs until a condition is true.
-    fn run_until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
+    fn run_until(&mut self, what: &str, condition: impl Fn(&Self) -> bool) {
         let end = self.now + heartbeats(200);
-        while !is_so(self) {
+        while !condition(self) {
             assert!(self.step(end), "not {what} after 200 heartbeats");
         }
     }
 
     /// Runs for `count` heartbeats.
-    fn beats(&mut self, count: u64) {
-        self.pass(heartbeats(count));
+    fn run_heartbeats(&mut self, count: u64) {
+        self.run_for(heartbeats(count));
     }
 
-    fn pass(&mut self, span: Nanos) {
+    fn run_for(&mut self, span: Nanos) {
         let end = self.now + span;
         while self.step(end) {}
         self.now = end;
@@ -202,7 +203,7 @@ impl Net {
     }
 
     /// Proposes `count` values of `len` bytes at the first server, each after the previous one was decided.
-    fn decide(&mut self, count: u8, len: usize) {
+    fn propose_and_decide(&mut self, count: u8, len: usize) {
         for n in 0..count {
             self.propose(0, &vec![n; len]).unwrap();
             self.deliver_all();
@@ -217,21 +218,21 @@ impl Net {
 /// Returns five servers: server 0 is gone, server 1 lacks more than a log holds, and server 2 leads.
 fn one_is_behind() -> Net {
     let mut net = Net::new(5, |config| config.window = 100);
-    net.beats(3);
+    net.run_heartbeats(3);
     net.servers[0].bootstrap().unwrap();
-    net.beats(40);
-    net.away = vec![1];
-    net.beats(15);
+    net.run_heartbeats(40);
+    net.partitioned = vec![1];
+    net.run_heartbeats(15);
     for n in 0..8 {
         net.propose(0, &[n]).unwrap();
     }
-    net.beats(3);
+    net.run_heartbeats(3);
     // Only server 2 gets the entry that overwrites the first one.
-    net.away = vec![1, 3, 4];
+    net.partitioned = vec![1, 3, 4];
     net.propose(0, b"the ninth").unwrap();
     net.deliver_all();
-    net.away = vec![0];
-    net.beats(200);
+    net.partitioned = vec![0];
+    net.run_heartbeats(200);
     assert_eq!((net.servers[1].leads(), net.servers[2].leads()), (false, true));
     assert_eq!(net.servers[1].standing(), Standing::Behind);
     net

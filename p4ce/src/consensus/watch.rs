@@ -21,9 +21,9 @@ use switch::Nanos;
 pub(super) const CONTROL_VA: u64 = 0x1000_0000;
 pub(super) const SCRATCH_VA: u64 = 0x3000_0000;
 /// Heartbeats before a candidacy, after the start and after a leadership
-pub(super) const PATIENCE: u64 = 20;
+pub(super) const CANDIDACY_DELAY: u64 = 20;
 /// Heartbeats after which a connection that is not established is requested again
-const ASK_AGAIN: u64 = 5;
+const RETRY_HEARTBEATS: u64 = 5;
 /// Control words: heartbeat, promised term, decided, applied, incarnation, standing; then the incarnations of
 /// all servers at bootstrap
 const WORDS: usize = 6;
@@ -75,7 +75,7 @@ struct Blank {
 
 /// State of another server, as it was read.
 #[derive(Clone, Debug)]
-pub(super) struct Watched {
+pub(super) struct PeerState {
     pub(super) link: Option<Outgoing>,
     /// Moment at which the READ in flight was posted
     reading: Option<u64>,
@@ -86,7 +86,7 @@ pub(super) struct Watched {
     pub(super) incarnation: u64,
     standing: Standing,
     /// Incarnations at the bootstrap that it has joined
-    genesis: Vec<u64>,
+    bootstrap_incarnations: Vec<u64>,
     /// Whether it was read since this server started
     seen: bool,
     /// Whether it rejected the last request without a reason, because this server's group configuration
@@ -94,7 +94,7 @@ pub(super) struct Watched {
     pub(super) refuses: bool,
 }
 
-impl Watched {
+impl PeerState {
     fn unknown() -> Self {
         Self {
             link: None,
@@ -105,7 +105,7 @@ impl Watched {
             applied: 0,
             incarnation: 0,
             standing: Standing::Member,
-            genesis: Vec::new(),
+            bootstrap_incarnations: Vec::new(),
             seen: false,
             refuses: false,
         }
@@ -116,11 +116,11 @@ impl Watched {
 #[derive(Debug)]
 pub(super) struct Watch {
     detector: Detector,
-    pub(super) others: Vec<Watched>,
+    pub(super) peers: Vec<PeerState>,
     /// Counter of READs and their completions, which orders observations
     moment: u64,
     /// Incarnations at the bootstrap that this server has joined, if any
-    genesis: Vec<u64>,
+    bootstrap_incarnations: Vec<u64>,
 }
 
 impl Watch {
@@ -128,21 +128,21 @@ impl Watch {
         let count = config.servers.len();
         Self {
             detector: Detector::new(config.id, count),
-            others: vec![Watched::unknown(); count],
+            peers: vec![PeerState::unknown(); count],
             moment: 0,
-            genesis: vec![0; count],
+            bootstrap_incarnations: vec![0; count],
         }
     }
 
     /// Returns the server that should lead: the live member with the lowest number.
     pub(super) fn leader(&self) -> u8 {
-        self.detector.leader(|server| self.others[usize::from(server)].standing == Standing::Member)
+        self.detector.leader(|server| self.peers[usize::from(server)].standing == Standing::Member)
     }
 
     /// Returns the number of entries that this incarnation of a server has applied, according to its control
     /// words.
     pub(super) fn applied_by(&self, server: u8, incarnation: u64) -> u64 {
-        let watched = &self.others[usize::from(server)];
+        let watched = &self.peers[usize::from(server)];
         if watched.incarnation == incarnation { watched.applied } else { 0 }
     }
 
@@ -152,8 +152,8 @@ impl Watch {
     }
 
     /// Handles the loss of the connection to a server.
-    pub(super) fn lost(&mut self, server: u8, link: impl FnOnce(&Outgoing) -> bool) {
-        let watched = &mut self.others[usize::from(server)];
+    pub(super) fn on_lost(&mut self, server: u8, link: impl FnOnce(&Outgoing) -> bool) {
+        let watched = &mut self.peers[usize::from(server)];
         if watched.link.as_ref().is_some_and(link) {
             (watched.link, watched.reading) = (None, None);
         }
@@ -162,23 +162,23 @@ impl Watch {
 
 impl Server {
     /// Publishes this server's control words.
-    pub(super) fn show(&self, nic: &mut Rnic) {
+    pub(super) fn publish(&self, nic: &mut Rnic) {
         let Some(resources) = &self.resources else { return };
         let standing = self.standing.to_word();
         let words =
             [self.beats, self.promised.0, self.decided, self.applied, self.config.incarnation, standing];
         let memory = nic.bytes_mut(resources.control.0);
-        let words = words.into_iter().chain(self.watch.genesis.iter().copied());
-        for (place, word) in memory.as_chunks_mut::<8>().0.iter_mut().zip(words) {
-            *place = word.to_le_bytes();
+        let words = words.into_iter().chain(self.watch.bootstrap_incarnations.iter().copied());
+        for (target, word) in memory.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *target = word.to_le_bytes();
         }
     }
 
     /// Reads another server's control words, or requests the connection for it.
-    pub(super) fn watch(&mut self, nic: &mut Rnic, server: u8, now: Nanos) {
+    pub(super) fn read_control_words(&mut self, nic: &mut Rnic, server: u8, now: Nanos) {
         let at = usize::from(server);
-        let patience = self.spans(ASK_AGAIN);
-        let watched = &mut self.watch.others[at];
+        let patience = self.heartbeats(RETRY_HEARTBEATS);
+        let watched = &mut self.watch.peers[at];
         if watched.reading.is_some() {
             self.watch.detector.on_read(server, None);
             return;
@@ -202,22 +202,22 @@ impl Server {
         watched.retry_at = now + patience;
         let link = watched.link.take();
         self.drop_link(nic, link);
-        self.watch.others[at].link = self.connect_to(nic, server, Purpose::Watch, now);
+        self.watch.peers[at].link = self.connect_to(nic, server, Purpose::Watch, now);
     }
 
     /// Handles the control words of another server.
-    pub(super) fn on_watched(&mut self, nic: &Rnic, server: u8) {
+    pub(super) fn on_control_words(&mut self, nic: &Rnic, server: u8) {
         let Some(resources) = &self.resources else { return };
         let count = self.config.servers.len();
         let len = control_len(count);
         let words = &nic.bytes(resources.scratch.0)[usize::from(server) * len..][..len];
         let word = |n: usize| word(words, n * 8);
         let watch = &mut self.watch;
-        let watched = &mut watch.others[usize::from(server)];
+        let watched = &mut watch.peers[usize::from(server)];
         let posted = watched.reading.take().unwrap_or(watch.moment);
         (watched.promised, watched.applied, watched.incarnation) = (Term(word(1)), word(3), word(4));
         watched.standing = Standing::from_word(word(5));
-        watched.genesis = (0..count).map(|other| word(WORDS + other)).collect();
+        watched.bootstrap_incarnations = (0..count).map(|other| word(WORDS + other)).collect();
         watch.moment += 1;
         let before = watched.blank.filter(|blank| blank.incarnation == watched.incarnation);
         let first = before.map_or(watch.moment, |blank| blank.first);
@@ -226,17 +226,18 @@ impl Server {
         watch.detector.on_read(server, Some(word(0)));
         watched.seen = true;
         if self.standing == Standing::Blank {
-            self.join_beginning();
+            self.join_bootstrap();
         }
     }
 
     /// Becomes a member if another server was bootstrapped with this incarnation of this server.
-    pub(super) fn join_beginning(&mut self) {
+    pub(super) fn join_bootstrap(&mut self) {
         let own = usize::from(self.config.id);
         let incarnation = self.config.incarnation;
-        let mut others = self.others().map(|server| &self.watch.others[usize::from(server)]);
-        if let Some(begun) = others.find(|other| other.genesis.get(own) == Some(&incarnation)) {
-            self.watch.genesis = begun.genesis.clone();
+        let mut others = self.peers().map(|server| &self.watch.peers[usize::from(server)]);
+        if let Some(begun) = others.find(|other| other.bootstrap_incarnations.get(own) == Some(&incarnation))
+        {
+            self.watch.bootstrap_incarnations = begun.bootstrap_incarnations.clone();
             self.standing = Standing::Member;
         }
         #[cfg(debug_assertions)]
@@ -257,36 +258,37 @@ impl Server {
             return Err(BootstrapError::Member);
         }
         let own = usize::from(self.config.id);
-        let others = || self.others().map(|server| (server, &self.watch.others[usize::from(server)]));
+        let others = || self.peers().map(|server| (server, &self.watch.peers[usize::from(server)]));
         if let Some((server, _)) = others().find(|(_, other)| other.seen && other.standing != Standing::Blank)
         {
             return Err(BootstrapError::Begun(server));
         }
-        if let Some(server) = self.written() {
+        if let Some(server) = self.holder_of_entries() {
             return Err(BootstrapError::Written(server));
         }
         // The moment when all had been observed; a server observed as blank after it was blank at it, too.
         let moment =
             others().filter_map(|(_, other)| other.blank).map(|blank| blank.first).max().unwrap_or(0);
-        let unseen = |other: &Watched| other.blank.is_none_or(|blank| blank.last < moment);
+        let unseen = |other: &PeerState| other.blank.is_none_or(|blank| blank.last < moment);
         if let Some((server, _)) = others().find(|(_, other)| unseen(other)) {
             return Err(BootstrapError::Unseen(server));
         }
-        let mut genesis: Vec<u64> = self.watch.others.iter().map(|other| other.incarnation).collect();
-        genesis[own] = self.config.incarnation;
-        self.watch.genesis = genesis;
+        let mut bootstrap_incarnations: Vec<u64> =
+            self.watch.peers.iter().map(|other| other.incarnation).collect();
+        bootstrap_incarnations[own] = self.config.incarnation;
+        self.watch.bootstrap_incarnations = bootstrap_incarnations;
         self.standing = Standing::Member;
         Ok(())
     }
 
     /// Returns a server that has granted permission to write, this one first: its log may hold entries of a
     /// lost group, and its application may have applied them. Only meaningful while all servers are blank.
-    fn written(&self) -> Option<u8> {
+    fn holder_of_entries(&self) -> Option<u8> {
         #[cfg(debug_assertions)]
         if self.config.bug == Some(super::config::Bug::BeginsOverEntries) {
             return None;
         }
-        let others = self.others().map(|server| (server, self.watch.others[usize::from(server)].promised));
+        let others = self.peers().map(|server| (server, self.watch.peers[usize::from(server)].promised));
         let mut all = [(self.config.id, self.promised)].into_iter().chain(others);
         all.find(|(_, promised)| *promised != Term::default()).map(|(server, _)| server)
     }
@@ -294,7 +296,7 @@ impl Server {
     /// Returns the incarnations of all servers at bootstrap; zeros if this server was admitted by a leader
     /// instead.
     pub fn beginning(&self) -> &[u64] {
-        &self.watch.genesis
+        &self.watch.bootstrap_incarnations
     }
 
     /// Returns what this server waits for while it is blank.
@@ -302,7 +304,7 @@ impl Server {
         if self.standing != Standing::Blank {
             return None;
         }
-        let others = || self.others().map(|server| (server, &self.watch.others[usize::from(server)]));
+        let others = || self.peers().map(|server| (server, &self.watch.peers[usize::from(server)]));
         let member = others().find(|(_, other)| other.seen && other.standing != Standing::Blank);
         let refuses = others().find(|(_, other)| other.refuses);
         let unseen = others().find(|(server, other)| !other.seen || !self.watch.is_alive(*server));
@@ -312,7 +314,7 @@ impl Server {
             Waiting::Refused(server)
         } else if let Some((server, _)) = unseen {
             Waiting::Server(server)
-        } else if let Some(server) = self.written() {
+        } else if let Some(server) = self.holder_of_entries() {
             Waiting::Restart(server)
         } else {
             Waiting::Bootstrap

@@ -46,14 +46,14 @@ impl Default for Limits {
     }
 }
 
-fn may(list: &[Prefix], ip: IpAddr) -> bool {
+fn allows(list: &[Prefix], ip: IpAddr) -> bool {
     list.is_empty() || list.iter().any(|prefix| prefix.contains(ip))
 }
 
 impl ControlConfig {
     /// Returns whether a host may be a replica of a group.
     pub(super) fn may_be_replica(&self, ip: IpAddr) -> bool {
-        may(&self.limits.replicas, ip) || self.lists.values().any(|list| list.contains(&ip))
+        allows(&self.limits.replicas, ip) || self.lists.values().any(|list| list.contains(&ip))
     }
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Admission {
     requests: usize,
     /// Answered requests and the time until which they count, with a number that distinguishes them
     answered: BTreeSet<(Nanos, u64, IpAddr)>,
-    numbers: u64,
+    next_number: u64,
 }
 
 impl Admission {
@@ -81,7 +81,7 @@ impl Admission {
     /// # Errors
     /// If the leader is not allowed, or a limit is reached.
     pub(super) fn begin(&mut self, leader: IpAddr, limits: &Limits, now: Nanos) -> Result<(), Refusal> {
-        if !may(&limits.leaders, leader) {
+        if !allows(&limits.leaders, leader) {
             return Err(Refusal::NotALeader);
         }
         while let Some((at, _, leader)) = self.answered.first().copied()
@@ -113,9 +113,9 @@ impl Admission {
 
     /// Ends the setup of a request that began at `began`: replicas have responded, or are no longer waited
     /// for.
-    pub(super) fn answer(&mut self, leader: IpAddr, began: Nanos, limits: &Limits) {
-        self.numbers += 1;
-        self.answered.insert((began + limits.window, self.numbers, leader));
+    pub(super) fn on_answered(&mut self, leader: IpAddr, began: Nanos, limits: &Limits) {
+        self.next_number += 1;
+        self.answered.insert((began + limits.window, self.next_number, leader));
     }
 
     /// Removes a group that has ended.
@@ -151,19 +151,19 @@ mod tests {
         assert_eq!(admission.begin(OTHER, &limits, at(200)), Ok(()));
         assert_eq!(admission.begin(OTHER, &limits, at(200)), Err(Refusal::Busy), "the limit of all leaders");
         // The second request is answered at once and still counts; the first one is never answered.
-        admission.answer(LEADER, at(100), &limits);
+        admission.on_answered(LEADER, at(100), &limits);
         admission.end(LEADER);
         assert_eq!(admission.begin(LEADER, &limits, at(1099)), Err(Refusal::Busy));
         assert_eq!(admission.begin(LEADER, &limits, at(1100)), Ok(()));
         assert_eq!(admission.begin(LEADER, &limits, at(9000)), Err(Refusal::Busy));
         for began in [at(0), at(1100)] {
-            admission.answer(LEADER, began, &limits);
+            admission.on_answered(LEADER, began, &limits);
             admission.end(LEADER);
         }
-        admission.answer(OTHER, at(200), &limits);
+        admission.on_answered(OTHER, at(200), &limits);
         admission.end(OTHER);
         assert_eq!(admission.begin(LEADER, &limits, at(9000)), Ok(()));
-        admission.answer(LEADER, at(9000), &limits);
+        admission.on_answered(LEADER, at(9000), &limits);
         admission.end(LEADER);
         _ = admission.begin(OTHER, &limits, at(9000) + SECOND);
         assert_eq!(admission.leaders.len(), 1, "a leader without requests and groups has no entry");
@@ -175,7 +175,7 @@ mod tests {
         let limits = Limits { groups_per_leader: 1, ..Limits::default() };
         let mut admission = Admission::default();
         assert_eq!(admission.begin(LEADER, &limits, Nanos::ZERO), Ok(()));
-        admission.answer(LEADER, Nanos::ZERO, &limits);
+        admission.on_answered(LEADER, Nanos::ZERO, &limits);
         assert_eq!(admission.begin(LEADER, &limits, SECOND + SECOND), Err(Refusal::Busy));
         assert_eq!(admission.begin(OTHER, &limits, SECOND + SECOND), Ok(()));
         admission.end(LEADER);
@@ -189,6 +189,6 @@ mod tests {
         let mut admission = Admission::default();
         assert_eq!(admission.begin(LEADER, &limits, Nanos::ZERO), Ok(()));
         assert_eq!(admission.begin(OTHER, &limits, Nanos::ZERO), Err(Refusal::NotALeader));
-        assert!(!may(&limits.leaders, "fd00::1".parse().expect("an address")));
+        assert!(!allows(&limits.leaders, "fd00::1".parse().expect("an address")));
     }
 }

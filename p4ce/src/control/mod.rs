@@ -14,11 +14,11 @@
 //! A replica that disconnects is excluded. When a quorum is impossible, or the leader disconnects, the group
 //! is closed.
 //!
-//! This file dispatches events; `setup` opens groups, `end` closes them.
+//! This file dispatches events; `setup` opens groups, `close` closes them.
 
-mod end;
+mod close;
 mod limits;
-mod places;
+mod numbers;
 mod setup;
 mod status;
 
@@ -31,7 +31,7 @@ use crate::secret::Secret;
 use crate::wire::Region;
 use core::net::IpAddr;
 use limits::Admission;
-use places::{Places, Stations};
+use numbers::{NumberPool, Stations};
 use rnic::cm::{self, Conn, Event as CmEvent, PortSpace, RemoteReply, RemoteRequest, service_id_of};
 use rnic::{Endpoint, Interface};
 use rocev2::{Psn, Qpn};
@@ -94,14 +94,14 @@ struct Member {
     ip: IpAddr,
     conn: Conn,
     local_qp: Qpn,
-    answer: Option<(Box<RemoteReply>, Region)>,
+    reply: Option<(Box<RemoteReply>, Region)>,
     /// Whether it is written to
     in_group: bool,
 }
 
 /// A group, from the leader's request to its end.
 #[derive(Debug)]
-struct Pending {
+struct GroupState {
     stage: Stage,
     leader: Conn,
     request: Box<RemoteRequest>,
@@ -115,7 +115,7 @@ struct Pending {
     since: Nanos,
     /// Whether the replicas have responded or are no longer waited for, so that the request counts as
     /// answered.
-    answered: bool,
+    setup_done: bool,
     /// Whether an MRA was sent to the leader.
     delayed: bool,
 }
@@ -125,15 +125,15 @@ struct Pending {
 pub struct Control {
     config: ControlConfig,
     endpoint: Endpoint,
-    chance: Chance,
+    rng: Chance,
     stations: Stations,
-    qpns: Places,
-    ids: Places,
-    groups: BTreeMap<GroupId, Pending>,
+    qpns: NumberPool,
+    ids: NumberPool,
+    groups: BTreeMap<GroupId, GroupState>,
     roles: BTreeMap<Conn, (GroupId, Role)>,
     admission: Admission,
     commands: VecDeque<Command>,
-    look_at: Option<Nanos>,
+    check_at: Option<Nanos>,
     counters: ControlCounters,
 }
 
@@ -146,27 +146,27 @@ impl Control {
         _ = endpoint.cm_mut().listen(service_id_of(PortSpace::Tcp, config.port));
         Self {
             endpoint,
-            chance: Chance::stream(config.seed, 2),
+            rng: Chance::stream(config.seed, 2),
             stations: Stations::default(),
-            qpns: Places::new(config.queue_pairs, 1 << 24),
-            ids: Places::new(config.groups, config.groups),
+            qpns: NumberPool::new(config.queue_pairs, 1 << 24),
+            ids: NumberPool::new(config.groups, config.groups),
             groups: BTreeMap::new(),
             roles: BTreeMap::new(),
             admission: Admission::default(),
             commands: VecDeque::new(),
-            look_at: None,
+            check_at: None,
             counters: ControlCounters::default(),
             config,
         }
     }
 
-    fn follow(&mut self, now: Nanos) {
+    fn process_cm_events(&mut self, now: Nanos) {
         while let Some(event) = self.endpoint.cm_mut().poll_event() {
-            self.on_cm(event, now);
+            self.on_cm_event(event, now);
         }
     }
 
-    fn on_cm(&mut self, event: CmEvent, now: Nanos) {
+    fn on_cm_event(&mut self, event: CmEvent, now: Nanos) {
         let conn = event.conn();
         let event = match event {
             CmEvent::Requested { request, .. } => return self.on_requested(conn, request, now),
@@ -193,7 +193,7 @@ impl Control {
                 | CmEvent::Disconnecting { .. }
                 | CmEvent::Disconnected { .. }
                 | CmEvent::Unreachable { .. },
-            ) => self.end(id, None, now),
+            ) => self.close_group(id, None, now),
             (Role::Leader, CmEvent::Established { .. } | CmEvent::Replied { .. })
             | (Role::Replica(_), CmEvent::Established { .. })
             | (_, CmEvent::Requested { .. }) => {}
@@ -205,9 +205,9 @@ impl switch::Control for Control {
     type Function = P4ce;
 
     fn on_punt(&mut self, frame: &[u8], port: PortId, now: Nanos) {
-        self.stations.hear(frame, port, now);
+        self.stations.learn(frame, port, now);
         self.endpoint.on_frame(frame, now);
-        self.follow(now);
+        self.process_cm_events(now);
     }
 
     fn on_event(&mut self, event: Event, now: Nanos) {
@@ -216,21 +216,21 @@ impl switch::Control for Control {
             Event::Closed(id, _) => self.forget(id),
             Event::Excluded(id, member) => self.on_excluded(id, member, now),
         }
-        self.follow(now);
+        self.process_cm_events(now);
     }
 
     fn on_timer(&mut self, now: Nanos) {
         if self.endpoint.next_timer().is_some_and(|at| at <= now) {
             self.endpoint.on_timer(now);
         }
-        self.follow(now);
-        if self.look_at.is_some_and(|at| at <= now) {
-            self.look(now);
+        self.process_cm_events(now);
+        if self.check_at.is_some_and(|at| at <= now) {
+            self.check_setups(now);
         }
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        [self.endpoint.next_timer(), self.look_at].into_iter().flatten().min()
+        [self.endpoint.next_timer(), self.check_at].into_iter().flatten().min()
     }
 
     fn poll_command(&mut self) -> Option<Command> {

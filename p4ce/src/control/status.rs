@@ -62,10 +62,7 @@ impl Control {
             peers: [(group.request.peer.remote, group.request.qpn)]
                 .into_iter()
                 .chain(
-                    group
-                        .members
-                        .iter()
-                        .filter_map(|member| Some((member.ip, member.answer.as_ref()?.0.qpn))),
+                    group.members.iter().filter_map(|member| Some((member.ip, member.reply.as_ref()?.0.qpn))),
                 )
                 .collect(),
         })

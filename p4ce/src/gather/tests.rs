@@ -23,33 +23,33 @@ fn rnr(timer: u8, msn: u32) -> Aeth {
     Aeth::new(Syndrome::RnrNak(RnrTimer(timer)), Msn::new(msn))
 }
 
-fn told(n: u32, aeth: Aeth) -> Gathered {
-    Gathered::Tell(Answer { psn: FIRST.add(n), aeth })
+fn respond(n: u32, aeth: Aeth) -> GatherResult {
+    GatherResult::Respond(LeaderResponse { psn: FIRST.add(n), aeth })
 }
 
 #[test]
 fn the_leader_gets_one_acknowledgement_when_a_quorum_holds_a_packet() {
     let mut gather = gather(4, 2);
-    assert_eq!(gather.on_response(0, FIRST.add(3), ack(31, 4)), Gathered::Absorbed);
-    assert_eq!(gather.on_response(0, FIRST.add(3), ack(31, 4)), Gathered::Absorbed, "a duplicate");
+    assert_eq!(gather.on_response(0, FIRST.add(3), ack(31, 4)), GatherResult::Absorbed);
+    assert_eq!(gather.on_response(0, FIRST.add(3), ack(31, 4)), GatherResult::Absorbed, "a duplicate");
     // Replica 1 holds less: the frontier is its PSN, with its MSN.
-    assert_eq!(gather.on_response(1, FIRST.add(1), ack(31, 2)), told(1, ack(31, 2)));
-    assert_eq!(gather.on_response(2, FIRST.add(1), ack(31, 2)), Gathered::Absorbed);
+    assert_eq!(gather.on_response(1, FIRST.add(1), ack(31, 2)), respond(1, ack(31, 2)));
+    assert_eq!(gather.on_response(2, FIRST.add(1), ack(31, 2)), GatherResult::Absorbed);
     // Replica 1 overtakes replica 0: the frontier is what replica 0 holds.
-    assert_eq!(gather.on_response(1, FIRST.add(8), ack(31, 9)), told(3, ack(31, 4)));
+    assert_eq!(gather.on_response(1, FIRST.add(8), ack(31, 9)), respond(3, ack(31, 4)));
     assert_eq!(gather.frontier(), FIRST.add(3));
 }
 
 #[test]
 fn acknowledgements_of_unsent_or_old_packets_are_stale() {
     let mut gather = gather(2, 1);
-    assert_eq!(gather.on_response(0, FIRST.add(10), ack(31, 1)), Gathered::Stale);
-    assert_eq!(gather.on_response(0, FIRST.add(4), ack(31, 5)), told(4, ack(31, 5)));
-    assert_eq!(gather.on_response(0, FIRST.add(3), ack(31, 4)), Gathered::Stale);
-    assert_eq!(gather.on_response(5, FIRST, ack(31, 1)), Gathered::Stale, "not a member");
+    assert_eq!(gather.on_response(0, FIRST.add(10), ack(31, 1)), GatherResult::Stale);
+    assert_eq!(gather.on_response(0, FIRST.add(4), ack(31, 5)), respond(4, ack(31, 5)));
+    assert_eq!(gather.on_response(0, FIRST.add(3), ack(31, 4)), GatherResult::Stale);
+    assert_eq!(gather.on_response(5, FIRST, ack(31, 1)), GatherResult::Stale, "not a member");
     assert_eq!(
         gather.on_response(0, FIRST.add(5), Aeth::new(Syndrome::Reserved(0x40), Msn::ZERO)),
-        Gathered::Stale
+        GatherResult::Stale
     );
 }
 
@@ -59,8 +59,8 @@ fn a_retransmission_gets_the_acknowledgement_again() {
     for member in [0, 1] {
         gather.on_response(member, FIRST.add(5), ack(31, 6));
     }
-    let answer = Some(Answer { psn: FIRST.add(5), aeth: ack(31, 6) });
-    assert_eq!(gather.on_request(FIRST.add(2), true), answer);
+    let response = Some(LeaderResponse { psn: FIRST.add(5), aeth: ack(31, 6) });
+    assert_eq!(gather.on_request(FIRST.add(2), true), response);
     assert_eq!(gather.on_request(FIRST.add(2), false), None, "no AckReq");
     assert_eq!(gather.on_request(FIRST.add(6), true), None, "no quorum holds the packet");
 }
@@ -71,15 +71,15 @@ fn a_nak_is_limited_to_the_frontier() {
     let missing = |msn| nak(NakCode::PSN_SEQUENCE_ERROR, msn);
     gather.on_response(0, FIRST.add(2), ack(31, 3));
     // Replica 0 holds all packets before 7; replica 1 has not responded.
-    assert_eq!(gather.on_response(0, FIRST.add(7), missing(7)), told(0, missing(0)));
+    assert_eq!(gather.on_response(0, FIRST.add(7), missing(7)), respond(0, missing(0)));
     // A quorum now holds the packet that the first NAK named. The leader may not go back to it, so the NAK
     // for the next missing packet is passed on,
-    assert_eq!(gather.on_response(1, FIRST.add(4), missing(4)), told(4, missing(4)));
+    assert_eq!(gather.on_response(1, FIRST.add(4), missing(4)), respond(4, missing(4)));
     // and has to be followed before another one is passed on.
-    assert_eq!(gather.on_response(1, FIRST.add(4), missing(4)), Gathered::Absorbed);
-    assert_eq!(gather.on_request(FIRST, true), Some(Answer { psn: FIRST.add(3), aeth: ack(31, 4) }));
-    assert_eq!(gather.on_response(1, FIRST.add(6), missing(6)), told(6, missing(6)));
-    assert_eq!(gather.on_response(0, FIRST.add(8), missing(8)), Gathered::Absorbed);
+    assert_eq!(gather.on_response(1, FIRST.add(4), missing(4)), GatherResult::Absorbed);
+    assert_eq!(gather.on_request(FIRST, true), Some(LeaderResponse { psn: FIRST.add(3), aeth: ack(31, 4) }));
+    assert_eq!(gather.on_response(1, FIRST.add(6), missing(6)), respond(6, missing(6)));
+    assert_eq!(gather.on_response(0, FIRST.add(8), missing(8)), GatherResult::Absorbed);
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn fatal_naks_are_passed_on_at_once() {
     let refused = nak(NakCode::REMOTE_ACCESS_ERROR, 3);
     assert_eq!(
         gather.on_response(2, FIRST.add(5), refused),
-        told(3, refused),
+        respond(3, refused),
         "it alone holds the packets before 5"
     );
     assert_eq!(gather.refuse(FIRST.add(9), NakCode::INVALID_REQUEST).psn, FIRST.add(3));
@@ -107,14 +107,14 @@ fn a_quorum_outvotes_a_minority_on_request() {
         gather.on_response(member, FIRST.add(5), ack(31, 6));
     }
     let missing = nak(NakCode::PSN_SEQUENCE_ERROR, 2);
-    assert_eq!(gather.on_response(2, FIRST.add(2), missing), Gathered::Absorbed);
-    assert_eq!(gather.on_response(2, FIRST.add(2), rnr(3, 2)), Gathered::Absorbed);
+    assert_eq!(gather.on_response(2, FIRST.add(2), missing), GatherResult::Absorbed);
+    assert_eq!(gather.on_response(2, FIRST.add(2), rnr(3, 2)), GatherResult::Absorbed);
     // The NAK of a packet that no quorum holds yet is passed on.
     let missing = nak(NakCode::PSN_SEQUENCE_ERROR, 6);
-    assert_eq!(gather.on_response(0, FIRST.add(6), missing), told(6, missing));
+    assert_eq!(gather.on_response(0, FIRST.add(6), missing), respond(6, missing));
     // A replica that fails permanently is not needed.
     let refused = nak(NakCode::REMOTE_OPERATIONAL_ERROR, 2);
-    assert_eq!(gather.on_response(2, FIRST.add(2), refused), Gathered::Failed(None));
+    assert_eq!(gather.on_response(2, FIRST.add(2), refused), GatherResult::Failed(None));
 }
 
 /// A NAK acknowledges everything before its PSN, also if the replica is then excluded (seed 5000273 of
@@ -127,50 +127,58 @@ fn an_outvoted_fatal_nak_still_acknowledges_earlier_packets() {
     }
     gather.on_response(0, FIRST.add(5), ack(31, 6));
     let refused = nak(NakCode::INVALID_REQUEST, 3);
-    let Gathered::Failed(Some(answer)) = gather.on_response(1, FIRST.add(3), refused) else {
+    let GatherResult::Failed(Some(response)) = gather.on_response(1, FIRST.add(3), refused) else {
         panic!("no acknowledgement for the leader");
     };
-    assert_eq!(answer.psn, FIRST.add(2));
-    assert!(matches!(answer.aeth.kind(), Syndrome::Ack(_)));
+    assert_eq!(response.psn, FIRST.add(2));
+    assert!(matches!(response.aeth.kind(), Syndrome::Ack(_)));
     // The leader does not go back to packets that were acknowledged.
     let missing = nak(NakCode::PSN_SEQUENCE_ERROR, 2);
-    assert_eq!(gather.on_response(2, FIRST.add(1), missing), Gathered::Absorbed);
+    assert_eq!(gather.on_response(2, FIRST.add(1), missing), GatherResult::Absorbed);
     gather.exclude(2);
     let refused = nak(NakCode::REMOTE_OPERATIONAL_ERROR, 6);
-    assert_eq!(gather.on_response(1, FIRST.add(6), refused), told(6, refused), "the replica is needed now");
+    assert_eq!(
+        gather.on_response(1, FIRST.add(6), refused),
+        respond(6, refused),
+        "the replica is needed now"
+    );
 }
 
 #[test]
 fn the_longest_rnr_timer_is_passed_on() {
     let mut gather = gather(3, 2);
-    assert_eq!(gather.on_response(0, FIRST.add(1), rnr(2, 1)), told(0, rnr(2, 0)));
+    assert_eq!(gather.on_response(0, FIRST.add(1), rnr(2, 1)), respond(0, rnr(2, 0)));
     assert_eq!(
         gather.on_response(1, FIRST.add(1), rnr(1, 1)),
-        told(1, rnr(2, 1)),
+        respond(1, rnr(2, 1)),
         "shorter, but the frontier moved, and the leader has to wait before the next packet"
     );
-    assert_eq!(gather.on_response(2, FIRST.add(1), rnr(9, 1)), told(1, rnr(9, 1)));
+    assert_eq!(gather.on_response(2, FIRST.add(1), rnr(9, 1)), respond(1, rnr(9, 1)));
     // Timer code 0 is the longest.
-    assert_eq!(gather.on_response(1, FIRST.add(1), rnr(0, 1)), told(1, rnr(0, 1)));
-    assert_eq!(gather.on_response(1, FIRST.add(1), rnr(0, 1)), Gathered::Absorbed);
+    assert_eq!(gather.on_response(1, FIRST.add(1), rnr(0, 1)), respond(1, rnr(0, 1)));
+    assert_eq!(gather.on_response(1, FIRST.add(1), rnr(0, 1)), GatherResult::Absorbed);
     gather.on_request(FIRST.add(1), true);
-    assert_eq!(gather.on_response(1, FIRST.add(1), rnr(0, 1)), told(1, rnr(0, 1)), "the leader has retried");
+    assert_eq!(
+        gather.on_response(1, FIRST.add(1), rnr(0, 1)),
+        respond(1, rnr(0, 1)),
+        "the leader has retried"
+    );
 }
 
 #[test]
 fn credits_count_from_the_leaders_msn() {
     let mut gather = gather(2, 1);
     // Four credits after message 3: up to message 7.
-    assert_eq!(gather.on_response(0, FIRST.add(2), ack(4, 3)), told(2, ack(4, 3)));
+    assert_eq!(gather.on_response(0, FIRST.add(2), ack(4, 3)), respond(2, ack(4, 3)));
     // Replica 1 is behind, with two credits after message 1: up to 3, so no credits counted from 3. That
     // causes no message by itself,
-    assert_eq!(gather.on_response(1, FIRST, ack(2, 1)), Gathered::Absorbed);
-    assert_eq!(gather.on_response(0, FIRST.add(3), ack(4, 4)), told(3, ack(0, 4)));
+    assert_eq!(gather.on_response(1, FIRST, ack(2, 1)), GatherResult::Absorbed);
+    assert_eq!(gather.on_response(0, FIRST.add(3), ack(4, 4)), respond(3, ack(0, 4)));
     // but new credits after zero do.
-    assert_eq!(gather.on_response(1, FIRST.add(1), ack(6, 2)), told(3, ack(4, 4)));
+    assert_eq!(gather.on_response(1, FIRST.add(1), ack(6, 2)), respond(3, ack(4, 4)));
     // Without a limit there are unlimited credits.
-    assert_eq!(gather.on_response(1, FIRST.add(2), ack(31, 3)), Gathered::Absorbed);
-    assert_eq!(gather.on_response(0, FIRST.add(4), ack(31, 5)), told(4, ack(31, 5)));
+    assert_eq!(gather.on_response(1, FIRST.add(2), ack(31, 3)), GatherResult::Absorbed);
+    assert_eq!(gather.on_response(0, FIRST.add(4), ack(31, 5)), respond(4, ack(31, 5)));
 }
 
 #[test]
@@ -183,14 +191,14 @@ fn exclusion_and_quorum_changes_keep_the_frontier() {
     gather.exclude(2);
     assert_eq!((gather.members(), gather.acked(2)), (3, None));
     assert_eq!(gather.frontier(), FIRST.add(4), "the frontier does not go back");
-    assert_eq!(gather.on_response(2, FIRST.add(9), ack(31, 10)), Gathered::Stale);
-    assert_eq!(gather.on_response(3, FIRST.add(5), ack(31, 6)), told(5, ack(31, 6)));
-    assert_eq!(gather.set_quorum(2), Some(Answer { psn: FIRST.add(6), aeth: ack(31, 7) }));
+    assert_eq!(gather.on_response(2, FIRST.add(9), ack(31, 10)), GatherResult::Stale);
+    assert_eq!(gather.on_response(3, FIRST.add(5), ack(31, 6)), respond(5, ack(31, 6)));
+    assert_eq!(gather.set_quorum(2), Some(LeaderResponse { psn: FIRST.add(6), aeth: ack(31, 7) }));
     gather.exclude(0);
     assert!(gather.is_possible());
     gather.exclude(1);
     assert!(!gather.is_possible());
-    assert_eq!(gather.on_response(3, FIRST.add(9), ack(31, 10)), Gathered::Absorbed);
+    assert_eq!(gather.on_response(3, FIRST.add(9), ack(31, 10)), GatherResult::Absorbed);
 }
 
 #[test]
@@ -227,25 +235,29 @@ fn a_nak_is_passed_on_again_only_after_the_leader_has_gone_back() {
     for refusal in [missing, rnr(3, 3)] {
         let mut gather = gather(2, 2);
         gather.on_response(0, FIRST.add(2), ack(31, 3));
-        assert_eq!(gather.on_response(1, FIRST.add(3), refusal), told(3, refusal));
+        assert_eq!(gather.on_response(1, FIRST.add(3), refusal), respond(3, refusal));
         gather.on_request(FIRST.add(4), false);
         gather.on_request(FIRST.add(12), false);
         assert_eq!(
             gather.on_response(1, FIRST.add(3), refusal),
-            Gathered::Absorbed,
+            GatherResult::Absorbed,
             "it has not gone back to 3"
         );
         gather.on_request(FIRST.add(3), false);
-        assert_eq!(gather.on_response(1, FIRST.add(3), refusal), told(3, refusal));
+        assert_eq!(gather.on_response(1, FIRST.add(3), refusal), respond(3, refusal));
     }
 }
 
 #[test]
 fn a_duplicate_acknowledgement_does_not_reset_the_rnr_timer() {
     let mut gather = gather(3, 2);
-    assert_eq!(gather.on_response(0, FIRST.add(1), rnr(9, 1)), told(0, rnr(9, 0)));
-    assert_eq!(gather.on_response(0, FIRST, ack(31, 1)), Gathered::Absorbed);
-    assert_eq!(gather.on_response(1, FIRST.add(1), rnr(2, 1)), told(1, rnr(9, 1)), "replica 0 needs longer");
+    assert_eq!(gather.on_response(0, FIRST.add(1), rnr(9, 1)), respond(0, rnr(9, 0)));
+    assert_eq!(gather.on_response(0, FIRST, ack(31, 1)), GatherResult::Absorbed);
+    assert_eq!(
+        gather.on_response(1, FIRST.add(1), rnr(2, 1)),
+        respond(1, rnr(9, 1)),
+        "replica 0 needs longer"
+    );
 }
 
 #[test]
@@ -303,12 +315,12 @@ proptest! {
         // Per replica, counted from the first packet: number of packets held, and responses sent; number of
         // packets sent.
         let mut held = vec![0u32; count];
-        let mut said: Vec<Vec<(Psn, Aeth)>> = vec![vec![]; count];
+        let mut responses: Vec<Vec<(Psn, Aeth)>> = vec![vec![]; count];
         let (mut sent, mut at) = (0u32, 0u32);
         // Number of packets that the leader takes for acknowledged
         let mut acknowledged = 0u32;
         for step in steps {
-            let answer = match step {
+            let response = match step {
                 Step::Send(back) => {
                     at = if back == 0 { at } else { at.saturating_sub(back).max(acknowledged) };
                     let psn = first.add(at);
@@ -327,14 +339,14 @@ proptest! {
                     } else {
                         (first.add(held[replica]).sub(1), ack(31, held[replica]))
                     };
-                    said[replica].push((psn, aeth));
+                    responses[replica].push((psn, aeth));
                     None
                 }
-                Step::Respond { replica, old } if replica < count && !said[replica].is_empty() => {
-                    let all = &said[replica];
+                Step::Respond { replica, old } if replica < count && !responses[replica].is_empty() => {
+                    let all = &responses[replica];
                     let (psn, aeth) = all[all.len() - 1 - old.min(all.len() - 1)];
                     match gather.on_response(replica, psn, aeth) {
-                        Gathered::Tell(answer) => Some(answer),
+                        GatherResult::Respond(response) => Some(response),
                         _ => None,
                     }
                 }
@@ -344,7 +356,7 @@ proptest! {
                 }
                 _ => None,
             };
-            if let Some(Answer { psn, aeth }) = answer {
+            if let Some(LeaderResponse { psn, aeth }) = response {
                 let covered = match aeth.kind() {
                     Syndrome::Ack(_) => psn.add(1),
                     _ => psn,
@@ -368,19 +380,19 @@ fn a_nak_of_an_acknowledged_packet_does_not_suppress_later_naks() {
     let missing = |msn| nak(NakCode::PSN_SEQUENCE_ERROR, msn);
     for (first, later) in [(missing(0), missing(501)), (rnr(3, 0), rnr(3, 501))] {
         let mut gather = gather(3, 2);
-        assert_eq!(gather.on_response(0, FIRST, first), told(0, first));
+        assert_eq!(gather.on_response(0, FIRST, first), respond(0, first));
         // Replicas 1 and 2 hold the packet, and the leader learns that before it has gone back, or the NAK
         // was lost.
         gather.on_response(1, FIRST.add(5), ack(31, 6));
-        assert_eq!(gather.on_response(2, FIRST.add(5), ack(31, 6)), told(5, ack(31, 6)));
+        assert_eq!(gather.on_response(2, FIRST.add(5), ack(31, 6)), respond(5, ack(31, 6)));
         for n in 10..1000 {
             gather.on_request(FIRST.add(n), true);
         }
         for member in [1, 2] {
             gather.on_response(member, FIRST.add(500), ack(31, 501));
         }
-        assert_eq!(gather.on_response(1, FIRST.add(501), later), told(501, later));
-        assert_eq!(gather.on_response(2, FIRST.add(501), later), Gathered::Absorbed, "passed on once");
+        assert_eq!(gather.on_response(1, FIRST.add(501), later), respond(501, later));
+        assert_eq!(gather.on_response(2, FIRST.add(501), later), GatherResult::Absorbed, "passed on once");
     }
 }
 
@@ -400,7 +412,7 @@ fn the_configured_lag_is_clamped() {
 #[test]
 fn a_replica_beyond_the_lag_is_dropped_and_reported_once() {
     let mut gather = gather(3, 1).with_max_lag(4);
-    assert_eq!(gather.on_response(0, FIRST.add(3), ack(31, 4)), told(3, ack(31, 4)));
+    assert_eq!(gather.on_response(0, FIRST.add(3), ack(31, 4)), respond(3, ack(31, 4)));
     assert_eq!(gather.take_dropped(), None, "4 packets behind");
     gather.on_response(1, FIRST, ack(31, 1));
     gather.on_response(0, FIRST.add(4), ack(31, 5));
@@ -418,8 +430,8 @@ fn an_acknowledgement_after_a_request_far_ahead_is_stale() {
         let mut gather = Gather::new(2, 1, false, first);
         gather.on_request(first.add(ahead), true);
         assert_eq!(gather.next(), if ahead <= 64 { first.add(ahead + 1) } else { first }, "{ahead}");
-        let told = gather.on_response(0, first.add(ahead), ack(31, 0));
-        assert_eq!(told == Gathered::Stale, ahead > 64, "{ahead}");
+        let result = gather.on_response(0, first.add(ahead), ack(31, 0));
+        assert_eq!(result == GatherResult::Stale, ahead > 64, "{ahead}");
     }
 }
 
