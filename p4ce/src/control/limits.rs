@@ -76,7 +76,7 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    /// Admits a request, which counts until [`answer`](Self::answer) and [`end`](Self::end).
+    /// Admits a request, which counts until [`on_answered`](Self::on_answered) and [`end`](Self::end).
     ///
     /// # Errors
     /// If the leader is not allowed, or a limit is reached.
