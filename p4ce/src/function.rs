@@ -467,7 +467,7 @@ impl P4ce {
 
     #[cfg(debug_assertions)]
     fn has_fixed_ports(config: &Config) -> bool {
-        config.bug == Some(crate::Bug::StaysPut)
+        config.bug == Some(crate::Bug::FixedPorts)
     }
 
     fn open(&mut self, group: Box<Group>) {
@@ -521,10 +521,10 @@ impl P4ce {
         neighbour::asked_for(frame).is_some_and(|ip| self.config.addresses.contains(&ip))
     }
 
-    fn exclude_silent(&mut self, now: Nanos) {
+    fn exclude_stalled(&mut self, now: Nanos) {
         for (number, group) in self.groups.iter_mut().enumerate() {
             let Some(group) = group else { continue };
-            while let Some(member) = group.gather.find_silent(now, self.config.silent_after) {
+            while let Some(member) = group.gather.find_stalled(now, self.config.silent_after) {
                 group.exclude(member);
                 self.counters.excluded.add(1);
                 self.events.push_back(Event::Excluded(GroupId(number as u32), member));
@@ -608,7 +608,7 @@ impl Function for P4ce {
         }
         if self.config.silent_after > Nanos::ZERO && now >= self.checked_at + self.check_interval() {
             self.checked_at = now;
-            self.exclude_silent(now);
+            self.exclude_stalled(now);
         }
     }
 

@@ -357,7 +357,7 @@ impl Gather {
     #[inline]
     fn forget_pending_naks(&mut self) {
         #[cfg(debug_assertions)]
-        if self.has_bug(crate::Bug::AskedForever) {
+        if self.has_bug(crate::Bug::StaleNakPending) {
             return;
         }
         let frontier = self.frontier;
@@ -433,7 +433,7 @@ impl Gather {
     }
 
     /// Returns a replica that has been behind the frontier without progress for `after`.
-    pub fn find_silent(&mut self, now: Nanos, after: Nanos) -> Option<usize> {
+    pub fn find_stalled(&mut self, now: Nanos, after: Nanos) -> Option<usize> {
         let frontier = self.frontier;
         for (at, progress) in self.members[..self.count].iter_mut().enumerate() {
             if !progress.member || !progress.acked.precedes(frontier) {

@@ -34,11 +34,11 @@ pub enum Bug {
     /// The first acknowledgement is passed to the leader
     FirstAck,
     /// A NAK after which the leader did not go back suppresses all later NAKs
-    AskedForever,
+    StaleNakPending,
     /// A replica that was dropped for its lag is still written to
     DroppedSilently,
     /// Leaders and replicas keep the ports that they had when their group was opened
-    StaysPut,
+    FixedPorts,
     /// Requests for groups are not limited
     AnyRequest,
     /// A replica counts as if it held everything that a quorum holds
@@ -54,9 +54,9 @@ impl Bug {
         Self::Minority,
         Self::WrongWrap,
         Self::FirstAck,
-        Self::AskedForever,
+        Self::StaleNakPending,
         Self::DroppedSilently,
-        Self::StaysPut,
+        Self::FixedPorts,
         Self::AnyRequest,
         Self::LeftBehind,
         Self::LeaderByPort,

@@ -254,7 +254,7 @@ impl Rnic {
     }
 
     /// Returns the queue pair of a connection.
-    pub fn qp_of(&self, conn: Conn) -> Option<Qpn> {
+    pub fn connection_qp(&self, conn: Conn) -> Option<Qpn> {
         self.gsi.bindings.get(&conn).map(|binding| binding.qpn)
     }
 
@@ -369,7 +369,7 @@ impl Rnic {
     }
 
     fn fail_qp(&mut self, conn: Conn) {
-        if let Some(qpn) = self.qp_of(conn) {
+        if let Some(qpn) = self.connection_qp(conn) {
             // The queue pair may have been destroyed.
             _ = self.modify_qp(qpn, Modify::Error);
         }

@@ -23,7 +23,7 @@ pub enum SnapshotError {
     TooLong,
     /// No server needs a snapshot, or no longer
     #[error("no server needs a snapshot; check wants_snapshot first")]
-    NotWanted,
+    NotNeeded,
     /// Entries were decided since that the application has not applied
     #[error("the snapshot lacks decided entries; apply those of poll_decided first")]
     TooOld,
@@ -51,11 +51,11 @@ impl Server {
         now: switch::Nanos,
     ) -> Result<(), SnapshotError> {
         if !self.wants_snapshot() {
-            return Err(SnapshotError::NotWanted);
+            return Err(SnapshotError::NotNeeded);
         }
         let (layout, polled) = (self.config.layout, self.polled);
         let (Some(resources), Some(leadership)) = (&self.resources, &mut self.leadership) else {
-            return Err(SnapshotError::NotWanted);
+            return Err(SnapshotError::NotNeeded);
         };
         let memory = nic.bytes_mut(resources.log.0);
         let lacks = |next: u64| (polled..next).any(|at| layout.entry(at, memory).is_none());

@@ -48,7 +48,7 @@ pub enum Bug {
     /// A server grants permission in a term that is not later than the promised one.
     ForgottenPromise,
     /// A server that finds all servers blank bootstraps the group without the operator's command.
-    BeginsByItself,
+    BootstrapsByItself,
     /// The source address of a request is not checked.
     AnySource,
     /// A leader does not reconnect to a follower that it lost.
@@ -71,7 +71,7 @@ impl Bug {
     pub const ALL: [Self; 10] = [
         Self::TornEntry,
         Self::ForgottenPromise,
-        Self::BeginsByItself,
+        Self::BootstrapsByItself,
         Self::AnySource,
         Self::LosesFollower,
         Self::CountsBlank,

@@ -241,7 +241,7 @@ impl Server {
             self.standing = Standing::Member;
         }
         #[cfg(debug_assertions)]
-        if self.config.bug == Some(super::config::Bug::BeginsByItself) {
+        if self.config.bug == Some(super::config::Bug::BootstrapsByItself) {
             _ = self.bootstrap();
         }
     }

@@ -266,12 +266,12 @@ fn replicas_without_progress_are_found() {
     let after = Nanos::from_millis(10);
     let at = Nanos::from_millis;
     gather.on_response(0, FIRST.add(5), ack(31, 6));
-    assert_eq!(gather.find_silent(at(100), after), None, "first check");
+    assert_eq!(gather.find_stalled(at(100), after), None, "first check");
     gather.on_response(1, FIRST.add(1), ack(31, 2));
-    assert_eq!(gather.find_silent(at(110), after), Some(2));
+    assert_eq!(gather.find_stalled(at(110), after), Some(2));
     gather.exclude(2);
-    assert_eq!(gather.find_silent(at(115), after), None, "it has made progress");
-    assert_eq!(gather.find_silent(at(120), after), Some(1));
+    assert_eq!(gather.find_stalled(at(115), after), None, "it has made progress");
+    assert_eq!(gather.find_stalled(at(120), after), Some(1));
 }
 
 /// A step of the model, in which each replica holds packets in order.

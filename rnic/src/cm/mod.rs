@@ -65,7 +65,7 @@ impl Cm {
             response_timeout: config.response_timeout & 31,
             max_retries: config.max_retries & 15,
             ack_delay: config.ack_delay & 31,
-            longest_wait: config.longest_wait.max(MIN_RESPONSE_TIMEOUT),
+            max_response_timeout: config.max_response_timeout.max(MIN_RESPONSE_TIMEOUT),
             ..config
         };
         Self {
@@ -238,7 +238,7 @@ impl Cm {
 
     /// Returns the timeout for a response that may take `wait`.
     fn bounded_timeout(&self, wait: Nanos) -> Nanos {
-        wait.clamp(MIN_RESPONSE_TIMEOUT, self.config.longest_wait)
+        wait.clamp(MIN_RESPONSE_TIMEOUT, self.config.max_response_timeout)
     }
 }
 

@@ -206,7 +206,7 @@ fn an_mra_extends_the_response_timeout() {
     a.on_timer(until + Nanos::from_secs(59));
     assert!(sent(&mut a).is_empty());
     a.on_timer(until + Nanos::from_secs(60));
-    assert_eq!(sent(&mut a).len(), 1, "the wait is bounded by longest_wait");
+    assert_eq!(sent(&mut a).len(), 1, "the wait is bounded by max_response_timeout");
     b.accept(theirs, &answer(18), until).unwrap();
     pass(&mut b, &mut a, until);
     event(&mut a);

@@ -41,7 +41,7 @@ pub struct Config {
     pub time_wait: Nanos,
     /// Maximum response timeout, whatever the remote side announces: a REQ that announces two hours would
     /// hold a connection for more than a day
-    pub longest_wait: Nanos,
+    pub max_response_timeout: Nanos,
 }
 
 impl Default for Config {
@@ -54,7 +54,7 @@ impl Default for Config {
             ack_delay: 15,
             capacity: 1024,
             time_wait: Nanos::from_secs(2),
-            longest_wait: Nanos::from_secs(60),
+            max_response_timeout: Nanos::from_secs(60),
         }
     }
 }

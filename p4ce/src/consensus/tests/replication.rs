@@ -262,7 +262,7 @@ fn a_returning_server_gets_the_entries_that_it_lacks() {
 /// Returns three servers of which one lacks entries that the log no longer holds: it needs a snapshot.
 fn one_lacks_a_snapshot(tune: impl FnOnce(&mut Config)) -> Net {
     let mut net = Net::begun(tune);
-    assert_eq!(net.give_snapshot(b"state"), Err(SnapshotError::NotWanted));
+    assert_eq!(net.give_snapshot(b"state"), Err(SnapshotError::NotNeeded));
     net.partitioned = vec![2];
     net.run_heartbeats(20);
     for _ in 0..3 {

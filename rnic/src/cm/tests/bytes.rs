@@ -38,7 +38,7 @@ const LINUX: Config = Config {
     ack_delay: 15,
     capacity: 8,
     time_wait: Nanos::from_secs(2),
-    longest_wait: Nanos::from_secs(60),
+    max_response_timeout: Nanos::from_secs(60),
 };
 
 /// Replays a captured connection with a manager on both sides: every message is the same except for the IDs.
