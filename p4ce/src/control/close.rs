@@ -1,7 +1,7 @@
-//! How a group loses replicas, and how it ends: everyone is disconnected, the data plane closes it, and its numbers can be
-//! given again.
+//! Loss of replicas, and the end of a group: all connections are closed, the data plane closes the group, and
+//! its numbers are released.
 
-use super::{Control, Pending, Stage};
+use super::{Control, GroupState, Stage};
 use crate::function::Command;
 use crate::group::GroupId;
 use crate::wire::Refusal;
@@ -10,12 +10,12 @@ use rocev2::cm::RejReason;
 use switch::Nanos;
 
 impl Control {
-    /// Ends a group: leader and replicas are disconnected.
+    /// Closes a group: leader and replicas are disconnected.
     pub fn close(&mut self, id: GroupId, now: Nanos) {
-        self.end(id, None, now);
+        self.close_group(id, None, now);
     }
 
-    /// A replica refuses, does not answer, or goes away.
+    /// Handles a replica that rejected the connection, did not respond, or disconnected.
     pub(super) fn on_replica_gone(
         &mut self,
         id: GroupId,
@@ -30,20 +30,20 @@ impl Control {
             None => Refusal::Unreachable(replica),
         };
         match group.stage {
-            Stage::Connecting | Stage::Opening => self.end(id, Some(refusal), now),
+            Stage::Connecting | Stage::Opening => self.close_group(id, Some(refusal), now),
             Stage::Open => {
                 if group.members[number].in_group {
                     group.members[number].in_group = false;
                     self.commands.push_back(Command::Exclude(id, number));
                     self.counters.excluded += 1;
                 }
-                self.end_if_impossible(id, now);
+                self.close_if_impossible(id, now);
             }
             Stage::Closing => {}
         }
     }
 
-    /// The data plane has excluded a replica.
+    /// Handles a replica that the data plane excluded.
     pub(super) fn on_excluded(&mut self, id: GroupId, number: usize, now: Nanos) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let Some(member) = group.members.get_mut(number) else { return };
@@ -52,24 +52,24 @@ impl Control {
         }
         let conn = member.conn;
         self.drop_connection(conn, now);
-        self.end_if_impossible(id, now);
+        self.close_if_impossible(id, now);
     }
 
-    fn end_if_impossible(&mut self, id: GroupId, now: Nanos) {
-        let members = |group: &Pending| group.members.iter().filter(|member| member.in_group).count();
+    fn close_if_impossible(&mut self, id: GroupId, now: Nanos) {
+        let members = |group: &GroupState| group.members.iter().filter(|member| member.in_group).count();
         if self.groups.get(&id).is_some_and(|group| members(group) < group.quorum) {
-            self.end(id, None, now);
+            self.close_group(id, None, now);
         }
     }
 
-    /// Ends a group at whatever stage. A leader that has not been answered is told why.
-    pub(super) fn end(&mut self, id: GroupId, refusal: Option<Refusal>, now: Nanos) {
+    /// Closes a group in any stage. A leader whose request is pending receives the refusal.
+    pub(super) fn close_group(&mut self, id: GroupId, refusal: Option<Refusal>, now: Nanos) {
         let Some(group) = self.groups.get_mut(&id).filter(|group| group.stage != Stage::Closing) else {
             return;
         };
         let stage = core::mem::replace(&mut group.stage, Stage::Closing);
         let leader = group.leader;
-        self.answered(id);
+        self.finish_setup(id);
         let Some(group) = self.groups.get(&id) else { return };
         let conns: Vec<_> = group.members.iter().map(|member| member.conn).collect();
         if let (Stage::Connecting | Stage::Opening, Some(refusal)) = (stage, refusal) {
@@ -90,32 +90,32 @@ impl Control {
         }
     }
 
-    /// Ends a connection, wherever it stands.
+    /// Closes a connection in any state.
     fn drop_connection(&mut self, conn: Conn, now: Nanos) {
         let cm = self.endpoint.cm_mut();
         if cm.disconnect(conn, &[], now).is_err() {
-            // It does not stand yet, or stands no more.
+            // The connection is not established yet, or no longer.
             _ = cm.reject(conn, RejReason::CONSUMER, &[], now);
             self.roles.remove(&conn);
         }
     }
 
-    /// Replicas have answered a request, or are no longer waited for.
-    pub(super) fn answered(&mut self, id: GroupId) {
+    /// Marks a request as answered: the replicas have responded, or are no longer waited for.
+    pub(super) fn finish_setup(&mut self, id: GroupId) {
         let Self { groups, admission, config, .. } = self;
         let Some(group) = groups.get_mut(&id) else { return };
-        if !core::mem::replace(&mut group.answered, true) {
-            admission.answer(group.request.peer.remote, group.since, &config.limits);
+        if !core::mem::replace(&mut group.setup_done, true) {
+            admission.on_answered(group.request.peer.remote, group.since, &config.limits);
         }
     }
 
-    /// Nothing knows a group any more: its numbers can be given again.
+    /// Forgets a closed group and releases its numbers.
     pub(super) fn forget(&mut self, id: GroupId) {
         let Some(group) = self.groups.remove(&id) else { return };
         for qpn in group.members.iter().map(|member| member.local_qp).chain([group.local_qp]) {
-            self.qpns.give_back(qpn.get());
+            self.qpns.free(qpn.get());
         }
-        self.ids.give_back(id.0);
+        self.ids.free(id.0);
         self.admission.end(group.request.peer.remote);
         self.counters.closed += 1;
     }

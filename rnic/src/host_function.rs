@@ -1,30 +1,30 @@
-//! A host: a NIC on a port, and the application that uses it, as a switch function.
+//! A host as a switch function: a NIC on port 0, and the application that uses it.
 
 use crate::Rnic;
 use core::fmt;
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
-/// An application. All times are what its host's clock shows.
+/// An application on a [`Station`]. All times are readings of its host's clock.
 pub trait App: Send + 'static {
-    /// Its host begins, or begins anew after a crash; the NIC is new.
+    /// Called when the host starts, or restarts after a crash; the NIC is new.
     fn start(&mut self, nic: &mut Rnic, now: Nanos);
 
-    /// Something may have happened: completions, events, its own timer.
+    /// Called after anything may have happened: completions, events, or its own timer.
     fn run(&mut self, nic: &mut Rnic, now: Nanos);
 
-    /// Its host goes down.
+    /// Called when the host crashes.
     fn crash(&mut self, _nic: &Rnic) {}
 
-    /// When it wants to run by itself
+    /// Returns when [`run`](Self::run) should be called at the latest.
     fn next_timer(&self) -> Option<Nanos> {
         None
     }
 }
 
-/// Something to do with an application, asked for from outside.
+/// A call on an application and its NIC, sent as a command by the control plane.
 pub type Call<A> = Box<dyn FnOnce(&mut A, &mut Rnic, Nanos) + Send>;
 
-/// What is on its way to port 0.
+/// Frames on their way to port 0.
 #[derive(Debug, Default)]
 pub struct Outbox {
     frame: Vec<u8>,
@@ -32,12 +32,12 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// Whether there is a frame for which there was no room.
+    /// Returns whether a frame waits because the port had no buffer for it.
     pub const fn is_waiting(&self) -> bool {
         self.waiting
     }
 
-    /// Sends what `next` writes, until it has no more or the port takes no more.
+    /// Sends the frames that `next` writes, until it has no more or the port has no room.
     #[inline]
     pub fn send<O: Output>(&mut self, out: &mut O, mut next: impl FnMut(&mut Vec<u8>) -> bool) {
         while out.room(PortId(0)) > 0 {
@@ -47,8 +47,8 @@ impl Outbox {
         }
     }
 
-    /// Sends the one frame that `next` writes, behind all others. Whether it was written: `next` is asked only if there is room and
-    /// nothing waits.
+    /// Sends the one frame that `next` writes, after all others. Returns whether it was written: `next` is
+    /// called only if there is room and no frame waits.
     #[inline]
     pub fn send_one<O: Output>(&mut self, out: &mut O, next: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
         let written = !self.waiting && out.room(PortId(0)) > 0 && next(&mut self.frame);
@@ -58,8 +58,8 @@ impl Outbox {
         written
     }
 
-    /// Whether the port took the frame. Otherwise it waits, unless there is no room in spite of what the port said: then it counts as
-    /// dropped, as any packet may be lost.
+    /// Returns whether the port took the frame. If no buffer is available, the frame waits. If the port
+    /// refuses it although it reported room, the frame is lost, as any packet may be.
     #[inline]
     fn put<O: Output>(&mut self, out: &mut O) -> bool {
         let Ok(frame) = out.make_from(&self.frame) else {
@@ -71,7 +71,7 @@ impl Outbox {
     }
 }
 
-/// A NIC on port 0 with an application.
+/// A NIC on port 0 with an application: a [`Function`] that consumes frames.
 pub struct Station<A> {
     nic: Rnic,
     app: A,
@@ -80,7 +80,7 @@ pub struct Station<A> {
 }
 
 impl<A: App> Station<A> {
-    /// An application that starts with the first thing that happens.
+    /// Creates a host whose application starts at the first frame, timer or command.
     pub fn new(nic: Rnic, app: A) -> Self {
         Self { nic, app, started: false, outbox: Outbox::default() }
     }
@@ -97,7 +97,8 @@ impl<A: App> Station<A> {
         self.app.run(&mut self.nic, now);
     }
 
-    /// Sends as much as the port takes. What is complete when it has left makes room for more.
+    /// Sends as many frames as the port takes. Sends that complete when they leave let the application post
+    /// more.
     fn transmit<O: Output>(&mut self, now: Nanos, out: &mut O) {
         loop {
             let before = self.nic.counters().completions;
@@ -145,7 +146,7 @@ impl<A: App> Function for Station<A> {
     fn on_command(&mut self, call: Call<A>, now: Nanos) {
         self.start(now);
         call(&mut self.app, &mut self.nic, now);
-        // What it gives to send leaves by the timer.
+        // Requests that the call posted leave at the next timer.
         self.app.run(&mut self.nic, now);
     }
 
@@ -188,11 +189,11 @@ mod tests {
     }
 
     #[test]
-    fn an_application_is_started_once_and_run_when_anything_happens() {
+    fn an_application_starts_once_and_runs_on_every_event() {
         let interface = Interface::new(MacAddr([2, 0, 0, 0, 0, 1]), [10, 0, 0, 1].into(), 24);
         let mut station = Station::new(Rnic::new(Config::new(interface)), Counting::default());
         let mut out = Sent::with_room(4);
-        assert_eq!(station.next_timer(), Some(Nanos::ZERO), "to be started");
+        assert_eq!(station.next_timer(), Some(Nanos::ZERO), "the application has not started");
         station.on_command(Box::new(|app, _, now| app.ran += now.0 as u32), Nanos(10));
         assert_eq!((station.app.started, station.app.ran), (1, 11));
         station.on_timer(Nanos(77), &mut out);

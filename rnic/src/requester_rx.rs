@@ -1,14 +1,16 @@
-//! Responses from the other side, and what the requester makes of them and of silence (IB 9.7.5, 9.7.6).
+//! The receive side of the requester: acknowledgements, NAKs, READ and atomic responses, and timeouts
+//! (IB 9.7.5, 9.7.6).
 
 use crate::memory::Access;
-use crate::nic::{Event, Parts};
+use crate::nic::{Event, QpContext};
 use crate::queue::{Completed, Completion, Data, Operation, Status};
-use crate::requester::Sending;
+use crate::requester::SendWqe;
 use rocev2::aeth::{Aeth, NakCode, Syndrome};
 use rocev2::{Msn, Opcode, Packet, Psn};
 use switch::Nanos;
 
-/// Whether a syndrome says nothing to a reliable connection (IB tables 44 and 45): it acknowledges nothing, either.
+/// Returns whether a syndrome is reserved for a reliable connection (IB tables 44 and 45). Such a packet
+/// acknowledges nothing.
 fn is_reserved(aeth: Aeth) -> bool {
     match aeth.kind() {
         Syndrome::Ack(_) | Syndrome::RnrNak(_) => false,
@@ -23,8 +25,8 @@ fn is_reserved(aeth: Aeth) -> bool {
     }
 }
 
-impl Parts<'_> {
-    /// An acknowledgement, a NAK, or a response with data.
+impl QpContext<'_> {
+    /// Processes an acknowledgement, a NAK, or a response with data.
     pub(crate) fn on_response(&mut self, packet: &Packet<'_>, now: Nanos) {
         let psn = packet.bth().psn();
         if !self.qp.state.sends() {
@@ -42,7 +44,7 @@ impl Parts<'_> {
     }
 
     fn on_acknowledge(&mut self, psn: Psn, aeth: Aeth, now: Nanos) {
-        // A NAK names what it wants next, and acknowledges all before.
+        // A NAK carries the expected PSN, and acknowledges all PSNs before it.
         let (acknowledged, known) = match aeth.kind() {
             Syndrome::Nak(_) | Syndrome::RnrNak(_) => (psn.sub(1), self.qp.req.top.distance(psn) > 0),
             _ => (psn, true),
@@ -51,21 +53,21 @@ impl Parts<'_> {
             self.counters.stale_responses += 1;
             return;
         }
-        let complete = self.acknowledge(acknowledged, now);
-        self.heed_credits(aeth);
+        let complete = self.complete_acknowledged(acknowledged, now);
+        self.update_credit_limit(aeth);
         if !complete {
             return;
         }
         match aeth.kind() {
-            // What is reserved was dropped.
+            // Reserved syndromes were dropped above.
             Syndrome::Ack(_) | Syndrome::Reserved(_) => {}
             Syndrome::RnrNak(timer) => {
                 self.counters.naks_received += 1;
                 if psn != self.qp.req.una {
                     return;
                 }
-                let endless = self.qp.req.rnr_retry >= 7;
-                if !endless && self.qp.req.rnr_retries_left == 0 {
+                let unlimited = self.qp.req.rnr_retry >= 7;
+                if !unlimited && self.qp.req.rnr_retries_left == 0 {
                     self.fail(Status::RnrRetryExceeded);
                     return;
                 }
@@ -77,7 +79,7 @@ impl Parts<'_> {
             Syndrome::Nak(code) => {
                 self.counters.naks_received += 1;
                 match code {
-                    NakCode::PSN_SEQUENCE_ERROR => self.try_again(psn, now),
+                    NakCode::PSN_SEQUENCE_ERROR => self.retransmit_from(psn, now),
                     NakCode::INVALID_REQUEST => self.fail(Status::RemoteInvalidRequest),
                     NakCode::REMOTE_ACCESS_ERROR => self.fail(Status::RemoteAccess),
                     NakCode::REMOTE_OPERATIONAL_ERROR => self.fail(Status::RemoteOperation),
@@ -87,29 +89,32 @@ impl Parts<'_> {
         }
     }
 
-    /// Credits count from the MSN of the same acknowledgement (IB 9.7.7.2). An older one says nothing new.
-    fn heed_credits(&mut self, aeth: Aeth) {
+    /// Updates the credit limit. Credits count from the MSN of the same acknowledgement (IB 9.7.7.2). An
+    /// older acknowledgement does not lower the limit.
+    fn update_credit_limit(&mut self, aeth: Aeth) {
         let Syndrome::Ack(credit) = aeth.kind() else { return };
         if !self.qp.req.flow_control {
             return;
         }
-        self.qp.req.limit = credit.messages().map(|messages| {
+        self.qp.req.credit_limit = credit.messages().map(|messages| {
             let limit = Msn::add(aeth.msn(), messages.into());
-            self.qp.req.limit.map_or(limit, |before| before.later(limit))
+            self.qp.req.credit_limit.map_or(limit, |before| before.later(limit))
         });
     }
 
-    /// Completes what `psn` acknowledges. False if a response is missing on the way there: then it is asked for again.
-    fn acknowledge(&mut self, psn: Psn, now: Nanos) -> bool {
+    /// Completes the requests that `psn` acknowledges. Returns false if a response before `psn` is missing,
+    /// which is then requested again.
+    fn complete_acknowledged(&mut self, psn: Psn, now: Nanos) -> bool {
         let before = self.qp.req.una;
         let mut complete = true;
         while let Some(front) = self.qp.req.queue.front() {
-            // Nothing of the front is covered.
+            // `psn` covers nothing of the front request.
             if psn.distance(front.first) < 0 {
                 break;
             }
             if front.request.operation.fetches() {
-                // What has come of a response needs no acknowledgement: a NAK inside of it speaks of what is next.
+                // READ packets that have arrived need no acknowledgement: a NAK within the READ's PSNs refers
+                // to what follows them.
                 complete = psn.distance(front.first.add(front.fetched)) < 0;
                 break;
             }
@@ -117,23 +122,23 @@ impl Parts<'_> {
                 self.qp.req.una = self.qp.req.una.later(psn.add(1));
                 break;
             }
-            if let Some(sending) = self.qp.req.pop() {
-                self.complete_send(sending, Status::Success);
+            if let Some(wqe) = self.qp.req.pop() {
+                self.complete_send(wqe, Status::Success);
             }
         }
         if self.qp.req.una != before {
             self.qp.req.refresh(now);
         }
         if !complete && let Some(front) = self.qp.req.queue.front() {
-            self.missing(front.first.add(front.fetched), now);
+            self.on_missing_response(front.first.add(front.fetched), now);
         }
         complete
     }
 
-    /// A packet of the response to a READ, or to an atomic.
+    /// Processes a packet of a READ response, or an atomic response.
     fn on_data(&mut self, packet: &Packet<'_>, psn: Psn, aeth: Option<&Aeth>, now: Nanos) {
-        // A response acknowledges everything before it.
-        if !self.qp.req.was_sent(psn) || !self.acknowledge_before(psn, now) {
+        // A response acknowledges all requests before it.
+        if !self.qp.req.was_sent(psn) || !self.complete_before(psn, now) {
             self.counters.stale_responses += 1;
             return;
         }
@@ -141,35 +146,36 @@ impl Parts<'_> {
         let (expected, operation) = (front.first.add(front.fetched), front.request.operation);
         match psn.distance(expected) {
             0 => {}
-            1.. => return self.missing(expected, now),
+            1.. => return self.on_missing_response(expected, now),
             _ => {
                 self.counters.stale_responses += 1;
                 return;
             }
         }
         if let Some(aeth) = aeth {
-            self.heed_credits(*aeth);
+            self.update_credit_limit(*aeth);
         }
         let is_atomic_response = packet.bth().opcode() == Opcode::RC_ATOMIC_ACKNOWLEDGE;
         match operation {
             Operation::Read(_) if !is_atomic_response => self.on_read_data(packet, now),
             Operation::CompareSwap { .. } | Operation::FetchAdd { .. } if is_atomic_response => {
                 let original = packet.atomic_ack().map_or(0, |ack| ack.original.get());
-                self.fetched(0, &original.to_le_bytes(), 1, now);
+                self.store_fetched(0, &original.to_le_bytes(), 1, now);
             }
-            // Whatever this is, it is not of the request that has this PSN.
+            // The packet does not match the type of the request that has this PSN.
             _ => self.counters.stale_responses += 1,
         }
     }
 
-    /// Completes the requests before the one that has `psn`; false if a response of theirs is missing.
-    fn acknowledge_before(&mut self, psn: Psn, now: Nanos) -> bool {
-        let at = self.qp.req.queue.iter().position(|sending| sending.has(psn));
+    /// Completes the requests before the one that has `psn`. Returns false if a response to one of them is
+    /// missing.
+    fn complete_before(&mut self, psn: Psn, now: Nanos) -> bool {
+        let at = self.qp.req.queue.iter().position(|wqe| wqe.contains(psn));
         match at {
             Some(0) => true,
             Some(_) => {
-                let owner = at.and_then(|at| self.qp.req.queue.get(at)).map(|sending| sending.first);
-                owner.is_some_and(|first| self.acknowledge(first.sub(1), now))
+                let owner = at.and_then(|at| self.qp.req.queue.get(at)).map(|wqe| wqe.first);
+                owner.is_some_and(|first| self.complete_acknowledged(first.sub(1), now))
             }
             None => false,
         }
@@ -180,19 +186,19 @@ impl Parts<'_> {
         let Some(front) = self.qp.req.queue.front() else { return };
         let (packets, fetched, len) = (front.packets, front.fetched, front.request.data.len());
         let is_last = fetched + 1 == packets;
-        let said_last =
+        let opcode_is_last =
             matches!(packet.bth().opcode(), Opcode::RC_READ_RESPONSE_LAST | Opcode::RC_READ_RESPONSE_ONLY);
         let at = fetched as usize * mtu;
         let wanted = if is_last { len - at } else { mtu };
-        if is_last != said_last || packet.payload().len() != wanted {
+        if is_last != opcode_is_last || packet.payload().len() != wanted {
             self.fail(Status::BadResponse);
             return;
         }
-        self.fetched(at, packet.payload(), packets, now);
+        self.store_fetched(at, packet.payload(), packets, now);
     }
 
-    /// Stores fetched bytes at their place, and completes the request when all of its packets have come.
-    fn fetched(&mut self, at: usize, bytes: &[u8], packets: u32, now: Nanos) {
+    /// Stores fetched bytes at offset `at`, and completes the request when all of its packets have arrived.
+    fn store_fetched(&mut self, at: usize, bytes: &[u8], packets: u32, now: Nanos) {
         let Some(front) = self.qp.req.queue.front() else { return };
         let span = match &front.request.data {
             Data::Memory(sge) => match self.local(sge, Access::LOCAL_WRITE) {
@@ -207,8 +213,8 @@ impl Parts<'_> {
         let Some(front) = self.qp.req.queue.front_mut() else { return };
         front.fetched += 1;
         if front.fetched == packets {
-            if let Some(sending) = self.qp.req.pop() {
-                self.complete_send(sending, Status::Success);
+            if let Some(wqe) = self.qp.req.pop() {
+                self.complete_send(wqe, Status::Success);
             }
         } else {
             self.qp.req.una = front.first.add(front.fetched);
@@ -216,18 +222,19 @@ impl Parts<'_> {
         self.qp.req.refresh(now);
     }
 
-    /// The response with this PSN was lost, as what came after it tells: asked for again, once, and then by the clock.
-    fn missing(&mut self, psn: Psn, now: Nanos) {
-        if self.qp.req.went_back_to == Some(psn) {
+    /// Handles a lost response, which a later packet revealed: requests it again at once the first time, then
+    /// on timeouts only.
+    fn on_missing_response(&mut self, psn: Psn, now: Nanos) {
+        if self.qp.req.retried_from == Some(psn) {
             return;
         }
         self.counters.lost_responses += 1;
-        self.try_again(psn, now);
-        self.qp.req.went_back_to = Some(psn);
+        self.retransmit_from(psn, now);
+        self.qp.req.retried_from = Some(psn);
     }
 
-    /// Sends again from `psn` on, if that has not been tried too often.
-    fn try_again(&mut self, psn: Psn, now: Nanos) {
+    /// Retransmits from `psn` on, if a retry is left.
+    fn retransmit_from(&mut self, psn: Psn, now: Nanos) {
         if self
             .qp
             .req
@@ -237,14 +244,14 @@ impl Parts<'_> {
         {
             return;
         }
-        if self.spend_retry() {
+        if self.consume_retry() {
             self.qp.req.go_back(psn);
             self.qp.req.restart_timer(now);
         }
     }
 
-    /// Takes a retry, or ends the queue pair if there is none left.
-    fn spend_retry(&mut self) -> bool {
+    /// Consumes a retry, or fails the queue pair if there is none left.
+    fn consume_retry(&mut self) -> bool {
         if self.qp.req.retries_left == 0 {
             self.counters.retries_exceeded += 1;
             self.fail(Status::RetryExceeded);
@@ -256,56 +263,57 @@ impl Parts<'_> {
         true
     }
 
-    /// The time of the requester's deadlines has come, perhaps. True if an acknowledgement did not come in time.
+    /// Handles the requester's deadlines that have passed. Returns true if an acknowledgement timed out.
     pub(crate) fn on_requester_timer(&mut self, now: Nanos) -> bool {
         if self.qp.req.rnr_until.is_some_and(|at| at <= now) {
             self.qp.req.rnr_until = None;
             self.qp.req.restart_timer(now);
         }
-        let mut silent = self.qp.req.deadline.is_some_and(|at| at <= now);
-        if silent && let Some(wake) = self.excuse() {
-            // It is this side that was silent: the packet that asks for an acknowledgement has not left.
+        let mut timed_out = self.qp.req.deadline.is_some_and(|at| at <= now);
+        if timed_out && let Some(wake) = self.rate_release() {
+            // The delay is local: the packet that requests an acknowledgement has not left yet.
             self.qp.req.deadline = self.qp.req.timeout().map(|span| wake.max(now) + span);
-            silent = false;
+            timed_out = false;
         }
-        if silent {
+        if timed_out {
             self.counters.timeouts += 1;
             self.qp.req.deadline = None;
             let from = self.qp.req.una;
-            self.qp.req.went_back_to = None;
+            self.qp.req.retried_from = None;
             if self.qp.req.is_waiting() {
-                self.try_again(from, now);
+                self.retransmit_from(from, now);
             } else {
-                // Nothing could be sent: the neighbour's address is not known.
-                self.spend_retry();
+                // Nothing could be sent, because the neighbour's address is not known.
+                self.consume_retry();
             }
         }
-        silent
+        timed_out
     }
 
-    /// When the pace lets the packet leave that will ask for an acknowledgement, if none was asked for yet
-    fn excuse(&self) -> Option<Nanos> {
+    /// Returns when the DCQCN rate lets the packet leave that will request an acknowledgement, if none was
+    /// requested yet.
+    fn rate_release(&self) -> Option<Nanos> {
         let req = &self.qp.req;
         #[cfg(debug_assertions)]
         if self.has_bug(crate::Bug::PaceExcuses) {
-            return req.pace.wake_at();
+            return req.pacer.wake_at();
         }
-        req.pace.wake_at().filter(|_| req.paced_out && !req.is_answer_due())
+        req.pacer.wake_at().filter(|_| req.rate_limited && !req.is_response_due())
     }
 
-    /// The request at the front ends with an error, and so does the queue pair.
+    /// Completes the request at the front with an error, and moves the queue pair to the error state.
     pub(crate) fn fail(&mut self, status: Status) {
-        if let Some(sending) = self.qp.req.pop() {
-            self.complete_send(sending, status);
+        if let Some(wqe) = self.qp.req.pop() {
+            self.complete_send(wqe, status);
         }
         self.enter_error();
         let qpn = self.qp.qpn;
         self.events.push_back(Event::QpError(qpn));
     }
 
-    /// Makes the completion of a request, if one is wanted.
-    pub(crate) fn complete_send(&mut self, sending: Sending, status: Status) {
-        let Sending { request, .. } = sending;
+    /// Generates the completion of a request, if one is wanted.
+    pub(crate) fn complete_send(&mut self, wqe: SendWqe, status: Status) {
+        let SendWqe { request, .. } = wqe;
         if status == Status::Success && !request.signaled {
             return;
         }

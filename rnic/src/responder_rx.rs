@@ -1,7 +1,7 @@
-//! Requests from the other side: checked, executed, answered (IB 9.7.4, 9.8.2).
+//! The receive side of the responder: checks, executes and acknowledges requests (IB 9.7.4, 9.8.2).
 
 use crate::memory::{Access, Mr, Region, Span};
-use crate::nic::{Event, Parts};
+use crate::nic::{Event, QpContext};
 use crate::qp::State;
 use crate::queue::{Completed, Completion, Remote, Status};
 use crate::responder::{Executed, Message, Response, SPARE_RESPONSES};
@@ -10,16 +10,16 @@ use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::{Opcode, Packet, Psn};
 use switch::Nanos;
 
-/// By how many packets one of an unreliable connection is late at most. More than a network reorders; and a connection
-/// whose packets were lost for so long that the next one seems late loses no more than so many others.
-const LATE: i32 = 4096;
+/// Limit of the distance by which a UC packet counts as late, in packets. It is more than a network reorders.
+/// A connection that lost so many packets that the next one seems late loses at most this many more.
+const LATE_WINDOW: i32 = 4096;
 
 /// Why a request is not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refusal {
-    /// No receive is posted: try again later
+    /// No receive is posted: the requester retries later
     NotReady,
-    /// It cannot be; the queue pair goes into the error state
+    /// The request is invalid; the queue pair goes into the error state
     Nak(NakCode),
 }
 
@@ -27,9 +27,9 @@ const INVALID: Refusal = Refusal::Nak(NakCode::INVALID_REQUEST);
 const ACCESS: Refusal = Refusal::Nak(NakCode::REMOTE_ACCESS_ERROR);
 const OPERATIONAL: Refusal = Refusal::Nak(NakCode::REMOTE_OPERATIONAL_ERROR);
 
-/// What kind of packet an opcode is, beside its service.
+/// Packet type of an opcode, without its transport service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum PacketKind {
     Send { begins: bool, ends: bool },
     Write { begins: bool, ends: bool, immediate: bool },
     Read,
@@ -38,7 +38,7 @@ enum Step {
     Unsupported,
 }
 
-impl Step {
+impl PacketKind {
     fn of(opcode: Opcode) -> Self {
         let write = |begins, ends, immediate| Self::Write { begins, ends, immediate };
         match opcode.0 & 0x1f {
@@ -74,22 +74,23 @@ impl Step {
     }
 }
 
-/// PSNs that the response to a READ of so many bytes takes.
+/// Returns the number of PSNs that the response to a READ of `len` bytes takes.
 pub(crate) const fn packets_of(len: usize, mtu: usize) -> u32 {
     if len == 0 { 1 } else { len.div_ceil(mtu) as u32 }
 }
 
-/// The memory that a RETH names, and how many bytes of it: no more than a message has (IB 9.7.4.1.6).
-fn named(packet: &Packet<'_>) -> Result<(Remote, u32), Refusal> {
+/// Returns the memory and the length that a RETH names; the length is at most that of a message
+/// (IB 9.7.4.1.6).
+fn reth_target(packet: &Packet<'_>) -> Result<(Remote, u32), Refusal> {
     let reth = packet.reth().filter(|reth| reth.len.get() as usize <= MAX_MESSAGE).ok_or(INVALID)?;
     Ok((Remote { va: reth.va.get(), rkey: reth.rkey.get() }, reth.len.get()))
 }
 
-impl Parts<'_> {
-    /// A request on a reliable connection.
+impl QpContext<'_> {
+    /// Processes a request on a reliable connection.
     pub(crate) fn on_request(&mut self, packet: &Packet<'_>, now: Nanos) {
         let psn = packet.bth().psn();
-        let ahead = self.ahead(psn);
+        let ahead = self.psns_ahead(psn);
         if ahead > 0 {
             self.counters.out_of_sequence += 1;
             if !self.qp.resp.nak_sent {
@@ -106,15 +107,17 @@ impl Parts<'_> {
         self.qp.resp.nak_sent = false;
         match self.execute(packet) {
             Ok(psns) => {
-                self.qp.resp.expect(psn.add(psns));
-                if !matches!(Step::of(packet.bth().opcode()), Step::Read | Step::CompareSwap | Step::FetchAdd)
-                {
-                    let (asked, policy) = (packet.bth().ack_req(), self.config.ack);
-                    self.qp.resp.request_came(asked, policy, self.ack_psn(psn), now);
+                self.qp.resp.advance_epsn(psn.add(psns));
+                if !matches!(
+                    PacketKind::of(packet.bth().opcode()),
+                    PacketKind::Read | PacketKind::CompareSwap | PacketKind::FetchAdd
+                ) {
+                    let (ack_req, policy) = (packet.bth().ack_req(), self.config.ack);
+                    self.qp.resp.on_request(ack_req, policy, self.ack_psn(psn), now);
                 }
             }
             Err(Refusal::NotReady) => {
-                // What follows is dropped in silence until this request comes again (IB 9.7.5.2.8).
+                // Later requests are dropped silently until this request is retransmitted (IB 9.7.5.2.8).
                 self.qp.resp.nak_sent = true;
                 self.counters.rnr_naks_sent += 1;
                 self.nak(Syndrome::RnrNak(self.qp.resp.min_rnr_timer));
@@ -128,8 +131,8 @@ impl Parts<'_> {
         }
     }
 
-    /// How far a request is ahead of what is expected.
-    fn ahead(&self, psn: Psn) -> i32 {
+    /// Returns how far a request is ahead of the expected PSN; negative for a duplicate.
+    fn psns_ahead(&self, psn: Psn) -> i32 {
         #[cfg(debug_assertions)]
         if self.has_bug(crate::Bug::WrongWrap) {
             return psn.get() as i32 - self.qp.resp.epsn.get() as i32;
@@ -137,8 +140,8 @@ impl Parts<'_> {
         psn.distance(self.qp.resp.epsn)
     }
 
-    /// What an acknowledgement of `psn` says.
-    #[allow(clippy::unused_self, reason = "only a planted bug asks")]
+    /// Returns the PSN that an acknowledgement of `psn` carries.
+    #[allow(clippy::unused_self, reason = "only a planted bug reads it")]
     fn ack_psn(&self, psn: Psn) -> Psn {
         #[cfg(debug_assertions)]
         if self.has_bug(crate::Bug::AckTooFar) {
@@ -150,20 +153,21 @@ impl Parts<'_> {
     fn nak(&mut self, syndrome: Syndrome) {
         self.counters.naks_sent += 1;
         let expected = self.qp.resp.epsn;
-        self.qp.resp.refuse(expected, syndrome);
+        self.qp.resp.owe_nak(expected, syndrome);
     }
 
-    /// A request that was executed before: SENDs and WRITEs are acknowledged again, READs executed again, atomics
-    /// answered from what was kept (IB 9.7.5.1.4). A READ or atomic that is forgotten is dropped.
+    /// Processes a duplicate request: SENDs and WRITEs are acknowledged again, READs executed again, and
+    /// atomics answered from the remembered result (IB 9.7.5.1.4). A READ or atomic that is no longer
+    /// remembered is dropped.
     fn on_duplicate(&mut self, packet: &Packet<'_>, psn: Psn) {
         #[cfg(debug_assertions)]
         if self.has_bug(crate::Bug::NoDuplicateCheck) && packet.layout().opcode() == Opcode::RC_SEND_ONLY {
             _ = self.execute(packet);
         }
         let room = self.qp.resp.responses.len() < self.qp.resp.max_rd_atomic + SPARE_RESPONSES;
-        match Step::of(packet.bth().opcode()) {
-            Step::Read => {
-                let Ok((from, len)) = named(packet) else { return };
+        match PacketKind::of(packet.bth().opcode()) {
+            PacketKind::Read => {
+                let Ok((from, len)) = reth_target(packet) else { return };
                 let psns = packets_of(len as usize, self.qp.mtu.bytes());
                 let known = psn.add(psns).distance(self.qp.resp.epsn) <= 0;
                 if !known {
@@ -173,12 +177,12 @@ impl Parts<'_> {
                     self.counters.forgotten += 1;
                     return;
                 }
-                // Whether it may be read is asked when it is.
+                // Access is checked when the response is sent.
                 let (msn, end) = (self.qp.resp.msn, psn.add(psns));
-                let read = Response::Read { psn, from, len, sent: 0, msn, again: true };
-                self.qp.resp.read_again(read, end, self.qp.mtu.bytes(), room);
+                let read = Response::Read { psn, from, len, sent: 0, msn, duplicate: true };
+                self.qp.resp.owe_duplicate_read(read, end, self.qp.mtu.bytes(), room);
             }
-            Step::CompareSwap | Step::FetchAdd => {
+            PacketKind::CompareSwap | PacketKind::FetchAdd => {
                 #[cfg(debug_assertions)]
                 if self.has_bug(crate::Bug::AtomicTwice) {
                     _ = self.execute(packet);
@@ -190,41 +194,41 @@ impl Parts<'_> {
                 };
                 let owed = self.qp.resp.responses.iter().any(|response| response.psn() == psn);
                 if room && !owed {
-                    self.qp.resp.owe_again(Response::Atomic { psn, original, msn, again: true });
+                    self.qp.resp.owe_duplicate(Response::Atomic { psn, original, msn, duplicate: true });
                 }
             }
-            Step::Send { .. } | Step::Write { .. } | Step::Unsupported => {
-                // The newest acknowledgement covers it.
+            PacketKind::Send { .. } | PacketKind::Write { .. } | PacketKind::Unsupported => {
+                // An acknowledgement of the newest request covers the duplicate.
                 let newest = self.qp.resp.epsn.sub(1);
-                self.qp.resp.acknowledge(newest);
+                self.qp.resp.owe_ack(newest);
             }
         }
     }
 
-    /// Executes the request that is expected; the PSNs that it takes.
+    /// Executes the expected request. Returns the number of PSNs that it takes.
     fn execute(&mut self, packet: &Packet<'_>) -> Result<u32, Refusal> {
-        let step = Step::of(packet.bth().opcode());
-        self.check_sequence(step, packet)?;
-        match step {
-            Step::Send { .. } => self.execute_send(step, packet).map(|()| 1),
-            Step::Write { immediate, .. } => self.execute_write(step, immediate, packet).map(|()| 1),
-            Step::Read => self.execute_read(packet),
-            Step::CompareSwap | Step::FetchAdd => self.execute_atomic(step, packet).map(|()| 1),
-            Step::Unsupported => Err(INVALID),
+        let kind = PacketKind::of(packet.bth().opcode());
+        self.check_sequence(kind, packet)?;
+        match kind {
+            PacketKind::Send { .. } => self.execute_send(kind, packet).map(|()| 1),
+            PacketKind::Write { immediate, .. } => self.execute_write(kind, immediate, packet).map(|()| 1),
+            PacketKind::Read => self.execute_read(packet),
+            PacketKind::CompareSwap | PacketKind::FetchAdd => self.execute_atomic(kind, packet).map(|()| 1),
+            PacketKind::Unsupported => Err(INVALID),
         }
     }
 
-    /// First and Only where nothing was begun, Middle and Last of what was begun; whole packets but the last
-    /// (IB 9.7.4.1.2, 9.7.4.1.6).
-    fn check_sequence(&self, step: Step, packet: &Packet<'_>) -> Result<(), Refusal> {
-        let fits = match (self.qp.resp.message, step) {
-            (None | Some(Message::Broken), _) => step.begins(),
-            (Some(Message::Send { .. }), Step::Send { begins, .. })
-            | (Some(Message::Write { .. }), Step::Write { begins, .. }) => !begins,
+    /// Checks the order of First, Middle, Last and Only, and the payload length: all packets except the last
+    /// carry a full MTU (IB 9.7.4.1.2, 9.7.4.1.6).
+    fn check_sequence(&self, kind: PacketKind, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let fits = match (self.qp.resp.message, kind) {
+            (None | Some(Message::Broken), _) => kind.begins(),
+            (Some(Message::Send { .. }), PacketKind::Send { begins, .. })
+            | (Some(Message::Write { .. }), PacketKind::Write { begins, .. }) => !begins,
             _ => false,
         };
         let (len, mtu) = (packet.payload().len(), self.qp.mtu.bytes());
-        let whole = match (step.begins(), step.ends()) {
+        let whole = match (kind.begins(), kind.ends()) {
             (_, false) => len == mtu,
             (false, true) => len > 0 && len <= mtu,
             (true, true) => len <= mtu,
@@ -232,7 +236,7 @@ impl Parts<'_> {
         if fits && whole { Ok(()) } else { Err(INVALID) }
     }
 
-    fn execute_send(&mut self, step: Step, packet: &Packet<'_>) -> Result<(), Refusal> {
+    fn execute_send(&mut self, kind: PacketKind, packet: &Packet<'_>) -> Result<(), Refusal> {
         let payload = packet.payload();
         let begun = match self.qp.resp.message.take() {
             Some(Message::Send { recv, len }) => Some((recv, len)),
@@ -243,7 +247,7 @@ impl Parts<'_> {
             None => (self.take_recv().ok_or(Refusal::NotReady)?, 0),
         };
         let id = recv.id;
-        // Asked for each packet: since the last one the memory may have been taken away.
+        // Access is checked for each packet: the region may have been deregistered since the last one.
         let into = recv.data.map(|sge| self.local(&sge, Access::LOCAL_WRITE).ok_or(sge)).transpose();
         let Ok(into) = into else {
             self.fail_receive(id, Status::LocalProtection);
@@ -258,7 +262,7 @@ impl Parts<'_> {
             self.memory.write(into.skip(len as usize), payload);
         }
         let len = len + payload.len() as u32;
-        if !step.ends() {
+        if !kind.ends() {
             self.qp.resp.message = Some(Message::Send { recv, len });
             return Ok(());
         }
@@ -272,31 +276,36 @@ impl Parts<'_> {
                 return Err(ACCESS);
             }
         }
-        let receipt = self.receipt(id, len, Some(packet));
-        self.received(receipt);
+        let completion = self.recv_completion(id, len, Some(packet));
+        self.complete_recv(completion);
         self.qp.resp.msn = self.qp.resp.msn.add(1);
         Ok(())
     }
 
     fn fail_receive(&mut self, id: u64, status: Status) {
-        let receipt = self.receipt(id, 0, None);
-        self.received(Completion { status, ..receipt });
+        let completion = self.recv_completion(id, 0, None);
+        self.complete_recv(Completion { status, ..completion });
     }
 
-    fn execute_write(&mut self, step: Step, immediate: bool, packet: &Packet<'_>) -> Result<(), Refusal> {
+    fn execute_write(
+        &mut self,
+        kind: PacketKind,
+        immediate: bool,
+        packet: &Packet<'_>,
+    ) -> Result<(), Refusal> {
         let payload = packet.payload();
         let (into, left, len) = if let Some(Message::Write { into, left, len }) = self.qp.resp.message {
             (into, left, len)
         } else {
-            let (into, len) = named(packet)?;
+            let (into, len) = reth_target(packet)?;
             self.remote(into, len.into(), Access::REMOTE_WRITE).map_err(Refusal::Nak)?;
             (into, len, len)
         };
         let fits = payload.len() as u64 <= u64::from(left);
-        if !fits || (step.ends() && payload.len() as u32 != left) {
+        if !fits || (kind.ends() && payload.len() as u32 != left) {
             return Err(INVALID);
         }
-        // Asked for each packet: since the first one the memory may have been taken away.
+        // Access is checked for each packet: the region may have been deregistered since the first one.
         let span = self.remote(into, payload.len() as u64, Access::REMOTE_WRITE).map_err(Refusal::Nak)?;
         if immediate && self.next_recv().is_none() {
             return Err(Refusal::NotReady);
@@ -304,21 +313,21 @@ impl Parts<'_> {
         if let Some(span) = span {
             self.memory.write(span, payload);
         }
-        if !step.ends() {
+        if !kind.ends() {
             let (into, left) = (into.skip(payload.len()), left - payload.len() as u32);
             self.qp.resp.message = Some(Message::Write { into, left, len });
             return Ok(());
         }
         self.qp.resp.message = None;
         if immediate && let Some(recv) = self.take_recv() {
-            let receipt = self.receipt(recv.id, len, Some(packet));
-            self.received(Completion { of: Completed::RecvWriteImm, ..receipt });
+            let completion = self.recv_completion(recv.id, len, Some(packet));
+            self.complete_recv(Completion { of: Completed::RecvWriteImm, ..completion });
         }
         self.qp.resp.msn = self.qp.resp.msn.add(1);
         Ok(())
     }
 
-    /// Returns whether the queue pair allows the other side this access.
+    /// Returns whether the queue pair's access flags allow this access.
     fn allows(&self, access: Access) -> bool {
         #[cfg(debug_assertions)]
         if self.has_bug(crate::Bug::AnyAccess) {
@@ -327,8 +336,8 @@ impl Parts<'_> {
         self.qp.access.has(access)
     }
 
-    /// Memory that the other side names, if it may have it so. None for nothing at all, which needs no key
-    /// (IB 9.7.4.1.5).
+    /// Returns the span of memory that the remote side names, if it may access it so. Returns `None` for 0
+    /// bytes, which need no valid key (IB 9.7.4.1.5).
     pub(crate) fn remote(&self, from: Remote, len: u64, access: Access) -> Result<Option<Span>, NakCode> {
         if !self.allows(access) {
             return Err(NakCode::INVALID_REQUEST);
@@ -344,12 +353,12 @@ impl Parts<'_> {
         if self.qp.resp.fetches_owed() >= self.qp.resp.max_rd_atomic {
             return Err(INVALID);
         }
-        let (from, len) = named(packet)?;
+        let (from, len) = reth_target(packet)?;
         self.remote(from, len.into(), Access::REMOTE_READ).map_err(Refusal::Nak)?;
         self.qp.resp.msn = self.qp.resp.msn.add(1);
         let (psn, msn) = (packet.bth().psn(), self.qp.resp.msn);
-        self.qp.resp.responses.push_back(Response::Read { psn, from, len, sent: 0, msn, again: false });
-        self.hold_no_ack();
+        self.qp.resp.responses.push_back(Response::Read { psn, from, len, sent: 0, msn, duplicate: false });
+        self.clear_held_acks();
         let psns = packets_of(len as usize, self.qp.mtu.bytes());
         if self.config.forgetful {
             self.qp.resp.remember(Executed::Read { psn, end: psn.add(psns), from, len });
@@ -357,7 +366,7 @@ impl Parts<'_> {
         Ok(psns)
     }
 
-    fn execute_atomic(&mut self, step: Step, packet: &Packet<'_>) -> Result<(), Refusal> {
+    fn execute_atomic(&mut self, kind: PacketKind, packet: &Packet<'_>) -> Result<(), Refusal> {
         let atomic = packet.atomic().ok_or(INVALID)?;
         let va = atomic.va.get();
         if !self.allows(Access::REMOTE_ATOMIC)
@@ -369,10 +378,10 @@ impl Parts<'_> {
         let span = self.memory.check(self.qp.init.pd, atomic.rkey.get(), va, 8, Access::REMOTE_ATOMIC);
         let span = span.map_err(|_| ACCESS)?;
         let word = self.memory.bytes(span, 8).first_chunk().ok_or(OPERATIONAL)?;
-        // Memory holds words in the byte order of the host.
+        // Memory holds words in little-endian byte order.
         let original = u64::from_le_bytes(*word);
-        let word = match step {
-            Step::FetchAdd => original.wrapping_add(atomic.swap_or_add.get()),
+        let word = match kind {
+            PacketKind::FetchAdd => original.wrapping_add(atomic.swap_or_add.get()),
             _ if original == atomic.compare.get() => atomic.swap_or_add.get(),
             _ => original,
         };
@@ -380,40 +389,40 @@ impl Parts<'_> {
         self.qp.resp.msn = self.qp.resp.msn.add(1);
         let (psn, msn) = (packet.bth().psn(), self.qp.resp.msn);
         self.qp.resp.remember(Executed::Atomic { psn, original, msn });
-        self.qp.resp.responses.push_back(Response::Atomic { psn, original, msn, again: false });
-        self.hold_no_ack();
+        self.qp.resp.responses.push_back(Response::Atomic { psn, original, msn, duplicate: false });
+        self.clear_held_acks();
         Ok(())
     }
 
-    /// A response acknowledges all before it.
-    fn hold_no_ack(&mut self) {
-        (self.qp.resp.held, self.qp.resp.ack_deadline) = (0, None);
+    /// Clears held-back acknowledgements: a response acknowledges all requests before it.
+    fn clear_held_acks(&mut self) {
+        (self.qp.resp.held_acks, self.qp.resp.ack_deadline) = (0, None);
     }
 
-    /// A packet on an unreliable connection: what does not fit is dropped, with the message that it is of
-    /// (IB 9.8.2.2). What is late or comes again is dropped alone: what is behind by [`LATE`] at most, as a gap may be
-    /// of any length.
+    /// Processes a packet on an unreliable connection. A packet that is out of sequence is dropped together
+    /// with its message (IB 9.8.2.2). A duplicate or late packet is dropped alone if it is at most
+    /// [`LATE_WINDOW`] behind; a packet further behind counts as ahead, because a gap may have any length.
     pub(crate) fn on_unreliable(&mut self, packet: &Packet<'_>) {
-        let step = Step::of(packet.bth().opcode());
+        let kind = PacketKind::of(packet.bth().opcode());
         let psn = packet.bth().psn();
-        if (-LATE..0).contains(&self.ahead(psn)) {
+        if (-LATE_WINDOW..0).contains(&self.psns_ahead(psn)) {
             self.counters.duplicates += 1;
             return;
         }
         let expected = core::mem::replace(&mut self.qp.resp.epsn, psn.add(1));
-        if !matches!(step, Step::Send { .. } | Step::Write { .. }) {
+        if !matches!(kind, PacketKind::Send { .. } | PacketKind::Write { .. }) {
             self.break_message();
             return;
         }
         let gap = psn != expected;
-        if gap || step.begins() {
-            // A message that was begun cannot be finished any more.
+        if gap || kind.begins() {
+            // A started message cannot be completed any more.
             let begun = self.qp.resp.message.is_some_and(|message| message != Message::Broken);
             if begun {
                 self.break_message();
             }
         }
-        if step.begins() {
+        if kind.begins() {
             self.qp.resp.message = None;
         } else if gap || matches!(self.qp.resp.message, None | Some(Message::Broken)) {
             self.counters.unreliable_dropped += 1;
@@ -425,7 +434,7 @@ impl Parts<'_> {
         }
     }
 
-    /// Gives up the message that was begun. The receive request that it took serves the next one.
+    /// Gives up the message in progress. The next message gets its receive request.
     fn break_message(&mut self) {
         self.counters.unreliable_dropped += 1;
         if let Some(Message::Send { recv, .. }) = self.qp.resp.message.replace(Message::Broken) {
@@ -439,17 +448,18 @@ impl Parts<'_> {
         }
     }
 
-    /// Ends everything posted.
+    /// Flushes all posted requests.
     pub(crate) fn flush(&mut self) {
-        while let Some(sending) = self.qp.req.pop() {
-            self.complete_send(sending, Status::Flushed);
+        while let Some(wqe) = self.qp.req.pop() {
+            self.complete_send(wqe, Status::Flushed);
         }
         while let Some(recv) = self.qp.recv.queue.pop_front() {
             self.fail_receive(recv.id, Status::Flushed);
         }
     }
 
-    /// Into the error state: everything posted is flushed, in order (IB 10.3.1.6). Responses that are owed still leave.
+    /// Moves the queue pair to the error state: all posted requests are flushed in order (IB 10.3.1.6). Owed
+    /// responses still leave.
     pub(crate) fn enter_error(&mut self) {
         self.qp.state = State::Error;
         if let Some(Message::Send { recv, .. }) = self.qp.resp.message.take() {
@@ -457,9 +467,9 @@ impl Parts<'_> {
         }
         self.flush();
         (self.qp.req.deadline, self.qp.req.rnr_until) = (None, None);
-        if self.qp.resp.held > 0 {
-            // What was received is said before the silence.
-            self.qp.resp.acknowledge(self.qp.resp.epsn.sub(1));
+        if self.qp.resp.held_acks > 0 {
+            // Acknowledges what was received before the queue pair stops responding.
+            self.qp.resp.owe_ack(self.qp.resp.epsn.sub(1));
         }
     }
 }
