@@ -1,23 +1,24 @@
-//! A switch is two nodes of the routing graph, one for the way up and one for the way down (1Pipe, section 3.1, figure 3).
+//! The two halves of a switch, each a node of the routing graph: one for routes up, one for routes down
+//! (1Pipe, section 3.1, figure 3).
 
 use crate::barrier::{Barrier, Limits};
 
-/// What goes up, fed by the links to below
+/// Index of the up half, whose inputs are the links below
 pub(crate) const UP: usize = 0;
-/// What goes down, fed by the links to above and by what goes up
+/// Index of the down half, whose inputs are the links above and the up half
 pub(crate) const DOWN: usize = 1;
 
-/// One of the two: its barrier, and which instants it has passed.
+/// One of the two halves: its barrier, and the beacon instants that the barrier has passed.
 #[derive(Debug)]
 pub(crate) struct Half {
     pub(crate) barrier: Barrier,
-    /// The latest multiple of the beacon interval that the barrier has passed, on the barrier's line
+    /// Latest multiple of the beacon interval that the barrier has passed, unwrapped
     pub(crate) passed: u64,
-    /// The next one
+    /// Next such multiple
     next: u64,
 }
 
-/// One round of 48-bit timestamps
+/// Period of 48-bit timestamps, in nanoseconds
 const ROUND: u64 = 1 << 48;
 
 impl Half {
@@ -25,8 +26,8 @@ impl Half {
         Self { barrier: Barrier::new(inputs, limits), passed: 0, next: 1 }
     }
 
-    /// Whether the barrier has passed another instant. Where timestamps begin anew, an interval is cut short: hosts with
-    /// longer clocks know no other place for it either.
+    /// Returns whether the barrier has passed another instant since the last call. Where 48-bit timestamps
+    /// wrap, an interval is cut short, because hosts with longer clocks see an instant at that point, too.
     #[inline]
     pub(crate) fn pass(&mut self, interval: u64) -> bool {
         let position = self.barrier.position();
