@@ -1,7 +1,9 @@
-//! A switch's barriers as a switch function, in the paper's three incarnations (1Pipe, section 6.2).
+//! Barrier processing of a switch as a switch function, in the paper's three incarnations (1Pipe, section
+//! 6.2).
 //!
-//! What comes in on a link updates the link's register; what goes out on a link carries the barrier of the half that feeds it.
-//! Both happen in the order in which frames come and go, on one worker: that a link keeps its order is the whole proof.
+//! A frame received on a link updates the link's register; a frame sent on a link carries the barrier of the
+//! half that feeds the link. Both happen in the order in which frames arrive and leave, on one worker: the
+//! proof in docs/onepipe.md requires only that each link is FIFO.
 
 mod incoming;
 mod outgoing;
@@ -20,46 +22,47 @@ use std::sync::Arc;
 use switch::forward::{self, Forward};
 use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
 
-/// A link, by its place in the configuration.
+/// Link, as its index in the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u16);
 
-/// What the control plane tells a representative.
+/// Command from the control plane to a representative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// What 1Pipe's clock shows now
+    /// Sets 1Pipe's time of this moment
     Clock(Timestamp),
-    /// The link is about to be taken down: nothing more will come on it.
+    /// The link is about to be taken down: nothing follows on it.
     Remove(LinkId),
-    /// The controller is done with the failure of the link (section 5.2, "Resume").
+    /// The controller has handled the failure of the link (1Pipe, section 5.2, "Resume").
     RemoveCommit(LinkId),
     /// The link takes part in the reliable service again.
     AddCommit(LinkId),
-    /// The registers are to be written down ([`Representative::gauges`]).
+    /// Copies the registers to the [gauges](Representative::gauges).
     Show,
 }
 
-/// What a representative tells the control plane.
+/// Event reported by a representative to the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A link was silent for too long, and is no part of the best-effort barrier any more (section 5.2, "Detect").
+    /// A link was silent for too long, and was removed from the best-effort barrier (1Pipe, section 5.2,
+    /// "Detect").
     Dead(LinkId, Committed),
-    /// A link's neighbour said that nothing comes on it, or the control plane did.
+    /// A link's neighbour, or the control plane, announced that nothing follows on the link.
     Left(LinkId, Committed),
     /// A link takes part again.
     Joined(LinkId),
 }
 
-/// The commit barrier that a link has last told, if any
+/// Commit barrier that a link last carried, if any
 pub type Committed = Option<Timestamp>;
 
-/// Events that wait for the control plane at most
+/// Maximum number of events waiting for the control plane
 const EVENTS: usize = 256;
-/// The input of the way down that is the way up of the same switch
+/// Input of the down half that is the up half of the same switch
 const LOOPBACK: usize = 0;
 
-/// The latest of some times: 0 if there was none, and else in the upper bits, so that differences wrap as they do, and with the
-/// lowest bit set.
+/// Latest of a number of 48-bit times: 0 if there was none, and otherwise the time in the upper 48 bits, so
+/// that differences wrap as those of timestamps do, with the lowest bit set.
 #[derive(Clone, Copy, Debug, Default)]
 struct Latest(u64);
 
@@ -77,59 +80,60 @@ impl Latest {
         }
     }
 
-    /// Whether one was later than this.
+    /// Returns whether a time later than `time` was noted.
     const fn is_after(self, time: Timestamp) -> bool {
         self.0 != 0 && self.0.wrapping_sub(Self::place(time)).cast_signed() > 0
     }
 }
 
-/// What is known of a link.
+/// State of a link.
 #[derive(Debug)]
 struct LinkEnds {
-    /// Whether messages carry barriers on it, in both directions
+    /// Whether messages carry barriers on the link, in both directions
     barriers_in_messages: bool,
-    /// The half that it feeds, and which of its inputs it is
+    /// Half that the link feeds, and its input there
     input: (usize, usize),
-    /// The half that it is fed by
+    /// Half that feeds the link
     output: usize,
-    /// The barrier that its neighbour was last told, on the half's line
+    /// Barrier last sent to the neighbour, unwrapped
     told: u64,
-    /// The tick in which that was
+    /// Tick in which that barrier was sent
     told_at: u64,
-    /// The tick in which the last beacon was sent
+    /// Tick in which the last beacon was sent
     beaconed_at: u64,
-    /// Why it takes no part, if it does not
+    /// Reason why the link takes no part; `None` if it does
     gone: Option<LinkState>,
-    /// What its neighbour's clock showed when it sent the last beacon, and a nanosecond more if that was to say that nothing
-    /// follows
+    /// Time of the neighbour's clock in the link's last beacon, plus 1 ns if that beacon announced that
+    /// nothing follows
     said_at: Latest,
     beacon: Template,
 }
 
-/// The function.
+/// 1Pipe's barrier processing at a switch, as a switch function: a bridge or router that updates and stamps
+/// barriers.
 pub struct Representative {
     config: Config,
     forward: Forward,
     halves: [Half; 2],
     links: Box<[LinkEnds]>,
-    /// What beacons look like that come on a link
+    /// What the next beacon of each link is expected to look like
     expected: Box<[Expected]>,
-    /// The link at each port, or [`NO_LINK`]; not for [`Incarnation::Host`]
+    /// Link at each port, or [`NO_LINK`]; unused with [`Incarnation::Host`](crate::Incarnation::Host)
     by_port: Box<[u16]>,
-    /// The links of the inputs of either half
+    /// Links of the inputs of both halves
     by_input: [Box<[u16]>; 2],
-    /// 1Pipe's time when the runner's is 0
+    /// 1Pipe's time when the runner's time is 0
     epoch: Timestamp,
-    /// The latest that this has been
+    /// Maximum that `epoch` has had
     epoch_max: Timestamp,
-    /// [`Config::ahead_max`], as distances are
+    /// [`Config::ahead_max`], as a signed distance in nanoseconds
     ahead_max: i64,
     ticks: u64,
     /// `None` before the first call
     next_tick: Option<Nanos>,
-    /// Both barriers of the way up, and whether anybody is there, as the way down knows it
+    /// Both barriers of the up half, and whether any of its links is live, as last copied to the down half
     looped_back: (u64, u64, bool),
-    /// A barrier has passed an instant since then, and links have not been told yet
+    /// Time since when a barrier has passed an instant without beacons having been sent
     due: Option<Nanos>,
     counters: Arc<Counters>,
     gauges: Arc<Gauges>,
@@ -137,7 +141,7 @@ pub struct Representative {
 }
 
 impl Representative {
-    /// A representative that has heard nothing yet.
+    /// Creates a representative that has received no barriers yet.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.check()?;
         let dead_after_ticks = u64::from(config.dead_after_intervals);
@@ -204,22 +208,22 @@ impl Representative {
         self
     }
 
-    /// What it has counted so far, and goes on to count
+    /// Returns the counters, which stay up to date.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
     }
 
-    /// Its registers, as it shows them when it is [told to](Command::Show)
+    /// Returns the registers, as they were at the last [`Command::Show`].
     pub fn gauges(&self) -> Arc<Gauges> {
         Arc::clone(&self.gauges)
     }
 
-    /// What the bridge has counted
+    /// Returns the bridge's counters.
     pub fn forward_counters(&self) -> Arc<forward::Counters> {
         self.forward.counters()
     }
 
-    /// The best-effort and the commit barrier of the links to this side.
+    /// Returns the best-effort and the commit barrier of the links to this side.
     pub fn barriers(&self, to: Side) -> (Option<Timestamp>, Option<Timestamp>) {
         let half = match to {
             Side::Above => UP,
@@ -228,19 +232,19 @@ impl Representative {
         (self.halves[half].barrier.best_effort(), self.halves[half].barrier.commit())
     }
 
-    /// Whether a link takes part in the best-effort barrier
+    /// Returns whether a link takes part in the best-effort barrier.
     pub fn is_live(&self, link: LinkId) -> bool {
         let Some(known) = self.links.get(usize::from(link.0)) else { return false };
         self.halves[known.input.0].barrier.is_live(known.input.1)
     }
 
-    /// 1Pipe's time
+    /// Returns 1Pipe's time.
     #[inline]
     fn clock(&self, now: Nanos) -> Timestamp {
         self.epoch.add(now.0)
     }
 
-    /// Whether a frame is for the switch itself.
+    /// Returns whether a frame is addressed to the switch itself.
     #[inline]
     fn is_own(&self, frame: &[u8]) -> bool {
         frame.first_chunk::<6>().is_some_and(|to| *to == self.config.mac.0)
@@ -255,7 +259,7 @@ impl Representative {
         }
     }
 
-    /// Writes down how the links are.
+    /// Copies the registers and the links' states to the gauges.
     #[cold]
     fn show(&self) {
         let half = |number: usize| {
@@ -294,7 +298,7 @@ impl Function for Representative {
         }
         let layout = match self.forward.admit(frame, port) {
             Ok(Some(layout)) => layout,
-            // ARP and neighbour discovery, if it is for us
+            // ARP and neighbour discovery, if addressed to this switch
             Ok(None) if self.is_own(frame.bytes()) || self.asks_for_us(frame.bytes()) => {
                 return Verdict::Punt;
             }
@@ -321,7 +325,7 @@ impl Function for Representative {
         let ticked = self.next_tick.is_none_or(|at| at <= now);
         if ticked {
             self.tick(now);
-            // Stations are forgotten after minutes: an interval more or less is nothing.
+            // Stations are forgotten after minutes, so an interval more or less does not matter.
             if self.forward.next_timer().is_some_and(|at| at <= now) {
                 self.forward.on_timer(now, out);
             }

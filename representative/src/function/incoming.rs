@@ -1,4 +1,4 @@
-//! What comes in: what beacons and messages promise moves registers, everything else goes its way.
+//! Received frames: barriers in beacons and messages update registers; all other frames are forwarded.
 
 use super::{Event, LinkId, Representative};
 use crate::barrier::Heard;
@@ -11,28 +11,29 @@ use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::{Fault, Layout, Opcode, Packet, Qpn, neighbour, rewrite};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
-/// A link that is none, where one is looked up by its port
+/// Marks a port without a link in [`Representative::by_port`]
 pub(super) const NO_LINK: u16 = u16::MAX;
-/// Of beacons that are unlike those of their link that came before, every how many is the one that others are compared with
+/// Of the beacons that differ from the expected ones of their link, one in this many replaces what is
+/// expected
 const LEARN_EVERY: u8 = 16;
 
-/// What beacons on a link look like.
+/// Expected beacons of a link.
 #[derive(Debug)]
 pub(super) struct Expected {
-    /// The port that they come through
+    /// Port on which they arrive
     port: PortId,
     pub(super) like: Option<beacon::Known>,
-    /// How many were unlike that
+    /// Number of beacons that differed, modulo 256
     unlike: u8,
 }
 
 impl Expected {
-    /// Those that come through this port; none has come yet.
+    /// Expects beacons on this port; none has been received yet.
     pub(super) const fn new(port: PortId) -> Self {
         Self { port, like: None, unlike: 0 }
     }
 
-    /// A beacon has passed every check, and was unlike those that are expected.
+    /// Learns from a beacon that has passed every check, and differed from the expected one.
     #[cold]
     fn learn(&mut self, packet: &Packet<'_>) {
         if self.unlike.is_multiple_of(LEARN_EVERY) {
@@ -43,15 +44,17 @@ impl Expected {
 }
 
 impl Representative {
-    /// Whether everybody is asked for one of our addresses.
+    /// Returns whether `frame` is a broadcast or multicast ARP request or neighbour solicitation for one of
+    /// this switch's addresses.
     #[cold]
     pub(super) fn asks_for_us(&self, frame: &[u8]) -> bool {
         let to_all = frame.first().is_some_and(|first| first & 1 != 0);
         to_all && neighbour::asked_for(frame).is_some_and(|ip| self.config.addresses.contains(&ip))
     }
 
-    /// Returns whether a frame from outside names the switch itself as its source. The neighbour that it is for would take it for
-    /// the switch's: it comes by the switch's link. (A host beside a bridge does not see what passes the bridge.)
+    /// Returns whether a frame from outside names the switch itself as its source. Its destination, a
+    /// neighbour, would accept it as the switch's, because it arrives on the switch's link. (A host beside a
+    /// bridge does not see the frames that pass the bridge.)
     pub(super) fn is_forged(&self, packet: &Packet<'_>) -> bool {
         #[cfg(debug_assertions)]
         if self.config.bug == Some(crate::Bug::ForgedNeighbour) {
@@ -66,8 +69,9 @@ impl Representative {
         Verdict::Drop(reason)
     }
 
-    /// A beacon that looks like one of its link that was checked in every respect, and the ICRC of which is right. It comes to
-    /// the same as the long way, at half the cost; a frame of which nothing is said here takes that.
+    /// Handles a beacon that equals a fully checked one of its link except for PSNs and times, and whose ICRC
+    /// is right. The result is that of the full checks, at half the cost; a frame for which this returns
+    /// `None` takes the full checks.
     #[inline]
     pub(super) fn on_expected_beacon(&mut self, frame: &[u8], port: PortId, now: Nanos) -> Option<Verdict> {
         if beacon::is_longer(frame) {
@@ -85,11 +89,8 @@ impl Representative {
         Some(self.on_promise(link, header, layout.opcode(), now))
     }
 
-    /// A datagram of 1Pipe's
-    #[expect(
-        clippy::inline_always,
-        reason = "it is part of `on_frame`, and would be handed half a dozen arguments"
-    )]
+    /// Handles a 1Pipe datagram.
+    #[expect(clippy::inline_always, reason = "part of `on_frame`; a call would pass half a dozen arguments")]
     #[inline(always)]
     pub(super) fn on_datagram<O: Output>(
         &mut self,
@@ -101,18 +102,19 @@ impl Representative {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let incarnation = self.config.incarnation;
-        // The chip treats everybody's alike.
+        // The chip handles messages to the switch's own address as all other messages.
         let own = incarnation != Incarnation::Chip && self.is_own(frame.bytes());
         let header = match packet.onepipe() {
             Some(&header) if header.version == OnePipe::VERSION => header,
-            // Only one who changes messages has to understand them.
+            // Only the chip changes messages, and has to parse them.
             _ if incarnation != Incarnation::Chip && !own => {
                 return self.forward.route(frame, port, now, out);
             }
             Some(_) => return self.refuse(Refusal::OtherVersion, DropReason::Unexpected),
             None => return self.refuse(Refusal::NoHeader, DropReason::Unexpected),
         };
-        // Somebody else's says nothing of the link that it passes. (Beacons are few: the chip asks of them alone.)
+        // A beacon for another node says nothing about the links that it passes. (Beacons are few: for the
+        // chip, the destination is checked for beacons only.)
         let to_us = || own || incarnation == Incarnation::Chip && self.is_own(frame.bytes());
         if header.opcode() == OnePipeOpcode::BEACON && to_us() {
             let link = self.link_of(packet.bth().dest_qp());
@@ -130,7 +132,7 @@ impl Representative {
         }
     }
 
-    /// A message, or part of one, in the switch (sections 6.2.1 and 6.2.2)
+    /// Handles a packet of a message in the switch (1Pipe, sections 6.2.1 and 6.2.2).
     #[expect(clippy::inline_always, reason = "as above")]
     #[inline(always)]
     fn on_message<O: Output>(
@@ -143,7 +145,7 @@ impl Representative {
         out: &mut O,
     ) -> Verdict {
         let chip = self.config.incarnation == Incarnation::Chip;
-        // A beacon of one neighbour for another goes its way.
+        // A beacon from one neighbour for another one is forwarded.
         let passes_by = header.opcode() == OnePipeOpcode::BEACON;
         let from = match self.link_at(port) {
             Some(from) => from,
@@ -158,7 +160,8 @@ impl Representative {
         {
             return Verdict::Drop(DropReason::Unexpected);
         }
-        // What other opcodes say of barriers nobody heeds: a reliable message may be an old one that is sent again.
+        // Barriers in packets with other opcodes are ignored: a packet of the reliable service may be a
+        // retransmission of an old one.
         let heeded = chip && header.opcode() == OnePipeOpcode::DATA;
         if heeded && self.links[from].barriers_in_messages {
             if !Packet::new(frame.bytes(), layout).verify_icrc() {
@@ -166,9 +169,9 @@ impl Representative {
             }
             match self.take(from, header.barrier(), header.commit(), now) {
                 Ok(()) => {}
-                // Its timestamp is ahead, too: receivers would keep it for as long.
+                // Its timestamp is too far ahead as well: receivers would have to buffer it for that long.
                 Err(Refusal::Ahead) => return self.refuse(Refusal::Ahead, DropReason::Refused),
-                // It may be late. Its receiver knows, and tells its sender.
+                // The message may be late. Its receiver detects that and reports it to the sender.
                 Err(why) => self.counters.refuse(why),
             }
         }
@@ -192,7 +195,7 @@ impl Representative {
             }
             return verdict;
         };
-        // Both are fed by what goes up.
+        // Both output links are fed by the up half.
         if self.links[from].output == UP && self.links[to].output == UP && !passes_by {
             return self.refuse(Refusal::Valley, DropReason::Unexpected);
         }
@@ -203,7 +206,8 @@ impl Representative {
         let barrier = &self.halves[link.output].barrier;
         let best_effort = barrier.best_effort();
         stamp(frame.bytes_mut(), layout, best_effort, barrier.commit());
-        // Any other neighbour passes the message on unread, and hears of the barrier from beacons alone.
+        // Other neighbours forward the message without reading its barrier, and get the barrier from beacons
+        // alone.
         if link.barriers_in_messages {
             (link.told, link.told_at) = (barrier.position(), self.ticks);
         }
@@ -226,7 +230,8 @@ impl Representative {
         (link < self.links.len()).then_some(link)
     }
 
-    /// A WRITE to one of the link's queue pairs (section 6.2.3): this is the memory that it is for.
+    /// Executes a WRITE to one of the link's queue pairs (1Pipe, section 6.2.3), whose memory is the link's
+    /// register.
     pub(super) fn on_write(&mut self, packet: &Packet<'_>, port: PortId, now: Nanos) -> Verdict {
         let link = self.link_of(packet.bth().dest_qp());
         let place = link.map(|link| self.config.registers.va_of(link as u16));
@@ -276,7 +281,7 @@ impl Representative {
         self.on_promise(link, header, packet.layout().opcode(), now)
     }
 
-    /// A beacon of the link's neighbour, in order in every respect
+    /// Handles a beacon of the link's neighbour that has passed all checks.
     #[inline]
     fn on_promise(&mut self, link: usize, header: OnePipe, opcode: Opcode, now: Nanos) -> Verdict {
         match opcode {
@@ -299,15 +304,16 @@ impl Representative {
         let said_at = &mut self.links[link].said_at;
         said_at.note(header.timestamp());
         if header.nothing_follows() {
-            // What comes again is earlier than what was said last.
+            // So a repetition of this beacon is older than the last one.
             said_at.note(header.timestamp().add(1));
             self.leave(link, now);
         }
         Verdict::Consume
     }
 
-    /// Whether a link's neighbour that says at this time of its clock that nothing follows has said nothing since. A beacon that is
-    /// late, or comes again, may be of an earlier life of the link, and has no barrier by which that would show.
+    /// Checks whether a link's neighbour, which at this time of its clock announces that nothing follows, has
+    /// sent nothing since. A beacon that is late or repeated may be of an earlier incarnation of the link,
+    /// and has no barrier by which that could be detected.
     #[cold]
     fn may_leave(&self, link: usize, time: Timestamp, now: Nanos) -> Result<(), Refusal> {
         let ahead = time.distance(self.epoch_max.add(now.0));
@@ -318,8 +324,9 @@ impl Representative {
         if old || self.links[link].said_at.is_after(time) { Err(Refusal::Stale) } else { Ok(()) }
     }
 
-    /// A link's neighbour has promised something. What that changes is told to the links when the burst is over.
-    #[allow(clippy::inline_always, reason = "most promises come to a few comparisons")]
+    /// Updates a link's registers by barriers that its neighbour has sent. Output links that this affects get
+    /// their beacons at the end of the burst.
+    #[allow(clippy::inline_always, reason = "most updates take a few comparisons")]
     #[inline(always)]
     fn take(
         &mut self,
@@ -328,7 +335,8 @@ impl Representative {
         commit: Option<Timestamp>,
         now: Nanos,
     ) -> Result<(), Refusal> {
-        // A clock that was set back is no measure: others, which were not, are no further than this.
+        // A clock that was set back is no reference: the neighbours' clocks, which were not, are no further
+        // ahead than this.
         let clock = self.epoch_max.add(now.0);
         let ahead = |told: Option<Timestamp>| told.is_some_and(|told| told.distance(clock) > self.ahead_max);
         if ahead(barrier) || ahead(commit) {
@@ -339,7 +347,7 @@ impl Representative {
         let before = output.position();
         let heard = output.update(input, barrier, commit);
         if heard == Heard::Raised && output.position() == before && commit.is_none() {
-            // Most of what is heard moves no barrier.
+            // Most updates change no output.
             return Ok(());
         }
         match heard {
@@ -359,7 +367,7 @@ impl Representative {
         self.tell(Event::Joined(LinkId(link as u16)));
     }
 
-    /// Nothing more comes on a link.
+    /// Removes a link on which nothing follows.
     #[cold]
     pub(super) fn leave(&mut self, link: usize, now: Nanos) {
         let (half, input) = self.links[link].input;
@@ -377,5 +385,5 @@ impl Representative {
 /// Writes a link's barriers into a message.
 #[inline]
 fn stamp(frame: &mut [u8], layout: Layout, barrier: Option<Timestamp>, commit: Option<Timestamp>) {
-    rewrite::stamp(frame, layout, barrier, commit).expect("the header was found");
+    rewrite::stamp(frame, layout, barrier, commit).expect("the caller has found the 1Pipe header");
 }

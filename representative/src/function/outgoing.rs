@@ -1,4 +1,4 @@
-//! What goes out: barriers that have passed an instant, in beacons.
+//! Sent beacons: barriers that have passed an instant.
 
 use super::{Event, LOOPBACK, LinkEnds, LinkId, Representative};
 use crate::config::{Incarnation, Pace};
@@ -9,18 +9,18 @@ use rocev2::beacon::Said;
 use rocev2::onepipe::{OnePipe, OnePipeOpcode};
 use switch::{Nanos, Output};
 
-/// Divides the time after which a link is dead. A link with messages gets a beacon in the interval after this part of it, which is
-/// within half of that time.
+/// Divisor of the time after which a link is dead. A link with messages gets a beacon in the interval after
+/// this fraction of that time, which is within half of it.
 const BESIDE_MESSAGES: u32 = 4;
 
 impl Representative {
-    /// After a half's barrier may have moved.
+    /// Propagates a half's barrier after it may have changed.
     #[inline]
     pub(super) fn pass(&mut self, half: usize, now: Nanos) {
         if half == UP {
             let up = &self.halves[UP].barrier;
             let now_up = (up.position(), up.commit_position(), up.live() > 0);
-            // Most of what is heard moves no barrier.
+            // Most updates change no output.
             if self.looped_back != now_up {
                 self.looped_back = now_up;
                 self.loop_back();
@@ -33,7 +33,7 @@ impl Representative {
         }
     }
 
-    /// What goes up may turn round here and go down.
+    /// Passes the up half's barriers on to the down half, because messages may turn round at this switch.
     #[inline]
     pub(super) fn loop_back(&mut self) {
         let [up, down] = &mut self.halves;
@@ -44,7 +44,7 @@ impl Representative {
         }
     }
 
-    /// The next instant after `now`.
+    /// Returns the next instant after `now`.
     pub(super) fn next_instant(&self, now: Nanos) -> Nanos {
         let clock = self.clock(now).nanos();
         let interval = self.config.beacon_interval.0;
@@ -88,14 +88,16 @@ impl Representative {
                 continue;
             }
             (link.told, link.beaconed_at) = (news.position, self.ticks);
-            // With beacons at instants, one is none that counts as a message of the interval that begins.
+            // With beacons at instants, `told_at` counts messages of the interval alone, so a beacon does not
+            // update it.
             link.told_at = if self.config.pace == Pace::Passing { self.ticks } else { link.told_at };
             sent += 1;
         }
         self.counters.beacons.add(sent);
     }
 
-    /// What there is to tell the links that a half feeds, and which of them.
+    /// Returns the barriers to send to the links that a half feeds, and the conditions under which a link
+    /// gets a beacon.
     fn news(&self, half: &Half, ticked: bool, now: Nanos) -> News {
         let barrier = &half.barrier;
         let (position, live) = (barrier.position(), barrier.live() > 0);
@@ -105,35 +107,38 @@ impl Representative {
         header.set_commit(barrier.commit());
         let all = ticked.then_some(u64::MAX);
         let (told_before, told_in, but_in) = if position == 0 || !live {
-            // They are told to wait, or that there is nothing to wait for, rather than left to find out.
+            // Beacons announce explicitly that there is no barrier yet, or that nothing follows, so that
+            // neighbours need not time out.
             (0, all, None)
         } else {
             match (self.config.pace, self.config.incarnation) {
-                // A message in the interval that has just ended has told it already.
+                // A message in the interval that has just ended has carried the barrier already.
                 (Pace::Instants, Incarnation::Chip) => (0, all, self.ticks.checked_sub(1)),
                 (Pace::Instants, Incarnation::SwitchCpu | Incarnation::Host) => (0, all, None),
                 (Pace::Passing, _) => (half.passed, all.and(self.ticks.checked_sub(2)), None),
             }
         };
-        // The neighbour may not have read what messages said: a damaged one, or one of a host that it does not know.
+        // The neighbour may have refused the barriers in messages: those of a damaged one, or of a sender it
+        // does not know.
         let beside = u64::from(self.config.dead_after_intervals / BESIDE_MESSAGES);
         let beaconed_in = all.and(self.ticks.checked_sub(beside));
         News { said: Said::new(&header), position, told_before, told_in, but_in, beaconed_in }
     }
 }
 
-/// What there is to tell links, and whom.
+/// Barriers to send, and the conditions under which a link gets a beacon.
 struct News {
     said: Said,
-    /// Of the barrier, on the half's line
+    /// Best-effort barrier, unwrapped
     position: u64,
-    /// Links that were last told a barrier before this
+    /// Links whose neighbour was last sent a barrier below this get a beacon
     told_before: u64,
-    /// Links that were last told one in this tick or earlier
+    /// Links whose neighbour was last sent a barrier in this tick or earlier get a beacon
     told_in: Option<u64>,
-    /// None of those that were in this
+    /// Exception to `told_in`: links whose neighbour was last sent a barrier in this tick
     but_in: Option<u64>,
-    /// Links whose last beacon was sent before this tick, whatever messages have told them since
+    /// Links whose last beacon was sent before this tick get a beacon, whatever barriers messages have
+    /// carried since
     beaconed_in: Option<u64>,
 }
 

@@ -1,14 +1,14 @@
-//! The short way of a beacon that looks like those before it comes to what the long way comes to.
+//! The fast path of an expected beacon has the same effects as the full checks.
 
 use super::*;
 use proptest::prelude::*;
 
-/// What becomes of one frame
+/// One frame, and its effects on the switch
 #[derive(Clone, Debug)]
-#[allow(clippy::struct_excessive_bools, reason = "each is drawn for itself")]
+#[allow(clippy::struct_excessive_bools, reason = "each is drawn independently")]
 struct Step {
     link: u8,
-    /// The port and the station that it comes from; the link's own mostly
+    /// Port that the frame arrives on and station that it is from; usually the link's own
     port: u16,
     from: u8,
     v6: bool,
@@ -23,7 +23,7 @@ struct Step {
     ttl: u8,
     udp_checksum: bool,
     damage: Option<(usize, u8)>,
-    /// Its ICRC is right whatever was done to it
+    /// The ICRC is recomputed after the damage
     mended: bool,
     timer: bool,
 }
@@ -91,10 +91,10 @@ impl Step {
     }
 }
 
-/// What it and its bridge have counted, both sides' barriers, and events
+/// Counters of the function and of its bridge, the barriers of both sides, and events
 type Seen = (String, String, [(Option<Timestamp>, Option<Timestamp>); 2], Vec<Event>);
 
-/// Everything that can be seen of a function
+/// Returns everything that can be observed of a function.
 fn seen(function: &mut Representative) -> Seen {
     let counters = format!("{:?}", function.counters());
     let forward = format!("{:?}", function.forward_counters());
@@ -103,7 +103,7 @@ fn seen(function: &mut Representative) -> Seen {
 }
 
 #[test]
-fn the_short_way_comes_to_what_the_long_way_does() {
+fn fast_path_has_the_effects_of_the_full_checks() {
     let incarnation =
         prop::sample::select(vec![Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host]);
     let drawn = (incarnation, any::<bool>(), prop::collection::vec(step(), 1..100));
@@ -113,17 +113,17 @@ fn the_short_way_comes_to_what_the_long_way_does() {
         Ok(())
     });
     run.unwrap();
-    assert!(taken.get() > 1000, "the short way was taken {} times", taken.get());
+    assert!(taken.get() > 1000, "the fast path was taken {} times", taken.get());
 }
 
-/// Gives a function's frames to another one, too, which forgets what beacons look like before each. Returns how often the first one
-/// took the short way.
+/// Gives each frame to two functions, the second of which forgets the expected beacons before each frame, and
+/// compares them. Returns the number of frames for which the first one took the fast path.
 fn compare(incarnation: Incarnation, verify: bool, steps: &[Step]) -> Result<u32, TestCaseError> {
     let mut config = config(incarnation);
     config.forward.verify_icrc = verify;
     config.forward.verify_udp_checksum = verify;
     config.forward.counted_qps = if verify { 4 } else { 0 };
-    // Neighbours have an address of either version, only one of which is known.
+    // Neighbours have addresses of both versions, only one of which is configured.
     let mut short = Representative::new(config.clone()).unwrap();
     let mut long = Representative::new(config).unwrap();
     let mut taken = 0;
@@ -146,7 +146,7 @@ fn compare(incarnation: Incarnation, verify: bool, steps: &[Step]) -> Result<u32
 }
 
 #[test]
-fn senders_that_change_their_beacons_are_learned_anew() {
+fn expected_beacon_is_relearned_when_a_sender_changes_its_beacons() {
     let mut function = representative(Incarnation::Host);
     let from = |ttl: u8, ns: u64| {
         let header = header(OnePipeOpcode::BEACON, at(ns), Some(at(ns)));
@@ -165,6 +165,6 @@ fn senders_that_change_their_beacons_are_learned_anew() {
     };
     assert_eq!([64, 64, 63, 64].map(|ttl| beacon(&mut function, ttl)), [false, true, false, true]);
     let relearned = (0..32).position(|_| beacon(&mut function, 60));
-    assert_eq!(relearned, Some(15), "one in sixteen that are unlike is what others are compared with");
+    assert_eq!(relearned, Some(15), "one in sixteen of those that differ becomes the expected one");
     assert!(beacon(&mut function, 60) && refused(&function).is_empty());
 }

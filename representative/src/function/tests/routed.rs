@@ -1,4 +1,4 @@
-//! A switch that routes by IP: its MAC address is that of everybody's next hop.
+//! A switch that routes by IP: its MAC address is every neighbour's next hop.
 
 use super::*;
 use switch::forward::config::{NextHop, Route, RouteTable, Ttl};
@@ -28,14 +28,14 @@ fn messages_to_the_next_hop_are_routed_with_a_barrier() {
     assert_eq!(frame[..12], [mac(2).0, OWN.0].concat());
     assert_eq!(frame[22] + 1, before[22], "the TTL");
     assert_eq!(refused(&function), []);
-    // What comes from above does not go up again.
+    // A message from above does not go up again.
     let verdict = verdict(&mut function, &routed(3, 150), 3, 150);
     assert_eq!(verdict, Verdict::Drop(DropReason::Unexpected));
     assert_eq!(refused(&function), [("valley", 1)]);
 }
 
 #[test]
-fn beacons_are_for_the_router_and_other_traffic_is_not() {
+fn router_consumes_beacons_and_routes_other_traffic() {
     for incarnation in [Incarnation::Chip, Incarnation::SwitchCpu] {
         let mut function = router(incarnation);
         let to_us = |frame: Vec<u8>| {
@@ -57,7 +57,7 @@ fn beacons_are_for_the_router_and_other_traffic_is_not() {
         let register = to_us(write(1, 1, at(200), |_| ()));
         assert_eq!(verdict(&mut function, &register, 1, 200), Verdict::Consume);
         assert_eq!(function.barriers(Side::Above).0, Some(at(100)));
-        // Somebody else's WRITE, and what is no RDMA at all
+        // A WRITE for another station, and a packet that is not RDMA
         let other = write(1, 1, at(300), |_| ());
         assert_eq!(passed(&mut function, &other, 1, 300).1, PortId(2));
         let mut tcp = packet((false, 1, OWN), Opcode::RC_SEND_ONLY, Qpn::new(5), b"", |_| ());
