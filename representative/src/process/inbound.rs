@@ -1,8 +1,10 @@
-//! What comes from one sender: runs of packets put together, each taken whole and once, or refused (1Pipe, section 6.1).
+//! Receiver state of one sender: reassembles runs of packets, each of which is accepted as a whole and once,
+//! or refused (1Pipe, section 6.1).
 //!
-//! Packets are decided in the order of their PSNs. One that is missing may still come, on another path, until the barrier
-//! passes the timestamp of one behind it: then its own is past as well, as timestamps grow with PSNs. Only what arrives
-//! behind a gap is kept packet by packet; a run that is complete by itself is taken at once even there.
+//! Packets are decided in the order of their PSNs. A missing packet may still arrive, on another path, until
+//! the barrier passes the timestamp of a packet behind it: then its own timestamp is past as well, because
+//! timestamps grow with PSNs. Only packets behind a gap are buffered one by one; a run that is complete in
+//! itself is accepted at once even there.
 
 use rocev2::Psn;
 use rocev2::onepipe::{Arrivals, Refused};
@@ -12,78 +14,79 @@ use switch::Nanos;
 use super::config::PACKET_COST;
 use super::counters::Refusal;
 
-/// PSNs that may be missing before one: a sender that is further ahead has begun anew, or lost that much
+/// Maximum number of PSNs missing before a packet: a sender that is further ahead has restarted, or lost that
+/// many
 const MAX_GAP: i32 = 1024;
 
-/// A packet of a message.
+/// Packet of a message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Packet<'a> {
     pub(super) psn: Psn,
-    /// Its timestamp, on the line
+    /// Its timestamp, unwrapped
     pub(super) time: u64,
     pub(super) part: Part,
     pub(super) marked: bool,
     pub(super) payload: &'a [u8],
 }
 
-/// Where in its run a packet stands.
+/// Position of a packet in its run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
-    /// It is the first.
+    /// It is the first one.
     pub(super) first: bool,
     /// A message ends with it.
     pub(super) end: bool,
-    /// It is the last, and has the timestamp.
+    /// It is the last one, and has the timestamp.
     pub(super) last: bool,
 }
 
-/// What a packet takes of windows and buffers.
+/// Returns the bytes that a packet takes of windows and buffers.
 pub(super) const fn cost(payload: usize) -> usize {
     payload + PACKET_COST
 }
 
-/// A run that was taken.
+/// Run that was accepted.
 #[derive(Debug)]
 pub(super) struct Run {
-    /// Its timestamp
+    /// Its timestamp, unwrapped
     pub(super) time: u64,
-    /// Where its last packet stands among the sender's
+    /// Position of its last packet among the sender's
     pub(super) position: u64,
-    /// Its messages, one after the other
+    /// Its messages, concatenated
     pub(super) data: Vec<u8>,
-    /// Where messages end, but for the last
+    /// Ends of all messages in `data` but the last
     pub(super) ends: Vec<u32>,
     pub(super) cost: usize,
 }
 
-/// What came of a call, beside its result; taken away by the caller.
+/// Results of a call beside its return value; to be consumed by the caller.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    /// Memory for small messages, of those that were delivered
+    /// Buffers for small messages, of messages that were delivered
     pub(super) spare: Vec<Vec<u8>>,
     pub(super) runs: Vec<Run>,
-    /// PSNs to say no to, and why
+    /// PSNs to be NAKed, and the reasons
     pub(super) naks: Vec<(Psn, u8)>,
-    /// Packets that were kept, and are of no use as others of their run were lost
+    /// Number of packets that were buffered, and are useless because others of their run were lost
     pub(super) incomplete: u64,
 }
 
 impl Outcome {
-    /// Whether there is nothing to be taken away
+    /// Returns whether there is nothing to be consumed.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.runs.is_empty() && self.naks.is_empty() && self.incomplete == 0
     }
 }
 
-/// A sender's latest timestamp, its highest PSN, and what has come of it
+/// Contents of an ACK: the sender's latest timestamp, its highest PSN, and its arrivals
 pub(super) type Report = (u64, Psn, Arrivals);
 
-/// A packet behind a gap.
+/// Packet behind a gap.
 #[derive(Debug)]
 enum Ahead {
     Missing,
-    /// Taken, or refused
+    /// Accepted, or refused
     Decided,
     Kept {
         psn: Psn,
@@ -93,7 +96,7 @@ enum Ahead {
     },
 }
 
-/// A run that is being put together.
+/// Run that is being reassembled.
 #[derive(Debug, Default)]
 struct Assembly {
     open: bool,
@@ -102,43 +105,44 @@ struct Assembly {
     cost: usize,
 }
 
-/// A sender, seen from its receiver.
+/// Receiver state of a sender.
 #[derive(Debug)]
 pub(super) struct Inbound {
-    /// Everything before this is decided.
+    /// All packets before this PSN are decided.
     next: Psn,
-    /// Where that stands among all of its packets: PSNs wrap
+    /// Position of `next` among all of the sender's packets: `next`, unwrapped
     line: u64,
     /// Packets from the one behind `next` on; the last one is not missing
     ahead: VecDeque<Ahead>,
     assembly: Assembly,
     highest: Psn,
-    /// Bit n: the packet n before the highest has come
+    /// Bit n: the packet n before the highest has arrived
     seen: u128,
-    /// and ended a run that was taken
+    /// Bit n: that packet ended a run that was accepted
     taken: u128,
-    /// The latest timestamp
+    /// Latest timestamp received, unwrapped
     latest: u64,
     packets: u32,
     marked: u32,
-    /// What is kept of its messages, in bytes, from arrival until the application has taken them
+    /// Bytes buffered of its messages, from arrival until the application has taken them
     pub(super) held: usize,
-    /// It was last heard then.
+    /// Time at which a packet was last received.
     pub(super) heard: Nanos,
-    /// Runs of which it has not been told
+    /// Packets received since the last ACK
     pub(super) untold: u32,
-    /// There is something to tell it, and it will be told by then.
+    /// Time until which an ACK is due, if packets were received since the last one.
     pub(super) tell_at: Option<Nanos>,
-    /// It stands in the queue of those who are to be told.
+    /// Whether the sender is in the queue for ACKs.
     pub(super) queued: bool,
-    /// The window that it was last told of
+    /// Window last advertised to the sender
     pub(super) told_window: u32,
-    /// What all senders have left kept that small: it is to be told when there is more.
+    /// The bytes left of the buffer for all senders limited that window: an update is due when there is more
+    /// room.
     pub(super) is_short: bool,
 }
 
 impl Inbound {
-    /// A sender that begins with this PSN.
+    /// Creates the state of a sender whose first packet has this PSN.
     pub(super) fn new(first: Psn) -> Self {
         Self {
             next: first,
@@ -161,8 +165,9 @@ impl Inbound {
         }
     }
 
-    /// Takes a packet, for which there is room, if it is a run by itself and comes in its turn, nothing being put together or
-    /// missing before it: what nearly all are. Its position; `None` if it is anything else, and then nothing has happened.
+    /// Accepts a packet for which there is room, if it is a run of one packet, arrives in order, and no run
+    /// is incomplete and no packet missing before it: the case of nearly all packets. Returns its position;
+    /// `None` if any condition fails, and then nothing has changed.
     #[inline]
     pub(super) fn take_in_turn(&mut self, packet: &Packet<'_>) -> Option<u64> {
         let in_turn = packet.psn == self.next
@@ -182,8 +187,9 @@ impl Inbound {
         Some(position)
     }
 
-    /// A packet came, which is to be taken if `fit` says so. Whether it is, and if it waits behind a gap, its position: when the
-    /// barrier has passed its timestamp, [`settle`](Self::settle) is due.
+    /// Handles a received packet, which is to be accepted if `fit` is `Ok`. Returns the position of a packet
+    /// that waits behind a gap: [`settle`](Self::settle) is due for it when the barrier has passed its
+    /// timestamp.
     pub(super) fn take(
         &mut self,
         packet: &Packet<'_>,
@@ -240,23 +246,25 @@ impl Inbound {
         Ok(Some(position))
     }
 
-    /// Whether a packet shows that its sender has begun anew: its timestamp is the latest, and its PSN is not. (Within one life,
-    /// they grow together.)
+    /// Returns whether a packet shows that its sender has restarted: its timestamp is the latest, but its PSN
+    /// is not. (Within one incarnation, they grow together.)
     pub(super) fn is_of_another_life(&self, packet: &Packet<'_>) -> bool {
         let ahead = packet.psn.distance(self.next);
         packet.time > self.latest && !(0..=MAX_GAP).contains(&ahead)
     }
 
-    /// Everything up to here is given up, and the sender goes on with this PSN: it has begun anew, or nothing came of it for long.
+    /// Gives up everything up to `psn`, with which the sender goes on: it has restarted, or all of its
+    /// packets were lost for long.
     pub(super) fn begin_anew(&mut self, psn: Psn, out: &mut Outcome) {
         self.give_up();
         while let Some(slot) = self.ahead.pop_front() {
             self.forget(&slot, out);
         }
-        // Positions of what still waits to be settled lie before.
+        // Positions that still wait to be settled are below.
         self.line += 1 << 24;
         self.next = psn;
-        // One that is beyond all others may as well come from the same sender, behind a long gap: what was taken of it stays so.
+        // A PSN beyond all others may also be of the same incarnation, behind a long gap: accepted packets
+        // stay so.
         if psn.distance(self.highest) <= 0 {
             self.highest = psn.sub(1);
             (self.seen, self.taken, self.packets, self.marked) = (0, 0, 0, 0);
@@ -267,7 +275,7 @@ impl Inbound {
     fn see(&mut self, packet: &Packet<'_>) {
         let by = packet.psn.distance(self.highest);
         if by == 1 {
-            // Nearly always; a shift by any number of 128 bits takes some time.
+            // The usual case; shifting 128 bits by a variable takes longer.
             (self.seen, self.taken) = (self.seen << 1, self.taken << 1);
             self.highest = packet.psn;
         } else if by > 0 {
@@ -296,7 +304,7 @@ impl Inbound {
         self.ahead[place] = slot;
     }
 
-    /// A run of one packet
+    /// Accepts a run of one packet.
     fn complete(&mut self, psn: Psn, position: u64, time: u64, payload: &[u8], out: &mut Outcome) {
         self.taken |= self.bit(psn);
         let cost = cost(payload.len());
@@ -307,7 +315,7 @@ impl Inbound {
         out.runs.push(Run { time, position, data, ends: Vec::new(), cost });
     }
 
-    /// The next packet of all, in order
+    /// Handles the next packet in order.
     fn consume(
         &mut self,
         psn: Psn,
@@ -318,7 +326,7 @@ impl Inbound {
         out: &mut Outcome,
     ) -> Result<(), Refusal> {
         if part.first {
-            // What its sender broke off
+            // A run that its sender aborted
             self.give_up();
             if part.last {
                 self.complete(psn, position, time, payload, out);
@@ -345,7 +353,7 @@ impl Inbound {
         Ok(())
     }
 
-    /// The next one is decided, and perhaps some that wait behind it.
+    /// Moves on after the next packet was decided, over those that wait behind it.
     fn advance(&mut self, out: &mut Outcome) {
         loop {
             self.next = self.next.add(1);
@@ -356,11 +364,12 @@ impl Inbound {
         }
     }
 
-    /// Whether the packet that is next has come; what waits behind it moves up.
+    /// Handles the next packet if it has arrived; the packets behind it move up. Returns whether it has
+    /// arrived.
     fn go_on(&mut self, out: &mut Outcome) -> bool {
         match self.ahead.pop_front() {
             None | Some(Ahead::Missing) => return false,
-            // Whatever it was, it was not the middle of a run that can be completed.
+            // The packet was not the middle of a run that can be completed.
             Some(Ahead::Decided) => {
                 self.give_up();
             }
@@ -374,7 +383,7 @@ impl Inbound {
         true
     }
 
-    /// What was put together so far is of no use.
+    /// Discards the run that is being reassembled. Returns whether there was one.
     fn give_up(&mut self) -> bool {
         let Assembly { open, cost, .. } = core::mem::take(&mut self.assembly);
         self.held -= cost;
@@ -388,8 +397,8 @@ impl Inbound {
         }
     }
 
-    /// The barrier has passed the timestamp of the packet at this position: what is missing before it will not come. Whether
-    /// that decides anything, which the sender waits to hear.
+    /// Gives up the packets missing before `position`, because the barrier has passed the timestamp of the
+    /// packet there. Returns whether that decided any packet, which the sender has to be notified of.
     #[inline]
     pub(super) fn settle(&mut self, position: u64, out: &mut Outcome) -> bool {
         position > self.line && self.give_up_before(position, out)
@@ -414,12 +423,12 @@ impl Inbound {
         true
     }
 
-    /// The sender has been silent for long in the middle of a run.
+    /// Discards an incomplete run whose sender has been silent for long. Returns whether there was one.
     pub(super) fn abandon(&mut self) -> bool {
         self.give_up()
     }
 
-    /// What an ACK says, but for the window.
+    /// Returns the contents of an ACK, except for the window.
     pub(super) fn report(&self) -> Report {
         let mut arrivals = Arrivals::default();
         arrivals.taken = self.taken.into();
@@ -435,7 +444,8 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
-    /// A run of `len` packets from `psn` on, all of timestamp `time`; its bytes are the low bytes of their PSNs
+    /// Returns a run of `len` packets from `psn` on, all with timestamp `time`; its bytes are the low bytes
+    /// of their PSNs.
     fn run(psn: u32, len: u32, time: u64) -> impl Iterator<Item = (Psn, u64, Part)> {
         (0..len).map(move |n| {
             let part = Part { first: n == 0, end: n + 1 == len || n % 2 == 1, last: n + 1 == len };
@@ -453,10 +463,11 @@ mod tests {
     }
 
     proptest! {
-        /// Packets come in any order, some twice, some never; each is settled after the last one has come. Complete runs are
-        /// taken once, in order of position or at once; others never. Nothing stays.
+        /// Packets arrive in any order, some twice, some never; each position is settled after the last
+        /// packet has arrived. Complete runs are accepted once, in order of position or at once; incomplete
+        /// runs never. No buffer is leaked.
         #[test]
-        fn whole_runs_are_taken_once(
+        fn complete_runs_are_accepted_once(
             lens in proptest::collection::vec(1u32..6, 1..12),
             order in proptest::collection::vec((any::<prop::sample::Index>(), 0u8..10), 60),
             first in 0u32..1 << 24,
@@ -474,7 +485,7 @@ mod tests {
             let mut inbound = Inbound::new(Psn::new(first));
             let mut out = Outcome::default();
             let mut waiting = BTreeSet::new();
-            // Shuffled by swaps; a tenth is lost, a tenth comes twice.
+            // Shuffled by swaps; a tenth is lost, a tenth arrives twice.
             for (at, (with, _)) in order.iter().enumerate().take(all) {
                 packets.swap(at, with.index(all));
             }
@@ -491,7 +502,7 @@ mod tests {
                     prop_assert_eq!(give(&mut inbound, packet, &mut out), Err(Refusal::Duplicate));
                 }
             }
-            // The barrier passes all of it, in order, and what is completed by that as well.
+            // The barrier passes all packets, in order, and the runs completed thereby as well.
             let mut runs = Vec::new();
             loop {
                 waiting.extend(out.runs.iter().map(|run| (run.time, run.position)));
@@ -511,13 +522,13 @@ mod tests {
             prop_assert_eq!(taken, wanted);
             let costs: usize = out.runs.iter().map(|run| run.cost).sum();
             let open = inbound.assembly.cost;
-            prop_assert_eq!(inbound.held, costs + open, "nothing else is kept");
+            prop_assert_eq!(inbound.held, costs + open, "no other bytes are held");
             prop_assert!(inbound.ahead.is_empty());
         }
     }
 
     #[test]
-    fn messages_of_a_run_are_told_apart() {
+    fn messages_of_a_run_are_separated() {
         let mut inbound = Inbound::new(Psn::new(0xff_ffff));
         let mut out = Outcome::default();
         for packet in run(0xff_ffff, 5, 7) {
@@ -531,16 +542,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_broken_off_or_late_is_said() {
+    fn incomplete_and_late_runs_are_naked() {
         let mut inbound = Inbound::new(Psn::new(10));
         let mut out = Outcome::default();
-        let [first, _, last] = run(10, 3, 5).collect::<Vec<_>>()[..] else { unreachable!("three") };
+        let [first, _, last] = run(10, 3, 5).collect::<Vec<_>>()[..] else { unreachable!("three packets") };
         assert_eq!(give(&mut inbound, first, &mut out), Ok(None));
         assert_eq!(give(&mut inbound, last, &mut out), Ok(Some(3)));
         inbound.settle(3, &mut out);
         assert_eq!(out.naks, [(Psn::new(11), Refused::INCOMPLETE), (Psn::new(12), Refused::INCOMPLETE)]);
         assert_eq!((out.incomplete, inbound.held), (1, 0));
-        // The lost one comes after all.
+        // The lost packet arrives after all.
         let middle = run(10, 3, 5).nth(1).unwrap();
         assert_eq!(give(&mut inbound, middle, &mut out), Err(Refusal::Late));
         let packet = run(13, 1, 6).next().unwrap();
@@ -556,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn another_life_is_known_by_its_time() {
+    fn restart_is_detected_by_the_timestamp() {
         let mut inbound = Inbound::new(Psn::new(1000));
         let mut out = Outcome::default();
         for packet in run(1000, 1, 50).chain(run(1001, 2, 60).take(1)) {
@@ -569,8 +580,8 @@ mod tests {
             marked: false,
             payload: &[],
         };
-        assert!(!inbound.is_of_another_life(&packet(1000, 50)), "a duplicate");
-        assert!(!inbound.is_of_another_life(&packet(1002, 70)), "the next");
+        assert!(!inbound.is_of_another_life(&packet(1000, 50)), "a duplicate packet");
+        assert!(!inbound.is_of_another_life(&packet(1002, 70)), "the next packet");
         assert!(inbound.is_of_another_life(&packet(7, 70)) && inbound.is_of_another_life(&packet(9000, 70)));
         inbound.begin_anew(Psn::new(7), &mut out);
         assert_eq!(inbound.take(&packet(7, 70), Ok(()), &mut out), Ok(None));

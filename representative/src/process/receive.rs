@@ -1,5 +1,5 @@
-//! Receiving: packets are checked, put together, kept until the barrier has passed them, delivered, and answered (1Pipe, sections
-//! 4.1 and 6.1; FACTS OP-20 to OP-24).
+//! Receiving: packets are checked, reassembled, buffered until the barrier has passed them, delivered, and
+//! acknowledged (1Pipe, sections 4.1 and 6.1).
 
 use rocev2::datagram::Datagram;
 use rocev2::onepipe::{Arrivals, OnePipe, OnePipeOpcode, Refused, Timestamp};
@@ -15,12 +15,13 @@ use super::{ABANDONED_AFTER, ANSWERS, Message, Process, Source};
 
 /// "Congestion experienced" (RFC 3168)
 const MARKED: u8 = 3;
-/// After so many packets of which its sender was not told, what an ACK would say is written down
+/// Number of unacknowledged packets after which the contents of an ACK are saved, before its history is too
+/// short for them
 const REPORTED_AFTER: u32 = Arrivals::HISTORY - 32;
 
 impl Process {
-    /// A frame came in. Why it, or what it says of the barrier, was not taken, if it was not: that is counted, and needs no
-    /// action.
+    /// Handles a received frame. Returns the reason why the frame, or the barrier in it, was refused: that is
+    /// counted, and needs no action.
     pub fn on_frame(&mut self, frame: &[u8], now: Nanos) -> Result<(), Refusal> {
         let result = self.take(frame, now);
         if let Err(why) = result {
@@ -49,12 +50,12 @@ impl Process {
             OnePipeOpcode::DATA => self.on_data(peer, header, ecn == MARKED, payload, now),
             OnePipeOpcode::ACK => self.on_ack(peer, header, payload, now),
             OnePipeOpcode::NAK => self.on_nak(peer, header, payload, now),
-            // The reliable service's, and what nobody has defined
+            // Opcodes of the reliable service, and undefined ones
             _ => Err(Refusal::Opcode),
         }
     }
 
-    /// A datagram with options, extension headers or tags; or what is wrong with it.
+    /// Parses a datagram with options, extension headers or tags; or returns why it is refused.
     #[cold]
     fn look_closely<'a>(&self, frame: &'a [u8]) -> Result<Datagram<'a>, Refusal> {
         let packet = Packet::parse(frame).ok_or(Refusal::NotOurs)?;
@@ -88,7 +89,8 @@ impl Process {
         if leaves && self.is_ahead(time, now) {
             return Err(Refusal::Ahead);
         }
-        // Late or repeated, it has no barrier by which that would show, and lifts ours over all that is to come.
+        // A late or repeated announcement has no barrier by which that could be detected, and would raise
+        // this process's barrier above timestamps that still arrive.
         let old = time.saturating_add(self.config.ahead_max.0) < self.clock.unbroken(now);
         if leaves && (old || time < self.tor_said_at) {
             return Err(Refusal::Stale);
@@ -98,7 +100,7 @@ impl Process {
             self.tor_said_at = self.tor_said_at.max(time + u64::from(leaves));
         }
         if leaves && result.is_ok() {
-            // Nobody is left for whom anything has to wait. Who comes back is later, or refused.
+            // No sender is left to wait for. One that returns is later, or its messages are refused.
             self.barrier = self.barrier.max(self.clock.read(now));
         }
         self.deliver(now);
@@ -109,7 +111,7 @@ impl Process {
         time > self.clock.unbroken(now).saturating_add(self.config.ahead_max.0)
     }
 
-    /// The link's other end promises something.
+    /// Updates the barriers by those that the link's other end has sent.
     fn take_barriers(&mut self, header: &OnePipe, now: Nanos) -> Result<(), Refusal> {
         let place = |told: Option<Timestamp>| told.map_or(0, |told| self.clock.place(told, now));
         let (barrier, commit) = (place(header.barrier()), place(header.commit()));
@@ -141,7 +143,7 @@ impl Process {
         let part = Part { first: header.first(), end: header.end_of_message() || last, last };
         let packet = inbound::Packet { psn: header.psn(), time, part, marked, payload };
         let result = self.take_packet(peer, packet, now);
-        // Its own barrier speaks of what follows it.
+        // The packet's own barrier covers what follows the packet, so the packet is handled first.
         let barriers =
             if self.config.barriers_in_messages { self.take_barriers(header, now) } else { Ok(()) };
         self.deliver(now);
@@ -177,11 +179,11 @@ impl Process {
             self.counters.marked.add(packet.marked.into());
             return Ok(());
         }
-        // A copy: the fields of that above need not lie in memory.
+        // A copy, so that the compiler can keep the fields of the original in registers.
         self.take_any_packet(peer, &{ packet }, now)
     }
 
-    /// The same for a packet that is anything but a message by itself that comes in its turn.
+    /// Handles a packet other than a single-packet run that arrives in order.
     #[inline(never)]
     fn take_any_packet(
         &mut self,
@@ -221,13 +223,14 @@ impl Process {
         Ok(())
     }
 
-    /// Something has come of a sender, which is to be told, now or later.
+    /// Schedules an ACK after a packet of a sender was received.
     #[inline]
     fn has_come(&mut self, peer: u32, now: Nanos) {
         let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) else { return };
         inbound.untold += 1;
         if inbound.untold >= REPORTED_AFTER && self.reports.len() < ANSWERS {
-            // The wire was busy, or nobody asked: an ACK would soon have forgotten this.
+            // No ACK could be sent for long, because the port was busy or was not polled: a later ACK's
+            // history would not reach back to these packets.
             inbound.untold = 0;
             let report = inbound.report();
             self.reports.push_back((peer, report));
@@ -240,7 +243,7 @@ impl Process {
         }
     }
 
-    /// Deals with what came of a call to a sender's state.
+    /// Consumes the outcome of a call to a sender's state.
     fn take_outcome(&mut self, peer: u32) {
         let id = self.peers[peer as usize].id;
         if let [_] = self.outcome.runs[..]
@@ -266,8 +269,9 @@ impl Process {
         }
     }
 
-    /// Delivers what lies below the barrier, and below this process's own clock: whatever it sends afterwards is later than what
-    /// it has seen (causality, section 4.1). The barrier is below the clock, unless this link is not part of it.
+    /// Delivers the messages below the barrier and below this process's own clock, so that whatever it sends
+    /// afterwards is later than what was delivered (causality; 1Pipe, section 4.1). The barrier is below the
+    /// clock, unless this link was removed from it.
     #[inline]
     pub(super) fn deliver(&mut self, now: Nanos) {
         self.wake = None;
@@ -310,7 +314,7 @@ impl Process {
         let inbound::Run { mut data, ends, cost, .. } = run;
         if !ends.is_empty() {
             let mut start = 0;
-            // The run's last message gives free what all of them take.
+            // The run's last message frees the window's bytes for all messages of the run.
             for end in ends {
                 let mut payload = self.outcome.spare.pop().unwrap_or_default();
                 payload.clear();
@@ -318,7 +322,7 @@ impl Process {
                 self.inbox.push_back((Message { timestamp, src: turn.sender, payload }, peer, 0));
                 start = end as usize;
             }
-            // Whoever keeps it does not keep what the others took.
+            // An application that keeps the last message should not keep the memory of the ones before it.
             if start > 0 {
                 data = data.split_off(start);
             }
@@ -326,7 +330,7 @@ impl Process {
         self.inbox.push_back((Message { timestamp, src: turn.sender, payload: data }, peer, cost));
     }
 
-    /// Looks at one peer whether it has broken off in the middle of a run.
+    /// Checks one peer for an incomplete run that its sender has abandoned.
     pub(super) fn sweep(&mut self, now: Nanos) {
         self.sweep = if self.sweep + 1 < self.peers.len() as u32 { self.sweep + 1 } else { 0 };
         let after = self.config.timeout.0.saturating_mul(ABANDONED_AFTER);
@@ -340,7 +344,7 @@ impl Process {
         }
     }
 
-    /// A sender is to be told what has come from it.
+    /// Queues an ACK for a sender.
     pub(super) fn owe_ack(&mut self, peer: u32) {
         let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) else { return };
         if !inbound.queued {
@@ -349,7 +353,8 @@ impl Process {
         }
     }
 
-    /// Tells those whose windows are small because of what was kept of others, once there is room again.
+    /// Queues window updates for senders whose windows were limited by the bytes buffered for other peers,
+    /// once there is room again.
     #[cold]
     pub(super) fn tell_short(&mut self) {
         let free = self.config.receive_buffer.saturating_sub(self.held);
@@ -364,19 +369,19 @@ impl Process {
         }
     }
 
-    /// The most that a sender can be told that there is room for
+    /// Returns the maximum window that is ever advertised.
     fn most(&self) -> usize {
         self.config.receive_buffer.min(self.config.receive_window as usize)
     }
 
-    /// Whether somebody is to be told what has come from it, or why not: with the next frames of
-    /// [`poll_transmit`](Self::poll_transmit), which nothing else may ask for.
+    /// Returns whether an ACK or NAK is to be sent with the next frames of
+    /// [`poll_transmit`](Self::poll_transmit): no other timer announces these.
     #[inline]
     pub fn has_answers(&self) -> bool {
         !(self.naks.is_empty() && self.reports.is_empty() && self.acks.is_empty())
     }
 
-    /// The next ACK or NAK.
+    /// Writes the next NAK or ACK. Returns false if there is none.
     pub(super) fn send_answer(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
         if let Some((peer, psn, reason)) = self.naks.pop_front() {
             let clock = Timestamp::new(self.clock.read(now));
@@ -416,7 +421,7 @@ impl Process {
     }
 }
 
-/// A header that says nothing of barriers: switches leave it alone.
+/// Returns a header without barriers, which switches leave unchanged.
 fn answer(opcode: OnePipeOpcode, time: Timestamp, psn: Psn) -> OnePipe {
     let mut header = OnePipe::new(opcode, time, psn);
     header.set_barrier(None);

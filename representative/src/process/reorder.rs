@@ -1,4 +1,5 @@
-//! What waits for the barrier, in the order of delivery (1Pipe, section 4.1): by timestamp, then by sender, then as it was sent.
+//! Reorder buffer: messages that wait for the barrier, in the order of delivery (1Pipe, section 4.1), which
+//! is by timestamp, then by sender, then as sent.
 
 use core::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -6,16 +7,16 @@ use std::collections::{BinaryHeap, VecDeque};
 use super::ProcessId;
 use super::inbound::Run;
 
-/// The order of delivery.
+/// Position in the order of delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Turn {
-    /// A timestamp on the line
+    /// Timestamp, unwrapped
     pub(super) time: u64,
-    /// In place of the sender, if that bug is planted; 0 otherwise
+    /// Number of the arrival, compared before the sender if that bug is planted; 0 otherwise
     #[cfg(debug_assertions)]
     arrival: u64,
     pub(super) sender: ProcessId,
-    /// Where its last packet stands among the sender's
+    /// Position of its last packet among the sender's
     pub(super) position: u64,
 }
 
@@ -31,27 +32,27 @@ impl Turn {
     }
 }
 
-/// Where no run is
+/// Heap entry without a run
 const MARK: u32 = u32::MAX;
 
-/// A run, or if there is none, a mark where packets of a sender wait behind a gap.
+/// A run, or, without one, a mark where packets of a sender wait behind a gap.
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) turn: Turn,
-    /// The sender's place among the peers
+    /// Index of the sender among the peers
     pub(super) peer: u32,
     pub(super) run: Option<Run>,
 }
 
-/// A priority queue of runs, and of marks where packets wait behind a gap.
+/// Priority queue of runs, and of marks where packets wait behind a gap.
 #[derive(Debug, Default)]
 pub(super) struct Reorder {
-    /// What came in its turn: later than everything that came so before. Where messages of many senders arrive as they were sent,
-    /// that is nearly all, and costs nothing to keep in order
+    /// Entries that arrived in order: each is later than all before it. Where messages of many senders arrive
+    /// as they were sent, that is nearly all of them, and keeping them in order costs nothing
     line: VecDeque<Waiting>,
-    /// What did not: turns, the places of runs, and those of senders
+    /// Entries that arrived out of order: turn, index of the run or [`MARK`], index of the sender
     heap: BinaryHeap<Reverse<(Turn, u32, u32)>>,
-    /// Runs of the heap, which does not have to move them
+    /// Runs of the heap's entries, so that the heap need not move them
     runs: Vec<Option<Run>>,
     free: Vec<u32>,
     /// Ties are broken by arrival (a planted bug)
@@ -60,8 +61,8 @@ pub(super) struct Reorder {
 }
 
 impl Reorder {
-    /// Adds a run of the sender at place `peer`, or if there is none, a mark.
-    #[expect(clippy::inline_always, reason = "a run is many words, to be written once")]
+    /// Adds a run of the sender with index `peer`, or a mark if `run` is `None`.
+    #[expect(clippy::inline_always, reason = "a run has many words, which should be written only once")]
     #[inline(always)]
     pub(super) fn push(&mut self, turn: Turn, peer: u32, run: Option<Run>) {
         #[cfg(debug_assertions)]
@@ -95,20 +96,20 @@ impl Reorder {
         self.heap.push(Reverse((turn, place, peer)));
     }
 
-    /// How many wait
+    /// Returns the number of entries.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.line.len() + self.heap.len()
     }
 
-    /// Whether any is earlier than this
+    /// Returns whether an entry is earlier than `time`.
     #[inline]
     pub(super) fn has_before(&self, time: u64) -> bool {
         self.line.front().is_some_and(|first| first.turn.time < time)
             || self.heap.peek().is_some_and(|Reverse((turn, ..))| turn.time < time)
     }
 
-    /// Whose turn is next
+    /// Returns the turn of the first entry.
     #[inline]
     pub(super) fn first(&self) -> Option<Turn> {
         let in_line = self.line.front().map(|first| first.turn);
@@ -118,7 +119,7 @@ impl Reorder {
         }
     }
 
-    /// Takes that out, if it is earlier than `time`.
+    /// Removes and returns the first entry, if it is earlier than `time`.
     #[inline]
     pub(super) fn pop_before(&mut self, time: u64) -> Option<Waiting> {
         let in_line = self.line.front().map(|first| first.turn);
@@ -146,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn by_time_then_sender_then_position() {
+    fn entries_are_ordered_by_time_then_sender_then_position() {
         let mut reorder = Reorder::default();
         let turns = [(7, 2, 1), (7, 1, 9), (5, 3, 2), (7, 2, 0), (5, 3, 1)];
         for (n, (time, sender, position)) in (0..).zip(turns) {
@@ -161,9 +162,9 @@ mod tests {
         assert_eq!(order, [run(4), run(2), (1, None), (3, None), run(0)]);
     }
 
-    /// Whatever comes between what, the next one is always the least of those that wait.
+    /// Whatever the order of insertions and removals, the next entry is always the least.
     #[test]
-    fn the_least_is_next() {
+    fn next_entry_is_the_least() {
         let mut reorder = Reorder::default();
         let mut waiting = std::collections::BTreeSet::new();
         let (mut seed, mut late) = (9u64, 0);
@@ -171,7 +172,7 @@ mod tests {
             seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
             let draw = seed >> 33;
             if draw.is_multiple_of(2) || waiting.is_empty() {
-                // Mostly in order, with some that come late
+                // Mostly in order, with some that arrive late
                 let time = 1000 + round - if draw.is_multiple_of(7) { draw % 50 } else { 0 };
                 let turn = Turn::new(time, ProcessId(draw as u32 % 3), round);
                 late += u32::from(waiting.last().is_some_and(|last| turn < *last));

@@ -1,5 +1,5 @@
-//! Sending: scatterings are taken in, wait for windows, are cut into packets, get a timestamp, and are settled (1Pipe, section
-//! 6.1; FACTS OP-50 to OP-55).
+//! Sending: scatterings are accepted, wait for windows, are fragmented, stamped, sent, and settled (1Pipe,
+//! section 6.1).
 
 use rocev2::Psn;
 use rocev2::onepipe::{Arrivals, OnePipe, OnePipeOpcode, Refused, Timestamp};
@@ -15,11 +15,14 @@ use super::scattering::{Piece, State, cost_of};
 use super::{Event, Failure, Pending, Process, ProcessId, Scattering, SendError};
 
 impl Process {
-    /// Sends messages to any processes, itself included, all at one time (Table 1, `onepipe_unreliable_send`). Several may go
-    /// to one process, and arrive in their order, all or none. The bytes are copied.
+    /// Sends messages to any processes, this one included, as one scattering, which has one timestamp (1Pipe,
+    /// Table 1, `onepipe_unreliable_send`). Several messages for one process arrive in their order, all or
+    /// none. The bytes are copied.
     ///
-    /// It is sent as soon as the windows of all receivers allow; meanwhile others to other receivers may go first, those to the same
-    /// ones may not. What became of it, [`Event`]s tell.
+    /// The scattering is sent as soon as the windows of all receivers have room; meanwhile scatterings to
+    /// other receivers may overtake it, those to the same ones may not. [`Event`]s report the result.
+    ///
+    /// Returns an error, and sends nothing, if the scattering is invalid or there is no room for it.
     pub fn unreliable_send(
         &mut self,
         now: Nanos,
@@ -52,12 +55,13 @@ impl Process {
         Ok(scattering)
     }
 
-    /// Sends one message to another process at once, if nothing is before it: writes its frame, which has to leave behind all that
-    /// [`poll_transmit`](Self::poll_transmit) has written. It does what [`unreliable_send`](Self::unreliable_send) and
-    /// `poll_transmit` would have done, and keeps nothing in between.
+    /// Sends one message to another process at once, if nothing waits before it: writes its frame, which has
+    /// to leave behind all frames that [`poll_transmit`](Self::poll_transmit) has written. The effect is that
+    /// of [`unreliable_send`](Self::unreliable_send) and `poll_transmit`, but nothing is buffered in between.
     ///
-    /// `None` if something waits that would go first, if the windows have no room, if it is more than a packet, if it is the
-    /// first to its receiver, or if it cannot be sent. Then it is for `unreliable_send`, which takes it or says why not.
+    /// Returns `None` if anything is waiting that has to be sent first, if the windows have no room, if the
+    /// message is longer than a packet or the first one to its receiver, or if it is invalid. Call
+    /// `unreliable_send` then, which accepts the message or returns the error.
     pub fn send_at_once(
         &mut self,
         now: Nanos,
@@ -101,7 +105,8 @@ impl Process {
         Some(Scattering(number))
     }
 
-    /// Checks a scattering, and sorts the numbers of its messages by receiver. How many bytes it has
+    /// Validates a scattering, and sorts the indices of its messages by receiver. Returns the sum of its
+    /// bytes.
     fn sort(&mut self, messages: &[(ProcessId, &[u8])]) -> Result<usize, SendError> {
         if self.has_left {
             return Err(SendError::Left);
@@ -138,7 +143,7 @@ impl Process {
                 return Err(SendError::TooLarge { dst, cost: of_run, window });
             }
         }
-        // Where messages begin has 32 bits.
+        // Offsets of messages have 32 bits.
         if bytes > self.config.send_buffer.min(u32::MAX as usize)
             || messages.len() > self.config.max_unsettled
         {
@@ -147,7 +152,7 @@ impl Process {
         Ok(bytes)
     }
 
-    /// Sees what the first run in a peer's queue can do.
+    /// Advances the first run in a peer's queue as far as the windows allow.
     fn go_on(&mut self, peer: u32, now: Nanos) {
         let Some(outbound) = &mut self.outbound[peer as usize] else { return };
         let Some(&(place, run)) = outbound.queue.front() else {
@@ -159,7 +164,7 @@ impl Process {
         }
         let entry = self.scatterings.get_mut(place);
         if peer == self.peers.len() as u32 {
-            // Nothing leaves the host.
+            // These messages do not leave the host.
             outbound.reserve(0);
             entry.runs[run as usize].state = State::Ready;
             self.one_is_ready(place);
@@ -181,7 +186,7 @@ impl Process {
         self.one_is_ready(place);
     }
 
-    /// The place of this process itself, behind its peers
+    /// Returns the index of this process itself, behind its peers.
     const fn own_place(&self) -> u32 {
         self.peers.len() as u32
     }
@@ -195,7 +200,8 @@ impl Process {
         }
     }
 
-    /// The next packet of a message. Scatterings that are ready take turns with what others have to send before they are.
+    /// Writes the next packet of a message. Scatterings that are ready take turns with packets of runs that
+    /// are not.
     pub(super) fn send_data(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
         loop {
             if let Some((place, run, time)) = self.finishing {
@@ -219,15 +225,15 @@ impl Process {
         }
     }
 
-    /// A scattering gets its timestamp. What it has for this process itself is there at that moment: the others' may take a while
-    /// to leave, in which something later could be delivered.
+    /// Stamps a scattering. The messages for this process itself enter the reorder buffer at that moment:
+    /// sending the others may take a while, in which a later message could be delivered.
     fn stamp(&mut self, place: u32, now: Nanos) {
         let time = self.clock.stamp(now);
         self.scatterings.get_mut(place).time = Some(time);
         self.finishing = Some((place, 0, time));
         let own = self.own_place();
         let entry = self.scatterings.get(place);
-        // Runs are sorted by receiver, and this is the last of all.
+        // Runs are sorted by receiver, and this process's index is the highest.
         let run = entry.runs.len() - 1;
         if entry.runs[run].peer == own && entry.runs[run].state == State::Ready {
             let outbound = self.outbound[own as usize].as_mut().expect("it has a queue");
@@ -238,7 +244,7 @@ impl Process {
         }
     }
 
-    /// A packet that is not its run's last, if the windows still have room.
+    /// Writes a packet that is not its run's last, if the windows still have room.
     fn send_in_round(&mut self, peer: u32, now: Nanos, frame: &mut Vec<u8>) -> bool {
         let Some(outbound) = &mut self.outbound[peer as usize] else { return false };
         outbound.in_round = false;
@@ -255,7 +261,7 @@ impl Process {
         fits
     }
 
-    /// The last packet of a run of the scattering that is being finished, if the run is to be sent at all.
+    /// Writes the last packet of a run of the scattering that is being sent, unless the run has failed.
     fn send_last(&mut self, place: u32, run: u32, time: u64, now: Nanos, frame: &mut Vec<u8>) -> bool {
         let entry = self.scatterings.get_mut(place);
         let Some(of) = entry.runs.get(run as usize) else {
@@ -314,7 +320,8 @@ impl Process {
         self.counters.packets_sent.add(1);
     }
 
-    /// What a process sends to itself takes its turn with everything else.
+    /// Puts a run for this process itself into the reorder buffer, where it waits for its turn like any other
+    /// run.
     fn send_to_self(&mut self, place: u32, run: u32, time: u64, now: Nanos) {
         let own = self.own_place();
         let entry = self.scatterings.get(place);
@@ -336,7 +343,7 @@ impl Process {
         self.deliver(now);
     }
 
-    /// It is known what became of a run that was sent, or of one that will not be.
+    /// Settles a run that was sent, or one that will not be.
     #[inline(never)]
     fn settle_sent(&mut self, peer: u32, part_of: PartOf, result: Result<(), Failure>) {
         let (number, time) = match part_of {
@@ -356,7 +363,7 @@ impl Process {
         self.events.push_back(Event::Settled { scattering, timestamp, failed: result.is_err().into() });
     }
 
-    /// It is known what became of a run, or it will not be sent.
+    /// Settles a run of a scattering, which was sent or will not be.
     fn settle(&mut self, (place, run): RunId, result: Result<(), Failure>) {
         let entry = self.scatterings.get_mut(place);
         let of = &mut entry.runs[run as usize];
@@ -404,7 +411,7 @@ impl Process {
         self.scatterings.remove(place);
     }
 
-    /// A receiver says what it has.
+    /// Handles an ACK.
     pub(super) fn on_ack(
         &mut self,
         peer: u32,
@@ -416,7 +423,8 @@ impl Process {
         let outbound = self.outbound[peer as usize].as_mut().ok_or(Refusal::Answer)?;
         let (highest, taken) = (header.psn(), arrivals.taken.get());
         let begun_anew = outbound.answer(highest, &arrivals, now)?;
-        // So far back at least it has lived: what came before it began, it may have delivered in an earlier life.
+        // The receiver's incarnation has received this many packets: what was sent earlier, its previous
+        // incarnation may have delivered.
         let known = arrivals.packets.get().min(Arrivals::HISTORY);
         self.counters.acks_taken.add(1);
         let (mut at, mut acknowledged) = (0, 0);
@@ -454,7 +462,7 @@ impl Process {
         Ok(())
     }
 
-    /// A receiver says that it has refused something.
+    /// Handles a NAK.
     pub(super) fn on_nak(
         &mut self,
         peer: u32,
@@ -466,7 +474,7 @@ impl Process {
         let psn = header.psn();
         let outbound = self.outbound[peer as usize].as_mut().ok_or(Refusal::Answer)?;
         let run = |&(place, run): &RunId| &self.scatterings.get(place).runs[run as usize];
-        // They lie in the order of their PSNs.
+        // Runs in flight are in the order of their PSNs.
         let at = outbound.in_flight.partition_point(|sent| sent.last.precedes(psn));
         let why = match refused.reason {
             Refused::LATE => Failure::Late,
@@ -478,7 +486,7 @@ impl Process {
         } else if let Some(&id) = outbound.queue.front()
             && run(&id).has(psn)
         {
-            // What is left of it would be of no use.
+            // The rest of the run would be of no use.
             outbound.release();
             outbound.queue.pop_front();
             PartOf::Scattering(id)
@@ -494,7 +502,7 @@ impl Process {
         Ok(())
     }
 
-    /// Nothing may have been heard of a peer for a while.
+    /// Handles the time-out of a receiver: settles runs that were not acknowledged in time.
     pub(super) fn on_silence(&mut self, peer: u32, now: Nanos) {
         let timeout = self.config.timeout;
         let mut silent = false;
@@ -540,8 +548,9 @@ impl Process {
         self.go_on(peer, now);
     }
 
-    /// Says whether a process is there, as the control plane knows. What is under way to one that is not fails, and so does what
-    /// would be sent. False if it is not in the table.
+    /// Sets whether a process is alive, as the control plane has determined. Messages in flight to a dead
+    /// process fail, and so do messages sent to it. Returns false if the process is not in the table of
+    /// peers.
     pub fn set_alive(&mut self, id: ProcessId, alive: bool, now: Nanos) -> bool {
         let Some(peer) = self.by_id.get(&id) else { return false };
         self.peers[peer as usize].dead = !alive;
@@ -552,8 +561,8 @@ impl Process {
         true
     }
 
-    /// Leaves (Table 1, `onepipe_exit`): what was not sent fails, nothing more is sent but answers, and beacons say that
-    /// nobody has to wait for anything from here.
+    /// Leaves (1Pipe, Table 1, `onepipe_exit`): messages that were not sent fail, only ACKs and NAKs are sent
+    /// from now on, and beacons announce that nothing follows, so that no receiver waits for this process.
     pub fn leave(&mut self) {
         self.has_left = true;
         self.beacon = Pending::Now;

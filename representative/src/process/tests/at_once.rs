@@ -1,8 +1,9 @@
-//! Messages that are sent at once, against the same messages kept first.
+//! `send_at_once` against `unreliable_send` of the same messages.
 
 use super::*;
 
-/// One process that sends at once what it can, and one that never does; what others send reaches both.
+/// Two equal processes: one uses `send_at_once` whenever possible, one never does. Both receive the same
+/// frames.
 struct Twins {
     quick: Process,
     slow: Process,
@@ -17,7 +18,7 @@ impl Twins {
     fn new(seed: u64) -> Self {
         let make = |own| {
             let mut config = config(own, 3, false);
-            // Both windows close now and then, and both buffers fill.
+            // Both windows close sometimes, and both buffers fill.
             (config.receive_window, config.initial_window) = (2000, 1000);
             (config.max_unsettled, config.send_buffer) = (12, 4000);
             config.timeout = Nanos::from_micros(40);
@@ -29,7 +30,7 @@ impl Twins {
     }
 
     fn send(&mut self) {
-        // Sometimes to itself, or to nobody who is known
+        // Sometimes to itself, or to an unknown process
         let dst = |chance: &mut Chance| ProcessId([1, 2, 1, 2, 1, 2, 0, 9][chance.below(8) as usize]);
         let count = if self.chance.below(4) == 0 { 2 + self.chance.below(3) } else { 1 };
         let most = if self.chance.below(6) == 0 { 700 } else { 100 };
@@ -46,9 +47,9 @@ impl Twins {
             self.at_once += 1;
             assert_eq!(self.slow.unreliable_send(self.now, &messages), Ok(scattering));
             let mut same = Vec::new();
-            assert!(self.slow.poll_transmit(self.now, &mut same), "nothing is before it");
+            assert!(self.slow.poll_transmit(self.now, &mut same), "no other frame is pending");
             assert_eq!(frame, same);
-            // Only then does it notice that nothing of the scattering is left, which a beacon would tell.
+            // Only this call completes the scattering, which the time of a beacon would reveal.
             assert!(
                 !self.slow.poll_transmit(self.now, &mut same)
                     && !self.quick.poll_transmit(self.now, &mut same)
@@ -61,7 +62,7 @@ impl Twins {
         assert_eq!(kept, self.slow.unreliable_send(self.now, &messages));
     }
 
-    /// A frame of theirs arrives, if it does.
+    /// Delivers a frame to its receiver, unless it is lost.
     fn carry(&mut self, frame: &[u8]) {
         let to = Packet::parse(frame).unwrap().ethernet().dst.0[5];
         if let 1 | 2 = to
@@ -130,7 +131,7 @@ impl Twins {
 }
 
 #[test]
-fn nobody_can_tell_whether_a_message_was_kept_first() {
+fn send_at_once_has_the_effects_of_unreliable_send() {
     let (mut at_once, mut kept) = (0, 0);
     for seed in 0..80 {
         let mut twins = Twins::new(seed);
