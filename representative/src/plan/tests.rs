@@ -12,12 +12,12 @@ fn ip(group: u8, n: usize) -> IpAddr {
     IpAddr::from([10, group, high, low])
 }
 
-/// A switch with everything that it may need
+/// Returns a switch with all optional addresses.
 fn switch(name: &str, n: usize) -> Switch {
     Switch { name: name.into(), tunnel: Some(ip(255, n)), mac: Some(mac(1, n)), ..Switch::default() }
 }
 
-/// Host `n`, in a subnet of its own rack
+/// Returns host `n`, in a subnet of its own rack.
 fn host(n: usize, switches: &[usize]) -> Host {
     Host {
         name: format!("h{n}"),
@@ -43,7 +43,8 @@ fn topology(names: &[&str], hosts: &[&[usize]], links: &[(usize, usize)]) -> Top
     }
 }
 
-/// The paper's testbed (section 7.1): 32 hosts, 4 ToR, 4 spine and 2 core switches, in two pods.
+/// Returns the paper's testbed (1Pipe, section 7.1): 32 hosts, 4 ToR, 4 spine and 2 core switches, in two
+/// pods.
 fn testbed() -> Topology {
     let names = ["t0", "t1", "t2", "t3", "s0", "s1", "s2", "s3", "c0", "c1"];
     let hosts: Vec<[usize; 1]> = (0..32).map(|n| [n / 8]).collect();
@@ -53,7 +54,8 @@ fn testbed() -> Topology {
     topology(&names, &hosts, &pods.into_iter().chain(core).collect::<Vec<_>>())
 }
 
-/// Every representative's configuration can be, and every beacon arrives where it is expected.
+/// Checks that every representative's configuration is valid, and that every beacon arrives where it is
+/// expected.
 #[track_caller]
 fn check(topology: &Topology, plan: &Plan) {
     for (number, planned) in plan.switches.iter().enumerate() {
@@ -71,7 +73,7 @@ fn check(topology: &Topology, plan: &Plan) {
             assert_eq!(link.beacons.form, BeaconForm::Write { va, rkey: there.registers.rkey });
         }
     }
-    // Those at one host share nothing.
+    // Representatives at one host share no queue pairs.
     for (number, one) in plan.switches.iter().enumerate() {
         for other in &plan.switches[..number] {
             let qps = |planned: &PlannedSwitch| {
@@ -91,7 +93,7 @@ fn right(topology: &Topology) -> Plan {
 
 #[track_caller]
 fn wrong(topology: &Topology, expected: &[Problem]) {
-    let problems = plan(topology).expect_err("something is wrong");
+    let problems = plan(topology).expect_err("the topology is invalid");
     assert_eq!(problems, expected);
     for problem in &problems {
         let (message, help) = problem.describe(topology);
@@ -99,14 +101,14 @@ fn wrong(topology: &Topology, expected: &[Problem]) {
     }
 }
 
-/// The beacons from one node to the next
+/// Returns the beacons from a switch to a neighbour.
 fn beacons(plan: &Plan, from: usize, to: Node) -> &Beacons {
     let link = plan.switches[from].links.iter().find(|link| link.to == to).expect("a link");
     &link.beacons
 }
 
 #[test]
-fn the_papers_testbed() {
+fn plan_of_the_papers_testbed_is_right() {
     let topology = testbed();
     let plan = right(&topology);
     let layers: Vec<_> = plan.switches.iter().map(|switch| switch.layer).collect();
@@ -116,20 +118,20 @@ fn the_papers_testbed() {
     let sizes: Vec<_> = plan.switches.iter().map(|switch| switch.links.len()).collect();
     assert_eq!(sizes, [10, 10, 10, 10, 4, 4, 4, 4, 4, 4]);
     assert!(plan.switches.iter().all(|switch| switch.has_hosts));
-    // h0 stands for t0, h1 for s0: both are at t0, where their packets turn round.
+    // h0 represents t0, h1 represents s0: both are at t0, where packets between them turn round.
     let around = beacons(&plan, 0, Node::Switch(4));
     assert_eq!((around.crossing, &around.detour), (Crossing::Never, &vec![ip(255, 0), ip(255, 4)]));
     assert_eq!((around.next_hop, around.address), (mac(1, 0), ip(0, 1)));
-    // h8 stands for t1: its way to h1 passes s0 or s1.
+    // h8 represents t1: its routes to h1 pass s0 or s1.
     let around = beacons(&plan, 1, Node::Switch(4));
     assert_eq!((around.crossing, &around.detour), (Crossing::Sometimes, &vec![ip(255, 1), ip(255, 4)]));
-    // The other hosts in the rack are neighbours, and their link is the only way.
+    // The other hosts in the rack are neighbours, and their link is the only path.
     let straight = beacons(&plan, 0, Node::Host(5));
     assert_eq!(
         (straight.crossing, &straight.detour, straight.next_hop),
         (Crossing::Always, &Vec::new(), mac(0, 5))
     );
-    // What h0 sends to itself would not leave it.
+    // What h0 sends to itself would not leave the host.
     let own = beacons(&plan, 0, Node::Host(0));
     assert_eq!((own.crossing, &own.detour, own.next_hop), (Crossing::Never, &vec![ip(255, 0)], mac(1, 0)));
     let [(0, own)] = &plan.hosts[0][..] else { panic!("{:?}", plan.hosts[0]) };
@@ -139,7 +141,7 @@ fn the_papers_testbed() {
         (straight.crossing, straight.qpn, straight.next_hop),
         (Crossing::Always, Qpn::new(0x107), mac(0, 0))
     );
-    // Whoever sends into a switch's tunnel is known there.
+    // Every sender into a switch's tunnel is listed there.
     let sources: Vec<_> = plan.switches[0].tunnel_sources.iter().copied().collect();
     assert_eq!(sources, [ip(0, 0), ip(255, 4), ip(255, 5)]);
 }
@@ -159,8 +161,12 @@ fn representatives_at_their_switches_need_no_detour() {
         assert_eq!((beacons.crossing, &beacons.detour), (Crossing::Always, &Vec::new()));
     }
     assert!(plan.switches.iter().all(|switch| switch.tunnel_sources.is_empty()));
-    assert_eq!(plan.switches[0].links.len(), 10, "a representative is no link of its switch's");
-    // So no switch needs an address for tunnels.
+    assert_eq!(
+        plan.switches[0].links.len(),
+        10,
+        "the representative's own link is not one that its switch's barriers wait for"
+    );
+    // So no switch needs a tunnel address.
     for switch in &mut topology.switches {
         switch.tunnel = None;
     }
@@ -168,15 +174,15 @@ fn representatives_at_their_switches_need_no_detour() {
 }
 
 #[test]
-fn a_single_switch() {
+fn single_switch_is_planned() {
     let mut single = topology(&["s"], &[&[0], &[0]], &[]);
     let plan = right(&single);
     assert_eq!((plan.switches[0].layer, plan.switches[0].representative), (1, 0));
-    assert_eq!(beacons(&plan, 0, Node::Host(0)).detour, [ip(255, 0)], "to itself, over its own link");
+    assert_eq!(beacons(&plan, 0, Node::Host(0)).detour, [ip(255, 0)], "to itself, over the host's link");
     assert_eq!(beacons(&plan, 0, Node::Host(1)).crossing, Crossing::Always);
     let sources: Vec<_> = plan.switches[0].tunnel_sources.iter().copied().collect();
     assert_eq!(sources, [ip(0, 0)]);
-    // Another host stands for it: nothing goes around.
+    // Another host represents it: no detours.
     single.hosts.push(Host { messages: false, ..host(2, &[0]) });
     single.switches[0] = Switch { representative: Some(2), tunnel: None, mac: None, ..switch("s", 0) };
     let plan = right(&single);
@@ -184,20 +190,20 @@ fn a_single_switch() {
 }
 
 #[test]
-fn loops_are_named() {
+fn loops_are_refused_and_named() {
     let ring = topology(&["a", "b", "c"], &[&[0], &[1], &[2]], &[(0, 1), (1, 2), (2, 0)]);
     let level = |link, cycle: &[usize]| Problem::Level { link, layer: 1, cycle: Some(cycle.into()) };
     wrong(&ring, &[level(0, &[0, 1, 2, 0]), level(1, &[1, 2, 0, 1]), level(2, &[2, 0, 1, 2])]);
     let (message, help) = level(0, &[0, 1, 2, 0]).describe(&ring);
     assert_eq!(message, "a loop: `a` - `b` - `c` - `a`");
     assert!(help.contains("`layer`"), "{help}");
-    // A link between two tops of racks, which routes over the spine do not need
+    // A link between two ToR switches, which routes over the spine do not need
     let mut shortcut = topology(&["a", "b", "spine"], &[&[0], &[1]], &[(0, 2), (1, 2), (0, 1)]);
     wrong(&shortcut, &[level(2, &[0, 1, 2, 0])]);
-    // Two alone are no loop; but which one is above?
+    // Two switches alone are no loop, but neither is above the other.
     let two = topology(&["a", "b"], &[&[0], &[1]], &[(0, 1)]);
     wrong(&two, &[Problem::Level { link: 0, layer: 1, cycle: None }]);
-    // It can be said.
+    // `layer` can order them.
     let mut said = two;
     said.switches[1].layer = Some(2);
     let plan = right(&said);
@@ -211,16 +217,16 @@ fn loops_are_named() {
     right(&shortcut);
 }
 
-/// Tops of racks below two spines, but one spine is far: routes would rather pass the rack between.
+/// ToR switches below two spines, of which one is far: the cheapest routes pass the rack between.
 #[test]
-fn routes_go_up_and_then_down() {
+fn routes_that_go_down_and_up_again_are_refused() {
     let mut topology =
         topology(&["a", "b", "c", "s", "t"], &[&[0], &[1], &[2]], &[(0, 3), (1, 3), (1, 4), (2, 4)]);
     let valley = Problem::Valley { from: 2, way: vec![2, 4, 1, 3], to: 0 };
     wrong(&topology, core::slice::from_ref(&valley));
     let (message, _) = valley.describe(&topology);
     assert_eq!(message, "a route from `h2` to `h0` goes down and up again: `c` - `t` - `b` - `s`");
-    // With a way over the top, all is well; unless it costs too much.
+    // With a path over the core, all routes are valid, unless that path costs too much.
     topology.switches.push(switch("core", 5));
     topology.links.extend([link(3, 5), link(4, 5)]);
     wrong(&topology, core::slice::from_ref(&valley));
@@ -231,7 +237,7 @@ fn routes_go_up_and_then_down() {
 }
 
 #[test]
-fn a_link_needs_a_representative_at_either_end() {
+fn switch_without_a_representative_is_refused() {
     let mut topology = topology(&["a", "b", "spine"], &[&[0], &[1]], &[(0, 2), (1, 2)]);
     for host in &mut topology.hosts {
         host.represents = false;
@@ -239,20 +245,20 @@ fn a_link_needs_a_representative_at_either_end() {
     topology.switches[0].representative = Some(0);
     wrong(&topology, &[Problem::NoRepresentative(1), Problem::NoRepresentative(2)]);
     let (message, _) = Problem::NoRepresentative(2).describe(&topology);
-    assert_eq!(message, "`spine` has no representative, and so its links have none: to `a`, `b`");
+    assert_eq!(message, "`spine` has no representative, so its links have none: to `a`, `b`");
     topology.hosts[1].represents = true;
     let plan = right(&topology);
     assert_eq!(plan.switches.iter().map(|switch| switch.representative).collect::<Vec<_>>(), [0, 1, 1]);
-    // One host for two switches: what it tells itself goes over the link.
+    // One host for two switches: what it sends to itself has to go over the link.
     assert_eq!(beacons(&plan, 2, Node::Switch(1)).detour, [ip(255, 2), ip(255, 1)]);
     assert_eq!(beacons(&plan, 2, Node::Switch(1)).address, ip(1, 1));
     assert_ne!(plan.switches[1].first_qp, plan.switches[2].first_qp);
     assert_ne!(plan.switches[1].registers.va, plan.switches[2].registers.va);
 }
 
-/// Two networks in one file are two plans, and no host stands for a switch of the other network.
+/// Two networks in one file make two plans, and no host represents a switch of the other network.
 #[test]
-fn a_representative_has_to_be_reached() {
+fn representative_must_be_connected_to_its_switch() {
     let mut apart = topology(&["t0", "s0", "t1", "s1"], &[&[0], &[0], &[2], &[2]], &[(0, 1), (2, 3)]);
     let plan = right(&apart);
     assert_eq!(plan.switches.iter().map(|switch| switch.representative).collect::<Vec<_>>(), [0, 1, 2, 3]);
@@ -261,7 +267,7 @@ fn a_representative_has_to_be_reached() {
     let disconnected = |switch, host| Problem::Disconnected { switch, host };
     wrong(&apart, &[disconnected(1, 2), disconnected(2, 1)]);
     let (message, _) = disconnected(1, 2).describe(&apart);
-    assert_eq!(message, "`h2` is to stand for `s0`, and no links lead from there to it");
+    assert_eq!(message, "`h2` is to represent `s0`, but no links connect the two");
     assert_eq!(disconnected(1, 2).about(), (About::Node(Node::Switch(1)), Some(About::Node(Node::Host(2)))));
     // A host at two switches sends through the first.
     for (first, second, [there, elsewhere]) in [(0, 2, [1, 3]), (2, 0, [3, 1])] {
@@ -278,9 +284,9 @@ fn a_representative_has_to_be_reached() {
 }
 
 #[test]
-fn a_switch_with_no_host_below() {
+fn switch_without_hosts_below_is_planned() {
     let mut topology = topology(&["a", "empty", "spine"], &[&[0]], &[(0, 2), (1, 2)]);
-    // Nothing says that it is a top of rack, so it looks like one of the core.
+    // Nothing marks it as a ToR switch, so it looks like a core switch.
     assert_eq!(right(&topology).switches[1].layer, 3);
     topology.switches[1].layer = Some(1);
     let plan = right(&topology);
@@ -293,15 +299,15 @@ fn a_switch_with_no_host_below() {
 }
 
 #[test]
-fn a_host_at_two_switches() {
+fn host_at_two_switches_is_planned() {
     let mut topology =
         topology(&["a", "b", "s", "t"], &[&[0], &[1], &[0, 1]], &[(0, 2), (0, 3), (1, 2), (1, 3)]);
     topology.switches[0].representative = Some(0);
     topology.switches[1].representative = Some(1);
     let plan = right(&topology);
-    // Either switch has another way to it, but a shorter one.
+    // Either switch has another path to it, but the direct one is shorter.
     let [(0, first), (1, second)] = &plan.hosts[2][..] else { panic!("{:?}", plan.hosts[2]) };
-    assert_eq!((first.crossing, first.next_hop), (Crossing::Always, mac(1, 0)), "at its own port");
+    assert_eq!((first.crossing, first.next_hop), (Crossing::Always, mac(1, 0)), "the switch at its own port");
     assert_eq!((second.crossing, second.next_hop), (Crossing::Always, mac(1, 1)));
     assert_eq!(beacons(&plan, 0, Node::Host(2)).crossing, Crossing::Always);
     // If the representative of both is at a spine, routes use both.
@@ -313,7 +319,7 @@ fn a_host_at_two_switches() {
 }
 
 #[test]
-fn what_is_there_twice() {
+fn duplicates_are_refused() {
     let mut twice = topology(&["a", "b", "spine"], &[&[0], &[1]], &[(0, 2), (1, 2), (2, 0)]);
     wrong(&twice, &[Problem::Parallel(0, 2)]);
     twice.links[2] = link(1, 1);
@@ -340,7 +346,7 @@ fn what_is_there_twice() {
 }
 
 #[test]
-fn what_a_detour_needs() {
+fn detour_requirements_are_checked() {
     let mut topology = testbed();
     topology.switches[4].tunnel = None;
     topology.switches[0].mac = None;
@@ -348,7 +354,7 @@ fn what_a_detour_needs() {
     assert!(problems.contains(&Problem::NoTunnel { switch: 4, near: Node::Switch(0), far: Node::Switch(4) }));
     assert!(problems.contains(&Problem::NoMac { switch: 0, host: 0 }));
     assert!(problems.iter().all(|problem| !problem.describe(&topology).0.is_empty()));
-    // The link between a and s costs more than the way around it.
+    // The link between a and s costs more than the path around it.
     let mut far = super::tests::topology(&["a", "b", "s"], &[&[0], &[1]], &[(0, 2), (1, 2), (0, 1)]);
     for (switch, layer) in far.switches.iter_mut().zip([1, 2, 3]) {
         switch.layer = Some(layer);
@@ -356,13 +362,13 @@ fn what_a_detour_needs() {
     far.links[0].cost = 5;
     let problems = plan(&far).unwrap_err();
     assert!(problems.contains(&Problem::NotDirect(0, 2)), "{problems:?}");
-    // As much is too much as well.
+    // Equal cost is not sufficient either.
     far.links[0].cost = 2;
     assert!(plan(&far).unwrap_err().contains(&Problem::NotDirect(0, 2)));
 }
 
 #[test]
-fn subnets() {
+fn neighbours_are_those_in_the_same_subnet() {
     let host = host(1, &[0]);
     for (prefix, other, neighbour) in
         [(16, ip(0, 700), true), (24, ip(0, 255), true), (24, ip(0, 256), false), (0, ip(9, 9), true)]
@@ -372,7 +378,8 @@ fn subnets() {
     assert!(!host.is_neighbour(IpAddr::from([0; 16])));
 }
 
-/// Switches that are joined at random, at random costs. The first `count - 1` links make it one network.
+/// Generates switches joined at random, with random costs. The first `count - 1` links make the network
+/// connected.
 fn any_network() -> impl Strategy<Value = (usize, Vec<Link>)> {
     let tree = |count: usize| (1..count).map(|n| (0..n, Just(n), 1u32..4)).collect::<Vec<_>>();
     let more = |count: usize| proptest::collection::vec((0..count, 0..count, 1u32..4), 0..6);
@@ -390,7 +397,7 @@ fn any_network() -> impl Strategy<Value = (usize, Vec<Link>)> {
     )
 }
 
-/// All ways between two switches that pass none twice, with their costs
+/// Returns all paths between two switches that visit none twice, with their costs.
 fn all_ways(links: &[Link], from: usize, to: usize) -> Vec<(u32, Vec<usize>)> {
     let mut open = vec![(0, vec![from])];
     let mut ways = Vec::new();
@@ -421,9 +428,9 @@ fn cheapest(links: &[Link], from: usize, to: usize) -> Vec<Vec<usize>> {
 }
 
 proptest! {
-    /// Against all ways there are
+    /// Compares with an enumeration of all paths.
     #[test]
-    fn routes_are_the_shortest_ways((count, links) in any_network(), from in 0usize..6, to in 0usize..6) {
+    fn routes_are_the_shortest_paths((count, links) in any_network(), from in 0usize..6, to in 0usize..6) {
         let (from, to) = (from % count, to % count);
         let names = ["s"; 6];
         let mut network = topology(&names[..count], &[&[to]], &[]);
@@ -445,9 +452,9 @@ proptest! {
     }
 }
 
-/// A fat tree of switches with `k` ports each (1,024 hosts for 16): planned in no time that anybody would notice.
+/// A fat tree of switches with `k` ports each (1,024 hosts for 16).
 #[test]
-fn a_fat_tree() {
+fn fat_tree_of_1024_hosts_is_planned() {
     let k = 16;
     let half = k / 2;
     let tor = |pod: usize, n: usize| pod * k + n;
@@ -474,7 +481,7 @@ fn a_fat_tree() {
     let mut layers = [0; 4];
     plan.switches.iter().for_each(|switch| layers[switch.layer as usize] += 1);
     assert_eq!(layers, [0, 128, 128, 64]);
-    // Nobody stands for two while others nearby stand for none.
+    // No host represents two switches while hosts nearby represent none.
     let busy: BTreeSet<_> = plan.switches.iter().map(|switch| switch.representative).collect();
     assert_eq!(busy.len(), 320);
 }

@@ -177,7 +177,7 @@ fn what_is_wrong_with_the_whole() {
         "neither of `tor2` and `tor1` is above the other",
         "layer 1",
     );
-    let no_representative = "`tor2` has no representative, and so its links have none: to `spine`";
+    let no_representative = "`tor2` has no representative, so its links have none: to `spine`";
     let forbidden = right().replace("mac = \"02:00:00:00", "represents = false\nmac = \"02:00:00:00");
     let found = read(&forbidden).unwrap_err();
     assert!(
