@@ -1,4 +1,4 @@
-//! The application's side: the handle of a process that runs in threads of its own (1Pipe, Table 1 and section 6.1).
+//! The application's interface to a process that runs in threads of its own (1Pipe, Table 1 and section 6.1).
 
 mod control;
 
@@ -20,61 +20,62 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// Events that wait for the application at most; what is more waits with the process, and counts there as not settled
+/// Maximum number of events waiting for the application; further ones stay with the process, and count there
+/// as not settled
 const EVENTS: usize = 4096;
-/// Things that the control thread is asked at once at most; it looks every millisecond
+/// Maximum number of requests waiting for the control thread, which polls every millisecond
 const ASKS: usize = 1024;
-/// Who waits for a message looks so often before it lets others have the CPU, and so often before it sleeps
+/// Number of polls after which a thread that waits for a message yields the CPU, and after which it sleeps
 const SPINS: u32 = 256;
 const YIELDS: u32 = 1024;
-/// For so long
+/// Duration of each sleep
 const NAP: Duration = Duration::from_micros(50);
 
-/// Why an endpoint did not start.
+/// Reason why an endpoint did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
-    /// DPDK, or the port
+    /// DPDK or the port failed to start
     #[error("{what}; {remedy}")]
     Dataplane {
         /// What is wrong
         what: String,
         /// What to do about it
         remedy: String,
-        /// What DPDK logged meanwhile
+        /// DPDK's log output
         log: String,
     },
-    /// The process cannot be
-    #[error("the process cannot be: {0}")]
+    /// The process's configuration is invalid
+    #[error("invalid process configuration: {0}")]
     Process(#[from] ConfigError),
-    /// A process has one port and one polling thread
-    #[error("a process has one port and one worker, not {ports} and {workers}")]
+    /// The configuration does not have exactly one port and one worker
+    #[error("{ports} ports and {workers} workers are configured; a process needs exactly one of each")]
     Shape {
-        /// Ports of the configuration
+        /// Number of configured ports
         ports: usize,
-        /// Its workers
+        /// Number of configured workers
         workers: usize,
     },
-    /// The control thread did not start, or ended at once
-    #[error("the control thread: {0}")]
+    /// The control thread did not start, or panicked
+    #[error("the control thread failed: {0}; see the log")]
     Thread(String),
 }
 
-/// A message that failed (Table 1, what `onepipe_send_fail_callback` is called with).
+/// A message that failed (1Pipe, Table 1: argument of the `onepipe_send_fail_callback` callback).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failed {
-    /// The scattering that it was part of
+    /// Scattering of the message
     pub scattering: Scattering,
-    /// The scattering's timestamp, if it got one
+    /// Timestamp of the scattering, if it has been stamped
     pub timestamp: Option<Timestamp>,
-    /// The receiver
+    /// Receiver of the message
     pub dst: ProcessId,
-    /// Which one it was in the call
+    /// Index of the message in the call
     pub part: u32,
-    /// Why
+    /// Reason
     pub why: Failure,
 }
 
-/// The threads of an endpoint, and what everybody may ask of it.
+/// Threads of an endpoint, and the state that all handles share.
 struct Running {
     shared: Arc<Shared>,
     counters: Arc<Counters>,
@@ -85,17 +86,18 @@ struct Running {
 }
 
 impl Running {
-    /// Leaves, and waits until it has, whoever else does.
+    /// Leaves, and waits until the process has left, whichever thread initiated that.
     fn end(&self) {
         self.shared.ended.store(true, Ordering::Relaxed);
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {
-            // Where the queue is full, the thread takes from it; where the thread is gone, nobody has to be asked.
+            // If the queue is full, the control thread empties it; if the thread has ended, no request is
+            // needed.
             _ = self.asks.send(Ask::Leave);
-            // A panic there was printed, and cannot be made good here.
+            // A panic there was printed, and cannot be handled here.
             drop(thread.join());
         }
-        // One that never had a thread ends with this.
+        // For an endpoint without a thread, which ends here.
         self.shared.gone.store(true, Ordering::Release);
     }
 }
@@ -106,63 +108,67 @@ impl Drop for Running {
     }
 }
 
-/// What any thread may ask of an endpoint. Cheap to clone; the endpoint runs as long as a handle, a sender or a receiver of it is
-/// there, or until [`exit`](Self::exit).
+/// Handle of an endpoint, for any thread. Cheap to clone. The endpoint runs as long as a handle, sender or
+/// receiver of it exists, or until [`exit`](Self::exit).
 #[derive(Clone)]
 pub struct Handle(Arc<Running>);
 
 impl Handle {
-    /// 1Pipe's clock (Table 1, `onepipe_get_timestamp`), as the polling thread told it last, a beacon interval ago at most. Never goes
-    /// back. It is past every message that was received, and whatever is sent afterwards has a later timestamp, or the same.
+    /// Returns 1Pipe's time (1Pipe, Table 1, `onepipe_get_timestamp`) as last published by the polling
+    /// thread, at most a beacon interval ago. It never goes back. It is later than every message received,
+    /// and every message sent afterwards has the same or a later timestamp.
     pub fn timestamp(&self) -> Timestamp {
         Timestamp::new(self.0.shared.clock.load(Ordering::Acquire))
     }
 
-    /// The best-effort and the commit barrier of its link, as far as they are known.
+    /// Returns the best-effort and the commit barrier of the process's link, if they are known.
     pub fn barriers(&self) -> (Option<Timestamp>, Option<Timestamp>) {
         let shared = &self.0.shared;
         let shown = |barrier: u64| (barrier != Shared::NONE).then(|| Timestamp::new(barrier));
         (shown(shared.barrier.load(Ordering::Relaxed)), shown(shared.commit.load(Ordering::Relaxed)))
     }
 
-    /// What the process has counted so far, and goes on to count
+    /// Returns the process's counters, which stay up to date.
     pub fn counters(&self) -> &Counters {
         &self.0.counters
     }
 
-    /// Its number
+    /// Returns the number of this process.
     pub fn id(&self) -> ProcessId {
         self.0.own
     }
 
-    /// Its peers, in the order of the configuration
+    /// Returns the peers, in the order of the configuration.
     pub fn peers(&self) -> &[ProcessId] {
         &self.0.peers
     }
 
-    /// Says whether a process is there, as the control plane knows. From now on nothing is taken for one that is not, and what is
-    /// under way to it fails within milliseconds. False if it is not in the table, or if this endpoint has ended.
+    /// Sets whether a process is alive, as the control plane has determined. From now on messages to a dead
+    /// process are refused; those in flight to it fail within milliseconds. Returns false if the process is
+    /// not in the table of peers, or if this endpoint has ended.
     pub fn set_alive(&self, id: ProcessId, alive: bool) -> bool {
         let Some(place) = self.0.peers.iter().position(|peer| *peer == id) else { return false };
         self.0.shared.dead[place].store(!alive, Ordering::Relaxed);
         self.0.asks.send(Ask::Alive(id, alive)).is_ok()
     }
 
-    /// Whether its threads run, and it has not been told to leave.
+    /// Returns whether the endpoint's threads run, and it has not been requested to leave.
     pub fn is_running(&self) -> bool {
         !self.0.shared.ended.load(Ordering::Relaxed)
     }
 
-    /// Whether it has left, or its threads have ended: what was delivered until then is there, and nothing more will come. While it
-    /// leaves, something may. (Of one [without threads](Endpoint::without_threads) it says that this end is gone.)
+    /// Returns whether the process has left, or its threads have ended: messages delivered before can still
+    /// be received, and no more will be delivered. While the process leaves, some may. (For an endpoint
+    /// [without threads](Endpoint::without_threads), returns whether the application's side has ended.)
     pub fn has_ended(&self) -> bool {
         self.0.shared.gone.load(Ordering::Acquire)
     }
 
-    /// Leaves (Table 1, `onepipe_exit`): what was sent is given some time-outs to be acknowledged, then beacons say that nobody has
-    /// to wait for this process, then its threads end. Returns when they have. The same happens when everything of the
-    /// endpoint is dropped. What was delivered and what failed until then can still be received and is called back; what another
-    /// thread sends meanwhile may be lost without a word.
+    /// Leaves (1Pipe, Table 1, `onepipe_exit`): waits some time-outs for messages to be acknowledged; then
+    /// beacons announce that nothing follows, so that no receiver waits for this process; then its threads
+    /// end. Returns when they have. Dropping all handles, senders and receivers of the endpoint does the
+    /// same. Messages delivered, and failures, before that can still be received and are called back;
+    /// messages that another thread sends meanwhile may be lost without an event.
     pub fn exit(&self) {
         self.0.end();
     }
@@ -174,25 +180,26 @@ impl fmt::Debug for Handle {
     }
 }
 
-/// The half of an endpoint that sends.
+/// Sending half of an endpoint.
 pub struct Sender {
     ring: Writer<0>,
     limits: Limits,
-    /// Scatterings that were taken
+    /// Number of scatterings accepted
     given: u64,
-    /// Memory for a record that is passed on as a vector
+    /// Buffer for records that are passed on as a vector
     long: Vec<u8>,
     handle: Handle,
 }
 
 impl Sender {
-    /// Sends messages to any processes, itself included, all at one time (Table 1, `onepipe_unreliable_send`). Several may go to one
-    /// process, and arrive in their order, all or none. The bytes are copied; nothing is waited for. See
+    /// Sends messages to any processes, this one included, as one scattering with one timestamp (1Pipe, Table
+    /// 1, `onepipe_unreliable_send`). Several messages for one process arrive in their order, all or none.
+    /// The bytes are copied; the call does not block. See
     /// [`Process::unreliable_send`](representative::Process::unreliable_send).
     ///
-    /// # Errors
-    /// Nothing of it is sent. [`SendError::Full`] goes away by itself, as long as the application receives; others do not. A
-    /// receiver that fails before the polling thread has looked fails all of the scattering as [`Failure::Dead`].
+    /// # Errors Nothing of the scattering is sent. [`SendError::Full`] is temporary, as long as the
+    /// application receives; the others are not. If a receiver is set dead before the polling thread has read
+    /// the scattering, all of it fails as [`Failure::Dead`].
     pub fn unreliable_send(&mut self, messages: &[(ProcessId, &[u8])]) -> Result<Scattering, SendError> {
         let shared = &self.handle.0.shared;
         if shared.ended.load(Ordering::Relaxed) {
@@ -216,16 +223,16 @@ impl Sender {
         Ok(Scattering(self.given - 1))
     }
 
-    /// What any thread may ask
+    /// Returns the handle.
     pub const fn handle(&self) -> &Handle {
         &self.handle
     }
 }
 
-/// What is called of messages that failed
+/// Callback for messages that failed
 type FailCallback = Box<dyn FnMut(Failed) + Send>;
 
-/// The half of an endpoint that receives messages and events.
+/// Receiving half of an endpoint, for messages and events.
 pub struct Receiver {
     ring: Reader<ORIGIN>,
     events: Consumer<Event>,
@@ -234,8 +241,8 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// The next message in the order of timestamp and sender (Table 1, `onepipe_unreliable_recv`), if one is there. Calls back of what
-    /// has failed.
+    /// Returns the next message in the order of timestamp and sender, if there is one (1Pipe, Table 1,
+    /// `onepipe_unreliable_recv`). Calls the callback for messages that have failed.
     pub fn unreliable_recv(&mut self) -> Option<Message> {
         self.call_back();
         let mut message = None;
@@ -247,7 +254,8 @@ impl Receiver {
         message
     }
 
-    /// The same, which shows the message where it lies and copies nothing. What `read` says of it; `None` if there is none.
+    /// Passes the next message to `read` without copying it, and returns the result of `read`; `None` if
+    /// there is no message. Calls the callback for messages that have failed.
     pub fn unreliable_recv_with<R>(
         &mut self,
         read: impl FnOnce(Timestamp, ProcessId, &[u8]) -> R,
@@ -262,12 +270,12 @@ impl Receiver {
         result
     }
 
-    /// The next message, which is waited for, if none is there, for so long, and no longer than until the endpoint [has
-    /// ended](Handle::has_ended). Calls back of what fails meanwhile.
+    /// Returns the next message. Waits for at most `timeout`, or until the endpoint [has
+    /// ended](Handle::has_ended). Calls the callback for messages that fail meanwhile.
     pub fn recv_timeout(&mut self, timeout: Duration) -> Option<Message> {
         let mut began = None;
         for looks in 0u32.. {
-            // Asked before: what was delivered until it ended is still taken.
+            // Read before the ring is polled: messages delivered before the end are still received.
             let has_ended = self.handle.has_ended();
             if let Some(message) = self.unreliable_recv() {
                 return Some(message);
@@ -288,14 +296,15 @@ impl Receiver {
         None
     }
 
-    /// Has `callback` called of each message that fails (Table 1, `onepipe_send_fail_callback`), in the thread that receives or
-    /// [polls events](Self::poll_event), and while it does. It takes the place of the one before.
+    /// Sets the callback for messages that fail (1Pipe, Table 1, `onepipe_send_fail_callback`), replacing an
+    /// earlier one. It is called in the thread that receives or [polls events](Self::poll_event), during that
+    /// call.
     pub fn send_fail_callback(&mut self, callback: impl FnMut(Failed) + Send + 'static) {
         self.callback = Some(Box::new(callback));
     }
 
-    /// The next event: messages that failed, unless there is a callback, which is called; and scatterings that are settled, if
-    /// [the configuration](crate::Settings::tell_settled) asks for those.
+    /// Returns the next event: messages that failed, unless there is a callback, which is called for them;
+    /// and scatterings that are settled, if [configured](crate::Settings::tell_settled).
     pub fn poll_event(&mut self) -> Option<Event> {
         loop {
             match (self.events.pop().ok()?, &mut self.callback) {
@@ -307,7 +316,8 @@ impl Receiver {
         }
     }
 
-    /// Calls back of what has failed; other events stay where they are.
+    /// Calls the callback for messages that have failed, up to the next event of another kind, which stays in
+    /// the queue.
     fn call_back(&mut self) {
         let Some(callback) = &mut self.callback else { return };
         while let Ok(&Event::SendFailed { scattering, timestamp, dst, part, why }) = self.events.peek() {
@@ -316,7 +326,7 @@ impl Receiver {
         }
     }
 
-    /// What any thread may ask
+    /// Returns the handle.
     pub const fn handle(&self) -> &Handle {
         &self.handle
     }
@@ -330,7 +340,7 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// The application's ends of its rings, and what it reads of the process
+/// The application's ends of its rings, and the state shared with the process
 struct Near {
     shared: Arc<Shared>,
     sends: Writer<0>,
@@ -338,7 +348,7 @@ struct Near {
     events: Consumer<Event>,
 }
 
-/// Both ends of an endpoint's rings.
+/// Creates the rings of an endpoint, and returns both ends.
 fn ends(config: &process::Config) -> (Near, Rings) {
     let (sends, to_process) = ring();
     let (from_process, deliveries) = ring();
@@ -347,14 +357,17 @@ fn ends(config: &process::Config) -> (Near, Rings) {
     (Near { shared, sends, deliveries, events }, (to_process, from_process, to_events))
 }
 
-/// A process of 1Pipe: both halves. See the [crate's page](crate).
+/// Process of 1Pipe: both halves of an endpoint. See the [crate](crate).
 pub struct Endpoint {
     sender: Sender,
     receiver: Receiver,
 }
 
 impl Endpoint {
-    /// Starts DPDK, the process's port, its polling thread and its control thread (Table 1, `onepipe_init`). Once in a program.
+    /// Starts DPDK, the process's port, its polling thread and its control thread (1Pipe, Table 1,
+    /// `onepipe_init`). Works once per program.
+    ///
+    /// # Errors The configuration is invalid, or DPDK, the port or the control thread did not start.
     pub fn init(config: Config) -> Result<Self, InitError> {
         let (ports, workers) = (config.runtime.ports.len(), config.runtime.workers.cpus.len());
         if (ports, workers) != (1, 1) {
@@ -368,8 +381,9 @@ impl Endpoint {
         Ok(Self::new(near, &settings.process, counters, asks, Some(thread)))
     }
 
-    /// An endpoint without threads: whoever has the other half runs it, as a switch function on port 0. For programs that are
-    /// measured or simulated; what is asked of its handle beyond what is shared, nobody hears.
+    /// Creates an endpoint without threads, and the switch function that runs its process on port 0. For
+    /// measurements and simulations. [`Handle::exit`] and [`Handle::set_alive`] do not reach the process,
+    /// because there is no control thread.
     pub fn without_threads(
         config: &process::Config,
         tell_settled: bool,
@@ -400,12 +414,12 @@ impl Endpoint {
         Self { sender, receiver }
     }
 
-    /// Both halves, for two threads.
+    /// Returns both halves, for two threads.
     pub fn split(self) -> (Sender, Receiver) {
         (self.sender, self.receiver)
     }
 
-    /// What any thread may ask
+    /// Returns the handle.
     pub const fn handle(&self) -> &Handle {
         self.sender.handle()
     }
@@ -432,8 +446,7 @@ impl Endpoint {
 
     /// See [`Sender::unreliable_send`].
     ///
-    /// # Errors
-    /// Nothing of it is sent.
+    /// # Errors Nothing of the scattering is sent.
     pub fn unreliable_send(&mut self, messages: &[(ProcessId, &[u8])]) -> Result<Scattering, SendError> {
         self.sender.unreliable_send(messages)
     }
@@ -466,7 +479,7 @@ impl Endpoint {
         self.receiver.poll_event()
     }
 
-    /// See [`Handle::exit`]. Calls back of what has failed by then.
+    /// Leaves; see [`Handle::exit`]. Then calls the callback for messages that have failed until then.
     pub fn exit(mut self) {
         self.handle().exit();
         while self.receiver.poll_event().is_some() {}

@@ -1,5 +1,5 @@
-//! The control thread: it brings DPDK up and takes it down, gives the polling thread the machine's clock, answers who asks for
-//! the address, and passes on what the application asks.
+//! Control thread: starts and stops DPDK, passes the machine's clock to the polling thread, answers ARP and
+//! neighbour discovery, and passes on the application's requests.
 
 use super::InitError;
 use crate::config::{Clock, Config};
@@ -18,13 +18,14 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use switch::{Frame as _, Nanos, PortId};
 
-/// How often the polling thread is told what time it is. Between two times it goes by the time stamp counter, which is off by
-/// microseconds after so long at most
+/// Interval at which the polling thread gets the machine's clock. In between, it extrapolates by the time
+/// stamp counter, which is off by microseconds at most after this time
 const CLOCK_EVERY: Duration = Duration::from_millis(10);
-/// How long a polling thread may take to leave that was told to; it waits for some time-outs of messages
+/// Maximum time that a polling thread may take to leave, which includes waiting for some time-outs of
+/// messages
 const LEAVING_MAY_TAKE: Duration = Duration::from_secs(10);
 
-/// What the application asks for.
+/// Request of the application.
 pub(super) enum Ask {
     Alive(ProcessId, bool),
     Leave,
@@ -34,11 +35,11 @@ struct Plane {
     clock: Clock,
     began: Instant,
     clock_told: Option<Instant>,
-    /// Who answers ARP and neighbour discovery, and refuses to connect
+    /// Answers ARP and neighbour discovery, and rejects connection requests
     neighbours: rnic::Endpoint,
     frame: Vec<u8>,
     asked: Receiver<Ask>,
-    /// What the polling thread's queue had no room for
+    /// Commands for which the polling thread's queue had no room
     commands: VecDeque<Command>,
     leaves_since: Option<Instant>,
     gone: bool,
@@ -64,7 +65,7 @@ impl Control<Host> for Plane {
         let now = self.nanos();
         self.neighbours.on_frame(frame.bytes(), now);
         while self.neighbours.poll_transmit(now, &mut self.frame) {
-            // What finds no room is lost, as on a wire: whoever waits for it asks again.
+            // A frame without room is lost, as in a network: the peer retries.
             if let Ok(frame) = out.make(&self.frame) {
                 drop(out.send(0, frame, port));
             }
@@ -88,7 +89,7 @@ impl Control<Host> for Plane {
             if self.neighbours.next_timer().is_some_and(|at| at <= nanos) {
                 self.neighbours.on_timer(nanos);
             }
-            // What the queue has no room for is told the next time.
+            // If the queue has no room, the clock is sent the next time.
             _ = out.command(0, Command::Clock(self.clock.now()));
         }
         while let Some(command) = self.commands.pop_front() {
@@ -104,7 +105,8 @@ impl Control<Host> for Plane {
     fn on_link(&mut self, _port: &PortInfo, _up: bool) {}
 }
 
-/// Starts the control thread, and with it everything; returns when the polling thread is about to.
+/// Starts the control thread, which starts everything else. Returns when the polling thread is about to
+/// start.
 pub(super) fn start(
     config: Config,
     rings: Rings,
@@ -113,7 +115,7 @@ pub(super) fn start(
 ) -> Result<(JoinHandle<()>, Arc<Counters>), InitError> {
     let (tell, told) = crossbeam_channel::bounded(1);
     let run = move || {
-        // However it ends, the application learns that it has.
+        // Tells the application that the thread has ended, for whatever reason.
         let _ended = Ended(Arc::clone(&shared));
         match begin(config, rings, shared, asked) {
             Ok((mut runtime, host, mut plane, counters)) => {
@@ -134,7 +136,7 @@ pub(super) fn start(
         }
         Err(_) => {
             drop(thread.join());
-            Err(InitError::Thread("it has panicked".into()))
+            Err(InitError::Thread("it panicked".into()))
         }
     }
 }
@@ -148,7 +150,7 @@ impl Drop for Ended {
     }
 }
 
-/// Everything that is to run
+/// Everything that the control thread runs
 type Begun = (Runtime, Host, Plane, Arc<Counters>);
 
 fn begin(
@@ -158,7 +160,7 @@ fn begin(
     asked: Receiver<Ask>,
 ) -> Result<Begun, InitError> {
     let Config { runtime, process: settings } = config;
-    // What can be known to be wrong is known before DPDK is started, which can be done once.
+    // Validates the process's configuration before DPDK, which can be started only once.
     Process::new(settings.process([0; 6]))?;
     let runtime = Runtime::start(runtime).map_err(|error| InitError::Dataplane {
         what: error.what,
@@ -179,7 +181,7 @@ fn begin(
         neighbours: Vec::new(),
     };
     let mut process = Process::new(config)?;
-    // Before the polling thread's first turn, too: what `timestamp` tells never goes back.
+    // Published before the polling thread's first turn, so that `timestamp` never goes back.
     shared.clock.store(process.timestamp(Nanos::ZERO).nanos(), Ordering::Release);
     let counters = process.counters();
     let host = Host::new(process, settings.tell_settled, rings, shared);
