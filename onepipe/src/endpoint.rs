@@ -197,7 +197,8 @@ impl Sender {
     /// The bytes are copied; the call does not block. See
     /// [`Process::unreliable_send`](representative::Process::unreliable_send).
     ///
-    /// # Errors Nothing of the scattering is sent. [`SendError::Full`] is temporary, as long as the
+    /// # Errors
+    /// Nothing of the scattering is sent. [`SendError::Full`] is temporary, as long as the
     /// application receives; the others are not. If a receiver is set dead before the polling thread has read
     /// the scattering, all of it fails as [`Failure::Dead`].
     pub fn unreliable_send(&mut self, messages: &[(ProcessId, &[u8])]) -> Result<Scattering, SendError> {
@@ -367,7 +368,8 @@ impl Endpoint {
     /// Starts DPDK, the process's port, its polling thread and its control thread (1Pipe, Table 1,
     /// `onepipe_init`). Works once per program.
     ///
-    /// # Errors The configuration is invalid, or DPDK, the port or the control thread did not start.
+    /// # Errors
+    /// The configuration is invalid, or DPDK, the port or the control thread did not start.
     pub fn init(config: Config) -> Result<Self, InitError> {
         let (ports, workers) = (config.runtime.ports.len(), config.runtime.workers.cpus.len());
         if (ports, workers) != (1, 1) {
@@ -446,7 +448,8 @@ impl Endpoint {
 
     /// See [`Sender::unreliable_send`].
     ///
-    /// # Errors Nothing of the scattering is sent.
+    /// # Errors
+    /// Nothing of the scattering is sent.
     pub fn unreliable_send(&mut self, messages: &[(ProcessId, &[u8])]) -> Result<Scattering, SendError> {
         self.sender.unreliable_send(messages)
     }

@@ -30,7 +30,8 @@ const HEADERS: [u16; 2] = [20 + 8 + 12 + 8 + 4, 40 + 8 + 12 + 8 + 4];
 
 /// Reads and validates a configuration file.
 ///
-/// # Errors All problems of the file.
+/// # Errors
+/// All problems of the file.
 pub fn load(path: &Path) -> Result<Config, Report> {
     let text = file::text_of(path)?;
     let folder = path.parent().unwrap_or(Path::new(""));
