@@ -4,7 +4,7 @@
 //! Each input link has two registers, one for the best-effort and one for the commit barrier. Each of the two
 //! outputs is the minimum over the links that are live for it (equation 4.1). An output never goes back:
 //!
-//! * A register never goes back: an update below the register is reported as [`Heard::Stale`] and otherwise
+//! * A register never goes back: an update below the register is reported as [`UpdateResult::Stale`] and otherwise
 //!   ignored.
 //! * A link that is removed takes its register with it, which lets the minimum rise.
 //! * A link that is added, or returns, gets a register that equals the output at least, whatever barrier it
@@ -48,11 +48,11 @@ pub struct Limits {
 
 /// Result of a link's barrier update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum UpdateResult {
     /// The link's best-effort register rose.
     Raised,
     /// The barrier equals the link's register: the link is alive, and itself waits for other links.
-    Same,
+    Unchanged,
     /// The link had been removed, and takes part again.
     Joined,
     /// The link takes part again, but has still not caught up with the output.
@@ -62,7 +62,7 @@ pub enum Heard {
     /// The link had been removed, and is too far behind to be waited for.
     TooFarBehind,
     /// The update carried no best-effort barrier: the neighbour is alive, and has no barrier yet.
-    Nothing,
+    NoBarrier,
 }
 
 /// Registers and output of one of the two services.
@@ -79,10 +79,10 @@ struct Plane {
 impl Plane {
     /// Returns a plane in which all links take part, and none has carried a barrier.
     fn new(inputs: usize) -> Self {
-        let places = inputs.next_power_of_two().max(2);
-        let mut plane = Self { tree: vec![ABSENT; 2 * places].into(), output: AWAITED, live: inputs };
+        let leaves = inputs.next_power_of_two().max(2);
+        let mut plane = Self { tree: vec![ABSENT; 2 * leaves].into(), output: AWAITED, live: inputs };
         for input in 0..inputs {
-            plane.play(input, AWAITED);
+            plane.set_register(input, AWAITED);
         }
         plane
     }
@@ -94,17 +94,17 @@ impl Plane {
 
     /// Sets a link's register. Returns whether the minimum changed.
     #[inline]
-    fn play(&mut self, input: usize, value: u64) -> bool {
-        let mut at = self.tree.len() / 2 + input;
+    fn set_register(&mut self, input: usize, value: u64) -> bool {
+        let mut node = self.tree.len() / 2 + input;
         let mut winner = value;
-        self.tree[at] = value;
-        while at > 1 {
-            winner = winner.min(self.tree[at ^ 1]);
-            at /= 2;
-            if self.tree[at] == winner {
+        self.tree[node] = value;
+        while node > 1 {
+            winner = winner.min(self.tree[node ^ 1]);
+            node /= 2;
+            if self.tree[node] == winner {
                 return false;
             }
-            self.tree[at] = winner;
+            self.tree[node] = winner;
         }
         true
     }
@@ -112,8 +112,8 @@ impl Plane {
     /// Raises a link's register, or lets the link take part from now on; raises the output if the minimum
     /// rose.
     #[inline]
-    fn set(&mut self, input: usize, value: u64) {
-        if self.play(input, value) && self.tree[1] != ABSENT {
+    fn raise(&mut self, input: usize, value: u64) {
+        if self.set_register(input, value) && self.tree[1] != ABSENT {
             self.output = self.output.max(self.tree[1]);
         }
     }
@@ -123,14 +123,14 @@ impl Plane {
             return false;
         }
         self.live -= 1;
-        self.set(input, ABSENT);
+        self.raise(input, ABSENT);
         true
     }
 
     /// Adds a register for a link that has none, not below the output.
     fn add(&mut self, input: usize, value: u64) {
         self.live += 1;
-        self.set(input, value.max(self.output));
+        self.raise(input, value.max(self.output));
     }
 
     /// Returns a link that holds the output, if any link takes part.
@@ -138,15 +138,15 @@ impl Plane {
         if self.tree[1] == ABSENT {
             return None;
         }
-        let mut at = 1;
-        while at < self.tree.len() / 2 {
-            at *= 2;
-            at += usize::from(self.tree[at] != self.tree[at / 2]);
+        let mut node = 1;
+        while node < self.tree.len() / 2 {
+            node *= 2;
+            node += usize::from(self.tree[node] != self.tree[node / 2]);
         }
-        Some(at - self.tree.len() / 2)
+        Some(node - self.tree.len() / 2)
     }
 
-    fn shown(&self) -> Option<Timestamp> {
+    fn output_timestamp(&self) -> Option<Timestamp> {
         (self.output != AWAITED).then(|| Timestamp::new(self.output))
     }
 }
@@ -154,16 +154,16 @@ impl Plane {
 /// State of a link beside its registers.
 #[derive(Clone, Copy, Debug)]
 struct Link {
-    /// Tick of the last update that raised or confirmed the link's register; [`KEPT`] if the link never
+    /// Tick of the last update that raised or confirmed the link's register; [`NEVER_EXPIRES`] if the link never
     /// expires
-    heard: u64,
+    updated_at: u64,
     /// Barrier that the link last carried, if it takes part again and that barrier is below its register; 0
     /// otherwise
     behind_at: u64,
 }
 
-/// Value of [`Link::heard`] for a link that does not expire
-const KEPT: u64 = u64::MAX;
+/// Value of [`Link::updated_at`] for a link that does not expire
+const NEVER_EXPIRES: u64 = u64::MAX;
 
 /// Barrier of a node of the routing graph.
 ///
@@ -190,7 +190,7 @@ impl Barrier {
         Self {
             best_effort: Plane::new(inputs),
             commit: Plane::new(inputs),
-            links: vec![Link { heard: 0, behind_at: 0 }; inputs].into(),
+            links: vec![Link { updated_at: 0, behind_at: 0 }; inputs].into(),
             limits,
             latest: 0,
             ticks: 0,
@@ -208,13 +208,13 @@ impl Barrier {
     /// have carried a barrier.
     #[inline]
     pub fn best_effort(&self) -> Option<Timestamp> {
-        self.best_effort.shown()
+        self.best_effort.output_timestamp()
     }
 
     /// Returns the commit barrier: all timestamps up to it are committed.
     #[inline]
     pub fn commit(&self) -> Option<Timestamp> {
-        self.commit.shown()
+        self.commit.output_timestamp()
     }
 
     /// Returns the best-effort barrier, unwrapped: the low 48 bits are the timestamp; 0 if there is no
@@ -237,13 +237,13 @@ impl Barrier {
     /// Returns a link's register, unwrapped as [`position`](Self::position) is, and the barrier that the link
     /// last carried, which is lower if the link takes part again and has not caught up. 0 if it has carried
     /// no barrier yet; `None` if the link takes no part in the best-effort barrier.
-    pub fn standing(&self, input: usize) -> Option<(u64, u64)> {
+    pub fn input_state(&self, input: usize) -> Option<(u64, u64)> {
         let register = self.best_effort.register(input);
-        let said = match self.links[input].behind_at {
+        let carried = match self.links[input].behind_at {
             0 => register,
             behind => behind,
         };
-        (register != ABSENT).then_some((register, said))
+        (register != ABSENT).then_some((register, carried))
     }
 
     /// Returns the commit barrier, unwrapped as [`position`](Self::position) is; 0 if there is none.
@@ -273,7 +273,12 @@ impl Barrier {
     /// all timestamps up to `commit` are committed.
     #[allow(clippy::inline_always, reason = "the most frequent update takes a few comparisons")]
     #[inline(always)]
-    pub fn update(&mut self, input: usize, barrier: Option<Timestamp>, commit: Option<Timestamp>) -> Heard {
+    pub fn update(
+        &mut self,
+        input: usize,
+        barrier: Option<Timestamp>,
+        commit: Option<Timestamp>,
+    ) -> UpdateResult {
         if let Some(commit) = commit {
             self.update_commit(input, commit);
         }
@@ -284,17 +289,17 @@ impl Barrier {
             if register < value && register != ABSENT {
                 let link = &mut self.links[input];
                 link.behind_at = 0;
-                link.heard = if link.heard == KEPT { KEPT } else { self.ticks };
+                link.updated_at = if link.updated_at == NEVER_EXPIRES { NEVER_EXPIRES } else { self.ticks };
                 self.latest = self.latest.max(value);
-                self.best_effort.set(input, value);
+                self.best_effort.raise(input, value);
                 #[cfg(debug_assertions)]
                 if self.bug == Some(crate::Bug::LastLink) {
                     self.best_effort.output = self.best_effort.output.max(value);
                 }
-                return Heard::Raised;
+                return UpdateResult::Raised;
             }
         }
-        self.hear_again(input, register, barrier)
+        self.update_not_raising(input, register, barrier)
     }
 
     #[inline(never)]
@@ -303,18 +308,23 @@ impl Barrier {
         // A link that was removed from the commit barrier does not rejoin it by an update: see `add_commit`.
         if register < value && register != ABSENT {
             self.latest = self.latest.max(value);
-            self.commit.set(input, value);
+            self.commit.raise(input, value);
         }
     }
 
     /// Handles an update of a link that takes no part, or that does not raise its register.
     #[inline(never)]
-    fn hear_again(&mut self, input: usize, register: u64, barrier: Option<Timestamp>) -> Heard {
+    fn update_not_raising(
+        &mut self,
+        input: usize,
+        register: u64,
+        barrier: Option<Timestamp>,
+    ) -> UpdateResult {
         let Some(barrier) = barrier else {
             if register != ABSENT {
-                self.hear(input);
+                self.touch(input);
             }
-            return Heard::Nothing;
+            return UpdateResult::NoBarrier;
         };
         let value = self.unwrap(barrier);
         if register == ABSENT {
@@ -323,44 +333,44 @@ impl Barrier {
         let behind_at = &mut self.links[input].behind_at;
         if value < register {
             if *behind_at == 0 || value < *behind_at {
-                return Heard::Stale;
+                return UpdateResult::Stale;
             }
             *behind_at = value;
-            self.hear(input);
-            return Heard::Behind;
+            self.touch(input);
+            return UpdateResult::Behind;
         }
         *behind_at = 0;
-        self.hear(input);
-        Heard::Same
+        self.touch(input);
+        UpdateResult::Unchanged
     }
 
     #[inline]
-    fn hear(&mut self, input: usize) {
+    fn touch(&mut self, input: usize) {
         let link = &mut self.links[input];
-        if link.heard != KEPT {
-            link.heard = self.ticks;
+        if link.updated_at != NEVER_EXPIRES {
+            link.updated_at = self.ticks;
         }
     }
 
     #[cold]
-    fn join(&mut self, input: usize, value: u64) -> Heard {
+    fn join(&mut self, input: usize, value: u64) -> UpdateResult {
         #[cfg(debug_assertions)]
         if self.bug == Some(crate::Bug::ReturningLink) {
-            self.hear(input);
+            self.touch(input);
             self.best_effort.live += 1;
-            self.best_effort.play(input, value);
+            self.best_effort.set_register(input, value);
             self.best_effort.output = self.best_effort.tree[1];
-            return Heard::Joined;
+            return UpdateResult::Joined;
         }
         let output = self.best_effort.output;
         if value.saturating_add(self.limits.window_ns) < output {
-            return Heard::TooFarBehind;
+            return UpdateResult::TooFarBehind;
         }
         self.latest = self.latest.max(value);
         self.best_effort.add(input, value);
         self.links[input].behind_at = if value < output { value } else { 0 };
-        self.hear(input);
-        Heard::Joined
+        self.touch(input);
+        UpdateResult::Joined
     }
 
     /// Removes a link from the best-effort barrier because it has left or is known to be dead. Returns
@@ -386,8 +396,8 @@ impl Barrier {
     }
 
     /// Exempts a link from expiry, because it is inside this node.
-    pub fn keep(&mut self, input: usize) {
-        self.links[input].heard = KEPT;
+    pub fn never_expire(&mut self, input: usize) {
+        self.links[input].updated_at = NEVER_EXPIRES;
     }
 
     /// Counts a beacon interval, at whose end 1Pipe's clock shows `clock`. The clock advances the unwrapped
@@ -406,8 +416,8 @@ impl Barrier {
     /// on; and if they do not, removing the dead link gains nothing.
     pub fn expire(&mut self) -> Option<usize> {
         let input = self.best_effort.holder()?;
-        let heard = self.links[input].heard;
-        if heard == KEPT || self.ticks - heard <= self.limits.dead_after_ticks {
+        let updated_at = self.links[input].updated_at;
+        if updated_at == NEVER_EXPIRES || self.ticks - updated_at <= self.limits.dead_after_ticks {
             return None;
         }
         self.best_effort.remove(input);

@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 
 /// Returns the tunnel headers that lead `packet` through a link's detour. The configuration must have been
 /// checked.
-fn detour(config: &Config, link: &Link, packet: &[u8]) -> Vec<u8> {
+fn detour_headers(config: &Config, link: &Link, packet: &[u8]) -> Vec<u8> {
     let tunnels = config.tunnels(link).expect("the configuration was checked");
     tunnel::headers(&tunnels, packet).expect("the configuration was checked, and a beacon is short enough")
 }
@@ -31,8 +31,8 @@ pub(crate) struct Template {
     frame: Box<[u8]>,
     /// Length of these outer headers, in bytes. The bytes from this offset on are the beacon without its
     /// detour, except for its Ethernet header, which stays at the front of the frame.
-    outer: usize,
-    like: beacon::Template,
+    outer_len: usize,
+    template: beacon::Template,
     port: PortId,
     psn: Psn,
 }
@@ -74,22 +74,22 @@ impl Template {
         let mut frame = vec![0; repr.frame_len()];
         repr.build(&mut frame).expect("the buffer has the length of the frame");
         let Class::Roce(layout) = classify(&frame) else { unreachable!("it was built as one") };
-        let like = beacon::Template::new(&frame, layout).expect("it was built as one");
-        let outer = detour(config, link, &frame[Ethernet::LEN..]);
+        let template = beacon::Template::new(&frame, layout).expect("it was built as one");
+        let outer = detour_headers(config, link, &frame[Ethernet::LEN..]);
         if let Some(&first) = link.detour.first() {
             let kind = if first.is_ipv4() { ethertype::IPV4 } else { ethertype::IPV6 };
             frame[Ethernet::LEN - 2..Ethernet::LEN].copy_from_slice(&kind.to_be_bytes());
         }
         frame.splice(Ethernet::LEN..Ethernet::LEN, outer.iter().copied());
-        Self { frame: frame.into(), outer: outer.len(), like, port: link.port, psn: Psn::ZERO }
+        Self { frame: frame.into(), outer_len: outer.len(), template, port: link.port, psn: Psn::ZERO }
     }
 
     /// Sends a beacon, behind all frames that were queued at the port before.
     #[inline]
-    pub(crate) fn send<O: Output>(&mut self, said: &beacon::Said, out: &mut O) -> Result<(), Full> {
+    pub(crate) fn send<O: Output>(&mut self, contents: &beacon::Said, out: &mut O) -> Result<(), Full> {
         let mut frame = out.make_from(&self.frame)?;
         // No checksum of the beacon covers the Ethernet header, and no outer checksum covers the beacon.
-        self.like.fill(&mut frame.bytes_mut()[self.outer..], self.psn, said);
+        self.template.fill(&mut frame.bytes_mut()[self.outer_len..], self.psn, contents);
         self.psn = self.psn.add(1);
         out.send(frame, self.port)
     }

@@ -13,7 +13,7 @@ use crate::beacon::Template;
 use crate::config::{Config, ConfigError, Side};
 use crate::counters::{Counters, Refusal};
 use crate::half::{DOWN, Half, UP};
-use crate::view::{Gauges, HalfShown, LinkState};
+use crate::view::{Gauges, HalfBarriers, LinkState};
 use incoming::{Expected, NO_LINK};
 use rocev2::onepipe::Timestamp;
 use rocev2::{Opcode, Packet, Qpn};
@@ -64,25 +64,25 @@ const LOOPBACK: usize = 0;
 /// Latest of a number of 48-bit times: 0 if there was none, and otherwise the time in the upper 48 bits, so
 /// that differences wrap as those of timestamps do, with the lowest bit set.
 #[derive(Clone, Copy, Debug, Default)]
-struct Latest(u64);
+struct LatestTime(u64);
 
-impl Latest {
+impl LatestTime {
     #[inline]
-    const fn place(time: Timestamp) -> u64 {
+    const fn encode(time: Timestamp) -> u64 {
         time.nanos() << 16 | 1
     }
 
     #[inline]
     const fn note(&mut self, time: Timestamp) {
-        let place = Self::place(time);
-        if self.0 == 0 || place.wrapping_sub(self.0).cast_signed() > 0 {
-            self.0 = place;
+        let encoded = Self::encode(time);
+        if self.0 == 0 || encoded.wrapping_sub(self.0).cast_signed() > 0 {
+            self.0 = encoded;
         }
     }
 
     /// Returns whether a time later than `time` was noted.
     const fn is_after(self, time: Timestamp) -> bool {
-        self.0 != 0 && self.0.wrapping_sub(Self::place(time)).cast_signed() > 0
+        self.0 != 0 && self.0.wrapping_sub(Self::encode(time)).cast_signed() > 0
     }
 }
 
@@ -96,16 +96,16 @@ struct LinkEnds {
     /// Half that feeds the link
     output: usize,
     /// Barrier last sent to the neighbour, unwrapped
-    told: u64,
+    sent_barrier: u64,
     /// Tick in which that barrier was sent
-    told_at: u64,
+    sent_barrier_at: u64,
     /// Tick in which the last beacon was sent
     beaconed_at: u64,
     /// Reason why the link takes no part; `None` if it does
-    gone: Option<LinkState>,
+    absence: Option<LinkState>,
     /// Time of the neighbour's clock in the link's last beacon, plus 1 ns if that beacon announced that
     /// nothing follows
-    said_at: Latest,
+    last_beacon: LatestTime,
     beacon: Template,
 }
 
@@ -132,7 +132,7 @@ pub struct Representative {
     /// `None` before the first call
     next_tick: Option<Nanos>,
     /// Both barriers of the up half, and whether any of its links is live, as last copied to the down half
-    looped_back: (u64, u64, bool),
+    up_half_copy: (u64, u64, bool),
     /// Time since when a barrier has passed an instant without beacons having been sent
     due: Option<Nanos>,
     counters: Arc<Counters>,
@@ -163,16 +163,16 @@ impl Representative {
                 barriers_in_messages: link.barriers_in_messages,
                 input,
                 output,
-                told: 0,
-                told_at: 0,
+                sent_barrier: 0,
+                sent_barrier_at: 0,
                 beaconed_at: 0,
-                gone: None,
-                said_at: Latest::default(),
+                absence: None,
+                last_beacon: LatestTime::default(),
                 beacon,
             });
         }
         let mut halves = [Half::new(by_input[UP].len(), limits), Half::new(by_input[DOWN].len(), limits)];
-        halves[DOWN].barrier.keep(LOOPBACK);
+        halves[DOWN].barrier.never_expire(LOOPBACK);
         #[cfg(debug_assertions)]
         for half in &mut halves {
             half.barrier.plant(config.bug);
@@ -189,7 +189,7 @@ impl Representative {
             ahead_max: i64::try_from(config.ahead_max.0).unwrap_or(i64::MAX),
             ticks: 0,
             next_tick: None,
-            looped_back: (0, 0, true),
+            up_half_copy: (0, 0, true),
             due: None,
             counters: Arc::default(),
             gauges: Gauges::new(config.links.iter().map(|link| link.side)).into(),
@@ -197,7 +197,7 @@ impl Representative {
             config,
         };
         function.loop_back();
-        function.looped_back.2 = function.halves[UP].barrier.live() > 0;
+        function.up_half_copy.2 = function.halves[UP].barrier.live() > 0;
         Ok(function)
     }
 
@@ -234,8 +234,8 @@ impl Representative {
 
     /// Returns whether a link takes part in the best-effort barrier.
     pub fn is_live(&self, link: LinkId) -> bool {
-        let Some(known) = self.links.get(usize::from(link.0)) else { return false };
-        self.halves[known.input.0].barrier.is_live(known.input.1)
+        let Some(ends) = self.links.get(usize::from(link.0)) else { return false };
+        self.halves[ends.input.0].barrier.is_live(ends.input.1)
     }
 
     /// Returns 1Pipe's time.
@@ -251,7 +251,7 @@ impl Representative {
             && self.forward.ends_here(frame, &self.config.addresses)
     }
 
-    fn tell(&mut self, event: Event) {
+    fn report(&mut self, event: Event) {
         if self.events.len() < EVENTS {
             self.events.push_back(event);
         } else {
@@ -261,23 +261,23 @@ impl Representative {
 
     /// Copies the registers and the links' states to the gauges.
     #[cold]
-    fn show(&self) {
+    fn publish(&self) {
         let half = |number: usize| {
             let barrier = &self.halves[number].barrier;
-            let loopback = if number == DOWN { barrier.standing(LOOPBACK) } else { None };
-            HalfShown {
+            let loopback = if number == DOWN { barrier.input_state(LOOPBACK) } else { None };
+            HalfBarriers {
                 best_effort: Some(barrier.position()),
                 commit: Some(barrier.commit_position()),
                 loopback: loopback.map(|(register, _)| register),
             }
         };
         let link = |number: usize| {
-            let LinkEnds { input: (half, input), gone, .. } = self.links[number];
-            let (register, said) = self.halves[half].barrier.standing(input).unwrap_or((0, 0));
-            let state = gone.unwrap_or(if register > 0 { LinkState::Alive } else { LinkState::Waiting });
-            (state, register, said)
+            let LinkEnds { input: (half, input), absence, .. } = self.links[number];
+            let (register, carried) = self.halves[half].barrier.input_state(input).unwrap_or((0, 0));
+            let state = absence.unwrap_or(if register > 0 { LinkState::Alive } else { LinkState::Waiting });
+            (state, register, carried)
         };
-        self.gauges.show(half, link);
+        self.gauges.publish(half, link);
     }
 }
 
@@ -299,7 +299,7 @@ impl Function for Representative {
         let layout = match self.forward.admit(frame, port) {
             Ok(Some(layout)) => layout,
             // ARP and neighbour discovery, if addressed to this switch
-            Ok(None) if self.is_own(frame.bytes()) || self.asks_for_us(frame.bytes()) => {
+            Ok(None) if self.is_own(frame.bytes()) || self.requests_own_address(frame.bytes()) => {
                 return Verdict::Punt;
             }
             Ok(None) => return self.forward.route(frame, port, now, out),
@@ -340,7 +340,7 @@ impl Function for Representative {
     }
 
     fn on_command(&mut self, command: Command, now: Nanos) {
-        let known = |LinkId(link): LinkId| self.links.get(usize::from(link)).map(|link| link.input);
+        let input_of = |LinkId(link): LinkId| self.links.get(usize::from(link)).map(|link| link.input);
         match command {
             Command::Clock(clock) => {
                 self.epoch = Timestamp::new(clock.nanos().wrapping_sub(now.0));
@@ -349,19 +349,19 @@ impl Function for Representative {
                 }
                 self.next_tick = self.next_tick.map(|_| self.next_instant(now));
             }
-            Command::Remove(link) if known(link).is_some() => self.leave(usize::from(link.0), now),
+            Command::Remove(link) if input_of(link).is_some() => self.leave(usize::from(link.0), now),
             Command::RemoveCommit(link) => {
-                if let Some((half, input)) = known(link) {
+                if let Some((half, input)) = input_of(link) {
                     self.halves[half].barrier.remove_commit(input);
-                    self.pass(half, now);
+                    self.propagate(half, now);
                 }
             }
             Command::AddCommit(link) => {
-                if let Some((half, input)) = known(link) {
+                if let Some((half, input)) = input_of(link) {
                     self.halves[half].barrier.add_commit(input);
                 }
             }
-            Command::Show => self.show(),
+            Command::Show => self.publish(),
             Command::Remove(_) => {}
         }
     }

@@ -19,7 +19,7 @@ pub(crate) struct Half {
 }
 
 /// Period of 48-bit timestamps, in nanoseconds
-const ROUND: u64 = 1 << 48;
+const PERIOD: u64 = 1 << 48;
 
 impl Half {
     pub(crate) fn new(inputs: usize, limits: Limits) -> Self {
@@ -29,14 +29,14 @@ impl Half {
     /// Returns whether the barrier has passed another instant since the last call. Where 48-bit timestamps
     /// wrap, an interval is cut short, because hosts with longer clocks see an instant at that point, too.
     #[inline]
-    pub(crate) fn pass(&mut self, interval: u64) -> bool {
+    pub(crate) fn pass_instant(&mut self, interval: u64) -> bool {
         let position = self.barrier.position();
         if position < self.next {
             return false;
         }
-        let begin = position - position % ROUND;
+        let begin = position - position % PERIOD;
         self.passed = position - (position - begin) % interval;
-        self.next = (self.passed + interval).min(begin + ROUND);
+        self.next = (self.passed + interval).min(begin + PERIOD);
         true
     }
 }
@@ -49,16 +49,16 @@ mod tests {
     #[test]
     fn instants_are_multiples_in_every_round() {
         let mut half = Half::new(1, Limits { dead_after_ticks: 10, window_ns: 1 });
-        assert!(!half.pass(1000), "no barrier yet");
-        let begin = ROUND - ROUND % 1000 - 500;
+        assert!(!half.pass_instant(1000), "no barrier yet");
+        let begin = PERIOD - PERIOD % 1000 - 500;
         let mut passed = Vec::new();
         for by in (0..3000).step_by(100) {
             half.barrier.update(0, Some(Timestamp::new(begin + by)), None);
-            if half.pass(1000) {
+            if half.pass_instant(1000) {
                 passed.push(Timestamp::new(half.passed).nanos());
             }
         }
-        let last = ROUND - ROUND % 1000;
+        let last = PERIOD - PERIOD % 1000;
         assert_eq!(passed, [last - 1000, last, 0, 1000]);
     }
 }

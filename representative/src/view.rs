@@ -14,7 +14,7 @@ use rocev2::onepipe::Timestamp;
 use switch::Nanos;
 
 /// Minimum time between two reports of a link that holds the barrier
-const TOLD_EVERY: Nanos = Nanos::from_secs(1);
+const REPORT_INTERVAL: Nanos = Nanos::from_secs(1);
 
 /// State of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,7 +49,7 @@ impl LinkState {
 struct LinkGauge {
     state: AtomicU8,
     register: AtomicU64,
-    said: AtomicU64,
+    carried: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -61,7 +61,7 @@ struct HalfGauge {
 }
 
 /// Barriers of a half, unwrapped.
-pub(crate) struct HalfShown {
+pub(crate) struct HalfBarriers {
     pub(crate) best_effort: Option<u64>,
     pub(crate) commit: Option<u64>,
     pub(crate) loopback: Option<u64>,
@@ -87,25 +87,25 @@ impl Gauges {
 
     /// Publishes the registers. To be called by the representative's worker alone: `half` returns the
     /// barriers of a half, `link` the state of a link, its register, and the barrier that it last carried.
-    pub(crate) fn show(
+    pub(crate) fn publish(
         &self,
-        half: impl Fn(usize) -> HalfShown,
+        half: impl Fn(usize) -> HalfBarriers,
         link: impl Fn(usize) -> (LinkState, u64, u64),
     ) {
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence + 1, Ordering::Relaxed);
         fence(Ordering::Release);
         for (number, gauge) in self.halves.iter().enumerate() {
-            let HalfShown { best_effort, commit, loopback } = half(number);
+            let HalfBarriers { best_effort, commit, loopback } = half(number);
             gauge.best_effort.store(best_effort.unwrap_or(0), Ordering::Relaxed);
             gauge.commit.store(commit.unwrap_or(0), Ordering::Relaxed);
             gauge.loopback.store(loopback.map_or(0, |register| register + 1), Ordering::Relaxed);
         }
         for (number, gauge) in self.links.iter().enumerate() {
-            let (state, register, said) = link(number);
+            let (state, register, carried) = link(number);
             gauge.state.store(state as u8, Ordering::Relaxed);
             gauge.register.store(register, Ordering::Relaxed);
-            gauge.said.store(said, Ordering::Relaxed);
+            gauge.carried.store(carried, Ordering::Relaxed);
         }
         self.sequence.store(sequence + 2, Ordering::Release);
     }
@@ -115,16 +115,16 @@ impl Gauges {
     pub fn read(&self) -> Option<View> {
         let sequence = self.sequence.load(Ordering::Acquire);
         let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
-        let halves = self.halves.each_ref().map(|half| HalfShown {
+        let halves = self.halves.each_ref().map(|half| HalfBarriers {
             best_effort: Some(load(&half.best_effort)).filter(|&position| position > 0),
             commit: Some(load(&half.commit)).filter(|&position| position > 0),
             loopback: load(&half.loopback).checked_sub(1),
         });
-        let links = self.links.iter().zip(&self.sides).map(|(link, &side)| Standing {
+        let links = self.links.iter().zip(&self.sides).map(|(link, &side)| PublishedLink {
             side,
             state: LinkState::ALL[usize::from(link.state.load(Ordering::Relaxed))],
             register: load(&link.register),
-            said: load(&link.said),
+            carried: load(&link.carried),
         });
         let links: Vec<_> = links.collect();
         fence(Ordering::Acquire);
@@ -135,14 +135,14 @@ impl Gauges {
 }
 
 /// Link as published
-struct Standing {
+struct PublishedLink {
     side: Side,
     state: LinkState,
     register: u64,
-    said: u64,
+    carried: u64,
 }
 
-impl Standing {
+impl PublishedLink {
     fn is_of(&self, half: usize) -> bool {
         (self.side == Side::Below) == (half == UP)
     }
@@ -192,13 +192,14 @@ pub struct LinkView {
 }
 
 impl View {
-    fn new(halves: &[HalfShown; 2], links: &[Standing]) -> Self {
+    fn new(halves: &[HalfBarriers; 2], links: &[PublishedLink]) -> Self {
         let medians = [UP, DOWN].map(|half| {
             let of_links = links.iter().filter(|link| link.is_of(half) && link.state == LinkState::Alive);
-            let mut said: Vec<_> = of_links.map(|link| link.said).chain(halves[half].loopback).collect();
-            said.retain(|&position| position > 0);
-            said.sort_unstable();
-            said.get(said.len() / 2).copied()
+            let mut carried: Vec<_> =
+                of_links.map(|link| link.carried).chain(halves[half].loopback).collect();
+            carried.retain(|&position| position > 0);
+            carried.sort_unstable();
+            carried.get(carried.len() / 2).copied()
         });
         let holder = |half: usize| {
             let of_links = (0..).zip(links).filter(|(_, link)| link.is_of(half) && link.takes_part());
@@ -223,7 +224,7 @@ impl View {
                 side: link.side,
                 state: link.state,
                 ahead: (alive && barrier > 0).then(|| Nanos(link.register.saturating_sub(barrier))),
-                lag: medians[half].filter(|_| alive).map(|median| Nanos(median.saturating_sub(link.said))),
+                lag: medians[half].filter(|_| alive).map(|median| Nanos(median.saturating_sub(link.carried))),
             }
         });
         Self { above: barrier(UP, up), below: barrier(DOWN, down), links: links.collect() }
@@ -252,21 +253,21 @@ pub struct Lagging {
 pub struct Watch {
     threshold: Nanos,
     /// When a link of either half was last reported
-    told: [Option<Nanos>; 2],
+    reported_at: [Option<Nanos>; 2],
     /// Link of either half that has carried no barrier while other links have, and since when that has been
     /// observed
-    waits: [Option<(LinkId, Nanos)>; 2],
+    silent: [Option<(LinkId, Nanos)>; 2],
 }
 
 impl Watch {
     /// Creates a watch that reports lags above `threshold`.
     pub const fn new(threshold: Nanos) -> Self {
-        Self { threshold, told: [None; 2], waits: [None; 2] }
+        Self { threshold, reported_at: [None; 2], silent: [None; 2] }
     }
 
     /// Returns whether another link that waits for the silent one has carried a barrier: any link of either
     /// side, or, for a link to above, the links below together. Before that, no link is late.
-    fn others_speak(half: usize, view: &View) -> bool {
+    fn others_have_barriers(half: usize, view: &View) -> bool {
         let below = half == DOWN && view.above.best_effort.is_some();
         below || view.links.iter().any(|other| other.state == LinkState::Alive)
     }
@@ -280,22 +281,23 @@ impl Watch {
                 return None; // reported for the up half
             }
             let lag = if state == LinkState::Waiting {
-                if !Self::others_speak(half, view) {
-                    self.waits[half] = None;
+                if !Self::others_have_barriers(half, view) {
+                    self.silent[half] = None;
                     return None;
                 }
-                let known = self.waits[half].filter(|&(known, _)| known == link);
-                let (_, since) = *self.waits[half].insert(known.unwrap_or((link, now)));
+                let known = self.silent[half].filter(|&(known, _)| known == link);
+                let (_, since) = *self.silent[half].insert(known.unwrap_or((link, now)));
                 now.since(since)
             } else {
-                self.waits[half] = None;
+                self.silent[half] = None;
                 lag?
             };
-            let lately = self.told[half].is_some_and(|told| now.since(told) < TOLD_EVERY);
-            if lag <= self.threshold || lately {
+            let is_recent =
+                self.reported_at[half].is_some_and(|reported_at| now.since(reported_at) < REPORT_INTERVAL);
+            if lag <= self.threshold || is_recent {
                 return None;
             }
-            self.told[half] = Some(now);
+            self.reported_at[half] = Some(now);
             Some(Lagging { link, state, lag })
         });
         lagging.into_iter().flatten()
@@ -311,15 +313,15 @@ mod tests {
         let sides = [Side::Below, Side::Below, Side::Above, Side::Above];
         let gauges = Gauges::new(sides.into_iter());
         assert_eq!(gauges.read(), None, "nothing was published yet");
-        let place = [up[0], up[1], down[0], down[1]];
+        let registers = [up[0], up[1], down[0], down[1]];
         let takes_part = |n: &usize| matches!(state[*n], LinkState::Alive | LinkState::Waiting);
-        let low = |inputs: core::ops::Range<usize>| inputs.filter(takes_part).map(|n| place[n]).min();
+        let low = |inputs: core::ops::Range<usize>| inputs.filter(takes_part).map(|n| registers[n]).min();
         let half = |half| {
             let best_effort = if half == UP { low(0..2) } else { low(0..4) };
             let best_effort = best_effort.filter(|&barrier| barrier > 0);
-            HalfShown { best_effort, commit: None, loopback: low(0..2).filter(|_| half == DOWN) }
+            HalfBarriers { best_effort, commit: None, loopback: low(0..2).filter(|_| half == DOWN) }
         };
-        gauges.show(half, |link| (state[link], place[link], place[link]));
+        gauges.publish(half, |link| (state[link], registers[link], registers[link]));
         gauges.read().unwrap()
     }
 
@@ -335,9 +337,9 @@ mod tests {
         );
         assert_eq!(seen.above.best_effort, Some(Timestamp::new(5_000)));
         let of = |ahead, lag| (Some(Nanos(ahead)), Some(Nanos(lag)));
-        let told: Vec<_> = seen.links.iter().map(|link| (link.ahead, link.lag)).collect();
+        let distances: Vec<_> = seen.links.iter().map(|link| (link.ahead, link.lag)).collect();
         // The median of the down half's inputs is 7,000: 5,000 of the up half, 7,000, 8,000.
-        assert_eq!(told, [of(0, 4_000), of(4_000, 0), of(2_000, 0), of(3_000, 0)]);
+        assert_eq!(distances, [of(0, 4_000), of(4_000, 0), of(2_000, 0), of(3_000, 0)]);
         let seen = view([5_000, 9_000], [4_000, 8_000], ALIVE);
         assert_eq!((seen.above.holder, seen.below.holder), (Some(LinkId(0)), Some(LinkId(2))));
         let gone = [LinkState::Dead, LinkState::Left, LinkState::Alive, LinkState::Alive];

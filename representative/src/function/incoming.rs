@@ -1,7 +1,7 @@
 //! Received frames: barriers in beacons and messages update registers; all other frames are forwarded.
 
 use super::{Event, LinkId, Representative};
-use crate::barrier::Heard;
+use crate::barrier::UpdateResult;
 use crate::config::{Incarnation, Link};
 use crate::counters::Refusal;
 use crate::half::UP;
@@ -22,24 +22,24 @@ const LEARN_EVERY: u8 = 16;
 pub(super) struct Expected {
     /// Port on which they arrive
     port: PortId,
-    pub(super) like: Option<beacon::Known>,
+    pub(super) template: Option<beacon::Known>,
     /// Number of beacons that differed, modulo 256
-    unlike: u8,
+    mismatches: u8,
 }
 
 impl Expected {
     /// Expects beacons on this port; none has been received yet.
     pub(super) const fn new(port: PortId) -> Self {
-        Self { port, like: None, unlike: 0 }
+        Self { port, template: None, mismatches: 0 }
     }
 
     /// Learns from a beacon that has passed every check, and differed from the expected one.
     #[cold]
     fn learn(&mut self, packet: &Packet<'_>) {
-        if self.unlike.is_multiple_of(LEARN_EVERY) {
-            self.like = beacon::Known::new(packet.bytes(), packet.layout());
+        if self.mismatches.is_multiple_of(LEARN_EVERY) {
+            self.template = beacon::Known::new(packet.bytes(), packet.layout());
         }
-        self.unlike = self.unlike.wrapping_add(1);
+        self.mismatches = self.mismatches.wrapping_add(1);
     }
 }
 
@@ -47,9 +47,9 @@ impl Representative {
     /// Returns whether `frame` is a broadcast or multicast ARP request or neighbour solicitation for one of
     /// this switch's addresses.
     #[cold]
-    pub(super) fn asks_for_us(&self, frame: &[u8]) -> bool {
-        let to_all = frame.first().is_some_and(|first| first & 1 != 0);
-        to_all && neighbour::asked_for(frame).is_some_and(|ip| self.config.addresses.contains(&ip))
+    pub(super) fn requests_own_address(&self, frame: &[u8]) -> bool {
+        let is_multicast = frame.first().is_some_and(|first| first & 1 != 0);
+        is_multicast && neighbour::asked_for(frame).is_some_and(|ip| self.config.addresses.contains(&ip))
     }
 
     /// Returns whether a frame from outside names the switch itself as its source. Its destination, a
@@ -82,11 +82,11 @@ impl Representative {
             Incarnation::Chip | Incarnation::SwitchCpu => self.link_at(port),
         }?;
         let expected = &self.expected[link];
-        let like = expected.like.as_ref().filter(|_| port == expected.port)?;
-        let header = *like.read(frame)?;
-        let layout = like.layout();
+        let template = expected.template.as_ref().filter(|_| port == expected.port)?;
+        let header = *template.read(frame)?;
+        let layout = template.layout();
         self.forward.admit_like(frame, layout, port);
-        Some(self.on_promise(link, header, layout.opcode(), now))
+        Some(self.on_valid_beacon(link, header, layout.opcode(), now))
     }
 
     /// Handles a 1Pipe datagram.
@@ -115,8 +115,8 @@ impl Representative {
         };
         // A beacon for another node says nothing about the links that it passes. (Beacons are few: for the
         // chip, the destination is checked for beacons only.)
-        let to_us = || own || incarnation == Incarnation::Chip && self.is_own(frame.bytes());
-        if header.opcode() == OnePipeOpcode::BEACON && to_us() {
+        let is_for_us = || own || incarnation == Incarnation::Chip && self.is_own(frame.bytes());
+        if header.opcode() == OnePipeOpcode::BEACON && is_for_us() {
             let link = self.link_of(packet.bth().dest_qp());
             return self.on_beacon(&packet, link, port, header, now);
         }
@@ -146,10 +146,10 @@ impl Representative {
     ) -> Verdict {
         let chip = self.config.incarnation == Incarnation::Chip;
         // A beacon from one neighbour for another one is forwarded.
-        let passes_by = header.opcode() == OnePipeOpcode::BEACON;
+        let is_beacon = header.opcode() == OnePipeOpcode::BEACON;
         let from = match self.link_at(port) {
             Some(from) => from,
-            None if chip && !passes_by => return self.refuse(Refusal::UnknownLink, DropReason::WrongSource),
+            None if chip && !is_beacon => return self.refuse(Refusal::UnknownLink, DropReason::WrongSource),
             None => return self.forward.route(frame, port, now, out),
         };
         #[cfg(debug_assertions)]
@@ -162,12 +162,12 @@ impl Representative {
         }
         // Barriers in packets with other opcodes are ignored: a packet of the reliable service may be a
         // retransmission of an old one.
-        let heeded = chip && header.opcode() == OnePipeOpcode::DATA;
-        if heeded && self.links[from].barriers_in_messages {
+        let uses_barriers = chip && header.opcode() == OnePipeOpcode::DATA;
+        if uses_barriers && self.links[from].barriers_in_messages {
             if !Packet::new(frame.bytes(), layout).verify_icrc() {
                 return self.refuse(Refusal::Damaged, DropReason::Malformed(Fault::Icrc));
             }
-            match self.take(from, header.barrier(), header.commit(), now) {
+            match self.update_link(from, header.barrier(), header.commit(), now) {
                 Ok(()) => {}
                 // Its timestamp is too far ahead as well: receivers would have to buffer it for that long.
                 Err(Refusal::Ahead) => return self.refuse(Refusal::Ahead, DropReason::Refused),
@@ -176,7 +176,7 @@ impl Representative {
             }
         }
         let Some(verdict) = self.forward.find_route(frame, port, now) else {
-            if heeded {
+            if uses_barriers {
                 self.counters.flooded.add(1);
                 stamp(frame.bytes_mut(), layout, None, None);
             }
@@ -190,16 +190,16 @@ impl Representative {
         };
         let Verdict::Forward(to) = verdict else { return verdict };
         let Some(to) = self.link_at(to) else {
-            if heeded {
+            if uses_barriers {
                 stamp(frame.bytes_mut(), layout, None, None);
             }
             return verdict;
         };
         // Both output links are fed by the up half.
-        if self.links[from].output == UP && self.links[to].output == UP && !passes_by {
+        if self.links[from].output == UP && self.links[to].output == UP && !is_beacon {
             return self.refuse(Refusal::Valley, DropReason::Unexpected);
         }
-        if !heeded {
+        if !uses_barriers {
             return verdict;
         }
         let link = &mut self.links[to];
@@ -209,7 +209,7 @@ impl Representative {
         // Other neighbours forward the message without reading its barrier, and get the barrier from beacons
         // alone.
         if link.barriers_in_messages {
-            (link.told, link.told_at) = (barrier.position(), self.ticks);
+            (link.sent_barrier, link.sent_barrier_at) = (barrier.position(), self.ticks);
         }
         self.counters.messages.add(1);
         if best_effort.is_some_and(|barrier| header.timestamp().precedes(barrier)) {
@@ -234,14 +234,14 @@ impl Representative {
     /// register.
     pub(super) fn on_write(&mut self, packet: &Packet<'_>, port: PortId, now: Nanos) -> Verdict {
         let link = self.link_of(packet.bth().dest_qp());
-        let place = link.map(|link| self.config.registers.va_of(link as u16));
-        let right = packet.reth().is_some_and(|reth| {
+        let expected_va = link.map(|link| self.config.registers.va_of(link as u16));
+        let is_valid = packet.reth().is_some_and(|reth| {
             let whole = reth.len.get() as usize == OnePipe::LEN && packet.payload().len() == OnePipe::LEN;
-            place.is_none_or(|va| va == reth.va.get())
+            expected_va.is_none_or(|va| va == reth.va.get())
                 && reth.rkey.get() == self.config.registers.rkey
                 && whole
         });
-        if !right {
+        if !is_valid {
             return self.refuse(Refusal::WrongMemory, DropReason::WrongSource);
         }
         let Some(&header) = packet.onepipe() else {
@@ -267,45 +267,45 @@ impl Representative {
         let Some(link) = link else {
             return self.refuse(Refusal::UnknownLink, DropReason::NoQueuePair);
         };
-        let Link { port: right, address, .. } = self.config.links[link];
-        let is_theirs = port == right && packet.src() == address;
+        let Link { port: expected_port, address, .. } = self.config.links[link];
+        let is_from_neighbour = port == expected_port && packet.src() == address;
         #[cfg(debug_assertions)]
-        let is_theirs = is_theirs || self.config.bug == Some(crate::Bug::AnySource);
-        if !is_theirs {
+        let is_from_neighbour = is_from_neighbour || self.config.bug == Some(crate::Bug::AnySource);
+        if !is_from_neighbour {
             return self.refuse(Refusal::WrongSource, DropReason::WrongSource);
         }
         if !packet.verify_icrc() {
             return self.refuse(Refusal::Damaged, DropReason::Malformed(Fault::Icrc));
         }
         self.expected[link].learn(packet);
-        self.on_promise(link, header, packet.layout().opcode(), now)
+        self.on_valid_beacon(link, header, packet.layout().opcode(), now)
     }
 
     /// Handles a beacon of the link's neighbour that has passed all checks.
     #[inline]
-    fn on_promise(&mut self, link: usize, header: OnePipe, opcode: Opcode, now: Nanos) -> Verdict {
+    fn on_valid_beacon(&mut self, link: usize, header: OnePipe, opcode: Opcode, now: Nanos) -> Verdict {
         match opcode {
             Opcode::UC_WRITE_ONLY => self.counters.writes.add(1),
             _ => self.counters.datagrams.add(1),
         }
         if header.nothing_follows()
-            && let Err(why) = self.may_leave(link, header.timestamp(), now)
+            && let Err(why) = self.check_leave(link, header.timestamp(), now)
         {
             let reason = if why == Refusal::Ahead { DropReason::Refused } else { DropReason::Stale };
             return self.refuse(why, reason);
         }
-        match self.take(link, header.barrier(), header.commit(), now) {
+        match self.update_link(link, header.barrier(), header.commit(), now) {
             Ok(()) => {}
             Err(why @ (Refusal::Stale | Refusal::TooFarBehind)) => {
                 return self.refuse(why, DropReason::Stale);
             }
             Err(why) => return self.refuse(why, DropReason::Refused),
         }
-        let said_at = &mut self.links[link].said_at;
-        said_at.note(header.timestamp());
+        let last_beacon = &mut self.links[link].last_beacon;
+        last_beacon.note(header.timestamp());
         if header.nothing_follows() {
             // So a repetition of this beacon is older than the last one.
-            said_at.note(header.timestamp().add(1));
+            last_beacon.note(header.timestamp().add(1));
             self.leave(link, now);
         }
         Verdict::Consume
@@ -315,20 +315,20 @@ impl Representative {
     /// sent nothing since. A beacon that is late or repeated may be of an earlier incarnation of the link,
     /// and has no barrier by which that could be detected.
     #[cold]
-    fn may_leave(&self, link: usize, time: Timestamp, now: Nanos) -> Result<(), Refusal> {
+    fn check_leave(&self, link: usize, time: Timestamp, now: Nanos) -> Result<(), Refusal> {
         let ahead = time.distance(self.epoch_max.add(now.0));
         if ahead > self.ahead_max {
             return Err(Refusal::Ahead);
         }
         let old = ahead < -i64::try_from(self.config.join_window.0).unwrap_or(i64::MAX);
-        if old || self.links[link].said_at.is_after(time) { Err(Refusal::Stale) } else { Ok(()) }
+        if old || self.links[link].last_beacon.is_after(time) { Err(Refusal::Stale) } else { Ok(()) }
     }
 
     /// Updates a link's registers by barriers that its neighbour has sent. Output links that this affects get
     /// their beacons at the end of the burst.
     #[allow(clippy::inline_always, reason = "most updates take a few comparisons")]
     #[inline(always)]
-    fn take(
+    fn update_link(
         &mut self,
         link: usize,
         barrier: Option<Timestamp>,
@@ -338,33 +338,37 @@ impl Representative {
         // A clock that was set back is no reference: the neighbours' clocks, which were not, are no further
         // ahead than this.
         let clock = self.epoch_max.add(now.0);
-        let ahead = |told: Option<Timestamp>| told.is_some_and(|told| told.distance(clock) > self.ahead_max);
+        let ahead =
+            |value: Option<Timestamp>| value.is_some_and(|value| value.distance(clock) > self.ahead_max);
         if ahead(barrier) || ahead(commit) {
             return Err(Refusal::Ahead);
         }
         let (half, input) = self.links[link].input;
         let output = &mut self.halves[half].barrier;
         let before = output.position();
-        let heard = output.update(input, barrier, commit);
-        if heard == Heard::Raised && output.position() == before && commit.is_none() {
+        let result = output.update(input, barrier, commit);
+        if result == UpdateResult::Raised && output.position() == before && commit.is_none() {
             // Most updates change no output.
             return Ok(());
         }
-        match heard {
-            Heard::Raised | Heard::Same | Heard::Behind | Heard::Nothing => {}
-            Heard::Joined => self.joined(link),
-            Heard::Stale => return Err(Refusal::Stale),
-            Heard::TooFarBehind => return Err(Refusal::TooFarBehind),
+        match result {
+            UpdateResult::Raised
+            | UpdateResult::Unchanged
+            | UpdateResult::Behind
+            | UpdateResult::NoBarrier => {}
+            UpdateResult::Joined => self.joined(link),
+            UpdateResult::Stale => return Err(Refusal::Stale),
+            UpdateResult::TooFarBehind => return Err(Refusal::TooFarBehind),
         }
-        self.pass(half, now);
+        self.propagate(half, now);
         Ok(())
     }
 
     #[cold]
     fn joined(&mut self, link: usize) {
         self.counters.joined.add(1);
-        self.links[link].gone = None;
-        self.tell(Event::Joined(LinkId(link as u16)));
+        self.links[link].absence = None;
+        self.report(Event::Joined(LinkId(link as u16)));
     }
 
     /// Removes a link on which nothing follows.
@@ -375,9 +379,9 @@ impl Representative {
         if barrier.remove(input) {
             let committed = barrier.committed(input);
             self.counters.left.add(1);
-            self.links[link].gone = Some(LinkState::Left);
-            self.tell(Event::Left(LinkId(link as u16), committed));
-            self.pass(half, now);
+            self.links[link].absence = Some(LinkState::Left);
+            self.report(Event::Left(LinkId(link as u16), committed));
+            self.propagate(half, now);
         }
     }
 }

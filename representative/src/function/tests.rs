@@ -141,17 +141,17 @@ fn data(from: u8, to: u8, ns: u64) -> Vec<u8> {
 }
 
 fn beacon(from: u8, barrier: Option<Timestamp>) -> Vec<u8> {
-    said(from, header(OnePipeOpcode::BEACON, barrier.unwrap_or_default(), barrier))
+    beacon_with(from, header(OnePipeOpcode::BEACON, barrier.unwrap_or_default(), barrier))
 }
 
 /// Builds a beacon that announces at this time that nothing follows.
-fn farewell(from: u8, ns: u64) -> Vec<u8> {
+fn final_beacon(from: u8, ns: u64) -> Vec<u8> {
     let mut header = header(OnePipeOpcode::BEACON, at(ns), None);
     header.set_nothing_follows(true);
-    said(from, header)
+    beacon_with(from, header)
 }
 
-fn said(from: u8, header: OnePipe) -> Vec<u8> {
+fn beacon_with(from: u8, header: OnePipe) -> Vec<u8> {
     let qpn = Qpn::new(FIRST_QP.get() + u32::from(from));
     packet((false, from, OWN), Opcode::UD_SEND_ONLY, qpn, header.as_bytes(), |_| ())
 }
@@ -168,7 +168,7 @@ fn write(from: u8, to: u8, barrier: Timestamp, change: impl FnOnce(&mut Repr<'_>
 }
 
 /// Runs a frame that is forwarded to one port, and returns the frame sent.
-fn passed(function: &mut Representative, frame: &[u8], port: u16, ns: u64) -> (Vec<u8>, PortId) {
+fn forwarded(function: &mut Representative, frame: &[u8], port: u16, ns: u64) -> (Vec<u8>, PortId) {
     let (verdict, mut frames) = run_frame(function, frame, PortId(port), Nanos(ns));
     assert!(matches!(verdict, Verdict::Forward(_)) && frames.len() == 1, "{verdict:?}");
     frames.pop().unwrap()
@@ -205,7 +205,7 @@ fn header_of(frame: &[u8]) -> OnePipe {
 }
 
 /// Receives a beacon on each of the four links with a barrier `ns` after the beginning.
-fn all_say(function: &mut Representative, ns: u64) {
+fn update_all(function: &mut Representative, ns: u64) {
     for n in 0..4 {
         assert_eq!(verdict(function, &beacon(n, Some(at(ns))), n.into(), ns), Verdict::Consume);
     }
@@ -221,23 +221,23 @@ fn refused(function: &Representative) -> Vec<(&'static str, u64)> {
 fn message_leaves_with_the_barrier_of_its_output_link() {
     let mut function = representative(Incarnation::Chip);
     // The other inputs have no barriers yet, so the message leaves without one.
-    let (frame, port) = passed(&mut function, &data(0, 2, 100), 0, 100);
+    let (frame, port) = forwarded(&mut function, &data(0, 2, 100), 0, 100);
     assert_eq!((header_of(&frame).barrier(), port), (None, PortId(2)));
-    let (frame, _) = passed(&mut function, &data(1, 2, 150), 1, 150);
+    let (frame, _) = forwarded(&mut function, &data(1, 2, 150), 1, 150);
     assert_eq!(header_of(&frame).barrier(), Some(at(100)), "upwards: both links below have carried barriers");
-    let (frame, _) = passed(&mut function, &data(1, 0, 160), 1, 160);
+    let (frame, _) = forwarded(&mut function, &data(1, 0, 160), 1, 160);
     assert_eq!(header_of(&frame).barrier(), None, "downwards: the links above have not");
-    passed(&mut function, &data(2, 0, 90), 2, 170);
-    let (frame, port) = passed(&mut function, &data(3, 0, 120), 3, 170);
+    forwarded(&mut function, &data(2, 0, 90), 2, 170);
+    let (frame, port) = forwarded(&mut function, &data(3, 0, 120), 3, 170);
     assert_eq!((header_of(&frame).barrier(), port), (Some(at(90)), PortId(0)));
     // The up half is an input of the down half, too: all inputs are at 100 at least, and 0 goes on to 300.
-    passed(&mut function, &data(2, 1, 250), 2, 250);
-    let (frame, _) = passed(&mut function, &data(3, 1, 250), 3, 250);
+    forwarded(&mut function, &data(2, 1, 250), 2, 250);
+    let (frame, _) = forwarded(&mut function, &data(3, 1, 250), 3, 250);
     assert_eq!(header_of(&frame).barrier(), Some(at(100)));
-    let (frame, _) = passed(&mut function, &data(0, 1, 300), 0, 300);
+    let (frame, _) = forwarded(&mut function, &data(0, 1, 300), 0, 300);
     assert_eq!(header_of(&frame).barrier(), Some(at(160)));
     assert_eq!(function.barriers(Side::Above).0, Some(at(160)));
-    let (frame, _) = passed(&mut function, &data(1, 0, 400), 1, 400);
+    let (frame, _) = forwarded(&mut function, &data(1, 0, 400), 1, 400);
     let stamped = header_of(&frame);
     assert_eq!((stamped.barrier(), stamped.timestamp()), (Some(at(250)), at(400)));
     assert_eq!((stamped.psn(), stamped.commit()), (Psn::new(3), None));
@@ -248,11 +248,11 @@ fn message_leaves_with_the_barrier_of_its_output_link() {
 #[test]
 fn only_barriers_in_best_effort_messages_count() {
     let mut function = representative(Incarnation::Chip);
-    all_say(&mut function, 1000);
+    update_all(&mut function, 1000);
     for opcode in [OnePipeOpcode::RELIABLE_DATA, OnePipeOpcode::ACK, OnePipeOpcode::NAK, OnePipeOpcode(77)] {
         for from in 0..4 {
             let frame = message(from, mac(0), header(opcode, at(2000), Some(at(2000))));
-            let (after, _) = passed(&mut function, &frame, if from == 0 { 1 } else { from.into() }, 2000);
+            let (after, _) = forwarded(&mut function, &frame, if from == 0 { 1 } else { from.into() }, 2000);
             assert_eq!(after, frame, "untouched");
         }
     }
@@ -261,9 +261,9 @@ fn only_barriers_in_best_effort_messages_count() {
     let mut config = config(Incarnation::Chip);
     config.links[0].barriers_in_messages = false;
     let mut function = Representative::new(config).unwrap();
-    all_say(&mut function, 1000);
-    passed(&mut function, &data(1, 2, 2000), 1, 2000);
-    let (frame, _) = passed(&mut function, &data(0, 2, 2000), 0, 2000);
+    update_all(&mut function, 1000);
+    forwarded(&mut function, &data(1, 2, 2000), 1, 2000);
+    let (frame, _) = forwarded(&mut function, &data(0, 2, 2000), 0, 2000);
     assert_eq!(header_of(&frame).barrier(), Some(at(1000)));
     assert_eq!(function.counters().messages.get(), 2);
 }
@@ -274,10 +274,10 @@ fn commit_barriers_travel_alongside() {
     for n in 0..4 {
         let mut header = header(OnePipeOpcode::BEACON, at(50), Some(at(50)));
         header.set_commit(Some(at(10 + u64::from(n))));
-        assert_eq!(verdict(&mut function, &said(n, header), n.into(), 50), Verdict::Consume);
+        assert_eq!(verdict(&mut function, &beacon_with(n, header), n.into(), 50), Verdict::Consume);
     }
     assert_eq!(function.barriers(Side::Above), (Some(at(50)), Some(at(10))));
-    let (frame, _) = passed(&mut function, &data(0, 2, 60), 0, 60);
+    let (frame, _) = forwarded(&mut function, &data(0, 2, 60), 0, 60);
     assert_eq!(header_of(&frame).commit(), Some(at(10)));
     // Removed from the best-effort barrier at once, and from the commit barrier by command.
     function.on_command(Command::Remove(LinkId(0)), Nanos(60));
@@ -302,16 +302,16 @@ fn commit_barriers_travel_alongside() {
 fn messages_pass_unchanged_except_in_the_chip() {
     for incarnation in [Incarnation::SwitchCpu, Incarnation::Host] {
         let mut function = representative(incarnation);
-        all_say(&mut function, 1000);
+        update_all(&mut function, 1000);
         let frame = data(0, 2, 2000);
-        assert_eq!(passed(&mut function, &frame, 0, 2000), (frame, PortId(2)));
+        assert_eq!(forwarded(&mut function, &frame, 0, 2000), (frame, PortId(2)));
         assert_eq!(function.barriers(Side::Above).0, Some(at(1000)));
         // Every output gets a beacon, busy or idle.
         assert_eq!(timer(&mut function, 2000).len(), 4);
         let mut other = header(OnePipeOpcode::DATA, at(1), None);
         other.version = 1;
         let frame = message(0, mac(1), other);
-        assert_eq!(passed(&mut function, &frame, 0, 2000), (frame, PortId(1)));
+        assert_eq!(forwarded(&mut function, &frame, 0, 2000), (frame, PortId(1)));
         assert_eq!(refused(&function), []);
     }
 }
@@ -319,7 +319,7 @@ fn messages_pass_unchanged_except_in_the_chip() {
 #[test]
 fn forged_damaged_and_misdirected_beacons_change_no_barrier() {
     let mut function = representative(Incarnation::Host);
-    all_say(&mut function, 1000);
+    update_all(&mut function, 1000);
     let late = at(2000);
     let version = |frame: &mut Vec<u8>| {
         let mut header = header(OnePipeOpcode::BEACON, late, Some(late));
@@ -395,13 +395,13 @@ fn beacon_bytes(barrier: Timestamp) -> OnePipe {
 fn beacon_for_another_node_is_forwarded() {
     for incarnation in [Incarnation::Chip, Incarnation::SwitchCpu] {
         let mut function = representative(incarnation);
-        all_say(&mut function, 1000);
+        update_all(&mut function, 1000);
         let header = beacon_bytes(at(2000));
         let qpn = Qpn::new(FIRST_QP.get());
         let frame = packet((false, 0, mac(2)), Opcode::UD_SEND_ONLY, qpn, header.as_bytes(), |_| ());
-        assert_eq!(passed(&mut function, &frame, 0, 2000), (frame, PortId(2)), "untouched");
+        assert_eq!(forwarded(&mut function, &frame, 0, 2000), (frame, PortId(2)), "untouched");
         // To this switch, but for another link, which is at another port
-        let frame = said(1, beacon_bytes(at(2000)));
+        let frame = beacon_with(1, beacon_bytes(at(2000)));
         assert_eq!(verdict(&mut function, &frame, 0, 2000), Verdict::Drop(DropReason::WrongSource));
         verdict(&mut function, &beacon(1, Some(at(2000))), 1, 2000);
         assert_eq!(function.barriers(Side::Above).0, Some(at(1000)), "link 0 was not updated");
@@ -411,12 +411,12 @@ fn beacon_for_another_node_is_forwarded() {
 
 #[test]
 fn messages_from_above_are_flooded_downwards_alone() {
-    let nobody = MacAddr([2, 0, 0, 0, 9, 9]);
+    let unknown = MacAddr([2, 0, 0, 0, 9, 9]);
     for incarnation in [Incarnation::Chip, Incarnation::SwitchCpu] {
         let ports = |from: u8| {
             let mut function = representative(incarnation);
-            all_say(&mut function, 1000);
-            let frame = message(from, nobody, header(OnePipeOpcode::DATA, at(2000), Some(at(2000))));
+            update_all(&mut function, 1000);
+            let frame = message(from, unknown, header(OnePipeOpcode::DATA, at(2000), Some(at(2000))));
             let (verdict, frames) = run_frame(&mut function, &frame, PortId(from.into()), Nanos(2000));
             assert!(matches!(verdict, Verdict::Forward(_)));
             frames.into_iter().map(|(_, port)| port.0).collect::<Vec<_>>()
@@ -432,7 +432,7 @@ fn messages_from_above_are_flooded_downwards_alone() {
 #[test]
 fn messages_that_break_the_order_are_refused() {
     let mut function = representative(Incarnation::Chip);
-    all_say(&mut function, 1000);
+    update_all(&mut function, 1000);
     let drop = |function: &mut Representative, frame: &[u8], port| {
         assert!(matches!(verdict(function, frame, port, 2000), Verdict::Drop(_)));
     };
@@ -447,8 +447,8 @@ fn messages_that_break_the_order_are_refused() {
     other.version = 9;
     drop(&mut function, &message(0, mac(1), other), 0);
     // A message that was overtaken or repeated is forwarded: its receiver detects whether it is late.
-    passed(&mut function, &data(0, 1, 1800), 0, 2000);
-    let (frame, _) = passed(&mut function, &data(0, 1, 900), 0, 2000);
+    forwarded(&mut function, &data(0, 1, 1800), 0, 2000);
+    let (frame, _) = forwarded(&mut function, &data(0, 1, 900), 0, 2000);
     assert_eq!(header_of(&frame).barrier(), Some(at(1000)));
     let counters = function.counters();
     assert_eq!(counters.late.get(), 1);
@@ -470,7 +470,7 @@ fn messages_that_break_the_order_are_refused() {
     );
     assert!(matches!(verdict, Verdict::Forward(_)) && frames.len() == 4);
     assert!(frames.iter().all(|(frame, _)| header_of(frame).barrier().is_none()));
-    let (frame, port) = passed(&mut function, &data(0, 4, 2200), 0, 2200);
+    let (frame, port) = forwarded(&mut function, &data(0, 4, 2200), 0, 2200);
     assert_eq!((header_of(&frame).barrier(), port), (None, PortId(4)));
     assert_eq!((counters.flooded.get(), function.barriers(Side::Above).0), (1, Some(at(1000))));
 }
@@ -481,9 +481,9 @@ fn other_traffic_is_forwarded_or_punted() {
     let other = packet((false, 0, mac(1)), Opcode::UD_SEND_ONLY, Qpn::new(5), &[7; 64], |repr| {
         repr.extended.deth = Deth::new(0x1111, Qpn::new(5));
     });
-    assert_eq!(passed(&mut function, &other, 4, 0), (other, PortId(1)));
+    assert_eq!(forwarded(&mut function, &other, 4, 0), (other, PortId(1)));
     let write = packet((false, 0, mac(1)), Opcode::UC_WRITE_ONLY, FIRST_QP, &[7; 64], |_| ());
-    assert_eq!(passed(&mut function, &write, 4, 0), (write, PortId(1)));
+    assert_eq!(forwarded(&mut function, &write, 4, 0), (write, PortId(1)));
     let mut arp = vec![0; 60];
     arp[..6].copy_from_slice(&OWN.0);
     arp[12..14].copy_from_slice(&[8, 6]);

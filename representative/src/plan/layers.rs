@@ -18,10 +18,10 @@ pub(super) fn layers(topology: &Topology, graph: &Graph) -> Result<Vec<u32>, Vec
         }
     }
     let mut problems = Vec::new();
-    let mut known = Vec::new();
+    let mut found_layers = Vec::new();
     for (number, (switch, found)) in topology.switches.iter().zip(layers).enumerate() {
         match found {
-            Some(layer) => known.push(switch.layer.unwrap_or(layer)),
+            Some(layer) => found_layers.push(switch.layer.unwrap_or(layer)),
             None => problems.push(Problem::Unreached(number)),
         }
     }
@@ -30,15 +30,15 @@ pub(super) fn layers(topology: &Topology, graph: &Graph) -> Result<Vec<u32>, Vec
     }
     for (number, link) in topology.links.iter().enumerate() {
         let [a, b] = link.ends;
-        if known[a] == known[b] {
+        if found_layers[a] == found_layers[b] {
             // Prefer a loop of switches that are all in the same layer.
-            let way = graph.way_around(b, a, |a, b| known[a] == known[b]);
-            let way = way.or_else(|| graph.way_around(b, a, |_, _| true));
-            let cycle = way.map(|way| [&[a], &way[..]].concat());
-            problems.push(Problem::Level { link: number, layer: known[a], cycle });
+            let path = graph.path_around(b, a, |a, b| found_layers[a] == found_layers[b]);
+            let path = path.or_else(|| graph.path_around(b, a, |_, _| true));
+            let cycle = path.map(|path| [&[a], &path[..]].concat());
+            problems.push(Problem::Level { link: number, layer: found_layers[a], cycle });
         }
     }
-    if problems.is_empty() { Ok(known) } else { Err(problems) }
+    if problems.is_empty() { Ok(found_layers) } else { Err(problems) }
 }
 
 /// Returns, for each switch, whether a host that sends messages is at the switch or below. `up` yields the
@@ -64,13 +64,16 @@ pub(super) fn with_hosts(
 /// problem.
 pub(super) fn check_routes(topology: &Topology, graph: &Graph, layers: &[u32]) -> Result<(), Vec<Problem>> {
     // Hosts at the same switches have the same routes.
-    let places: BTreeMap<_, _> = topology.senders().map(|(number, host)| (&host.switches, number)).collect();
-    let starts: BTreeMap<_, _> =
-        places.iter().flat_map(|(switches, &host)| switches.iter().map(move |&at| (at, host))).collect();
-    for &to in places.values() {
+    let destinations: BTreeMap<_, _> =
+        topology.senders().map(|(number, host)| (&host.switches, number)).collect();
+    let starts: BTreeMap<_, _> = destinations
+        .iter()
+        .flat_map(|(switches, &host)| switches.iter().map(move |&at| (at, host)))
+        .collect();
+    for &to in destinations.values() {
         let costs = graph.costs_to_host(topology, to);
-        if let Some(way) = valley(graph, layers, &costs, starts.keys().copied()) {
-            return Err(vec![Problem::Valley { from: starts[&way[0]], way, to }]);
+        if let Some(path) = valley(graph, layers, &costs, starts.keys().copied()) {
+            return Err(vec![Problem::Valley { from: starts[&path[0]], path, to }]);
         }
     }
     Ok(())
@@ -92,15 +95,15 @@ fn valley(
             let up = layers[next] > layers[at];
             if down && up {
                 let before = |&(at, down): &(usize, bool)| seen[at][usize::from(down)];
-                let way = core::iter::successors(Some((at, down)), before).map(|(at, _)| at);
-                let mut way: Vec<_> = core::iter::once(next).chain(way).collect();
-                way.reverse();
-                return Some(way);
+                let path = core::iter::successors(Some((at, down)), before).map(|(at, _)| at);
+                let mut path: Vec<_> = core::iter::once(next).chain(path).collect();
+                path.reverse();
+                return Some(path);
             }
             let state = (next, down || !up);
-            let place = &mut seen[next][usize::from(state.1)];
-            if place.is_none() {
-                *place = Some((at, down));
+            let slot = &mut seen[next][usize::from(state.1)];
+            if slot.is_none() {
+                *slot = Some((at, down));
                 open.push(state);
             }
         }

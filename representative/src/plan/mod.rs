@@ -86,7 +86,7 @@ pub struct Beacons {
 
 /// Route of the beacons of one direction of a link
 #[derive(Clone, Copy)]
-struct Way {
+struct BeaconPath {
     /// Host that sends the beacons
     from: usize,
     /// Switch that this host sends them to
@@ -170,7 +170,7 @@ fn representatives(topology: &Topology, graph: &Graph) -> Result<Vec<usize>, Vec
 
 /// Returns the plan without beacons, with layers, representatives, links and numbers.
 fn skeleton(topology: &Topology, layers: &[u32], representatives: &[usize]) -> Plan {
-    let nowhere = Beacons {
+    let placeholder = Beacons {
         crossing: Crossing::Always,
         detour: Vec::new(),
         next_hop: MacAddr::default(),
@@ -178,7 +178,7 @@ fn skeleton(topology: &Topology, layers: &[u32], representatives: &[usize]) -> P
         qpn: topology.settings.host_qp,
         form: BeaconForm::Datagram,
     };
-    let link = |to, side| PlannedLink { to, side, beacons: nowhere.clone() };
+    let link = |to, side| PlannedLink { to, side, beacons: placeholder.clone() };
     let mut links: Vec<Vec<PlannedLink>> = vec![Vec::new(); topology.switches.len()];
     for (host, at) in
         topology.senders().flat_map(|(number, host)| host.switches.iter().map(move |&at| (number, at)))
@@ -226,7 +226,7 @@ impl Planner<'_> {
                     Node::Host(host) => host,
                     Node::Switch(other) => self.plan.switches[other].representative,
                 };
-                let beacons = self.beacons(Way { from, via, near: Node::Switch(switch), far, to });
+                let beacons = self.beacons(BeaconPath { from, via, near: Node::Switch(switch), far, to });
                 self.plan.switches[switch].links[number].beacons = beacons;
             }
         }
@@ -237,34 +237,35 @@ impl Planner<'_> {
             .collect();
         for (from, switch) in uplinks {
             let to = self.plan.switches[switch].representative;
-            let way = Way { from, via: switch, near: Node::Host(from), far: Node::Switch(switch), to };
-            let beacons = self.beacons(way);
+            let path =
+                BeaconPath { from, via: switch, near: Node::Host(from), far: Node::Switch(switch), to };
+            let beacons = self.beacons(path);
             self.plan.hosts[from].push((switch, beacons));
         }
     }
 
     /// Returns the destination of the beacons from one end of a link to the other.
-    fn beacons(&mut self, way: Way) -> Beacons {
-        let crossing = self.crossing(way);
-        let detour = if crossing == Crossing::Always { Vec::new() } else { self.detour(way) };
-        let to = &self.topology.hosts[way.to];
-        let (qpn, form) = match way.far {
+    fn beacons(&mut self, path: BeaconPath) -> Beacons {
+        let crossing = self.crossing(path);
+        let detour = if crossing == Crossing::Always { Vec::new() } else { self.detour(path) };
+        let to = &self.topology.hosts[path.to];
+        let (qpn, form) = match path.far {
             Node::Host(_) => (self.topology.settings.host_qp, BeaconForm::Datagram),
             Node::Switch(switch) => {
                 let there = &self.plan.switches[switch];
                 let number =
-                    there.links.iter().position(|link| link.to == way.near).expect("links have two ends");
+                    there.links.iter().position(|link| link.to == path.near).expect("links have two ends");
                 let Registers { rkey, .. } = there.registers;
                 let va = there.registers.va_of(number as u16);
                 (Qpn::new(there.first_qp.get() + number as u32), BeaconForm::Write { va, rkey })
             }
         };
-        let next_hop = self.next_hop(way, !detour.is_empty());
+        let next_hop = self.next_hop(path, !detour.is_empty());
         Beacons { crossing, detour, next_hop, address: to.address, qpn, form }
     }
 
-    fn crossing(&mut self, way: Way) -> Crossing {
-        let Way { from, via, near, far, to } = way;
+    fn crossing(&mut self, path: BeaconPath) -> Crossing {
+        let BeaconPath { from, via, near, far, to } = path;
         if from == to {
             // What a host sends to itself passes no link.
             return Crossing::Never;
@@ -278,18 +279,18 @@ impl Planner<'_> {
     }
 
     /// Returns the switches at the ends of the link, whose tunnels lead over it.
-    fn detour(&mut self, way: Way) -> Detour {
-        if let (Node::Switch(near), Node::Switch(far)) = (way.near, way.far)
+    fn detour(&mut self, path: BeaconPath) -> Detour {
+        if let (Node::Switch(near), Node::Switch(far)) = (path.near, path.far)
             && !self.graph.is_direct(near, far)
         {
             self.problems.push(Problem::NotDirect(near, far));
         }
         let mut detour = Detour::new();
-        let mut source = self.topology.hosts[way.from].address;
-        for end in [way.near, way.far] {
+        let mut source = self.topology.hosts[path.from].address;
+        for end in [path.near, path.far] {
             let Node::Switch(switch) = end else { continue };
             let Some(address) = self.topology.switches[switch].tunnel else {
-                self.problems.push(Problem::NoTunnel { switch, near: way.near, far: way.far });
+                self.problems.push(Problem::NoTunnel { switch, near: path.near, far: path.far });
                 continue;
             };
             self.plan.switches[switch].tunnel_sources.insert(source);
@@ -301,9 +302,9 @@ impl Planner<'_> {
 
     /// Returns the MAC address that a host sends to: a neighbour in its own subnet, or its switch, which
     /// routes.
-    fn next_hop(&mut self, way: Way, goes_around: bool) -> MacAddr {
-        self.topology.next_hop_via(way.from, way.via, way.to, goes_around).unwrap_or_else(|| {
-            let missing = Problem::NoMac { switch: way.via, host: way.from };
+    fn next_hop(&mut self, path: BeaconPath, has_detour: bool) -> MacAddr {
+        self.topology.next_hop_via(path.from, path.via, path.to, has_detour).unwrap_or_else(|| {
+            let missing = Problem::NoMac { switch: path.via, host: path.from };
             if !self.problems.contains(&missing) {
                 self.problems.push(missing);
             }

@@ -37,7 +37,7 @@ pub enum Problem {
         /// Host at which the route begins
         from: usize,
         /// Switches of the route, up to the one where it goes up again
-        way: Vec<usize>,
+        path: Vec<usize>,
         /// Host to which the route leads
         to: usize,
     },
@@ -166,7 +166,7 @@ impl Problem {
         let name = |node| format!("`{}`", topology.name(node));
         let switch = |number| name(Node::Switch(number));
         let host = |number| name(Node::Host(number));
-        let way = |switches: &[usize]| switches.iter().map(|&at| switch(at)).collect::<Vec<_>>().join(" - ");
+        let path = |switches: &[usize]| switches.iter().map(|&at| switch(at)).collect::<Vec<_>>().join(" - ");
         match self {
             Self::NoHosts => (
                 "no host sends messages".into(),
@@ -204,7 +204,7 @@ impl Problem {
             Self::Level { link, layer, cycle } => {
                 let [a, b] = topology.links[*link].ends;
                 let message = match cycle {
-                    Some(cycle) => format!("a loop: {}", way(cycle)),
+                    Some(cycle) => format!("a loop: {}", path(cycle)),
                     None => format!("neither of {} and {} is above the other", switch(a), switch(b)),
                 };
                 let help = format!(
@@ -215,8 +215,8 @@ impl Problem {
                 );
                 (message, help)
             }
-            Self::Valley { from, way: through, to } => (
-                format!("a route from {} to {} goes down and up again: {}", host(*from), host(*to), way(through)),
+            Self::Valley { from, path: through, to } => (
+                format!("a route from {} to {} goes down and up again: {}", host(*from), host(*to), path(through)),
                 "no barrier covers such messages, so they are dropped: change the costs or the layers so that shortest paths \
                  go up and then down"
                     .into(),
@@ -234,14 +234,14 @@ impl Problem {
                     "name a host with `representative = \"...\"`, or set `represents = true` for at least one host".into(),
                 )
             }
-            Self::Disconnected { switch: at, host: who } => (
-                format!("{} is to represent {}, but no links connect the two", host(*who), switch(*at)),
+            Self::Disconnected { switch: at, host: index } => (
+                format!("{} is to represent {}, but no links connect the two", host(*index), switch(*at)),
                 "name a host in the switch's own part of the network, or add links between the parts: a tunnel needs a route. \
                  A host sends through the first of its switches"
                     .into(),
             ),
-            Self::NoMac { switch: at, host: who } => (
-                format!("{} has no `mac`, but {} sends beacons through it", switch(*at), host(*who)),
+            Self::NoMac { switch: at, host: index } => (
+                format!("{} has no `mac`, but {} sends beacons through it", switch(*at), host(*index)),
                 "add the switch's MAC address as a router, such as `mac = \"02:00:00:00:01:01\"`".into(),
             ),
             Self::NoTunnel { switch: at, near, far } => (

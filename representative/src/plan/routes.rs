@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
 /// Cost of an unreachable switch
-const NOWHERE: u64 = u64::MAX;
+const UNREACHABLE: u64 = u64::MAX;
 /// Cost of the last hop, from a switch to a host. All routes to a host end with one
 const TO_HOST: u64 = 1;
 
@@ -45,7 +45,7 @@ impl Graph {
     /// Returns the costs of the routes from each switch to a destination; `ends` are the last switches, with
     /// the cost of the rest.
     pub(super) fn costs(&self, ends: &[(usize, u64)]) -> Costs {
-        let mut costs = vec![NOWHERE; self.edges.len()];
+        let mut costs = vec![UNREACHABLE; self.edges.len()];
         let mut open: BinaryHeap<_> = ends.iter().map(|&(end, cost)| Reverse((cost, end))).collect();
         while let Some(Reverse((cost, at))) = open.pop() {
             if cost >= costs[at] {
@@ -124,7 +124,7 @@ impl Graph {
 
     /// Returns a shortest path in hops between two switches, without the link between them, over links for
     /// which `may` is true.
-    pub(super) fn way_around(
+    pub(super) fn path_around(
         &self,
         from: usize,
         to: usize,
@@ -141,9 +141,9 @@ impl Graph {
             }
         }
         before[to]?;
-        let mut way: Vec<_> = core::iter::successors(Some(to), |&at| before[at]).collect();
-        way.reverse();
-        Some(way)
+        let mut path: Vec<_> = core::iter::successors(Some(to), |&at| before[at]).collect();
+        path.reverse();
+        Some(path)
     }
 }
 
@@ -156,7 +156,7 @@ pub(super) struct Costs {
 impl Costs {
     /// Returns the cost from a switch; `None` if there is no route.
     pub(super) fn from(&self, switch: usize) -> Option<u64> {
-        Some(self.costs[switch]).filter(|&cost| cost != NOWHERE)
+        Some(self.costs[switch]).filter(|&cost| cost != UNREACHABLE)
     }
 
     /// Returns whether a route leaves the switches here.

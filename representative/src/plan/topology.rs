@@ -131,10 +131,10 @@ impl Topology {
         from: usize,
         via: usize,
         to: usize,
-        goes_around: bool,
+        has_detour: bool,
     ) -> Option<MacAddr> {
         let (from, to) = (&self.hosts[from], &self.hosts[to]);
-        if !goes_around && from.switches.len() == 1 && from.is_neighbour(to.address) {
+        if !has_detour && from.switches.len() == 1 && from.is_neighbour(to.address) {
             return Some(to.mac);
         }
         self.switches[via].mac

@@ -13,7 +13,7 @@ impl Process {
     /// Returns the next instant after `now` by this process's clock, at which all processes send beacons
     /// (1Pipe, section 4.2).
     pub(super) fn next_instant(&self, now: Nanos) -> Nanos {
-        let clock = Timestamp::new(self.clock.shows(now)).nanos();
+        let clock = Timestamp::new(self.clock.unclamped(now)).nanos();
         let interval = self.config.beacon_interval.0;
         let rest = interval - clock % interval;
         now + Nanos(rest.min((1 << 48) - clock))
@@ -27,7 +27,7 @@ impl Process {
         self.beacon = Pending::None;
         let time = match self.finishing {
             #[cfg(debug_assertions)]
-            _ if self.config.bug == Some(crate::Bug::OvertakingBeacon) => self.clock.tell(now),
+            _ if self.config.bug == Some(crate::Bug::OvertakingBeacon) => self.clock.issue(now),
             Some((_, _, time)) => {
                 let clock = self.clock.read(now);
                 let instant = clock - Timestamp::new(clock).nanos() % self.config.beacon_interval.0;
@@ -36,7 +36,7 @@ impl Process {
                 }
                 time
             }
-            None => self.clock.tell(now),
+            None => self.clock.issue(now),
         };
         let mut header = OnePipe::new(OnePipeOpcode::BEACON, Timestamp::new(time), self.beacon_psn);
         self.beacon_psn = self.beacon_psn.add(1);
@@ -45,7 +45,7 @@ impl Process {
             header.set_nothing_follows(true);
         }
         self.tor.emit(frame, &header, &[]);
-        lead_around(frame, &self.detour);
+        insert_detour(frame, &self.detour);
         self.counters.beacons_sent.add(1);
     }
 }
@@ -61,9 +61,9 @@ pub(super) fn detour(config: &Config, mut tor: Template) -> Result<Box<[u8]>, Co
 }
 
 /// Inserts the outer headers of a detour behind a frame's Ethernet header.
-fn lead_around(frame: &mut Vec<u8>, detour: &[u8]) {
+fn insert_detour(frame: &mut Vec<u8>, detour: &[u8]) {
     let Some(first) = detour.first() else { return };
-    let kind = if first >> 4 == 4 { ethertype::IPV4 } else { ethertype::IPV6 };
+    let outer_ethertype = if first >> 4 == 4 { ethertype::IPV4 } else { ethertype::IPV6 };
     frame.splice(Ethernet::LEN..Ethernet::LEN, detour.iter().copied());
-    frame[Ethernet::LEN - 2..Ethernet::LEN].copy_from_slice(&kind.to_be_bytes());
+    frame[Ethernet::LEN - 2..Ethernet::LEN].copy_from_slice(&outer_ethertype.to_be_bytes());
 }

@@ -11,7 +11,7 @@ pub(super) struct Clock {
     /// Maximum that `epoch` has had
     epoch_max: u64,
     /// Latest time that was sent or returned
-    told: u64,
+    issued: u64,
     /// Latest timestamp of a scattering. No two scatterings have the same
     stamped: u64,
 }
@@ -21,48 +21,48 @@ impl Clock {
     pub(super) const fn new(clock: Timestamp) -> Self {
         // One 48-bit period on, so that there are times before it
         let epoch = (1 << 48) + clock.nanos();
-        Self { epoch, epoch_max: epoch, told: 0, stamped: 0 }
+        Self { epoch, epoch_max: epoch, issued: 0, stamped: 0 }
     }
 
     /// Returns the time that the clock was set to show, which may be before what it has shown.
-    pub(super) const fn shows(&self, now: Nanos) -> u64 {
+    pub(super) const fn unclamped(&self, now: Nanos) -> u64 {
         self.epoch.wrapping_add(now.0)
     }
 
     /// Returns the time, which never goes back.
     #[inline]
     pub(super) fn read(&self, now: Nanos) -> u64 {
-        self.shows(now).max(self.told)
+        self.unclamped(now).max(self.issued)
     }
 
     /// Returns the time, to be sent or returned to the application: the clock shows no less from now on.
     #[inline]
-    pub(super) fn tell(&mut self, now: Nanos) -> u64 {
-        self.told = self.read(now);
-        self.told
+    pub(super) fn issue(&mut self, now: Nanos) -> u64 {
+        self.issued = self.read(now);
+        self.issued
     }
 
     /// Returns a timestamp for a scattering, later than that of any other scattering.
     #[inline]
     pub(super) fn stamp(&mut self, now: Nanos) -> u64 {
         self.stamped = self.read(now).max(self.stamped + 1);
-        self.told = self.stamped;
+        self.issued = self.stamped;
         self.stamped
     }
 
     /// Returns whether the clock stands still because it was set back.
-    pub(super) fn stands(&self, now: Nanos) -> bool {
-        self.shows(now) < self.told
+    pub(super) fn is_clamped(&self, now: Nanos) -> bool {
+        self.unclamped(now) < self.issued
     }
 
     /// Returns the runner's time at which the clock will show more than `time`, which is ahead of it.
     pub(super) fn when_past(&self, time: u64, now: Nanos) -> Nanos {
-        now + Nanos(time.saturating_sub(self.shows(now)) + 1)
+        now + Nanos(time.saturating_sub(self.unclamped(now)) + 1)
     }
 
     /// Sets the clock, in the direction of the shorter distance.
     pub(super) fn set(&mut self, clock: Timestamp, now: Nanos) {
-        let by = clock.distance(Timestamp::new(self.shows(now)));
+        let by = clock.distance(Timestamp::new(self.unclamped(now)));
         self.epoch = self.epoch.wrapping_add_signed(by);
         self.epoch_max = self.epoch_max.max(self.epoch);
     }
@@ -70,13 +70,13 @@ impl Clock {
     /// Returns the time that the clock would show if it had never been set back. Clocks of other nodes, which
     /// were not, are no further ahead than that.
     #[inline]
-    pub(super) const fn unbroken(&self, now: Nanos) -> u64 {
+    pub(super) const fn without_setbacks(&self, now: Nanos) -> u64 {
         self.epoch_max.wrapping_add(now.0)
     }
 
     /// Unwraps a timestamp, as near to the present as possible.
     #[inline]
-    pub(super) fn place(&self, timestamp: Timestamp, now: Nanos) -> u64 {
+    pub(super) fn unwrap_timestamp(&self, timestamp: Timestamp, now: Nanos) -> u64 {
         let clock = self.read(now);
         clock.wrapping_add_signed(timestamp.distance(Timestamp::new(clock)))
     }
@@ -92,17 +92,17 @@ mod tests {
         let first = clock.stamp(Nanos(5));
         assert_eq!(Timestamp::new(first), Timestamp::new((1 << 48) - 5));
         assert_eq!(clock.stamp(Nanos(5)), first + 1, "no two scatterings have the same timestamp");
-        assert_eq!(clock.tell(Nanos(5)), first + 1);
-        assert_eq!(clock.place(Timestamp::new(3), Nanos(5)), first + 8, "across the wrap");
+        assert_eq!(clock.issue(Nanos(5)), first + 1);
+        assert_eq!(clock.unwrap_timestamp(Timestamp::new(3), Nanos(5)), first + 8, "across the wrap");
         clock.set(Timestamp::new((1 << 48) - 105), Nanos(5));
-        assert!(clock.stands(Nanos(5)));
-        assert_eq!((clock.tell(Nanos(50)), clock.stamp(Nanos(50))), (first + 1, first + 2), "stands still");
+        assert!(clock.is_clamped(Nanos(5)));
+        assert_eq!((clock.issue(Nanos(50)), clock.stamp(Nanos(50))), (first + 1, first + 2), "stands still");
         assert_eq!(clock.when_past(first + 2, Nanos(50)), Nanos(108));
         assert_eq!((clock.read(Nanos(107)), clock.read(Nanos(108))), (first + 2, first + 3));
-        assert!(!clock.stands(Nanos(108)));
+        assert!(!clock.is_clamped(Nanos(108)));
         assert_eq!(
-            clock.unbroken(Nanos(108)),
-            clock.shows(Nanos(208)),
+            clock.without_setbacks(Nanos(108)),
+            clock.unclamped(Nanos(208)),
             "clocks that were not set back went on"
         );
     }

@@ -209,10 +209,10 @@ pub enum ConfigError {
     },
     /// Two processes have the same number, or the same address and queue pair
     #[error("process {0}: its number, or its address and queue pair, occur twice; make them unique")]
-    Twice(ProcessId),
+    Duplicate(ProcessId),
     /// Address of another IP version than the process's own
     #[error("{0} is of another IP version than the process's own address; use the same version")]
-    Family(IpAddr),
+    IpVersion(IpAddr),
     /// The detour of its beacons has addresses of two IP versions, or is invalid otherwise
     #[error("invalid detour: {0}")]
     Detour(EntranceError),

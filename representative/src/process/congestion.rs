@@ -25,13 +25,13 @@ pub(super) struct Dctcp {
     marked: u32,
     /// The window was lowered in this round because of a loss.
     lowered: bool,
-    least: u32,
-    most: u32,
+    min_window: u32,
+    max_window: u32,
 }
 
 /// Progress reported by an ACK.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Answered {
+pub(super) struct AckProgress {
     /// All packets before this one have left the network
     pub(super) arrived: Psn,
     /// Next PSN to be sent
@@ -47,10 +47,10 @@ pub(super) struct Answered {
 }
 
 impl Dctcp {
-    /// Creates a window of `initial` bytes that stays between `least`, a packet, and `most`.
-    pub(super) fn new(initial: u32, least: u32, most: u32, first: Psn) -> Self {
+    /// Creates a window of `initial` bytes that stays between `min_window`, a packet, and `max_window`.
+    pub(super) fn new(initial: u32, min_window: u32, max_window: u32, first: Psn) -> Self {
         Self {
-            window: initial.clamp(least, most.max(least)),
+            window: initial.clamp(min_window, max_window.max(min_window)),
             threshold: u32::MAX,
             // No marks observed yet: the first mark counts as if all packets were marked (RFC 8257, 3.3).
             alpha: ONE,
@@ -58,8 +58,8 @@ impl Dctcp {
             packets: 0,
             marked: 0,
             lowered: false,
-            least,
-            most: most.max(least),
+            min_window,
+            max_window: max_window.max(min_window),
         }
     }
 
@@ -68,22 +68,23 @@ impl Dctcp {
     }
 
     fn set(&mut self, window: u32) {
-        self.window = window.clamp(self.least, self.most);
+        self.window = window.clamp(self.min_window, self.max_window);
     }
 
-    pub(super) fn on_answer(&mut self, answered: Answered) {
-        self.packets = self.packets.saturating_add(answered.packets);
-        self.marked = self.marked.saturating_add(answered.marked);
-        if answered.limited {
+    pub(super) fn on_ack(&mut self, progress: AckProgress) {
+        self.packets = self.packets.saturating_add(progress.packets);
+        self.marked = self.marked.saturating_add(progress.marked);
+        if progress.limited {
             let grown = if self.window < self.threshold {
-                answered.bytes
+                progress.bytes
             } else {
                 // One packet per round
-                (u64::from(self.least) * u64::from(answered.bytes) / u64::from(self.window.max(1))) as u32
+                (u64::from(self.min_window) * u64::from(progress.bytes) / u64::from(self.window.max(1)))
+                    as u32
             };
             self.set(self.window.saturating_add(grown));
         }
-        if !self.round.precedes(answered.arrived) || self.packets == 0 {
+        if !self.round.precedes(progress.arrived) || self.packets == 0 {
             return;
         }
         let share = (u64::from(self.marked) * u64::from(ONE) / u64::from(self.packets)) as u32;
@@ -93,7 +94,7 @@ impl Dctcp {
             self.set(self.window - less as u32);
             self.threshold = self.window;
         }
-        (self.round, self.packets, self.marked, self.lowered) = (answered.next, 0, 0, false);
+        (self.round, self.packets, self.marked, self.lowered) = (progress.next, 0, 0, false);
     }
 
     /// Halves the window after a loss, at most once a round.
@@ -105,9 +106,9 @@ impl Dctcp {
     }
 
     /// Sets the window to a packet after a time-out.
-    pub(super) fn on_silence(&mut self) {
-        self.threshold = (self.window / 2).max(self.least);
-        self.set(self.least);
+    pub(super) fn on_timeout(&mut self) {
+        self.threshold = (self.window / 2).max(self.min_window);
+        self.set(self.min_window);
     }
 }
 
@@ -120,7 +121,7 @@ mod tests {
         for _ in 0..rounds {
             let next = dctcp.round.add(10);
             let arrived = dctcp.round.add(1);
-            dctcp.on_answer(Answered { arrived, next, bytes: 10_000, packets: 10, marked, limited: true });
+            dctcp.on_ack(AckProgress { arrived, next, bytes: 10_000, packets: 10, marked, limited: true });
         }
     }
 
@@ -140,7 +141,7 @@ mod tests {
         dctcp.on_loss();
         dctcp.on_loss();
         assert_eq!(dctcp.window(), after / 2, "a loss halves the window once a round");
-        dctcp.on_silence();
+        dctcp.on_timeout();
         assert_eq!(dctcp.window(), 1000);
         rounds(&mut dctcp, 60_000, 0);
         assert_eq!(dctcp.window(), 1_000_000, "the maximum");
@@ -150,7 +151,7 @@ mod tests {
     fn unused_window_does_not_grow() {
         let mut dctcp = Dctcp::new(10_000, 1000, 1_000_000, Psn::ZERO);
         let next = Psn::new(20);
-        dctcp.on_answer(Answered {
+        dctcp.on_ack(AckProgress {
             arrived: Psn::new(1),
             next,
             bytes: 10,

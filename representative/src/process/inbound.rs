@@ -24,14 +24,14 @@ pub(super) struct Packet<'a> {
     pub(super) psn: Psn,
     /// Its timestamp, unwrapped
     pub(super) time: u64,
-    pub(super) part: Part,
+    pub(super) flags: RunFlags,
     pub(super) marked: bool,
     pub(super) payload: &'a [u8],
 }
 
 /// Position of a packet in its run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct RunFlags {
     /// It is the first one.
     pub(super) first: bool,
     /// A message ends with it.
@@ -80,7 +80,7 @@ impl Outcome {
 }
 
 /// Contents of an ACK: the sender's latest timestamp, its highest PSN, and its arrivals
-pub(super) type Report = (u64, Psn, Arrivals);
+pub(super) type AckContents = (u64, Psn, Arrivals);
 
 /// Packet behind a gap.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ enum Ahead {
     Kept {
         psn: Psn,
         time: u64,
-        part: Part,
+        flags: RunFlags,
         payload: Vec<u8>,
     },
 }
@@ -111,13 +111,13 @@ pub(super) struct Inbound {
     /// All packets before this PSN are decided.
     next: Psn,
     /// Position of `next` among all of the sender's packets: `next`, unwrapped
-    line: u64,
+    next_position: u64,
     /// Packets from the one behind `next` on; the last one is not missing
     ahead: VecDeque<Ahead>,
     assembly: Assembly,
     highest: Psn,
     /// Bit n: the packet n before the highest has arrived
-    seen: u128,
+    arrived: u128,
     /// Bit n: that packet ended a run that was accepted
     taken: u128,
     /// Latest timestamp received, unwrapped
@@ -127,18 +127,18 @@ pub(super) struct Inbound {
     /// Bytes buffered of its messages, from arrival until the application has taken them
     pub(super) held: usize,
     /// Time at which a packet was last received.
-    pub(super) heard: Nanos,
+    pub(super) last_received_at: Nanos,
     /// Packets received since the last ACK
-    pub(super) untold: u32,
+    pub(super) unacknowledged: u32,
     /// Time until which an ACK is due, if packets were received since the last one.
-    pub(super) tell_at: Option<Nanos>,
+    pub(super) ack_at: Option<Nanos>,
     /// Whether the sender is in the queue for ACKs.
-    pub(super) queued: bool,
+    pub(super) is_ack_queued: bool,
     /// Window last advertised to the sender
-    pub(super) told_window: u32,
+    pub(super) advertised_window: u32,
     /// The bytes left of the buffer for all senders limited that window: an update is due when there is more
     /// room.
-    pub(super) is_short: bool,
+    pub(super) is_window_limited: bool,
 }
 
 impl Inbound {
@@ -146,22 +146,22 @@ impl Inbound {
     pub(super) fn new(first: Psn) -> Self {
         Self {
             next: first,
-            line: 1,
+            next_position: 1,
             ahead: VecDeque::new(),
             assembly: Assembly::default(),
             highest: first.sub(1),
-            seen: 0,
+            arrived: 0,
             taken: 0,
             latest: 0,
             packets: 0,
             marked: 0,
             held: 0,
-            heard: Nanos::ZERO,
-            untold: 0,
-            tell_at: None,
-            queued: false,
-            told_window: u32::MAX,
-            is_short: false,
+            last_received_at: Nanos::ZERO,
+            unacknowledged: 0,
+            ack_at: None,
+            is_ack_queued: false,
+            advertised_window: u32::MAX,
+            is_window_limited: false,
         }
     }
 
@@ -169,31 +169,31 @@ impl Inbound {
     /// is incomplete and no packet missing before it: the case of nearly all packets. Returns its position;
     /// `None` if any condition fails, and then nothing has changed.
     #[inline]
-    pub(super) fn take_in_turn(&mut self, packet: &Packet<'_>) -> Option<u64> {
+    pub(super) fn accept_in_order(&mut self, packet: &Packet<'_>) -> Option<u64> {
         let in_turn = packet.psn == self.next
             && packet.psn == self.highest.add(1)
-            && packet.part.first
-            && packet.part.last
+            && packet.flags.first
+            && packet.flags.last
             && self.ahead.is_empty()
             && !self.assembly.open;
         if !in_turn {
             return None;
         }
-        self.see(packet);
+        self.record(packet);
         self.taken |= 1;
         self.held += cost(packet.payload.len());
-        let position = self.line;
-        (self.next, self.line) = (packet.psn.add(1), position + 1);
+        let position = self.next_position;
+        (self.next, self.next_position) = (packet.psn.add(1), position + 1);
         Some(position)
     }
 
-    /// Handles a received packet, which is to be accepted if `fit` is `Ok`. Returns the position of a packet
+    /// Handles a received packet, which is to be accepted if `admission` is `Ok`. Returns the position of a packet
     /// that waits behind a gap: [`settle`](Self::settle) is due for it when the barrier has passed its
     /// timestamp.
-    pub(super) fn take(
+    pub(super) fn accept(
         &mut self,
         packet: &Packet<'_>,
-        fit: Result<(), Refusal>,
+        admission: Result<(), Refusal>,
         out: &mut Outcome,
     ) -> Result<Option<u64>, Refusal> {
         let ahead = packet.psn.distance(self.next);
@@ -202,7 +202,7 @@ impl Inbound {
             if before >= Arrivals::HISTORY {
                 return Err(Refusal::GivenUp);
             }
-            if self.seen >> before & 1 == 1 {
+            if self.arrived >> before & 1 == 1 {
                 return Err(Refusal::Duplicate);
             }
             out.naks.push((packet.psn, Refused::LATE));
@@ -211,79 +211,79 @@ impl Inbound {
         if ahead > MAX_GAP {
             return Err(Refusal::GivenUp);
         }
-        let place = (ahead as usize).checked_sub(1);
-        if place.and_then(|place| self.ahead.get(place)).is_some_and(|slot| !matches!(slot, Ahead::Missing)) {
+        let index = (ahead as usize).checked_sub(1);
+        if index.and_then(|index| self.ahead.get(index)).is_some_and(|slot| !matches!(slot, Ahead::Missing)) {
             return Err(Refusal::Duplicate);
         }
-        self.see(packet);
-        if let Err(why) = fit {
+        self.record(packet);
+        if let Err(why) = admission {
             let reason = if why == Refusal::NoRoom { Refused::NO_ROOM } else { Refused::LATE };
             out.naks.push((packet.psn, reason));
-            match place {
+            match index {
                 None => {
-                    self.give_up();
+                    self.discard_assembly();
                     self.advance(out);
                 }
-                Some(place) => self.put(place, Ahead::Decided),
+                Some(index) => self.put(index, Ahead::Decided),
             }
             return Err(why);
         }
-        let Some(place) = place else {
-            let Packet { psn, time, part, payload, .. } = *packet;
-            let result = self.consume(psn, self.line, time, part, payload, out);
+        let Some(index) = index else {
+            let Packet { psn, time, flags, payload, .. } = *packet;
+            let result = self.consume(psn, self.next_position, time, flags, payload, out);
             self.advance(out);
             return result.map(|()| None);
         };
-        let position = self.line + ahead as u64;
-        if packet.part.first && packet.part.last {
+        let position = self.next_position + ahead as u64;
+        if packet.flags.first && packet.flags.last {
             self.complete(packet.psn, position, packet.time, packet.payload, out);
-            self.put(place, Ahead::Decided);
+            self.put(index, Ahead::Decided);
             return Ok(None);
         }
-        let Packet { psn, time, part, payload, .. } = *packet;
+        let Packet { psn, time, flags, payload, .. } = *packet;
         self.held += cost(payload.len());
-        self.put(place, Ahead::Kept { psn, time, part, payload: payload.to_vec() });
+        self.put(index, Ahead::Kept { psn, time, flags, payload: payload.to_vec() });
         Ok(Some(position))
     }
 
     /// Returns whether a packet shows that its sender has restarted: its timestamp is the latest, but its PSN
     /// is not. (Within one incarnation, they grow together.)
-    pub(super) fn is_of_another_life(&self, packet: &Packet<'_>) -> bool {
+    pub(super) fn is_after_restart(&self, packet: &Packet<'_>) -> bool {
         let ahead = packet.psn.distance(self.next);
         packet.time > self.latest && !(0..=MAX_GAP).contains(&ahead)
     }
 
     /// Gives up everything up to `psn`, with which the sender goes on: it has restarted, or all of its
     /// packets were lost for long.
-    pub(super) fn begin_anew(&mut self, psn: Psn, out: &mut Outcome) {
-        self.give_up();
+    pub(super) fn restart(&mut self, psn: Psn, out: &mut Outcome) {
+        self.discard_assembly();
         while let Some(slot) = self.ahead.pop_front() {
-            self.forget(&slot, out);
+            self.discard(&slot, out);
         }
         // Positions that still wait to be settled are below.
-        self.line += 1 << 24;
+        self.next_position += 1 << 24;
         self.next = psn;
         // A PSN beyond all others may also be of the same incarnation, behind a long gap: accepted packets
         // stay so.
         if psn.distance(self.highest) <= 0 {
             self.highest = psn.sub(1);
-            (self.seen, self.taken, self.packets, self.marked) = (0, 0, 0, 0);
+            (self.arrived, self.taken, self.packets, self.marked) = (0, 0, 0, 0);
         }
     }
 
     #[inline]
-    fn see(&mut self, packet: &Packet<'_>) {
+    fn record(&mut self, packet: &Packet<'_>) {
         let by = packet.psn.distance(self.highest);
         if by == 1 {
             // The usual case; shifting 128 bits by a variable takes longer.
-            (self.seen, self.taken) = (self.seen << 1, self.taken << 1);
+            (self.arrived, self.taken) = (self.arrived << 1, self.taken << 1);
             self.highest = packet.psn;
         } else if by > 0 {
-            self.seen = self.seen.checked_shl(by as u32).unwrap_or(0);
+            self.arrived = self.arrived.checked_shl(by as u32).unwrap_or(0);
             self.taken = self.taken.checked_shl(by as u32).unwrap_or(0);
             self.highest = packet.psn;
         }
-        self.seen |= self.bit(packet.psn);
+        self.arrived |= self.bit(packet.psn);
         self.latest = self.latest.max(packet.time);
         self.packets = self.packets.wrapping_add(1);
         self.marked = self.marked.wrapping_add(packet.marked.into());
@@ -297,11 +297,11 @@ impl Inbound {
         1u128.checked_shl(self.highest.distance(psn) as u32).unwrap_or(0)
     }
 
-    fn put(&mut self, place: usize, slot: Ahead) {
-        while self.ahead.len() <= place {
+    fn put(&mut self, index: usize, slot: Ahead) {
+        while self.ahead.len() <= index {
             self.ahead.push_back(Ahead::Missing);
         }
-        self.ahead[place] = slot;
+        self.ahead[index] = slot;
     }
 
     /// Accepts a run of one packet.
@@ -321,20 +321,20 @@ impl Inbound {
         psn: Psn,
         position: u64,
         time: u64,
-        part: Part,
+        flags: RunFlags,
         payload: &[u8],
         out: &mut Outcome,
     ) -> Result<(), Refusal> {
-        if part.first {
+        if flags.first {
             // A run that its sender aborted
-            self.give_up();
-            if part.last {
+            self.discard_assembly();
+            if flags.last {
                 self.complete(psn, position, time, payload, out);
                 return Ok(());
             }
             self.assembly.open = true;
         } else if !self.assembly.open {
-            if part.last {
+            if flags.last {
                 out.naks.push((psn, Refused::INCOMPLETE));
             }
             return Err(Refusal::Incomplete);
@@ -343,11 +343,11 @@ impl Inbound {
         assembly.data.extend_from_slice(payload);
         assembly.cost += cost(payload.len());
         self.held += cost(payload.len());
-        if part.last {
+        if flags.last {
             self.taken |= self.bit(psn);
             let Assembly { data, ends, cost, .. } = core::mem::take(&mut self.assembly);
             out.runs.push(Run { time, position, data, ends, cost });
-        } else if part.end {
+        } else if flags.end {
             assembly.ends.push(assembly.data.len() as u32);
         }
         Ok(())
@@ -357,8 +357,8 @@ impl Inbound {
     fn advance(&mut self, out: &mut Outcome) {
         loop {
             self.next = self.next.add(1);
-            self.line += 1;
-            if !self.go_on(out) {
+            self.next_position += 1;
+            if !self.consume_next(out) {
                 return;
             }
         }
@@ -366,16 +366,16 @@ impl Inbound {
 
     /// Handles the next packet if it has arrived; the packets behind it move up. Returns whether it has
     /// arrived.
-    fn go_on(&mut self, out: &mut Outcome) -> bool {
+    fn consume_next(&mut self, out: &mut Outcome) -> bool {
         match self.ahead.pop_front() {
             None | Some(Ahead::Missing) => return false,
             // The packet was not the middle of a run that can be completed.
             Some(Ahead::Decided) => {
-                self.give_up();
+                self.discard_assembly();
             }
-            Some(Ahead::Kept { psn, time, part, payload }) => {
+            Some(Ahead::Kept { psn, time, flags, payload }) => {
                 self.held -= cost(payload.len());
-                if self.consume(psn, self.line, time, part, &payload, out).is_err() {
+                if self.consume(psn, self.next_position, time, flags, &payload, out).is_err() {
                     out.incomplete += 1;
                 }
             }
@@ -384,13 +384,13 @@ impl Inbound {
     }
 
     /// Discards the run that is being reassembled. Returns whether there was one.
-    fn give_up(&mut self) -> bool {
+    fn discard_assembly(&mut self) -> bool {
         let Assembly { open, cost, .. } = core::mem::take(&mut self.assembly);
         self.held -= cost;
         open
     }
 
-    fn forget(&mut self, slot: &Ahead, out: &mut Outcome) {
+    fn discard(&mut self, slot: &Ahead, out: &mut Outcome) {
         if let Ahead::Kept { payload, .. } = slot {
             self.held -= cost(payload.len());
             out.incomplete += 1;
@@ -401,23 +401,23 @@ impl Inbound {
     /// packet there. Returns whether that decided any packet, which the sender has to be notified of.
     #[inline]
     pub(super) fn settle(&mut self, position: u64, out: &mut Outcome) -> bool {
-        position > self.line && self.give_up_before(position, out)
+        position > self.next_position && self.give_up_before(position, out)
     }
 
     fn give_up_before(&mut self, position: u64, out: &mut Outcome) -> bool {
-        let by = position - self.line;
+        let by = position - self.next_position;
         let missing = self.next;
-        if self.give_up() {
+        if self.discard_assembly() {
             out.naks.push((missing, Refused::INCOMPLETE));
         }
         for _ in 1..by {
             if let Some(slot) = self.ahead.pop_front() {
-                self.forget(&slot, out);
+                self.discard(&slot, out);
             }
         }
         self.next = self.next.add(by as u32);
-        self.line = position;
-        if self.go_on(out) {
+        self.next_position = position;
+        if self.consume_next(out) {
             self.advance(out);
         }
         true
@@ -425,11 +425,11 @@ impl Inbound {
 
     /// Discards an incomplete run whose sender has been silent for long. Returns whether there was one.
     pub(super) fn abandon(&mut self) -> bool {
-        self.give_up()
+        self.discard_assembly()
     }
 
     /// Returns the contents of an ACK, except for the window.
-    pub(super) fn report(&self) -> Report {
+    pub(super) fn ack_contents(&self) -> AckContents {
         let mut arrivals = Arrivals::default();
         arrivals.taken = self.taken.into();
         (arrivals.packets, arrivals.marked) = (self.packets.into(), self.marked.into());
@@ -446,20 +446,20 @@ mod tests {
 
     /// Returns a run of `len` packets from `psn` on, all with timestamp `time`; its bytes are the low bytes
     /// of their PSNs.
-    fn run(psn: u32, len: u32, time: u64) -> impl Iterator<Item = (Psn, u64, Part)> {
+    fn run(psn: u32, len: u32, time: u64) -> impl Iterator<Item = (Psn, u64, RunFlags)> {
         (0..len).map(move |n| {
-            let part = Part { first: n == 0, end: n + 1 == len || n % 2 == 1, last: n + 1 == len };
-            (Psn::new(psn).add(n), time, part)
+            let flags = RunFlags { first: n == 0, end: n + 1 == len || n % 2 == 1, last: n + 1 == len };
+            (Psn::new(psn).add(n), time, flags)
         })
     }
 
-    fn give(
+    fn receive(
         inbound: &mut Inbound,
-        (psn, time, part): (Psn, u64, Part),
+        (psn, time, flags): (Psn, u64, RunFlags),
         out: &mut Outcome,
     ) -> Result<Option<u64>, Refusal> {
         let payload = &[psn.get() as u8];
-        inbound.take(&Packet { psn, time, part, marked: false, payload }, Ok(()), out)
+        inbound.accept(&Packet { psn, time, flags, marked: false, payload }, Ok(()), out)
     }
 
     proptest! {
@@ -495,11 +495,11 @@ mod tests {
                     continue;
                 }
                 came[number] = true;
-                if let Ok(Some(position)) = give(&mut inbound, packet, &mut out) {
+                if let Ok(Some(position)) = receive(&mut inbound, packet, &mut out) {
                     waiting.insert((packet.1, position));
                 }
                 if fate == 1 {
-                    prop_assert_eq!(give(&mut inbound, packet, &mut out), Err(Refusal::Duplicate));
+                    prop_assert_eq!(receive(&mut inbound, packet, &mut out), Err(Refusal::Duplicate));
                 }
             }
             // The barrier passes all packets, in order, and the runs completed thereby as well.
@@ -532,11 +532,11 @@ mod tests {
         let mut inbound = Inbound::new(Psn::new(0xff_ffff));
         let mut out = Outcome::default();
         for packet in run(0xff_ffff, 5, 7) {
-            assert_eq!(give(&mut inbound, packet, &mut out), Ok(None));
+            assert_eq!(receive(&mut inbound, packet, &mut out), Ok(None));
         }
         let run = &out.runs[0];
         assert_eq!((&run.data[..], &run.ends[..], run.time), (&[255, 0, 1, 2, 3][..], &[2, 4][..], 7));
-        let (latest, highest, arrivals) = inbound.report();
+        let (latest, highest, arrivals) = inbound.ack_contents();
         assert_eq!((latest, highest, arrivals.next()), (7, Psn::new(3), Psn::new(4)));
         assert_eq!((arrivals.taken.get(), arrivals.packets.get()), (1, 5));
     }
@@ -546,20 +546,20 @@ mod tests {
         let mut inbound = Inbound::new(Psn::new(10));
         let mut out = Outcome::default();
         let [first, _, last] = run(10, 3, 5).collect::<Vec<_>>()[..] else { unreachable!("three packets") };
-        assert_eq!(give(&mut inbound, first, &mut out), Ok(None));
-        assert_eq!(give(&mut inbound, last, &mut out), Ok(Some(3)));
+        assert_eq!(receive(&mut inbound, first, &mut out), Ok(None));
+        assert_eq!(receive(&mut inbound, last, &mut out), Ok(Some(3)));
         inbound.settle(3, &mut out);
         assert_eq!(out.naks, [(Psn::new(11), Refused::INCOMPLETE), (Psn::new(12), Refused::INCOMPLETE)]);
         assert_eq!((out.incomplete, inbound.held), (1, 0));
         // The lost packet arrives after all.
         let middle = run(10, 3, 5).nth(1).unwrap();
-        assert_eq!(give(&mut inbound, middle, &mut out), Err(Refusal::Late));
+        assert_eq!(receive(&mut inbound, middle, &mut out), Err(Refusal::Late));
         let packet = run(13, 1, 6).next().unwrap();
-        let (psn, time, part) = packet;
-        let late = Packet { psn, time, part, marked: true, payload: &[] };
-        assert_eq!(inbound.take(&late, Err(Refusal::NoRoom), &mut out), Err(Refusal::NoRoom));
+        let (psn, time, flags) = packet;
+        let late = Packet { psn, time, flags, marked: true, payload: &[] };
+        assert_eq!(inbound.accept(&late, Err(Refusal::NoRoom), &mut out), Err(Refusal::NoRoom));
         assert_eq!(out.naks[2..], [(Psn::new(11), Refused::LATE), (psn, Refused::NO_ROOM)]);
-        let (_, highest, arrivals) = inbound.report();
+        let (_, highest, arrivals) = inbound.ack_contents();
         assert_eq!(
             (highest, arrivals.next(), arrivals.taken.get(), arrivals.marked.get()),
             (psn, psn.add(1), 0, 1)
@@ -571,20 +571,20 @@ mod tests {
         let mut inbound = Inbound::new(Psn::new(1000));
         let mut out = Outcome::default();
         for packet in run(1000, 1, 50).chain(run(1001, 2, 60).take(1)) {
-            assert_eq!(give(&mut inbound, packet, &mut out), Ok(None));
+            assert_eq!(receive(&mut inbound, packet, &mut out), Ok(None));
         }
         let packet = |psn, time| Packet {
             psn: Psn::new(psn),
             time,
-            part: Part { first: true, end: true, last: true },
+            flags: RunFlags { first: true, end: true, last: true },
             marked: false,
             payload: &[],
         };
-        assert!(!inbound.is_of_another_life(&packet(1000, 50)), "a duplicate packet");
-        assert!(!inbound.is_of_another_life(&packet(1002, 70)), "the next packet");
-        assert!(inbound.is_of_another_life(&packet(7, 70)) && inbound.is_of_another_life(&packet(9000, 70)));
-        inbound.begin_anew(Psn::new(7), &mut out);
-        assert_eq!(inbound.take(&packet(7, 70), Ok(()), &mut out), Ok(None));
+        assert!(!inbound.is_after_restart(&packet(1000, 50)), "a duplicate packet");
+        assert!(!inbound.is_after_restart(&packet(1002, 70)), "the next packet");
+        assert!(inbound.is_after_restart(&packet(7, 70)) && inbound.is_after_restart(&packet(9000, 70)));
+        inbound.restart(Psn::new(7), &mut out);
+        assert_eq!(inbound.accept(&packet(7, 70), Ok(()), &mut out), Ok(None));
         assert_eq!((out.runs.len(), inbound.held), (2, cost(1) + cost(0)));
     }
 }

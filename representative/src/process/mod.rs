@@ -53,7 +53,7 @@ pub use counters::{Counters, Refusal};
 use clock::Clock;
 use core::fmt;
 use core::net::IpAddr;
-use inbound::{Inbound, Outcome, Report};
+use inbound::{AckContents, Inbound, Outcome};
 use outbound::Outbound;
 use reorder::Reorder;
 use rocev2::Psn;
@@ -226,7 +226,7 @@ impl Key for ProcessId {
 
 /// Peer, and the headers of frames to it.
 #[derive(Debug)]
-struct Known {
+struct Remote {
     id: ProcessId,
     dead: bool,
     route: Template,
@@ -245,10 +245,10 @@ enum Pending {
 type Finishing = (u32, u32, u64);
 
 /// Maximum number of NAKs waiting to be sent; also of saved ACKs, beside one per peer
-const ANSWERS: usize = 1024;
+const MAX_ANSWERS: usize = 1024;
 /// Maximum number of payload buffers kept for reuse, and maximum capacity of each
-const SPARES: usize = 1024;
-const SPARE_BYTES: usize = 4096;
+const MAX_SPARES: usize = 1024;
+const MAX_SPARE_BYTES: usize = 4096;
 /// A run is abandoned when its sender has been silent for this many time-outs. Its last packet waits for the
 /// other runs of its scattering, which may be 16 MB on a slow link.
 const ABANDONED_AFTER: u64 = 10_000;
@@ -262,7 +262,7 @@ const ECN_CAPABLE: u8 = 2;
 pub struct Process {
     config: Config,
     clock: Clock,
-    peers: Box<[Known]>,
+    peers: Box<[Remote]>,
     by_id: Index<ProcessId>,
     by_source: Index<Source>,
     /// Expected headers of datagrams for this process
@@ -281,7 +281,7 @@ pub struct Process {
     /// Peers for which a packet that is not its run's last can be sent
     round: VecDeque<u32>,
     /// The next packet is one of `round`, even if a scattering is ready.
-    is_rounds_turn: bool,
+    is_round_next: bool,
     /// Bytes of messages that have not been sent
     unsent: usize,
     /// Messages that are not settled
@@ -302,23 +302,23 @@ pub struct Process {
     beacon_psn: Psn,
     /// Time of the switch's clock in the last beacon received, plus 1 ns if that beacon announced that
     /// nothing follows; unwrapped
-    tor_said_at: u64,
+    last_tor_beacon: u64,
     /// Time until which the next message to be delivered waits for this process's own clock
-    wake: Option<Nanos>,
+    wake_at: Option<Nanos>,
     /// Peers that are owed an ACK
     acks: VecDeque<u32>,
     /// Peers whose advertised windows are small because of the bytes buffered for other peers
-    short: Vec<u32>,
+    window_limited: Vec<u32>,
     /// ACKs with contents that a later ACK could no longer report
-    reports: VecDeque<(u32, Report)>,
+    saved_acks: VecDeque<(u32, AckContents)>,
     naks: VecDeque<(u32, Psn, u8)>,
     /// Peer that is checked next for an abandoned run
     sweep: u32,
     has_left: bool,
     /// Incarnation number in ACKs, drawn at random at start
-    life: u8,
+    incarnation: u8,
     counters: Arc<Counters>,
-    chance: Chance,
+    rng: Chance,
     /// Scratch buffer to sort a scattering's messages by receiver
     order: Vec<(u32, u32)>,
     outcome: Outcome,
@@ -348,7 +348,7 @@ impl Process {
                 src_port: 0xc000 | (mixed as u16 & 0x3fff),
             })
             .map(|route| Template::new(route, qpn, config.qkey, own.qpn))
-            .ok_or(ConfigError::Family(address))
+            .ok_or(ConfigError::IpVersion(address))
         };
         let tor = route(config.tor.mac, config.tor.address, config.tor.qpn)?;
         let detour = beacon::detour(&config, tor)?;
@@ -358,13 +358,13 @@ impl Process {
         for (number, peer) in (0..).zip(&config.peers) {
             // Ids are dense, so both lookups return the index in the table unless the id or the address is a
             // duplicate.
-            let places =
+            let indices =
                 (by_id.get_or_insert(peer.id), by_source.get_or_insert(Source(peer.address, peer.qpn)));
-            if places != (Ok(number), Ok(number)) || peer.id == own.id {
-                return Err(ConfigError::Twice(peer.id));
+            if indices != (Ok(number), Ok(number)) || peer.id == own.id {
+                return Err(ConfigError::Duplicate(peer.id));
             }
             let route = route(peer.mac, peer.address, peer.qpn)?;
-            peers.push(Known { id: peer.id, dead: false, route });
+            peers.push(Remote { id: peer.id, dead: false, route });
         }
         #[cfg_attr(not(debug_assertions), expect(unused_mut, reason = "a bug may be planted"))]
         let mut reorder = Reorder::default();
@@ -372,7 +372,7 @@ impl Process {
         {
             reorder.by_arrival = (config.bug == Some(crate::Bug::TieByArrival)).then_some(0);
         }
-        let mut chance = Chance::stream(config.seed, u64::from(own.id.0));
+        let mut rng = Chance::stream(config.seed, u64::from(own.id.0));
         Ok(Self {
             clock: Clock::new(config.clock),
             peers: peers.into(),
@@ -388,7 +388,7 @@ impl Process {
             ready: VecDeque::new(),
             finishing: None,
             round: VecDeque::new(),
-            is_rounds_turn: false,
+            is_round_next: false,
             unsent: 0,
             unsettled: 0,
             events: VecDeque::new(),
@@ -401,17 +401,17 @@ impl Process {
             next_beacon: Nanos::ZERO,
             beacon: Pending::None,
             beacon_psn: Psn::ZERO,
-            tor_said_at: 0,
-            wake: None,
+            last_tor_beacon: 0,
+            wake_at: None,
             acks: VecDeque::new(),
-            short: Vec::new(),
-            reports: VecDeque::new(),
+            window_limited: Vec::new(),
+            saved_acks: VecDeque::new(),
             naks: VecDeque::new(),
             sweep: 0,
             has_left: false,
-            life: chance.below(256) as u8,
+            incarnation: rng.below(256) as u8,
             counters: Arc::default(),
-            chance,
+            rng,
             order: Vec::new(),
             outcome: Outcome::default(),
             #[cfg(debug_assertions)]
@@ -433,14 +433,14 @@ impl Process {
     /// Returns 1Pipe's time (1Pipe, Table 1, `onepipe_get_timestamp`). It never goes back, and is later than
     /// every message delivered.
     pub fn timestamp(&mut self, now: Nanos) -> Timestamp {
-        Timestamp::new(self.clock.tell(now))
+        Timestamp::new(self.clock.issue(now))
     }
 
     /// Corrects 1Pipe's clock after it has been found to be off. A clock that would go back stands still
     /// until that time has come again.
     pub fn set_clock(&mut self, clock: Timestamp, now: Nanos) {
         self.clock.set(clock, now);
-        if self.clock.stands(now) {
+        if self.clock.is_clamped(now) {
             self.counters.clamped.add(1);
         }
         self.next_beacon = self.next_beacon.min(self.next_instant(now));
@@ -451,15 +451,15 @@ impl Process {
     /// messages below the former are delivered. The latter is for the reliable service, which is not
     /// implemented.
     pub fn barriers(&self) -> (Option<Timestamp>, Option<Timestamp>) {
-        let shown = |barrier| (barrier != 0).then(|| Timestamp::new(barrier));
-        (shown(self.barrier), shown(self.commit))
+        let timestamp = |barrier| (barrier != 0).then(|| Timestamp::new(barrier));
+        (timestamp(self.barrier), timestamp(self.commit))
     }
 
     /// Returns the next message (1Pipe, Table 1, `onepipe_unreliable_recv`). Until then, it occupies its
     /// sender's window.
     pub fn unreliable_recv(&mut self) -> Option<Message> {
         let (message, peer, cost) = self.inbox.pop_front()?;
-        self.give_free(peer, cost);
+        self.release_window(peer, cost);
         Some(message)
     }
 
@@ -475,7 +475,7 @@ impl Process {
             match take(message.timestamp, message.src, core::mem::take(&mut message.payload)) {
                 Ok(memory) => {
                     self.inbox.pop_front();
-                    self.give_free(peer, cost);
+                    self.release_window(peer, cost);
                     if let Some(memory) = memory {
                         self.reuse(memory);
                     }
@@ -495,28 +495,28 @@ impl Process {
     }
 
     #[inline]
-    fn give_free(&mut self, peer: u32, cost: usize) {
+    fn release_window(&mut self, peer: u32, cost: usize) {
         self.held -= cost;
-        if !self.short.is_empty() {
-            self.tell_short();
+        if !self.window_limited.is_empty() {
+            self.update_limited_windows();
         }
         if let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) {
             inbound.held -= cost;
-            if inbound.told_window >= self.config.receive_window / 4 {
+            if inbound.advertised_window >= self.config.receive_window / 4 {
                 return;
             }
             let free = (self.config.receive_window as usize).saturating_sub(inbound.held) as u32;
             if free >= self.config.receive_window / 2 {
                 // The sender waits for this update.
-                inbound.told_window = u32::MAX;
-                self.owe_ack(peer);
+                inbound.advertised_window = u32::MAX;
+                self.queue_ack(peer);
             }
         }
     }
 
     /// Returns the memory of a received payload for reuse. Optional.
     pub fn reuse(&mut self, payload: Vec<u8>) {
-        if payload.capacity() <= SPARE_BYTES && self.outcome.spare.len() < SPARES {
+        if payload.capacity() <= MAX_SPARE_BYTES && self.outcome.spare.len() < MAX_SPARES {
             self.outcome.spare.push(payload);
         }
     }
@@ -574,12 +574,12 @@ impl Process {
             && let Some(slot) = self.timers.pop()
         {
             if slot % 2 == 0 {
-                self.on_silence(slot / 2, now);
+                self.on_timeout(slot / 2, now);
             } else {
-                self.owe_ack(slot / 2);
+                self.queue_ack(slot / 2);
             }
         }
-        if self.wake.is_some_and(|at| at <= now) {
+        if self.wake_at.is_some_and(|at| at <= now) {
             self.deliver(now);
         }
     }
@@ -587,19 +587,19 @@ impl Process {
     /// Returns the time of the next call of [`on_timer`](Self::on_timer).
     pub fn next_timer(&self) -> Option<Nanos> {
         let first = self.timers.first().map(|(at, _)| Nanos(at));
-        [Some(self.next_beacon), first, self.wake].into_iter().flatten().min()
+        [Some(self.next_beacon), first, self.wake_at].into_iter().flatten().min()
     }
 
     /// Sets a timer to `at`. A timer that is set to an earlier time stays, and is set again when it expires.
     #[inline]
     fn arm(&mut self, slot: u32, at: Nanos) {
         if self.timers.key(slot).is_none_or(|(entry, _)| entry > at.0) {
-            self.arm_anew(slot, at);
+            self.rearm(slot, at);
         }
     }
 
     #[inline(never)]
-    fn arm_anew(&mut self, slot: u32, at: Nanos) {
+    fn rearm(&mut self, slot: u32, at: Nanos) {
         self.timers.remove(slot);
         self.timers.insert(slot, (at.0, slot.into()));
     }
@@ -610,7 +610,7 @@ impl Process {
             self.send_beacon(now, frame);
             return true;
         }
-        if self.send_answer(now, frame) || self.send_data(now, frame) {
+        if self.send_ack_or_nak(now, frame) || self.send_data(now, frame) {
             return true;
         }
         // A scattering that has just been sent may have kept the last beacon from promising its instant.

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use switch::Nanos;
 
 use super::config::Config;
-use super::congestion::{Answered, Dctcp};
+use super::congestion::{AckProgress, Dctcp};
 use super::counters::Refusal;
 use super::inbound::cost;
 
@@ -41,7 +41,7 @@ impl InFlight {
 }
 
 /// Maximum distance of the receiver's last report behind what is presumed
-const TOLD_WITHIN: i32 = 1 << 22;
+const MAX_REPORT_LAG: i32 = 1 << 22;
 
 /// Sender state of a receiver.
 #[derive(Debug)]
@@ -66,11 +66,11 @@ pub(super) struct Outbound {
     /// Window that the receiver advertised, from `decided` on
     window: usize,
     /// PSN up to which the receiver has reported packets as decided, without those presumed since
-    told: Psn,
+    reported: Psn,
     /// Counts in the receiver's last ACK, and its incarnation number
     packets: u32,
     marked: u32,
-    life: Option<u8>,
+    incarnation: Option<u8>,
     /// The first run in the queue is ready.
     pub(super) is_ready: bool,
     /// The receiver is in the process's round of peers with something to send.
@@ -96,10 +96,10 @@ impl Outbound {
             reserved: 0,
             congestion: Dctcp::new(config.initial_window, packet, config.receive_window, first),
             window: config.receive_window as usize,
-            told: first,
+            reported: first,
             packets: 0,
             marked: 0,
-            life: None,
+            incarnation: None,
             is_ready: false,
             in_round: false,
             is_blocked: false,
@@ -142,29 +142,29 @@ impl Outbound {
 
     /// Handles an ACK, which reports arrivals up to `highest`. Returns whether the receiver has restarted
     /// since the last ACK: then its previous incarnation may have delivered packets that it does not report.
-    pub(super) fn answer(&mut self, highest: Psn, arrivals: &Arrivals, now: Nanos) -> Result<bool, Refusal> {
+    pub(super) fn on_ack(&mut self, highest: Psn, arrivals: &Arrivals, now: Nanos) -> Result<bool, Refusal> {
         let next = arrivals.next();
         let upto = highest.add(1);
-        let begun_anew = self.life.is_some_and(|life| life != arrivals.life);
+        let has_restarted = self.incarnation.is_some_and(|incarnation| incarnation != arrivals.life);
         if upto.distance(self.decided) > self.costs.len() as i32
             || upto.precedes(next)
             || upto.precedes(self.arrived)
-            || next.precedes(self.told) && !begun_anew
+            || next.precedes(self.reported) && !has_restarted
         {
             // Of a packet that was never sent, or older than the last one
             return Err(Refusal::Answer);
         }
         let limited = self.is_blocked || 2 * self.under_way >= self.congestion.window() as usize;
-        let bytes = self.leave(upto);
+        let bytes = self.leave_network(upto);
         self.decide(next);
-        (self.told, self.life) = (next, Some(arrivals.life));
+        (self.reported, self.incarnation) = (next, Some(arrivals.life));
         self.window = arrivals.window.get() as usize;
         // A receiver that has restarted counts from 0. ACKs may overtake one another.
         let counted = |now: u32, before: u32| {
-            if begun_anew { now } else { (now.wrapping_sub(before) as i32).max(0) as u32 }
+            if has_restarted { now } else { (now.wrapping_sub(before) as i32).max(0) as u32 }
         };
         let (packets, marked) = (arrivals.packets.get(), arrivals.marked.get());
-        self.congestion.on_answer(Answered {
+        self.congestion.on_ack(AckProgress {
             arrived: upto,
             next: self.next,
             bytes: bytes as u32,
@@ -173,12 +173,12 @@ impl Outbound {
             limited,
         });
         (self.packets, self.marked, self.last) = (packets, marked, now);
-        Ok(begun_anew)
+        Ok(has_restarted)
     }
 
     /// Marks all packets before this PSN as having left the network. Returns the bytes of those that were not
     /// marked before.
-    fn leave(&mut self, upto: Psn) -> usize {
+    fn leave_network(&mut self, upto: Psn) -> usize {
         let [from, to] = [self.arrived, upto].map(|psn| psn.distance(self.decided).max(0) as usize);
         if from >= to {
             return 0;
@@ -200,11 +200,11 @@ impl Outbound {
 
     /// Presumes all packets up to this one to be lost, as no ACK has reported them in time.
     pub(super) fn presume_gone(&mut self, last: Psn) {
-        self.leave(last.add(1));
+        self.leave_network(last.add(1));
         self.decide(last.add(1));
         // PSNs can be compared only as long as they are not too far apart.
-        if self.decided.distance(self.told) > TOLD_WITHIN {
-            self.told = self.decided.sub(TOLD_WITHIN as u32);
+        if self.decided.distance(self.reported) > MAX_REPORT_LAG {
+            self.reported = self.decided.sub(MAX_REPORT_LAG as u32);
         }
     }
 
@@ -220,12 +220,12 @@ impl Outbound {
         self.last = now;
     }
 
-    pub(super) fn lost(&mut self) {
+    pub(super) fn on_loss(&mut self) {
         self.congestion.on_loss();
     }
 
-    pub(super) fn silent(&mut self) {
-        self.congestion.on_silence();
+    pub(super) fn on_timeout(&mut self) {
+        self.congestion.on_timeout();
     }
 
     /// Returns whether unacknowledged packets may be in the network.
@@ -279,10 +279,10 @@ mod tests {
         }
         assert!(!outbound.has_room(1000) && outbound.is_blocked, "congestion window");
         // Two packets have left the network, and one of them is missing.
-        assert_eq!(outbound.answer(FIRST.add(1), &arrivals(FIRST, 1, 5000), Nanos(9)), Ok(false));
+        assert_eq!(outbound.on_ack(FIRST.add(1), &arrivals(FIRST, 1, 5000), Nanos(9)), Ok(false));
         assert!(outbound.has_room(1000), "one more until the receiver's window is full");
         assert!(!outbound.has_room(1001));
-        assert_eq!(outbound.answer(FIRST.add(3), &arrivals(FIRST.add(4), 3, 500), Nanos(9)), Ok(false));
+        assert_eq!(outbound.on_ack(FIRST.add(3), &arrivals(FIRST.add(4), 3, 500), Nanos(9)), Ok(false));
         assert!(outbound.has_room(500) && !outbound.has_room(501) && !outbound.is_under_way());
     }
 
@@ -298,14 +298,14 @@ mod tests {
         ];
         for (highest, next, why) in wrong {
             assert_eq!(
-                outbound.answer(highest, &arrivals(next, 1, 9), Nanos(0)),
+                outbound.on_ack(highest, &arrivals(next, 1, 9), Nanos(0)),
                 Err(Refusal::Answer),
                 "{why}"
             );
         }
-        assert_eq!(outbound.answer(FIRST.add(2), &arrivals(FIRST.add(2), 3, 9), Nanos(0)), Ok(false));
+        assert_eq!(outbound.on_ack(FIRST.add(2), &arrivals(FIRST.add(2), 3, 9), Nanos(0)), Ok(false));
         for (highest, next) in [(1, 2), (2, 1)] {
-            let late = outbound.answer(FIRST.add(highest), &arrivals(FIRST.add(next), 2, 9), Nanos(0));
+            let late = outbound.on_ack(FIRST.add(highest), &arrivals(FIRST.add(next), 2, 9), Nanos(0));
             assert_eq!(late, Err(Refusal::Answer), "older than the last ACK: {highest} {next}");
         }
     }
@@ -319,7 +319,7 @@ mod tests {
             outbound.send(1000, Nanos(0));
         }
         outbound.presume_gone(FIRST.add(1));
-        assert_eq!(outbound.answer(FIRST.add(3), &arrivals(FIRST.add(1), 3, 700), Nanos(1)), Ok(false));
+        assert_eq!(outbound.on_ack(FIRST.add(3), &arrivals(FIRST.add(1), 3, 700), Nanos(1)), Ok(false));
         assert!(!outbound.is_under_way());
         outbound.presume_all_gone();
         assert!(outbound.has_room(700) && !outbound.has_room(701), "the window that the receiver advertised");
@@ -327,8 +327,8 @@ mod tests {
         let mut other = arrivals(FIRST.add(4), 1, 5000);
         other.life = 9;
         outbound.send(1000, Nanos(2));
-        assert_eq!(outbound.answer(FIRST.add(4), &other, Nanos(3)), Ok(true));
-        assert_eq!(outbound.answer(FIRST.add(4), &other, Nanos(3)), Ok(false));
+        assert_eq!(outbound.on_ack(FIRST.add(4), &other, Nanos(3)), Ok(true));
+        assert_eq!(outbound.on_ack(FIRST.add(4), &other, Nanos(3)), Ok(false));
     }
 
     /// A receiver without room may have sent a window update that was lost.
@@ -337,7 +337,7 @@ mod tests {
         let mut outbound = outbound();
         let packet = cost(1024 - OnePipe::LEN);
         assert_eq!(outbound.send(1000, Nanos(0)), FIRST);
-        assert_eq!(outbound.answer(FIRST, &arrivals(FIRST, 1, 1000), Nanos(1)), Ok(false));
+        assert_eq!(outbound.on_ack(FIRST, &arrivals(FIRST, 1, 1000), Nanos(1)), Ok(false));
         assert!(!outbound.has_room(1) && outbound.is_blocked);
         outbound.presume_room(packet, Nanos(2));
         assert!(outbound.has_room(packet) && !outbound.has_room(packet + 1));
@@ -352,7 +352,7 @@ mod tests {
         outbound.presume_gone(FIRST.add(1));
         assert!(outbound.has_room(1000) && outbound.is_under_way());
         outbound.presume_all_gone();
-        outbound.silent();
+        outbound.on_timeout();
         assert!(!outbound.is_under_way() && outbound.has_room(2000), "a single packet always fits");
         outbound.send(1000, Nanos(0));
         assert!(!outbound.has_room(1000), "the congestion window is a packet");

@@ -190,19 +190,19 @@ impl Scatterings {
         })
     }
 
-    pub(super) fn remove(&mut self, place: u32) {
-        self.entries[place as usize].clear();
-        self.free.push(place);
+    pub(super) fn remove(&mut self, index: u32) {
+        self.entries[index as usize].clear();
+        self.free.push(index);
     }
 
     #[inline]
-    pub(super) fn get(&self, place: u32) -> &Entry {
-        &self.entries[place as usize]
+    pub(super) fn get(&self, index: u32) -> &Entry {
+        &self.entries[index as usize]
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, place: u32) -> &mut Entry {
-        &mut self.entries[place as usize]
+    pub(super) fn get_mut(&mut self, index: u32) -> &mut Entry {
+        &mut self.entries[index as usize]
     }
 }
 

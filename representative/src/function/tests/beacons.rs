@@ -11,7 +11,7 @@ fn idle_links_get_beacons_when_the_barrier_passes_an_instant() {
         "beacons without a barrier ask neighbours to wait"
     );
     assert!(sent.iter().all(|(header, _)| !header.nothing_follows()));
-    all_say(&mut function, 100);
+    update_all(&mut function, 100);
     let sent = timer(&mut function, 110);
     assert_eq!(sent.iter().map(|&(_, PortId(port))| port).collect::<Vec<_>>(), [0, 1, 2, 3]);
     assert!(sent.iter().all(|(header, _)| header.barrier() == Some(at(100))));
@@ -21,7 +21,7 @@ fn idle_links_get_beacons_when_the_barrier_passes_an_instant() {
     for n in 0..3 {
         verdict(&mut function, &beacon(n, Some(at(T + 10))), n.into(), T + 100);
     }
-    let (frame, _) = passed(&mut function, &data(1, 2, T + 200), 1, T + 200);
+    let (frame, _) = forwarded(&mut function, &data(1, 2, T + 200), 1, T + 200);
     assert_eq!(header_of(&frame).barrier(), Some(at(T + 10)));
     let sent = timer(&mut function, T + 210);
     assert_eq!(sent.len(), 1, "the up half needs links 0 and 1 only");
@@ -29,8 +29,8 @@ fn idle_links_get_beacons_when_the_barrier_passes_an_instant() {
     verdict(&mut function, &beacon(3, Some(at(T + 10))), 3, T + 300);
     assert_eq!(timer(&mut function, T + 310).len(), 2, "downwards to 0 and 1");
     // A barrier that does not rise is repeated every other interval.
-    let silent: usize = (2..8).map(|n| timer(&mut function, n * T).len()).sum();
-    assert_eq!(silent, 3 * 4);
+    let repeated: usize = (2..8).map(|n| timer(&mut function, n * T).len()).sum();
+    assert_eq!(repeated, 3 * 4);
     let counters = function.counters();
     assert_eq!((counters.ticks.get(), counters.ticks_missed.get(), counters.late_ns.get()), (8, 0, 210));
     assert_eq!(counters.latest_ns.get(), 210);
@@ -42,13 +42,13 @@ fn neighbour_that_reads_no_messages_gets_beacons_beside_them() {
         let mut config = config(Incarnation::Chip);
         (config.pace, config.links[2].barriers_in_messages) = (pace, false);
         let mut function = Representative::new(config).unwrap();
-        all_say(&mut function, 100);
+        update_all(&mut function, 100);
         timer(&mut function, 110);
         for n in 0..4 {
             verdict(&mut function, &beacon(n, Some(at(T + 10))), n.into(), T + 100);
         }
-        passed(&mut function, &data(1, 2, T + 200), 1, T + 200);
-        passed(&mut function, &data(1, 3, T + 200), 1, T + 200);
+        forwarded(&mut function, &data(1, 2, T + 200), 1, T + 200);
+        forwarded(&mut function, &data(1, 3, T + 200), 1, T + 200);
         let above = timer(&mut function, T + 210).into_iter().filter(|&(_, PortId(port))| port >= 2);
         let above: Vec<_> = above.map(|(header, port)| (header.barrier(), port)).collect();
         assert_eq!(above, [(Some(at(T + 10)), PortId(2))], "{pace:?}");
@@ -59,7 +59,7 @@ fn neighbour_that_reads_no_messages_gets_beacons_beside_them() {
 fn beacon_that_names_the_switch_as_its_source_does_not_reach_its_neighbour() {
     for incarnation in [Incarnation::Chip, Incarnation::SwitchCpu] {
         let mut function = representative(incarnation);
-        all_say(&mut function, 100);
+        update_all(&mut function, 100);
         let promise = header(OnePipeOpcode::BEACON, at(200), Some(at(200)));
         for opcode in [Opcode::UD_SEND_ONLY, Opcode::UC_WRITE_ONLY] {
             let forged = packet((false, OWN_IP, mac(2)), opcode, FIRST_QP, promise.as_bytes(), |_| ());
@@ -74,10 +74,10 @@ fn beacons_at_instants_for_idle_links() {
     let mut config = config(Incarnation::Chip);
     config.pace = Pace::Instants;
     let mut function = Representative::new(config).unwrap();
-    all_say(&mut function, 100);
+    update_all(&mut function, 100);
     timer(&mut function, 110);
     assert_eq!(function.next_timer(), Some(Nanos(T)), "multiples of the interval, by 1Pipe's clock");
-    passed(&mut function, &data(0, 2, 200), 0, 200);
+    forwarded(&mut function, &data(0, 2, 200), 0, 200);
     let ports: Vec<_> = timer(&mut function, T).into_iter().map(|(_, PortId(port))| port).collect();
     assert_eq!(ports, [0, 1, 3], "2 had a message");
     assert_eq!(timer(&mut function, 2 * T).len(), 4);
@@ -90,14 +90,14 @@ fn beacons_at_instants_for_idle_links() {
 fn representative_whose_clock_is_set_back_refuses_no_correct_clock() {
     const MS: u64 = 1_000_000;
     let mut function = representative(Incarnation::Chip);
-    all_say(&mut function, 100);
+    update_all(&mut function, 100);
     function.on_command(Command::Clock(at(200)), Nanos(10 * MS));
-    passed(&mut function, &data(0, 2, 10 * MS + 500), 0, 10 * MS + 500);
+    forwarded(&mut function, &data(0, 2, 10 * MS + 500), 0, 10 * MS + 500);
     let ahead = data(0, 2, 12 * MS);
     assert_eq!(verdict(&mut function, &ahead, 0, 10 * MS + 600), Verdict::Drop(DropReason::Refused));
     // A clock that is set forward again is the reference again.
     function.on_command(Command::Clock(at(12 * MS)), Nanos(11 * MS));
-    passed(&mut function, &ahead, 0, 11 * MS);
+    forwarded(&mut function, &ahead, 0, 11 * MS);
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn write_beacons_are_executed_by_the_representative() {
 fn silent_link_is_removed_and_returns() {
     let mut function = representative(Incarnation::Chip);
     timer(&mut function, 0);
-    all_say(&mut function, 10);
+    update_all(&mut function, 10);
     for n in 1..=10 {
         timer(&mut function, n * T);
         for link in [0, 2, 3] {
@@ -176,16 +176,16 @@ fn silent_link_is_removed_and_returns() {
 #[test]
 fn link_that_leaves_is_not_waited_for() {
     let mut function = representative(Incarnation::Chip);
-    all_say(&mut function, 100);
+    update_all(&mut function, 100);
     timer(&mut function, 100);
-    assert_eq!(verdict(&mut function, &farewell(0, 200), 0, 200), Verdict::Consume);
+    assert_eq!(verdict(&mut function, &final_beacon(0, 200), 0, 200), Verdict::Consume);
     assert_eq!(function.poll_event(), Some(Event::Left(LinkId(0), None)));
     for n in 1..4 {
         verdict(&mut function, &beacon(n, Some(at(300))), n.into(), 300);
     }
     assert_eq!(function.barriers(Side::Below).0, Some(at(300)));
     // No link is left below: the neighbours above are told that nothing follows, and the down half goes on.
-    verdict(&mut function, &farewell(1, 400), 1, 400);
+    verdict(&mut function, &final_beacon(1, 400), 1, 400);
     for n in 2..4 {
         verdict(&mut function, &beacon(n, Some(at(T + 1))), n.into(), T);
     }
@@ -204,24 +204,28 @@ fn stale_announcement_that_nothing_follows_is_refused() {
         let mut function = representative(incarnation);
         let stale = Verdict::Drop(DropReason::Stale);
         // Older than the join window
-        assert_eq!(verdict(&mut function, &farewell(0, 0), 0, 10 * T + 1), stale);
-        all_say(&mut function, 11 * T);
-        assert_eq!(verdict(&mut function, &farewell(0, 11 * T - 1), 0, 11 * T), stale);
+        assert_eq!(verdict(&mut function, &final_beacon(0, 0), 0, 10 * T + 1), stale);
+        update_all(&mut function, 11 * T);
+        assert_eq!(verdict(&mut function, &final_beacon(0, 11 * T - 1), 0, 11 * T), stale);
         assert!(function.is_live(LinkId(0)));
         // The link leaves, and returns with an earlier barrier, delivered late.
-        assert_eq!(verdict(&mut function, &farewell(0, 11 * T + 50), 0, 11 * T + 50), Verdict::Consume);
+        assert_eq!(verdict(&mut function, &final_beacon(0, 11 * T + 50), 0, 11 * T + 50), Verdict::Consume);
         assert!(!function.is_live(LinkId(0)));
         verdict(&mut function, &beacon(0, Some(at(11 * T + 40))), 0, 11 * T + 60);
         assert!(function.is_live(LinkId(0)));
-        assert_eq!(verdict(&mut function, &farewell(0, 11 * T + 50), 0, 11 * T + 60), stale, "a repetition");
+        assert_eq!(
+            verdict(&mut function, &final_beacon(0, 11 * T + 50), 0, 11 * T + 60),
+            stale,
+            "a repetition"
+        );
         assert!(function.is_live(LinkId(0)));
         for n in 1..4 {
             verdict(&mut function, &beacon(n, Some(at(11 * T + 90))), n.into(), 11 * T + 90);
         }
         assert_eq!(function.barriers(Side::Above).0, Some(at(11 * T + 40)));
-        assert_eq!(verdict(&mut function, &farewell(0, 11 * T + 70), 0, 11 * T + 90), Verdict::Consume);
+        assert_eq!(verdict(&mut function, &final_beacon(0, 11 * T + 70), 0, 11 * T + 90), Verdict::Consume);
         assert_eq!(function.barriers(Side::Above).0, Some(at(11 * T + 90)));
-        let far = farewell(1, 11 * T + 90 + 1_000_001);
+        let far = final_beacon(1, 11 * T + 90 + 1_000_001);
         assert_eq!(verdict(&mut function, &far, 1, 11 * T + 90), Verdict::Drop(DropReason::Refused));
         assert_eq!(refused(&function), [("ahead", 1), ("stale", 3)]);
     }
@@ -231,7 +235,7 @@ fn stale_announcement_that_nothing_follows_is_refused() {
 fn worker_that_slept_finds_no_link_dead() {
     let mut function = representative(Incarnation::SwitchCpu);
     timer(&mut function, 0);
-    all_say(&mut function, 10);
+    update_all(&mut function, 10);
     timer(&mut function, 10 + 50 * T);
     assert_eq!((function.poll_event(), function.counters().ticks_missed.get()), (None, 49));
     assert_eq!(function.next_timer(), Some(Nanos(51 * T)));
@@ -243,7 +247,7 @@ fn forged_beacon_with_a_wrong_udp_checksum_does_not_reach_the_neighbour() {
         let mut config = config(incarnation);
         config.forward.verify_udp_checksum = true;
         let mut function = Representative::new(config).unwrap();
-        all_say(&mut function, 100);
+        update_all(&mut function, 100);
         let promise = header(OnePipeOpcode::BEACON, at(200), Some(at(200)));
         for opcode in [Opcode::UD_SEND_ONLY, Opcode::UC_WRITE_ONLY] {
             let mut forged = packet((false, OWN_IP, mac(2)), opcode, FIRST_QP, promise.as_bytes(), |_| ());
@@ -259,7 +263,7 @@ fn message_with_a_wrong_udp_checksum_does_not_pass_with_its_sender_s_barrier() {
     let mut config = config(Incarnation::Chip);
     config.forward.verify_udp_checksum = true;
     let mut function = Representative::new(config).unwrap();
-    all_say(&mut function, 100);
+    update_all(&mut function, 100);
     let mut damaged = data(0, 2, 900);
     damaged[41] = 1;
     let refused = Verdict::Drop(DropReason::Malformed(rocev2::Fault::UdpChecksum));
@@ -272,7 +276,7 @@ fn neighbour_gets_beacons_beside_messages_that_it_refuses() {
         let mut config = config(Incarnation::Chip);
         (config.pace, config.links[0].barriers_in_messages) = (pace, false);
         let mut function = Representative::new(config).unwrap();
-        all_say(&mut function, 100);
+        update_all(&mut function, 100);
         timer(&mut function, 110);
         let mut beacons = 0;
         for tick in 1..100u64 {
@@ -316,27 +320,27 @@ fn link_whose_barrier_stands_is_alive_with_the_fewest_intervals_and_a_lost_beaco
     let [mut sender, mut receiver] = [(); 2].map(|()| Representative::new(config.clone()).unwrap());
     for function in [&mut sender, &mut receiver] {
         timer(function, 0);
-        all_say(function, 100);
+        update_all(function, 100);
     }
     let mut sent = 0;
     for ns in (200..40 * T).step_by(100) {
-        let says = |function: &mut Representative, n: u8, barrier| {
+        let receive = |function: &mut Representative, n: u8, barrier| {
             verdict(function, &beacon(n, Some(at(barrier))), n.into(), ns);
         };
         if ns % T == 700 {
             // The barrier of link 0 does not rise.
             for n in [0, 1] {
-                says(&mut sender, n, 100);
+                receive(&mut sender, n, 100);
             }
             for n in [1, 2, 3] {
-                says(&mut receiver, n, ns);
+                receive(&mut receiver, n, ns);
             }
         }
         timer(&mut receiver, ns);
         if timer(&mut sender, ns).iter().any(|&(_, port)| port == PortId(2)) {
             sent += 1;
             if sent % 3 > 0 {
-                says(&mut receiver, 0, 100);
+                receive(&mut receiver, 0, 100);
             }
         }
     }

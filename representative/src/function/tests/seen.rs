@@ -3,7 +3,7 @@
 use super::*;
 use crate::view::{LinkState, View, Watch};
 
-fn seen(function: &mut Representative, ns: u64) -> View {
+fn read_view(function: &mut Representative, ns: u64) -> View {
     function.on_command(Command::Show, Nanos(ns));
     function.gauges().read().expect("the registers were published just now")
 }
@@ -13,24 +13,25 @@ fn gauges_show_the_state_of_each_link() {
     let mut function = representative(Incarnation::Chip);
     assert_eq!(function.gauges().read(), None);
     timer(&mut function, 0);
-    let before = seen(&mut function, 0);
+    let before = read_view(&mut function, 0);
     assert!(
         before.links.iter().all(|link| link.state == LinkState::Waiting && link.lag.is_none()),
         "{before:?}"
     );
     assert_eq!((before.above.best_effort, before.above.holder), (None, Some(LinkId(0))));
 
-    all_say(&mut function, 100);
+    update_all(&mut function, 100);
     for (n, ns) in [(0, 5_000), (1, 4_000), (2, 4_500)] {
         verdict(&mut function, &beacon(n, Some(at(ns))), n.into(), 5_000);
     }
-    let after = seen(&mut function, 5_000);
+    let after = read_view(&mut function, 5_000);
     assert!(after.links.iter().all(|link| link.state == LinkState::Alive));
     assert_eq!((after.above.best_effort, after.above.holder), (Some(at(4_000)), Some(LinkId(1))));
     assert_eq!((after.below.best_effort, after.below.holder), (Some(at(100)), Some(LinkId(3))));
-    let told: Vec<_> = after.links.iter().map(|link| (link.ahead.unwrap().0, link.lag.unwrap().0)).collect();
+    let distances: Vec<_> =
+        after.links.iter().map(|link| (link.ahead.unwrap().0, link.lag.unwrap().0)).collect();
     // The other inputs of the down half are at 4,000 (the up half) and at 4,500.
-    assert_eq!(told, [(1_000, 0), (0, 1_000), (4_400, 0), (0, 3_900)]);
+    assert_eq!(distances, [(1_000, 0), (0, 1_000), (4_400, 0), (0, 3_900)]);
 
     // Link 3 dies, and link 2 leaves: the down half waits for the up half, hence for link 1.
     for tick in 1..13 {
@@ -40,13 +41,13 @@ fn gauges_show_the_state_of_each_link() {
         }
     }
     function.on_command(Command::Remove(LinkId(2)), Nanos(13 * T));
-    let last = seen(&mut function, 13 * T);
+    let last = read_view(&mut function, 13 * T);
     let states: Vec<_> = last.links.iter().map(|link| link.state).collect();
     assert_eq!(states, [LinkState::Alive, LinkState::Alive, LinkState::Left, LinkState::Dead]);
     assert_eq!((last.below.holder, last.below.best_effort), (Some(LinkId(1)), Some(at(12 * T))));
     // A link returns.
     verdict(&mut function, &beacon(3, Some(at(13 * T))), 3, 13 * T);
-    assert_eq!(seen(&mut function, 13 * T).links[3].state, LinkState::Alive);
+    assert_eq!(read_view(&mut function, 13 * T).links[3].state, LinkState::Alive);
 }
 
 #[test]
@@ -61,11 +62,12 @@ fn watch_names_the_link_of_a_slow_clock() {
             let behind = if n == 1 { now / 10 } else { 0 };
             verdict(&mut function, &beacon(n, Some(at(now - behind))), n.into(), now);
         }
-        let view = seen(&mut function, now);
-        let told: Vec<_> = watch.look(&view, Nanos(now)).map(|lagging| (lagging.link, lagging.lag)).collect();
+        let view = read_view(&mut function, now);
+        let reported: Vec<_> =
+            watch.look(&view, Nanos(now)).map(|lagging| (lagging.link, lagging.lag)).collect();
         let expected = [(LinkId(1), Nanos(now / 10))];
         assert_eq!(
-            told,
+            reported,
             expected[..usize::from(tick == 21)],
             "tick {tick}: reported once, when above two intervals"
         );

@@ -25,8 +25,8 @@ fn if_only_data_is_lost_no_delivered_message_fails() {
             config.receive_window = 2000;
             config.initial_window = 1500;
         });
-        let mut chance = Chance::stream(seed, 1);
-        group.loses = Box::new(move |_, _, header| is_data(&header) && chance.below(10) == 0);
+        let mut rng = Chance::stream(seed, 1);
+        group.loses = Box::new(move |_, _, header| is_data(&header) && rng.below(10) == 0);
         let mut lengths = Chance::stream(seed, 2);
         group.run(4);
         let (mut delivered, mut failures) = (Vec::new(), Vec::new());

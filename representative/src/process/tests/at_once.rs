@@ -9,9 +9,9 @@ struct Twins {
     slow: Process,
     others: [Process; 2],
     now: Nanos,
-    chance: Chance,
+    rng: Chance,
     at_once: u32,
-    kept: u32,
+    buffered: u32,
 }
 
 impl Twins {
@@ -25,22 +25,20 @@ impl Twins {
             Process::new(config).unwrap()
         };
         let others = [make(1), make(2)];
-        let chance = Chance::stream(seed, 3);
-        Self { quick: make(0), slow: make(0), others, now: Nanos::ZERO, chance, at_once: 0, kept: 0 }
+        let rng = Chance::stream(seed, 3);
+        Self { quick: make(0), slow: make(0), others, now: Nanos::ZERO, rng, at_once: 0, buffered: 0 }
     }
 
     fn send(&mut self) {
         // Sometimes to itself, or to an unknown process
-        let dst = |chance: &mut Chance| ProcessId([1, 2, 1, 2, 1, 2, 0, 9][chance.below(8) as usize]);
-        let count = if self.chance.below(4) == 0 { 2 + self.chance.below(3) } else { 1 };
-        let most = if self.chance.below(6) == 0 { 700 } else { 100 };
+        let dst = |rng: &mut Chance| ProcessId([1, 2, 1, 2, 1, 2, 0, 9][rng.below(8) as usize]);
+        let count = if self.rng.below(4) == 0 { 2 + self.rng.below(3) } else { 1 };
+        let most = if self.rng.below(6) == 0 { 700 } else { 100 };
         let messages: Vec<_> = (0..count)
-            .map(|_| {
-                (dst(&mut self.chance), vec![self.chance.below(256) as u8; self.chance.below(most) as usize])
-            })
+            .map(|_| (dst(&mut self.rng), vec![self.rng.below(256) as u8; self.rng.below(most) as usize]))
             .collect();
         let messages: Vec<_> = messages.iter().map(|(dst, text)| (*dst, &text[..])).collect();
-        let mut frame = vec![0; self.chance.below(300) as usize];
+        let mut frame = vec![0; self.rng.below(300) as usize];
         if let [(dst, text)] = messages[..]
             && let Some(scattering) = self.quick.send_at_once(self.now, dst, text, &mut frame)
         {
@@ -54,19 +52,19 @@ impl Twins {
                 !self.slow.poll_transmit(self.now, &mut same)
                     && !self.quick.poll_transmit(self.now, &mut same)
             );
-            self.carry(&frame);
+            self.deliver(&frame);
             return;
         }
-        self.kept += 1;
-        let kept = self.quick.unreliable_send(self.now, &messages);
-        assert_eq!(kept, self.slow.unreliable_send(self.now, &messages));
+        self.buffered += 1;
+        let buffered = self.quick.unreliable_send(self.now, &messages);
+        assert_eq!(buffered, self.slow.unreliable_send(self.now, &messages));
     }
 
     /// Delivers a frame to its receiver, unless it is lost.
-    fn carry(&mut self, frame: &[u8]) {
+    fn deliver(&mut self, frame: &[u8]) {
         let to = Packet::parse(frame).unwrap().ethernet().dst.0[5];
         if let 1 | 2 = to
-            && self.chance.below(8) > 0
+            && self.rng.below(8) > 0
         {
             _ = self.others[usize::from(to) - 1].on_frame(frame, self.now);
         }
@@ -81,15 +79,15 @@ impl Twins {
                 return;
             }
             assert_eq!(frame, same);
-            self.carry(&frame);
+            self.deliver(&frame);
         }
     }
 
-    fn answer(&mut self) {
+    fn exchange_acks(&mut self) {
         let mut frame = Vec::new();
         for other in &mut self.others {
             while other.poll_transmit(self.now, &mut frame) {
-                if frame[5] == 0 && self.chance.below(8) > 0 {
+                if frame[5] == 0 && self.rng.below(8) > 0 {
                     let result = self.quick.on_frame(&frame, self.now);
                     assert_eq!(result, self.slow.on_frame(&frame, self.now));
                 }
@@ -99,7 +97,7 @@ impl Twins {
     }
 
     fn time_passes(&mut self) {
-        self.now = self.now + Nanos(self.chance.below(4000));
+        self.now = self.now + Nanos(self.rng.below(4000));
         let barrier = self.quick.timestamp(self.now);
         assert_eq!(barrier, self.slow.timestamp(self.now));
         for process in [&mut self.quick, &mut self.slow].into_iter().chain(&mut self.others) {
@@ -119,7 +117,7 @@ impl Twins {
 
     fn compare(&mut self) {
         let next = self.quick.next_events();
-        let count = self.chance.below(next.len() as u64 + 1) as usize;
+        let count = self.rng.below(next.len() as u64 + 1) as usize;
         for &event in &next[..count] {
             assert_eq!(Some(event), self.slow.poll_event());
         }
@@ -132,20 +130,20 @@ impl Twins {
 
 #[test]
 fn send_at_once_has_the_effects_of_unreliable_send() {
-    let (mut at_once, mut kept) = (0, 0);
+    let (mut at_once, mut buffered) = (0, 0);
     for seed in 0..80 {
         let mut twins = Twins::new(seed);
         for _ in 0..400 {
-            match twins.chance.below(16) {
+            match twins.rng.below(16) {
                 0..5 => twins.send(),
                 5..9 => {
-                    let most = 1 + twins.chance.below(12);
+                    let most = 1 + twins.rng.below(12);
                     twins.transmit(most);
                 }
-                9..12 => twins.answer(),
+                9..12 => twins.exchange_acks(),
                 12..15 => twins.time_passes(),
                 _ => {
-                    let alive = twins.chance.below(4) > 0;
+                    let alive = twins.rng.below(4) > 0;
                     for process in [&mut twins.quick, &mut twins.slow] {
                         process.set_alive(ProcessId(2), alive, twins.now);
                     }
@@ -156,7 +154,7 @@ fn send_at_once_has_the_effects_of_unreliable_send() {
         let counts = |process: &Process| format!("{:?}", process.counters());
         assert_eq!(counts(&twins.quick), counts(&twins.slow));
         at_once += twins.at_once;
-        kept += twins.kept;
+        buffered += twins.buffered;
     }
-    assert!(at_once > 700 && kept > 1000, "{at_once} at once, {kept} kept");
+    assert!(at_once > 700 && buffered > 1000, "{at_once} at once, {buffered} kept");
 }

@@ -16,7 +16,7 @@ fn frames_are_refused_with_the_right_reason() {
     let clock = config(0, 2, false).clock.add(now.0);
     let [zero, one, tor] = [0, 1, TOR].map(|n| peer(false, n));
     let good = frame(zero, one, &message(5, clock), b"x");
-    let stranger = Peer { qpn: Qpn::new(0x999), ..zero };
+    let outsider = Peer { qpn: Qpn::new(0x999), ..zero };
     let changed = |at: usize, to: u8| {
         let mut bytes = good.clone();
         bytes[at] = to;
@@ -56,7 +56,7 @@ fn frames_are_refused_with_the_right_reason() {
         (frame(zero, one, &with(OnePipeOpcode::RELIABLE_DATA), b"x"), Refusal::Opcode),
         (frame(zero, one, &with(OnePipeOpcode::RECALL), b""), Refusal::Opcode),
         (frame(zero, one, &with(OnePipeOpcode(99)), b""), Refusal::Opcode),
-        (frame(stranger, one, &message(5, clock), b"x"), Refusal::UnknownSource),
+        (frame(outsider, one, &message(5, clock), b"x"), Refusal::UnknownSource),
         (frame(tor, one, &message(5, clock), b"x"), Refusal::UnknownSource),
         (frame(zero, one, &with(OnePipeOpcode::BEACON), b""), Refusal::WrongSource),
         (frame(zero, one, &message(5, ahead), b"x"), Refusal::Ahead),
@@ -171,11 +171,11 @@ fn invalid_configurations_are_refused() {
     assert_eq!(refused(&|config| config.receive_window = (1 << 28) + 1), many);
     let timeout = ConfigError::Timeout { timeout: Nanos(3000), ack_delay: Nanos(3000) };
     assert_eq!(refused(&|config| config.timeout = Nanos(3000)), timeout);
-    assert_eq!(refused(&|config| config.peers[1].id = ProcessId(1)), ConfigError::Twice(ProcessId(1)));
-    assert_eq!(refused(&|config| config.peers[1].id = ProcessId(0)), ConfigError::Twice(ProcessId(0)));
+    assert_eq!(refused(&|config| config.peers[1].id = ProcessId(1)), ConfigError::Duplicate(ProcessId(1)));
+    assert_eq!(refused(&|config| config.peers[1].id = ProcessId(0)), ConfigError::Duplicate(ProcessId(0)));
     let same = |config: &mut Config| {
         (config.peers[1].address, config.peers[1].qpn) = (config.peers[0].address, config.peers[0].qpn);
     };
-    assert_eq!(refused(&same), ConfigError::Twice(ProcessId(2)));
-    assert_eq!(refused(&|config| config.tor.address = ip(true, 9)), ConfigError::Family(ip(true, 9)));
+    assert_eq!(refused(&same), ConfigError::Duplicate(ProcessId(2)));
+    assert_eq!(refused(&|config| config.tor.address = ip(true, 9)), ConfigError::IpVersion(ip(true, 9)));
 }

@@ -10,7 +10,7 @@ fn opcodes(group: &Group, from: usize) -> Vec<OnePipeOpcode> {
 }
 
 /// Sends process `n` a barrier at the current time: the process that has left is not waited for.
-fn pass(group: &mut Group, n: u8) {
+fn send_barrier(group: &mut Group, n: u8) {
     let now = group.now;
     let barrier = group.processes[usize::from(n)].timestamp(now);
     let result = group.processes[usize::from(n)].on_frame(&beacon(false, n, Some(barrier), now), now);
@@ -47,7 +47,7 @@ fn leaving_amid_a_scattering_sends_nothing_more_of_it() {
     assert_eq!(opcodes(&group, sent), [], "only beacons are sent");
     for n in 0..3 {
         group.now = group.now + Nanos(100);
-        pass(&mut group, n);
+        send_barrier(&mut group, n);
     }
     group.run(8);
     assert_eq!(group.received(1), [(0, b"first".to_vec())]);
@@ -84,7 +84,7 @@ fn leaving_amid_a_large_message_leaks_nothing() {
     assert_eq!((group.processes[0].unsettled(), group.processes[0].buffered()), (0, (0, 0)));
     group.run(1100);
     assert_eq!((opcodes(&group, sent).contains(&OnePipeOpcode::DATA), group.events(0)), (false, vec![]));
-    pass(&mut group, 1);
+    send_barrier(&mut group, 1);
     assert_eq!(group.received(1), [], "the message was incomplete");
 }
 
@@ -109,14 +109,14 @@ fn process_that_has_left_still_receives_and_acknowledges() {
         assert_eq!(group.scatter(0, &[(1, b"x"), (0, b"x")]), Err(SendError::Left));
         group.scatter(1, &[(0, &[n])]).unwrap();
         group.run(3);
-        pass(&mut group, 0);
+        send_barrier(&mut group, 0);
     }
     group.run(9);
     let all: Vec<_> = (0..40).map(|n| (1, vec![n])).collect();
     assert_eq!(group.received(0), all);
     let settled = group.events(1);
-    let well = |event: &Event| matches!(event, Event::Settled { failed: 0, .. });
-    assert!(settled.len() == 40 && settled.iter().all(well), "{settled:?}");
+    let is_success = |event: &Event| matches!(event, Event::Settled { failed: 0, .. });
+    assert!(settled.len() == 40 && settled.iter().all(is_success), "{settled:?}");
     // Every later beacon is the same, and nothing else is sent but ACKs and NAKs.
     let mut beacons = 0;
     for _ in 0..10 {
@@ -144,7 +144,7 @@ fn process_that_has_left_still_receives_and_acknowledges() {
 #[test]
 fn abandoned_run_is_discarded_after_10_000_time_outs() {
     // 10,000 time-outs
-    let patience = Nanos::from_millis(200);
+    let limit = Nanos::from_millis(200);
     let mut group = Group::new(2, |config| config.timeout = Nanos::from_secs(1));
     let mut receiver = config(1, 2, false);
     receiver.timeout = Nanos::from_micros(20);
@@ -163,7 +163,7 @@ fn abandoned_run_is_discarded_after_10_000_time_outs() {
         late.push(frame.clone());
     }
     assert!(!late.is_empty());
-    pass(&mut group, 1);
+    send_barrier(&mut group, 1);
     let sweeps = |group: &mut Group| {
         for _ in 0..4 {
             group.now = group.now + Nanos::from_micros(3);
@@ -171,12 +171,12 @@ fn abandoned_run_is_discarded_after_10_000_time_outs() {
             group.processes[1].on_timer(now);
         }
     };
-    group.now = begun + Nanos(patience.0 - 50_000);
+    group.now = begun + Nanos(limit.0 - 50_000);
     sweeps(&mut group);
     let (incomplete, kept) = (Refusal::Incomplete, group.processes[1].buffered().1);
     assert!(kept >= 2 * PACKET_COST, "still {kept} bytes");
     assert_eq!(group.processes[1].counters().refused(incomplete), 0);
-    group.now = begun + Nanos(patience.0 + 50_000);
+    group.now = begun + Nanos(limit.0 + 50_000);
     sweeps(&mut group);
     assert_eq!(group.processes[1].counters().refused(incomplete), 1);
     let whole = text(&mut group);
@@ -191,7 +191,7 @@ fn abandoned_run_is_discarded_after_10_000_time_outs() {
     }
     group.scatter(0, &[(1, b"next")]).unwrap();
     group.run(12);
-    pass(&mut group, 1);
+    send_barrier(&mut group, 1);
     group.run(12);
     assert_eq!(text(&mut group), [(0, b"next".to_vec())]);
     assert_eq!(group.failures(0).len(), 1);

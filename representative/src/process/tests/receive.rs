@@ -196,7 +196,7 @@ fn part(psn: u32, time: Timestamp, is_first: bool, is_last: bool) -> Vec<u8> {
 /// Returns a receiver whose buffer has room for 15 packets, and whose sender has restarted nine times while a
 /// packet waited behind a gap: only ten marks are left of those incarnations. Also returns the time, a
 /// timestamp after those packets', and a PSN for the next incarnation.
-fn receiver_of_ten_lives() -> (Process, Nanos, Timestamp, u32) {
+fn receiver_after_ten_incarnations() -> (Process, Nanos, Timestamp, u32) {
     let mut config = config(1, 2, false);
     // The rest is less than a packet.
     config.receive_buffer = 15 * PACKET_COST + 40;
@@ -204,8 +204,8 @@ fn receiver_of_ten_lives() -> (Process, Nanos, Timestamp, u32) {
     let now = Nanos::from_micros(20);
     let mut process = Process::new(config).unwrap();
     process.on_timer(now);
-    for life in 0..10u32 {
-        let (psn, time) = (10_000 * life, clock.add(life.into()));
+    for incarnation in 0..10u32 {
+        let (psn, time) = (10_000 * incarnation, clock.add(incarnation.into()));
         assert_eq!(process.on_frame(&part(psn, time, true, false), now), Ok(()));
         assert_eq!(process.on_frame(&part(psn + 2, time, false, true), now), Ok(()));
         assert_eq!(process.buffered().1, 2 * PACKET_COST);
@@ -216,7 +216,7 @@ fn receiver_of_ten_lives() -> (Process, Nanos, Timestamp, u32) {
 
 #[test]
 fn sender_that_restarts_repeatedly_does_not_exceed_the_buffer() {
-    let (mut process, now, clock, first) = receiver_of_ten_lives();
+    let (mut process, now, clock, first) = receiver_after_ten_incarnations();
     for psn in first..first + 5 {
         assert_eq!(process.on_frame(&message(psn, clock), now), Ok(()));
     }
@@ -231,7 +231,7 @@ fn sender_that_restarts_repeatedly_does_not_exceed_the_buffer() {
 /// One packet may complete several runs, more than there is room for.
 #[test]
 fn runs_completed_by_one_packet_are_accepted_and_nothing_after_them() {
-    let (mut process, now, clock, first) = receiver_of_ten_lives();
+    let (mut process, now, clock, first) = receiver_after_ten_incarnations();
     assert_eq!(process.on_frame(&message(first, clock), now), Ok(()));
     for (behind, is_first) in [(2, false), (3, true), (4, false), (1, true)] {
         let packet = part(first + behind, clock, is_first, !is_first);
@@ -253,18 +253,18 @@ fn pending_answers_are_bounded() {
     };
     let (mut process, now, clock) = receiver();
     process.on_frame(&beacon(false, 1, Some(clock.add(10)), now), now).unwrap();
-    for psn in 0..=ANSWERS as u32 {
+    for psn in 0..=MAX_ANSWERS as u32 {
         assert_eq!(process.on_frame(&message(psn, clock), now), Err(Refusal::Late));
     }
-    assert_eq!((sent(&mut process, now).0, process.counters().naks_lost.get()), (ANSWERS as u64, 1));
+    assert_eq!((sent(&mut process, now).0, process.counters().naks_lost.get()), (MAX_ANSWERS as u64, 1));
     // ACKs are saved before their history is too short; the last one reports the latest packets.
     let (mut process, now, clock) = receiver();
     let repeated = message(0, clock);
     assert_eq!(process.on_frame(&repeated, now), Ok(()));
-    for _ in 0..200 * ANSWERS {
+    for _ in 0..200 * MAX_ANSWERS {
         assert_eq!(process.on_frame(&repeated, now), Err(Refusal::Duplicate));
     }
-    assert_eq!(sent(&mut process, now), (0, ANSWERS as u64 + 1));
+    assert_eq!(sent(&mut process, now), (0, MAX_ANSWERS as u64 + 1));
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn incomplete_message_is_kept_for_ten_thousand_time_outs() {
 /// Process 1, with this window for each sender and a buffer of 4,000 bytes, receives these numbers of
 /// messages of 500 bytes from processes 0 and 2. Returns the window advertised to process 2 after that, and
 /// after each message that is taken.
-fn rooms(window: u32, [of_0, of_2]: [u32; 2]) -> Vec<Option<u32>> {
+fn advertised_windows(window: u32, [of_0, of_2]: [u32; 2]) -> Vec<Option<u32>> {
     const BUFFER: usize = 4000;
     const COST: usize = 500;
     let mut config = config(1, 3, false);
@@ -306,43 +306,43 @@ fn rooms(window: u32, [of_0, of_2]: [u32; 2]) -> Vec<Option<u32>> {
         assert_eq!(process.on_frame(&message, now), Ok(()));
     }
     // Returns the window advertised to process 2, if an ACK is sent to it.
-    let told = |process: &mut Process| {
-        let (mut frame, mut room) = (Vec::new(), None);
+    let advertised = |process: &mut Process| {
+        let (mut frame, mut window) = (Vec::new(), None);
         while process.poll_transmit(now, &mut frame) {
             let packet = Packet::parse(&frame).unwrap();
             if packet.ethernet().dst == peer(false, 2).mac {
                 let (arrivals, _) = Arrivals::ref_from_prefix(&packet.payload()[OnePipe::LEN..]).unwrap();
-                room = Some(arrivals.window.get());
+                window = Some(arrivals.window.get());
             }
         }
-        room
+        window
     };
-    let mut rooms = vec![told(&mut process)];
+    let mut advertised_windows = vec![advertised(&mut process)];
     let now_past = now + Nanos(10);
     process.on_frame(&beacon(false, 1, Some(clock.add(2)), now_past), now_past).unwrap();
-    assert_eq!(told(&mut process), None);
+    assert_eq!(advertised(&mut process), None);
     while process.unreliable_recv().is_some() {
-        rooms.push(told(&mut process));
+        advertised_windows.push(advertised(&mut process));
     }
-    rooms
+    advertised_windows
 }
 
 /// A sender whose window is limited by other senders' messages gets a window update once half of the buffer
 /// is free.
 #[test]
 fn window_update_is_sent_once_half_of_the_buffer_is_free() {
-    let heard = rooms(4000, [6, 1]);
-    assert_eq!(heard[..5], [Some(500), None, None, Some(2000), None]);
+    let windows = advertised_windows(4000, [6, 1]);
+    assert_eq!(windows[..5], [Some(500), None, None, Some(2000), None]);
 }
 
 #[test]
 fn sender_with_a_quarter_of_the_buffer_gets_no_update() {
-    assert_eq!(rooms(4000, [5, 1]), [Some(1000), None, None, None, None, None, None]);
+    assert_eq!(advertised_windows(4000, [5, 1]), [Some(1000), None, None, None, None, None, None]);
 }
 
 /// There is one message of process 0; the rest of the buffer is as large as what process 2's own window has
 /// left.
 #[test]
 fn sender_that_fills_its_own_window_gets_an_update_once_half_of_it_is_free() {
-    assert_eq!(rooms(3500, [1, 6]), [Some(500), None, None, None, Some(2000), None, None, None]);
+    assert_eq!(advertised_windows(3500, [1, 6]), [Some(500), None, None, None, Some(2000), None, None, None]);
 }
