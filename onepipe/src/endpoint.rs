@@ -3,10 +3,10 @@
 mod control;
 
 use crate::config::Config;
-use crate::function::{Host, ORIGIN, Rings, Shared, origin};
-use crate::ring::{INLINE, Reader, Writer, ring};
+use crate::function::{Host, ORIGIN, Rings, Shared, decode_origin};
+use crate::ring::{MAX_INLINE, Reader, Writer, ring};
 use crate::submit::{self, Limits};
-use control::Ask;
+use control::Request;
 use core::fmt;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -22,14 +22,14 @@ use std::time::Instant;
 
 /// Maximum number of events waiting for the application; further ones stay with the process, and count there
 /// as not settled
-const EVENTS: usize = 4096;
+const MAX_EVENTS: usize = 4096;
 /// Maximum number of requests waiting for the control thread, which polls every millisecond
-const ASKS: usize = 1024;
+const MAX_REQUESTS: usize = 1024;
 /// Number of polls after which a thread that waits for a message yields the CPU, and after which it sleeps
 const SPINS: u32 = 256;
 const YIELDS: u32 = 1024;
 /// Duration of each sleep
-const NAP: Duration = Duration::from_micros(50);
+const SLEEP: Duration = Duration::from_micros(50);
 
 /// Reason why an endpoint did not start.
 #[derive(Debug, thiserror::Error)]
@@ -81,24 +81,24 @@ struct Running {
     counters: Arc<Counters>,
     own: ProcessId,
     peers: Vec<ProcessId>,
-    asks: crossbeam_channel::Sender<Ask>,
+    requests: crossbeam_channel::Sender<Request>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Running {
     /// Leaves, and waits until the process has left, whichever thread initiated that.
     fn end(&self) {
-        self.shared.ended.store(true, Ordering::Relaxed);
+        self.shared.closing.store(true, Ordering::Relaxed);
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {
             // If the queue is full, the control thread empties it; if the thread has ended, no request is
             // needed.
-            _ = self.asks.send(Ask::Leave);
+            _ = self.requests.send(Request::Leave);
             // A panic there was printed, and cannot be handled here.
             drop(thread.join());
         }
         // For an endpoint without a thread, which ends here.
-        self.shared.gone.store(true, Ordering::Release);
+        self.shared.closed.store(true, Ordering::Release);
     }
 }
 
@@ -124,8 +124,8 @@ impl Handle {
     /// Returns the best-effort and the commit barrier of the process's link, if they are known.
     pub fn barriers(&self) -> (Option<Timestamp>, Option<Timestamp>) {
         let shared = &self.0.shared;
-        let shown = |barrier: u64| (barrier != Shared::NONE).then(|| Timestamp::new(barrier));
-        (shown(shared.barrier.load(Ordering::Relaxed)), shown(shared.commit.load(Ordering::Relaxed)))
+        let timestamp = |barrier: u64| (barrier != Shared::NONE).then(|| Timestamp::new(barrier));
+        (timestamp(shared.barrier.load(Ordering::Relaxed)), timestamp(shared.commit.load(Ordering::Relaxed)))
     }
 
     /// Returns the process's counters, which stay up to date.
@@ -147,21 +147,21 @@ impl Handle {
     /// process are refused; those in flight to it fail within milliseconds. Returns false if the process is
     /// not in the table of peers, or if this endpoint has ended.
     pub fn set_alive(&self, id: ProcessId, alive: bool) -> bool {
-        let Some(place) = self.0.peers.iter().position(|peer| *peer == id) else { return false };
-        self.0.shared.dead[place].store(!alive, Ordering::Relaxed);
-        self.0.asks.send(Ask::Alive(id, alive)).is_ok()
+        let Some(index) = self.0.peers.iter().position(|peer| *peer == id) else { return false };
+        self.0.shared.dead[index].store(!alive, Ordering::Relaxed);
+        self.0.requests.send(Request::Alive(id, alive)).is_ok()
     }
 
     /// Returns whether the endpoint's threads run, and it has not been requested to leave.
     pub fn is_running(&self) -> bool {
-        !self.0.shared.ended.load(Ordering::Relaxed)
+        !self.0.shared.closing.load(Ordering::Relaxed)
     }
 
     /// Returns whether the process has left, or its threads have ended: messages delivered before can still
     /// be received, and no more will be delivered. While the process leaves, some may. (For an endpoint
     /// [without threads](Endpoint::without_threads), returns whether the application's side has ended.)
     pub fn has_ended(&self) -> bool {
-        self.0.shared.gone.load(Ordering::Acquire)
+        self.0.shared.closed.load(Ordering::Acquire)
     }
 
     /// Leaves (1Pipe, Table 1, `onepipe_exit`): waits some time-outs for messages to be acknowledged; then
@@ -185,9 +185,9 @@ pub struct Sender {
     ring: Writer<0>,
     limits: Limits,
     /// Number of scatterings accepted
-    given: u64,
+    accepted: u64,
     /// Buffer for records that are passed on as a vector
-    long: Vec<u8>,
+    long_record: Vec<u8>,
     handle: Handle,
 }
 
@@ -203,25 +203,25 @@ impl Sender {
     /// the scattering, all of it fails as [`Failure::Dead`].
     pub fn unreliable_send(&mut self, messages: &[(ProcessId, &[u8])]) -> Result<Scattering, SendError> {
         let shared = &self.handle.0.shared;
-        if shared.ended.load(Ordering::Relaxed) {
+        if shared.closing.load(Ordering::Relaxed) {
             return Err(SendError::Left);
         }
-        self.limits.check(messages, |place| shared.dead[place].load(Ordering::Relaxed))?;
+        self.limits.check(messages, |index| shared.dead[index].load(Ordering::Relaxed))?;
         let len = submit::len(messages);
-        let written = if len <= INLINE {
+        let written = if len <= MAX_INLINE {
             self.ring.begin([], len).map(|record| submit::write(messages, record)).is_ok()
         } else {
-            let mut record = core::mem::take(&mut self.long);
+            let mut record = core::mem::take(&mut self.long_record);
             record.clear();
             submit::write(messages, &mut record);
-            self.ring.write_owned([], record).map_err(|record| self.long = record).is_ok()
+            self.ring.write_owned([], record).map_err(|record| self.long_record = record).is_ok()
         };
         self.ring.publish();
         if !written {
             return Err(SendError::Full);
         }
-        self.given += 1;
-        Ok(Scattering(self.given - 1))
+        self.accepted += 1;
+        Ok(Scattering(self.accepted - 1))
     }
 
     /// Returns the handle.
@@ -248,7 +248,7 @@ impl Receiver {
         self.call_back();
         let mut message = None;
         self.ring.next(|head, body| {
-            let (timestamp, src) = origin(head);
+            let (timestamp, src) = decode_origin(head);
             message = Some(Message { timestamp, src, payload: body.into_vec() });
             true
         });
@@ -264,7 +264,7 @@ impl Receiver {
         self.call_back();
         let mut result = None;
         self.ring.next(|head, body| {
-            let (timestamp, src) = origin(head);
+            let (timestamp, src) = decode_origin(head);
             result = Some(read(timestamp, src, body.bytes()));
             true
         });
@@ -274,8 +274,8 @@ impl Receiver {
     /// Returns the next message. Waits for at most `timeout`, or until the endpoint [has
     /// ended](Handle::has_ended). Calls the callback for messages that fail meanwhile.
     pub fn recv_timeout(&mut self, timeout: Duration) -> Option<Message> {
-        let mut began = None;
-        for looks in 0u32.. {
+        let mut start = None;
+        for polls in 0u32.. {
             // Read before the ring is polled: messages delivered before the end are still received.
             let has_ended = self.handle.has_ended();
             if let Some(message) = self.unreliable_recv() {
@@ -284,13 +284,13 @@ impl Receiver {
             if has_ended {
                 return None;
             }
-            match looks {
+            match polls {
                 ..SPINS => core::hint::spin_loop(),
                 SPINS..YIELDS => std::thread::yield_now(),
-                _ => std::thread::sleep(NAP.min(timeout)),
+                _ => std::thread::sleep(SLEEP.min(timeout)),
             }
             let time = now();
-            if time.duration_since(*began.get_or_insert(time)) >= timeout {
+            if time.duration_since(*start.get_or_insert(time)) >= timeout {
                 return self.unreliable_recv();
             }
         }
@@ -342,7 +342,7 @@ fn now() -> Instant {
 }
 
 /// The application's ends of its rings, and the state shared with the process
-struct Near {
+struct AppEnds {
     shared: Arc<Shared>,
     sends: Writer<0>,
     deliveries: Reader<ORIGIN>,
@@ -350,12 +350,12 @@ struct Near {
 }
 
 /// Creates the rings of an endpoint, and returns both ends.
-fn ends(config: &process::Config) -> (Near, Rings) {
+fn create_rings(config: &process::Config) -> (AppEnds, Rings) {
     let (sends, to_process) = ring();
     let (from_process, deliveries) = ring();
-    let (to_events, events) = RingBuffer::new(EVENTS);
+    let (to_events, events) = RingBuffer::new(MAX_EVENTS);
     let shared = Arc::new(Shared::new(config.peers.len()));
-    (Near { shared, sends, deliveries, events }, (to_process, from_process, to_events))
+    (AppEnds { shared, sends, deliveries, events }, (to_process, from_process, to_events))
 }
 
 /// Process of 1Pipe: both halves of an endpoint. See the [crate](crate).
@@ -376,11 +376,11 @@ impl Endpoint {
             return Err(InitError::Shape { ports, workers });
         }
         let settings = config.process.clone();
-        let (asks, asked) = crossbeam_channel::bounded(ASKS);
-        let (near, far) = ends(&settings.process);
-        let shared = Arc::clone(&near.shared);
-        let (thread, counters) = control::start(config, far, shared, asked)?;
-        Ok(Self::new(near, &settings.process, counters, asks, Some(thread)))
+        let (requests, requests_rx) = crossbeam_channel::bounded(MAX_REQUESTS);
+        let (app, polling) = create_rings(&settings.process);
+        let shared = Arc::clone(&app.shared);
+        let (thread, counters) = control::start(config, polling, shared, requests_rx)?;
+        Ok(Self::new(app, &settings.process, counters, requests, Some(thread)))
     }
 
     /// Creates an endpoint without threads, and the switch function that runs its process on port 0. For
@@ -390,28 +390,30 @@ impl Endpoint {
         config: &process::Config,
         tell_settled: bool,
     ) -> Result<(Self, Host), ConfigError> {
-        let (near, far) = ends(config);
-        let shared = Arc::clone(&near.shared);
+        let (app, polling) = create_rings(config);
+        let shared = Arc::clone(&app.shared);
         let process = Process::new(config.clone())?;
         let counters = process.counters();
-        let host = Host::new(process, tell_settled, far, shared);
-        let (asks, _) = crossbeam_channel::bounded(0);
-        Ok((Self::new(near, config, counters, asks, None), host))
+        let host = Host::new(process, tell_settled, polling, shared);
+        let (requests, _) = crossbeam_channel::bounded(0);
+        Ok((Self::new(app, config, counters, requests, None), host))
     }
 
     fn new(
-        near: Near,
+        app: AppEnds,
         config: &process::Config,
         counters: Arc<Counters>,
-        asks: crossbeam_channel::Sender<Ask>,
+        requests: crossbeam_channel::Sender<Request>,
         thread: Option<JoinHandle<()>>,
     ) -> Self {
         let peers = config.peers.iter().map(|peer| peer.id).collect();
-        let Near { shared, sends, deliveries, events } = near;
+        let AppEnds { shared, sends, deliveries, events } = app;
         let thread = Mutex::new(thread);
-        let handle = Handle(Arc::new(Running { shared, counters, own: config.own.id, peers, asks, thread }));
+        let handle =
+            Handle(Arc::new(Running { shared, counters, own: config.own.id, peers, requests, thread }));
         let limits = Limits::of(config);
-        let sender = Sender { ring: sends, limits, given: 0, long: Vec::new(), handle: handle.clone() };
+        let sender =
+            Sender { ring: sends, limits, accepted: 0, long_record: Vec::new(), handle: handle.clone() };
         let receiver = Receiver { ring: deliveries, events, callback: None, handle };
         Self { sender, receiver }
     }

@@ -20,9 +20,9 @@ use toml::de::DeTable;
 const BEACONS: &str = "[[process.beacons]]";
 const PEERS: &str = "[[process.peers]]";
 /// Maximum queue pair number: numbers have 24 bits, and the last one is for multicast
-const LAST_QP: u64 = 0xff_fffe;
+const MAX_QPN: u64 = 0xff_fffe;
 /// Default queue pair number, as `understudy plan` assigns it
-const QPN: u64 = 0x11;
+const DEFAULT_QPN: u64 = 0x11;
 /// Maximum of most times, in microseconds: a second
 const MAX_US: u64 = 1_000_000;
 /// Lengths of IP, UDP, BTH, DETH and ICRC, for IPv4 and IPv6
@@ -35,10 +35,10 @@ const HEADERS: [u16; 2] = [20 + 8 + 12 + 8 + 4, 40 + 8 + 12 + 8 + 4];
 pub fn load(path: &Path) -> Result<Config, Report> {
     let text = file::text_of(path)?;
     let folder = path.parent().unwrap_or(Path::new(""));
-    file::parsed(path, &text, |root, problems| all(root, folder, problems))
+    file::parsed(path, &text, |root, problems| read_all(root, folder, problems))
 }
 
-fn all(root: &DeTable<'_>, folder: &Path, problems: &Problems) -> Option<Config> {
+fn read_all(root: &DeTable<'_>, folder: &Path, problems: &Problems) -> Option<Config> {
     let root = Table::root(root, problems);
     let dpdk = Dpdk::read(&root, folder, &Machine::this());
     check_runtime(&dpdk.runtime, problems);
@@ -65,7 +65,7 @@ pub fn read(table: &Table<'_>, ports: &Ports) -> Option<Settings> {
     let own_address = table.require("address", "\"10.0.0.1/24\"");
     let own_address = own_address.and_then(|value| address(&value));
     let mac = table.get("mac", "\"02:00:00:00:00:01\"").map(|value| station(&value));
-    let qpn = Qpn::new(table.number("qpn", 2..=LAST_QP, QPN) as u32);
+    let qpn = Qpn::new(table.number("qpn", 2..=MAX_QPN, DEFAULT_QPN) as u32);
     let clock = table.get("clock", "\"realtime\"").and_then(|value| value.word(&["realtime", "tai"]));
     let tell_settled = table.boolean("tell_settled", false);
     let beacons = beacons(table, own_address.map(|(ip, _)| ip));
@@ -78,7 +78,7 @@ pub fn read(table: &Table<'_>, ports: &Ports) -> Option<Settings> {
     let (switch, beacons) = beacons?;
     let mut process = process::Config::new(own, beacons);
     process.peers = peers?;
-    numbers.put(&mut process);
+    numbers.apply(&mut process);
     let clock = if clock == Some("tai") { Clock::Tai } else { Clock::Realtime };
     Some(Settings { process, mac: mac.flatten(), prefix, switch, clock, tell_settled })
 }
@@ -104,11 +104,11 @@ impl Numbers {
     fn read(table: &Table<'_>, ports: &Ports, own: Option<IpAddr>) -> Self {
         let micros = |key, range, default| Nanos::from_micros(table.number(key, range, default));
         let kib =
-            |key, most, default: usize| (table.number(key, 1..=most, default as u64 >> 10) << 10) as usize;
-        let nobody =
+            |key, max, default: usize| (table.number(key, 1..=max, default as u64 >> 10) << 10) as usize;
+        let placeholder =
             Peer { id: ProcessId(0), mac: MacAddr::default(), address: [0; 4].into(), qpn: Qpn::new(0) };
-        let Peer { mac, address, qpn, .. } = nobody;
-        let default = process::Config::new(nobody, Beacons { mac, address, qpn, detour: Vec::new() });
+        let Peer { mac, address, qpn, .. } = placeholder;
+        let default = process::Config::new(placeholder, Beacons { mac, address, qpn, detour: Vec::new() });
         let ack_delay = micros("ack_delay_us", 1..=MAX_US, default.ack_delay.0 / 1_000);
         let interval = table.number("beacon_interval_ns", 1_000..=1_000_000, default.beacon_interval.0);
         Self {
@@ -134,7 +134,7 @@ impl Numbers {
         }
     }
 
-    fn put(self, config: &mut process::Config) {
+    fn apply(self, config: &mut process::Config) {
         let [send_buffer, receive_window, receive_buffer, initial_window] = self.bytes;
         config.barriers_in_messages = self.barriers_in_messages;
         (config.qkey, config.mtu) = (self.qkey, self.mtu);
@@ -154,15 +154,15 @@ fn mtu(table: &Table<'_>, ports: &Ports, own: Option<IpAddr>, default: usize) ->
     let (span, mtu) = given.map_or((None, default), |mtu| (Some(mtu.span()), mtu.into_inner() as usize));
     let headers = HEADERS[usize::from(own.is_some_and(|own| own.is_ipv6()))];
     let port = ports.list.first().map_or(9_600, |port| port.mtu);
-    let most = usize::from(port.saturating_sub(headers)) / 4 * 4;
+    let max = usize::from(port.saturating_sub(headers)) / 4 * 4;
     let at = |span: Option<Range<usize>>, message: String| match span {
         Some(span) => Problem::at(span, message).label("here"),
         None => table.problem(message).label("`mtu` defaults to 1024"),
     };
-    if mtu > most {
+    if mtu > max {
         let problem = at(span, format!("packets of {mtu} bytes do not fit into the port's {port}"));
         table.problems().add(problem.help(format!(
-            "write at most `mtu = {most}`, or a larger `mtu` for the port: headers take {headers} bytes"
+            "write at most `mtu = {max}`, or a larger `mtu` for the port: headers take {headers} bytes"
         )));
     } else if !mtu.is_multiple_of(4) {
         let problem = at(span, format!("`mtu` has to be a multiple of four, but is {mtu}"));
@@ -233,8 +233,9 @@ fn beacons(table: &Table<'_>, own: Option<IpAddr>) -> Option<(String, Beacons)> 
     };
     let switch = table.get("switch", "\"tor1\"").map_or(Some("its switch"), |value| value.text());
     let mac = table.require("mac", "\"02:00:00:00:00:fe\"").and_then(|value| station(&value));
-    let address = table.require("address", "\"10.0.0.254\"").and_then(|value| of_family(&value, own));
-    let qpn = table.require("qpn", "0x100").and_then(|value| value.number(2..=LAST_QP, 0x100));
+    let address =
+        table.require("address", "\"10.0.0.254\"").and_then(|value| address_of_version(&value, own));
+    let qpn = table.require("qpn", "0x100").and_then(|value| value.number(2..=MAX_QPN, 0x100));
     let detour = table.get("detour", "[\"10.255.0.1\"]");
     let detour = detour.map_or(Some(Vec::new()), |value| self::detour(&value, own));
     table.finish();
@@ -252,11 +253,11 @@ fn detour(value: &Value<'_>, own: Option<IpAddr>) -> Option<Vec<IpAddr>> {
         );
         return None;
     }
-    list.iter().map(|end| of_family(end, own)).collect()
+    list.iter().map(|end| address_of_version(end, own)).collect()
 }
 
 /// Reads an address of the same IP version as the process's own.
-fn of_family(value: &Value<'_>, own: Option<IpAddr>) -> Option<IpAddr> {
+fn address_of_version(value: &Value<'_>, own: Option<IpAddr>) -> Option<IpAddr> {
     let ip = ip(value)?;
     if let Some(own) = own.filter(|own| own.is_ipv4() != ip.is_ipv4()) {
         let [version, other] = if ip.is_ipv4() { ["IPv4", "IPv6"] } else { ["IPv6", "IPv4"] };
@@ -280,7 +281,7 @@ fn peers(table: &Table<'_>, own_id: Option<ProcessId>, own: Option<IpAddr>) -> O
         )));
     }
     let mut taken: Vec<(ProcessId, Range<usize>)> = Vec::new();
-    let mut places: Vec<((IpAddr, Qpn), Range<usize>)> = Vec::new();
+    let mut endpoints: Vec<((IpAddr, Qpn), Range<usize>)> = Vec::new();
     let mut peers = Vec::new();
     for table in tables {
         let id = table.require("id", "2");
@@ -301,11 +302,11 @@ fn peers(table: &Table<'_>, own_id: Option<ProcessId>, own: Option<IpAddr>) -> O
             taken.push((number, value.span()));
         }
         let mac = table.require("mac", "\"02:00:00:00:00:02\"").and_then(|value| station(&value));
-        let place = table.require("address", "\"10.0.0.2\"");
-        let address = place.as_ref().and_then(|value| of_family(value, own));
-        let qpn = Qpn::new(table.number("qpn", 2..=LAST_QP, QPN) as u32);
-        if let (Some(value), Some(address)) = (place, address) {
-            if let Some((_, first)) = places.iter().find(|(other, _)| *other == (address, qpn)) {
+        let address_value = table.require("address", "\"10.0.0.2\"");
+        let address = address_value.as_ref().and_then(|value| address_of_version(value, own));
+        let qpn = Qpn::new(table.number("qpn", 2..=MAX_QPN, DEFAULT_QPN) as u32);
+        if let (Some(value), Some(address)) = (address_value, address) {
+            if let Some((_, first)) = endpoints.iter().find(|(other, _)| *other == (address, qpn)) {
                 let problem = value.problem(format!("two processes are at {address} with queue pair {qpn}"));
                 value.add(
                     problem.label("again").also(first.clone(), "first here").help(
@@ -313,7 +314,7 @@ fn peers(table: &Table<'_>, own_id: Option<ProcessId>, own: Option<IpAddr>) -> O
                     ),
                 );
             }
-            places.push(((address, qpn), value.span()));
+            endpoints.push(((address, qpn), value.span()));
         }
         table.finish();
         peers.push(number.zip(mac).zip(address).map(|((id, mac), address)| Peer { id, mac, address, qpn }));

@@ -15,13 +15,13 @@ use std::sync::Arc;
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
 /// Maximum number of scatterings taken in one turn, so that frames are received in between
-const TAKEN_A_TURN: usize = 64;
+const SENDS_PER_TURN: usize = 64;
 /// The only port of a process
 const PORT: PortId = PortId(0);
 /// Number of beacons that announce that a process leaves; the switch may miss some
-const FAREWELLS: u64 = 3;
+const FINAL_BEACONS: u64 = 3;
 /// Number of message time-outs for which a leaving process waits for unsettled messages
-const PATIENCE: u64 = 4;
+const LEAVE_TIMEOUTS: u64 = 4;
 /// Next-header value of ICMPv6, which includes neighbour discovery
 const ICMPV6: u8 = 58;
 
@@ -36,9 +36,9 @@ pub(crate) struct Shared {
     /// Peers that are known to have failed, by index
     pub(crate) dead: Box<[AtomicBool]>,
     /// The process is to leave, or the polling thread has ended: no more scatterings are accepted.
-    pub(crate) ended: AtomicBool,
+    pub(crate) closing: AtomicBool,
     /// The polling thread has ended: no more messages or events follow.
-    pub(crate) gone: AtomicBool,
+    pub(crate) closed: AtomicBool,
 }
 
 impl Shared {
@@ -51,8 +51,8 @@ impl Shared {
             barrier: AtomicU64::new(Self::NONE),
             commit: AtomicU64::new(Self::NONE),
             dead: (0..peers).map(|_| AtomicBool::new(false)).collect(),
-            ended: AtomicBool::new(false),
-            gone: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
         }
     }
 }
@@ -78,11 +78,11 @@ enum Leaving {
     /// Waiting until all messages are settled, but at most until this time.
     Settling(Nanos),
     /// Announcing the end; has left when this total number of beacons has been sent.
-    Saying(u64),
+    Announcing(u64),
     /// The control thread is to be notified.
     Left,
     /// The control thread has been notified.
-    Told,
+    Reported,
 }
 
 /// The polling thread's ends of the rings: scatterings to be sent, delivered messages, events
@@ -93,7 +93,7 @@ pub(crate) const ORIGIN: usize = 12;
 
 /// Returns the head of a delivery record.
 #[inline]
-fn head(timestamp: Timestamp, src: ProcessId) -> [u8; ORIGIN] {
+fn encode_origin(timestamp: Timestamp, src: ProcessId) -> [u8; ORIGIN] {
     let mut head = [0; ORIGIN];
     head[..8].copy_from_slice(&timestamp.nanos().to_ne_bytes());
     head[8..].copy_from_slice(&src.0.to_ne_bytes());
@@ -102,7 +102,7 @@ fn head(timestamp: Timestamp, src: ProcessId) -> [u8; ORIGIN] {
 
 /// Returns the timestamp and the sender of a head.
 #[inline]
-pub(crate) fn origin(head: &[u8; ORIGIN]) -> (Timestamp, ProcessId) {
+pub(crate) fn decode_origin(head: &[u8; ORIGIN]) -> (Timestamp, ProcessId) {
     let [a, b, c, d, e, f, g, h, src @ ..] = *head;
     (Timestamp::new(u64::from_ne_bytes([a, b, c, d, e, f, g, h])), ProcessId(u32::from_ne_bytes(src)))
 }
@@ -117,7 +117,7 @@ pub struct Host {
     shared: Arc<Shared>,
     outbox: Outbox,
     /// A frame or command has arrived that may have caused messages, events or ACKs.
-    has_come: bool,
+    has_input: bool,
     /// Event for which the ring had no room
     event: Option<Event>,
     /// Events of a scattering that was refused here
@@ -142,7 +142,7 @@ impl Host {
             tell_settled,
             shared,
             outbox: Outbox::default(),
-            has_come: false,
+            has_input: false,
             event: None,
             refused: VecDeque::new(),
             leaving: None,
@@ -154,10 +154,10 @@ impl Host {
     /// sent at once are.
     fn take_sends<O: Output>(&mut self, now: Nanos, out: &mut O) {
         // After leaving, all scatterings fail, which needs no room at the port.
-        let fails = matches!(self.leaving, Some(Leaving::Saying(_) | Leaving::Left | Leaving::Told));
+        let fails = matches!(self.leaving, Some(Leaving::Announcing(_) | Leaving::Left | Leaving::Reported));
         let Self { sends, process, refused, list, outbox, .. } = self;
-        let mut left = TAKEN_A_TURN;
-        sends.each(|[], record| {
+        let mut left = SENDS_PER_TURN;
+        sends.for_each(|[], record| {
             // A refused scattering has as many events as messages, so one is handled at a time.
             let has_room = fails || !(outbox.is_waiting() || out.room(PORT) == 0);
             if left == 0 || !refused.is_empty() || !has_room {
@@ -178,7 +178,7 @@ impl Host {
                     Taken::Yes
                 }
             };
-            *list = submit::forget(messages);
+            *list = submit::clear_list(messages);
             taken
         });
     }
@@ -190,7 +190,7 @@ impl Host {
     }
 
     /// Publishes clock, barriers, messages and events to the application, as far as the rings have room.
-    fn tell(&mut self, now: Nanos) {
+    fn publish(&mut self, now: Nanos) {
         let shared = &self.shared;
         // Before any earlier message: an application that has received a message must see a later clock.
         shared.clock.store(self.process.timestamp(now).nanos(), Ordering::Release);
@@ -200,25 +200,25 @@ impl Host {
         shared.commit.store(number(commit), Ordering::Relaxed);
         let Self { process, deliveries, .. } = self;
         process.unreliable_recv_each(|timestamp, src, payload| {
-            match deliveries.write_owned(head(timestamp, src), payload) {
+            match deliveries.write_owned(encode_origin(timestamp, src), payload) {
                 Err(_) if deliveries.is_abandoned() => Ok(None),
                 written => written,
             }
         });
         self.deliveries.publish();
-        self.tell_events();
+        self.publish_events();
     }
 
     /// Publishes events.
-    fn tell_events(&mut self) {
+    fn publish_events(&mut self) {
         // Several at once, because there are rarely others
         while self.tell_settled && self.event.is_none() && self.refused.is_empty() {
             let next = self.process.next_events();
-            let told = self.events.push_partial_slice(next).0.len();
-            if told == 0 {
+            let count = self.events.push_partial_slice(next).0.len();
+            if count == 0 {
                 break;
             }
-            self.process.take_events(told);
+            self.process.take_events(count);
         }
         while let Some(event) =
             self.event.take().or_else(|| self.refused.pop_front()).or_else(|| self.process.poll_event())
@@ -236,17 +236,17 @@ impl Host {
     }
 
     /// Advances the process's leaving, if it is to leave.
-    fn go_on_leaving(&mut self, now: Nanos) {
+    fn advance_leaving(&mut self, now: Nanos) {
         match self.leaving {
             Some(Leaving::Settling(until)) => {
                 let settled = self.sends.is_empty() && self.process.unsettled() == 0;
                 if settled || until <= now {
                     self.process.leave();
                     let sent = self.process.counters().beacons_sent.get();
-                    self.leaving = Some(Leaving::Saying(sent + FAREWELLS));
+                    self.leaving = Some(Leaving::Announcing(sent + FINAL_BEACONS));
                 }
             }
-            Some(Leaving::Saying(beacons)) if self.process.counters().beacons_sent.get() >= beacons => {
+            Some(Leaving::Announcing(beacons)) if self.process.counters().beacons_sent.get() >= beacons => {
                 self.leaving = Some(Leaving::Left);
             }
             _ => {}
@@ -255,7 +255,7 @@ impl Host {
 
     /// Returns whether there is work that does not wait for a timer.
     fn is_waiting(&self) -> bool {
-        self.has_come
+        self.has_input
             || self.outbox.is_waiting()
             || self.process.has_message()
             || self.event.is_some()
@@ -293,7 +293,7 @@ fn refuse(
 }
 
 /// Returns whether a frame may request an address: ARP, or ICMPv6, which includes neighbour discovery.
-fn asks(frame: &[u8]) -> bool {
+fn may_request_address(frame: &[u8]) -> bool {
     let Some(kind) = frame.get(Ethernet::LEN - 2..Ethernet::LEN) else { return false };
     let of = |wanted: u16| kind == wanted.to_be_bytes();
     of(ethertype::ARP) || of(ethertype::IPV6) && frame.get(Ethernet::LEN + 6) == Some(&ICMPV6)
@@ -310,15 +310,15 @@ impl Function for Host {
         now: Nanos,
         _out: &mut O,
     ) -> Verdict {
-        self.has_come = true;
+        self.has_input = true;
         match self.process.on_frame(frame.bytes(), now) {
-            Err(Refusal::NotOurs) if asks(frame.bytes()) => Verdict::Punt,
+            Err(Refusal::NotOurs) if may_request_address(frame.bytes()) => Verdict::Punt,
             _ => Verdict::Consume,
         }
     }
 
     fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
-        self.has_come = false;
+        self.has_input = false;
         if self.process.next_timer().is_some_and(|at| at <= now) {
             self.process.on_timer(now);
         }
@@ -327,8 +327,8 @@ impl Function for Host {
         self.transmit(now, out);
         self.take_sends(now, out);
         self.transmit(now, out);
-        self.tell(now);
-        self.go_on_leaving(now);
+        self.publish(now);
+        self.advance_leaving(now);
     }
 
     fn next_timer(&self) -> Option<Nanos> {
@@ -340,16 +340,16 @@ impl Function for Host {
             Command::Clock(clock) => self.process.set_clock(clock, now),
             Command::Alive(id, alive) => _ = self.process.set_alive(id, alive, now),
             Command::Leave => {
-                let patience = self.process.config().timeout.0.saturating_mul(PATIENCE);
-                self.leaving.get_or_insert(Leaving::Settling(now + Nanos(patience)));
+                let limit = self.process.config().timeout.0.saturating_mul(LEAVE_TIMEOUTS);
+                self.leaving.get_or_insert(Leaving::Settling(now + Nanos(limit)));
             }
         }
-        self.has_come = true;
+        self.has_input = true;
     }
 
     fn poll_event(&mut self) -> Option<Gone> {
         matches!(self.leaving, Some(Leaving::Left)).then(|| {
-            self.leaving = Some(Leaving::Told);
+            self.leaving = Some(Leaving::Reported);
             Gone
         })
     }

@@ -14,18 +14,18 @@ use std::sync::Arc;
 use switch::Full;
 
 /// Maximum length of a body in the ring, in bytes; longer ones are passed on as vectors
-pub(crate) const INLINE: usize = 4096;
+pub(crate) const MAX_INLINE: usize = 4096;
 /// Size of a ring, in bytes: some thousand small records, in a core's own cache
-const BYTES: usize = 1 << 20;
+const RING_BYTES: usize = 1 << 20;
 /// Maximum number of vectors in transit
-const VECTORS: usize = 1024;
+const MAX_VECTORS: usize = 1024;
 /// Maximum number of bytes of vectors in transit, except for a single one that is longer
-const VECTOR_BYTES: usize = 64 << 20;
+const MAX_VECTOR_BYTES: usize = 64 << 20;
 /// Number of bytes after which records are published, which one more record may exceed: they are copied while
 /// they are in the L1 cache
-const STAGED: usize = 8 << 10;
+const PUBLISH_BYTES: usize = 8 << 10;
 /// Length of the body length in front of each record, in bytes
-const LENGTH: usize = 4;
+const LENGTH_LEN: usize = 4;
 /// Value of the body length if the body is a vector
 const VECTOR: u32 = u32::MAX;
 
@@ -36,16 +36,16 @@ pub(crate) struct Writer<const HEAD: usize> {
     staged: Vec<u8>,
     vectors: Producer<Vec<u8>>,
     /// Bytes of vectors in transit
-    outside: Arc<AtomicUsize>,
+    vector_bytes: Arc<AtomicUsize>,
 }
 
 /// Reading end.
 pub(crate) struct Reader<const HEAD: usize> {
     bytes: Consumer<u8>,
     vectors: Consumer<Vec<u8>>,
-    outside: Arc<AtomicUsize>,
+    vector_bytes: Arc<AtomicUsize>,
     /// Copy of a record that wraps around the end of the ring
-    whole: Vec<u8>,
+    wrapped: Vec<u8>,
     /// Vector of a record that was read and not taken
     vector: Option<Vec<u8>>,
 }
@@ -76,11 +76,13 @@ impl Body<'_> {
 
 /// Creates a ring, and returns both ends.
 pub(crate) fn ring<const HEAD: usize>() -> (Writer<HEAD>, Reader<HEAD>) {
-    let ((to_bytes, bytes), (to_vectors, vectors)) = (RingBuffer::new(BYTES), RingBuffer::new(VECTORS));
-    let outside = Arc::<AtomicUsize>::default();
-    let staged = Vec::with_capacity(STAGED + LENGTH + HEAD + INLINE);
-    let writer = Writer { bytes: to_bytes, staged, vectors: to_vectors, outside: Arc::clone(&outside) };
-    (writer, Reader { bytes, vectors, outside, whole: Vec::new(), vector: None })
+    let ((to_bytes, bytes), (to_vectors, vectors)) =
+        (RingBuffer::new(RING_BYTES), RingBuffer::new(MAX_VECTORS));
+    let vector_bytes = Arc::<AtomicUsize>::default();
+    let staged = Vec::with_capacity(PUBLISH_BYTES + LENGTH_LEN + HEAD + MAX_INLINE);
+    let writer =
+        Writer { bytes: to_bytes, staged, vectors: to_vectors, vector_bytes: Arc::clone(&vector_bytes) };
+    (writer, Reader { bytes, vectors, vector_bytes, wrapped: Vec::new(), vector: None })
 }
 
 impl<const HEAD: usize> Writer<HEAD> {
@@ -93,12 +95,12 @@ impl<const HEAD: usize> Writer<HEAD> {
     /// [published](Self::publish).
     #[inline]
     pub(crate) fn write(&mut self, head: [u8; HEAD], body: &[u8]) -> Result<(), Full> {
-        if body.len() > INLINE {
+        if body.len() > MAX_INLINE {
             self.check_vector(body.len())?;
             return self.write_vector(head, body.to_vec()).map_err(|_| Full);
         }
         self.begin(head, body.len())?.extend_from_slice(body);
-        self.end();
+        self.finish();
         Ok(())
     }
 
@@ -110,7 +112,7 @@ impl<const HEAD: usize> Writer<HEAD> {
         head: [u8; HEAD],
         body: Vec<u8>,
     ) -> Result<Option<Vec<u8>>, Vec<u8>> {
-        if body.len() <= INLINE {
+        if body.len() <= MAX_INLINE {
             return match self.write(head, &body) {
                 Ok(()) => Ok(Some(body)),
                 Err(Full) => Err(body),
@@ -122,29 +124,29 @@ impl<const HEAD: usize> Writer<HEAD> {
         }
     }
 
-    /// Writes the head of a record whose body has `body` bytes, at most [`INLINE`], which the caller has to
+    /// Writes the head of a record whose body has `body` bytes, at most [`MAX_INLINE`], which the caller has to
     /// append to the vector returned.
     #[inline]
     pub(crate) fn begin(&mut self, head: [u8; HEAD], body: usize) -> Result<&mut Vec<u8>, Full> {
-        debug_assert!(body <= INLINE);
-        let wanted = self.staged.len() + LENGTH + HEAD + body;
+        debug_assert!(body <= MAX_INLINE);
+        let wanted = self.staged.len() + LENGTH_LEN + HEAD + body;
         if self.bytes.cached_slots() < wanted && self.bytes.slots() < wanted {
             return Err(Full);
         }
-        self.put(head, body as u32);
+        self.put_front(head, body as u32);
         Ok(&mut self.staged)
     }
 
     #[inline]
-    fn put(&mut self, head: [u8; HEAD], body: u32) {
+    fn put_front(&mut self, head: [u8; HEAD], body: u32) {
         self.staged.extend_from_slice(&body.to_ne_bytes());
         self.staged.extend_from_slice(&head);
     }
 
     /// Publishes the records if there are enough, after a record was completed.
     #[inline]
-    fn end(&mut self) {
-        if self.staged.len() >= STAGED {
+    fn finish(&mut self) {
+        if self.staged.len() >= PUBLISH_BYTES {
             self.publish();
         }
     }
@@ -161,23 +163,23 @@ impl<const HEAD: usize> Writer<HEAD> {
     }
 
     fn check_vector(&self, len: usize) -> Result<(), Full> {
-        let before = self.outside.load(Ordering::Relaxed);
-        let fits = before == 0 || before + len <= VECTOR_BYTES;
+        let before = self.vector_bytes.load(Ordering::Relaxed);
+        let fits = before == 0 || before + len <= MAX_VECTOR_BYTES;
         if fits && !self.vectors.is_full() { Ok(()) } else { Err(Full) }
     }
 
     fn write_vector(&mut self, head: [u8; HEAD], body: Vec<u8>) -> Result<(), Vec<u8>> {
-        if self.bytes.slots() < self.staged.len() + LENGTH + HEAD {
+        if self.bytes.slots() < self.staged.len() + LENGTH_LEN + HEAD {
             return Err(body);
         }
-        self.outside.fetch_add(body.len(), Ordering::Relaxed);
+        self.vector_bytes.fetch_add(body.len(), Ordering::Relaxed);
         // The vector before its record: a reader that sees the record must find the vector.
         if let Err(rtrb::PushError::Full(body)) = self.vectors.push(body) {
-            self.outside.fetch_sub(body.len(), Ordering::Relaxed);
+            self.vector_bytes.fetch_sub(body.len(), Ordering::Relaxed);
             return Err(body);
         }
-        self.put(head, VECTOR);
-        self.end();
+        self.put_front(head, VECTOR);
+        self.finish();
         Ok(())
     }
 }
@@ -194,7 +196,7 @@ impl<const HEAD: usize> Reader<HEAD> {
     #[inline]
     pub(crate) fn next(&mut self, take: impl FnOnce(&[u8; HEAD], Body<'_>) -> bool) -> Option<bool> {
         let (mut take, mut taken) = (Some(take), None);
-        self.each(|head, body| {
+        self.for_each(|head, body| {
             if let Some(take) = take.take() {
                 let is_taken = take(head, body);
                 taken = Some(is_taken);
@@ -208,7 +210,7 @@ impl<const HEAD: usize> Reader<HEAD> {
     /// Passes one record after the other to `take`, as long as it takes them, and removes those that were
     /// taken.
     #[inline]
-    pub(crate) fn each(&mut self, mut take: impl FnMut(&[u8; HEAD], Body<'_>) -> Taken) {
+    pub(crate) fn for_each(&mut self, mut take: impl FnMut(&[u8; HEAD], Body<'_>) -> Taken) {
         // Only complete records are published.
         let waiting = match self.bytes.cached_slots() {
             0 => self.bytes.slots(),
@@ -217,29 +219,29 @@ impl<const HEAD: usize> Reader<HEAD> {
         if waiting == 0 {
             return;
         }
-        let Self { bytes, vectors, outside, whole, vector } = self;
+        let Self { bytes, vectors, vector_bytes, wrapped, vector } = self;
         let chunk = bytes.read_chunk(waiting).expect("as many bytes are available");
         let (first, second) = chunk.as_slices();
         let mut at = 0;
         while at < waiting {
-            let front = piece(first, second, at, LENGTH + HEAD, whole);
-            let (length, head) = front.split_first_chunk::<LENGTH>().expect("the slice has this length");
+            let front = slice_at(first, second, at, LENGTH_LEN + HEAD, wrapped);
+            let (length, head) = front.split_first_chunk::<LENGTH_LEN>().expect("the slice has this length");
             let length = u32::from_ne_bytes(*length);
             let head: [u8; HEAD] = *head.first_chunk().expect("the slice has this length");
-            at += LENGTH + HEAD;
+            at += LENGTH_LEN + HEAD;
             let inline = if length == VECTOR { 0 } else { length as usize };
             let body = if length == VECTOR {
                 Body::Vector(vector.get_or_insert_with(|| {
                     let vector = vectors.pop().expect("the vector is pushed before its record");
-                    outside.fetch_sub(vector.len(), Ordering::Relaxed);
+                    vector_bytes.fetch_sub(vector.len(), Ordering::Relaxed);
                     vector
                 }))
             } else {
-                Body::Inline(piece(first, second, at, inline, whole))
+                Body::Inline(slice_at(first, second, at, inline, wrapped))
             };
             let taken = take(&head, body);
             if taken == Taken::Not {
-                at -= LENGTH + HEAD;
+                at -= LENGTH_LEN + HEAD;
                 break;
             }
             *vector = None;
@@ -263,31 +265,37 @@ pub(crate) enum Taken {
     Yes,
 }
 
-/// Returns `len` bytes from offset `at` on; copies them to `whole` if they wrap around the end of the ring.
+/// Returns `len` bytes from offset `at` on; copies them to `wrapped` if they wrap around the end of the ring.
 #[expect(clippy::inline_always, reason = "nearly always a slice of the first part")]
 #[inline(always)]
-fn piece<'a>(first: &'a [u8], second: &'a [u8], at: usize, len: usize, whole: &'a mut Vec<u8>) -> &'a [u8] {
-    match first.get(at..at + len) {
-        Some(piece) => piece,
-        None => piece_behind(first, second, at, len, whole),
-    }
-}
-
-#[cold]
-fn piece_behind<'a>(
+fn slice_at<'a>(
     first: &'a [u8],
     second: &'a [u8],
     at: usize,
     len: usize,
-    whole: &'a mut Vec<u8>,
+    wrapped: &'a mut Vec<u8>,
+) -> &'a [u8] {
+    match first.get(at..at + len) {
+        Some(slice) => slice,
+        None => slice_wrapped(first, second, at, len, wrapped),
+    }
+}
+
+#[cold]
+fn slice_wrapped<'a>(
+    first: &'a [u8],
+    second: &'a [u8],
+    at: usize,
+    len: usize,
+    wrapped: &'a mut Vec<u8>,
 ) -> &'a [u8] {
     if let Some(at) = at.checked_sub(first.len()) {
         return &second[at..at + len];
     }
-    whole.clear();
-    whole.extend_from_slice(&first[at..]);
-    whole.extend_from_slice(&second[..at + len - first.len()]);
-    whole
+    wrapped.clear();
+    wrapped.extend_from_slice(&first[at..]);
+    wrapped.extend_from_slice(&second[..at + len - first.len()]);
+    wrapped
 }
 
 #[cfg(test)]
@@ -306,14 +314,15 @@ mod tests {
             seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
             let draw = (seed >> 33) as usize;
             if written < 20_000 && !draw.is_multiple_of(3) {
-                let len = if draw.is_multiple_of(100) { INLINE - 50 + draw / 100 % 100 } else { draw % 300 };
+                let len =
+                    if draw.is_multiple_of(100) { MAX_INLINE - 50 + draw / 100 % 100 } else { draw % 300 };
                 let (head, body) = ([written as u8; 12], vec![draw as u8; len]);
                 let done = if draw.is_multiple_of(2) {
                     writer.write(head, &body)
                 } else {
                     match writer.write_owned(head, body.clone()) {
                         Ok(memory) => {
-                            assert_eq!(memory.is_some(), len <= INLINE);
+                            assert_eq!(memory.is_some(), len <= MAX_INLINE);
                             Ok(())
                         }
                         Err(back) => {
@@ -335,7 +344,7 @@ mod tests {
             if draw.is_multiple_of(7) {
                 // Several at once
                 let mut left = draw % 4;
-                reader.each(|head, body| {
+                reader.for_each(|head, body| {
                     if left == 0 {
                         return Taken::Not;
                     }
@@ -360,22 +369,22 @@ mod tests {
             }
         }
         assert!(fulls > 0 && reader.is_empty() && reader.next(|_, _| true).is_none());
-        assert_eq!(reader.outside.load(Ordering::Relaxed), 0);
+        assert_eq!(reader.vector_bytes.load(Ordering::Relaxed), 0);
     }
 
     #[test]
     fn one_vector_of_any_length_fits_and_a_second_does_not() {
         let (mut writer, mut reader) = ring();
-        assert_eq!(writer.write_owned(*b"x", vec![1; 2 * VECTOR_BYTES]), Ok(None));
-        assert_eq!(writer.write(*b"y", &[2; INLINE + 1]), Err(Full));
-        assert_eq!(writer.write(*b"y", &[2; INLINE]), Ok(()), "an inline body needs no vector");
+        assert_eq!(writer.write_owned(*b"x", vec![1; 2 * MAX_VECTOR_BYTES]), Ok(None));
+        assert_eq!(writer.write(*b"y", &[2; MAX_INLINE + 1]), Err(Full));
+        assert_eq!(writer.write(*b"y", &[2; MAX_INLINE]), Ok(()), "an inline body needs no vector");
         assert!(reader.is_empty(), "nothing is published");
         writer.publish();
         assert_eq!(
-            reader.next(|head, body| head == b"x" && body.into_vec().len() == 2 * VECTOR_BYTES),
+            reader.next(|head, body| head == b"x" && body.into_vec().len() == 2 * MAX_VECTOR_BYTES),
             Some(true)
         );
-        assert_eq!(writer.write(*b"y", &[2; INLINE + 1]), Ok(()));
+        assert_eq!(writer.write(*b"y", &[2; MAX_INLINE + 1]), Ok(()));
         drop(reader);
         assert!(writer.is_abandoned());
     }

@@ -7,8 +7,8 @@ use switch::table::Index;
 
 /// Lengths in bytes of the number of messages, in front of a record, and of each message's entry: its
 /// receiver and its length
-const NUMBER: usize = 4;
-const ENTRY: usize = 8;
+const COUNT_LEN: usize = 4;
+const ENTRY_LEN: usize = 8;
 
 /// Limits of a scattering, as the process enforces them.
 #[derive(Debug)]
@@ -42,8 +42,8 @@ impl Limits {
     }
 
     /// Returns the index of a peer.
-    pub(crate) fn place(&self, id: ProcessId) -> Option<usize> {
-        self.peers.get(&id).map(|place| place as usize)
+    pub(crate) fn index(&self, id: ProcessId) -> Option<usize> {
+        self.peers.get(&id).map(|index| index as usize)
     }
 
     /// Checks whether the process would accept a scattering if it had room; `dead` returns whether the peer
@@ -59,8 +59,8 @@ impl Limits {
         let (mut bytes, mut costs) = (0, 0);
         for &(dst, message) in messages {
             if dst != self.own {
-                let place = self.place(dst).ok_or(SendError::Unknown(dst))?;
-                if dead(place) {
+                let index = self.index(dst).ok_or(SendError::Unknown(dst))?;
+                if dead(index) {
                     return Err(SendError::Dead(dst));
                 }
             }
@@ -106,7 +106,7 @@ impl Limits {
 /// Returns the length of a scattering's record, in bytes.
 #[inline]
 pub(crate) fn len(messages: &[(ProcessId, &[u8])]) -> usize {
-    NUMBER + messages.iter().map(|(_, message)| ENTRY + message.len()).sum::<usize>()
+    COUNT_LEN + messages.iter().map(|(_, message)| ENTRY_LEN + message.len()).sum::<usize>()
 }
 
 /// Appends a scattering's record to `record`.
@@ -123,7 +123,7 @@ pub(crate) fn write(messages: &[(ProcessId, &[u8])], record: &mut Vec<u8>) {
 }
 
 /// Decodes an entry to the receiver and the length of a message.
-fn entry(entry: [u8; ENTRY]) -> (ProcessId, usize) {
+fn entry(entry: [u8; ENTRY_LEN]) -> (ProcessId, usize) {
     let entry = u64::from_le_bytes(entry);
     (ProcessId(entry as u32), (entry >> 32) as usize)
 }
@@ -131,8 +131,8 @@ fn entry(entry: [u8; ENTRY]) -> (ProcessId, usize) {
 /// Returns the message of a scattering that has exactly one.
 #[inline]
 pub(crate) fn read_one(record: &[u8]) -> Option<(ProcessId, &[u8])> {
-    let (number, rest) = record.split_first_chunk::<NUMBER>()?;
-    let (first, message) = rest.split_first_chunk::<ENTRY>()?;
+    let (number, rest) = record.split_first_chunk::<COUNT_LEN>()?;
+    let (first, message) = rest.split_first_chunk::<ENTRY_LEN>()?;
     (u32::from_ne_bytes(*number) == 1).then(|| (entry(*first).0, message))
 }
 
@@ -142,9 +142,9 @@ pub(crate) fn read<'a>(
     list: Vec<(ProcessId, &'static [u8])>,
 ) -> Vec<(ProcessId, &'a [u8])> {
     let mut list: Vec<(ProcessId, &'a [u8])> = list;
-    let (number, rest) = record.split_first_chunk::<NUMBER>().expect("a record has a number");
-    let (entries, mut bytes) = rest.split_at(u32::from_ne_bytes(*number) as usize * ENTRY);
-    for &of in entries.as_chunks::<ENTRY>().0 {
+    let (number, rest) = record.split_first_chunk::<COUNT_LEN>().expect("a record has a number");
+    let (entries, mut bytes) = rest.split_at(u32::from_ne_bytes(*number) as usize * ENTRY_LEN);
+    for &of in entries.as_chunks::<ENTRY_LEN>().0 {
         let (dst, len) = entry(of);
         let (message, others) = bytes.split_at(len);
         list.push((dst, message));
@@ -155,7 +155,7 @@ pub(crate) fn read<'a>(
 
 /// Empties a list, to reuse its memory for the next one. (Elements of the same size and alignment are
 /// collected in place.)
-pub(crate) fn forget(mut list: Vec<(ProcessId, &[u8])>) -> Vec<(ProcessId, &'static [u8])> {
+pub(crate) fn clear_list(mut list: Vec<(ProcessId, &[u8])>) -> Vec<(ProcessId, &'static [u8])> {
     list.clear();
     list.into_iter().map(|_| unreachable!("the list was cleared")).collect()
 }
@@ -183,7 +183,7 @@ mod tests {
             assert_eq!(read_one(&record), None);
             let read = read(&record, list);
             assert_eq!(read, messages);
-            list = forget(read);
+            list = clear_list(read);
             assert!(list.is_empty() && list.capacity() == 8 && list.as_ptr().cast::<u8>() == before.cast());
         }
     }
@@ -232,8 +232,8 @@ mod tests {
             let mut process = Process::new(config.clone()).unwrap();
             process.set_alive(ProcessId(4), false, Nanos::ZERO);
             let mut limits = Limits::of(&config);
-            let dead = limits.place(ProcessId(4));
-            let checked = limits.check(&messages, |place| Some(place) == dead);
+            let dead = limits.index(ProcessId(4));
+            let checked = limits.check(&messages, |index| Some(index) == dead);
             assert_eq!(checked, process.unreliable_send(Nanos::ZERO, &messages).map(|_| ()), "{messages:?}");
             refused += u32::from(checked.is_err());
         }

@@ -19,17 +19,17 @@ use std::sync::{Mutex, TryLockError};
 pub use error::{onepipe_strerror, onepipe_strfailure};
 
 /// Maximum number of messages of a scattering for which no memory is allocated
-const FEW: usize = 16;
+const INLINE_MESSAGES: usize = 16;
 const NO_TIMESTAMP: u64 = u64::MAX;
 
 /// `onepipe_t`
 pub struct OnePipe {
     sender: Mutex<Sender>,
-    receiver: Mutex<Receiving>,
+    receiver: Mutex<ReceiveState>,
     handle: Handle,
 }
 
-struct Receiving {
+struct ReceiveState {
     receiver: Receiver,
     /// Message that did not fit into the caller's buffer
     waiting: Option<Message>,
@@ -98,23 +98,23 @@ pub unsafe extern "C" fn onepipe_init(config: *const c_char, endpoint: *mut *mut
     }
     // SAFETY: a null-terminated string, as the header requires.
     let Ok(path) = unsafe { CStr::from_ptr(config) }.to_str() else { return Error::Argument.number() };
-    let begun = onepipe::load(Path::new(path)).map_err(|report| (Error::Config, report.render())).and_then(
+    let started = onepipe::load(Path::new(path)).map_err(|report| (Error::Config, report.render())).and_then(
         |mut config| {
             // The C API has no function that returns `Settled` events.
             config.process.tell_settled = false;
             Endpoint::init(config).map_err(|error| (Error::Start, error.to_string()))
         },
     );
-    match begun {
-        Ok(begun) => {
-            let handle = begun.handle().clone();
-            let (sender, mut receiver) = begun.split();
+    match started {
+        Ok(started) => {
+            let handle = started.handle().clone();
+            let (sender, mut receiver) = started.split();
             // Without a callback, events would fill their queue.
             receiver.send_fail_callback(drop);
-            let receiver = Mutex::new(Receiving { receiver, waiting: None });
-            let begun = Box::new(OnePipe { sender: Mutex::new(sender), receiver, handle });
+            let receiver = Mutex::new(ReceiveState { receiver, waiting: None });
+            let started = Box::new(OnePipe { sender: Mutex::new(sender), receiver, handle });
             // SAFETY: room for a pointer, as the header requires.
-            unsafe { endpoint.write(Box::into_raw(begun)) };
+            unsafe { endpoint.write(Box::into_raw(started)) };
             0
         }
         Err((error, text)) => {
@@ -129,10 +129,10 @@ pub unsafe extern "C" fn onepipe_init(config: *const c_char, endpoint: *mut *mut
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onepipe_exit(endpoint: *mut OnePipe) {
     // SAFETY: null, or from `onepipe_init`.
-    if let Some(there) = unsafe { endpoint.as_ref() } {
-        there.handle.exit();
+    if let Some(open) = unsafe { endpoint.as_ref() } {
+        open.handle.exit();
         // A callback may call other functions: the endpoint is still complete, with its receiver locked.
-        let mut receiving = there.receiver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut receiving = open.receiver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         // Calls the callback for all failures; there are no other events.
         while receiving.receiver.poll_event().is_some() {}
         drop(receiving);
@@ -187,16 +187,16 @@ pub unsafe extern "C" fn onepipe_unreliable_send(
         };
         (ProcessId(message.dst), bytes)
     };
-    let mut few = [(ProcessId(0), &[][..]); FEW];
-    let many: Vec<_>;
-    let messages = if let Some(few) = few.get_mut(..count) {
-        for (place, message) in few.iter_mut().zip(messages) {
-            *place = bytes(message);
+    let mut inline = [(ProcessId(0), &[][..]); INLINE_MESSAGES];
+    let allocated: Vec<_>;
+    let messages = if let Some(inline) = inline.get_mut(..count) {
+        for (slot, message) in inline.iter_mut().zip(messages) {
+            *slot = bytes(message);
         }
-        &*few
+        &*inline
     } else {
-        many = messages.iter().map(bytes).collect();
-        &many
+        allocated = messages.iter().map(bytes).collect();
+        &allocated
     };
     // A thread that panicked with the lock was not inside a sender's method: these do not panic.
     let mut sender = endpoint.sender.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -266,7 +266,7 @@ pub unsafe extern "C" fn onepipe_unreliable_recv(
         Err(TryLockError::WouldBlock) => return Error::Busy.number(),
     };
     let target = Target { timestamp, src, buffer, capacity, len };
-    let Receiving { receiver, waiting } = &mut *receiving;
+    let ReceiveState { receiver, waiting } = &mut *receiving;
     if waiting.is_none() {
         // A short message that has been delivered is copied directly from the ring.
         let put = receiver.unreliable_recv_with(|timestamp, src, payload| {
@@ -317,7 +317,7 @@ pub unsafe extern "C" fn onepipe_send_fail_callback(
     let arg = Argument(arg);
     receiving.receiver.send_fail_callback(move |failed: Failed| {
         let Some(callback) = callback else { return };
-        let told = OnePipeFailed {
+        let message = OnePipeFailed {
             scattering: failed.scattering.0,
             timestamp: failed.timestamp.map_or(NO_TIMESTAMP, Timestamp::nanos),
             dst: failed.dst.0,
@@ -325,7 +325,7 @@ pub unsafe extern "C" fn onepipe_send_fail_callback(
             why: failure_number(failed.why),
         };
         // SAFETY: a function that takes these arguments, as the header requires.
-        unsafe { callback(&raw const told, arg.get()) };
+        unsafe { callback(&raw const message, arg.get()) };
     });
     0
 }

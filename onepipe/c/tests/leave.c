@@ -21,7 +21,7 @@ static int receive(onepipe_t *endpoint) {
     return onepipe_unreliable_recv(endpoint, MINUTE_US, NULL, NULL, buffer, sizeof buffer, &len);
 }
 
-static void *wait_in_vain(void *endpoint) {
+static void *wait_for_message(void *endpoint) {
     static int result;
     result = receive(endpoint);
     return &result;
@@ -65,7 +65,7 @@ int main(int argc, char **argv) {
     if (send_to(endpoint, 2) != ONEPIPE_OK || receive(endpoint) != 1) {
         return 1;
     }
-    if (pthread_create(&waits, NULL, wait_in_vain, endpoint) != 0) {
+    if (pthread_create(&waits, NULL, wait_for_message, endpoint) != 0) {
         return 1;
     }
     onepipe_leave(endpoint);

@@ -114,7 +114,7 @@ fn waiting_receiver_gets_left_and_exit_calls_back() {
     let program = build("tests/leave.c", folder.path());
     let config = folder.path().join("own.process.toml");
     std::fs::write(&config, CONFIG).unwrap();
-    let said = |what: &str| {
+    let output_of = |what: &str| {
         let out = processes::command(&program).arg(what).arg(&config).output().unwrap();
         let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
         assert_eq!(out.status.code(), Some(0), "{what}: {stderr}");
@@ -122,8 +122,8 @@ fn waiting_receiver_gets_left_and_exit_calls_back() {
     };
     // ONEPIPE_LEFT, and for an unknown process ONEPIPE_UNKNOWN
     let after = "receive: -10, send: -10, alive: -10, unknown: -4";
-    assert_eq!(said("leave"), format!("waiting receiver: -10\n{after}\ntime: 1\n"));
+    assert_eq!(output_of("leave"), format!("waiting receiver: -10\n{after}\ntime: 1\n"));
     // ONEPIPE_BUSY
     let meanwhile = "callback: -12, receive: -12, send: -10";
-    assert_eq!(said("exit"), format!("to 3: not acknowledged in time\n{meanwhile}\ncallbacks: 1\n"));
+    assert_eq!(output_of("exit"), format!("to 3: not acknowledged in time\n{meanwhile}\ncallbacks: 1\n"));
 }

@@ -11,7 +11,7 @@ use rtrb::{Consumer, RingBuffer};
 use switch::memory::{MemoryFrame, Sent};
 
 const TWIN: ProcessId = ProcessId(2);
-const NOBODY: ProcessId = ProcessId(3);
+const UNREACHABLE: ProcessId = ProcessId(3);
 
 /// A process with the application's ends of its rings
 struct Bench {
@@ -27,7 +27,7 @@ fn bench(change: impl FnOnce(&mut Config)) -> Bench {
     let own = Peer { id: ProcessId(1), mac, address, qpn };
     let mut config = Config::new(own, Beacons { mac, address, qpn, detour: Vec::new() });
     config.peers =
-        vec![Peer { id: TWIN, ..own }, Peer { id: NOBODY, address: IpAddr::from([10, 0, 0, 3]), ..own }];
+        vec![Peer { id: TWIN, ..own }, Peer { id: UNREACHABLE, address: IpAddr::from([10, 0, 0, 3]), ..own }];
     config.barriers_in_messages = false;
     change(&mut config);
     let (sends, to_host) = ring();
@@ -76,9 +76,9 @@ impl Bench {
 #[test]
 fn scattering_to_a_peer_that_dies_before_the_turn_fails_and_uses_up_its_number() {
     let mut bench = bench(|_| ());
-    bench.send(&[(TWIN, b"a"), (NOBODY, b"b")]);
+    bench.send(&[(TWIN, b"a"), (UNREACHABLE, b"b")]);
     bench.send(&[(TWIN, b"c")]);
-    bench.host.on_command(Command::Alive(NOBODY, false), bench.now);
+    bench.host.on_command(Command::Alive(UNREACHABLE, false), bench.now);
     while bench.received().is_none_or(|payload| payload != b"c") {
         bench.turn(32);
     }
@@ -90,7 +90,7 @@ fn scattering_to_a_peer_that_dies_before_the_turn_fails_and_uses_up_its_number()
         why: Failure::Dead,
     };
     let mut next = || bench.events.pop().unwrap();
-    assert_eq!([next(), next()], [failed(TWIN, 0), failed(NOBODY, 1)]);
+    assert_eq!([next(), next()], [failed(TWIN, 0), failed(UNREACHABLE, 1)]);
     assert_eq!(next(), Event::Settled { scattering: Scattering(0), timestamp: None, failed: 2 });
     for _ in 0..10 {
         bench.turn(32);
@@ -155,7 +155,7 @@ fn window_updates_do_not_wait_for_a_beacon() {
         config.beacon_interval = Nanos::from_millis(1);
         (config.receive_window, config.receive_buffer, config.initial_window) = (2_000, 2_000, 1_900);
     });
-    let mut told = 0;
+    let mut updates = 0;
     for n in 0..10u8 {
         // As many messages as fit, none of which is delivered before the barrier passes them
         for _ in 0..6 {
@@ -175,16 +175,16 @@ fn window_updates_do_not_wait_for_a_beacon() {
         let owes = bench.host.process.has_answers();
         bench.turn(32);
         assert!(!bench.host.process.has_answers(), "{n}");
-        told += u32::from(owes && bench.host.process.counters().acks_sent.get() == before + 1);
+        updates += u32::from(owes && bench.host.process.counters().acks_sent.get() == before + 1);
     }
-    assert!(told > 5, "{told}");
+    assert!(updates > 5, "{updates}");
 }
 
 #[test]
 fn scatterings_fail_after_leaving_even_if_the_port_has_no_room() {
     let mut bench = bench(|config| config.timeout = Nanos::from_micros(100));
     bench.host.on_command(Command::Leave, bench.now);
-    while !matches!(bench.host.leaving, Some(Leaving::Saying(_))) {
+    while !matches!(bench.host.leaving, Some(Leaving::Announcing(_))) {
         bench.turn(32);
     }
     bench.send(&[(TWIN, b"late")]);
@@ -217,7 +217,7 @@ fn address_requests_are_punted_to_the_control_thread() {
 #[test]
 fn leaving_waits_for_messages_announces_the_end_and_reports_once() {
     let mut bench = bench(|config| config.timeout = Nanos::from_micros(100));
-    bench.send(&[(TWIN, b"a"), (NOBODY, b"b")]);
+    bench.send(&[(TWIN, b"a"), (UNREACHABLE, b"b")]);
     bench.host.on_command(Command::Leave, bench.now);
     let mut turns = 0;
     while bench.host.poll_event().is_none() {
@@ -229,7 +229,10 @@ fn leaving_waits_for_messages_announces_the_end_and_reports_once() {
     assert!((100..400).contains(&turns), "{turns}");
     assert!(bench.host.poll_event().is_none(), "reported once");
     let failed = bench.events.pop().unwrap();
-    assert!(matches!(failed, Event::SendFailed { dst: NOBODY, why: Failure::NoAnswer, .. }), "{failed:?}");
+    assert!(
+        matches!(failed, Event::SendFailed { dst: UNREACHABLE, why: Failure::NoAnswer, .. }),
+        "{failed:?}"
+    );
     assert_eq!(bench.received(), Some(b"a".to_vec()));
 }
 
@@ -240,7 +243,7 @@ fn leaving_does_not_wait_for_ever() {
     // The application goes on sending.
     let mut turns = 0;
     while bench.host.poll_event().is_none() {
-        bench.send(&[(NOBODY, b"x")]);
+        bench.send(&[(UNREACHABLE, b"x")]);
         bench.turn(32);
         while bench.events.pop().is_ok() {}
         turns += 1;

@@ -16,14 +16,14 @@ const OWN: ProcessId = ProcessId(1);
 /// The endpoint itself
 const TWIN: ProcessId = ProcessId(2);
 /// A process that does not exist
-const NOBODY: ProcessId = ProcessId(3);
+const UNREACHABLE: ProcessId = ProcessId(3);
 
 fn config() -> Config {
     let (mac, address, qpn) = (MacAddr([2, 0, 0, 0, 0, 1]), IpAddr::from([10, 0, 0, 1]), Qpn::new(0x11));
     let own = Peer { id: OWN, mac, address, qpn };
     let mut process = process::Config::new(own, Beacons { mac, address, qpn, detour: Vec::new() });
-    let nobody = Peer { id: NOBODY, address: IpAddr::from([10, 0, 0, 3]), ..own };
-    process.peers = vec![Peer { id: TWIN, ..own }, nobody];
+    let unreachable = Peer { id: UNREACHABLE, address: IpAddr::from([10, 0, 0, 3]), ..own };
+    process.peers = vec![Peer { id: TWIN, ..own }, unreachable];
     // The machine may be busy with other work for a while.
     process.timeout = switch::Nanos::from_millis(200);
     process.beacon_interval = switch::Nanos::from_micros(50);
@@ -73,8 +73,8 @@ fn scatterings_arrive_in_order_and_are_settled() {
     let mut seen = endpoint.timestamp();
     for n in 0..2000u32 {
         let (to_own, to_twin) = (n.to_be_bytes(), vec![n as u8; n as usize * 7 % 6000]);
-        let asked = endpoint.timestamp();
-        assert!(!asked.precedes(seen), "the clock does not go back");
+        let before = endpoint.timestamp();
+        assert!(!before.precedes(seen), "the clock does not go back");
         let scattering = wait_for("room", || {
             match endpoint.unreliable_send(&[(OWN, &to_own), (TWIN, &to_twin), (TWIN, b"end")]) {
                 Ok(scattering) => Some(scattering),
@@ -83,11 +83,11 @@ fn scatterings_arrive_in_order_and_are_settled() {
             }
         });
         assert_eq!(scattering.0, u64::from(n));
-        sent.push((asked, to_twin));
+        sent.push((before, to_twin));
         if n % 100 < 99 {
             continue;
         }
-        for (asked, to_twin) in sent.drain(..) {
+        for (before, to_twin) in sent.drain(..) {
             let messages: Vec<_> =
                 (0..3).map(|_| endpoint.recv_timeout(LONG).expect("the message is delivered")).collect();
             let [own, twin, end] = messages.try_into().unwrap();
@@ -98,7 +98,7 @@ fn scatterings_arrive_in_order_and_are_settled() {
                 "equal timestamps in the order of senders"
             );
             assert_eq!((&twin.payload, &end.payload[..]), (&to_twin, &b"end"[..]));
-            assert!(!own.timestamp.precedes(asked), "stamped after the call");
+            assert!(!own.timestamp.precedes(before), "stamped after the call");
             seen = endpoint.timestamp();
             assert!(own.timestamp.precedes(seen), "the clock is later than the message");
         }
@@ -117,25 +117,28 @@ fn scatterings_arrive_in_order_and_are_settled() {
 fn failed_messages_are_called_back() {
     let mut endpoint = Endpoint::init(config()).unwrap();
     let failed = Arc::new(Mutex::new(Vec::new()));
-    let told = Arc::clone(&failed);
-    endpoint.send_fail_callback(move |message| told.lock().unwrap().push(message));
-    let scattering = endpoint.unreliable_send(&[(NOBODY, b"hello"), (TWIN, b"hello")]).unwrap();
+    let callback_failed = Arc::clone(&failed);
+    endpoint.send_fail_callback(move |message| callback_failed.lock().unwrap().push(message));
+    let scattering = endpoint.unreliable_send(&[(UNREACHABLE, b"hello"), (TWIN, b"hello")]).unwrap();
     let message = endpoint.recv_timeout(LONG).expect("the message to the twin is delivered");
     assert_eq!((message.src, &message.payload[..]), (TWIN, &b"hello"[..]));
     let message = wait_for("the callback", || {
         assert!(endpoint.unreliable_recv().is_none());
         failed.lock().unwrap().pop()
     });
-    assert_eq!((message.scattering, message.dst, message.part), (scattering, NOBODY, 0));
+    assert_eq!((message.scattering, message.dst, message.part), (scattering, UNREACHABLE, 0));
     assert_eq!((message.why, message.timestamp.is_some()), (Failure::NoAnswer, true));
     let event = wait_for("the event", || endpoint.poll_event());
     assert!(matches!(event, Event::Settled { failed: 1, .. }), "{event:?}");
 
-    assert!(endpoint.set_alive(NOBODY, false) && !endpoint.set_alive(ProcessId(9), false));
-    assert_eq!(endpoint.unreliable_send(&[(TWIN, b""), (NOBODY, b"")]), Err(SendError::Dead(NOBODY)));
+    assert!(endpoint.set_alive(UNREACHABLE, false) && !endpoint.set_alive(ProcessId(9), false));
+    assert_eq!(
+        endpoint.unreliable_send(&[(TWIN, b""), (UNREACHABLE, b"")]),
+        Err(SendError::Dead(UNREACHABLE))
+    );
     assert_eq!(endpoint.unreliable_send(&[(ProcessId(9), b"")]), Err(SendError::Unknown(ProcessId(9))));
-    assert!(endpoint.set_alive(NOBODY, true));
-    assert!(endpoint.unreliable_send(&[(NOBODY, b"")]).is_ok());
+    assert!(endpoint.set_alive(UNREACHABLE, true));
+    assert!(endpoint.unreliable_send(&[(UNREACHABLE, b"")]).is_ok());
 }
 
 /// One thread sends and another receives, more slowly: nothing is lost, and the sender is stopped.
@@ -214,9 +217,9 @@ fn dropped_endpoint_leaves() {
     let runs = || threads().iter().any(|name| name.trim() == "onepipe");
     let mut endpoint = Endpoint::init(config()).unwrap();
     assert!(runs());
-    let (told, heard) = std::sync::mpsc::channel();
-    endpoint.send_fail_callback(move |failed| told.send(failed).unwrap());
-    endpoint.unreliable_send(&[(NOBODY, b"x")]).unwrap();
+    let (failed_tx, failed_rx) = std::sync::mpsc::channel();
+    endpoint.send_fail_callback(move |failed| failed_tx.send(failed).unwrap());
+    endpoint.unreliable_send(&[(UNREACHABLE, b"x")]).unwrap();
     let (sender, receiver) = endpoint.split();
     let handle = sender.handle().clone();
     drop(sender);
@@ -224,7 +227,7 @@ fn dropped_endpoint_leaves() {
     assert!(runs() && handle.is_running() && !handle.has_ended(), "a handle keeps the endpoint running");
     drop(handle);
     assert!(!runs(), "the threads end before the drop returns");
-    assert!(heard.recv().is_err(), "the callback was dropped");
+    assert!(failed_rx.recv().is_err(), "the callback was dropped");
 }
 
 /// A thread that receives while the endpoint leaves gets all messages that are delivered until it has left,
@@ -287,15 +290,17 @@ fn receiver_gets_everything_while_the_endpoint_leaves() {
 fn exit_calls_back_for_messages_that_have_failed() {
     let mut endpoint = Endpoint::init(config()).unwrap();
     let failed = Arc::new(Mutex::new(Vec::new()));
-    let told = Arc::clone(&failed);
-    endpoint.send_fail_callback(move |message| told.lock().unwrap().push((message.part, message.why)));
+    let callback_failed = Arc::clone(&failed);
+    endpoint
+        .send_fail_callback(move |message| callback_failed.lock().unwrap().push((message.part, message.why)));
     for _ in 0..3 {
-        endpoint.unreliable_send(&[(TWIN, b"a"), (NOBODY, b"b")]).unwrap();
+        endpoint.unreliable_send(&[(TWIN, b"a"), (UNREACHABLE, b"b")]).unwrap();
     }
     endpoint.exit();
     // If the machine is busy enough, even the messages to the twin may fail.
-    let to_nobody: Vec<_> = failed.lock().unwrap().iter().copied().filter(|(part, _)| *part == 1).collect();
-    assert_eq!(to_nobody, [(1, Failure::NoAnswer); 3]);
+    let to_unreachable: Vec<_> =
+        failed.lock().unwrap().iter().copied().filter(|(part, _)| *part == 1).collect();
+    assert_eq!(to_unreachable, [(1, Failure::NoAnswer); 3]);
 }
 
 /// More messages than the rings and the window have room for, none of which is received
