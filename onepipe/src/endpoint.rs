@@ -386,6 +386,9 @@ impl Endpoint {
     /// Creates an endpoint without threads, and the switch function that runs its process on port 0. For
     /// measurements and simulations. [`Handle::exit`] and [`Handle::set_alive`] do not reach the process,
     /// because there is no control thread.
+    ///
+    /// # Errors
+    /// The configuration is invalid.
     pub fn without_threads(
         config: &process::Config,
         tell_settled: bool,

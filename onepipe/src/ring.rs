@@ -124,8 +124,8 @@ impl<const HEAD: usize> Writer<HEAD> {
         }
     }
 
-    /// Writes the head of a record whose body has `body` bytes, at most [`MAX_INLINE`], which the caller has to
-    /// append to the vector returned.
+    /// Writes the head of a record whose body has `body` bytes, at most [`MAX_INLINE`], which the caller has
+    /// to append to the vector returned.
     #[inline]
     pub(crate) fn begin(&mut self, head: [u8; HEAD], body: usize) -> Result<&mut Vec<u8>, Full> {
         debug_assert!(body <= MAX_INLINE);

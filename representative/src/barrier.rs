@@ -4,8 +4,8 @@
 //! Each input link has two registers, one for the best-effort and one for the commit barrier. Each of the two
 //! outputs is the minimum over the links that are live for it (equation 4.1). An output never goes back:
 //!
-//! * A register never goes back: an update below the register is reported as [`UpdateResult::Stale`] and otherwise
-//!   ignored.
+//! * A register never goes back: an update below the register is reported as [`UpdateResult::Stale`] and
+//!   otherwise ignored.
 //! * A link that is removed takes its register with it, which lets the minimum rise.
 //! * A link that is added, or returns, gets a register that equals the output at least, whatever barrier it
 //!   carries. So the output waits for the link until it has caught up: the paper's "suspends updates to
@@ -154,8 +154,8 @@ impl Plane {
 /// State of a link beside its registers.
 #[derive(Clone, Copy, Debug)]
 struct Link {
-    /// Tick of the last update that raised or confirmed the link's register; [`NEVER_EXPIRES`] if the link never
-    /// expires
+    /// Tick of the last update that raised or confirmed the link's register; [`NEVER_EXPIRES`] if the link
+    /// never expires
     updated_at: u64,
     /// Barrier that the link last carried, if it takes part again and that barrier is below its register; 0
     /// otherwise

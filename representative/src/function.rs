@@ -142,6 +142,9 @@ pub struct Representative {
 
 impl Representative {
     /// Creates a representative that has received no barriers yet.
+    ///
+    /// # Errors
+    /// The configuration is invalid.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.check()?;
         let dead_after_ticks = u64::from(config.dead_after_intervals);

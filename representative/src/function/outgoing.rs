@@ -88,8 +88,8 @@ impl Representative {
                 continue;
             }
             (link.sent_barrier, link.beaconed_at) = (announcement.position, self.ticks);
-            // With beacons at instants, `sent_barrier_at` counts messages of the interval alone, so a beacon does not
-            // update it.
+            // With beacons at instants, `sent_barrier_at` counts messages of the interval alone, so a beacon
+            // does not update it.
             link.sent_barrier_at =
                 if self.config.pace == Pace::Passing { self.ticks } else { link.sent_barrier_at };
             sent += 1;

@@ -110,7 +110,8 @@ struct Planner<'a> {
 
 /// Plans a topology.
 ///
-/// Returns all problems found by the first check that fails.
+/// # Errors
+/// All problems found by the first check that fails.
 pub fn plan(topology: &Topology) -> Result<Plan, Vec<Problem>> {
     problem::check(topology)?;
     let graph = Graph::new(topology);

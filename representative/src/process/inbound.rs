@@ -187,8 +187,8 @@ impl Inbound {
         Some(position)
     }
 
-    /// Handles a received packet, which is to be accepted if `admission` is `Ok`. Returns the position of a packet
-    /// that waits behind a gap: [`settle`](Self::settle) is due for it when the barrier has passed its
+    /// Handles a received packet, which is to be accepted if `admission` is `Ok`. Returns the position of a
+    /// packet that waits behind a gap: [`settle`](Self::settle) is due for it when the barrier has passed its
     /// timestamp.
     pub(super) fn accept(
         &mut self,

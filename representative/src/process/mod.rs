@@ -330,7 +330,8 @@ pub struct Process {
 impl Process {
     /// Creates a process that has received nothing yet.
     ///
-    /// Returns an error if the configuration is invalid.
+    /// # Errors
+    /// The configuration is invalid.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.check()?;
         let own = config.own;

@@ -22,7 +22,8 @@ impl Process {
     /// The scattering is sent as soon as the windows of all receivers have room; meanwhile scatterings to
     /// other receivers may overtake it, those to the same ones may not. [`Event`]s report the result.
     ///
-    /// Returns an error, and sends nothing, if the scattering is invalid or there is no room for it.
+    /// # Errors
+    /// Nothing of the scattering is sent. [`SendError::Full`] is temporary; the other errors are not.
     pub fn unreliable_send(
         &mut self,
         now: Nanos,
