@@ -25,7 +25,7 @@ enum onepipe_error {
     ONEPIPE_CONFIG = -1,     /* invalid configuration, see onepipe_last_error */
     ONEPIPE_START = -2,      /* DPDK, the port or a thread failed to start, see onepipe_last_error */
     ONEPIPE_EMPTY = -3,      /* the scattering has no messages */
-    ONEPIPE_UNKNOWN = -4,    /* a receiver is not among the peers */
+    ONEPIPE_UNKNOWN = -4,    /* the process is not among the peers */
     ONEPIPE_DEAD = -5,       /* a receiver has failed */
     ONEPIPE_TOO_LONG = -6,   /* a message is longer than 16 MiB */
     ONEPIPE_TOO_LARGE = -7,  /* the messages for one receiver never fit into its window */
@@ -126,7 +126,10 @@ int onepipe_unreliable_recv(onepipe_t *endpoint, uint64_t timeout_us, uint64_t *
  */
 int onepipe_send_fail_callback(onepipe_t *endpoint, onepipe_send_fail_fn callback, void *arg);
 
-/* Sets whether a process is alive (`alive` is not 0) or has failed, as the control plane has determined. */
+/*
+ * Sets whether a process is alive (`alive` is not 0) or has failed, as the control plane has determined. Returns ONEPIPE_OK,
+ * ONEPIPE_UNKNOWN if the process is not among the peers, or ONEPIPE_LEFT if the endpoint has ended.
+ */
 int onepipe_set_alive(onepipe_t *endpoint, uint32_t id, int alive);
 
 /* Return the message of an error or of a failure. Never null. */

@@ -27,7 +27,7 @@ impl Error {
         (Self::Config, "ONEPIPE_CONFIG", c"invalid configuration"),
         (Self::Start, "ONEPIPE_START", c"DPDK, the port or a thread failed to start"),
         (Self::Empty, "ONEPIPE_EMPTY", c"the scattering has no messages"),
-        (Self::Unknown, "ONEPIPE_UNKNOWN", c"a receiver is not among the peers"),
+        (Self::Unknown, "ONEPIPE_UNKNOWN", c"the process is not among the peers"),
         (Self::Dead, "ONEPIPE_DEAD", c"a receiver has failed"),
         (Self::TooLong, "ONEPIPE_TOO_LONG", c"a message is longer than 16 MiB"),
         (Self::TooLarge, "ONEPIPE_TOO_LARGE", c"the messages for one receiver never fit into its window"),

@@ -98,7 +98,7 @@ fn example_in_c_sends_and_receives() {
     let stderr = String::from_utf8(out.stderr).unwrap();
     assert_eq!(
         (out.status.code(), stderr.trim()),
-        (Some(1), "scattering 0: a receiver is not among the peers")
+        (Some(1), "scattering 0: the process is not among the peers")
     );
 
     std::fs::write(&config, CONFIG.replace("id = 3", "id = 2")).unwrap();
