@@ -56,7 +56,7 @@ pub enum InitError {
         workers: usize,
     },
     /// The control thread did not start, or panicked
-    #[error("the control thread failed: {0}; see the log")]
+    #[error("the control thread failed: {0}")]
     Thread(String),
 }
 
@@ -358,7 +358,7 @@ fn create_rings(config: &process::Config) -> (AppEnds, Rings) {
     (AppEnds { shared, sends, deliveries, events }, (to_process, from_process, to_events))
 }
 
-/// Process of 1Pipe: both halves of an endpoint. See the [crate](crate).
+/// Process of 1Pipe: both halves of an endpoint. See the [crate documentation](crate).
 pub struct Endpoint {
     sender: Sender,
     receiver: Receiver,

@@ -136,7 +136,7 @@ pub(crate) fn read_one(record: &[u8]) -> Option<(ProcessId, &[u8])> {
     (u32::from_ne_bytes(*number) == 1).then(|| (entry(*first).0, message))
 }
 
-/// Decodes a record written by [`write`] to its messages, in the memory of `list`.
+/// Decodes a record written by [`write()`] to its messages, in the memory of `list`.
 pub(crate) fn read<'a>(
     record: &'a [u8],
     list: Vec<(ProcessId, &'static [u8])>,

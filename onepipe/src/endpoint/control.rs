@@ -136,7 +136,7 @@ pub(super) fn start(
         }
         Err(_) => {
             drop(thread.join());
-            Err(InitError::Thread("it panicked".into()))
+            Err(InitError::Thread("it panicked; see its message on stderr".into()))
         }
     }
 }
