@@ -61,7 +61,7 @@ impl Counters {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Refusal {
-    /// It arrived on a port without a link, or for a queue pair of no link
+    /// A frame on a port without a link, or for a queue pair of no link
     UnknownLink,
     /// A beacon that is not from the link's neighbour, or not on its port
     WrongSource,

@@ -20,13 +20,13 @@ const REPORT_INTERVAL: Nanos = Nanos::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum LinkState {
-    /// It takes part, and has carried no barrier yet, so there is no output barrier either
+    /// The link takes part, and has carried no barrier yet, so there is no output barrier either
     Waiting,
-    /// It takes part
+    /// The link takes part
     Alive,
-    /// It was silent for too long, and takes no part
+    /// The link was silent for too long, and takes no part
     Dead,
-    /// Its neighbour, or the control plane, announced that nothing follows on it
+    /// The neighbour, or the control plane, announced that nothing follows on the link
     Left,
 }
 
@@ -241,9 +241,9 @@ impl View {
 pub struct Lagging {
     /// The link
     pub link: LinkId,
-    /// Its state; a link that is [`Waiting`](LinkState::Waiting) has carried no barrier at all
+    /// State of the link; one that is [`Waiting`](LinkState::Waiting) has carried no barrier at all
     pub state: LinkState,
-    /// How far it is behind the other links, or for how long they have waited for its first barrier
+    /// How far the link is behind the other links, or for how long they have waited for its first barrier
     pub lag: Nanos,
 }
 

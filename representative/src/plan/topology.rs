@@ -87,9 +87,9 @@ pub struct Host {
     pub mac: MacAddr,
     /// Switches that it is connected to. What it sends as a representative leaves through the first
     pub switches: Vec<usize>,
-    /// Whether it sends messages; if not, no barrier waits for its link
+    /// Whether the host sends messages; if not, no barrier waits for its link
     pub messages: bool,
-    /// Whether it may be chosen as a representative without having been named
+    /// Whether the host may be chosen as a representative without having been named
     pub represents: bool,
 }
 

@@ -56,25 +56,25 @@ impl Counters {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[repr(u8)]
 pub enum Refusal {
-    /// It is no datagram for this process's queue pair.
+    /// The frame is no datagram for this process's queue pair.
     #[error("not addressed to this process")]
     NotOurs,
-    /// Its `Q_Key` differs.
+    /// The `Q_Key` differs.
     #[error("wrong Q_Key")]
     WrongKey,
     /// The ICRC is wrong.
     #[error("wrong ICRC")]
     Damaged,
-    /// It is too short for its headers.
+    /// The frame is too short for its headers.
     #[error("too short for its headers")]
     NoHeader,
-    /// It has a header of another version.
+    /// The header has another version.
     #[error("header of another version")]
     OtherVersion,
-    /// Its opcode is unknown, or of a service that is not implemented.
+    /// The opcode is unknown, or of a service that is not implemented.
     #[error("opcode not supported")]
     Opcode,
-    /// Its source is not in the table of peers.
+    /// The source is not in the table of peers.
     #[error("unknown source")]
     UnknownSource,
     /// A beacon that is not from the other end of the link
@@ -89,13 +89,13 @@ pub enum Refusal {
     /// A packet of a message whose time is past: a later one may have been delivered.
     #[error("below the barrier")]
     Late,
-    /// There is no room for it.
+    /// There is no room for the packet.
     #[error("no room")]
     NoRoom,
-    /// It has been received before.
+    /// The packet has been received before.
     #[error("duplicate packet")]
     Duplicate,
-    /// It was delayed by so much that it was given up already.
+    /// The packet was delayed until it had been given up.
     #[error("given up already")]
     GivenUp,
     /// A packet of a run of which another packet was lost

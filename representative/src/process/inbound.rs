@@ -32,11 +32,11 @@ pub(super) struct Packet<'a> {
 /// Position of a packet in its run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RunFlags {
-    /// It is the first one.
+    /// The packet is the first one of its run.
     pub(super) first: bool,
-    /// A message ends with it.
+    /// A message ends with the packet.
     pub(super) end: bool,
-    /// It is the last one, and has the timestamp.
+    /// The packet is the last one of its run, and has the timestamp.
     pub(super) last: bool,
 }
 

@@ -130,13 +130,13 @@ pub enum Failure {
     /// The message, or a part of it, was lost in the network.
     #[error("lost in the network")]
     Lost,
-    /// It arrived when later messages might have been delivered already.
+    /// The message arrived when later ones might have been delivered already.
     #[error("arrived too late")]
     Late,
-    /// The receiver had no room for it.
+    /// The receiver had no room for the message.
     #[error("no room at the receiver")]
     NoRoom,
-    /// It was not acknowledged in time. If only the ACK was lost, the message was delivered.
+    /// The message was not acknowledged in time. If only the ACK was lost, it was delivered.
     #[error("not acknowledged in time")]
     NoAnswer,
     /// The receiver is known to have failed.

@@ -35,13 +35,13 @@ impl Run {
 /// Progress of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// It waits for other runs to the same receiver, or for windows, with any packet but its last one.
+    /// The run waits for other runs to the same receiver, or for windows, with a packet that is not its last.
     Waiting,
-    /// Only its last packet is left, and the windows have room for it.
+    /// Only the run's last packet is left, and the windows have room for it.
     Ready,
-    /// It was sent, and has a timestamp.
+    /// The run was sent, and has a timestamp.
     Sent,
-    /// It was acknowledged, or has failed.
+    /// The run was acknowledged, or has failed.
     Settled,
 }
 

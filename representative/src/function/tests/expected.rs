@@ -3,7 +3,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// One frame, and its effects on the switch
+/// Parameters of one frame, and whether the timer runs after it
 #[derive(Clone, Debug)]
 #[allow(clippy::struct_excessive_bools, reason = "each is drawn independently")]
 struct Step {
