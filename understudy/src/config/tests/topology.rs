@@ -184,7 +184,7 @@ fn problems_of_the_whole_are_reported() {
         "neither of `tor2` and `tor1` is above the other",
         "layer 1",
     );
-    let no_representative = "`tor2` has no representative, and so its links have none: to `spine`";
+    let no_representative = "`tor2` has no representative, so its links have none: to `spine`";
     let forbidden = valid().replace("mac = \"02:00:00:00", "represents = false\nmac = \"02:00:00:00");
     let found = read(&forbidden).unwrap_err();
     assert!(
