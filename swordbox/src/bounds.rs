@@ -1,4 +1,5 @@
-//! Tests of what a full table costs: they count the ends that a step reads, and measure no time.
+//! Cost bounds of operations on a full table. The tests count the endpoints that are read, and measure no
+//! time.
 
 use crate::config::{Config, Server};
 use crate::function::Swordbox;
@@ -9,10 +10,10 @@ use switch::memory::Sent;
 use switch::{Function, Nanos};
 
 const SERVER: [u8; 4] = [10, 0, 0, 1];
-/// A link to no end: reading the end that it names panics, or ends a walk
+/// Index of no endpoint: reading that endpoint panics, or ends a list traversal
 const BROKEN: Id = Id::MAX - 1;
 
-/// Returns a Swordbox with so many ends between one client and the server whose other ends are not known, and their ids,
+/// Returns a Swordbox with `count` unpaired endpoints between one client and the server, and their indices,
 /// oldest first.
 fn with_unpaired(count: u32) -> (Swordbox, Vec<Id>) {
     let mut swordbox = Swordbox::new(Config {
@@ -36,7 +37,7 @@ fn with_unpaired(count: u32) -> (Swordbox, Vec<Id>) {
 fn forgetting_an_unpaired_end_reads_its_two_neighbours_alone() {
     for at in [1, 500, 998, 0] {
         let (mut swordbox, ids) = with_unpaired(1000);
-        // The newest stands first in the list.
+        // The newest is the first in the list.
         let (before, next) = (ids[at + 1], at.checked_sub(1).map_or(NONE, |older| ids[older]));
         for &id in ids.iter().filter(|id| ![ids[at], before, next].contains(id)) {
             swordbox.ends[id as usize].next = BROKEN;

@@ -1,5 +1,5 @@
-//! The control plane's part of lanes of the switch's own: connects them at each server that has a service for it, and
-//! connects them again when they are lost.
+//! Control plane of switch-owned QPs: connects them at each server that offers a service for it, and reconnects lost
+//! ones.
 //!
 //! ```text
 //! control plane          data plane              server
@@ -27,34 +27,35 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use switch::{Chance, Egress, Nanos, PortId};
 use zerocopy::FromBytes;
 
-/// READs and atomics outstanding at once on a lane, at most
+/// Maximum number of READs and atomics outstanding on a QP
 const INITIATOR_DEPTH: u8 = 16;
-/// Path MTU in bytes: requests on lanes have payloads of up to 64
+/// Path MTU in bytes; the payloads of requests on shared QPs have at most 64
 const PATH_MTU: u16 = 256;
-/// How often a CM message is sent again
+/// Maximum number of retransmissions of a CM message
 const CM_RETRIES: u8 = 5;
-/// Queue pair numbers below this have a meaning, or look as if they had
+/// Smallest queue pair number used; smaller ones are reserved or easily mistaken for reserved ones
 const FIRST_QPN: u64 = 16;
-/// The back-off doubles, up to this often.
+/// Maximum number of times that the back-off doubles
 const MOST_DOUBLED: u32 = 8;
-/// The time between two looks for a neighbour that is not known
+/// Interval between two attempts to resolve an unknown neighbour
 const LOOK_EVERY: Nanos = Nanos::from_millis(20);
-/// Neighbours whose port is remembered at most
+/// Maximum number of neighbours whose port is stored
 const MAX_NEIGHBOURS: usize = 4096;
 const HOP_LIMIT: u8 = 64;
 
-/// How far a lane is.
+/// Connection state of a switch-owned QP.
 #[derive(Debug)]
 enum Stage {
-    /// It is connected at this time.
+    /// The connection is attempted at this time.
     Waiting(Nanos),
-    /// The server has been asked.
+    /// The REQ has been sent.
     Asked { conn: Conn, qpn: Qpn },
-    /// The server has replied; the way to it is looked for, next at `look`, until `until` at most.
+    /// The REP has arrived. The server's link-layer address is being resolved: next at `look`, and no longer
+    /// than `until`.
     Replied { conn: Conn, qpn: Qpn, reply: Box<RemoteReply>, look: Nanos, until: Nanos },
-    /// The data plane opens it.
+    /// The data plane is opening the QP.
     Opening { conn: Conn, qpn: Qpn },
-    /// In use
+    /// The QP is in use.
     Open { conn: Conn, qpn: Qpn },
 }
 
@@ -70,40 +71,40 @@ impl Stage {
     }
 }
 
-/// A lane of the switch's own.
+/// A switch-owned QP.
 #[derive(Debug)]
 struct OwnLane {
-    /// Its number in the data plane
+    /// Index of the shared QP in the data plane
     number: Id,
     host: IpAddr,
     connect: Connect,
     stage: Stage,
-    /// Attempts in vain since it was open
+    /// Failed attempts since the QP was last open
     failures: u32,
 }
 
-/// What became of attempts to connect lanes.
+/// Counters of connection attempts of switch-owned QPs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectCounters {
-    /// Lanes that servers were asked for
+    /// REQs sent
     pub asked: u64,
-    /// Of those, opened
+    /// QPs opened
     pub opened: u64,
-    /// Refused by the server
+    /// Attempts refused by the server
     pub refused: u64,
-    /// Not answered by the server
+    /// Attempts without an answer
     pub unanswered: u64,
-    /// Lost after they were open
+    /// Open QPs that were lost
     pub lost: u64,
 }
 
-/// Connects lanes of the switch's own.
+/// Control plane of all switch-owned QPs.
 #[derive(Debug)]
 pub(crate) struct Connector {
     interface: Interface,
     endpoint: Endpoint,
     chance: Chance,
-    /// The port behind which each neighbour was heard last
+    /// Port on which each neighbour's latest frame arrived
     ports: BTreeMap<[u8; 6], PortId>,
     lanes: Vec<OwnLane>,
     qpns: BTreeSet<Qpn>,
@@ -113,14 +114,15 @@ pub(crate) struct Connector {
     counters: ConnectCounters,
 }
 
-/// The exponent of the CM's times: 4.096 us times two to this
+/// Returns the exponent `n` of a CM timeout of 4.096 us times 2^n (rounded down).
 fn exponent(time: Nanos) -> u8 {
     (time.0 / 4096).max(1).ilog2() as u8
 }
 
 impl Connector {
-    /// One for the servers of a configuration, if there is one with a service, and the switch has an address. What is random
-    /// is drawn from `seed`: another one after each start, so that nothing of before is taken for something new.
+    /// Returns the connector of a configuration, or `None` if the switch has no address or no server offers a
+    /// service. QPNs, PSNs and ports are drawn from `seed`, which has to differ after each start so that no
+    /// packet of an earlier connection fits a new one.
     pub(crate) fn of(config: &Config, seed: u64) -> Option<Self> {
         let interface = config.interface.clone()?;
         let own = config.own_lanes();
@@ -157,7 +159,7 @@ impl Connector {
         self.counters
     }
 
-    /// A frame came for the switch itself.
+    /// Handles a frame to the switch itself.
     pub(crate) fn on_punt(&mut self, frame: &[u8], port: PortId, now: Nanos) {
         if let Ok((ethernet, _)) = Ethernet::ref_from_prefix(frame)
             && !ethernet.src.is_group()
@@ -169,7 +171,7 @@ impl Connector {
         self.go_on(now);
     }
 
-    /// The data plane has something to say of a lane.
+    /// Handles an event of the data plane about a switch-owned QP.
     pub(crate) fn on_event(&mut self, event: Event, now: Nanos) {
         let (Event::LaneOpened { lane: number, qpn: of, .. } | Event::LaneLost { lane: number, qpn: of }) =
             event
@@ -220,7 +222,7 @@ impl Connector {
         })
     }
 
-    /// Does everything that can be done now.
+    /// Processes CM events, due attempts and pending REPs.
     fn go_on(&mut self, now: Nanos) {
         while let Some(event) = self.endpoint.cm_mut().poll_event() {
             self.on_cm(event, now);
@@ -256,7 +258,7 @@ impl Connector {
         self.give_up(at, now);
     }
 
-    /// Asks a server for a lane.
+    /// Sends a REQ for a QP.
     fn ask(&mut self, at: usize, now: Nanos) {
         let lane = &mut self.lanes[at];
         let peer = self.interface.source_for(lane.host).map(|local| Peer { local, remote: lane.host });
@@ -288,12 +290,12 @@ impl Connector {
         }
     }
 
-    /// Has the data plane open a lane whose server has replied, if the way there is known.
+    /// Makes the data plane open a QP whose REP has arrived, if the server's link-layer address is known.
     fn open(&mut self, at: usize, now: Nanos) {
         let lane = &mut self.lanes[at];
         let Stage::Replied { conn, qpn, reply, look, until } = &mut lane.stage else { return };
         let (conn, qpn) = (*conn, *qpn);
-        // A lane needs at least the READ that shows whether a key is good there.
+        // The probes of keys need at least one READ.
         let usable = reply.responder_resources > 0;
         let local = self.interface.source_for(lane.host);
         let mac = self.endpoint.resolve(lane.host, now);
@@ -318,14 +320,14 @@ impl Connector {
         lane.stage = Stage::Opening { conn, qpn };
     }
 
-    /// A lane is lost, or was never there: it is tried again later, and later each time.
+    /// Closes a QP or an attempt, and schedules the next attempt with back-off.
     fn give_up(&mut self, at: usize, now: Nanos) {
         let lane = &mut self.lanes[at];
         self.counters.lost += u64::from(matches!(lane.stage, Stage::Open { .. }));
         if let Some((conn, qpn)) = lane.stage.conn() {
             let cm = self.endpoint.cm_mut();
             if cm.disconnect(conn, &[], now).is_err() {
-                // It does not stand yet, or stands no more.
+                // The connection is not established yet, or no more.
                 _ = cm.reject(conn, rocev2::cm::RejReason::CONSUMER, &[], now);
             }
             self.qpns.remove(&qpn);
@@ -336,7 +338,7 @@ impl Connector {
     }
 }
 
-/// A frame as those on a lane are: a WRITE of nothing.
+/// Returns a zero-length WRITE with the headers of all packets on a QP.
 fn template(interface: &Interface, own: (IpAddr, Qpn), mac: MacAddr, server: (IpAddr, Qpn)) -> Vec<u8> {
     let ip = match (own.0, server.0) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
@@ -379,7 +381,7 @@ fn template(interface: &Interface, own: (IpAddr, Qpn), mac: MacAddr, server: (Ip
     let mut repr = Repr::new(ethernet, ip, Bth::new(Opcode::RC_WRITE_ONLY, server.1, Psn::ZERO));
     repr.tag_count = usize::from(tagged);
     repr.tags[0] = VlanTag { tci: interface.vlan.unwrap_or(0).into(), ethertype: kind.into() };
-    // The same for all packets of a queue pair (IB A17.4.5.2)
+    // The UDP source port is the same for all packets of a queue pair (IB A17.4.5.2).
     repr.udp.src_port = (0xc000 | own.1.get() as u16 & 0x3fff).into();
     let mut bytes = vec![0; 256];
     let len = repr.build(&mut bytes).unwrap_or(0);

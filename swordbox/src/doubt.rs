@@ -1,36 +1,38 @@
-//! What may have been written to anywhere in a long range of a server's memory: noted down at once, however many lines lie there,
-//! and applied to a line when that is looked at.
+//! Invalidation of long ranges of a server's memory. An invalidation is stored in constant time, however many
+//! lines are in the range, and applied to each line when that is next used.
 
 use switch::Nanos;
 
-/// Doubts that are kept. What is older is taken to concern all lines
+/// Number of invalidations stored. Older ones are assumed to concern all lines
 const KEPT: usize = 16;
 
-/// A range of lines that something may be written to.
+/// Invalidation of a range of lines that a packet may write to.
 #[derive(Clone, Copy, Debug)]
 struct Doubt {
     first: u64,
     last: u64,
-    /// Until then nothing is learnt of these lines
+    /// The lines learn no value before this time
     until: Nanos,
-    /// Decisions of this epoch, and of the one before, may be of these lines
+    /// Epoch in which the invalidation was added. Operations resolved in this epoch or the previous one may
+    /// concern the range
     epoch: u64,
 }
 
 const NOWHERE: Doubt = Doubt { first: 1, last: 0, until: Nanos::ZERO, epoch: 0 };
 
-/// What is doubtful of a server's memory, and operations under way there that were decided here.
+/// Range invalidations of a server's memory, and resolved operations in flight to it.
 #[derive(Debug)]
 pub(crate) struct Doubts {
     kept: [Doubt; KEPT],
-    /// How many there have been
+    /// Number of invalidations so far
     pub count: u32,
-    /// The end of all that are not kept any more
+    /// Latest `until` of the invalidations that are no longer stored
     lost_until: Nanos,
-    /// Lines that there have been lie between these
+    /// Smallest and largest line number that was ever cached
     hull: (u64, u64),
-    /// Operations that were decided are counted by epoch: as soon as there are none of the epoch before, the next one begins.
-    /// So what was under way at any time is over two epochs later.
+    /// Current epoch. Resolved operations are counted by the epoch in which they are sent, modulo 2. The next
+    /// epoch begins when no operation of the previous one is in flight, so everything in flight at some time
+    /// has completed two epochs later.
     epoch: u64,
     under_way: [u32; 2],
 }
@@ -47,17 +49,17 @@ impl Doubts {
         }
     }
 
-    /// There is a line of this number.
+    /// Extends `hull` by a line number.
     pub(crate) fn reach(&mut self, number: u64) {
         self.hull = (self.hull.0.min(number), self.hull.1.max(number));
     }
 
-    /// Whether there may be lines in a range.
+    /// Returns whether a range may contain cached lines.
     pub(crate) fn may_have(&self, first: u64, last: u64) -> bool {
         first <= self.hull.1 && last >= self.hull.0
     }
 
-    /// Counts an operation that was decided; returns what it is counted by.
+    /// Counts a resolved operation that is sent. Returns the tag of its epoch.
     #[inline]
     pub(crate) fn begin(&mut self) -> u8 {
         let tag = (self.epoch & 1) as u8;
@@ -65,33 +67,33 @@ impl Doubts {
         tag
     }
 
-    /// It is done.
+    /// Counts the completion of a resolved operation.
     #[inline]
     pub(crate) fn end(&mut self, tag: u8) {
         self.under_way[usize::from(tag)] -= 1;
     }
 
-    /// Whether nothing that was decided is under way.
+    /// Returns whether no resolved operation is in flight.
     pub(crate) fn is_quiet(&self) -> bool {
         self.under_way == [0; 2]
     }
 
-    /// The next epoch begins if nothing of the one before is under way.
+    /// Begins the next epoch if no operation of the previous one is in flight.
     pub(crate) fn turn(&mut self) {
         if self.under_way[(self.epoch & 1 ^ 1) as usize] == 0 {
             self.epoch += 1;
         }
     }
 
-    /// Notes down that something may write to these lines: nothing is learnt of them from now on. Returns whether it may pass now,
-    /// and no operations that were decided there are under way.
+    /// Invalidates a range of lines, which learn no value before `until`. Returns whether the packet may be
+    /// forwarded now: no operation that was resolved in the range before is in flight.
     pub(crate) fn add(&mut self, first: u64, last: u64, until: Nanos, now: Nanos) -> bool {
         if !self.may_have(first, last) {
             return true;
         }
         self.turn();
         self.turn();
-        // One that has waited for them
+        // An earlier invalidation of the range, which all operations in flight at that time have outlasted
         let waited = |doubt: &Doubt| {
             doubt.first <= first && last <= doubt.last && now < doubt.until && self.epoch >= doubt.epoch + 2
         };
@@ -106,7 +108,8 @@ impl Doubts {
         passes
     }
 
-    /// Until when nothing is learnt of a line because of what came since there were `checked` doubts; none if none concerns it.
+    /// Returns the time before which a line learns no value because of the invalidations since there were
+    /// `checked`; `None` if none of them concerns it.
     #[cold]
     pub(crate) fn since(&self, checked: u32, number: u64) -> Option<Nanos> {
         let new = self.count.wrapping_sub(checked) as usize;
@@ -161,7 +164,7 @@ mod tests {
         doubts.reach(5);
         let first = doubts.begin();
         assert!(!doubts.add(0, 9, UNTIL, NOW));
-        // Others go on all the time.
+        // Other operations are resolved all the time.
         let mut under_way = vec![first];
         for n in 0..20 {
             under_way.push(doubts.begin());

@@ -1,4 +1,4 @@
-//! What a packet will need, told before its turn comes, so that it is in the cache by then.
+//! Prefetch: loads the state that a packet will need into the CPU cache before the packet is handled.
 
 use crate::function::{NO_SERVER, Swordbox};
 use core::net::{IpAddr, Ipv4Addr};
@@ -8,16 +8,16 @@ use rocev2::udp::Udp;
 use rocev2::{Bth, Opcode, Psn, Qpn};
 use switch::forward::counters::HostQp;
 
-/// Where most packets have their IP header, BTH and what follows: without tags, IPv4 without options
+/// Offsets of the IP header, the BTH and the bytes behind it in an untagged IPv4 packet without options
 const IP: usize = Ethernet::LEN;
 const BTH: usize = IP + Ipv4::LEN + Udp::LEN;
 const BEHIND: usize = BTH + Bth::LEN;
-/// With so many queue pairs or fewer, what is needed of them is in the cache as it is
+/// Number of endpoints up to which their state stays in the cache without prefetching
 const FEW: usize = 4096;
-/// Operations that take a lane before the one that is foreseen
+/// Number of operations expected on the shared QP before the one that is prefetched for
 const AHEAD: u32 = 1;
 
-/// Has the first cache line of an element fetched, if there is one.
+/// Prefetches the first cache line of an element, if it exists.
 #[inline]
 fn element<T>(of: &[T], id: u32, fetch: impl Fn(*const u8)) {
     if let Some(element) = of.get(id as usize) {
@@ -25,12 +25,12 @@ fn element<T>(of: &[T], id: u32, fetch: impl Fn(*const u8)) {
     }
 }
 
-/// What a glance tells of a frame of the shape that most have.
+/// Fields of an untagged IPv4 packet without options.
 struct Glance<'a> {
     head: &'a [u8; BEHIND + 4],
     key: HostQp,
     host: Ipv4Addr,
-    /// The first eight bytes behind the BTH, if it is a request that can take a lane: the address
+    /// Virtual address (first eight bytes behind the BTH) of a request that may use a shared QP
     va: Option<u64>,
 }
 
@@ -58,7 +58,7 @@ fn word(head: &[u8; BEHIND + 4], at: usize) -> u32 {
 }
 
 impl Swordbox {
-    /// Has fetched where the search for what a frame names begins.
+    /// Prefetches the table slots at which the lookups for a frame begin.
     #[inline]
     pub(crate) fn look_far_ahead(&self, bytes: &[u8], fetch: impl Fn(*const u8)) {
         let Some(glance) = Glance::at(bytes) else { return };
@@ -70,7 +70,7 @@ impl Swordbox {
         }
     }
 
-    /// Has what will be needed for a frame fetched, as far as a glance tells.
+    /// Prefetches the entries that a frame will need, guessed from the table slots.
     #[inline]
     pub(crate) fn look_ahead(&self, bytes: &[u8], fetch: impl Fn(*const u8)) {
         if self.ends.len() <= FEW {
@@ -95,7 +95,8 @@ impl Swordbox {
             }
             return;
         }
-        // A response: to whoever has the operation under way that it answers. What leads there is in use all the time.
+        // A response: prefetch the client of the operation that it answers. The entries that lead there are
+        // in constant use.
         let Some(end) = self.ends.get(id as usize) else { return };
         let Some(flow) = self.flows.get(end.peer as usize) else { return };
         let Some(lane) = self.lanes.get(flow.lane as usize) else { return };

@@ -1,4 +1,4 @@
-//! The headers that frames to an end of a connection have, from Ethernet to UDP, and frames made with them.
+//! Headers of the frames to an endpoint, from Ethernet to UDP, and construction of frames with them.
 
 use rocev2::checksum::Sum;
 use rocev2::ethernet::{Ethernet, VlanTag};
@@ -9,38 +9,38 @@ use rocev2::udp::Udp;
 use rocev2::{Bth, Opcode, Packet, Psn, Qpn, icrc};
 use switch::{Frame, NoRoom};
 
-/// Bytes of a UDP source port: all that is kept of the UDP header
+/// Bytes of the UDP source port, the only stored field of the UDP header
 const SRC_PORT: usize = 2;
-/// The longest: tags, IPv6, and neither options nor extension headers
+/// Maximum length in bytes: tags and IPv6, without options or extension headers
 const MAX: usize = Ethernet::LEN + MAX_TAGS * VlanTag::LEN + Ipv6::LEN + SRC_PORT;
-/// Where the IP header of most packets begins, and their BTH
+/// Offsets of the IP header and of the BTH in an untagged IPv4 packet without options
 const PLAIN: (usize, usize) = (Ethernet::LEN, Ethernet::LEN + Ipv4::LEN + Udp::LEN);
 
-/// Ethernet, VLAN tags, IP and UDP of the frames that go to one end of a connection, and what their BTHs have in common.
-/// Those of IPv4 without tags take 44 bytes.
+/// Ethernet, VLAN, IP and UDP headers of the frames to one endpoint, and the constant fields of their BTHs.
+/// Those of untagged IPv4 packets take 44 bytes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Headers {
-    /// IPv4: the header's checksum as it would be without length and TOS, not inverted
+    /// IPv4: one's complement sum of the header without length and TOS, not inverted
     sum: u16,
-    /// Path migration state and version, and the partition key: a queue pair drops what has others
+    /// Migration state, version and partition key of the BTH; a queue pair drops packets with other values
     bth: [u8; 3],
-    /// Where the IP header begins
+    /// Offset of the IP header
     l3: u8,
-    /// Where the BTH begins; 0 as long as nothing has been seen
+    /// Offset of the BTH; 0 while no packet has been seen
     bth_at: u8,
     v6: bool,
-    /// From the MAC addresses to the UDP source port
+    /// Bytes from the Ethernet header to the UDP source port
     bytes: [u8; MAX],
 }
 
-/// What belongs to the connection in a BTH's second byte: all but solicited event and padding
+/// Bits of the BTH's second byte that belong to the connection: all but solicited event and pad count
 const KEPT: u8 = 0x4f;
 const SOLICITED: u8 = 0x80;
 /// ECN field of the IPv4 TOS byte and of the IPv6 traffic class
 const ECN: u8 = 0x03;
 
-/// What a BTH says of its packet; the rest belongs to the connection. By value, to be put together in registers.
+/// BTH fields that differ between packets of a connection. Passed by value, to be assembled in registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Base {
     pub opcode: Opcode,
@@ -58,12 +58,13 @@ impl Base {
     }
 }
 
-/// What is behind the extended headers.
+/// Payload behind the extended headers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Payload<'a> {
-    /// These bytes, and what pads them
+    /// Bytes to be copied, and padded
     Copied(&'a [u8]),
-    /// So many bytes that lie there already, without padding, behind the same extended headers, in a packet whose ICRC is right
+    /// This number of bytes that are already in the frame behind the same extended headers, without padding,
+    /// in a packet with a valid ICRC
     There(usize),
 }
 
@@ -78,12 +79,12 @@ impl Payload<'_> {
     }
 }
 
-/// Traffic class and ECN (IPv4: the TOS byte; IPv6: the traffic class), kept when a packet changes its connection.
+/// Traffic class and ECN (IPv4: TOS; IPv6: traffic class), preserved when a packet changes its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Class8(pub(crate) u8);
 
 impl Class8 {
-    /// That of a packet.
+    /// Returns the traffic class of a packet.
     #[expect(clippy::inline_always, reason = "one load")]
     #[inline(always)]
     pub(crate) fn of(packet: &Packet<'_>) -> Self {
@@ -93,10 +94,10 @@ impl Class8 {
 }
 
 impl Headers {
-    /// None: nothing has been seen yet.
+    /// No packet has been seen
     pub(crate) const NONE: Self = Self { l3: 0, bth_at: 0, v6: false, sum: 0, bth: [0; 3], bytes: [0; MAX] };
 
-    /// Those of `packet`; `None` if it has IP options or extension headers.
+    /// Returns the headers of `packet`, or `None` if it has IP options or extension headers.
     #[inline]
     pub(crate) fn of(packet: &Packet<'_>) -> Option<Self> {
         let layout = packet.layout();
@@ -109,7 +110,7 @@ impl Headers {
         let [flags, high, low]: [u8; 3] = *packet.bytes()[bth + 1..].first_chunk()?;
         headers.bth = [flags & KEPT, high, low];
         headers.bytes[..kept].copy_from_slice(&packet.bytes()[..kept]);
-        // A mark says something about the path of this packet only (RFC 3168, section 5).
+        // An ECN mark concerns the path of this packet only (RFC 3168, section 5).
         headers.bytes[l3 + 1] &= if v6 { !(ECN << 4) } else { !ECN };
         if !v6 {
             let mut ip = [0; Ipv4::LEN];
@@ -122,17 +123,17 @@ impl Headers {
         Some(headers)
     }
 
-    /// Whether none were seen yet.
+    /// Returns whether no packet has been seen.
     pub(crate) const fn is_none(&self) -> bool {
         self.bth_at == 0
     }
 
-    /// Whether `packet` has the same Ethernet header, source address and UDP source port; its destination is taken to be the
-    /// same.
+    /// Returns whether `packet` has the same Ethernet header, source address and UDP source port. The
+    /// destination is assumed to be the same.
     #[expect(clippy::inline_always, reason = "a few comparisons")]
     #[inline(always)]
     pub(crate) fn leads_like(&self, packet: &Packet<'_>) -> bool {
-        /// Whether two frames have the same `N` bytes at `at`.
+        /// Returns whether two frames have the same `N` bytes at `at`.
         #[inline(always)]
         fn same<const N: usize>(a: &[u8], b: &[u8], at: usize) -> bool {
             let [a, b] = [a, b].map(|bytes| bytes.get(at..).and_then(<[u8]>::first_chunk::<N>));
@@ -150,20 +151,20 @@ impl Headers {
             && same::<SRC_PORT>(bytes, own, layout.udp())
     }
 
-    /// Whether `packet` comes from another UDP source port.
+    /// Returns whether `packet` has a different UDP source port.
     #[cfg(debug_assertions)]
     pub(crate) fn has_other_port(&self, packet: &Packet<'_>) -> bool {
         let at = usize::from(self.bth_at).saturating_sub(Udp::LEN);
         !self.is_none() && self.bytes[at..at + SRC_PORT] != packet.udp().src_port.get().to_be_bytes()
     }
 
-    /// Bytes of a frame with them, a BTH, and so many bytes behind it (without the ICRC).
+    /// Returns the length in bytes of a frame with `behind` bytes between its BTH and its ICRC.
     pub(crate) const fn frame_len(&self, behind: usize) -> usize {
         self.bth_at as usize + Bth::LEN + behind + ICRC_LEN
     }
 
-    /// Makes `frame` one with these headers, a BTH and what comes behind it, with this traffic class if one is given, and with
-    /// right checksums and ICRC (no UDP checksum).
+    /// Builds a frame with these headers, a BTH and the bytes `behind` it. `class` replaces the traffic class
+    /// if given. Checksums and ICRC are valid; there is no UDP checksum.
     #[expect(clippy::inline_always, reason = "its caller has in registers what the packet is made of")]
     #[inline(always)]
     pub(crate) fn build<F: Frame, const N: usize>(
@@ -176,7 +177,7 @@ impl Headers {
         self.build_with(frame, class, base, behind, Payload::NONE)
     }
 
-    /// The same with a payload.
+    /// Builds a frame as [`build`](Self::build) does, with a payload.
     #[expect(clippy::inline_always, reason = "its caller has in registers what the packet is made of")]
     #[inline(always)]
     pub(crate) fn build_with<F: Frame, const N: usize>(
@@ -190,7 +191,7 @@ impl Headers {
         const { assert!(N.is_multiple_of(4)) }
         frame.resize(self.frame_len(N + payload.len().next_multiple_of(4)))?;
         let bytes = frame.bytes_mut();
-        // Most packets' heads are made, and their ICRCs, without a look at what was just written.
+        // Headers and ICRCs of most packets are computed without reading the bytes just written.
         match payload {
             Payload::There(len) if self.is_plain() => self.replace(bytes, class, base, N + len),
             Payload::Copied([]) if self.is_plain() => self.write_plain(bytes, class, base, behind),
@@ -200,13 +201,13 @@ impl Headers {
         Ok(())
     }
 
-    /// Whether they are IPv4 without tags.
+    /// Returns whether the headers are those of untagged IPv4 packets.
     const fn is_plain(&self) -> bool {
         !self.v6 && self.bth_at as usize == PLAIN.1
     }
 
-    /// IP, UDP and BTH of a packet without tags that has so many bytes behind its BTH, the ICRC not counted: words as they lie
-    /// there, read in little-endian order.
+    /// Returns the IP header, UDP header and BTH of an untagged IPv4 packet with `behind` bytes between BTH
+    /// and ICRC, as little-endian words.
     #[expect(clippy::inline_always, reason = "what it makes stays in registers")]
     #[inline(always)]
     fn head(&self, class: Option<Class8>, base: Base, behind: usize) -> [u32; icrc::HEAD] {
@@ -228,7 +229,7 @@ impl Headers {
             own(12),
             own(16),
             own(20) & 0xffff | big(rocev2::UDP_PORT) << 16,
-            // There is no UDP checksum.
+            // No UDP checksum
             big(udp_len),
             operation,
             queue_pair,
@@ -236,7 +237,7 @@ impl Headers {
         ]
     }
 
-    /// The words of a BTH, read in little-endian order
+    /// Returns a BTH as little-endian words.
     #[expect(clippy::inline_always, reason = "what it makes stays in registers")]
     #[inline(always)]
     const fn bth_words(&self, base: Base, padding: usize) -> [u32; Bth::LEN / 4] {
@@ -249,7 +250,7 @@ impl Headers {
         ]
     }
 
-    /// Writes the Ethernet header and the head of a packet without tags.
+    /// Writes the Ethernet header and `head` of an untagged IPv4 packet.
     #[expect(clippy::inline_always, reason = "what it writes is in registers")]
     #[inline(always)]
     fn put_head(&self, bytes: &mut [u8], head: [u32; icrc::HEAD]) {
@@ -260,7 +261,7 @@ impl Headers {
         }
     }
 
-    /// A packet without tags and payload.
+    /// Writes an untagged IPv4 packet without payload.
     #[expect(clippy::inline_always, reason = "its caller has what is behind the BTH in registers")]
     #[inline(always)]
     fn write_plain<const N: usize>(
@@ -278,8 +279,8 @@ impl Headers {
         bytes[at + N..].copy_from_slice(&icrc::of_parts(head, behind).to_le_bytes());
     }
 
-    /// A packet without tags gets another Ethernet header and head; what is behind it, so many bytes, stays. Its ICRC changes
-    /// by what these change it by.
+    /// Replaces the Ethernet header and the head of an untagged IPv4 packet, and keeps the `behind` bytes
+    /// after the BTH. The ICRC is updated incrementally.
     #[expect(clippy::inline_always, reason = "it is the last thing that its caller does")]
     #[inline(always)]
     fn replace(&self, bytes: &mut [u8], class: Option<Class8>, base: Base, behind: usize) {
@@ -297,7 +298,7 @@ impl Headers {
         }
     }
 
-    /// Any packet.
+    /// Writes a packet of any shape.
     #[inline(never)]
     fn write_any<const N: usize>(
         &self,
@@ -316,7 +317,7 @@ impl Headers {
         let udp_len = (len - udp) as u16;
         bytes[udp + 2..udp + 4].copy_from_slice(&rocev2::UDP_PORT.to_be_bytes());
         bytes[udp + 4..udp + 6].copy_from_slice(&udp_len.to_be_bytes());
-        // There is no UDP checksum.
+        // No UDP checksum
         bytes[udp + 6..head].fill(0);
         if v6 {
             bytes[l3 + 4..l3 + 6].copy_from_slice(&udp_len.to_be_bytes());

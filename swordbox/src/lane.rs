@@ -1,5 +1,6 @@
-//! A lane: a server's connection that many clients share. Everything under way on it is kept here until the server has
-//! acknowledged it, so that what is lost is sent again from here, in the order in which it was promised.
+//! Shared QPs (queue pair mapping in the paper): a server's connection that many clients share. All
+//! operations in flight are stored until the server acknowledges them, so that the switch can retransmit lost
+//! ones in their original order.
 
 use crate::flow::Flow;
 use crate::headers::Class8;
@@ -8,121 +9,124 @@ use crate::{Id, NONE};
 use rocev2::{Opcode, Psn};
 use switch::Nanos;
 
-/// Bytes of the longest WRITE that goes on a lane
+/// Maximum payload in bytes of a WRITE on a shared QP
 pub(crate) const LONGEST_WRITE: usize = 64;
 
-/// An operation under way. In one cache line.
+/// An operation in flight; one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Entry {
     pub asked: Asked,
-    /// Whose it is
+    /// Flow of the client; `NONE` if the client is gone
     pub flow: Id,
-    /// The end that its answer goes to
+    /// Endpoint that the response is sent to
     pub to: Id,
-    /// What its client knows it by
+    /// PSN of the client's request
     pub psn: Psn,
-    /// Its line
+    /// Cached line
     pub line: Id,
-    /// Detours to the line when it was sent
+    /// Value of the line's detour counter when the operation was sent
     pub detours: u32,
-    /// What it tells of the word's value may be learnt
+    /// The result may update the cached value
     pub teaches: bool,
-    /// The client asked for an acknowledgement; an atomic is answered in any case
+    /// The client requested an acknowledgement; atomics are always answered
     pub ack_req: bool,
-    /// What it is counted by if it was decided
+    /// Epoch in which a resolved operation is counted
     pub tag: u8,
 }
 
 const _: () = assert!(size_of::<Entry>() == 64);
 
-/// What is asked of the server, but for a payload.
+/// Request to the server, without the payload.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub what: Under,
     pub va: u64,
     pub rkey: u32,
     pub class: Class8,
-    /// Its BTH had the solicited event bit
+    /// Solicited event bit of the client's BTH
     pub solicited: bool,
 }
 
-/// What an operation is, as the server sees it.
+/// Operation as the server sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Under {
-    /// A WRITE of so many bytes that its client asked for
+    /// WRITE by the client, with this payload length in bytes
     Write(u8),
-    /// A WRITE of what an atomic leaves behind that found something else
+    /// WRITE of the result `left` of an atomic that found `found`
     Decided { found: u64, left: u64 },
-    /// An atomic: opcode, `swap_or_add`, `compare`
+    /// Atomic with its opcode, `swap_or_add` and `compare`
     Atomic(Opcode, u64, u64),
 }
 
 impl Under {
-    /// Whether it takes one of the server's resources for READs and atomics
+    /// Returns whether the operation uses one of the server's resources for READs and atomics.
     pub(crate) const fn is_atomic(self) -> bool {
         matches!(self, Self::Atomic(..))
     }
 }
 
-/// A connection that is shared. Its number among the flows is that of its owner, whose connection it is.
+/// A shared QP. Its connection is that of the owner's flow.
 #[derive(Debug)]
 pub(crate) struct Lane {
-    /// Whose connection it is; `NONE` for nobody's
+    /// Flow whose connection is shared; `NONE` while the entry is unused
     pub owner: Id,
     pub server: u8,
-    /// It is the switch's own, and its owner no client
+    /// The switch owns the connection; the owner is no client
     pub is_own: bool,
-    /// Its owner gets it back as soon as nothing is under way, as the switch has lanes of its own now
+    /// The owner gets its connection back when nothing is in flight, because a switch-owned QP is available
     pub is_given_back: bool,
-    /// Keys that are good on a lane of the switch's own
+    /// Keys that work on a switch-owned QP
     pub keys: Keys,
-    /// What tries a lane of the switch's own, or a key there. Nothing else is under way meanwhile
+    /// Probe of a switch-owned QP, or of a key there. No operation is in flight at the same time
     pub probe: Option<Probe>,
-    /// The first PSN that is not acknowledged; the next is its owner's `own_next`
+    /// First unacknowledged PSN. The next PSN to send is the owner's `own_next`
     pub acked: Psn,
-    /// Operations under way
+    /// Operations in flight
     pub under_way: u32,
-    /// Those among them that take one of the server's resources for READs and atomics
+    /// Operations in flight that use a resource of the server for READs and atomics
     pub atomics: u32,
-    /// How many of them the server takes
+    /// Maximum of `atomics` that the server accepts
     pub max_atomics: u32,
-    /// Flows that wait for it
+    /// First and last flow that waits for this QP
     pub waiting: [Id; 2],
-    /// Which of the connections that were this lane, one after another, it is now
+    /// Incarnation: number of connections that this entry has stood for
     pub incarnation: u32,
-    /// Earliest time at which its queue pair at the server is known to exist. A connection that was alive later is not of a
-    /// previous incarnation of the server
+    /// Earliest time at which the QP is known to exist at the server. A connection that was acknowledged for
+    /// a later request does not belong to a previous incarnation of the server
     pub existed_at: Nanos,
-    /// When something was last acknowledged; zero if nothing was
+    /// Time of the last acknowledgement; zero if none
     pub heard: Nanos,
-    /// When something was last acknowledged, or sent to an empty lane
+    /// Time of the last acknowledgement, or of the first operation after the QP was empty
     pub moved: Nanos,
-    /// When it was last sent again
+    /// Time of the last retransmission
     pub resent: Nanos,
-    /// Since `moved`
+    /// Retransmissions since `moved`
     pub tries: u32,
-    /// Start of the time for which its owner's own requests have made no progress; zero if none is under way. And how far they
-    /// had come then
+    /// Start of the time in which the owner's own requests have made no progress; zero if none is in flight.
+    /// `stuck_at` is their progress at that time
     pub stuck: Nanos,
     pub stuck_at: (Psn, Psn),
-    /// Start of the time for which clients have waited without a break for the owner's requests; zero if none waits
+    /// Start of the time in which clients have waited without interruption for the owner's requests; zero if
+    /// none waits
     pub kept_since: Nanos,
-    /// Until then nobody but its owner begins anything: it has been asked to send again what could not wait here
+    /// Only the owner may start operations before this time, because it was NAKed to retransmit a request
+    /// that could not be held
     pub reserved: Nanos,
-    /// From sending to acknowledgement, smoothed
+    /// Smoothed round-trip time of the operations
     pub round_trip: Nanos,
-    /// The operation whose round trip is measured, and when it was sent
+    /// Operation whose round trip is measured, and the time when it was sent
     pub timed: Option<(Psn, Nanos)>,
-    /// By PSN, in as many places from the first on as were ever needed at once: so few stay in the cache
+    /// Operations by PSN. Only the first `mask + 1` slots are used, as many as were ever needed at once, to
+    /// stay in the cache
     entries: Box<[Entry]>,
-    /// What is written by those that are WRITEs
+    /// Payloads of the WRITEs, by PSN
     payloads: Box<[[u8; LONGEST_WRITE]]>,
-    /// Places in use, less one
+    /// Slots in use, minus one
     mask: usize,
 }
 
-/// Places in use at first
+/// Initial number of slots in use
 const FEWEST: usize = 64;
 
 const NOTHING: Entry = Entry {
@@ -169,12 +173,13 @@ impl Lane {
         }
     }
 
-    /// What one takes.
+    /// Returns the memory in bytes of one shared QP.
     pub(crate) const fn bytes(in_flight: usize) -> usize {
         size_of::<Self>() + in_flight * (size_of::<Entry>() + LONGEST_WRITE)
     }
 
-    /// A connection becomes this lane, whose queue pair at the server existed at `existed_at`.
+    /// Makes a connection this shared QP. `existed_at` is a time at which its queue pair at the server
+    /// existed.
     pub(crate) fn open(&mut self, owner: Id, acked: Psn, max_atomics: u32, existed_at: Nanos, now: Nanos) {
         self.owner = owner;
         self.existed_at = existed_at;
@@ -192,7 +197,7 @@ impl Lane {
         self.timed = None;
     }
 
-    /// Whether this key is known to be good for this kind of operation here.
+    /// Returns whether this key is known to work for this kind of operation.
     #[inline]
     pub(crate) fn accepts(&self, owner: &Flow, rkey: u32, rights: u8) -> bool {
         if self.is_own { self.keys.has(rkey, rights) } else { owner.has_ever_proven(rkey, rights) }
@@ -208,7 +213,7 @@ impl Lane {
         self.under_way as usize == self.entries.len()
     }
 
-    /// One more operation is to be under way: there is a place for it behind the others, if the lane is not full.
+    /// Counts one more operation in flight and provides its slot. The QP must not be full.
     #[inline]
     pub(crate) fn begin(&mut self) {
         if self.under_way as usize > self.mask {
@@ -217,7 +222,7 @@ impl Lane {
         self.under_way += 1;
     }
 
-    /// Uses twice as many places.
+    /// Doubles the number of slots in use.
     #[cold]
     fn spread(&mut self) {
         let before = self.mask;
@@ -229,7 +234,7 @@ impl Lane {
         }
     }
 
-    /// What is kept of `psn`
+    /// Returns the operation with this PSN.
     #[inline]
     pub(crate) fn entry(&self, psn: Psn) -> &Entry {
         &self.entries[psn.get() as usize & self.mask]
@@ -240,7 +245,7 @@ impl Lane {
         &mut self.entries[psn.get() as usize & self.mask]
     }
 
-    /// What `psn` writes, if it is a WRITE; of the longest length
+    /// Returns the payload buffer of the WRITE with this PSN; only its length is valid.
     #[inline]
     pub(crate) fn payload(&self, psn: Psn) -> &[u8; LONGEST_WRITE] {
         &self.payloads[psn.get() as usize & self.mask]
@@ -255,13 +260,14 @@ impl Lane {
         }
     }
 
-    /// After which time without an acknowledgement everything is sent again
+    /// Returns the time without an acknowledgement after which everything is retransmitted: four round trips,
+    /// at least `least`, doubled with each try up to six times.
     pub(crate) fn patience(&self, least: Nanos) -> Nanos {
         let patience = Nanos((self.round_trip.0 * 4).max(least.0));
         Nanos(patience.0 << self.tries.min(6))
     }
 
-    /// Something up to `psn` was acknowledged.
+    /// Updates timers and the round-trip time after an acknowledgement of everything up to `psn`.
     pub(crate) fn hear(&mut self, psn: Psn, now: Nanos) {
         self.moved = now;
         self.heard = now;
@@ -294,7 +300,7 @@ mod tests {
             let psn = first.add(n);
             *lane.entry_mut(psn) = Entry { line: n, ..NOTHING };
             lane.put_payload(psn, &bytes(n));
-            // The oldest, the newest, and some between
+            // The oldest, the newest, and two in between
             for n in [0, n / 3, n / 2, n] {
                 assert_eq!((lane.entry(first.add(n)).line, lane.payload(first.add(n))), (n, &bytes(n)));
             }

@@ -1,4 +1,5 @@
-//! How much memory a Swordbox takes at most: everything on the path of a packet has a place that is bounded beforehand.
+//! Upper bounds of the memory that a Swordbox allocates. Everything on the path of a packet has a fixed
+//! bound.
 
 use crate::config::Config;
 use crate::flow::Flow;
@@ -15,23 +16,23 @@ use core::mem::size_of;
 use switch::forward::counters::HostQp;
 use switch::table::Index;
 
-/// Bytes at most, by what they are for.
+/// Maximum memory in bytes, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Connections, and what is remembered of their READs and atomics
+    /// Connections, and the records of their READs and atomics
     pub connections: usize,
-    /// Operations outstanding on shared connections
+    /// Operations outstanding on shared QPs
     pub in_flight: usize,
-    /// Values of words
+    /// Cached lines
     pub lines: usize,
-    /// Frames that wait for their turn
+    /// Held frames
     pub held: usize,
-    /// What is known of data structures, nodes on their way into them, and answers that wait for those
+    /// Cached state of data structures, pending nodes, and withheld responses
     pub structures: usize,
 }
 
 impl Config {
-    /// What this configuration takes at most, beside what its bridge does.
+    /// Returns the maximum memory of a Swordbox with this configuration, without its bridge.
     pub fn memory(&self) -> Memory {
         let ends = self.connections * 2;
         let end = size_of::<End>() + size_of::<Flow>() + self.rd_atomic * size_of::<Record>();

@@ -1,4 +1,5 @@
-//! Address of each Middle and Last packet of a WRITE, which carry no RETH: tracked from the First packet of the message.
+//! Target addresses of the Middle and Last packets of WRITEs, which have no RETH: tracked from the First
+//! packet of each message.
 
 use crate::function::bits_of;
 use crate::op::memory_of;
@@ -86,7 +87,8 @@ impl LongWrites {
         only
     }
 
-    /// Returns the address and the length, in bytes, of what a Middle or Last packet may write to; `None` if that is not known.
+    /// Returns the address and the length in bytes of the range that a Middle or Last packet may write to;
+    /// `None` if that is unknown.
     pub(crate) fn memory_of(&self, psn: Psn, len: usize) -> Option<(u64, u64)> {
         if self.evicted_end.is_some_and(|end| psn.precedes(end)) {
             return None;
@@ -126,8 +128,9 @@ impl Untracked {
         (requester, slot as usize % SLOTS)
     }
 
-    /// Tracks a WRITE whose First packet is forwarded. A slot stays with its requester until that has begun no WRITE for `idle`:
-    /// otherwise another host could evict it, and then forge First packets in its name.
+    /// Tracks a WRITE whose First packet is forwarded. A slot stays with its requester until the requester
+    /// has begun no WRITE for `idle`. Otherwise another host could evict it, and then forge First packets in
+    /// its name.
     pub(crate) fn begin(&mut self, packet: &Packet<'_>, message: Message, now: Nanos, idle: Nanos) {
         let (requester, slot) = Self::find(packet);
         let slot = &mut self.slots[slot];
@@ -186,7 +189,7 @@ mod tests {
         writes.begin(message(0, 0x1000, 1024));
         assert_eq!(writes.memory_of(psn(1), 256), None);
         assert_eq!(writes.memory_of(psn(4 * KNOWN as u32 + 1), 256), Some((0x1100, 256)));
-        // A forged first packet, far ahead, and one that covers the evicted WRITE
+        // A forged First packet far ahead, and one that covers the evicted WRITE
         for (first, va) in [(0x60_0000, 0x9000), (0, 0x8000)] {
             writes.begin(message(first, va, 4096));
         }
@@ -205,7 +208,7 @@ mod tests {
             if let Some((from, len)) = writes.memory_of(psn(105), 256) {
                 assert!(from <= 0x1500 && from + len >= 0x1600, "{most}: {from:x} {len:x}");
             }
-            // The next request in order bounds them.
+            // The next request in order bounds the forged messages.
             writes.end_at(psn(116));
             writes.begin(message(116, 0x3000, 512));
             assert_eq!(writes.memory_of(psn(117), 256), Some((0x3100, 256)), "{most}");

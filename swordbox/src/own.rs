@@ -1,10 +1,11 @@
-//! Lanes of the switch's own. The control plane connects them (`connect.rs`); here they are flows as a client's connection is
-//! one, which no client owns: a client's exit, its messages and its idle hours are nobody else's outage.
+//! Switch-owned QPs in the data plane. The control plane connects them (`connect.rs`). They are flows like
+//! those of clients, but have no client whose exit, messages or idle times could interrupt sharing.
 //!
-//! A key is good only for queue pairs of its protection domain. Before the first operation with a key on a lane, a READ with it
-//! is sent there alone: if the server refuses that, its queue pair is in error, with nothing else under way, and operations with
-//! this key take a connection that a client has lent. A lane that was silent for a while is tried by a WRITE of nothing, so that
-//! one whose server has restarted is noticed before it is used.
+//! A key works only on queue pairs of its protection domain. Before the first operation with a key on a
+//! switch-owned QP, the switch sends a READ with that key while nothing else is in flight. If the server
+//! refuses it and moves its queue pair to the error state, no other operation is lost, and operations with
+//! this key use client-owned QPs. After some idle time a QP is probed by a zero-length WRITE, so that a
+//! server's restart is noticed before the QP is used again.
 
 use crate::flow::{Flow, Stage, right};
 use crate::function::{NO_SERVER, Swordbox, bits_of};
@@ -19,35 +20,35 @@ use switch::forward::counters::HostQp;
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 use zerocopy::IntoBytes;
 
-/// Keys that are remembered of a lane. A power of two
+/// Keys remembered per shared QP; a power of two
 const KEYS: usize = 256;
-/// For how long a key that was refused is not tried again
+/// Time for which a refused key is not probed again
 const REFUSED_FOR: Nanos = Nanos::from_secs(10);
-/// A probe is given up after this part of `dead_after`.
+/// Divisor of `dead_after` that gives the timeout of a probe
 const PATIENCE: u64 = 4;
-/// The time between two transmissions of a probe doubles, up to this often.
+/// Maximum number of times that the retransmission interval of a probe doubles
 const MOST_DOUBLED: u8 = 6;
-/// Bytes that are read to try a key
+/// Bytes that a probe of a key reads
 const WORD: u32 = 8;
 
-/// What the data plane is told of a lane that is connected.
+/// Parameters of a connected switch-owned QP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenLane {
-    /// Its number
+    /// Index of the shared QP
     pub lane: u32,
-    /// The switch's queue pair
+    /// The switch's queue pair number
     pub qpn: Qpn,
-    /// A packet as those on the lane are
+    /// Packet with the headers of all packets on this QP
     pub template: Vec<u8>,
-    /// Where it leaves
+    /// Output port
     pub port: PortId,
-    /// The first PSN
+    /// Starting PSN
     pub psn: Psn,
-    /// READs and atomics that the server takes at once
+    /// READs and atomics that the server accepts at once
     pub rd_atomic: u8,
 }
 
-/// Keys that are known to be good, each at its place: of two with the same place the later one.
+/// Keys that are known to work: a direct-mapped table.
 #[derive(Debug)]
 pub(crate) struct Keys(Box<[(u32, u8); KEYS]>);
 
@@ -60,14 +61,14 @@ impl Keys {
         Self(Box::new([(0, 0); KEYS]))
     }
 
-    /// Whether a key is known to be good for all of this.
+    /// Returns whether a key is known to work for all of `rights`.
     #[inline]
     pub(crate) fn has(&self, rkey: u32, rights: u8) -> bool {
         let (own, known) = self.0[place_of(rkey)];
         own == rkey && known & rights == rights
     }
 
-    /// Remembers that a key is good for this.
+    /// Notes that a key works for `rights`.
     pub(crate) fn add(&mut self, rkey: u32, rights: u8) {
         let place = &mut self.0[place_of(rkey)];
         *place = (rkey, if place.0 == rkey { place.1 | rights } else { rights });
@@ -78,7 +79,7 @@ impl Keys {
     }
 }
 
-/// Keys of a server that were refused on a lane of the switch's own, and until when that counts.
+/// Keys that a server refused on a switch-owned QP, and the time until which they are not probed again.
 #[derive(Debug)]
 pub(crate) struct Refused(Box<[(u32, Nanos); KEYS]>);
 
@@ -99,22 +100,24 @@ impl Refused {
     }
 }
 
-/// A request that tries something.
+/// Probe of a switch-owned QP or of a key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Probe {
-    /// The memory that is read with a key to be tried; `None` if the lane itself is tried
+    /// Virtual address and R_Key to read; `None` for a probe of the QP itself
     word: Option<(u64, u32)>,
-    /// Its PSN, if it has been sent
+    /// PSN, once the probe has been sent
     pub psn: Option<Psn>,
-    /// When it was wanted, and sent last
+    /// Time of the first transmission (before it, of the request for the probe), and of the latest
+    /// transmission
     since: Nanos,
     at: Nanos,
-    /// How often it was sent again
+    /// Number of retransmissions
     pub tries: u8,
 }
 
 impl Swordbox {
-    /// Whether a frame is to the switch itself, or asks for its address.
+    /// Returns whether a frame is sent to the switch itself, or asks for its address (ARP or neighbour
+    /// discovery).
     #[inline]
     pub(crate) fn is_to_us(&self, bytes: &[u8]) -> bool {
         let Some(interface) = &self.config.interface else { return false };
@@ -125,12 +128,13 @@ impl Swordbox {
         }
     }
 
-    /// Whether an end is the switch's own queue pair.
+    /// Returns whether an endpoint is a queue pair of the switch.
     pub(crate) fn is_own_end(&self, id: Id) -> bool {
         self.flows.get(self.ends[id as usize].peer as usize).is_some_and(|flow| flow.is_own)
     }
 
-    /// A frame to the switch itself: a response on one of its lanes, or something for the control plane.
+    /// Handles a frame to the switch itself: a response on a switch-owned QP, or a frame for the control
+    /// plane.
     #[inline]
     pub(crate) fn on_own_frame<O: Output>(
         &mut self,
@@ -141,7 +145,7 @@ impl Swordbox {
     ) -> Verdict {
         let layout = match self.forward.admit(frame, port) {
             Ok(Some(layout)) => layout,
-            // ARP, neighbour discovery, echo requests; what is malformed the control plane does not understand either.
+            // ARP, neighbour discovery and echo requests. The control plane drops malformed frames.
             Ok(None) => return Verdict::Punt,
             Err(verdict) => return verdict,
         };
@@ -171,7 +175,7 @@ impl Swordbox {
         }
     }
 
-    /// A lane is connected.
+    /// Handles [`Command::OpenLane`](crate::Command::OpenLane).
     pub(crate) fn open_lane(&mut self, asked: &OpenLane, now: Nanos) {
         let opened = self.try_open_lane(asked, now).is_some();
         let &OpenLane { lane, qpn, .. } = asked;
@@ -185,7 +189,7 @@ impl Swordbox {
         let packet = Packet::parse(&asked.template)?;
         let headers = Headers::of(&packet)?;
         let keys = [HostQp::new(packet.dst(), packet.bth().dest_qp()), HostQp::new(packet.src(), asked.qpn)];
-        // Both queue pairs are new, whichever connection had their numbers before.
+        // Both queue pairs are new, so older connections with the same numbers are forgotten.
         for key in keys {
             if let Some(id) = self.index.get(&key) {
                 self.forget(id);
@@ -212,7 +216,7 @@ impl Swordbox {
         Some(())
     }
 
-    /// What clients have lent is given back when nothing is under way there.
+    /// Returns the client-owned QPs of a server to their owners once nothing is in flight there.
     fn give_back(&mut self, server: u8) {
         for lent in self.lanes.iter_mut().filter(|lane| lane.server == server && !lane.is_own) {
             if lent.owner != NONE && !self.flows[lent.owner as usize].leaving {
@@ -222,7 +226,7 @@ impl Swordbox {
         }
     }
 
-    /// The control plane has lost a lane's connection.
+    /// Handles [`Command::CloseLane`](crate::Command::CloseLane).
     pub(crate) fn close_lane(&mut self, lane: Id, qpn: Qpn) {
         let Some(there) = self.lanes.get(lane as usize).filter(|lane| lane.owner != NONE) else { return };
         let us = self.ends[there.owner as usize].peer;
@@ -231,7 +235,8 @@ impl Swordbox {
         }
     }
 
-    /// A lane of the switch's own is lost: its ends are given back, and the control plane connects another one.
+    /// Removes both endpoints of a failed switch-owned QP, and reports it to the control plane, which
+    /// connects it again.
     pub(crate) fn retire(&mut self, lane: Id, owner: Id) {
         let us = self.ends[owner as usize].peer;
         let qpn = self.index.key(us).map_or(Qpn::new(0), HostQp::qpn);
@@ -246,7 +251,7 @@ impl Swordbox {
         self.events.push_back(crate::Event::LaneLost { lane, qpn });
     }
 
-    /// A key is to be tried on a lane, as soon as nothing is under way there.
+    /// Schedules a probe of a key, sent when nothing is in flight on the QP.
     pub(crate) fn want_probe(&mut self, lane: Id, va: u64, rkey: u32, now: Nanos) {
         self.begin_probe(lane, Some((va & !7, rkey)), now);
     }
@@ -257,12 +262,12 @@ impl Swordbox {
             return;
         }
         there.probe = Some(Probe { word, psn: None, since: now, at: now, tries: 0 });
-        // Nothing else begins there.
+        // While a probe is scheduled, no operation begins on the QP.
         self.flows[there.owner as usize].in_message = true;
         self.probing += 1;
     }
 
-    /// Looks after a lane of the switch's own on which nothing is under way.
+    /// Handles the timers of a switch-owned QP without operations in flight.
     pub(crate) fn tend_own<O: Output>(&mut self, lane: Id, now: Nanos, out: &mut O) {
         let there = &self.lanes[lane as usize];
         let patience = there.patience(self.config.replay_after);
@@ -287,7 +292,7 @@ impl Swordbox {
         }
     }
 
-    /// Sends a lane's probe, for the first time or again. Without room it is lost, as on a wire.
+    /// Sends or retransmits a probe. Without a free buffer it counts as lost.
     fn send_probe<O: Output>(&mut self, lane: Id, now: Nanos, out: &mut O) {
         let there = &mut self.lanes[lane as usize];
         let owner = there.owner;
@@ -318,7 +323,8 @@ impl Swordbox {
         }
     }
 
-    /// A key turned out not to be good on a lane of the switch's own: for a while no operation with it takes one.
+    /// Notes that a key does not work on switch-owned QPs, so that operations with it use other connections
+    /// for `REFUSED_FOR`.
     pub(crate) fn refuse_key(&mut self, lane: Id, rkey: u32, now: Nanos) {
         let there = &self.lanes[lane as usize];
         if there.is_own {
@@ -327,7 +333,7 @@ impl Swordbox {
         }
     }
 
-    /// Takes a response to a lane's probe; false if this is none.
+    /// Handles a response to a probe. Returns false if it is none.
     pub(crate) fn on_probe<O: Output>(
         &mut self,
         lane: Id,
@@ -367,7 +373,7 @@ impl Swordbox {
         owner.own_msn = owner.own_msn.add(1);
         self.probing -= 1;
         if probe.tries > 0 {
-            // Others may have taken what clients lent meanwhile.
+            // While the probe was overdue, operations may have moved to client-owned QPs.
             let server = self.lanes[lane as usize].server;
             self.give_back(server);
         }

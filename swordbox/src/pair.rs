@@ -1,4 +1,5 @@
-//! Which two ends belong to one connection: told by the connection manager, or found out from what is answered.
+//! Pairing: identifies the two queue pairs that belong to one connection, by messages of the connection
+//! manager or by the PSNs of responses.
 
 use crate::config::Connection;
 use crate::flow::{BEHIND, Flow, Stage, Window};
@@ -14,33 +15,36 @@ use switch::forward::counters::HostQp;
 use switch::table::{Index, Key, Salt, mix};
 use switch::{Nanos, PortId};
 
-/// Requests for connections that wait for their reply
+/// Number of REQs remembered until their REP
 const HANDSHAKES: usize = 4096;
-/// Answers with different PSNs that have to fit one connection, and no other, before it is taken for the right one
+/// Number of responses with different PSNs that have to fit one connection, and no other, before the two
+/// queue pairs are paired
 const CONFIRMATIONS: u8 = 3;
-/// Ends that are looked at for answers between the same two hosts from one tick to the next: an answer that fits none of very
-/// many must not cost more than others for long
+/// Unpaired endpoints between the same two hosts that are examined per tick. It bounds the cost of responses
+/// that match none of very many endpoints
 const LOOKS: u32 = 1 << 16;
-/// Connections between the same two hosts that are looked at to find the right one
+/// Unpaired endpoints between the same two hosts that are examined for one response
 const CANDIDATES: usize = 1024;
 
-/// A connection whose two sides differ by what is not known any more.
+/// A translated connection whose PSN translation is lost.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gone {
     pub connection: Connection,
-    /// PSNs that its client would go on with, and the one that the server expects next; unless it is from before a restart
+    /// Window of PSNs that its client would use next, and the next PSN that the server expects; `None` for
+    /// connections from before a restart
     pub psns: Option<(Window, Psn)>,
 }
 
 impl Gone {
-    /// Whether a request with this PSN cannot be the old client's, and would be refused as too early by the old queue pair
-    /// of the server: if that acknowledges it, it is another one.
+    /// Returns whether a request with this PSN cannot come from the old client, and would be refused as too
+    /// early by the server's old queue pair. If the server acknowledges such a request, the queue pair
+    /// belongs to a new connection.
     pub(crate) fn is_new(&self, psn: Psn) -> bool {
         self.psns.is_some_and(|(window, own_next)| !window.fits(psn) && psn.distance(own_next) > BEHIND)
     }
 }
 
-/// Two hosts: who asks, and who is asked
+/// Address of the requester, and of the responder
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Hosts(u128, u128);
 
@@ -54,36 +58,36 @@ impl Key for Hosts {
     }
 }
 
-/// Two hosts that have ends between them whose other end is not known.
+/// List of the unpaired endpoints between two hosts.
 #[derive(Clone, Copy, Debug)]
 struct Pair {
-    /// The first of them
+    /// First endpoint of the list
     first: Id,
-    /// Ends that were looked at since this time, to find whose an answer is
+    /// Endpoints examined since `since`, to match responses
     looked: u32,
     since: Nanos,
 }
 
-/// Ends whose other end is not known, by the two hosts.
+/// Endpoints whose peer is unknown, by the two hosts.
 #[derive(Debug)]
 pub(crate) struct Strangers {
     index: Index<Hosts>,
     all: Vec<Pair>,
-    /// What atomics were answered lately, by whom that went to
+    /// Results of recent atomics, by the endpoint that the response was sent to
     answers: Box<[Found]>,
 }
 
-/// An answer to an atomic.
+/// Result of an atomic.
 #[derive(Clone, Copy, Debug)]
 struct Found {
     to: Id,
-    /// Incarnation of that end, since its id is used again
+    /// Incarnation of the endpoint `to`, since indices are reused
     incarnation: u32,
     psn: Psn,
     value: u64,
 }
 
-/// Answers that are kept
+/// Number of results kept
 const ANSWERS: usize = 1 << 14;
 
 impl Strangers {
@@ -96,7 +100,7 @@ impl Strangers {
         }
     }
 
-    /// Salts the hashes of the table by hosts.
+    /// Salts the hashes of the table.
     pub(crate) fn set_salt(&mut self, salt: Salt) {
         self.index.set_salt(salt);
     }
@@ -105,7 +109,7 @@ impl Strangers {
         mix(u64::from(to) << 32 | u64::from(psn.get())) as usize % ANSWERS
     }
 
-    /// What so many ends take.
+    /// Returns the memory in bytes for `capacity` endpoints.
     pub(crate) fn bytes(capacity: usize) -> usize {
         Index::<Hosts>::bytes(capacity) + capacity * size_of::<Pair>()
     }
@@ -114,7 +118,8 @@ impl Strangers {
         self.index.get(&Hosts(client, server)).map_or(NONE, |at| self.all[at as usize].first)
     }
 
-    /// `looked` ends between two hosts were looked at. Whether so many may be looked at before the next tick.
+    /// Counts `looked` examined endpoints between two hosts. Returns whether the limit of this tick permits
+    /// more.
     fn look(&mut self, client: u128, server: u128, looked: u32, tick: Nanos) -> bool {
         let Some(at) = self.index.get(&Hosts(client, server)) else { return true };
         let pair = &mut self.all[at as usize];
@@ -126,30 +131,30 @@ impl Strangers {
     }
 }
 
-/// A REQ that was seen.
+/// A REQ.
 #[derive(Clone, Copy, Debug)]
 struct Request {
     client: IpAddr,
     comm_id: u32,
     qpn: Qpn,
-    /// With which the server begins
+    /// Starting PSN of the server
     psn: Psn,
     mtu: u16,
     port: PortId,
-    /// The reply has been seen
+    /// The REP has been seen
     replied: bool,
-    /// Later ones have greater numbers
+    /// Sequence number; later REQs have larger ones
     number: u64,
 }
 
-/// The latest REQs.
+/// The latest REQs: a set-associative table.
 #[derive(Debug)]
 pub(crate) struct Handshakes {
     requests: Vec<Option<Request>>,
     count: u64,
 }
 
-/// Places among which one for a REQ is looked for
+/// Associativity of the table
 const WAYS: usize = 8;
 
 impl Handshakes {
@@ -169,7 +174,7 @@ impl Handshakes {
         places.into_iter().find(|request| request.client == client && request.comm_id == comm_id)
     }
 
-    /// Keeps a request; if it is not a repeated one, in the place of an older one.
+    /// Stores a REQ, in place of the oldest of its set unless it is a retransmission.
     fn keep(&mut self, request: Request) {
         self.count += 1;
         let request = Request { number: self.count, ..request };
@@ -188,7 +193,8 @@ impl Handshakes {
 }
 
 impl Swordbox {
-    /// A datagram passes: it may make or end a connection. Whether it may go on; not while what it would end is in use.
+    /// Handles a datagram, which may set up or end a connection. Returns whether it may be forwarded: a DREQ
+    /// may not while other clients use the connection.
     pub(crate) fn on_datagram(&mut self, packet: &Packet<'_>, port: PortId, now: Nanos) -> bool {
         let Some(message) = mad_of(packet).and_then(|mad| Message::parse(mad).ok()) else { return true };
         if !packet.verify_icrc() {
@@ -228,8 +234,8 @@ impl Swordbox {
         }
     }
 
-    /// The connection manager made a connection. What is known of connections that pass as they are is forgotten for it; a
-    /// translated one stays until packets of both ends show that it is gone.
+    /// Handles a completed handshake. State of untranslated connections with the same queue pairs is
+    /// replaced; a translated one stays until packets of both endpoints show that it is gone.
     fn connect(
         &mut self,
         request: &Request,
@@ -266,8 +272,8 @@ impl Swordbox {
         }
     }
 
-    /// A connection takes the place of whatever its queue pairs were known to belong to; `begins` if nothing of it has been
-    /// sent yet.
+    /// Replaces whatever connections the queue pairs belonged to by a new one. `begins` states that no
+    /// request of the new connection has been sent.
     pub(crate) fn succeed(&mut self, successor: &Successor, begins: bool, now: Nanos) {
         let (server, client) = (successor.server, successor.client);
         let keys = successor.keys();
@@ -284,7 +290,8 @@ impl Swordbox {
             }
             return;
         };
-        // A REQ and a REP may be forged: only when an answer to that client fits the requests, everything is known.
+        // A REQ and a REP may be forged: the connection becomes synced only when a response to that client
+        // matches its requests.
         self.pair(to_server, to_client, Stage::Paired);
         self.ends[to_server as usize].port = successor.server_port;
         self.ends[to_client as usize].port = successor.client_port;
@@ -309,14 +316,15 @@ impl Swordbox {
         self.counters.paired_by_cm.add(1);
     }
 
-    /// A connection that ended is known to be gone at its server: its queue pair has another one.
+    /// Removes a connection from the ended ones, because the server's queue pair now belongs to another
+    /// connection.
     fn declare_over(&mut self, key: &Connection) {
         if let Some(gone) = self.ended.remove(key) {
             self.events.push_back(Event::Over(gone.connection));
         }
     }
 
-    /// It is known who sends to an end, but not which end its answers go to.
+    /// Adds an endpoint whose sender is known to the unpaired ones.
     pub(crate) fn await_peer(&mut self, id: Id) {
         let Some(key) = self.index.key(id) else { return };
         let hosts = Hosts(self.ends[id as usize].from, bits_of(key.host()));
@@ -334,7 +342,7 @@ impl Swordbox {
         }
     }
 
-    /// An end waits for its other end no longer.
+    /// Removes an endpoint from the unpaired ones.
     fn introduce(&mut self, id: Id) {
         let Some(key) = self.index.key(id) else { return };
         let hosts = Hosts(self.ends[id as usize].from, bits_of(key.host()));
@@ -346,7 +354,7 @@ impl Swordbox {
         match self.ends.get_mut(before as usize) {
             Some(before) => before.next = next,
             None if *first == id => *first = next,
-            // It does not wait.
+            // The endpoint is not in the list.
             None => return,
         }
         if let Some(next) = self.ends.get_mut(next as usize) {
@@ -375,20 +383,22 @@ impl Swordbox {
         self.counters.paired.add(1);
     }
 
-    /// A connection is asked to end. Not while others have operations under way on it: the manager will ask again.
+    /// Handles a DREQ. Returns whether it may be forwarded. While other clients have operations in flight on
+    /// the connection it may not; the connection manager retransmits it.
     fn disconnect(&mut self, key: HostQp, from: u128, port: PortId) -> bool {
         let Some(id) = self.index.get(&key) else { return true };
         let peer = self.ends[id as usize].peer;
         if self.flows[id as usize].is_own {
-            // The switch's own are ended by its control plane.
+            // Switch-owned QPs are disconnected by the control plane.
             return true;
         }
         if self.index.key(peer).is_some_and(|other| bits_of(other.host()) != from) {
-            // The manager there will not know what it is about.
+            // The receiver's connection manager will not find a connection with this sender.
             self.counters.spoofed.add(1);
             return true;
         }
-        // Where its sender's packets come from, as far as that was seen: frames to the sender leave there.
+        // `came_on` is the port on which the sender's packets arrive, if known, which is the port on which
+        // frames to the sender leave.
         let leads = peer != NONE && self.ends[id as usize].came_on != UNTOLD;
         if leads && self.ends[peer as usize].port != port && self.is_translated(&key) {
             self.counters.spoofed.add(1);
@@ -413,7 +423,8 @@ impl Swordbox {
         let ends = [id, peer];
         let differs = |end: &Id| *end != NONE && self.flows[*end as usize].stage >= Stage::Strict;
         if !ends.iter().any(differs) {
-            // A DREQ may be forged, and answers may still come: it is forgotten when it is not used any more.
+            // A DREQ may be forged, and responses may still arrive: the connection is forgotten when it
+            // becomes idle.
             for end in ends.into_iter().filter(|end| *end != NONE) {
                 self.flows[end as usize].over = true;
             }
@@ -421,16 +432,16 @@ impl Swordbox {
         }
         for end in ends.into_iter().filter(|end| *end != NONE) {
             if self.flows[end as usize].stage == Stage::Strict {
-                // Whatever of it is still on its way has no meaning to the server.
+                // The server ignores the packets in flight.
                 self.end(end);
             }
-            // Forgotten, in the journal too, when all is quiet.
+            // Forgotten, and removed from the journal, when the connection becomes idle.
             self.flows[end as usize].over = true;
         }
         true
     }
 
-    /// A connection is no lane any more. Nothing is under way on it.
+    /// Stops sharing a connection. No operation may be in flight on it.
     pub(crate) fn leave(&mut self, id: Id) {
         let lane = core::mem::replace(&mut self.flows[id as usize].lane, NONE);
         if lane == NONE {
@@ -449,7 +460,7 @@ impl Swordbox {
         }
     }
 
-    /// Nobody is to be told of what a flow has under way on lanes.
+    /// Detaches a flow from shared QPs: no client is answered when its operations in flight there complete.
     pub(crate) fn orphan(&mut self, id: Id) {
         self.end_detour(id, false);
         let via = self.flows[id as usize].via;
@@ -478,9 +489,9 @@ impl Swordbox {
         self.end_rereads(id);
     }
 
-    /// A client's queue pair gets answers to requests of another connection than the one that is known: its number was given
-    /// again. The server may keep the other end of the old connection, so that goes on to be known as ended. Whether there is
-    /// room for that.
+    /// Handles responses to a client's queue pair that match the requests of a connection other than the
+    /// tracked one: its number was reused. The server may still have the old connection's queue pair, so the
+    /// old connection is kept as ended. Returns whether there was room for that.
     fn bury(&mut self, to: Id) -> bool {
         let id = self.ends[to as usize].peer;
         if id == NONE {
@@ -505,7 +516,7 @@ impl Swordbox {
         true
     }
 
-    /// An end is forgotten, and the other end of its connection with it: that is over.
+    /// Removes an endpoint and its peer; their connection is over.
     pub(crate) fn forget(&mut self, id: Id) {
         for end in [id, self.ends[id as usize].peer] {
             if end != NONE
@@ -518,7 +529,7 @@ impl Swordbox {
         self.forget_quietly(id);
     }
 
-    /// Both ends go: one whose sides differ could not be answered without the other.
+    /// Removes both endpoints: a translated connection cannot be answered without either of them.
     fn forget_quietly(&mut self, id: Id) {
         let peer = self.ends[id as usize].peer;
         self.forget_end(id);
@@ -551,7 +562,7 @@ impl Swordbox {
         }
     }
 
-    /// A connection's two sides differ, and by how much will not be known any more.
+    /// Adds a connection to the ended ones, because its PSN translation is about to be lost.
     pub(crate) fn remember(&mut self, id: Id) {
         if let Some(connection) = self.connection_of(id) {
             let flow = &self.flows[id as usize];
@@ -560,8 +571,8 @@ impl Swordbox {
         }
     }
 
-    /// Looks at a few ends: those that were silent for long are forgotten. One whose two sides differ is remembered as ended,
-    /// since its client may only have been asleep.
+    /// Examines 64 endpoints and forgets those that were idle for long. Translated connections are kept as
+    /// ended, since their clients may only have paused.
     pub(crate) fn age(&mut self, now: Nanos) {
         let ids = self.index.ids();
         for _ in 0..64.min(ids) {
@@ -572,8 +583,8 @@ impl Swordbox {
             }
             let period = self.period;
             self.flows[id as usize].expire(period);
-            // Answers made here come from nowhere, and operations of others leave for a lane's owner: a connection is
-            // silent only if both of its ends are.
+            // The switch's own responses set no time stamp, and operations of other clients use the port of a
+            // shared QP's owner. So a connection is idle only if both of its endpoints are.
             let peer = self.ends[id as usize].peer;
             let seen = self.ends[id as usize].seen;
             let seen = self.ends.get(peer as usize).map_or(seen, |peer| seen.max(peer.seen));
@@ -590,7 +601,8 @@ impl Swordbox {
                 self.forget(id);
                 continue;
             }
-            // Its client may be asleep, and must not go on as if nothing had happened.
+            // The client may only have paused, and must not continue on a connection whose translation is
+            // lost.
             if self.ended.len() + 1 < self.config.connections {
                 differing.into_iter().flatten().for_each(|end| self.remember(end));
                 self.forget_quietly(id);
@@ -598,15 +610,17 @@ impl Swordbox {
         }
     }
 
-    /// Returns whether something is under way on a lane that is this end's connection, or of this end on a lane: when its answer
-    /// comes, both have to be known. It comes within `dead_after`, or the lane fails.
+    /// Returns whether an operation is in flight on the shared QP that this connection is, or of this
+    /// endpoint on a shared QP: both endpoints are needed when its response arrives. The response arrives
+    /// within `dead_after`, or the shared QP fails.
     fn carries(&self, id: Id) -> bool {
         self.flows.get(id as usize).is_some_and(|flow| {
             flow.shared > 0 || self.lanes.get(flow.lane as usize).is_some_and(|lane| lane.under_way > 0)
         })
     }
 
-    /// An answer to an end of which it is not known whose requests it answers: those that fit, if only one connection's do.
+    /// Matches a response to an endpoint with unknown peer against the unpaired endpoints between the two
+    /// hosts. The endpoint that fits is the candidate if it is the only one.
     pub(crate) fn guess(&mut self, to: Id, packet: &Packet<'_>, from: u128, port: PortId) {
         let psn = packet.bth().psn();
         if let Some(found) = packet.atomic_ack() {
@@ -654,7 +668,7 @@ impl Swordbox {
         if let Some(flow) = self.flows.get_mut(found as usize)
             && end.latest.is_some_and(|(psn, _)| !flow.may_have_asked(psn))
         {
-            // What is kept is of an earlier connection that had the client's queue pair number.
+            // The stored value belongs to an earlier connection with the same client queue pair number.
             end.latest = Some((done, msn.unwrap_or(Msn::ZERO)));
         }
         if found == NONE || end.guess != found {
@@ -674,27 +688,28 @@ impl Swordbox {
             && strayed.is_none_or(|at| self.tick.since(at) > self.config.dead_after);
         if end.confirmed.0 >= CONFIRMATIONS && complete {
             if self.ends[to as usize].peer != NONE {
-                // Its end is made anew, and asked for as if nothing had been known of it.
+                // The endpoint is created again by later packets, and paired from scratch.
                 _ = self.bury(to);
                 return;
             }
             if core::mem::take(&mut self.flows[found as usize].haunted)
                 && let Some(connection) = self.index.key(found).copied()
             {
-                // The server has acknowledged what the queue pair of the old connection would have refused.
+                // The server has acknowledged a request that the old connection's queue pair would have
+                // refused.
                 let client = (packet.dst(), Qpn::new(0));
                 self.declare_over(&Connection { server: (connection.host(), connection.qpn()), client });
             }
             self.pair(found, to, Stage::Paired);
             self.flows[found as usize].forget_structures();
             self.ends[found as usize].port = port;
-            // What was remembered of requests whose answers went unseen
+            // Completes the requests whose responses arrived before the pairing.
             self.restart(found);
             self.restart(to);
         }
     }
 
-    /// What an atomic was answered when nobody knew whose answer it was, if that is still known
+    /// Sets the result of an atomic whose response arrived before the pairing, if the result is still stored.
     pub(crate) fn look_up(&self, id: Id, record: &mut Record) {
         let peer = self.ends[id as usize].peer;
         let kept = &self.strangers.answers[Strangers::place(peer, record.psn)];
@@ -707,7 +722,7 @@ impl Swordbox {
         }
     }
 
-    /// What was answered when nobody knew whose answers these were is done.
+    /// Marks the requests as complete whose responses arrived before the pairing.
     fn restart(&mut self, id: Id) {
         let peer = self.ends[id as usize].peer;
         let Some((psn, msn)) = self.ends[peer as usize].latest else { return };

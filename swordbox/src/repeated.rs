@@ -1,4 +1,4 @@
-//! Requests that their clients repeat: each gets what the first one got.
+//! Retransmitted requests: each gets the same response as its first transmission.
 
 use crate::Id;
 use crate::NONE;
@@ -15,7 +15,7 @@ use rocev2::{Layout, Packet, Psn};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
 impl Swordbox {
-    /// A request that was seen before.
+    /// Handles a request with a PSN before the expected one.
     #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
     pub(crate) fn on_repeated<O: Output>(
         &mut self,
@@ -31,17 +31,17 @@ impl Swordbox {
         let (psn, ack_req) = (packet.bth().psn(), packet.bth().ack_req());
         let flow = &self.flows[id as usize];
         if !psn.precedes(flow.sent) {
-            // It waits here.
+            // The request is held.
             return Verdict::Drop(DropReason::Repeated);
         }
-        // How many PSNs a READ takes may have been a guess: the nearest is the right one.
+        // The PSN count of a READ may be an estimate; the nearest READ is the right one.
         let within = |record: &&Record| (0..record.count as i32).contains(&psn.distance(record.psn));
         let records = self.records(id).iter().filter(within);
         let record = records.min_by_key(|record| (psn.distance(record.psn), record.what == What::Unseen));
         let record = record.copied();
         let is_read = matches!(op.kind, Kind::Read | Kind::Other);
         if !psn.precedes(flow.acked) {
-            // Under way. What is on a lane is sent again from here.
+            // In flight. Operations on a shared QP are retransmitted by the switch.
             if flow.via != NONE {
                 return Verdict::Drop(DropReason::Repeated);
             }
@@ -50,7 +50,7 @@ impl Swordbox {
                 && matches!(op.kind, Kind::Read | Kind::Atomic)
                 && self.steering.steers(server)
             {
-                // Where it went is not known. That is not for us to decide again.
+                // The address that the request was steered to is unknown, and must not be chosen again.
                 return Verdict::Drop(DropReason::Repeated);
             }
             if self.detour_again(id, server, &packet, op, now).is_err() {
@@ -76,10 +76,10 @@ impl Swordbox {
                     && op.kind == Kind::Read
                     && (self.flows[id as usize].in_message || self.repeats_old_reads()) =>
             {
-                // Nothing new can go in between a message; but it has not begun before the server was sure to know this one
-                // (`is_forgotten`).
+                // No new request can be sent in the middle of a message. But the message did not begin before
+                // the server was certain to have this READ (`is_forgotten`).
                 let Some(own) = record.own_psn(psn) else {
-                    // Its client has asked for what comes behind it since, and so has got it.
+                    // The client has since retransmitted later requests, so it has this response.
                     return Verdict::Drop(DropReason::Repeated);
                 };
                 self.flows[id as usize].reading = Some((record.psn.add(record.count), None));
@@ -90,7 +90,7 @@ impl Swordbox {
                 // The server reads again.
                 self.reread(id, frame, (psn, record), port, now, out)
             }
-            // An ATOMIC WRITE must not be done again, and what was flushed stays so.
+            // An ATOMIC WRITE must not be executed again, and flushed data stays flushed.
             Some(record) if matches!(record.what, What::Read | What::Unseen) && op.kind == Kind::Other => {
                 self.answer_again(id, frame, psn, Answer::Nothing)
             }
@@ -103,12 +103,12 @@ impl Swordbox {
                 }
                 self.answer_again(id, frame, psn, Answer::Ack)
             }
-            // So old that its client cannot be waiting for it.
+            // The request is too old for its client to be waiting for it.
             _ => Verdict::Drop(DropReason::Repeated),
         }
     }
 
-    /// Whether a bug is planted by which repeated READs keep their PSNs.
+    /// Returns whether the planted bug is active by which retransmitted READs keep their PSNs.
     #[cfg(debug_assertions)]
     fn repeats_old_reads(&self) -> bool {
         self.config.bug == Some(crate::Bug::OldRead)
@@ -120,7 +120,7 @@ impl Swordbox {
         false
     }
 
-    /// Decides again what was decided: what must never happen.
+    /// Resolves a retransmitted atomic a second time: a planted bug.
     #[cfg(debug_assertions)]
     fn decide_anew<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, now: Nanos) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
@@ -134,15 +134,16 @@ impl Swordbox {
         }
     }
 
-    /// An answer to a repeated request, in its frame. Not while the server still has to answer one before it: to the client
-    /// that would mean that the other answer is lost.
+    /// Answers a retransmitted request in its own frame. While the server has to answer an earlier READ, the
+    /// request is dropped, since the client would take the response for a sign that the READ's response was
+    /// lost.
     fn answer_again<F: Frame>(&mut self, id: Id, frame: &mut F, psn: Psn, answer: Answer) -> Verdict {
         let flow = &mut self.flows[id as usize];
         if let Some((end, last)) = flow.reading
             && !psn.precedes(end)
         {
             match last {
-                // It begins once more, and not with that one.
+                // The client has started over at an earlier request.
                 Some(last) if !last.precedes(psn) => flow.reading = None,
                 _ => {
                     flow.reading = Some((end, Some(psn)));

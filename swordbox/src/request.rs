@@ -1,8 +1,9 @@
-//! Requests of clients.
+//! Handling of client requests.
 //!
-//! As long as the two sides of a connection agree about PSNs, its requests pass as they are and are only followed. When an
-//! operation of it is to take a shared connection, they come to differ; from then on this is a responder towards the client
-//! (in order, and what is repeated is done once) and a requester towards the server.
+//! While a connection is not translated, its requests are forwarded unchanged and only tracked. Its
+//! translation begins when one of its operations is to use a shared QP. From then on the switch is a
+//! responder towards the client, which accepts requests in order and executes retransmitted ones once, and a
+//! requester towards the server.
 
 use crate::answer::Answer;
 use crate::config::Connection;
@@ -21,19 +22,19 @@ use rocev2::rewrite::Rewriter;
 use rocev2::{Class, Fault, Layout, Packet, Psn, Qpn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
-/// What became of a request whose turn it is.
+/// Result of processing a request.
 pub(crate) enum Done {
-    /// The frame goes on as it is now, the bridge knows where.
+    /// The bridge forwards the rewritten frame.
     Route,
-    /// It goes on through this port.
+    /// The frame leaves through this port.
     Sent(PortId),
-    /// It was answered in its own frame.
+    /// The frame was replaced by the response, which leaves through this port.
     Answered(PortId),
-    /// It is not needed any more.
+    /// The frame is consumed.
     Taken,
-    /// Not yet. The shared connection to wait for, if it is one
+    /// The request has to wait: for this shared QP, or, if `NONE`, for the client's own requests
     Wait(Id),
-    /// Not before its client has been asked for it again
+    /// The client has to retransmit the request, which is NAKed
     Ask,
 }
 
@@ -57,18 +58,19 @@ impl Swordbox {
             return self.on_stranger(frame, layout, port, now, out);
         };
         if self.flows[id as usize].server == NO_SERVER {
-            // Nothing is done for it but to tell how many there are.
+            // Only the number of queue pairs is of interest.
             self.ends[id as usize].seen = now;
             return self.forward.route(frame, port, now, out);
         }
         if self.flows[id as usize].is_own {
-            // The switch is the only requester on its own lanes.
+            // The switch is the only requester on switch-owned QPs.
             self.counters.spoofed.add(1);
             return Verdict::Drop(DropReason::WrongSource);
         }
         let is_strict = self.flows[id as usize].stage == Stage::Strict;
         let end = &mut self.ends[id as usize];
-        // A connection's sides differ only after requests of it: then it is known where those come from.
+        // A connection becomes translated only after some of its requests, so their headers and port are
+        // known.
         let is_known = is_strict && end.knows(&packet, port);
         if is_known
             && let Some(passage) = self.straight_way_of(id, &packet, op)
@@ -87,7 +89,7 @@ impl Swordbox {
         self.on_request_of(id, is_known, frame, layout, op, port, now, out)
     }
 
-    /// A request of a client to which `id` belongs; whether it is known to be.
+    /// Handles a request to endpoint `id`. `is_known` states that its headers and port match the stored ones.
     #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
     #[inline(never)]
     fn on_request_of<O: Output>(
@@ -132,8 +134,8 @@ impl Swordbox {
             return self.refuse_ended(frame, layout, port, now, out);
         }
         if flow.begun && !flow.window().fits(psn) {
-            // Either the queue pair has a new connection, or the packet is forged. The UDP source port does not tell them apart:
-            // a network that changes its paths may change it.
+            // Either the queue pair has a new connection, or the packet is forged. The UDP source port does
+            // not distinguish the two, because a network that changes paths may change it.
             if !packet.verify_icrc() {
                 return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
             }
@@ -141,7 +143,7 @@ impl Swordbox {
                 return self.refuse_stray(frame, layout, port, now, out);
             }
             if self.is_of_successor(&packet, now) || self.is_in_use(id, now) {
-                // Were the connection forgotten, answers to it would be taken for another's.
+                // If the connection were forgotten, responses to it could be attributed to another one.
                 self.counters.strays.add(1);
                 self.note_stray(source_of(&packet), now);
                 return self.on_stranger(frame, layout, port, now, out);
@@ -159,7 +161,7 @@ impl Swordbox {
             self.note(id, &packet, port, now);
         }
         if self.flows[id as usize].over && self.flows[id as usize].stage < Stage::Strict {
-            // It goes on after all.
+            // The DREQ was forged, or the connection goes on for another reason.
             self.flows[id as usize].over = false;
         }
         match self.flows[id as usize].stage {
@@ -172,7 +174,8 @@ impl Swordbox {
         }
     }
 
-    /// A packet to a translated connection that is none of it goes nowhere: to the server it may be one that it has executed.
+    /// Drops a packet to a translated connection whose PSN is outside the window, since the server might take
+    /// it for a request that it has executed. Early requests of a successor are forwarded.
     #[cold]
     fn refuse_stray<O: Output>(
         &mut self,
@@ -190,7 +193,8 @@ impl Swordbox {
         Verdict::Drop(DropReason::NoQueuePair)
     }
 
-    /// The same for one of which it is not known any more by how much its sides differ.
+    /// Drops a packet of an ended connection, for the same reason. Early requests of a successor are
+    /// forwarded.
     #[cold]
     fn refuse_ended<O: Output>(
         &mut self,
@@ -208,7 +212,8 @@ impl Swordbox {
         Verdict::Drop(DropReason::NoQueuePair)
     }
 
-    /// A packet passes that belongs to no connection in the table: an answer to it must not be taken for another's.
+    /// Notes that a packet without a tracked connection is forwarded: a response to it must not be attributed
+    /// to another connection.
     #[cold]
     fn note_stray(&mut self, from: u128, now: Nanos) {
         if !self.sources.stray(from, now) {
@@ -216,13 +221,15 @@ impl Swordbox {
         }
     }
 
-    /// Whether a connection's own requests have been seen not long ago: answers to them may still come.
+    /// Returns whether requests to this endpoint were seen within `settle`: responses to them may still
+    /// arrive.
     pub(crate) fn is_in_use(&self, id: Id, now: Nanos) -> bool {
         now.since(self.ends[id as usize].seen) <= self.config.settle
     }
 
-    /// Whether a packet to `id` comes from another host than those before, which has been silent since: the queue pair has
-    /// another connection. Not if the old one is translated: another host may as well be lying.
+    /// Returns whether a packet to `id` comes from a new host, and the previous host has been silent for
+    /// `dead_after`: the queue pair has another connection. A translated connection is never taken over,
+    /// since the packet may be forged.
     #[cold]
     fn is_taken_over(&self, id: Id, packet: &Packet<'_>, now: Nanos) -> bool {
         let end = &self.ends[id as usize];
@@ -233,7 +240,7 @@ impl Swordbox {
             && packet.verify_icrc()
     }
 
-    /// Whether a request belongs to a connection of which it is not known any more by how much its sides differ.
+    /// Returns whether a request belongs to an ended connection.
     fn has_ended(&self, packet: &Packet<'_>) -> bool {
         let (server, client) = ((packet.dst(), packet.bth().dest_qp()), (packet.src(), Qpn::new(0)));
         self.ended
@@ -241,7 +248,7 @@ impl Swordbox {
             .is_some_and(|gone| !gone.is_new(packet.bth().psn()) || !packet.verify_icrc())
     }
 
-    /// Whether a request to `id` comes from where they came from so far.
+    /// Returns whether a request to `id` comes from the same host as before. The first request sets the host.
     fn is_from(&mut self, id: Id, from: u128, packet: &Packet<'_>) -> bool {
         let end = &mut self.ends[id as usize];
         if end.from == 0 {
@@ -259,12 +266,12 @@ impl Swordbox {
         self.ends[id as usize].from == from
     }
 
-    /// What every packet to an end tells: headers that lead there, and where its sender is.
+    /// Stores the headers of a packet to `id`, and the port on which its sender is reached.
     #[cold]
     fn note(&mut self, id: Id, packet: &Packet<'_>, port: PortId, now: Nanos) {
         let end = &mut self.ends[id as usize];
         end.seen = now;
-        // Nothing is kept from a packet that may be damaged.
+        // A packet that may be damaged is not stored.
         if !end.headers.leads_like(packet) && packet.verify_icrc() {
             end.refresh(packet);
         }
@@ -275,7 +282,7 @@ impl Swordbox {
         }
     }
 
-    /// A request that passes as it is.
+    /// Handles a request of a connection that is not translated.
     #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
     fn on_transparent<O: Output>(
         &mut self,
@@ -290,8 +297,8 @@ impl Swordbox {
         let packet = Packet::new(frame.bytes(), layout);
         let psn = packet.bth().psn();
         let flow = &self.flows[id as usize];
-        // What is remembered of it has to be true.
-        // While it is not known how many PSNs a READ takes, one behind it may ask for the rest of it.
+        // Tracked requests need a valid ICRC. While the PSN count of a READ is unknown, a READ with the next
+        // PSN may be a retransmission of its rest.
         let rest = flow.unsure.is_some() && op.kind == Kind::Read && psn == flow.next;
         let lost = flow.begun && (flow.next.precedes(psn) || rest);
         let new = !flow.begun || psn == flow.next || lost;
@@ -322,7 +329,7 @@ impl Swordbox {
         }
         if new {
             if lost {
-                // What is missing may yet overtake it on the way to the server.
+                // The missing requests may still overtake this one on the way to the server.
                 self.restart_at(id, psn);
             }
             self.follow(id, &packet, op, now);
@@ -337,7 +344,8 @@ impl Swordbox {
         self.forward.route(frame, port, now, out)
     }
 
-    /// A READ or an atomic that others overtook, or that was begun before anything was known, passes.
+    /// Records a READ or an atomic that arrived behind later requests, or that was sent before tracking
+    /// began.
     fn follow_late(&mut self, id: Id, packet: &Packet<'_>, op: Op) {
         let psn = packet.bth().psn();
         let known = |record: &Record| match op.kind {
@@ -358,7 +366,7 @@ impl Swordbox {
         self.record(id, record);
     }
 
-    /// Asks whether the two sides of a connection may come to differ.
+    /// Requests permission to translate a connection from the control plane.
     fn ask(&mut self, id: Id) {
         if let Some(connection) = self.connection_of(id) {
             let flow = &mut self.flows[id as usize];
@@ -367,7 +375,7 @@ impl Swordbox {
         }
     }
 
-    /// A request in order leaves on the connection that it came on.
+    /// Tracks a request that arrived in order and is forwarded on its own connection.
     fn follow(&mut self, id: Id, packet: &Packet<'_>, op: Op, now: Nanos) {
         let psn = packet.bth().psn();
         let flow = &mut self.flows[id as usize];
@@ -389,7 +397,7 @@ impl Swordbox {
                 None => flow.unsure = NonZero::new(len),
             }
         }
-        // Any host may send in a client's name as long as the PSN need not be the next.
+        // On other connections, any host can forge the next request, because no PSN check has been passed.
         let is_trusted = flow.stage == Stage::Strict;
         let len = packet.payload().len() as u16;
         if is_trusted {
@@ -400,7 +408,7 @@ impl Swordbox {
                 flow.mtu = len;
             }
             if let Some(message) = Message::of(packet) {
-                // In the middle of another one, one of the two is forged.
+                // If this is in the middle of another message, one of the two is forged.
                 if is_trusted && !flow.in_message && flow.is_quiet() {
                     flow.long_writes.end_at(psn);
                 }
@@ -445,26 +453,26 @@ impl Swordbox {
         self.record(id, Record { psn, count, own, what, done: false, ..NO_RECORD });
     }
 
-    /// The request behind a READ of unknown count tells the count.
+    /// Resolves the PSN count of the last READ from the PSN of the request behind it.
     #[inline]
     fn resolve(&mut self, id: Id, psn: Psn) {
         let flow = &mut self.flows[id as usize];
         if flow.took_one(psn) {
             if let Some(len) = flow.unsure {
-                // Only its client says so.
+                // The PSN count is only the client's claim.
                 flow.take_psns(flow.next, len.get());
             }
             self.counted(id, 1);
         }
     }
 
-    /// Requests that pass as they are are followed anew from this PSN on. When one of them is acknowledged, all before are
-    /// done, too.
+    /// Restarts the tracking of an untranslated connection at this PSN. The acknowledgement of a later
+    /// request shows that all before are complete.
     pub(crate) fn restart_at(&mut self, id: Id, psn: Psn) {
         let unsure = self.flows[id as usize].unsure.map(|_| self.flows[id as usize].next.sub(1));
         for record in self.records_mut(id) {
             if unsure == Some(record.psn) && record.count == 1 {
-                // It may have taken as many.
+                // The READ may have taken all PSNs up to the new one.
                 record.count = psn.distance(record.psn).max(1) as u32;
             }
             if !record.done {
@@ -484,7 +492,7 @@ impl Swordbox {
         flow.begin(psn);
     }
 
-    /// The last request, a READ, takes so many PSNs.
+    /// Sets the PSN count of the last request, a READ.
     pub(crate) fn counted(&mut self, id: Id, count: u32) {
         let flow = &mut self.flows[id as usize];
         flow.unsure = None;
@@ -499,7 +507,7 @@ impl Swordbox {
         }
     }
 
-    /// A request of a connection whose sides may differ.
+    /// Handles a request of a translated connection.
     #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
     fn on_strict<O: Output>(
         &mut self,
@@ -525,7 +533,7 @@ impl Swordbox {
             return self.on_repeated(id, frame, layout, op, port, now, out);
         }
         if flow.unsure.is_some() || self.holds_unsure(id) {
-            // Where the one before ends is not known yet.
+            // The end of the READ before this request is unknown.
             self.ask_again(id, now, out);
             return Verdict::Drop(DropReason::OutOfOrder);
         }
@@ -534,10 +542,11 @@ impl Swordbox {
             self.ask_again(id, now, out);
             return Verdict::Drop(DropReason::OutOfOrder);
         }
-        // Its client goes on from there, asked or not.
+        // The client continues from `next`, whether or not it got a NAK.
         let flow = &mut self.flows[id as usize];
         if flow.asking && flow.nak_sent {
-            // Told that this one is missing, it has repeated nothing before it: it has all responses.
+            // After the NAK for this request the client has retransmitted nothing before it, so it has all
+            // responses.
             (flow.asking, flow.forgotten) = (false, false);
         }
         flow.nak_due = false;
@@ -546,7 +555,7 @@ impl Swordbox {
             && let Some(lane) = self.lanes.get_mut(flow.lane as usize)
             && now < lane.reserved
         {
-            // Its owner has come in time.
+            // The owner has used its reserved turn.
             lane.reserved = Nanos::ZERO;
         }
         if !self.flows[id as usize].holds() {
@@ -556,7 +565,8 @@ impl Swordbox {
                 Done::Taken => return Verdict::Consume,
                 Done::Wait(lane) => {
                     self.wait(id, lane);
-                    // Each NAK costs the client a retry: what finds no place here rather goes as if nobody shared anything.
+                    // Each NAK consumes one of the client's retries. A request that finds no slot is
+                    // therefore forwarded on its own connection if possible, as if nothing were shared.
                     if self.held.is_full() && matches!(self.take_own(id, frame, layout, op, now), Done::Route)
                     {
                         return self.forward.route(frame, port, now, out);
@@ -571,7 +581,7 @@ impl Swordbox {
         self.hold(id, frame, layout, op, port)
     }
 
-    /// A request waits, or its client is asked for it again when its turn comes.
+    /// Holds a request, or drops it and schedules a NAK.
     fn hold<F: Frame>(&mut self, id: Id, frame: &F, layout: Layout, op: Op, port: PortId) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let flow = &mut self.flows[id as usize];
@@ -580,7 +590,7 @@ impl Swordbox {
             _ => Some(1),
         };
         if self.held.push(&mut flow.held, frame.bytes(), port) {
-            // Nothing is held behind a READ of unknown count.
+            // No request is held behind a READ with unknown PSN count.
             flow.next = flow.next.add(count.unwrap_or(1));
             self.counters.waited.add(1);
             return Verdict::Consume;
@@ -591,7 +601,7 @@ impl Swordbox {
         Verdict::Drop(DropReason::Delayed)
     }
 
-    /// Returns whether the last request that waits is a READ of unknown count.
+    /// Returns whether the last held request is a READ with unknown PSN count.
     fn holds_unsure(&self, id: Id) -> bool {
         let flow = &self.flows[id as usize];
         let Some((bytes, _)) = self.held.first([flow.held[1], NONE]) else { return false };
@@ -601,7 +611,7 @@ impl Swordbox {
             && memory.is_some_and(|(.., len)| flow.count_of(len).is_none())
     }
 
-    /// The next request of a client, in order: it leaves, or waits.
+    /// Forwards the next request in order if its route permits.
     fn take<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, op: Op, now: Nanos) -> Done {
         let packet = Packet::new(frame.bytes(), layout);
         match self.way_of(id, &packet, op, now) {
@@ -611,7 +621,7 @@ impl Swordbox {
         }
     }
 
-    /// A request leaves on its client's own connection.
+    /// Forwards a request on its client's own connection if nothing has to complete before.
     fn take_own<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, op: Op, now: Nanos) -> Done {
         let packet = Packet::new(frame.bytes(), layout);
         let flow = &self.flows[id as usize];
@@ -620,7 +630,8 @@ impl Swordbox {
         }
         if flow.lane != NONE {
             let lane = &self.lanes[flow.lane as usize];
-            // Others have operations under way there: first those, then this. And they have their turn, too.
+            // Operations of other clients on this shared QP have to complete first. Clients that wait for the
+            // QP get their turn between two of the owner's requests.
             if lane.under_way > 0 {
                 return Done::Wait(flow.lane);
             }
@@ -644,7 +655,7 @@ impl Swordbox {
         let psn = packet.bth().psn();
         let flow = &mut self.flows[id as usize];
         if let Some(lane) = self.lanes.get_mut(flow.lane as usize) {
-            // Its owner has had its turn.
+            // The owner has used its reserved turn.
             lane.reserved = Nanos::ZERO;
         }
         if flow.is_quiet() && !flow.in_message {
@@ -657,7 +668,7 @@ impl Swordbox {
         Done::Route
     }
 
-    /// The request in `frame` leaves on its own connection, and is followed.
+    /// Tracks and rewrites a request that leaves on its own connection.
     fn follow_own<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, op: Op, now: Nanos) {
         let packet = Packet::new(frame.bytes(), layout);
         let next = self.flows[id as usize].next;
@@ -665,17 +676,18 @@ impl Swordbox {
         self.follow(id, &packet, op, now);
         let by = self.steer(id, &packet, op, quiet, now);
         let flow = &mut self.flows[id as usize];
-        // Requests that wait behind it are in order already.
+        // `next` already counts the requests held behind this one.
         if !next.precedes(flow.next) {
             flow.next = next;
         }
         let own = packet.bth().psn().add(flow.delta);
-        // Without an acknowledgement nobody would know when something else may follow.
+        // Without an acknowledgement of the last packet, the switch could not tell when other requests may
+        // follow.
         rewrite_request(frame, layout, own, op.ends, by);
     }
 
-    /// Something came before its turn: its client is told what is expected, as soon as that says nothing wrong about what is
-    /// still under way.
+    /// Schedules a NAK for the expected PSN after a request out of order. The NAK is sent once it does not
+    /// acknowledge requests in flight.
     fn ask_again<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
         let flow = &mut self.flows[id as usize];
         if flow.nak_due || flow.nak_sent {
@@ -685,7 +697,7 @@ impl Swordbox {
         self.tell_if_quiet(id, now, out);
     }
 
-    /// Tells a client to send again from `next` on, if it is time.
+    /// Sends the scheduled NAK for `next` if all requests before it are complete.
     pub(crate) fn tell_if_quiet<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
         let flow = &mut self.flows[id as usize];
         let busy = flow.holds() || !flow.is_quiet() || flow.unsure.is_some() || flow.rereading;
@@ -701,10 +713,12 @@ impl Swordbox {
                 return;
             }
             if there.reserved == Nanos::ZERO {
-                // It has the next turn, if it comes soon: others would take the lane again and again before it is there.
+                // The owner has the next turn if it retransmits soon. Otherwise other clients would take the
+                // shared QP each time before its request arrives.
                 there.reserved = now + there.patience(self.config.replay_after);
             } else {
-                // Its owner had a turn, and is too far away to use it: others take another lane.
+                // The owner has missed its reserved turn because its round trip is too long: other clients
+                // use another shared QP.
                 flow.leaving &= !there.is_given_back;
                 self.leave(id);
                 self.flows[id as usize].unfit_until = now + self.config.dead_after;
@@ -720,7 +734,7 @@ impl Swordbox {
         self.send_answer(id, next, nak, out);
     }
 
-    /// Requests that wait have their turn, as far as it goes.
+    /// Forwards held requests in order until one has to wait.
     pub(crate) fn pump<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
         if !self.send_reread(id, now, out) {
             return;
@@ -729,7 +743,7 @@ impl Swordbox {
             let queue = self.flows[id as usize].held;
             let Some((bytes, port)) = self.held.first(queue) else { break };
             let Ok(mut frame) = out.make(bytes.len()) else {
-                // Nothing else may ever happen that would give it another turn.
+                // No later event is certain to retry this flow.
                 self.ready.push_back(id);
                 return;
             };
@@ -767,7 +781,7 @@ impl Swordbox {
     }
 }
 
-/// Gives a request the PSN that the server expects, and adds something to its address.
+/// Sets a request's PSN, optionally its AckReq bit, and adds `by` to its virtual address.
 pub(crate) fn rewrite_request<F: Frame>(frame: &mut F, layout: Layout, psn: Psn, ack_req: bool, by: u64) {
     let packet = Packet::new(frame.bytes(), layout);
     let (bth, memory) = (packet.bth(), memory_of(&packet));

@@ -1,5 +1,5 @@
-//! Responses of servers: taken apart by whose requests they answer, and told to each client as its own connection would
-//! have told it.
+//! Handling of server responses. Each response is attributed to the requests that it answers, and forwarded
+//! or regenerated for each client as on the client's own connection.
 
 use crate::answer::Answer;
 use crate::flow::Stage;
@@ -39,14 +39,14 @@ impl Swordbox {
             self.counters.ended.add(1);
             return Verdict::Drop(DropReason::NoQueuePair);
         }
-        // To the client's end
+        // Client's endpoint
         let Some(to) = self.end_of(&packet) else {
             return self.pass_unknown(frame, layout, port, now, out);
         };
         self.on_response_at(to, server, frame, layout, port, now, out)
     }
 
-    /// A response of a server to an end that is known.
+    /// Handles a server's response to a known endpoint.
     #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
     #[expect(clippy::inline_always, reason = "callers know what kind of packet it is, and of what shape")]
     #[inline(always)]
@@ -70,7 +70,7 @@ impl Swordbox {
         self.on_response_to(to, server, frame, layout, port, now, out)
     }
 
-    /// A response of a server to a client's end.
+    /// Handles a server's response to a client's endpoint that is not on the straight path.
     #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
     #[inline(never)]
     fn on_response_to<O: Output>(
@@ -93,7 +93,8 @@ impl Swordbox {
                 self.counters.spoofed.add(1);
                 return Verdict::Drop(DropReason::WrongSource);
             }
-            // A forged REQ and REP may have named the wrong server: dropping its answers would end a client's connection.
+            // A forged REQ and REP may have named the wrong server. Dropping the responses of the right one
+            // would end a client's connection.
             return self.on_stray_answer(to, frame, layout, port, now, out);
         }
         if self.flows.get(id as usize).is_none_or(|flow| !flow.may_answer(packet.bth().psn()))
@@ -109,7 +110,7 @@ impl Swordbox {
         let answers_request = id == NONE || self.awaits(id, packet.bth().psn());
         let end = &mut self.ends[to as usize];
         end.seen = now;
-        // Nothing is kept from a packet that may be damaged or forged, or comes from somewhere else than requests do.
+        // Headers of packets that may be damaged, forged or from another host are not stored.
         let ours = answers_request && (end.from == 0 || end.from == from);
         if ours && !end.headers.leads_like(&packet) && packet.verify_icrc() {
             end.refresh(&packet);
@@ -122,18 +123,18 @@ impl Swordbox {
             return self.forward.route(frame, port, now, out);
         }
         let end = &mut self.ends[to as usize];
-        // A forged answer must not change the port on which requests leave.
+        // A forged response must not change the port on which requests leave.
         if answers_request && end.came_on != port {
             end.came_on = port;
             self.ends[id as usize].port = port;
         }
         let flow = &self.flows[id as usize];
-        // What others have under way there has nothing to do with what became of the owner's own.
+        // Operations of other clients on this shared QP are completed even if the owner's own flow has ended.
         if flow.stage == Stage::Ended && flow.lane == NONE {
             self.counters.ended.add(1);
             return Verdict::Drop(DropReason::NoQueuePair);
         }
-        // What a client learns has to be known here, too.
+        // The switch has to see everything that a client learns, so a damaged response is dropped.
         if !packet.verify_icrc() {
             return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
         }
@@ -170,8 +171,9 @@ impl Swordbox {
         verdict
     }
 
-    /// An answer to a client's queue pair that does not answer any request of the connection that is known of it. Its client
-    /// does not wait for it, unless its number was given again: then there is another connection whose requests it fits.
+    /// Handles a response to a client's queue pair that matches no request of the tracked connection. Its
+    /// client ignores it, unless the queue pair number was reused: then the response matches the requests of
+    /// another connection.
     #[cold]
     fn on_stray_answer<O: Output>(
         &mut self,
@@ -188,15 +190,16 @@ impl Swordbox {
         }
         self.counters.strays.add(1);
         let (id, from) = (self.ends[to as usize].peer, source_of(&packet));
-        // Answers of the server come from where the known ones came from; of another one, nothing is known.
+        // Used for pairing if it arrives on the port of the known connection's server, or comes from another
+        // server.
         if self.ends[id as usize].port == port || self.flows[id as usize].server != self.server_of(from) {
             self.guess(to, &packet, from, port);
         }
         self.forward.route(frame, port, now, out)
     }
 
-    /// Returns whether a server's PSN answers a request that has no answer yet: the client's own, a repeated READ, or, on a lane,
-    /// another client's or the switch's probe.
+    /// Returns whether a server's PSN answers a request without a response: one of the client itself, a
+    /// retransmitted READ, or, on a shared QP, an operation of another client or the switch's probe.
     fn awaits(&self, id: Id, own: Psn) -> bool {
         let flow = &self.flows[id as usize];
         let psn = own.sub(flow.delta);
@@ -208,7 +211,7 @@ impl Swordbox {
         is_own || flow.rereads.awaits(own) || self.lanes.get(flow.lane as usize).is_some_and(is_shared)
     }
 
-    /// Whether something waits for a flow's own requests, which are all done.
+    /// Returns whether something waits for a flow's own requests, all of which are complete.
     fn is_awaited(&self, id: Id) -> bool {
         let flow = &self.flows[id as usize];
         let waiting = flow.lane != NONE && self.lanes[flow.lane as usize].waiting[0] != NONE;
@@ -216,7 +219,7 @@ impl Swordbox {
         flow.is_quiet() && (waiting || flow.holds() || flow.nak_due || rereads)
     }
 
-    /// A response on a client's own connection went on: what waited for it follows.
+    /// Continues with what waited for a flow's own requests, after a response on the own connection.
     pub(crate) fn after_own<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
         if !self.is_awaited(id) {
             return;
@@ -229,8 +232,9 @@ impl Swordbox {
         self.pump(id, now, out);
     }
 
-    /// Whether an answer is to a client whose connection ended with an earlier life of this: it may tell of what others had
-    /// under way there. It cannot come much later than that life's last request.
+    /// Returns whether a response is for a client whose connection ended with the switch's restart. It may
+    /// belong to an operation of another client on that connection. Such responses arrive within `dead_after`
+    /// of the first frame.
     #[cold]
     fn is_from_before(&mut self, packet: &Packet<'_>, now: Nanos) -> bool {
         let begun = *self.begun.get_or_insert(now);
@@ -242,7 +246,7 @@ impl Swordbox {
         self.ended.get(key).is_some_and(|gone| gone.connection.client == client)
     }
 
-    /// A response on a client's own connection: it may have to wait.
+    /// Handles a response on a client's own connection, which may have to be withheld.
     fn on_own<O: Output>(
         &mut self,
         id: Id,
@@ -265,7 +269,7 @@ impl Swordbox {
         self.pass_own(id, frame, layout, port, now, out)
     }
 
-    /// A response on a client's own connection.
+    /// Forwards a response on a client's own connection.
     pub(crate) fn pass_own<O: Output>(
         &mut self,
         id: Id,
@@ -299,7 +303,8 @@ impl Swordbox {
             rewrite_response(frame, layout, psn, msn);
             return self.forward.route(frame, port, now, out);
         }
-        // Of a READ whose last response overtook others, or that was repeated in the middle of a message
+        // Responses to a READ whose last response overtook others, or that was retransmitted in the middle of
+        // a message.
         if is_read {
             let reads =
                 self.records(id).iter().filter(|record| matches!(record.what, What::Unseen | What::Read));
@@ -321,13 +326,14 @@ impl Swordbox {
         Verdict::Drop(DropReason::Stale)
     }
 
-    /// What a response on a client's own connection says of its requests; `psn` as the client has it.
+    /// Updates a flow from a response on its own connection. `psn` is the client's.
     pub(crate) fn hear(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
         let opcode = packet.layout().opcode();
         if let Some(found) = packet.atomic_ack()
             && self.flows[id as usize].stage < Stage::Strict
         {
-            // Even if everything before it is known to be done: its client may not have got it.
+            // Needed even if everything before is known to be complete, since the client may not have the
+            // response.
             for record in self.records_mut(id) {
                 if record.psn == psn && record.what == What::Unknown {
                     record.what = What::Atomic;
@@ -351,7 +357,7 @@ impl Swordbox {
                         self.done(id, psn);
                     }
                     Syndrome::Nak(code) => {
-                        // The server's queue pair is in error. What comes before was done.
+                        // The server's queue pair is in error. Requests before this one are complete.
                         self.done(id, psn);
                         let flow = &mut self.flows[id as usize];
                         (flow.proving, flow.reaching) = (None, None);
@@ -380,7 +386,7 @@ impl Swordbox {
                     |record: &&mut Record| (0..record.count as i32).contains(&psn.distance(record.psn));
                 let records = self.records_mut(id).iter_mut().filter(within);
                 let records = records.filter(|record| !record.done || record.what == What::Unseen);
-                // How many PSNs a READ takes may have been a guess: the nearest is the right one.
+                // The PSN count of a READ may be an estimate; the nearest READ is the right one.
                 let Some(record) = records.min_by_key(|record| (psn.distance(record.psn), record.done))
                 else {
                     return;
@@ -407,8 +413,8 @@ impl Swordbox {
         }
     }
 
-    /// The server refuses a request of a client that had the right to it: that has been revoked, and those of others may have
-    /// been, too.
+    /// Skips the current proof period if the server refuses a request whose client had the right: the right
+    /// was revoked, and those of other clients may have been, too.
     fn note_refusal(&mut self, id: Id, psn: Psn, code: NakCode) {
         let flow = &self.flows[id as usize];
         let had = flow.trial != Some(psn) && flow.has_rights(self.period);
@@ -426,7 +432,7 @@ impl Swordbox {
         }
     }
 
-    /// Everything before `psn` is done, as far as no answer is missing.
+    /// Completes all requests before `psn`, up to the first one whose response is missing.
     pub(crate) fn done(&mut self, id: Id, psn: Psn) {
         let flow = &mut self.flows[id as usize];
         flow.heard = flow.heard.later(psn);
@@ -441,7 +447,7 @@ impl Swordbox {
         let flow = &mut self.flows[id as usize];
         if flow.acked.precedes(psn) {
             flow.acked = psn;
-            // An acknowledgement may fit by chance: requests from the starting PSN on have to be among those that it covers.
+            // An acknowledgement may match by chance: it has to cover requests from the starting PSN on.
             if let Some(params) = flow.cm_params.take()
                 && flow.first.precedes(flow.next)
                 && !flow.next.precedes(psn)
@@ -464,16 +470,17 @@ impl Swordbox {
             }
             let flow = &mut self.flows[id as usize];
             if flow.stage == Stage::Paired {
-                // Everything before the first request that was seen is done, and those since are all known.
+                // Everything before the first tracked request is complete, and all later requests are known.
                 flow.stage = Stage::Clear;
             }
         }
     }
 
-    /// Learns the path MTU, and how many PSNs the latest request takes if that is a READ of which it is not known.
+    /// Learns the path MTU, and the PSN count of the last request if that is a READ with unknown count.
     ///
-    /// The First and Middle packets of a READ response are as long as the path MTU. An Only tells that its READ takes one PSN, and
-    /// with it those that are not longer. Packets may be reordered: a Last tells the path MTU, too, if just one fits its PSN.
+    /// The First and Middle packets of a READ response are as long as the path MTU. An Only packet shows that
+    /// its READ takes one PSN, and so do READs that are not longer. Since packets may be reordered, a Last
+    /// packet also determines the path MTU, if exactly one value fits its PSN and length.
     fn learn_count(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
         let opcode = packet.layout().opcode();
         let bytes = packet.payload().len() as u32;
@@ -507,8 +514,8 @@ impl Swordbox {
         }
     }
 
-    /// Whether a READ is under way that this PSN may answer. Any host may answer in a server's name as long as the PSN need not
-    /// be one of those.
+    /// Returns whether a READ is in flight that a response with this PSN may belong to. Without this check
+    /// any host could forge responses in the server's name with any PSN.
     #[cold]
     fn is_read(&self, id: Id, psn: Psn) -> bool {
         let flow = &self.flows[id as usize];
@@ -522,7 +529,7 @@ impl Swordbox {
         })
     }
 
-    /// A response on a lane.
+    /// Handles a response on a shared QP.
     fn on_lane<O: Output>(
         &mut self,
         lane: Id,
@@ -545,7 +552,8 @@ impl Swordbox {
                 match aeth.kind() {
                     Syndrome::Ack(_) => (psn.add(1), None, false),
                     Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => (psn, None, true),
-                    // Nothing on a lane needs a receive request: it will be sent again when its time comes.
+                    // No operation on a shared QP consumes a receive request. The operation is retransmitted
+                    // when its timeout expires.
                     Syndrome::RnrNak(_) => (psn, None, false),
                     Syndrome::Nak(code) => {
                         let verdict = self.complete_until(lane, psn, None, frame, now, out);
@@ -579,11 +587,11 @@ impl Swordbox {
         };
         let mut verdict = self.complete_until(lane, until, found, frame, now, out);
         if !self.ready.is_empty() || self.lanes[lane as usize].waiting[0] != NONE {
-            // What follows may be answered at once: in order.
+            // The next requests may be answered at once; this response has to leave before.
             verdict = send_first::<O>(verdict, frame, out);
         }
         let there = &self.lanes[lane as usize];
-        // A NAK, or the answer to an atomic is missing that comes before what is acknowledged.
+        // The server sent a NAK, or the response of an earlier atomic is missing.
         let missing = there.acked.precedes(until);
         let just_did = there.resent > there.moved && now.since(there.resent) < there.round_trip;
         if (resend || missing) && there.under_way > 0 && !just_did {
@@ -597,8 +605,8 @@ impl Swordbox {
         verdict
     }
 
-    /// Operations on a lane are done, all before `until`, the last of them with what it found if it was an atomic. Each client is told of its own;
-    /// the last answer takes the frame.
+    /// Completes the operations on a shared QP before `until`. `found` is the result of the last one if that
+    /// is an atomic. Each client gets its own response; the last response is written into `frame`.
     fn complete_until<O: Output>(
         &mut self,
         lane: Id,
@@ -618,7 +626,7 @@ impl Swordbox {
             }
             let answers = psn.add(1) == until && found.is_some();
             if there.entry(psn).asked.what.is_atomic() && !answers {
-                // Only its own answer says what it found.
+                // Only the atomic's own response carries its result.
                 break;
             }
             self.lanes[lane as usize].hear(psn, now);
@@ -644,7 +652,8 @@ impl Swordbox {
         }
     }
 
-    /// A congestion notification for the owner of a lane concerns all whose operations are under way there.
+    /// Forwards a congestion notification for the owner of a shared QP to all clients with operations in
+    /// flight there.
     pub(crate) fn on_cnp<O: Output>(&mut self, frame: &O::Frame, layout: Layout, out: &mut O) {
         let packet = Packet::new(frame.bytes(), layout);
         let key = switch::forward::counters::HostQp::destination_of(&packet);
@@ -654,7 +663,7 @@ impl Swordbox {
             return;
         }
         let lane = &self.lanes[self.flows[id as usize].lane as usize];
-        // The latest of each is enough, and there is no need to tell more than a few.
+        // At most 16 clients are notified.
         let mut told = [NONE; 16];
         let mut count = 0;
         for n in 0..lane.under_way {
@@ -678,7 +687,8 @@ impl Swordbox {
     }
 }
 
-/// Sends a copy of `frame` as `verdict` says, before anything else; it is then done with.
+/// Sends a copy of `frame` as `verdict` states, ahead of frames generated later. Returns the verdict for the
+/// original frame.
 pub(crate) fn send_first<O: Output>(verdict: Verdict, frame: &O::Frame, out: &mut O) -> Verdict {
     if let Verdict::Forward(port) = verdict
         && let Ok(copy) = out.copy(frame)
@@ -689,7 +699,7 @@ pub(crate) fn send_first<O: Output>(verdict: Verdict, frame: &O::Frame, out: &mu
     verdict
 }
 
-/// Gives a response the PSN and the MSN that the client expects.
+/// Sets a response's PSN and MSN to those that the client expects.
 pub(crate) fn rewrite_response<F: Frame>(frame: &mut F, layout: Layout, psn: Psn, msn: Option<Msn>) {
     let packet = Packet::new(frame.bytes(), layout);
     let (psn_is_right, aeth) = (packet.bth().psn() == psn, packet.aeth().copied());

@@ -1,11 +1,12 @@
-//! The salt of all tables whose keys come from packets.
+//! Salt of all hash tables whose keys come from packets.
 
 use crate::function::Swordbox;
 use switch::table::Salt;
 
 impl Swordbox {
-    /// Salts the tables of what packets name: connections, hosts, lines of memory, nodes and keys of structures, stations.
-    /// The seed has to be random where hosts are not trusted (see [`Salt::new`]); a simulation leaves it out.
+    /// Salts the tables of connections, hosts, cached lines, nodes, keys of data structures, and stations.
+    /// The seed has to be random where hosts are not trusted (see [`Salt::new`]); simulations do not call
+    /// this.
     #[must_use]
     pub fn salted(mut self, seed: u64) -> Self {
         let salt = Salt::new(seed);

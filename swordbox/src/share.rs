@@ -1,4 +1,4 @@
-//! Operations on lanes: what they become there, and what their clients are told.
+//! Operations on shared QPs: their transformation, their completion, and the responses to their clients.
 
 use crate::answer::Answer;
 use crate::config::FailedCas;
@@ -18,7 +18,7 @@ use switch::{Frame, Nanos, NoRoom, Output, PortId};
 use zerocopy::IntoBytes;
 
 impl End {
-    /// Makes `frame` the packet that the server gets here for an operation on the shared connection.
+    /// Builds the packet that the server receives on a shared QP for an operation. Returns the output port.
     #[expect(clippy::inline_always, reason = "its caller has what is asked in registers")]
     #[inline(always)]
     fn build_entry<F: Frame>(
@@ -53,7 +53,7 @@ impl End {
 }
 
 impl Swordbox {
-    /// A request leaves on a lane; with what its word holds, if it is an atomic and that is known.
+    /// Forwards a request on a shared QP.
     pub(crate) fn share<F: Frame>(
         &mut self,
         id: Id,
@@ -65,7 +65,8 @@ impl Swordbox {
         self.share_inline(id, passage, frame, layout, now)
     }
 
-    /// The same for a caller that knows much of the request when it is compiled.
+    /// Does the same as [`share`](Self::share), inlined into callers for which much of the request is
+    /// constant.
     #[expect(clippy::inline_always, reason = "what its caller knows needs no look")]
     #[inline(always)]
     pub(crate) fn share_inline<F: Frame>(
@@ -79,7 +80,7 @@ impl Swordbox {
         let packet = Packet::new(frame.bytes(), layout);
         let (bth, opcode) = (packet.bth(), layout.opcode());
         let (psn, Wish { va, rkey, .. }) = (bth.psn(), wish);
-        // What it is to the server
+        // The operation as the server sees it
         let what = match atomic_of(&packet).filter(|_| wish.atomic) {
             Some(atomic) => {
                 let (swap, compare) = (atomic.swap_or_add.get(), atomic.compare.get());
@@ -114,7 +115,7 @@ impl Swordbox {
         own.under_way += 1;
         let teaches = own.teaches(now);
         let asked = Asked { what, va, rkey, class: Class8::of(&packet), solicited: bth.solicited() };
-        // In place, and not read again: it takes a while to get there.
+        // Written in place and not read again, because the cache miss takes a while.
         let entry = there.entry_mut(server_psn);
         entry.asked = asked;
         entry.flow = id;
@@ -137,7 +138,7 @@ impl Swordbox {
                 own.write(offset_of(va), bytes, teaches);
                 there.put_payload(server_psn, bytes);
             }
-            // What it leaves behind is known when it is answered.
+            // The new value is known when the response arrives.
             Under::Atomic(..) => own.forget(word),
         }
         self.counters.remapped.add(1);
@@ -164,13 +165,14 @@ impl Swordbox {
         };
         match end.build_entry(server_psn, asked, payload, frame) {
             Ok(port) => Done::Sent(port),
-            // Sent again when its time comes.
+            // Retransmitted when its timeout expires.
             Err(NoRoom) => Done::Taken,
         }
     }
 
-    /// Whether an atomic that changes nothing can be answered without the server: nothing that it depends on is under way,
-    /// and the server has shown lately that it is still the one that the word's value was learnt from.
+    /// Returns whether the switch can answer an atomic that changes nothing: no operation that the result
+    /// depends on is in flight, and a recent acknowledgement shows that the server is still the one that the
+    /// value was learnt from.
     fn can_answer(&self, id: Id, line: Id, lane: Id, now: Nanos) -> bool {
         let heard = self.lanes[lane as usize].heard;
         self.config.failed_cas == FailedCas::Answer
@@ -195,7 +197,7 @@ impl Swordbox {
         }
     }
 
-    /// Sends everything under way on a lane again, from `from` on.
+    /// Retransmits all operations in flight on a shared QP, from `from` on.
     pub(crate) fn resend<O: Output>(&mut self, lane: Id, from: Psn, now: Nanos, out: &mut O) {
         let there = &mut self.lanes[lane as usize];
         there.resent = now;
@@ -220,8 +222,8 @@ impl Swordbox {
         }
     }
 
-    /// The first operation under way on a lane is done, and found this if it was an atomic or a READ. What its client is to
-    /// be told, if it is.
+    /// Completes the oldest operation in flight on a shared QP. `found` is the result if it was sent as an
+    /// atomic. Returns the response to its client, if it gets one.
     pub(crate) fn complete(&mut self, lane: Id, found: Option<u64>) -> Option<(Id, Psn, Answer)> {
         self.complete_inline(lane, found)
     }
@@ -272,7 +274,8 @@ impl Swordbox {
         Some((id, known_as, answer))
     }
 
-    /// An atomic left `value` in its word: what all that follows it on the lane will leave is known from that.
+    /// Caches the value of a word after an atomic left `value` there and all later operations on the shared
+    /// QP will have executed.
     fn learn(&mut self, lane: Id, entry: &Entry, value: u64) {
         self.lines.check(entry.line);
         let line = self.lines.get(entry.line);

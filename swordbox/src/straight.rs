@@ -1,6 +1,6 @@
-//! The straight path: a request that can take its lane at once, and the acknowledgement of the oldest operation there. That is
-//! nearly all there is between clients that share and their server. Whatever is different in the least takes the long way,
-//! which would do the same with these: in builds that check assertions it is asked.
+//! Straight path: a request that can use its shared QP at once, and the acknowledgement of the oldest
+//! operation there, which are nearly all packets between clients that share words and their server. Any other
+//! packet takes the general path, which would give the same result for these: debug builds assert that.
 
 use crate::flow::{Stage, right};
 use crate::function::Swordbox;
@@ -13,7 +13,8 @@ use rocev2::{Opcode, Packet};
 use switch::{Nanos, Output, PortId, Verdict};
 
 impl Swordbox {
-    /// The way on its lane of a request that is the next of a client for which nothing waits.
+    /// Returns the route on a shared QP of a client's next request in order, if nothing is held and no
+    /// condition requires the general path.
     #[expect(
         clippy::inline_always,
         reason = "its caller knows what kind of request it is, and of what shape"
@@ -64,8 +65,8 @@ impl Swordbox {
         Some(Passage { lane, line, known: known.filter(|_| wish.atomic), wish })
     }
 
-    /// The lane whose oldest operation, and nothing else, `packet` acknowledges, which went to the client's end `to`; if it is
-    /// no atomic, and nobody waits.
+    /// Returns the shared QP whose oldest operation, and no other, `packet` acknowledges, if the operation is
+    /// no atomic and no flow waits.
     #[expect(clippy::inline_always, reason = "its caller knows what shape the packet has")]
     #[inline(always)]
     pub(crate) fn straight_answer_to(
@@ -92,7 +93,7 @@ impl Swordbox {
         straight.then_some(flow.lane)
     }
 
-    /// The oldest operation on a lane is done; its client's answer takes the frame.
+    /// Completes the oldest operation on a shared QP, and replaces the frame by the response to its client.
     #[expect(clippy::inline_always, reason = "its caller knows what shape the packet has")]
     #[inline(always)]
     pub(crate) fn answer_straight<O: Output>(
@@ -114,7 +115,7 @@ impl Swordbox {
         if self.ready.is_empty() {
             return verdict;
         }
-        // What follows may be answered at once: in order.
+        // The next requests may be answered at once; this response has to leave before.
         let verdict = crate::response::send_first::<O>(verdict, frame, out);
         self.pump_ready(now, out);
         verdict

@@ -1,5 +1,6 @@
-//! Connections that the connection manager made with the number of a queue pair of a connection that is translated. They
-//! replace it only when packets of both ends show that it is gone: a REQ and a REP can be forged.
+//! Successors: connections that the connection manager set up with a queue pair number of a translated
+//! connection. A successor replaces the old connection only when packets of both endpoints show that the old
+//! one is gone, because a REQ and a REP can be forged.
 
 use crate::function::Swordbox;
 use crate::{Id, NONE};
@@ -9,44 +10,44 @@ use switch::forward::counters::HostQp;
 use switch::table::{Key, mix};
 use switch::{Nanos, PortId};
 
-/// Successors that are kept. One takes the place of an older one
+/// Number of slots; the table is direct-mapped
 const PLACES: usize = 1024;
-/// Requests from the starting PSN on that pass before the server has answered one
+/// Number of requests from the starting PSN on that pass before the server has answered one
 const FIRST: i32 = 256;
 
-/// A connection that the connection manager made.
+/// A connection that the connection manager set up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Successor {
     pub server: (IpAddr, Qpn),
     pub client: (IpAddr, Qpn),
-    /// With which the client begins
+    /// Starting PSN of the client
     pub psn: Psn,
-    /// With which the server begins
+    /// Starting PSN of the server
     pub server_psn: Psn,
-    /// Path MTU in bytes, 0 if it was not told
+    /// Path MTU in bytes; 0 if it is unknown
     pub mtu: u16,
-    /// READs and atomics that the server takes at once
+    /// READs and atomics that the server accepts at once
     pub max_reads: u8,
-    /// Ports on which the REQ and the REP came
+    /// Ports on which the REQ and the REP arrived
     pub client_port: PortId,
     pub server_port: PortId,
     pub at: Nanos,
-    /// A request with its starting PSN has passed
+    /// A request from the starting PSN on has been forwarded
     pub asked: bool,
 }
 
 impl Successor {
-    /// Its queue pairs: the server's, and the client's
+    /// Returns the queue pairs: the server's, then the client's.
     pub(crate) fn keys(&self) -> [HostQp; 2] {
         [self.server, self.client].map(|(host, qpn)| HostQp::new(host, qpn))
     }
 }
 
-/// Successors, by server's and by client's queue pair.
+/// Successors by the server's and by the client's queue pair.
 #[derive(Debug)]
 pub(crate) struct Successors {
     places: Box<[Option<Successor>]>,
-    /// Where that of a client is
+    /// Slot in `places`, by client
     by_client: Box<[u16]>,
 }
 
@@ -78,7 +79,8 @@ impl Successors {
 }
 
 impl Swordbox {
-    /// Keeps a connection that is to replace a translated one. Not if the REP came another way than the server's packets do.
+    /// Stores a successor of a translated connection, unless the REP arrived on another port than the
+    /// server's packets.
     pub(crate) fn await_successor(&mut self, successor: Successor) {
         let known = self.index.get(&HostQp::new(successor.server.0, successor.server.1));
         let peer = known.map_or(NONE, |id| self.ends[id as usize].peer);
@@ -91,9 +93,9 @@ impl Swordbox {
         self.successors.keep(successor);
     }
 
-    /// Whether a request that does not belong to the translated connection to its queue pair is one of the first of a
-    /// connection that is to replace it. A server's queue pair of the old connection takes it for a repeated one or for one
-    /// that is too early, and executes it in neither case.
+    /// Returns whether a request that does not fit the translated connection is an early request of a
+    /// successor. The server's old queue pair takes such a request for a duplicate or for one that is too
+    /// early, and executes it in neither case.
     #[cold]
     pub(crate) fn is_of_successor(&mut self, packet: &Packet<'_>, now: Nanos) -> bool {
         let server = (packet.dst(), packet.bth().dest_qp());
@@ -108,8 +110,8 @@ impl Swordbox {
         true
     }
 
-    /// An answer that does not belong to the connection that is known of its client's queue pair, or to none: if it is the
-    /// server's answer to the first requests of a successor, that replaces what was there. Whether it does.
+    /// Handles a response that fits no tracked connection: if it is the server's first acknowledgement to a
+    /// successor, the successor replaces the old connection. Returns whether it does.
     #[cold]
     pub(crate) fn is_succeeded(&mut self, packet: &Packet<'_>, port: PortId, now: Nanos) -> bool {
         let client = (packet.dst(), packet.bth().dest_qp());
@@ -132,12 +134,12 @@ impl Swordbox {
         }
         let place = place_of(successor.server);
         self.successors.places[place] = None;
-        // Requests behind the one that is answered are under way: those that come from now on are followed.
+        // Later requests are in flight already; tracking begins with the next one.
         self.succeed(&successor, false, now);
         true
     }
 
-    /// Whether a queue pair belongs to a connection whose two sides may differ.
+    /// Returns whether a queue pair belongs to a translated connection.
     pub(crate) fn is_translated(&self, key: &HostQp) -> bool {
         let Some(id) = self.index.get(key) else { return false };
         let differs = |end: Id| {

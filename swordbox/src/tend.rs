@@ -1,4 +1,4 @@
-//! Who waits for a lane, and what becomes of lanes on which something is lost, or that fail.
+//! Waiting for shared QPs, retransmission on them, and their failure.
 
 use crate::flow::Stage;
 use crate::function::{NO_SERVER, Swordbox};
@@ -7,12 +7,14 @@ use crate::{Id, NONE};
 use rocev2::Psn;
 use switch::{Nanos, Output};
 
-/// How often everything on a lane is sent again in vain before it is given up, if the server makes new connections meanwhile
+/// Retransmissions without an acknowledgement after which a shared QP is given up, if the server has accepted
+/// new connections meanwhile
 pub(crate) const TRIES: u32 = 6;
 
 impl Swordbox {
-    /// A server makes a new connection: it may have restarted. Lanes that it was not heard of on for a while are given up, if
-    /// nothing is under way there; the others soon, if it does not answer.
+    /// Notes that a server accepts a new connection, so it may have restarted. Shared QPs without operations
+    /// in flight and without an acknowledgement for `settle` are returned to their owners, or probed if the
+    /// switch owns them. The others are given up soon if the server does not answer.
     pub(crate) fn on_connected(&mut self, server: u8, now: Nanos) {
         let Some(connected) = self.connected.get_mut(usize::from(server)) else { return };
         *connected = now;
@@ -34,14 +36,14 @@ impl Swordbox {
         }
     }
 
-    /// A flow waits for a lane; for nothing in particular, until its own requests are done.
+    /// Makes a flow wait for a shared QP. Has no effect for `NONE`: then the flow waits for its own requests.
     pub(crate) fn wait(&mut self, id: Id, lane: Id) {
         if lane == NONE || self.flows[id as usize].waits != NONE {
             return;
         }
         let owner = self.lanes[lane as usize].owner;
         if owner == NONE {
-            // It is not there any more: it has another try soon.
+            // The shared QP is gone: the request is routed again soon.
             self.ready.push_back(id);
             return;
         }
@@ -49,7 +51,7 @@ impl Swordbox {
         self.wait_until(id, lane, until);
     }
 
-    /// Puts a flow at the end of those that wait for a lane.
+    /// Appends a flow to the list of those that wait for a shared QP.
     fn wait_until(&mut self, id: Id, lane: Id, until: Psn) {
         let flow = &mut self.flows[id as usize];
         flow.waits = lane;
@@ -64,13 +66,13 @@ impl Swordbox {
         }
     }
 
-    /// Whoever waits for a lane has another try.
+    /// Retries all flows that wait for a shared QP.
     pub(crate) fn pump_lane<O: Output>(&mut self, lane: Id, now: Nanos, out: &mut O) {
         let there = &mut self.lanes[lane as usize];
         let [mut id, _] = core::mem::replace(&mut there.waiting, [NONE; 2]);
         let owner = there.owner;
         if owner != NONE && self.flows[owner as usize].waits == lane && there.under_way == 0 {
-            // Its owner can go on only when the lane is empty.
+            // The owner can continue only while the shared QP is empty.
             self.unwait(owner, lane, &mut id);
             self.pump(owner, now, out);
         }
@@ -89,8 +91,9 @@ impl Swordbox {
         }
     }
 
-    /// Returns whether a request that was turned away would be turned away again: its connection is the lane, where others
-    /// still have operations under way, or what it waited for on the lane is not done.
+    /// Returns whether a request that found no free slot would be refused again: its own connection is the
+    /// shared QP and has operations of other clients in flight, or the operation that it waited for has not
+    /// completed.
     fn goes_on_waiting(&self, id: Id, lane: Id) -> bool {
         let (flow, there) = (&self.flows[id as usize], &self.lanes[lane as usize]);
         flow.turned_away
@@ -100,7 +103,7 @@ impl Swordbox {
             && (there.owner == id || there.acked.precedes(flow.waits_until))
     }
 
-    /// Takes one out of a list of those that wait.
+    /// Removes a flow from a list of waiting flows that begins with `first`.
     pub(crate) fn unwait(&mut self, id: Id, lane: Id, first: &mut Id) {
         let mut at = *first;
         let next = self.flows[id as usize].next_waiting;
@@ -120,16 +123,16 @@ impl Swordbox {
         flow.next_waiting = NONE;
     }
 
-    /// Flows whose own requests are all done go on.
+    /// Continues flows whose own requests are complete.
     pub(crate) fn pump_ready<O: Output>(&mut self, now: Nanos, out: &mut O) {
-        // Those that find no buffer are ready again next time.
+        // Flows without a free buffer are appended again, for the next call.
         for _ in 0..self.ready.len() {
             let Some(id) = self.ready.pop_front() else { break };
             self.pump(id, now, out);
         }
     }
 
-    /// What is lost on lanes is sent again, and lanes that are silent are given up.
+    /// Retransmits lost operations on shared QPs, and gives up silent QPs.
     pub(crate) fn tend_lanes<O: Output>(&mut self, now: Nanos, out: &mut O) {
         for lane in 0..self.lanes.len() as Id {
             let there = &mut self.lanes[lane as usize];
@@ -164,7 +167,7 @@ impl Swordbox {
             } else {
                 let came = self.flows[owner as usize].came();
                 if there.stuck == Nanos::ZERO || there.stuck_at != came {
-                    // What it has begun goes on.
+                    // The owner's requests make progress.
                     (there.stuck_at, there.stuck) = (came, now);
                 }
                 let is_awaited = there.waiting[0] != NONE;
@@ -173,13 +176,14 @@ impl Swordbox {
                 } else if there.kept_since == Nanos::ZERO {
                     there.kept_since = now;
                 }
-                // Clients with short time-outs may not wait for as long as this takes, one after the other: how long the owner
-                // has been stuck does not depend on them.
+                // Clients with short time-outs may not wait long enough, one after the other, so the time for
+                // which the owner has been stuck does not depend on waiting clients.
                 let is_stuck = now.since(there.stuck) > there.patience(self.config.replay_after);
                 let is_long = is_awaited && now.since(there.kept_since) > self.config.settle;
                 if is_awaited && (is_stuck || is_long) && !self.keeps_stuck_lanes() {
-                    // Its owner has begun something that does not end, as a SEND that waits for a receive, or not soon, as a very
-                    // long WRITE, and others wait for it. Nothing of theirs is under way here: they take another lane.
+                    // The owner has begun a request that does not complete, such as a SEND that waits for a
+                    // receive, or not soon, such as a very long WRITE, and other clients wait for it. None of
+                    // their operations is in flight here, so they move to another shared QP.
                     self.leave(owner);
                     self.flows[owner as usize].unfit_until = now + self.config.dead_after;
                     self.counters.lanes_left.add(1);
@@ -191,7 +195,7 @@ impl Swordbox {
         self.pump_ready(now, out);
     }
 
-    /// Returns whether a bug is planted by which a lane stays with an owner that does not go on.
+    /// Returns whether the planted bug is active by which a QP stays shared although its owner is stuck.
     #[cfg(debug_assertions)]
     fn keeps_stuck_lanes(&self) -> bool {
         self.config.bug == Some(crate::Bug::StuckLane)
@@ -203,8 +207,8 @@ impl Swordbox {
         false
     }
 
-    /// A lane does not work any more. What was under way there is over: some of it may have been done, in order, and the rest
-    /// never will be. Its clients cannot be told which, so their connections end.
+    /// Gives up a shared QP. Of the operations in flight, the server has executed those up to some point, in
+    /// order, and will never execute the rest. Clients cannot be told which, so their connections end.
     pub(crate) fn fail(&mut self, lane: Id) {
         let there = &mut self.lanes[lane as usize];
         let (owner, first, count) = (there.owner, there.acked, there.under_way);
@@ -223,10 +227,10 @@ impl Swordbox {
             let keeps = false;
             if !keeps {
                 line.forget_all();
-                // Perhaps this is why: that the memory is not there any more.
+                // The memory may no longer exist, which may be the cause of the failure.
                 line.reached = 0;
             }
-            // What is on its way may still arrive.
+            // Packets in flight may still arrive.
             line.detours = line.detours.wrapping_add(1);
             line.quiet_until = line.quiet_until.max(self.tick + self.config.settle);
             if let Under::Decided { .. } = entry.asked.what {
@@ -245,7 +249,7 @@ impl Swordbox {
         } else {
             self.end(owner);
         }
-        // Those that wait find another lane.
+        // Waiting flows choose another shared QP.
         let waiting = core::mem::replace(&mut self.lanes[lane as usize].waiting, [NONE; 2]);
         let mut id = waiting[0];
         while id != NONE {
@@ -260,18 +264,18 @@ impl Swordbox {
         }
     }
 
-    /// Nothing of a flow passes any more.
+    /// Ends a connection: all further packets are dropped.
     pub(crate) fn end(&mut self, id: Id) {
         if id == NONE || self.flows[id as usize].server == NO_SERVER {
             return;
         }
-        // It may have something under way on another's lane.
+        // The flow may have operations in flight on another connection.
         self.orphan(id);
         let flow = &mut self.flows[id as usize];
         flow.stage = Stage::Ended;
         flow.shared = 0;
         flow.nak_due = false;
-        // What is under way on its lane is seen through, and nobody begins anything there.
+        // Operations in flight on this connection complete, but no new ones begin.
         flow.leaving |= flow.lane != NONE;
         self.unsteer(id);
     }

@@ -1,4 +1,4 @@
-//! Which way a request goes: on a shared connection (a lane) or on its client's own.
+//! Routing of requests: on a shared QP or on the client's own connection.
 
 use crate::flow::{Memory, right};
 use crate::function::Swordbox;
@@ -10,29 +10,29 @@ use core::ops::Range;
 use rocev2::{Opcode, Packet};
 use switch::Nanos;
 
-/// Which way a request goes.
+/// Route of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// A lane
+    /// A shared QP
     Lane(Passage),
     /// The client's own connection
     Own,
-    /// None yet: it waits for this lane, or for the client's own requests
+    /// Undecided: the request waits for this shared QP, or, if `NONE`, for the client's own requests
     Wait(Id),
 }
 
-/// A request's way on a lane.
+/// Route of a request on a shared QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Passage {
     pub lane: Id,
-    /// The line that it touches
+    /// Cached line that the request accesses
     pub line: Id,
-    /// What the word holds, if it is decided here
+    /// Value of the word, if the atomic is resolved by the switch
     pub known: Option<u64>,
     pub wish: Wish,
 }
 
-/// What a request asks of a lane.
+/// Access of a request that may use a shared QP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wish {
     pub va: u64,
@@ -42,12 +42,12 @@ pub(crate) struct Wish {
     pub atomic: bool,
 }
 impl Swordbox {
-    /// What a request would ask of a lane, if it is one that can take one.
+    /// Returns the access of a request if it is of a kind that may use a shared QP.
     #[expect(clippy::inline_always, reason = "what it finds stays in registers")]
     #[inline(always)]
     pub(crate) fn wish_of(&self, server: u8, packet: &Packet<'_>, op: Op) -> Option<Wish> {
         let atomic = op.kind == Kind::Atomic;
-        // READs stay where they are: asked for again, the server reads again, on the client's own connection.
+        // READs stay on the client's own connection: a retransmitted READ is read again there by the server.
         if !atomic && packet.layout().opcode() != Opcode::RC_WRITE_ONLY {
             return None;
         }
@@ -61,28 +61,29 @@ impl Swordbox {
         }
         let rights = if atomic { right::ATOMIC } else { right::WRITE };
         let server = self.config.servers.get(usize::from(server))?;
-        // A line may hold a word that is never cached beside others that are.
+        // A line may hold words that are never cached beside others that are.
         if server.is_never_cached(va) || (!atomic && server.is_never_cached(va + (u64::from(len) - 1))) {
             return None;
         }
         Some(Wish { va, rkey, len: len as u8, rights, atomic })
     }
 
-    /// Whether requests of a flow may leave on shared connections at all.
+    /// Returns whether requests of a flow may use shared QPs at all.
     #[inline]
     fn may_share(&self, id: Id) -> bool {
         let server = usize::from(self.flows[id as usize].server);
         self.layers.remap && self.config.servers.get(server).is_some_and(|server| server.share)
     }
 
-    /// Counts an atomic on no word at all.
+    /// Counts a misaligned atomic.
     fn count_misplaced(&self, packet: &Packet<'_>, op: Op) {
         if op.kind == Kind::Atomic && memory_of(packet).is_some_and(|(va, ..)| !va.is_multiple_of(8)) {
             self.counters.misplaced.add(1);
         }
     }
 
-    /// Whether a request would take a lane if its connection could: then it is worth that the two sides differ.
+    /// Returns whether a request would use a shared QP if its connection were translated, which makes
+    /// translation worthwhile.
     pub(crate) fn wants_lane(&mut self, id: Id, packet: &Packet<'_>, op: Op) -> bool {
         if !self.may_share(id) {
             return false;
@@ -101,7 +102,7 @@ impl Swordbox {
             || (wish.atomic && self.is_tracked(flow.server, &wish))
     }
 
-    /// Whether a word on which an atomic is done is to be tracked.
+    /// Returns whether a word that is the target of an atomic should be tracked.
     fn is_tracked(&mut self, server: u8, wish: &Wish) -> bool {
         let declared = &self.config.servers[usize::from(server)];
         if declared.table_of(wish.va, wish.rkey).is_some() {
@@ -112,13 +113,14 @@ impl Swordbox {
         }
         let detect = declared.detect;
         if detect > 0 && self.is_steering() && self.steering.at(server, wish.va).is_some() {
-            // A node is appended to once; and an answer that waits would keep a lane from those that it waits for.
+            // A node receives one append only. And a withheld response would block the shared QP for the
+            // operations that it waits for.
             return false;
         }
         detect > 0 && self.sketch.add(wish.va ^ u64::from(wish.rkey) << 32) >= detect
     }
 
-    /// The words of a line that the configuration declares, by bit.
+    /// Returns the words of a line that the configuration declares, as a bit set.
     fn declared_words(&self, server: u8, va: u64, rkey: u32) -> u8 {
         let tables = &self.config.servers[usize::from(server)].tables;
         let tables = tables.iter().filter(|table| table.rkey.is_none_or(|own| own == rkey));
@@ -135,7 +137,8 @@ impl Swordbox {
         words
     }
 
-    /// The last request that left on its own connection touches this memory: when it is done, that is known to be there.
+    /// Notes the memory that the last request on its own connection accesses. It is known to exist when the
+    /// request completes.
     pub(crate) fn reach(&mut self, id: Id, va: u64, rkey: u32, len: u32) {
         let flow = &mut self.flows[id as usize];
         if flow.reaching.is_some()
@@ -155,7 +158,7 @@ impl Swordbox {
         }
     }
 
-    /// Everything before a flow's `acked` is done.
+    /// Marks words as existing after the requests before a flow's `acked` have completed.
     pub(crate) fn reached(&mut self, id: Id) {
         let flow = &mut self.flows[id as usize];
         let Some(Memory { va, len, rkey }) = flow.reached() else { return };
@@ -167,7 +170,7 @@ impl Swordbox {
         }
     }
 
-    /// Which way a request goes whose turn it is.
+    /// Chooses the route of the next request in order.
     #[inline]
     pub(crate) fn way_of(&mut self, id: Id, packet: &Packet<'_>, op: Op, now: Nanos) -> Way {
         if !self.may_share(id) || self.flows[id as usize].in_message {
@@ -180,7 +183,8 @@ impl Swordbox {
         };
         let line = match self.lines.find(server, wish.va) {
             Some(line) => line,
-            // A key that may be refused would keep the line from those that have the right one.
+            // A key without a proven right must not occupy the line, which would exclude clients with the
+            // right key.
             None if self.steering.is_word(server, wish.va, wish.rkey)
                 || (wish.atomic && self.is_tracked(server, &wish)) =>
             {
@@ -204,7 +208,8 @@ impl Swordbox {
             if !wish.atomic || own.under_way > 0 || !flow.has_proven(wish.rkey, wish.rights, self.period) {
                 return Way::Own;
             }
-            // The server has given another key, or there are two: the word is not known by this one yet.
+            // The server has issued another key, or two keys exist. The word's value is unknown under this
+            // one.
             let settle = self.config.settle;
             let declared = self.declared_words(server, wish.va, wish.rkey);
             let own = self.lines.get_mut(line);
@@ -212,7 +217,7 @@ impl Swordbox {
             (own.rkey, own.lane, own.reached) = (wish.rkey, NONE, declared);
         }
         let proven = self.flows[id as usize].has_proven(wish.rkey, wish.rights, self.period);
-        // What may lie behind the end of its region would end the lane, and all who use it.
+        // An access beyond the end of its region would fail the shared QP with all of its clients.
         if !proven || !self.lines.get(line).has_reached(wish.va, wish.len) {
             self.counters.unproven.add(1);
             return Way::Own;
@@ -255,8 +260,9 @@ impl Swordbox {
         Way::Lane(Passage { lane, line, known, wish })
     }
 
-    /// Whether a flow's queue pair at the server existed after the lane's did. Otherwise the server may have restarted in between:
-    /// what it refuses on the flow's own connection, as its queue pair is gone, must not be done on a lane.
+    /// Returns whether a flow's queue pair at the server is known to exist after the shared QP did. Otherwise
+    /// the server may have restarted in between, and an operation that it would refuse on the flow's own
+    /// connection, whose queue pair is gone, must not be executed on the shared QP.
     #[inline]
     pub(crate) fn is_of_incarnation(&self, id: Id, lane: &Lane) -> bool {
         #[cfg(debug_assertions)]
@@ -266,7 +272,7 @@ impl Swordbox {
         lane.owner == id || self.flows[id as usize].alive_at > lane.existed_at
     }
 
-    /// Whether what is decided may be written there on a lane.
+    /// Returns whether a resolved value may be written on a shared QP.
     #[inline]
     fn may_write(&mut self, id: Id, lane: Id, va: u64, rkey: u32) -> bool {
         let there = &self.lanes[lane as usize];
@@ -276,7 +282,7 @@ impl Swordbox {
         {
             return true;
         }
-        // Regions are writable or not, whichever connection they are written on.
+        // Write permission belongs to the region, independent of the connection.
         let proven = there.is_own && self.flows[id as usize].has_proven(rkey, right::WRITE, self.period);
         if proven {
             self.lanes[lane as usize].keys.add(rkey, right::WRITE);
@@ -284,7 +290,7 @@ impl Swordbox {
         proven
     }
 
-    /// The lane that all operations on a line take; chosen now if it has none.
+    /// Returns the shared QP that all operations on a line use, and chooses one if it has none.
     #[inline]
     fn lane_of(&mut self, id: Id, line: Id, wish: &Wish, now: Nanos) -> Choice {
         let own = self.lines.get(line);
@@ -300,20 +306,21 @@ impl Swordbox {
         self.choose_lane(id, line, wish, now)
     }
 
-    /// Whether a lane's server may have restarted: it makes new connections, and has not answered here since, though asked
-    /// again. What waits finds another lane if this one is given up.
+    /// Returns whether a shared QP's server may have restarted: it accepts new connections, and has not
+    /// answered on this QP since, despite retransmissions. Waiting requests move to another QP if this one is
+    /// given up.
     #[inline]
     pub(crate) fn is_doubtful(&self, lane: &Lane) -> bool {
         lane.tries >= 2 && self.is_replaced(lane)
     }
 
-    /// Whether a lane's server has made connections since it was last heard of there.
+    /// Returns whether the server has accepted connections since its last acknowledgement on this shared QP.
     #[inline]
     pub(crate) fn is_replaced(&self, lane: &Lane) -> bool {
         self.connected[usize::from(lane.server)] > lane.moved
     }
 
-    /// Whether operations with this key can go on a lane.
+    /// Returns whether operations with this key can use a shared QP.
     #[inline]
     fn is_usable(&self, lane: usize, server: u8, rkey: u32) -> bool {
         let lane = &self.lanes[lane];
@@ -328,7 +335,7 @@ impl Swordbox {
         let rkey = self.lines.get(line).rkey;
         let server = self.flows[id as usize].server;
         if !self.refused[usize::from(server)].has(rkey, now) {
-            // What waits for an answer that does not come takes another lane, or none.
+            // If a probe is overdue, operations use another QP, or none.
             let open = |lane: &Lane| {
                 lane.server == server && lane.is_own && lane.owner != NONE && !lane.is_overdue()
             };
@@ -355,7 +362,7 @@ impl Swordbox {
         self.move_line(line, chosen as Id, server, wish)
     }
 
-    /// A line takes another lane, or a new incarnation of its lane.
+    /// Assigns a line to another shared QP, or to a new incarnation of its QP.
     fn move_line(&mut self, line: Id, chosen: Id, server: u8, wish: &Wish) -> Choice {
         let incarnation = self.lanes[chosen as usize].incarnation;
         let declared = self.declared_words(server, wish.va, wish.rkey);
@@ -364,7 +371,8 @@ impl Swordbox {
         #[cfg(debug_assertions)]
         let moves = moves && self.config.bug != Some(crate::Bug::KeptWord);
         if moves {
-            // The server's memory may not be what it was when the other connection could still write to it.
+            // The server may have restarted with different memory since the previous QP could last write to
+            // it.
             own.forget_all();
             own.reached = declared;
         }
@@ -372,22 +380,22 @@ impl Swordbox {
         if !moves || own.has_reached(wish.va, wish.len) { Choice::Lane(chosen) } else { Choice::None }
     }
 
-    /// One of the lanes that fit, by the line.
+    /// Returns one of the matching shared QPs, selected by the line.
     fn nth_lane(&self, va: u64, fits: impl Fn(&Lane) -> bool) -> Option<Id> {
         let all = || self.lanes.iter().zip(0..).filter(|(lane, _)| fits(lane));
         let nth = (switch::table::mix(va >> 6) as usize).checked_rem(all().count())?;
         all().nth(nth).map(|(_, number)| number)
     }
 
-    /// The lane of a server on which something is under way and nothing has come back for longest: what waits for all that was
-    /// decided waits for that.
+    /// Returns the busy shared QP of a server with the oldest acknowledgement. A request that waits for all
+    /// resolved operations waits for that one.
     pub(crate) fn slowest_lane(&self, server: u8) -> Option<Id> {
         let lanes = self.lanes.iter().zip(0..);
         let busy = lanes.filter(|(lane, _)| lane.server == server && lane.under_way > 0);
         busy.min_by_key(|(lane, _)| lane.moved).map(|(_, number)| number)
     }
 
-    /// A connection becomes a lane, if there is to be another one.
+    /// Shares a client's connection if the server's limit permits and the connection is idle.
     fn make_lane(&mut self, id: Id, server: u8, now: Nanos) {
         let flow = &self.flows[id as usize];
         if flow.lane != NONE || now < flow.unfit_until || flow.is_private() {
@@ -404,12 +412,12 @@ impl Swordbox {
     }
 }
 
-/// The lane for a line.
+/// Choice of a shared QP for a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Choice {
     Lane(Id),
-    /// Whether the key is good there is being tried.
+    /// The key is being probed on this QP.
     Probed(Id),
-    /// There is none.
+    /// No QP is available.
     None,
 }

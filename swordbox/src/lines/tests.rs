@@ -5,7 +5,7 @@ const NOW: Nanos = Nanos(1_000);
 const SETTLE: Nanos = Nanos(100);
 const RKEY: u32 = 7;
 
-/// Room for `capacity` lines of two servers
+/// Returns a table for `capacity` lines of two servers.
 fn lines(capacity: usize) -> Lines {
     Lines::with_capacity(capacity, 2)
 }
@@ -14,7 +14,7 @@ fn make(lines: &mut Lines, server: u8, va: u64) -> Id {
     lines.make(server, va, RKEY, 0, Nanos::ZERO).unwrap()
 }
 
-/// Lines of server 0 at these addresses, whose first word is known
+/// Adds lines of server 0 at these addresses whose first word is known.
 fn known(lines: &mut Lines, vas: &[u64]) -> Vec<Id> {
     let ids: Vec<_> = vas.iter().map(|va| make(lines, 0, *va)).collect();
     for id in &ids {
@@ -23,7 +23,7 @@ fn known(lines: &mut Lines, vas: &[u64]) -> Vec<Id> {
     ids
 }
 
-/// Whether the first word of each is known
+/// Returns whether the first word of each line is known.
 fn are_known(lines: &Lines, ids: &[Id]) -> Vec<bool> {
     ids.iter().map(|id| lines.get(*id).value(0).is_some()).collect()
 }
@@ -46,7 +46,8 @@ fn bytes_touch_the_words_that_they_lie_in() {
 }
 
 proptest! {
-    /// Values are those of memory; a word becomes known when it is set or when all of it is written, and stays known.
+    /// Known values equal those in memory. A word becomes known when it is set or written as a whole, and
+    /// stays known.
     #[test]
     fn a_line_holds_what_is_written(
         writes in proptest::collection::vec((0usize..64, 1usize..=64, any::<u8>(), any::<bool>()), 1..12),
@@ -227,12 +228,12 @@ fn lines_are_found_in_ranges_by_block() {
     );
     assert!(!lines.has_any(1, 0x5000, 1), "another server's");
     assert!(lines.has_any(0, 0, u64::MAX));
-    // 65 blocks are looked for one by one; of more, the first and the last line ever made decide.
+    // Up to 65 blocks are searched one by one. For longer ranges the hull of all lines decides.
     assert!(lines.has_any(0, 0x5000, 66 << 12) && lines.has_any(0, 0, 66 << 12));
     assert!(!lines.has_any(0, 0x6000, 65 << 12) && !lines.has_any(0, 0x10_0000, 66 << 12));
 }
 
-/// A range between two lines
+/// The range is between two lines.
 #[test]
 fn a_range_that_is_too_long_to_look_at_each_block_may_have_lines() {
     let mut lines = lines(8);
@@ -243,7 +244,7 @@ fn a_range_that_is_too_long_to_look_at_each_block_may_have_lines() {
     assert!(!lines.has_any(0, 0, 66 << 12), "it ends before the first line");
 }
 
-/// Operations on the words of another line are decided all the time.
+/// Operations on another line are being resolved.
 #[test]
 fn a_detour_waits_for_decisions_on_other_lines_only_if_it_is_too_long_to_look_at_each_block() {
     let mut lines = lines(8);

@@ -1,12 +1,12 @@
-//! Nodes on their way into a structure: each waits for its CAS to be answered, and for the node that it is linked to.
+//! Pending nodes: nodes whose CAS has no response, or whose predecessor is pending itself.
 //!
-//! A CAS that is steered goes to the last node that was *decided* on here. That one's own CAS may still be on its way, or be
-//! lost: then the new node hangs on one that is not part of the structure yet. Whatever the server answers about such a node
-//! is kept from clients until it is: to them, nothing has happened yet.
+//! A steered CAS targets the last node that the switch has *forwarded* a CAS for. That node's own CAS may still be in
+//! flight, or be lost; then the new node is linked to a node that is not part of the structure. The switch withholds
+//! all responses that depend on such a node until it is linked, so that clients do not see it before.
 //!
 //! ```text
-//!   first <- A <- B       CAS(A -> B) is under way
-//!                 `- C    CAS(B -> C) is done: its answer waits for that of B
+//!   first <- A <- B       CAS(A -> B) is in flight
+//!                 `- C    CAS(B -> C) is complete: its response waits for that of B
 //! ```
 
 use super::Append;
@@ -15,8 +15,8 @@ use rocev2::Psn;
 use switch::table::{Index, Key, Salt, mix};
 use switch::{Full, Nanos};
 
-/// A node that was on its way into a structure when the ticket was made: it is part of it as soon as the ticket is of no
-/// link any more.
+/// Reference to a node that was pending when the ticket was issued. The node is linked when no pending entry
+/// has the ticket any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
     id: Id,
@@ -24,7 +24,7 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// Of no node
+    /// Ticket of no node
     pub(crate) const NONE: Self = Self { id: NONE, life: 0 };
 }
 
@@ -46,57 +46,57 @@ impl Key for Place {
     }
 }
 
-/// What has become of a CAS.
+/// State of a pending node's CAS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// It has not been answered.
+    /// No response yet.
     Sent,
-    /// It has linked the node, to one that may not be part of the structure yet.
+    /// The node is linked to its predecessor, which may be pending.
     Done,
-    /// It has not. Others hang on its node; its client will try again.
+    /// The CAS failed. Other nodes may be linked to this one; its client will retry.
     Failed,
-    /// It is not known any more, or will not be waited for.
+    /// The result will not be known, or is no longer waited for.
     Lost,
 }
 
-/// A node on its way.
+/// A pending node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
     pub append: Append,
     pub server: u8,
-    /// Which of the server's structures
+    /// Index of the structure
     pub structure: u8,
     pub state: State,
-    /// Whose CAS it is; `NONE` if its connection is over
+    /// Flow of the CAS; `NONE` if its connection is over
     pub flow: Id,
-    /// What the server knows it by
+    /// The server's PSN of the CAS
     pub psn: Psn,
-    /// The node that it is linked to, if that was not part of the structure either
+    /// Predecessor, if that was pending when the CAS was forwarded
     pub parent: Ticket,
-    /// Something was steered to the node: others depend on it.
+    /// A request was steered to this node, so other responses depend on it
     pub relied: bool,
-    /// When it was sent first, and last
+    /// Time of the first and of the latest transmission
     pub began: Nanos,
     pub sent: Nanos,
     pub tries: u8,
     life: u32,
-    /// The first of those that are linked to it
+    /// First node that is linked to this one
     child: Id,
-    /// The next one that is linked to the same node
+    /// Next node that is linked to the same predecessor
     sibling: Id,
 }
 
-/// All nodes on their way.
+/// All pending nodes.
 #[derive(Debug)]
 #[expect(clippy::struct_field_names, reason = "that is what they are")]
 pub(crate) struct Links {
     index: Index<Place>,
     links: Vec<Link>,
-    /// How many there are, by server
+    /// Number of pending nodes, by server
     counts: Vec<u32>,
     lives: u32,
     capacity: usize,
-    /// For walks through what hangs on a node
+    /// Stack of the tree traversals
     walk: Vec<Id>,
 }
 
@@ -112,12 +112,12 @@ impl Links {
         }
     }
 
-    /// Salts the hashes of nodes' addresses.
+    /// Salts the hashes of the table.
     pub(super) fn set_salt(&mut self, salt: Salt) {
         self.index.set_salt(salt);
     }
 
-    /// What so many take.
+    /// Returns the memory in bytes for `capacity` nodes.
     pub(crate) fn bytes(capacity: usize) -> usize {
         Index::<Place>::bytes(capacity) + capacity * (size_of::<Link>() + size_of::<Id>())
     }
@@ -126,17 +126,17 @@ impl Links {
         self.index.is_empty()
     }
 
-    /// Returns whether a node is on its way into a structure of this server.
+    /// Returns whether a node of this server is pending.
     pub(crate) fn has_any(&self, server: u8) -> bool {
         self.counts[usize::from(server)] > 0
     }
 
-    /// Numbers that links may have
+    /// Returns the upper bound of the indices in use.
     pub(crate) fn ids(&self) -> Id {
         self.index.ids()
     }
 
-    /// The link with this number, if there is one
+    /// Returns the pending node with this index.
     pub(crate) fn get(&self, id: Id) -> Option<&Link> {
         self.index.key(id)?;
         self.links.get(id as usize)
@@ -151,13 +151,13 @@ impl Links {
         Ticket { id, life: self.links[id as usize].life }
     }
 
-    /// The link that a ticket is of, as long as its node is not part of the structure
+    /// Returns the pending node of a ticket, until it is linked or removed.
     pub(crate) fn open(&self, ticket: Ticket) -> Option<(Id, &Link)> {
         let link = self.get(ticket.id)?;
         (link.life == ticket.life).then_some((ticket.id, link))
     }
 
-    /// The link of a node, if it is on its way
+    /// Returns the index of a node, if it is pending.
     pub(crate) fn of_node(&self, server: u8, node: u64) -> Option<Id> {
         if self.index.is_empty() {
             return None;
@@ -165,15 +165,16 @@ impl Links {
         self.index.get(&Place { server, node })
     }
 
-    /// A request is steered to a node. What it has to wait for, if that is not part of the structure yet
+    /// Notes that a request is steered to a node. Returns the ticket that its response has to wait for, if
+    /// the node is pending.
     pub(crate) fn rely_on(&mut self, server: u8, node: u64) -> Ticket {
         let Some(id) = self.of_node(server, node) else { return Ticket::NONE };
         self.links[id as usize].relied = true;
         self.ticket(id)
     }
 
-    /// Whether a CAS that appends this node can be followed: not if another one is under way. And whether nodes are linked to
-    /// it already, as one before has failed.
+    /// Returns whether the CAS of a node can be tracked: there is room, and no other CAS of the node is in
+    /// flight. The value states whether other nodes are already linked to it, behind a CAS that failed.
     pub(crate) fn can_begin(&self, server: u8, node: u64) -> Option<bool> {
         match self.of_node(server, node) {
             None => (self.index.len() < self.capacity).then_some(false),
@@ -184,7 +185,11 @@ impl Links {
         }
     }
 
-    /// A CAS is on its way that appends a node, to one that is itself on its way if `parent` is open.
+    /// Adds the CAS that appends a node. Its predecessor is pending if `parent` is open.
+    ///
+    /// # Errors
+    ///
+    /// There is no room for another node.
     pub(crate) fn begin(
         &mut self,
         (server, structure): (u8, u8),
@@ -234,7 +239,7 @@ impl Links {
         Ok(self.ticket(id))
     }
 
-    /// A link is not below its parent any more.
+    /// Detaches a node from its predecessor.
     fn unlink(&mut self, id: Id) {
         let Link { parent, sibling, .. } = self.links[id as usize];
         self.links[id as usize].parent = Ticket::NONE;
@@ -255,7 +260,8 @@ impl Links {
         }
     }
 
-    /// A link is over, and tickets of it with it. Those that hang on it have no parent any more.
+    /// Removes a node, which invalidates its tickets. Nodes linked to it have no pending predecessor any
+    /// more.
     fn remove(&mut self, id: Id) {
         self.unlink(id);
         let mut at = core::mem::replace(&mut self.links[id as usize].child, NONE);
@@ -272,8 +278,8 @@ impl Links {
         self.links[id as usize].life = self.lives;
     }
 
-    /// A CAS linked its node. Every node that is part of the structure with that is told, each behind the one that it is
-    /// linked to, and whether others are linked to it.
+    /// Notes that a CAS succeeded. Calls `published` for every node that is thereby part of the structure,
+    /// predecessors first, with whether other nodes are linked to it.
     pub(crate) fn succeed(&mut self, id: Id, mut published: impl FnMut(&Link, bool)) {
         self.links[id as usize].state = State::Done;
         if self.open(self.links[id as usize].parent).is_some() {
@@ -293,15 +299,15 @@ impl Links {
                     }
                     self.remove(id);
                 }
-                // Its answer need not wait any longer, and nothing depends on it.
+                // Its response may be released, and nothing depends on the node.
                 State::Failed if !link.relied => self.remove(id),
                 _ => {}
             }
         }
     }
 
-    /// A CAS did not link its node. That is over, unless something depends on the node, or the answer has to wait for the
-    /// other one.
+    /// Notes that a CAS failed. The node is removed unless other nodes depend on it, or the response has to
+    /// wait for the predecessor.
     pub(crate) fn fail(&mut self, id: Id) {
         let link = &mut self.links[id as usize];
         link.state = State::Failed;
@@ -311,7 +317,8 @@ impl Links {
         }
     }
 
-    /// A flow is over. What it had under way is not known any more: the structures and keys that this makes doubtful are told.
+    /// Detaches a flow that is over from its pending nodes. Calls `doubtful` for each one whose result will
+    /// stay unknown.
     pub(crate) fn orphan(&mut self, flow: Id, mut doubtful: impl FnMut(&Link)) {
         for id in 0..self.index.ids() {
             let Some(link) = self.get_mut(id).filter(|link| link.flow == flow) else { continue };
@@ -329,7 +336,7 @@ impl Links {
         }
     }
 
-    /// Nobody waits any longer for a node, and for those that hang on it.
+    /// Marks a node and all nodes linked to it as lost.
     pub(crate) fn lose(&mut self, id: Id) {
         self.walk.clear();
         self.walk.push(id);
@@ -345,7 +352,7 @@ impl Links {
         }
     }
 
-    /// What is lost is over, and so are the tickets of it: nobody may hold one.
+    /// Removes all lost nodes. No ticket of them may be in use.
     pub(crate) fn remove_lost(&mut self, mut doubtful: impl FnMut(&Link)) {
         for id in 0..self.index.ids() {
             if let Some(link) = self.get(id).filter(|link| link.state == State::Lost) {
@@ -387,7 +394,7 @@ mod tests {
         assert_eq!(succeed(&mut links, b), [(2, true), (3, true), (4, false)]);
         assert!(links.is_empty() && [b, c, d].iter().all(|ticket| links.open(*ticket).is_none()));
         assert!(!links.has_any(0));
-        // Places are used again, tickets are not.
+        // Slots are reused, tickets are not.
         let other = begin(&mut links, 1, 9, 7);
         assert!(links.open(b).is_none() && links.open(d).is_none() && links.open(other).is_some());
         assert!(links.has_any(0));

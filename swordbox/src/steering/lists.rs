@@ -1,10 +1,11 @@
-//! A store of lists, as Clover is one (Tsai et al., USENIX ATC 2020; [`clients::clover`](crate::clients::clover) is laid out
-//! like this): a key is a list of its values, a client writes a node, then appends it by CAS(0 -> node) on the `next` word of
-//! what it believes to be the last one, and reads what it believes to be the last one.
+//! Store of append-only lists, such as Clover (Tsai et al., USENIX ATC 2020; the layout is that of
+//! [`clients::clover`](crate::clients::clover)). Each key has a list of its values. A client writes a node,
+//! appends it by CAS(0 -> node) to the `next` word of the node that it takes for the last one, and reads the
+//! node that it takes for the last one.
 //!
-//! Kept are, as in the paper, the last node of each key that is hot, and for nodes that were written whose they are, because
-//! a READ names nothing but an address. Both are of a fixed size. Of nodes, those are remembered that were asked for
-//! last. Which keys are hot is counted by their appends.
+//! As in the paper, the switch caches the last node of each hot key, and the keys of written nodes, because a
+//! READ carries only an address. Both tables have a fixed size. The keys of the most recently used nodes are
+//! kept. A key is hot by the number of its appends.
 
 use super::{Append, Cas, Knowledge};
 use crate::clients::clover::{HEADER, KEY, Layout, NEXT};
@@ -12,25 +13,25 @@ use crate::sketch::Sketch;
 use core::ops::Range;
 use switch::table::{Index, Key, Salt, mix};
 
-/// Where a store of lists lies, and how much of it is kept here.
+/// Location of a store of lists, and size of its cached state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListsConfig {
-    /// Its keys, and the length of its nodes
+    /// Number of keys, and length of a node
     pub layout: Layout,
-    /// Virtual addresses of nodes
+    /// Virtual addresses of the nodes
     pub nodes: Range<u64>,
-    /// So many nodes at the beginning are the first ones of keys 0, 1, ...
+    /// This number of nodes at the beginning of `nodes` are the first ones of keys 0, 1, ...
     pub firsts: u64,
-    /// Nodes of which it is remembered whose they are; the paper's read cache has three times as many as there are keys
+    /// Nodes whose key is cached; the paper's read cache has three times as many entries as there are keys
     pub remembered: usize,
-    /// Keys whose last nodes are kept at once
+    /// Keys whose last node is cached
     pub tracked: usize,
-    /// Appends that make a key hot
+    /// Number of appends that make a key hot
     pub hot: u32,
 }
 
 impl ListsConfig {
-    /// All keys are kept, with three nodes each, from their first append on.
+    /// Returns a configuration that caches all keys from their first append on, and three nodes per key.
     pub fn new(layout: Layout, nodes: Range<u64>) -> Self {
         let keys = layout.keys as usize;
         Self { layout, nodes, firsts: layout.keys, remembered: keys * 3, tracked: keys, hot: 1 }
@@ -47,49 +48,50 @@ impl Key for Number {
     }
 }
 
-/// The last node of a key.
+/// Last node of a key.
 #[derive(Clone, Copy, Debug)]
 struct Tail {
     node: u64,
-    /// The key by which it is reached: another one is of another life of the server's memory
+    /// R_Key of the node. Another one belongs to another incarnation of the server's memory
     rkey: u32,
-    /// What it holds is there for sure
+    /// The node's WRITE is known to have completed
     ready: bool,
 }
 
 const NO_TAIL: Tail = Tail { node: 0, rkey: 0, ready: false };
 
-/// A value that counts if it was stored in the present epoch: all are forgotten at once when the epoch ends.
+/// A value that is valid in one epoch: the next epoch invalidates all values at once.
 #[derive(Clone, Copy, Debug)]
 struct Dated<T> {
     epoch: u64,
     value: T,
 }
 
-/// Whose a node is: its number, and the key
+/// A node, and the key that it belongs to
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Owned {
     number: u32,
     key: u32,
 }
 
-/// The number of no node
+/// No node
 const NOBODY: Owned = Owned { number: u32::MAX, key: 0 };
-/// Nodes whose numbers have the same hash, the one that was asked for last in front
+/// Set of a set-associative table of nodes, the most recently used first
 type Set = [Owned; 7];
-/// Keys that are looked at to find one that is colder
+/// Number of keys examined for one that is colder
 const LOOKED_AT: u32 = 8;
 
-/// A store of lists.
+/// Cached state of a store of lists.
 #[derive(Debug)]
 pub struct Lists {
     config: ListsConfig,
-    /// One cache line each
+    /// Keys of nodes; one cache line per set
     owners: Box<[Dated<Set>]>,
     keys: Index<Number>,
-    /// By the key's id. A key whose last node has been forgotten keeps its place until it is needed
+    /// Last nodes, by the index of the key. A key whose last node has been forgotten keeps its entry until
+    /// that is needed
     tails: Box<[Dated<Tail>]>,
-    /// Epochs of `owners` and of `tails`
+    /// Current epochs of `owners` and of `tails`
     owners_epoch: u64,
     tails_epoch: u64,
     sketch: Sketch,
@@ -97,10 +99,10 @@ pub struct Lists {
 }
 
 impl Lists {
-    /// A store of which nothing has been seen.
+    /// Returns the empty state of a store.
     ///
     /// # Panics
-    /// If there are more than 2^32 - 1 nodes or keys, or no place to remember any.
+    /// If there are 2^32 - 1 or more nodes or keys, or `remembered` or `tracked` is 0.
     pub fn new(config: ListsConfig) -> Self {
         let len = config.layout.node_len as u64;
         let nodes = (config.nodes.end - config.nodes.start) / len;
@@ -130,7 +132,7 @@ impl Lists {
         self.keys.set_salt(salt);
     }
 
-    /// What such a store takes at most.
+    /// Returns the maximum memory in bytes of the cached state.
     pub(crate) fn bytes(config: &ListsConfig) -> usize {
         let nodes = (config.nodes.end - config.nodes.start) / config.layout.node_len as u64;
         let owners = config.remembered.min(nodes as usize).div_ceil(7).max(1);
@@ -140,13 +142,13 @@ impl Lists {
             + Sketch::BYTES
     }
 
-    /// Keys whose last node is known
+    /// Returns the number of keys whose last node is known.
     pub fn tracked(&self) -> usize {
         let is_known = |id: &u32| self.keys.key(*id).is_some_and(|key| self.tail_of(key.0).is_some());
         (0..self.keys.ids()).filter(is_known).count()
     }
 
-    /// The number of the node that begins at this address
+    /// Returns the number of the node that begins at this address.
     #[inline]
     fn number_of(&self, va: u64) -> Option<u32> {
         let (nodes, len) = (&self.config.nodes, self.config.layout.node_len as u64);
@@ -156,7 +158,7 @@ impl Lists {
 
     #[inline]
     fn set_of(&mut self, number: u32) -> &mut Set {
-        // Multiplied by the number of sets, the hash is one of them (Lemire, 2019).
+        // Multiplication by the number of sets maps the hash to a set (Lemire, 2019).
         let set = (u128::from(mix(u64::from(number))) * self.owners.len() as u128) >> 64;
         let set = &mut self.owners[set as usize];
         if set.epoch != self.owners_epoch {
@@ -165,7 +167,7 @@ impl Lists {
         &mut set.value
     }
 
-    /// Whose a node is, if that is known
+    /// Returns the key of a node, if it is known.
     #[inline]
     fn owner_of(&mut self, number: u32) -> Option<u64> {
         let set = self.set_of(number);
@@ -199,7 +201,8 @@ impl Lists {
         (tail.epoch == self.tails_epoch).then_some(&mut tail.value)
     }
 
-    /// A key's last node is known. It is kept if the key is hot, and hotter than another one if there is no room.
+    /// Caches the last node of a key if the key is hot, and, when the table is full, hotter than one of a few
+    /// others.
     fn learn(&mut self, key: u64, tail: Tail) {
         let count = self.sketch.count(key);
         if count < self.config.hot {
@@ -214,7 +217,7 @@ impl Lists {
         }
     }
 
-    /// Forgets the coldest of a few keys, if it is colder than this.
+    /// Removes the coldest of a few keys, if it is colder than `count`.
     fn make_room(&mut self, count: u32) -> bool {
         let mut coldest: Option<(u32, Number)> = None;
         for _ in 0..LOOKED_AT {
@@ -245,7 +248,7 @@ impl Knowledge for Lists {
         if next != 0 || key >= self.config.layout.keys || bytes.len() < HEADER {
             return;
         }
-        // Written anew, it is not what it was.
+        // The node is being reused and is no longer the last one of its list.
         if let Some(before) = self.owner_of(number)
             && self.tail_of(before).is_some_and(|tail| tail.node == va)
         {
@@ -271,7 +274,7 @@ impl Knowledge for Lists {
         }
         let to = cas.va.checked_sub(NEXT as u64)?;
         let (last, new) = (self.number_of(to)?, self.number_of(cas.swap)?);
-        // Its client says that they belong together.
+        // The CAS shows that both nodes belong to one key.
         let key = match (self.owner_of(last), self.owner_of(new)) {
             (Some(key), Some(other)) if key != other => return None,
             (Some(key), _) | (None, Some(key)) => key,
@@ -296,7 +299,7 @@ impl Knowledge for Lists {
             append.steered = true;
             *tail = Tail { node, rkey: cas.rkey, ready: written };
             if followed {
-                // Which one is the last behind it will be known when they all are part of the list.
+                // The last node behind it will be known when all of them are linked.
                 self.doubt(key);
             }
         }
@@ -305,13 +308,14 @@ impl Knowledge for Lists {
 
     fn on_read(&mut self, va: u64, rkey: u32, len: u32) -> Option<u64> {
         let number = self.number_of(va)?;
-        // The answer has to tell whose the node is, or it could not be known that it is not the last one any more.
+        // The response has to include the key and `next`: otherwise it would not show that the node is
+        // outdated.
         if (len as usize) < KEY + 8 || len as usize > self.config.layout.node_len {
             return None;
         }
         let tail = self.owner_of(number).and_then(|key| self.tail_of(key));
         let tail = tail.filter(|tail| tail.ready && tail.rkey == rkey);
-        // If nothing is known, the answer will tell.
+        // If the last node is unknown, the response will show the next one.
         Some(tail.map_or(va, |tail| tail.node))
     }
 
@@ -323,14 +327,15 @@ impl Knowledge for Lists {
             return;
         }
         let number = self.number_of(next);
-        // Where its client looks next
+        // Its client will read this node next.
         if let Some(number) = number {
             self.remember(number, key);
         }
         if let Some(tail) = self.tail_mut(key)
             && tail.node == node
         {
-            // Somebody appended to it without us. Whoever reads on must not be sent back.
+            // A client appended a node unseen by the switch. Readers of that node must not be redirected
+            // backwards.
             match number {
                 Some(_) => *tail = Tail { node: next, ready: true, ..*tail },
                 None => self.doubt(key),
@@ -368,7 +373,7 @@ impl Knowledge for Lists {
     }
 }
 
-/// The word at an offset, as the server's processor has it
+/// Returns the little-endian word at an offset.
 fn word_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..).and_then(<[u8]>::first_chunk).map(|word| u64::from_le_bytes(*word))
 }
@@ -401,19 +406,19 @@ mod tests {
         Cas { va: va(to), rkey: 7, compare: 0, swap: va(node) }
     }
 
-    /// A client appends a node to another; to which one it goes
+    /// Appends a node to another, as a client's CAS. Returns the append with its actual predecessor.
     fn cas(lists: &mut Lists, to: u64, node: u64) -> Append {
         lists.on_cas(&cas_of(to, node), true, false, true).unwrap()
     }
 
-    /// The same, and it succeeds.
+    /// Appends a node successfully. Returns the number of its actual predecessor.
     fn append(lists: &mut Lists, to: u64, node: u64) -> u64 {
         let append = cas(lists, to, node);
         lists.on_published(&append, false);
         (append.to - VA) / LEN
     }
 
-    /// Where a READ goes, if that is another place, or known to be right
+    /// Returns the node that a READ is forwarded to, if that differs or is known to be current.
     fn read(lists: &mut Lists, node: u64) -> Option<u64> {
         let to = lists.on_read(va(node), 7, LEN as u32).map(|to| (to - VA) / LEN);
         to.filter(|to| {
@@ -433,7 +438,7 @@ mod tests {
         assert_eq!(append(&mut lists, 3, 10), 3);
         assert_eq!(read(&mut lists, 3), Some(10));
         assert_eq!(append(&mut lists, 3, 11), 10);
-        // The next one goes behind it before that is answered.
+        // The next node is appended behind it before its response arrives.
         let next = cas(&mut lists, 3, 12);
         assert_eq!((next.va, next.to, next.node, next.key), (va(11) + NEXT as u64, va(11), va(12), 3));
         assert!(next.steered);
@@ -453,11 +458,11 @@ mod tests {
         }
         write(&mut lists, 20, 4);
         append(&mut lists, 3, 10);
-        // Another life of the memory
+        // Another incarnation of the memory
         let other = Cas { rkey: 8, ..cas_of(3, 11) };
         assert!(!lists.on_cas(&other, true, false, true).unwrap().steered);
         assert_eq!(lists.on_read(va(3), 8, LEN as u32), Some(va(3)));
-        // Not the words that append
+        // CAS that append no node
         for (to, swap, compare) in [(va(3) + 8, va(11), 0), (va(3), va(11), 1), (va(3), va(11) + 8, 0)] {
             let cas = Cas { va: to, rkey: 7, compare, swap };
             assert_eq!(lists.on_cas(&cas, true, false, true), None, "{cas:x?}");
@@ -465,12 +470,12 @@ mod tests {
         assert_eq!(lists.on_cas(&cas_of(3, 20), true, false, true), None, "a node of another key");
         assert_eq!(lists.on_cas(&cas_of(31, 30), true, false, true), None, "nodes that nobody wrote");
         assert_eq!(lists.on_cas(&cas_of(11, 11), true, false, true), None, "itself");
-        // A READ of the word alone does not tell whose it is; one of two nodes is something else.
+        // A READ of the word alone does not include the key; a READ of two nodes is not a READ of a node.
         assert_eq!(lists.on_read(va(3), 7, 8), None);
         assert_eq!(lists.on_read(va(3), 7, 2 * LEN as u32), None);
         assert_eq!(lists.on_read(va(3) + 8, 7, 64), None);
         assert_eq!(lists.on_read(va(1000), 7, 64), None);
-        // A node that may not be written yet is the last one only when it is in the list.
+        // A node that may not be written yet becomes the last one only when it is linked.
         let ahead = lists.on_cas(&cas_of(3, 11), false, false, true).unwrap();
         assert_eq!(ahead.to, va(10));
         assert_eq!((read(&mut lists, 3), cas(&mut lists, 10, 12).steered), (None, false));
@@ -536,7 +541,7 @@ mod tests {
         lists.forget_all();
         assert_eq!((read(&mut lists, 3), read(&mut lists, 10), lists.tracked()), (None, None, 0));
         assert_eq!(lists.on_cas(&cas_of(10, 11), true, false, true), None, "it is not known whose they are");
-        // Another key takes the place of the one that was tracked.
+        // Another key takes the entry of the tracked one.
         write(&mut lists, 11, 4);
         assert_eq!(append(&mut lists, 4, 11), 4);
         assert_eq!((read(&mut lists, 4), lists.tracked()), (Some(11), 1));
@@ -564,13 +569,13 @@ mod tests {
         append(&mut lists, 3, 19);
         let known: Vec<_> = (0..20).filter(|node| read(&mut lists, *node).is_some()).collect();
         assert_eq!(known, [3, 14, 15, 16, 17, 18, 19], "seven at least, the first one among them");
-        // One that is still asked for stays.
+        // A node that is still read stays in the table.
         for node in 20..26 {
             write(&mut lists, node, 3);
             assert_eq!(read(&mut lists, 14), Some(19));
         }
         assert_eq!(read(&mut lists, 18), None);
-        // The answer to one that is not known tells whose it is, and whose the next one is.
+        // The response of a READ of an unknown node shows the key of that node and of the next one.
         let mut found = vec![0; LEN as usize];
         found[KEY..KEY + 8].copy_from_slice(&3u64.to_le_bytes());
         found[NEXT..NEXT + 8].copy_from_slice(&va(11).to_le_bytes());

@@ -1,35 +1,35 @@
-//! A table of locks, as Sherman has it (Wang et al., SIGMOD 2022).
+//! Table of locks, such as Sherman's (Wang et al., SIGMOD 2022).
 //!
-//! Locks are not steered: a lock is where it is. What this adds to a [`Table`](crate::Table) is that *every* operation on a
-//! word of it is worth to be followed, not only atomics: Sherman gives a lock back by a WRITE of 0, so with the first unlock
-//! that comes by the value is known, and the first CAS behind it is decided without one that the server executes. It says
-//! nothing about what words hold at the beginning: clients may have been there before.
+//! Locks are not steered. In addition to what a [`Table`](crate::Table) does, *every* operation on a lock is
+//! tracked, not only atomics. Sherman releases a lock by a WRITE of 0, so the first release makes the value
+//! known, and the next CAS is resolved without an atomic at the server. The initial values are unknown,
+//! because clients may have used the locks before.
 
 use super::{Append, Cas, Knowledge};
 use core::ops::Range;
 
-/// Where a table of locks lies.
+/// Location of a table of locks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocksConfig {
     /// Virtual addresses
     pub range: Range<u64>,
-    /// The key of their region, if it is known beforehand
+    /// R_Key of the region, if known in advance
     pub rkey: Option<u32>,
-    /// Bytes from a lock to the next; a multiple of 8
+    /// Distance between two locks in bytes; a multiple of 8
     pub stride: u64,
 }
 
-/// A table of locks.
+/// Table of locks.
 #[derive(Debug)]
 pub struct Locks {
     config: LocksConfig,
 }
 
 impl Locks {
-    /// A table that lies there.
+    /// Returns a table with this configuration.
     ///
     /// # Panics
-    /// If the stride is no multiple of 8, or 0.
+    /// If the stride is 0 or not a multiple of 8.
     pub fn new(config: LocksConfig) -> Self {
         assert!(config.stride > 0 && config.stride.is_multiple_of(8), "a stride of {}", config.stride);
         Self { config }

@@ -1,7 +1,8 @@
-//! Steering on the way of a packet: what is seen, what is changed, and which answers have to wait.
+//! Steering in the packet path: learning from requests and responses, redirecting requests, and withholding
+//! responses.
 //!
-//! Only connections whose sides may differ are steered: after a restart nothing of them passes, so that no server answers
-//! from its memory of a steered request what was asked of another place.
+//! Only translated connections are steered. After a restart their packets are dropped, so a server never
+//! answers a retransmission, which would carry the original address, from its memory of a steered request.
 
 use super::{Append, Cas, Knowledge, Known, Steering, Ticket};
 use crate::flow::Stage;
@@ -15,7 +16,7 @@ use rocev2::atomic::AtomicEth;
 use rocev2::{Class, Opcode, Packet, Psn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
-/// Sending again takes twice as long each time, up to this often.
+/// Maximum number of times that the retransmission interval doubles
 const MOST_DOUBLED: u8 = 6;
 
 impl Swordbox {
@@ -23,7 +24,8 @@ impl Swordbox {
         self.layers.steer_writes || self.layers.steer_reads
     }
 
-    /// Whether a request could be steered if its connection could be: then it is worth that the two sides differ.
+    /// Returns whether a request could be steered if its connection were translated, which makes translation
+    /// worthwhile.
     pub(crate) fn wants_steering(&mut self, id: Id, packet: &Packet<'_>) -> bool {
         let peer = self.ends[id as usize].peer;
         if !self.is_steering() || peer == NONE || self.ends[peer as usize].headers.is_none() {
@@ -33,8 +35,8 @@ impl Swordbox {
         memory_of(packet).is_some_and(|(va, ..)| self.steering.at(server, va).is_some())
     }
 
-    /// Notes that a connection has been acknowledged. If that shows that its server may have restarted, nothing is known any more of
-    /// the structures that the connection reaches.
+    /// Notes that a connection was acknowledged. If that shows that its server may have restarted, the state
+    /// of the structures that the connection reaches is discarded.
     pub(crate) fn see_alive(&mut self, id: Id) {
         let flow = &mut self.flows[id as usize];
         flow.show_structure();
@@ -42,7 +44,7 @@ impl Swordbox {
             return;
         }
         let server = usize::from(flow.server);
-        // Nodes on their way are part of the structure in the end, or those that wait for them are given up.
+        // Pending nodes are eventually linked, or the connections that wait for them are ended.
         let is_free = !self.steering.links.has_any(flow.server);
         for (structure, incarnation) in (0u8..).zip(&mut self.steering.incarnations[server]) {
             let Some(lifetime) = flow.lifetime(structure) else { continue };
@@ -56,8 +58,8 @@ impl Swordbox {
         }
     }
 
-    /// Returns whether a connection reaches the memory in which a structure is known, and not that of another incarnation of its
-    /// server.
+    /// Returns whether a connection reaches the memory that a structure's state belongs to, not that of
+    /// another incarnation of its server.
     fn is_of_known_memory(&self, id: Id, structure: u8) -> bool {
         #[cfg(debug_assertions)]
         if self.config.bug == Some(crate::Bug::KeptStructure) {
@@ -70,7 +72,7 @@ impl Swordbox {
         lifetime.zip(incarnation).is_some_and(|(lifetime, incarnation)| incarnation.has(lifetime))
     }
 
-    /// A WRITE, or its first packet, goes to the server as it is.
+    /// Learns from an Only or First packet of a WRITE that is forwarded.
     pub(crate) fn see_write(&mut self, id: Id, packet: &Packet<'_>) {
         if !self.is_steering() {
             return;
@@ -87,8 +89,8 @@ impl Swordbox {
         }
     }
 
-    /// A request that is being followed leaves for the server: what is added to its address. `written`: everything that its
-    /// client sent before has been done.
+    /// Steers a tracked request that is being forwarded. Returns the value to add to its virtual address.
+    /// `written` states that all earlier requests of its client have completed.
     pub(crate) fn steer(&mut self, id: Id, packet: &Packet<'_>, op: Op, written: bool, now: Nanos) -> u64 {
         let needed = self.is_steering() || !self.steering.links.is_empty();
         let server = self.flows[id as usize].server;
@@ -101,7 +103,7 @@ impl Swordbox {
             return 0;
         }
         let psn = packet.bth().psn();
-        // What is not remembered could not be repeated.
+        // A request without a record could not be retransmitted to the same address.
         let Some(at) = self.records(id).iter().position(|record| record.psn == psn && !record.done) else {
             return 0;
         };
@@ -134,7 +136,8 @@ impl Swordbox {
         self.steering.at(server, cas.va)?;
         let links = &self.steering.links;
         let followed = links.can_begin(server, swap)?;
-        // Whatever is known of it by now, it is to be known when a node that failed is appended after all.
+        // A node whose CAS failed has to be tracked when its client appends it again, even if the structure's
+        // state does not cover it any more.
         let before = links.of_node(server, swap).and_then(|at| links.get(at)).map(|link| link.append);
         let as_it_is =
             |append: Append| Append { va: cas.va, to: cas.va, rkey: cas.rkey, steered: false, ..append };
@@ -148,7 +151,7 @@ impl Swordbox {
             (append, by) = (as_it_is(append), 0);
         }
         let links = &mut self.steering.links;
-        // What a client names itself, it has found in the structure.
+        // A node that the client names is linked, since the client has found it in the structure.
         let parent = if by == 0 { Ticket::NONE } else { links.rely_on(server, append.to) };
         let Ok(ticket) = links.begin((server, structure), append, parent, (id, psn), now) else {
             self.doubt(server, structure, &append);
@@ -173,14 +176,14 @@ impl Swordbox {
         Some((by, ticket, node))
     }
 
-    /// The record that a PSN belongs to, if its request has not been answered
+    /// Returns the record with this PSN, if its request has no response.
     fn unanswered(&self, id: Id, psn: Psn) -> Option<&Record> {
         let within =
             |record: &&Record| !record.done && (0..record.count as i32).contains(&psn.distance(record.psn));
         self.records(id).iter().find(within)
     }
 
-    /// Whether the answer to a request tells of a node that is not part of its structure yet.
+    /// Returns whether the response to a request depends on a node that is not linked yet.
     fn must_wait(&self, record: &Record) -> bool {
         let links = &self.steering.links;
         let Some((_, link)) = links.open(record.waits) else { return false };
@@ -191,7 +194,8 @@ impl Swordbox {
         }
     }
 
-    /// A response to a request that is under way: `None` if it may go on. `psn` as the client has it.
+    /// Withholds a response to a request in flight if it has to wait. Returns `None` if it may be forwarded
+    /// now. `psn` is the client's.
     pub(crate) fn withhold<F: Frame>(
         &mut self,
         id: Id,
@@ -232,7 +236,7 @@ impl Swordbox {
         }
     }
 
-    /// A CAS was answered: what was decided was right, or was not.
+    /// Updates a pending node from the result of its CAS.
     fn hear_cas(&mut self, id: Id, ticket: Ticket, own: Psn, found: u64) {
         let Steering { known, links, published, withheld, .. } = &mut self.steering;
         let Some((at, link)) = links.open(ticket) else { return };
@@ -254,7 +258,7 @@ impl Swordbox {
         links.fail(at);
     }
 
-    /// A READ is answered, and its client hears of it.
+    /// Learns from a READ response that is forwarded to its client.
     pub(crate) fn see_answer(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
         let opcode = packet.layout().opcode();
         if !self.steering.steers(self.flows[id as usize].server)
@@ -275,7 +279,7 @@ impl Swordbox {
         }
     }
 
-    /// Answers that have waited go on, as far as they need not wait any longer.
+    /// Forwards withheld responses that need not wait any longer.
     pub(crate) fn release<O: Output>(&mut self, now: Nanos, out: &mut O) {
         while core::mem::take(&mut self.steering.published) {
             let mut from = 0;
@@ -305,7 +309,7 @@ impl Swordbox {
         }
     }
 
-    /// A connection is over: what it had under way is not known any more.
+    /// Discards the withheld responses and the pending CAS of a connection that is over.
     pub(crate) fn unsteer(&mut self, id: Id) {
         let Steering { known, links, withheld, .. } = &mut self.steering;
         withheld.clear(id);
@@ -316,15 +320,15 @@ impl Swordbox {
         }
     }
 
-    /// Whether something depends on what a connection has under way.
+    /// Returns whether other requests depend on a CAS of a connection that is in flight.
     pub(crate) fn is_relied_upon(&self, id: Id) -> bool {
         let links = &self.steering.links;
         let mut all = (0..links.ids()).filter_map(|at| links.get(at));
         all.any(|link| link.flow == id && link.relied && link.state == State::Sent)
     }
 
-    /// Looks after nodes on their way: a CAS that others depend on and that is not answered is sent again, as its client may
-    /// not be there any more. If that is of no use for long, those that wait will wait in vain: their connections end.
+    /// Handles the timers of pending nodes. A CAS that others depend on is retransmitted, because its client
+    /// may be gone. After `dead_after` the node is given up, and the connections that wait for it end.
     pub(crate) fn tend_steering<O: Output>(&mut self, now: Nanos, out: &mut O) {
         self.release(now, out);
         for at in 0..self.steering.links.ids() {
@@ -342,7 +346,8 @@ impl Swordbox {
         }
     }
 
-    /// A request that was steered goes to the server again: what is known of the word there by now may not be true then.
+    /// Performs the detour of a steered request that is sent again, since the word at its address may have
+    /// been cached meanwhile. The error is as for [`Lines::detour`](crate::lines::Lines::detour).
     pub(crate) fn detour_steered(
         &mut self,
         server: u8,
@@ -359,11 +364,11 @@ impl Swordbox {
         }
     }
 
-    /// Sends a CAS again, as it was. If the server has executed it, it answers from its memory.
+    /// Retransmits a CAS unchanged. A server that has executed it answers it as a duplicate.
     fn mend<O: Output>(&mut self, at: Id, now: Nanos, out: &mut O) {
         let Some(link) = self.steering.links.get(at) else { return };
         if self.lines.detour(link.server, link.append.va, 8, now, self.config.settle).is_err() {
-            // Something that was decided there is under way: the next time
+            // A resolved operation on the same line is in flight: try again on the next tick.
             return;
         }
         let Some(link) = self.steering.links.get_mut(at) else { return };
@@ -385,7 +390,8 @@ impl Swordbox {
         }
     }
 
-    /// Nobody knows whether a node will ever be part of its structure.
+    /// Gives up a node whose CAS has an unknown result, and ends the connections whose responses depend on
+    /// it.
     fn give_up(&mut self, at: Id) {
         let links = &mut self.steering.links;
         links.lose(at);
@@ -408,7 +414,7 @@ impl Swordbox {
                 self.end(id);
             }
         }
-        // Nothing more goes behind such a node.
+        // No more nodes are appended to it.
         let Steering { known, links, .. } = &mut self.steering;
         links.remove_lost(|link| {
             known[usize::from(link.server)][usize::from(link.structure)].doubt(link.append.key);
@@ -417,7 +423,7 @@ impl Swordbox {
 }
 
 impl Known {
-    /// Keys whose last nodes are known
+    /// Returns the number of keys whose last node is known.
     pub fn tracked(&self) -> usize {
         match self {
             Self::Lists(lists) => lists.tracked(),

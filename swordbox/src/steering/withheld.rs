@@ -1,27 +1,27 @@
-//! Answers that are kept from their clients for a while: copied to places that are there from the start, and let go in the
-//! order in which those of each connection came.
+//! Withheld responses: copied to preallocated slots, and released in the order of each connection.
 
 use crate::Id;
 use rocev2::Psn;
 use switch::PortId;
 
-/// Bytes of the longest frame that is kept; of a longer one, the client will ask again
+/// Maximum length in bytes of a withheld frame. A longer one is dropped, and the client retransmits its
+/// request
 pub(crate) const LONGEST: usize = 2304;
 
-/// One of them
+/// A withheld response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot {
     place: u32,
     len: u16,
-    /// Where it came from
+    /// Port on which it arrived
     pub port: PortId,
-    /// Whose requests it answers
+    /// Flow whose request it answers
     pub flow: Id,
-    /// As its client knows it
+    /// The client's PSN
     pub psn: Psn,
 }
 
-/// Frames, in the order in which they came.
+/// Withheld frames, in the order of their arrival.
 #[derive(Debug)]
 pub(crate) struct Withheld {
     bytes: Box<[u8]>,
@@ -38,7 +38,7 @@ impl Withheld {
         }
     }
 
-    /// What so many take.
+    /// Returns the memory in bytes for `frames` frames.
     pub(crate) const fn bytes(frames: usize) -> usize {
         frames * (LONGEST + size_of::<Slot>() + size_of::<u32>())
     }
@@ -47,12 +47,12 @@ impl Withheld {
         self.slots.is_empty()
     }
 
-    /// The PSN of the last one of a flow
+    /// Returns the PSN of a flow's last withheld response.
     pub(crate) fn last_of(&self, flow: Id) -> Option<Psn> {
         self.slots.iter().rev().find(|slot| slot.flow == flow).map(|slot| slot.psn)
     }
 
-    /// Keeps a frame, if there is a place for it.
+    /// Stores a frame. Returns false if it is too long or no slot is free.
     pub(crate) fn push(&mut self, flow: Id, psn: Psn, frame: &[u8], port: PortId) -> bool {
         if frame.len() > LONGEST {
             return false;
@@ -63,7 +63,8 @@ impl Withheld {
         true
     }
 
-    /// The first that is first of its flow and may go, from this position on
+    /// Returns the position, from `from` on, of the first response that is the oldest of its flow and that
+    /// `may_go`.
     pub(crate) fn find(&self, from: usize, mut may_go: impl FnMut(&Slot) -> bool) -> Option<usize> {
         (from..self.slots.len()).find(|at| {
             let slot = &self.slots[*at];
@@ -71,7 +72,7 @@ impl Withheld {
         })
     }
 
-    /// One by its position
+    /// Returns the response at a position, and its frame.
     pub(crate) fn get(&self, at: usize) -> (Slot, &[u8]) {
         let slot = self.slots[at];
         (slot, &self.bytes[slot.place as usize * LONGEST..][..usize::from(slot.len)])
@@ -82,7 +83,7 @@ impl Withheld {
         self.free.push(slot.place);
     }
 
-    /// Those of a flow are not wanted any more.
+    /// Removes all responses of a flow.
     pub(crate) fn clear(&mut self, flow: Id) {
         let free = &mut self.free;
         self.slots.retain(|slot| {
@@ -107,7 +108,7 @@ mod tests {
         assert!(!withheld.push(3, Psn::ZERO, &[0; 4], PortId(0)), "no room");
         assert_eq!(withheld.last_of(1), Some(Psn::new(11)));
         assert_eq!(withheld.last_of(3), None);
-        // The second of flow 1 may go, but is not the first.
+        // The second response of flow 1 may go, but is not its oldest.
         assert_eq!(withheld.find(0, |slot| slot.psn != Psn::new(10)), Some(2));
         let (slot, bytes) = withheld.get(2);
         assert_eq!((slot.flow, slot.port, bytes), (2, PortId(2), &[5; 4][..]));

@@ -1,13 +1,13 @@
-//! A tree in a server's memory, as its clients find it at the beginning and as they leave it.
+//! Initial image of a tree, and verification of a final one.
 
 use super::node::{FANOUT, NODE_LEN, Node, NotANode};
 use super::{BUMP, FIRST_NODE, ROOT};
 use crate::clients::verbs::word;
 
-/// Keys of a node at the beginning: as many as random insertions leave in the long run
+/// Initial number of keys per node: the fill level that random insertions lead to in the long run
 const FILLED: usize = FANOUT * 7 / 10;
 
-/// Bytes that a tree of so many keys takes at the beginning.
+/// Returns the initial length in bytes of a tree with this number of keys.
 pub fn image_len(keys: usize) -> usize {
     let (mut nodes, mut level) = (0, keys.div_ceil(FILLED).max(1));
     loop {
@@ -19,16 +19,16 @@ pub fn image_len(keys: usize) -> usize {
     }
 }
 
-/// Writes a tree of these keys and values, which ascend, to memory of zeros that clients see at `va`.
+/// Writes a tree of these entries, in ascending order of their keys, to zeroed memory that clients see at `va`.
 ///
 /// # Panics
-/// If there is no room for it.
+/// If the memory is too short.
 pub fn build(memory: &mut [u8], va: u64, entries: &[(u64, u64)]) {
     let mut offset = FIRST_NODE as usize;
     let chunks = |entries: &[(u64, u64)]| entries.chunks(FILLED).map(<[_]>::to_vec).collect::<Vec<_>>();
     let mut groups = if entries.is_empty() { vec![Vec::new()] } else { chunks(entries) };
     for level in 0.. {
-        // The first keys of the groups, and where their nodes lie
+        // First keys of the groups, and addresses of their nodes
         let mut above = Vec::new();
         for (n, group) in groups.iter().enumerate() {
             let low = if n == 0 { 0 } else { group[0].0 };
@@ -53,10 +53,10 @@ pub fn build(memory: &mut [u8], va: u64, entries: &[(u64, u64)]) {
     }
 }
 
-/// All keys and values of a tree that nobody writes to.
+/// Returns all keys and values of a tree that no client is writing to.
 ///
 /// # Errors
-/// What is wrong with the tree: nodes that overlap or leave gaps, keys outside of their nodes, children that are none.
+/// The description of an inconsistency: nodes that overlap or leave gaps, keys outside of their nodes, or invalid children.
 pub fn walk(memory: &[u8], va: u64) -> Result<Vec<(u64, u64)>, String> {
     let node = |at: u64| {
         let offset = at.checked_sub(va).map(|offset| offset as usize);
@@ -82,7 +82,8 @@ pub fn walk(memory: &[u8], va: u64) -> Result<Vec<(u64, u64)>, String> {
             if level == 0 {
                 entries.extend(&this.entries);
             }
-            // What a parent does not know of yet is reached by its left neighbour; what it knows of begins there.
+            // A child that its parent does not have yet is reached through its left neighbour. The children
+            // that the parent has begin at their keys.
             let leftmost = (this.low, this.leftmost);
             for (key, child) in this.entries.iter().chain([&leftmost]) {
                 if level > 0 && node(*child)?.low != *key {
