@@ -31,7 +31,7 @@ impl End {
 
 impl Swordbox {
     /// Builds the response to the request with this PSN of flow `id` in `frame`. Returns the output port.
-    #[expect(clippy::inline_always, reason = "its caller has in registers what the packet is made of")]
+    #[expect(clippy::inline_always, reason = "the caller has the packet fields in registers")]
     #[inline(always)]
     pub(crate) fn build_answer<F: Frame>(
         &self,

@@ -24,7 +24,8 @@ fn with_unpaired(count: u32) -> (Swordbox, Vec<Id>) {
         ..Config::new(forward::Config::bridge(2, 4))
     });
     let ids = (0..count).map(|qpn| {
-        let id = swordbox.add_end(HostQp::new(SERVER.into(), rocev2::Qpn::new(qpn))).expect("there is room");
+        let id =
+            swordbox.add_end(HostQp::new(SERVER.into(), rocev2::Qpn::new(qpn))).expect("the table has room");
         swordbox.ends[id as usize].from = 0xffff_0a00_0002;
         swordbox.await_peer(id);
         id
@@ -34,7 +35,7 @@ fn with_unpaired(count: u32) -> (Swordbox, Vec<Id>) {
 }
 
 #[test]
-fn forgetting_an_unpaired_end_reads_its_two_neighbours_alone() {
+fn forgetting_an_unpaired_endpoint_reads_only_its_two_neighbours() {
     for at in [1, 500, 998, 0] {
         let (mut swordbox, ids) = with_unpaired(1000);
         // The newest is the first in the list.
@@ -44,16 +45,16 @@ fn forgetting_an_unpaired_end_reads_its_two_neighbours_alone() {
             swordbox.ends[id as usize].before = BROKEN;
         }
         swordbox.forget(ids[at]);
-        assert_eq!(swordbox.ends[before as usize].next, next, "end {at}");
+        assert_eq!(swordbox.ends[before as usize].next, next, "endpoint {at}");
         if next != NONE {
-            assert_eq!(swordbox.ends[next as usize].before, before, "end {at}");
+            assert_eq!(swordbox.ends[next as usize].before, before, "endpoint {at}");
         }
         assert_eq!(swordbox.counters().forgotten.get(), 1);
     }
 }
 
 #[test]
-fn a_tick_ages_64_ends_of_a_table_of_any_size() {
+fn a_tick_ages_64_endpoints_of_a_table_of_any_size() {
     for count in [100, 1000, 50_000] {
         let (mut swordbox, _) = with_unpaired(count);
         let forgotten = swordbox.counters();
@@ -61,7 +62,7 @@ fn a_tick_ages_64_ends_of_a_table_of_any_size() {
         for tick in 1..=3 {
             swordbox.on_timer(now, &mut Sent::with_room(64));
             let expected = (tick * 64).min(u64::from(count));
-            assert_eq!(forgotten.forgotten.get(), expected, "{count} ends, tick {tick}");
+            assert_eq!(forgotten.forgotten.get(), expected, "{count} endpoints, tick {tick}");
             now = swordbox.next_timer().expect("the next tick");
         }
     }

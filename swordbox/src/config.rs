@@ -123,7 +123,7 @@ pub struct Table {
 
 /// Enabled layers (paper: evaluation).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each is switched by itself")]
+#[expect(clippy::struct_excessive_bools, reason = "each layer is enabled independently")]
 pub struct Layers {
     /// Operations on a tracked word are multiplexed onto one shared QP
     pub remap: bool,

@@ -134,7 +134,7 @@ mod tests {
     const UNTIL: Nanos = Nanos(2000);
 
     #[test]
-    fn a_doubt_concerns_its_lines_only() {
+    fn an_invalidation_concerns_only_its_range() {
         let mut doubts = Doubts::new();
         (0..100).for_each(|number| doubts.reach(number));
         let before = doubts.count;
@@ -142,11 +142,11 @@ mod tests {
         let concerned: Vec<_> = (0..100).filter(|number| doubts.since(before, *number).is_some()).collect();
         assert_eq!(concerned, (10..=20).collect::<Vec<_>>());
         assert!(doubts.add(200, 300, UNTIL, NOW));
-        assert_eq!(doubts.count, before + 1, "there are no lines");
+        assert_eq!(doubts.count, before + 1, "no line is in the range");
     }
 
     #[test]
-    fn what_is_not_kept_concerns_all_lines() {
+    fn dropped_invalidations_concern_all_lines() {
         let mut doubts = Doubts::new();
         (0..100).for_each(|number| doubts.reach(number));
         let before = doubts.count;
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_doubt_waits_for_what_was_decided_before_it_and_for_nothing_after() {
+    fn an_invalidation_does_not_wait_for_operations_resolved_after_it() {
         let mut doubts = Doubts::new();
         doubts.reach(5);
         let first = doubts.begin();
@@ -171,15 +171,15 @@ mod tests {
             let done = under_way.remove(0);
             doubts.end(done);
             if doubts.add(0, 9, UNTIL, NOW) {
-                assert!(n > 0, "the first is under way");
+                assert!(n > 0, "the first operation is in flight");
                 return;
             }
         }
-        panic!("it waits for ever");
+        panic!("the invalidation never passes");
     }
 
     #[test]
-    fn a_doubt_does_not_pass_before_what_was_decided_is_done() {
+    fn an_invalidation_waits_for_operations_resolved_before_it() {
         let mut doubts = Doubts::new();
         doubts.reach(5);
         let first = doubts.begin();

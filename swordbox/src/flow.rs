@@ -477,7 +477,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_ahead_are_of_the_last_read_if_it_may_take_as_many_psns() {
+    fn responses_ahead_belong_to_the_last_read_if_it_may_take_enough_psns() {
         let mut flow = Flow::new(0);
         flow.begin(Psn::new(0xff_fffe));
         let answers = |flow: &mut Flow, ahead: u32| flow.may_have_asked(flow.sent.add(ahead));

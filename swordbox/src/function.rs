@@ -122,7 +122,7 @@ pub(crate) const UNTOLD: PortId = PortId(u16::MAX);
 
 impl End {
     /// Returns whether a packet to this endpoint that arrived on `port` has the stored headers and port.
-    #[expect(clippy::inline_always, reason = "a few comparisons")]
+    #[expect(clippy::inline_always, reason = "consists of a few comparisons")]
     #[inline(always)]
     pub(crate) fn knows(&self, packet: &Packet<'_>, port: PortId) -> bool {
         self.came_on == port && self.headers.leads_like(packet)
@@ -305,8 +305,12 @@ impl Swordbox {
     /// # Panics
     /// If `in_flight` is not a power of two, or there are more than 254 servers.
     pub fn new(config: Config) -> Self {
-        assert!(config.in_flight.is_power_of_two(), "{} in flight", config.in_flight);
-        assert!(config.servers.len() < usize::from(NO_SERVER), "{} servers", config.servers.len());
+        assert!(config.in_flight.is_power_of_two(), "in_flight is {}, not a power of two", config.in_flight);
+        assert!(
+            config.servers.len() < usize::from(NO_SERVER),
+            "{} servers; at most 254 are supported",
+            config.servers.len()
+        );
         let ends = config.connections * 2;
         let own: HashSet<Id> = config.own_lanes().map(|(lane, _)| lane).collect();
         let counts = config.servers.iter().map(|server| {
@@ -384,7 +388,7 @@ impl Swordbox {
     }
 
     /// Returns the endpoint that `packet` is sent to, and adds it to the table if there is room.
-    #[expect(clippy::inline_always, reason = "every packet is looked up")]
+    #[expect(clippy::inline_always, reason = "runs for every packet")]
     #[inline(always)]
     pub(crate) fn end_of(&mut self, packet: &Packet<'_>) -> Option<Id> {
         let key = HostQp::destination_of(packet);
@@ -392,7 +396,7 @@ impl Swordbox {
     }
 
     /// Returns the endpoint that a request is sent to. Endpoints on hosts that are no servers are not added.
-    #[expect(clippy::inline_always, reason = "every packet is looked up")]
+    #[expect(clippy::inline_always, reason = "runs for every packet")]
     #[inline(always)]
     pub(crate) fn end_of_request(&mut self, packet: &Packet<'_>) -> Option<Id> {
         let key = HostQp::destination_of(packet);

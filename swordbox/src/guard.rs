@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_open_for_a_share_of_the_time() {
+    fn a_window_is_open_for_a_quarter_of_the_time() {
         let mut window = Window::default();
         let len = Nanos(1000);
         let open = |window: &mut Window, times: core::ops::Range<u64>| {

@@ -85,7 +85,7 @@ pub(crate) struct Class8(pub(crate) u8);
 
 impl Class8 {
     /// Returns the traffic class of a packet.
-    #[expect(clippy::inline_always, reason = "one load")]
+    #[expect(clippy::inline_always, reason = "is a single load")]
     #[inline(always)]
     pub(crate) fn of(packet: &Packet<'_>) -> Self {
         let at = &packet.bytes()[packet.layout().l3()..];
@@ -130,7 +130,7 @@ impl Headers {
 
     /// Returns whether `packet` has the same Ethernet header, source address and UDP source port. The
     /// destination is assumed to be the same.
-    #[expect(clippy::inline_always, reason = "a few comparisons")]
+    #[expect(clippy::inline_always, reason = "consists of a few comparisons")]
     #[inline(always)]
     pub(crate) fn leads_like(&self, packet: &Packet<'_>) -> bool {
         /// Returns whether two frames have the same `N` bytes at `at`.
@@ -165,7 +165,7 @@ impl Headers {
 
     /// Builds a frame with these headers, a BTH and the bytes `behind` it. `class` replaces the traffic class
     /// if given. Checksums and ICRC are valid; there is no UDP checksum.
-    #[expect(clippy::inline_always, reason = "its caller has in registers what the packet is made of")]
+    #[expect(clippy::inline_always, reason = "the caller has the packet fields in registers")]
     #[inline(always)]
     pub(crate) fn build<F: Frame, const N: usize>(
         &self,
@@ -178,7 +178,7 @@ impl Headers {
     }
 
     /// Builds a frame as [`build`](Self::build) does, with a payload.
-    #[expect(clippy::inline_always, reason = "its caller has in registers what the packet is made of")]
+    #[expect(clippy::inline_always, reason = "the caller has the packet fields in registers")]
     #[inline(always)]
     pub(crate) fn build_with<F: Frame, const N: usize>(
         &self,
@@ -197,7 +197,10 @@ impl Headers {
             Payload::Copied([]) if self.is_plain() => self.write_plain(bytes, class, base, behind),
             _ => self.write_any(bytes, class, base, behind, payload),
         }
-        debug_assert!(Packet::parse(frame.bytes()).is_some_and(|packet| packet.verify_icrc()), "a packet");
+        debug_assert!(
+            Packet::parse(frame.bytes()).is_some_and(|packet| packet.verify_icrc()),
+            "the built frame has to be a valid packet"
+        );
         Ok(())
     }
 
@@ -208,7 +211,7 @@ impl Headers {
 
     /// Returns the IP header, UDP header and BTH of an untagged IPv4 packet with `behind` bytes between BTH
     /// and ICRC, as little-endian words.
-    #[expect(clippy::inline_always, reason = "what it makes stays in registers")]
+    #[expect(clippy::inline_always, reason = "the result stays in registers")]
     #[inline(always)]
     fn head(&self, class: Option<Class8>, base: Base, behind: usize) -> [u32; icrc::HEAD] {
         let own = |at: usize| {
@@ -238,7 +241,7 @@ impl Headers {
     }
 
     /// Returns a BTH as little-endian words.
-    #[expect(clippy::inline_always, reason = "what it makes stays in registers")]
+    #[expect(clippy::inline_always, reason = "the result stays in registers")]
     #[inline(always)]
     const fn bth_words(&self, base: Base, padding: usize) -> [u32; Bth::LEN / 4] {
         let [flags, high, low] = self.bth;
@@ -251,7 +254,7 @@ impl Headers {
     }
 
     /// Writes the Ethernet header and `head` of an untagged IPv4 packet.
-    #[expect(clippy::inline_always, reason = "what it writes is in registers")]
+    #[expect(clippy::inline_always, reason = "the written words are in registers")]
     #[inline(always)]
     fn put_head(&self, bytes: &mut [u8], head: [u32; icrc::HEAD]) {
         let (ethernet, rest) = bytes.split_at_mut(PLAIN.0);
@@ -262,7 +265,7 @@ impl Headers {
     }
 
     /// Writes an untagged IPv4 packet without payload.
-    #[expect(clippy::inline_always, reason = "its caller has what is behind the BTH in registers")]
+    #[expect(clippy::inline_always, reason = "the caller has the bytes behind the BTH in registers")]
     #[inline(always)]
     fn write_plain<const N: usize>(
         &self,
@@ -281,7 +284,7 @@ impl Headers {
 
     /// Replaces the Ethernet header and the head of an untagged IPv4 packet, and keeps the `behind` bytes
     /// after the BTH. The ICRC is updated incrementally.
-    #[expect(clippy::inline_always, reason = "it is the last thing that its caller does")]
+    #[expect(clippy::inline_always, reason = "the call is the tail of its caller")]
     #[inline(always)]
     fn replace(&self, bytes: &mut [u8], class: Option<Class8>, base: Base, behind: usize) {
         let at = PLAIN.1 + Bth::LEN;

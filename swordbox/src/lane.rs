@@ -289,7 +289,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn operations_keep_their_places_apart_while_there_are_more_and_more() {
+    fn operations_keep_distinct_slots_while_the_table_grows() {
         let mut lane = Lane::new(0, false, 1024);
         let first = Psn::new(0xff_ff00);
         lane.open(0, first, 1, Nanos::ZERO, Nanos::ZERO);

@@ -9,7 +9,7 @@
 //! are the workloads. docs/swordbox.md explains why clients cannot observe the difference.
 
 #![forbid(unsafe_code)]
-#![allow(clippy::similar_names, reason = "lanes and lines are what this is about")]
+#![allow(clippy::similar_names, reason = "the names are the terms of this crate")]
 
 mod answer;
 #[cfg(test)]

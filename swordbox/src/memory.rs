@@ -60,7 +60,7 @@ mod tests {
     use switch::forward::config::Topology;
 
     #[test]
-    fn each_bound_has_its_share() {
+    fn each_bound_is_proportional_to_its_setting() {
         let forward = forward::Config {
             ports: 2,
             topology: Topology::Pairs(Vec::new()),

@@ -165,17 +165,17 @@ mod tests {
     }
 
     #[test]
-    fn middle_and_last_packets_have_addresses() {
+    fn middle_and_last_packets_get_addresses_from_their_first_packet() {
         let mut writes = LongWrites::NONE;
         assert_eq!(writes.memory_of(psn(1), 256), None);
         writes.begin(message(0, 0x1000, 1024));
-        assert_eq!(writes.memory_of(psn(0), 256), None, "the first names its address");
+        assert_eq!(writes.memory_of(psn(0), 256), None, "a First packet carries its address");
         assert_eq!(writes.memory_of(psn(3), 200), Some((0x1300, 200)));
         assert_eq!(writes.memory_of(psn(4), 256), None);
         writes.begin(message(6, 0x9000, 512));
         assert_eq!(writes.memory_of(psn(7), 256), Some((0x9100, 256)));
         assert_eq!(writes.memory_of(psn(1), 256), Some((0x1100, 256)));
-        assert_eq!(writes.memory_of(psn(5), 256), None, "between them");
+        assert_eq!(writes.memory_of(psn(5), 256), None, "the PSN is between the two WRITEs");
     }
 
     #[test]
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn psns_wrap() {
+    fn writes_are_tracked_across_the_psn_wrap() {
         let mut writes = LongWrites::NONE;
         writes.begin(message(0xff_fffe, 0x1000, 1024));
         writes.begin(message(2, 0x9000, 512));

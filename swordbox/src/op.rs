@@ -102,7 +102,7 @@ pub(crate) fn aeth_of<'a>(packet: &Packet<'a>) -> Option<&'a Aeth> {
 }
 
 /// Returns the virtual address, the R_Key and the length in bytes of the memory that a request names.
-#[expect(clippy::inline_always, reason = "its callers know the kind")]
+#[expect(clippy::inline_always, reason = "the kind is a constant in the callers")]
 #[inline(always)]
 pub(crate) fn memory_of(packet: &Packet<'_>) -> Option<(u64, u32, u32)> {
     match Op::of(packet.layout().opcode()).kind {

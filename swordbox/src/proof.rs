@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_right_counts_for_its_time_at_most_and_for_three_quarters_at_least() {
+    fn a_proof_is_valid_for_at_most_its_lifetime_and_at_least_half_of_it() {
         for begin in [0, 1, 2, 3, 1000, 65_534, 65_535, 65_536, 65_537, 70_000] {
             let mut flow = Flow::new(0);
             proven(&mut flow, Proof::new(7, right::WRITE, at(begin)));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_right_that_is_used_again_counts_again() {
+    fn a_right_that_is_used_again_is_proven_again() {
         let mut flow = Flow::new(0);
         for second in 10..100 {
             proven(&mut flow, Proof::new(7, right::ATOMIC, at(second)));
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revocation_ends_all_proofs_once_a_period() {
+    fn a_revocation_expires_all_proofs_once_per_period() {
         let mut flow = Flow::new(0);
         let mut period = at(10);
         proven(&mut flow, Proof::new(7, right::WRITE, period));

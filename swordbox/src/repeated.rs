@@ -16,7 +16,7 @@ use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
 impl Swordbox {
     /// Handles a request with a PSN before the expected one.
-    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
+    #[allow(clippy::too_many_arguments, reason = "a frame with its layout, port and time")]
     pub(crate) fn on_repeated<O: Output>(
         &mut self,
         id: Id,
@@ -115,7 +115,7 @@ impl Swordbox {
     }
 
     #[cfg(not(debug_assertions))]
-    #[expect(clippy::unused_self, reason = "it has a planted bug in other builds")]
+    #[expect(clippy::unused_self, reason = "debug builds read the planted bug")]
     const fn repeats_old_reads(&self) -> bool {
         false
     }

@@ -39,7 +39,10 @@ pub(crate) enum Done {
 }
 
 impl Swordbox {
-    #[expect(clippy::inline_always, reason = "callers know what kind of packet it is, and of what shape")]
+    #[expect(
+        clippy::inline_always,
+        reason = "the kind and the layout of the packet are constants in the callers"
+    )]
     #[inline(always)]
     pub(crate) fn on_request<O: Output>(
         &mut self,
@@ -76,7 +79,11 @@ impl Swordbox {
             && let Some(passage) = self.straight_way_of(id, &packet, op)
             && packet.verify_icrc_inline()
         {
-            debug_assert_eq!(self.way_of(id, &packet, op, now), Way::Lane(passage), "the long way");
+            debug_assert_eq!(
+                self.way_of(id, &packet, op, now),
+                Way::Lane(passage),
+                "the general path has to choose the same route"
+            );
             self.ends[id as usize].seen = now;
             let flow = &mut self.flows[id as usize];
             flow.nak_due = false;
@@ -90,7 +97,7 @@ impl Swordbox {
     }
 
     /// Handles a request to endpoint `id`. `is_known` states that its headers and port match the stored ones.
-    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
+    #[allow(clippy::too_many_arguments, reason = "a frame with its layout, port and time")]
     #[inline(never)]
     fn on_request_of<O: Output>(
         &mut self,
@@ -283,7 +290,7 @@ impl Swordbox {
     }
 
     /// Handles a request of a connection that is not translated.
-    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
+    #[allow(clippy::too_many_arguments, reason = "a frame with its layout, port and time")]
     fn on_transparent<O: Output>(
         &mut self,
         id: Id,
@@ -508,7 +515,7 @@ impl Swordbox {
     }
 
     /// Handles a request of a translated connection.
-    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
+    #[allow(clippy::too_many_arguments, reason = "a frame with its layout, port and time")]
     fn on_strict<O: Output>(
         &mut self,
         id: Id,

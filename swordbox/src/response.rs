@@ -16,7 +16,10 @@ use rocev2::{Fault, Layout, Msn, Opcode, Packet, Psn};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
 impl Swordbox {
-    #[expect(clippy::inline_always, reason = "callers know what kind of packet it is, and of what shape")]
+    #[expect(
+        clippy::inline_always,
+        reason = "the kind and the layout of the packet are constants in the callers"
+    )]
     #[inline(always)]
     pub(crate) fn on_response<O: Output>(
         &mut self,
@@ -47,8 +50,11 @@ impl Swordbox {
     }
 
     /// Handles a server's response to a known endpoint.
-    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
-    #[expect(clippy::inline_always, reason = "callers know what kind of packet it is, and of what shape")]
+    #[allow(clippy::too_many_arguments, reason = "a frame with its layout, port and time")]
+    #[expect(
+        clippy::inline_always,
+        reason = "the kind and the layout of the packet are constants in the callers"
+    )]
     #[inline(always)]
     pub(crate) fn on_response_at<O: Output>(
         &mut self,
@@ -71,7 +77,7 @@ impl Swordbox {
     }
 
     /// Handles a server's response to a client's endpoint that is not on the straight path.
-    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
+    #[allow(clippy::too_many_arguments, reason = "a frame with its layout, port and time")]
     #[inline(never)]
     fn on_response_to<O: Output>(
         &mut self,

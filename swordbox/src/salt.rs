@@ -28,7 +28,7 @@ mod tests {
     use switch::forward;
 
     #[test]
-    fn a_salted_swordbox_has_no_table_with_the_fixed_salt() {
+    fn salting_replaces_the_fixed_salt_of_every_table() {
         let layout = clients::clover::Layout { keys: 16, node_len: 64 };
         let lists = Structure::Lists(ListsConfig::new(layout, 0..4096));
         let server = Server { structures: vec![lists], ..Server::new([10, 0, 0, 1].into()) };

@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 
 impl End {
     /// Builds the packet that the server receives on a shared QP for an operation. Returns the output port.
-    #[expect(clippy::inline_always, reason = "its caller has what is asked in registers")]
+    #[expect(clippy::inline_always, reason = "the caller has the request in registers")]
     #[inline(always)]
     fn build_entry<F: Frame>(
         &self,
@@ -67,7 +67,7 @@ impl Swordbox {
 
     /// Does the same as [`share`](Self::share), inlined into callers for which much of the request is
     /// constant.
-    #[expect(clippy::inline_always, reason = "what its caller knows needs no look")]
+    #[expect(clippy::inline_always, reason = "much of the request is constant in the caller")]
     #[inline(always)]
     pub(crate) fn share_inline<F: Frame>(
         &mut self,
@@ -228,7 +228,7 @@ impl Swordbox {
         self.complete_inline(lane, found)
     }
 
-    #[expect(clippy::inline_always, reason = "its caller uses at once what it finds")]
+    #[expect(clippy::inline_always, reason = "the caller uses the result at once")]
     #[inline(always)]
     pub(crate) fn complete_inline(&mut self, lane: Id, found: Option<u64>) -> Option<(Id, Psn, Answer)> {
         let there = &mut self.lanes[lane as usize];
@@ -259,7 +259,7 @@ impl Swordbox {
         flow.acked = known_as.add(1);
         flow.shared -= 1;
         flow.msn = flow.msn.add(1);
-        debug_assert!(flow.shared > 0 || flow.is_quiet(), "all that is under way is on the lane");
+        debug_assert!(flow.shared > 0 || flow.is_quiet(), "all operations in flight are on the shared QP");
         if flow.shared == 0 && (flow.holds() || flow.nak_due || flow.rereading) {
             self.ready.push_back(id);
         }

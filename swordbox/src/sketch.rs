@@ -52,13 +52,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looking_does_not_count() {
+    fn reading_a_count_does_not_change_it() {
         let mut sketch = Sketch::new();
         assert_eq!((sketch.count(3), sketch.add(3), sketch.count(3), sketch.count(3)), (0, 1, 1, 1));
     }
 
     #[test]
-    fn never_too_low_and_seldom_much_too_high() {
+    fn counts_are_never_too_low_and_rarely_much_too_high() {
         let mut sketch = Sketch::new();
         for _ in 0..100 {
             sketch.add(7);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_hot_cools_down() {
+    fn counts_are_halved_over_time() {
         let mut sketch = Sketch::new();
         for _ in 0..1000 {
             sketch.add(1);

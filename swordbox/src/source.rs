@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sweep_looks_at_64_hosts_of_a_table_of_any_size() {
+    fn a_sweep_examines_64_hosts_of_a_table_of_any_size() {
         for count in [100, 10_000] {
             let mut sources = Sources::new(count, 1);
             assert!((0..count as u128).all(|host| sources.stray(host, Nanos::ZERO)));

@@ -17,7 +17,7 @@ impl Swordbox {
     /// condition requires the general path.
     #[expect(
         clippy::inline_always,
-        reason = "its caller knows what kind of request it is, and of what shape"
+        reason = "the kind and the layout of the request are constants in the caller"
     )]
     #[inline(always)]
     pub(crate) fn straight_way_of(&self, id: Id, packet: &Packet<'_>, op: Op) -> Option<Passage> {
@@ -67,7 +67,7 @@ impl Swordbox {
 
     /// Returns the shared QP whose oldest operation, and no other, `packet` acknowledges, if the operation is
     /// no atomic and no flow waits.
-    #[expect(clippy::inline_always, reason = "its caller knows what shape the packet has")]
+    #[expect(clippy::inline_always, reason = "the layout of the packet is a constant in the caller")]
     #[inline(always)]
     pub(crate) fn straight_answer_to(
         &self,
@@ -94,7 +94,7 @@ impl Swordbox {
     }
 
     /// Completes the oldest operation on a shared QP, and replaces the frame by the response to its client.
-    #[expect(clippy::inline_always, reason = "its caller knows what shape the packet has")]
+    #[expect(clippy::inline_always, reason = "the layout of the packet is a constant in the caller")]
     #[inline(always)]
     pub(crate) fn answer_straight<O: Output>(
         &mut self,

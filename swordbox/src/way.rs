@@ -43,7 +43,7 @@ pub(crate) struct Wish {
 }
 impl Swordbox {
     /// Returns the access of a request if it is of a kind that may use a shared QP.
-    #[expect(clippy::inline_always, reason = "what it finds stays in registers")]
+    #[expect(clippy::inline_always, reason = "the result stays in registers")]
     #[inline(always)]
     pub(crate) fn wish_of(&self, server: u8, packet: &Packet<'_>, op: Op) -> Option<Wish> {
         let atomic = op.kind == Kind::Atomic;

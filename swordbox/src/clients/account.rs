@@ -90,7 +90,7 @@ pub struct Account {
 impl Default for Account {
     fn default() -> Self {
         let empty =
-            |_| Histogram::new_with_max(LONGEST_NS, DIGITS).expect("bounds that a histogram can have");
+            |_| Histogram::new_with_max(LONGEST_NS, DIGITS).expect("the bounds are valid for a histogram");
         Self { tally: Tally::default(), latency_ns: Kind::ALL.map(empty) }
     }
 }
@@ -144,9 +144,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_account_tells_what_was_recorded() {
+    fn an_account_has_the_recorded_operations() {
         let account = SharedAccount::default();
-        assert!((account.lock().tally.cas_share() - 1.0).abs() < 1e-9, "nothing failed");
+        assert!((account.lock().tally.cas_share() - 1.0).abs() < 1e-9, "no CAS failed");
         for us in 1..=100 {
             account.record(Kind::Read, Nanos::from_micros(us));
         }

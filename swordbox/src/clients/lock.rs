@@ -79,7 +79,9 @@ impl LockTable {
         match how {
             Unlock::Write => verbs.write(at, 0u64.to_le_bytes().into()).await,
             Unlock::CompareSwap if verbs.compare_swap(at, tag, 0).await? == tag => Ok(()),
-            Unlock::CompareSwap => Err(Stopped::Corrupt("a lock that was held is another's")),
+            Unlock::CompareSwap => {
+                Err(Stopped::Corrupt("the lock is held by another thread, not by its holder"))
+            }
         }
     }
 }

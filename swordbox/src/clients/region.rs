@@ -68,11 +68,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_comes_back() {
+    fn a_region_list_survives_a_round_trip() {
         let region = |n: u64| Region { va: n << 40, len: n * 100, rkey: n as u32 };
         let regions: Vec<_> = (1..=4).map(region).collect();
         let mut bytes = Region::list_to_bytes(&regions);
-        assert!(bytes.len() <= rnic::cm::private_data::REP, "fits into a REP");
+        assert!(
+            bytes.len() <= rnic::cm::private_data::REP,
+            "the list has to fit into the private data of a REP"
+        );
         bytes.resize(rnic::cm::private_data::REP, 0);
         assert_eq!(Region::list_from_bytes(&bytes), Some(regions));
         assert_eq!(Region::list_from_bytes(&bytes[..40]), None);
@@ -80,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_lie_within() {
+    fn offsets_exist_only_within_the_region() {
         let region = Region { va: 0x1000, len: 16, rkey: 7 };
         assert_eq!(region.at(8), Remote { va: 0x1008, rkey: 7 });
         assert_eq!((region.offset_of(0x1008, 8), region.offset_of(0x1009, 8)), (Some(8), None));

@@ -13,22 +13,22 @@ use switch::Nanos;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stopped {
     /// A request failed, and with it the connection.
-    #[error("a request failed: {0:?}")]
+    #[error("request failed with status {0:?}; the connection is in error")]
     Failed(Status),
     /// A request could not be posted.
-    #[error("a request cannot be posted: {0}")]
+    #[error("cannot post a request: {0}")]
     Post(#[from] QpError),
     /// The server is unreachable, has refused, or has ended the connection.
-    #[error("there is no connection to the server")]
+    #[error("no connection to the server: it is unreachable, has refused, or has disconnected")]
     Disconnected,
     /// The server's regions do not fit the program.
-    #[error("the server does not have the memory that is needed")]
+    #[error("the server's regions do not fit the program")]
     Regions,
     /// The server's memory is exhausted.
-    #[error("the server's memory is used up")]
+    #[error("the server's memory is exhausted")]
     Full,
     /// The memory has contents that no client writes.
-    #[error("the server's memory holds something else than it should: {0}")]
+    #[error("the server's memory has invalid contents: {0}")]
     Corrupt(&'static str),
 }
 

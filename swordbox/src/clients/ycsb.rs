@@ -17,8 +17,8 @@ impl Zipf {
     /// # Panics
     /// If `n` is 0, or theta is negative or not a number.
     pub fn new(n: usize, theta: f64) -> Self {
-        assert!(n > 0, "something to draw");
-        assert!(theta >= 0.0, "what comes first is drawn no more seldom");
+        assert!(n > 0, "n has to be at least 1");
+        assert!(theta >= 0.0, "theta has to be at least 0");
         let weights = (1..=n).map(|k| (k as f64).powf(-theta));
         let total: f64 = weights.clone().sum();
         let mut sum = 0.0;
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn things_are_drawn_by_zipfs_law() {
+    fn items_are_drawn_by_zipfs_law() {
         for theta in [0.0, 0.5, 0.99, 1.0, 1.5] {
             let counts = counts(1024, theta, 1_000_000);
             let total: f64 = (1..=1024).map(|k| f64::from(k).powf(-theta)).sum();
@@ -151,7 +151,10 @@ mod tests {
                 let expected = 1e6 * f64::from(k).powf(-theta) / total;
                 let is = counts[k as usize - 1] as f64;
                 // Five standard deviations
-                assert!((is - expected).abs() < 5.0 * expected.sqrt(), "{theta} {k}: {is}, not {expected}");
+                assert!(
+                    (is - expected).abs() < 5.0 * expected.sqrt(),
+                    "theta {theta}, item {k}: drawn {is} times, expected {expected}"
+                );
             }
         }
         assert_eq!(counts(1, 0.99, 10), [10]);
@@ -159,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_and_a_thread_decide() {
+    fn seed_and_thread_determine_the_operations() {
         let take = |mix, seed, thread| {
             Workload::new(mix, 100).generator(seed, thread).take(1000).collect::<Vec<_>>()
         };

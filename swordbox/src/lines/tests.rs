@@ -29,7 +29,7 @@ fn are_known(lines: &Lines, ids: &[Id]) -> Vec<bool> {
 }
 
 #[test]
-fn bytes_touch_the_words_that_they_lie_in() {
+fn words_of_a_byte_range_are_those_that_it_overlaps() {
     for offset in 0..64u64 {
         let va = 0xffc0 + offset;
         assert_eq!((offset_of(va), word_of(va)), (offset as usize, offset as usize / 8));
@@ -49,7 +49,7 @@ proptest! {
     /// Known values equal those in memory. A word becomes known when it is set or written as a whole, and
     /// stays known.
     #[test]
-    fn a_line_holds_what_is_written(
+    fn a_line_has_the_written_values(
         writes in proptest::collection::vec((0usize..64, 1usize..=64, any::<u8>(), any::<bool>()), 1..12),
         whole_words: bool,
     ) {
@@ -84,7 +84,7 @@ proptest! {
 }
 
 #[test]
-fn words_that_are_there_have_been_reached() {
+fn a_range_is_reached_if_all_of_its_words_are() {
     let mut lines = lines(1);
     let id = make(&mut lines, 0, 0);
     lines.get_mut(id).reached = 0b0110;
@@ -94,7 +94,7 @@ fn words_that_are_there_have_been_reached() {
 }
 
 #[test]
-fn a_line_teaches_when_it_is_quiet_and_its_detours_are_done() {
+fn a_line_learns_values_after_its_quiet_time_and_its_detours() {
     let mut lines = lines(1);
     let id = lines.make(0, 0, RKEY, 0, NOW).unwrap();
     let line = lines.get_mut(id);
@@ -106,7 +106,7 @@ fn a_line_teaches_when_it_is_quiet_and_its_detours_are_done() {
 }
 
 #[test]
-fn a_line_has_64_bytes_of_one_server() {
+fn a_line_covers_64_bytes_of_one_server() {
     let mut lines = lines(8);
     assert_eq!((lines.len(), lines.find(0, 0x1000)), (0, None));
     let id = make(&mut lines, 0, 0x1008);
@@ -117,12 +117,12 @@ fn a_line_has_64_bytes_of_one_server() {
 }
 
 #[test]
-fn a_line_takes_two_cache_lines_and_a_count() {
+fn a_line_takes_132_bytes_beside_the_indices() {
     assert_eq!(Lines::bytes(1000) - 2 * Index::<Place>::bytes(1000), 1000 * (128 + 4));
 }
 
 #[test]
-fn the_line_least_in_use_is_forgotten() {
+fn an_unused_line_is_evicted_when_the_table_is_full() {
     let mut lines = lines(3);
     let ids = known(&mut lines, &[0x1000, 0x1040, 0x2000]);
     lines.get_mut(ids[0]).under_way = 1;
@@ -139,12 +139,12 @@ fn the_line_least_in_use_is_forgotten() {
     assert!(!lines.has_any(0, 0x1000, 0x1000) && lines.has_any(0, 0x2000, 0x1000));
     let newest = lines.find(0, 0x4000).unwrap();
     lines.get_mut(newest).detouring = 1;
-    assert_eq!(lines.make(0, 0x5000, RKEY, 0, Nanos::ZERO), Err(Full), "all are in use");
+    assert_eq!(lines.make(0, 0x5000, RKEY, 0, Nanos::ZERO), Err(Full), "all lines are in use");
     assert_eq!((lines.len(), lines.find(0, 0x5000)), (3, None));
 }
 
 #[test]
-fn a_detour_forgets_the_words_of_the_lines_that_it_touches() {
+fn a_detour_invalidates_the_lines_that_it_touches() {
     let vas = [0x1000, 0x1040, 0x1fc0, 0x2000];
     for (va, len, left) in [
         (0x1000, 0, [true; 4]),
@@ -168,12 +168,12 @@ fn a_detour_forgets_the_words_of_the_lines_that_it_touches() {
             let quiet_until = if left { Nanos::ZERO } else { Nanos(1_100) };
             assert_eq!((lines.get(*id).quiet_until, lines.get(*id).detours), (quiet_until, u32::from(!left)));
         }
-        assert_eq!(are_known(&lines, &[other]), [true], "another server's");
+        assert_eq!(are_known(&lines, &[other]), [true], "the line belongs to another server");
     }
 }
 
 #[test]
-fn a_long_detour_is_applied_to_a_line_when_it_is_looked_at() {
+fn a_long_detour_is_applied_to_a_line_on_its_next_check() {
     let mut lines = lines(8);
     let ids = known(&mut lines, &[0x1000, 0x10_0000]);
     assert_eq!(lines.detour(0, 0x1000, 66 << 12, NOW, SETTLE), Ok(()));
@@ -190,7 +190,7 @@ fn a_long_detour_is_applied_to_a_line_when_it_is_looked_at() {
 }
 
 #[test]
-fn a_detour_waits_for_what_was_decided_of_its_lines() {
+fn a_detour_waits_for_resolved_operations_on_its_lines() {
     let mut lines = lines(8);
     let ids = known(&mut lines, &[0x1000, 0x1040]);
     lines.get_mut(ids[1]).lane = 3;
@@ -204,8 +204,8 @@ fn a_detour_waits_for_what_was_decided_of_its_lines() {
             && !lines.is_decided(0, 0x1080, 0x40)
             && !lines.is_decided(0, 0x1040, 0)
     );
-    assert!(!lines.is_decided(1, 0x1040, 8), "another server's");
-    assert!(lines.is_decided(0, 0x8000, 0x1001), "too long to look at each line");
+    assert!(!lines.is_decided(1, 0x1040, 8), "the line belongs to another server");
+    assert!(lines.is_decided(0, 0x8000, 0x1001), "the range is too long to check each line");
     assert!(!lines.is_decided(0, 0x8000, 0x1000));
     assert_eq!(lines.detour(0, 0x1000, 0x40, NOW, SETTLE), Ok(()));
     assert_eq!(lines.detour(0, 0x1000, 0x41, NOW, SETTLE), Err(3));
@@ -216,7 +216,7 @@ fn a_detour_waits_for_what_was_decided_of_its_lines() {
 }
 
 #[test]
-fn lines_are_found_in_ranges_by_block() {
+fn ranges_are_searched_for_lines_by_block() {
     let mut lines = lines(8);
     assert!(!lines.has_any(0, 0, u64::MAX));
     make(&mut lines, 0, 0x5000);
@@ -226,7 +226,7 @@ fn lines_are_found_in_ranges_by_block() {
             && !lines.has_any(0, 0x4000, 0x1000)
             && !lines.has_any(0, 0x6000, 0x1000)
     );
-    assert!(!lines.has_any(1, 0x5000, 1), "another server's");
+    assert!(!lines.has_any(1, 0x5000, 1), "the line belongs to another server");
     assert!(lines.has_any(0, 0, u64::MAX));
     // Up to 65 blocks are searched one by one. For longer ranges the hull of all lines decides.
     assert!(lines.has_any(0, 0x5000, 66 << 12) && lines.has_any(0, 0, 66 << 12));
@@ -235,18 +235,18 @@ fn lines_are_found_in_ranges_by_block() {
 
 /// The range is between two lines.
 #[test]
-fn a_range_that_is_too_long_to_look_at_each_block_may_have_lines() {
+fn a_range_too_long_to_search_is_compared_with_the_hull_of_all_lines() {
     let mut lines = lines(8);
     make(&mut lines, 0, 0x1000_0000);
     make(&mut lines, 0, 0x2000_0000);
     assert!(!lines.has_any(0, 0x1800_0000, 8) && !lines.has_any(0, 0x1800_0000, 65 << 12));
     assert!(lines.has_any(0, 0x1800_0000, 66 << 12) && lines.has_any(0, 0x1800_0000, 67 << 12));
-    assert!(!lines.has_any(0, 0, 66 << 12), "it ends before the first line");
+    assert!(!lines.has_any(0, 0, 66 << 12), "the range ends before the first line");
 }
 
 /// Operations on another line are being resolved.
 #[test]
-fn a_detour_waits_for_decisions_on_other_lines_only_if_it_is_too_long_to_look_at_each_block() {
+fn a_detour_waits_for_resolved_operations_on_other_lines_only_if_it_is_too_long_to_search() {
     let mut lines = lines(8);
     let ids = known(&mut lines, &[0x1000_0000, 0x2000_0000]);
     lines.begin_decided(ids[1]);
@@ -255,7 +255,7 @@ fn a_detour_waits_for_decisions_on_other_lines_only_if_it_is_too_long_to_look_at
 }
 
 #[test]
-fn a_prefetch_has_a_line_and_where_its_search_begins() {
+fn a_prefetch_covers_the_line_and_its_lookup() {
     for number in 0..32u64 {
         let mut lines = lines(64);
         let va = (number << LINE) + 8;
@@ -270,11 +270,11 @@ fn a_prefetch_has_a_line_and_where_its_search_begins() {
     let lines = lines(64);
     let homes: std::collections::HashSet<_> =
         (0..32u64).map(|number| lines.home_of(0, number << LINE)).collect();
-    assert!(homes.len() > 1, "not all searches begin at one place");
+    assert!(homes.len() > 1, "the lookups have different home slots");
 }
 
 #[test]
-fn hashes_of_lines_differ_by_number_and_server() {
+fn line_hashes_depend_on_number_and_server() {
     let hash = |server, number| Place { server, number }.hash();
     let salted = |server, number| Place { server, number }.salted(Salt::FIXED);
     let places = || (0..4u8).flat_map(|server| (0..64).map(move |number| (server, number)));

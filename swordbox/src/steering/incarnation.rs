@@ -61,9 +61,9 @@ mod tests {
     }
 
     #[test]
-    fn queue_pairs_that_existed_at_one_time_reach_one_memory() {
+    fn queue_pairs_with_overlapping_lifetimes_reach_the_same_memory() {
         let mut memory = Incarnation::default();
-        assert!(!memory.has(lifetime(5, 9)), "nothing is known yet");
+        assert!(!memory.has(lifetime(5, 9)), "there is no state yet");
         assert!(!memory.see(lifetime(5, 9), GRACE, true));
         // The second queue pair overlaps the first, and the third overlaps the second.
         assert!(memory.has(lifetime(9, 30)) && !memory.has(lifetime(25, 40)));
@@ -72,11 +72,11 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_queue_pair_reaches_another_memory_after_a_silence() {
+    fn a_newer_queue_pair_reaches_another_memory_after_the_grace_time() {
         let mut memory = Incarnation::default();
         memory.see(lifetime(10, 50), GRACE, true);
-        assert!(!memory.see(lifetime(60, 150), GRACE, true), "the others may be about to answer");
-        assert!(!memory.see(lifetime(60, 151), GRACE, false), "others wait for what is under way");
+        assert!(!memory.see(lifetime(60, 150), GRACE, true), "responses of the others may be in flight");
+        assert!(!memory.see(lifetime(60, 151), GRACE, false), "a node is pending");
         assert!(!memory.has(lifetime(60, 151)));
         assert!(memory.see(lifetime(60, 151), GRACE, true));
         assert!(memory.has(lifetime(60, 151)) && !memory.has(lifetime(10, 50)));
@@ -85,11 +85,11 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_pair_that_answers_after_all_joins_the_memory() {
+    fn an_older_queue_pair_that_is_acknowledged_again_joins_the_memory() {
         let mut memory = Incarnation::default();
         memory.see(lifetime(10, 50), GRACE, true);
         memory.see(lifetime(60, 300), GRACE, true);
         assert!(!memory.see(lifetime(10, 290), GRACE, true));
-        assert!(memory.has(lifetime(20, 40)), "it is the same memory as at the beginning");
+        assert!(memory.has(lifetime(20, 40)), "the memory is the original one");
     }
 }

@@ -88,7 +88,7 @@ pub(crate) struct Link {
 
 /// All pending nodes.
 #[derive(Debug)]
-#[expect(clippy::struct_field_names, reason = "that is what they are")]
+#[expect(clippy::struct_field_names, reason = "the field holds the links")]
 pub(crate) struct Links {
     index: Index<Place>,
     links: Vec<Link>,
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_waits_for_the_one_that_it_hangs_on() {
+    fn a_node_is_published_after_its_predecessor() {
         let mut links = Links::with_capacity(8, 1);
         let [b, c, d] = [(1, 2), (2, 3), (3, 4)].map(|(to, node)| begin(&mut links, to, node, 7));
         assert_eq!(succeed(&mut links, d), []);
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hangs_on_a_node_that_failed_comes_with_it_when_it_is_appended_again() {
+    fn nodes_behind_a_failed_node_are_published_when_that_is_appended_again() {
         let mut links = Links::with_capacity(8, 1);
         let [b, c, d] = [(1, 2), (2, 3), (2, 4)].map(|(to, node)| begin(&mut links, to, node, 7));
         assert_eq!(succeed(&mut links, c), []);
@@ -410,24 +410,24 @@ mod tests {
         links.fail(d_id);
         assert_eq!(links.open(b).unwrap().1.state, State::Failed);
         assert_eq!(links.can_begin(0, 2), Some(true));
-        assert_eq!(links.can_begin(0, 3), None, "it is linked already");
+        assert_eq!(links.can_begin(0, 3), None, "the node is linked already");
         let again = begin(&mut links, 8, 2, 7);
-        assert_eq!(again, b, "it is the same node");
+        assert_eq!(again, b, "the ticket refers to the same node");
         assert_eq!(succeed(&mut links, again), [(2, true), (3, false)]);
         assert!(links.is_empty(), "{links:?}");
     }
 
     #[test]
-    fn what_nobody_depends_on_is_over_when_it_fails() {
+    fn a_failed_node_without_dependents_is_removed() {
         let mut links = Links::with_capacity(1, 1);
         let b = begin(&mut links, 1, 2, 7);
-        assert_eq!(links.can_begin(0, 3), None, "no room");
+        assert_eq!(links.can_begin(0, 3), None, "the table is full");
         links.fail(links.open(b).unwrap().0);
         assert!(links.is_empty());
     }
 
     #[test]
-    fn a_node_that_fails_moves_from_one_to_the_other() {
+    fn a_failed_node_can_be_appended_to_another_predecessor() {
         let mut links = Links::with_capacity(8, 1);
         let tickets = [(1, 2), (2, 3), (2, 4), (2, 5)].map(|(to, node)| begin(&mut links, to, node, 7));
         let [b, c, d, e] = tickets;
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_takes_along_what_hangs_on_it() {
+    fn losing_a_node_loses_all_nodes_behind_it() {
         let mut links = Links::with_capacity(8, 1);
         let [b, _, d] = [(1, 2), (2, 3), (3, 4)].map(|(to, node)| begin(&mut links, to, node, node as Id));
         let alone = begin(&mut links, 1, 9, 9);

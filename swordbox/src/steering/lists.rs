@@ -108,9 +108,9 @@ impl Lists {
         let nodes = (config.nodes.end - config.nodes.start) / len;
         assert!(
             nodes < u64::from(u32::MAX) && config.layout.keys < u64::from(u32::MAX),
-            "numbers of 32 bits"
+            "the store has too many nodes or keys for 32-bit numbers"
         );
-        assert!(config.remembered > 0 && config.tracked > 0, "places to remember something");
+        assert!(config.remembered > 0 && config.tracked > 0, "remembered and tracked have to be at least 1");
         Self {
             owners: vec![
                 Dated { epoch: 0, value: [NOBODY; 7] };
@@ -429,12 +429,12 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_cas_and_a_stale_read_go_to_the_last_node() {
+    fn stale_cas_and_reads_are_redirected_to_the_last_node() {
         let mut lists = lists(|_| {});
         for node in 10..20 {
             write(&mut lists, node, 3);
         }
-        assert_eq!(read(&mut lists, 3), None, "nothing is known of the last one");
+        assert_eq!(read(&mut lists, 3), None, "the last node is unknown");
         assert_eq!(append(&mut lists, 3, 10), 3);
         assert_eq!(read(&mut lists, 3), Some(10));
         assert_eq!(append(&mut lists, 3, 11), 10);
@@ -447,11 +447,11 @@ mod tests {
             assert_eq!(read(&mut lists, node), Some(13));
         }
         assert_eq!(lists.tracked(), 1);
-        assert_eq!(read(&mut lists, 4), None, "another key");
+        assert_eq!(read(&mut lists, 4), None, "node 4 belongs to another key");
     }
 
     #[test]
-    fn what_is_not_sure_is_not_steered() {
+    fn uncertain_requests_are_not_steered() {
         let mut lists = lists(|_| {});
         for node in 10..20 {
             write(&mut lists, node, 3);
@@ -467,9 +467,13 @@ mod tests {
             let cas = Cas { va: to, rkey: 7, compare, swap };
             assert_eq!(lists.on_cas(&cas, true, false, true), None, "{cas:x?}");
         }
-        assert_eq!(lists.on_cas(&cas_of(3, 20), true, false, true), None, "a node of another key");
-        assert_eq!(lists.on_cas(&cas_of(31, 30), true, false, true), None, "nodes that nobody wrote");
-        assert_eq!(lists.on_cas(&cas_of(11, 11), true, false, true), None, "itself");
+        assert_eq!(lists.on_cas(&cas_of(3, 20), true, false, true), None, "the node belongs to another key");
+        assert_eq!(lists.on_cas(&cas_of(31, 30), true, false, true), None, "the nodes were never written");
+        assert_eq!(
+            lists.on_cas(&cas_of(11, 11), true, false, true),
+            None,
+            "a node cannot be appended to itself"
+        );
         // A READ of the word alone does not include the key; a READ of two nodes is not a READ of a node.
         assert_eq!(lists.on_read(va(3), 7, 8), None);
         assert_eq!(lists.on_read(va(3), 7, 2 * LEN as u32), None);
@@ -490,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn without_steering_of_writes_the_last_node_follows_what_succeeds() {
+    fn without_write_steering_the_last_node_follows_successful_cas() {
         let mut lists = lists(|_| {});
         for node in 10..20 {
             write(&mut lists, node, 3);
@@ -503,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn a_last_node_that_is_found_to_have_a_next_one_is_not_the_last() {
+    fn a_read_that_shows_a_successor_updates_the_last_node() {
         let mut lists = lists(|_| {});
         write(&mut lists, 10, 3);
         append(&mut lists, 3, 10);
@@ -513,16 +517,16 @@ mod tests {
         assert_eq!(read(&mut lists, 3), Some(10));
         found[NEXT..NEXT + 8].copy_from_slice(&va(50).to_le_bytes());
         lists.on_found(va(3), &found);
-        assert_eq!(read(&mut lists, 3), Some(10), "an older one has, of course");
+        assert_eq!(read(&mut lists, 3), Some(10), "an older node always has a successor");
         lists.on_found(va(10), &found);
         assert_eq!((read(&mut lists, 3), read(&mut lists, 50)), (Some(50), Some(50)));
         found[NEXT..NEXT + 8].copy_from_slice(&1u64.to_le_bytes());
         lists.on_found(va(50), &found);
-        assert_eq!(read(&mut lists, 3), None, "that leads nowhere");
+        assert_eq!(read(&mut lists, 3), None, "the address is not that of a node");
     }
 
     #[test]
-    fn a_node_that_is_written_anew_is_not_the_last_one() {
+    fn a_rewritten_node_is_not_the_last_one() {
         let mut lists = lists(|_| {});
         write(&mut lists, 10, 3);
         append(&mut lists, 3, 10);
@@ -531,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_but_first_nodes_is_known_after_a_restart() {
+    fn only_first_nodes_are_known_after_forget_all() {
         let mut lists = lists(|config| config.tracked = 1);
         for node in 10..12 {
             write(&mut lists, node, 3);
@@ -540,7 +544,11 @@ mod tests {
         assert_eq!((read(&mut lists, 3), lists.tracked()), (Some(10), 1));
         lists.forget_all();
         assert_eq!((read(&mut lists, 3), read(&mut lists, 10), lists.tracked()), (None, None, 0));
-        assert_eq!(lists.on_cas(&cas_of(10, 11), true, false, true), None, "it is not known whose they are");
+        assert_eq!(
+            lists.on_cas(&cas_of(10, 11), true, false, true),
+            None,
+            "the keys of the nodes are unknown"
+        );
         // Another key takes the entry of the tracked one.
         write(&mut lists, 11, 4);
         assert_eq!(append(&mut lists, 4, 11), 4);
@@ -548,27 +556,27 @@ mod tests {
     }
 
     #[test]
-    fn doubtful_writes_teach_nothing_and_end_what_they_contradict() {
+    fn unverified_writes_add_no_state_and_invalidate_what_they_contradict() {
         let mut lists = lists(|_| {});
         write(&mut lists, 10, 3);
         append(&mut lists, 3, 10);
         let mut bytes = vec![0; LEN as usize];
         bytes[KEY..KEY + 8].copy_from_slice(&5u64.to_le_bytes());
         lists.on_doubtful_write(va(11), &bytes);
-        assert_eq!(lists.on_cas(&cas_of(50, 11), true, false, true), None, "nodes that are not known");
+        assert_eq!(lists.on_cas(&cas_of(50, 11), true, false, true), None, "the nodes are unknown");
         lists.on_doubtful_write(va(10), &bytes);
         assert_eq!((read(&mut lists, 3), read(&mut lists, 10)), (None, None));
     }
 
     #[test]
-    fn old_nodes_are_forgotten_first_ones_are_not() {
+    fn old_nodes_are_evicted_but_first_nodes_are_not() {
         let mut lists = lists(|config| config.remembered = 4);
         for node in 10..20 {
             write(&mut lists, node, 3);
         }
         append(&mut lists, 3, 19);
         let known: Vec<_> = (0..20).filter(|node| read(&mut lists, *node).is_some()).collect();
-        assert_eq!(known, [3, 14, 15, 16, 17, 18, 19], "seven at least, the first one among them");
+        assert_eq!(known, [3, 14, 15, 16, 17, 18, 19], "one set of seven nodes, and the first node");
         // A node that is still read stays in the table.
         for node in 20..26 {
             write(&mut lists, node, 3);
@@ -586,11 +594,11 @@ mod tests {
         write(&mut lists, 10, 3);
         assert_eq!(read(&mut lists, 3), None);
         append(&mut lists, 3, 10);
-        assert_eq!(read(&mut lists, 3), Some(10), "its client says whose it is");
+        assert_eq!(read(&mut lists, 3), Some(10), "the CAS shows the key");
     }
 
     #[test]
-    fn hot_keys_are_kept_and_cold_ones_make_room() {
+    fn hot_keys_replace_colder_ones() {
         let mut lists = lists(|config| (config.tracked, config.hot) = (2, 3));
         let mut next = 20;
         let mut times = |lists: &mut Lists, key: u64, times: u64| {
@@ -601,12 +609,12 @@ mod tests {
             }
         };
         times(&mut lists, 1, 2);
-        assert_eq!(lists.tracked(), 0, "not hot yet");
+        assert_eq!(lists.tracked(), 0, "the key is not hot yet");
         times(&mut lists, 1, 10);
         times(&mut lists, 2, 5);
         assert!(lists.tail_of(1).is_some() && lists.tail_of(2).is_some());
         times(&mut lists, 3, 4);
-        assert!(lists.tail_of(3).is_none(), "no hotter than those");
+        assert!(lists.tail_of(3).is_none(), "key 3 is no hotter than the cached keys");
         times(&mut lists, 3, 4);
         assert!(lists.tail_of(3).is_some() && lists.tail_of(1).is_some() && lists.tail_of(2).is_none());
         assert_eq!(lists.tracked(), 2);

@@ -31,7 +31,11 @@ impl Locks {
     /// # Panics
     /// If the stride is 0 or not a multiple of 8.
     pub fn new(config: LocksConfig) -> Self {
-        assert!(config.stride > 0 && config.stride.is_multiple_of(8), "a stride of {}", config.stride);
+        assert!(
+            config.stride > 0 && config.stride.is_multiple_of(8),
+            "stride = {} is not a positive multiple of 8",
+            config.stride
+        );
         Self { config }
     }
 }
@@ -77,13 +81,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_the_table_are_locks_and_nothing_is_steered() {
+    fn only_table_words_are_locks_and_none_is_steered() {
         let config = LocksConfig { range: 0x1000..0x1024, rkey: Some(7), stride: 16 };
         let mut locks = Locks::new(config.clone());
         let is = |va| locks.is_word(va, 7);
         assert!(is(0x1000) && is(0x1010));
-        assert!(!is(0x1008), "between two locks");
-        assert!(!is(0x1020), "half of it lies outside");
+        assert!(!is(0x1008), "the address is between two locks");
+        assert!(!is(0x1020), "the word ends outside of the table");
         assert!(!is(0xff0) && !is(0x1030) && !locks.is_word(0x1000, 8));
         let any = Locks::new(LocksConfig { rkey: None, ..config });
         assert!(any.is_word(0x1000, 8));

@@ -100,12 +100,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_go_in_the_order_of_their_flows() {
+    fn responses_are_released_in_the_order_of_their_flow() {
         let mut withheld = Withheld::with_capacity(3);
         for (flow, psn) in [(1, 10), (1, 11), (2, 5)] {
             assert!(withheld.push(flow, Psn::new(psn), &[psn as u8; 4], PortId(flow as u16)));
         }
-        assert!(!withheld.push(3, Psn::ZERO, &[0; 4], PortId(0)), "no room");
+        assert!(!withheld.push(3, Psn::ZERO, &[0; 4], PortId(0)), "all slots are in use");
         assert_eq!(withheld.last_of(1), Some(Psn::new(11)));
         assert_eq!(withheld.last_of(3), None);
         // The second response of flow 1 may go, but is not its oldest.

@@ -91,8 +91,11 @@ impl Layout {
     /// If there are fewer nodes than keys, or the length of a node is invalid.
     pub fn memory(self, index_va: u64, nodes_va: u64, nodes: usize) -> Vec<Memory> {
         let keys = self.keys as usize;
-        assert!(nodes >= keys, "each key has a node");
-        assert!(self.node_len.is_multiple_of(8) && self.node_len > HEADER, "a node holds a value");
+        assert!(nodes >= keys, "fewer nodes than keys");
+        assert!(
+            self.node_len.is_multiple_of(8) && self.node_len > HEADER,
+            "node_len has to be a multiple of 8 and more than HEADER"
+        );
         let index = Memory::filled(index_va, self.index_len(), move |bytes| {
             put_word(bytes, 0, (keys * self.node_len) as u64);
             for key in 0..keys {
@@ -118,11 +121,13 @@ impl Layout {
         while at != 0 {
             let offset = at.checked_sub(nodes_va).map(|offset| offset as usize);
             let node = offset.and_then(|offset| nodes.get(offset..offset + self.node_len));
-            let node = node.ok_or_else(|| format!("key {key} has a node at {at:#x}"))?;
+            let node =
+                node.ok_or_else(|| format!("key {key} has a node at {at:#x}, outside of the region"))?;
             if values.len() > nodes.len() / self.node_len {
-                return Err(format!("the list of key {key} has no end"));
+                return Err(format!("the list of key {key} is cyclic"));
             }
-            let value = value_of(node, key).ok_or_else(|| format!("a node of key {key} is another's"))?;
+            let value = value_of(node, key)
+                .ok_or_else(|| format!("the list of key {key} has a node of another key"))?;
             values.push(value.to_vec());
             at = word(node, NEXT);
         }
@@ -173,7 +178,7 @@ impl Places {
     /// Returns the remote address at `offset` in the node at this address, if a node can be there.
     fn node(&self, at: u64, offset: usize) -> Result<Remote, Stopped> {
         let inside = self.nodes.offset_of(at, self.layout.node_len as u64);
-        inside.ok_or(Stopped::Corrupt("a pointer that leads nowhere"))?;
+        inside.ok_or(Stopped::Corrupt("a pointer is outside of the region"))?;
         Ok(Remote { va: at + offset as u64, rkey: self.nodes.rkey })
     }
 }
@@ -243,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_begins_with_an_empty_value_for_each_key() {
+    fn each_key_initially_has_an_empty_value() {
         let layout = Layout { keys: 3, node_len: 128 };
         let memory = layout.memory(0x1000, 0x10_0000, 10);
         let image = |n: usize| {
@@ -262,8 +267,8 @@ mod tests {
         put_word(&mut nodes, 128 + NEXT, 0x10_0000 + 5 * 128);
         assert_eq!(layout.list(&index, &nodes, 0x10_0000, 1), Ok(vec![vec![], b"value".to_vec()]));
         put_word(&mut nodes, 5 * 128, 0x10_0000 + 128);
-        assert!(layout.list(&index, &nodes, 0x10_0000, 1).unwrap_err().contains("no end"));
+        assert!(layout.list(&index, &nodes, 0x10_0000, 1).unwrap_err().contains("is cyclic"));
         put_word(&mut nodes, 5 * 128, 0x10_0000);
-        assert!(layout.list(&index, &nodes, 0x10_0000, 1).unwrap_err().contains("another's"));
+        assert!(layout.list(&index, &nodes, 0x10_0000, 1).unwrap_err().contains("of another key"));
     }
 }

@@ -95,7 +95,7 @@ impl Store {
             let node = self.verbs.read(self.places.node(at, 0)?, self.places.layout.node_len as u32).await?;
             let next = word(&node, NEXT);
             self.verbs.account().tried(next == 0);
-            let value = value_of(&node, key).ok_or(Stopped::Corrupt("a node of another key"))?;
+            let value = value_of(&node, key).ok_or(Stopped::Corrupt("the list has a node of another key"))?;
             if next == 0 {
                 self.tails.set(key, at);
                 return Ok(value.to_vec());
@@ -113,7 +113,7 @@ impl Store {
     /// # Panics
     /// If there is no such key, or the value is longer than the layout permits.
     pub async fn put(&mut self, key: u64, value: &[u8]) -> Result<(), Stopped> {
-        assert!(value.len() <= self.places.layout.max_value(), "room for the value");
+        assert!(value.len() <= self.places.layout.max_value(), "the value is longer than the layout permits");
         let own = self.take_space().await?;
         let (to, node) = (self.places.node(own, 0)?, self.places.layout.node(key, value));
         if self.options.pipelined {
@@ -146,7 +146,7 @@ impl Store {
         loop {
             let header = self.verbs.read(self.places.node(at, 0)?, HEADER as u32).await?;
             if word(&header, KEY) != key {
-                return Err(Stopped::Corrupt("a node of another key"));
+                return Err(Stopped::Corrupt("the list has a node of another key"));
             }
             let next = word(&header, NEXT);
             // Not counted as a hit, since nothing has been appended yet.

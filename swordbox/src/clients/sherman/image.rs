@@ -61,8 +61,8 @@ pub fn walk(memory: &[u8], va: u64) -> Result<Vec<(u64, u64)>, String> {
     let node = |at: u64| {
         let offset = at.checked_sub(va).map(|offset| offset as usize);
         let bytes = offset.and_then(|offset| memory.get(offset..offset + NODE_LEN));
-        let bytes = bytes.ok_or_else(|| format!("there is no node at {at:#x}"))?;
-        Node::from_bytes(bytes).map_err(|not: NotANode| format!("the node at {at:#x}: {not:?}"))
+        let bytes = bytes.ok_or_else(|| format!("no node at {at:#x}"))?;
+        Node::from_bytes(bytes).map_err(|not: NotANode| format!("invalid node at {at:#x}: {not:?}"))
     };
     let mut first_at = word(memory, ROOT as usize);
     let mut entries = Vec::new();
@@ -73,11 +73,16 @@ pub fn walk(memory: &[u8], va: u64) -> Result<Vec<(u64, u64)>, String> {
         loop {
             let this = node(at)?;
             if (this.level, this.low) != (level, low) {
-                return Err(format!("the node at {at:#x} is of level {} from {:#x}", this.level, this.low));
+                return Err(format!(
+                    "the node at {at:#x} has level {} and begins at key {:#x}, expected level {level} and key {low:#x}",
+                    this.level, this.low
+                ));
             }
             let within = this.entries.iter().all(|(key, _)| (this.low..this.high).contains(key));
             if !within || !this.entries.is_sorted_by(|one, other| one.0 < other.0) {
-                return Err(format!("the keys of the node at {at:#x} are not in order: {this:x?}"));
+                return Err(format!(
+                    "the keys of the node at {at:#x} are out of range or not in order: {this:x?}"
+                ));
             }
             if level == 0 {
                 entries.extend(&this.entries);
@@ -87,7 +92,9 @@ pub fn walk(memory: &[u8], va: u64) -> Result<Vec<(u64, u64)>, String> {
             let leftmost = (this.low, this.leftmost);
             for (key, child) in this.entries.iter().chain([&leftmost]) {
                 if level > 0 && node(*child)?.low != *key {
-                    return Err(format!("the child {child:#x} of {at:#x} does not begin at {key:#x}"));
+                    return Err(format!(
+                        "the child {child:#x} of node {at:#x} does not begin at key {key:#x}"
+                    ));
                 }
             }
             if this.sibling == 0 {
@@ -108,18 +115,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tree_is_built_and_walked() {
+    fn a_built_tree_has_its_entries() {
         for keys in [0, 1, 41, 42, 43, 42 * 42, 42 * 42 + 1, 100_000] {
             let entries: Vec<_> = (0..keys as u64).map(|n| (n * 3 + 1, n)).collect();
             let mut memory = vec![0; image_len(keys)];
             build(&mut memory, 0x7000_0000, &entries);
-            assert_eq!(word(&memory, BUMP as usize), memory.len() as u64, "all of it is used");
+            assert_eq!(word(&memory, BUMP as usize), memory.len() as u64, "the image is fully allocated");
             assert_eq!(walk(&memory, 0x7000_0000), Ok(entries), "{keys}");
         }
     }
 
     #[test]
-    fn a_broken_tree_is_told() {
+    fn walking_a_broken_tree_fails() {
         let entries: Vec<_> = (0..200).map(|n| (n, n)).collect();
         let mut memory = vec![0; image_len(200)];
         build(&mut memory, 0, &entries);
@@ -129,7 +136,7 @@ mod tests {
         assert!(walk(&broken, 0).unwrap_err().contains("not in order"));
         let mut broken = memory.clone();
         broken[first + 24] += 1;
-        assert!(walk(&broken, 0).unwrap_err().contains("of level 0 from"));
+        assert!(walk(&broken, 0).unwrap_err().contains("has level 0 and begins at"));
         memory[first] += 1;
         assert!(walk(&memory, 0).unwrap_err().contains("Torn"));
     }

@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_comes_back() {
+    fn a_node_survives_a_round_trip() {
         let mut node = Node { version: 7, level: 3, low: 5, high: 1 << 60, sibling: 9, ..Node::empty(0) };
         node.entries = (0..FANOUT as u64).map(|n| (n * 10 + 5, n)).collect();
         let bytes = node.to_bytes();
@@ -176,11 +176,11 @@ mod tests {
             assert_eq!(Node::from_bytes(&torn), Err(NotANode::Torn));
         }
         assert_eq!(Node::from_bytes(&bytes[1..]), Err(NotANode::Other));
-        assert_eq!(Node::from_bytes(&[0; NODE_LEN]), Err(NotANode::Other), "nothing was ever written");
+        assert_eq!(Node::from_bytes(&[0; NODE_LEN]), Err(NotANode::Other), "the bytes were never written");
     }
 
     #[test]
-    fn a_leaf_splits() {
+    fn a_split_leaf_keeps_all_keys() {
         let mut left = Node::empty(0);
         for key in 0..=FANOUT as u64 {
             assert_eq!(left.set(key * 2, key), None);
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn an_inner_node_splits() {
+    fn a_split_inner_node_moves_the_separator_up() {
         let mut left = Node { leftmost: 1000, ..Node::empty(1) };
         for n in 1..=4 {
             left.set(n * 10, 1000 + n);

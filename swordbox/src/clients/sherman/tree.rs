@@ -82,7 +82,7 @@ impl Tree {
     /// # Panics
     /// If the key is `u64::MAX`, which is reserved.
     pub async fn put(&mut self, key: u64, value: u64) -> Result<Option<u64>, Stopped> {
-        assert!(key < NO_LIMIT, "a key below the limit");
+        assert!(key < NO_LIMIT, "the key u64::MAX is reserved");
         let (at, _) = self.find(key, 0).await?;
         let (before, split) = self.set(at, key, value).await?;
         let mut level = 0;
@@ -167,7 +167,7 @@ impl Tree {
                 None => self.fetch(at).await?,
             };
             if node.level < level || key < node.low {
-                return Err(Stopped::Corrupt("a tree that leads to another key"));
+                return Err(Stopped::Corrupt("a child pointer leads to a node of another key range"));
             }
             if key >= node.high {
                 // The cached parent or root is older than the split that created the sibling.
@@ -197,7 +197,7 @@ impl Tree {
                 }
                 Err(NotANode::Torn) => self.verbs.account().tried(false),
                 Err(NotANode::Other) => {
-                    return Err(Stopped::Corrupt("a pointer to something else than a node"));
+                    return Err(Stopped::Corrupt("a pointer leads to an invalid node"));
                 }
             }
         }
@@ -214,7 +214,7 @@ impl Tree {
 
     fn place(&self, at: u64) -> Result<Remote, Stopped> {
         let inside = self.memory.offset_of(at, NODE_LEN as u64);
-        inside.ok_or(Stopped::Corrupt("a pointer that leads nowhere"))?;
+        inside.ok_or(Stopped::Corrupt("a pointer is outside of the region"))?;
         Ok(Remote { va: at, rkey: self.memory.rkey })
     }
 
