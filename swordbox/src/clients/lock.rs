@@ -79,9 +79,7 @@ impl LockTable {
         match how {
             Unlock::Write => verbs.write(at, 0u64.to_le_bytes().into()).await,
             Unlock::CompareSwap if verbs.compare_swap(at, tag, 0).await? == tag => Ok(()),
-            Unlock::CompareSwap => {
-                Err(Stopped::Corrupt("the lock is held by another thread, not by its holder"))
-            }
+            Unlock::CompareSwap => Err(Stopped::Corrupt("a held lock does not have its holder's tag")),
         }
     }
 }

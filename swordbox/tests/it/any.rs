@@ -1,4 +1,4 @@
-//! Anything that may come, in any order.
+//! Random packets in random order.
 
 use crate::net::*;
 use rocev2::aeth::{Credit, NakCode, Syndrome};
@@ -8,10 +8,10 @@ use switch::memory::{MemoryFrame, Sent};
 use switch::{Chance, Function, Nanos, PortId, Verdict};
 use swordbox::{Command, FailedCas, Layers, Server};
 
-/// Anything at all, in any order: nothing panics, nothing overflows.
+/// Random packets, timers and commands: nothing panics or overflows, and nothing is left in the end.
 #[test]
-#[expect(clippy::too_many_lines, reason = "a list of what may come")]
-fn whatever_comes() {
+#[expect(clippy::too_many_lines, reason = "a list of all kinds of packets")]
+fn random_packets_cause_no_panic_and_leave_nothing_behind() {
     let wanted = std::env::var("SEEDS").ok().and_then(|seeds| seeds.parse().ok());
     let seeds = wanted.unwrap_or(40);
     let mut sum = std::collections::BTreeMap::<&str, u64>::new();
@@ -33,14 +33,14 @@ fn whatever_comes() {
         });
         let mut ends = [a, b, end(3), end(4), end(5)];
         let mut out = Sent::with_room(usize::MAX);
-        // The PSN of the last frame that each server's queue pair got, and what is not answered
+        // PSN of the last frame to each of the server's queue pairs, and unanswered requests
         let mut lasts = [0u32; 5];
         let mut open = std::collections::VecDeque::<(usize, Opcode, u32)>::new();
         let mut next_qpn = 0x300;
         for _ in 0..4000 {
             let who = chance.below(5) as usize;
             if chance.below(200) == 0 {
-                // It has made a new queue pair, sometimes with an old number.
+                // The client has a new queue pair, sometimes with an old number.
                 next_qpn += 1;
                 let [client, server] = [0, 1].map(|_| chance.below(3) > 0);
                 let old = ends[who];
@@ -203,7 +203,7 @@ fn whatever_comes() {
             net.permit();
             for (frame, port) in out.frames.drain(..) {
                 let bytes = frame.into_bytes();
-                // What a client has to send again
+                // The PSN from which the client has to retransmit
                 if let Some(packet) = Packet::parse(&bytes).filter(|_| port == CLIENTS)
                     && let Some(aeth) = packet.aeth()
                     && aeth.kind() == Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR)
@@ -220,10 +220,13 @@ fn whatever_comes() {
                 }
             }
         }
-        // Silence: nothing is left.
+        // After some idle time nothing is left.
         net.pass(Nanos::from_secs(1));
         let [connections, lanes, _, held] = net.swordbox.usage();
-        assert!([connections, lanes, held] == [0; 3], "seed {seed}: {connections} {lanes} {held}");
+        assert!(
+            [connections, lanes, held] == [0; 3],
+            "seed {seed}: {connections} connections, {lanes} shared QPs, {held} held frames"
+        );
         net.swordbox.counters().all().for_each(|(name, count)| *sum.entry(name).or_default() += count);
     }
     println!("{sum:?}");

@@ -1,4 +1,4 @@
-//! Very many connections, or what looks like them.
+//! Very many connections, real or forged.
 
 use super::net::*;
 use rocev2::{Bth, Opcode, Psn, Qpn};
@@ -6,15 +6,15 @@ use switch::Nanos;
 
 const STRANGER: [u8; 4] = [10, 0, 1, 99];
 
-/// A packet of an unknown host, to a queue pair that may not exist
+/// Returns a packet of an unknown host, to a queue pair that may not exist.
 fn stranger(from: [u8; 4], qpn: u32, psn: u32) -> Vec<u8> {
     let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(qpn), Psn::new(psn));
     frame(from, SERVER, 0xc001, bth, |_| {}, &[0; 8])
 }
 
-/// The oldest of very many ends whose other end is not known is forgotten, again and again; and all of them in the end.
+/// The oldest of very many unpaired endpoints is forgotten, repeatedly, and in the end all of them.
 #[test]
-fn the_oldest_of_very_many_is_forgotten_as_soon_as_the_newest() {
+fn forgetting_one_of_very_many_endpoints_takes_constant_time() {
     let mut net = Net::new(|config| {
         config.connections = 65_536;
         config.per_host = 65_536;
@@ -23,7 +23,7 @@ fn the_oldest_of_very_many_is_forgotten_as_soon_as_the_newest() {
     for qpn in 0..40_000 {
         net.up(&stranger(STRANGER, 0x1000 + qpn, 1));
     }
-    // With a look at all of those that wait, these would be 1,600 million steps.
+    // If each step examined all unpaired endpoints, this would take 1,600 million steps.
     for qpn in 0..40_000 {
         net.up(&stranger(STRANGER, 0x1000 + qpn, 0x80_0000));
     }
@@ -33,25 +33,26 @@ fn the_oldest_of_very_many_is_forgotten_as_soon_as_the_newest() {
     assert_eq!(net.swordbox.usage()[0], 0);
 }
 
-/// A host that sends to very many queue pairs has a part of the table, and others are paired.
+/// A host that sends to very many queue pairs occupies a part of the table only, and other hosts' connections
+/// are paired.
 #[test]
-fn a_host_does_not_take_the_place_of_others() {
+fn a_host_cannot_fill_the_connection_table() {
     let mut net = Net::new(|config| config.per_host = 16);
     (0..500).for_each(|qpn| drop(net.up(&stranger(STRANGER, 0x1000 + qpn, 1))));
     assert_eq!(net.swordbox.usage()[0], 8);
     assert_eq!(net.count("untracked"), 484);
     let mut a = end(1);
     net.connect(&mut a);
-    // Those that are gone make room.
+    // Forgotten connections make room.
     net.pass(Nanos::from_secs(1300));
     assert_eq!(net.swordbox.usage()[0], 0);
     (500..508).for_each(|qpn| drop(net.up(&stranger(STRANGER, 0x1000 + qpn, 1))));
     assert_eq!(net.count("untracked"), 484);
 }
 
-/// What does not go to a server takes no place.
+/// Connections to hosts that are no servers take no table entry.
 #[test]
-fn only_connections_of_servers_are_in_the_table() {
+fn only_connections_to_servers_are_tracked() {
     let mut net = Net::new(|_| {});
     for qpn in 0..500 {
         let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(qpn), Psn::new(1));

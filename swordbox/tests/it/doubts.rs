@@ -1,4 +1,4 @@
-//! Packets that may write to long ranges, or whose rights are not known.
+//! Packets that may write to long ranges, or whose sender has no known right.
 
 use super::net::*;
 use rocev2::aeth::{Credit, Syndrome};
@@ -10,14 +10,14 @@ use swordbox::Table;
 const ACK: Syndrome = Syndrome::Ack(Credit(0x1f));
 const STRANGER: [u8; 4] = [10, 0, 1, 99];
 
-/// A long WRITE with a key that the server never gave
+/// Returns a long WRITE with a key that the server never issued.
 fn long_write(qpn: u32, psn: u32) -> Vec<u8> {
     let reth = Reth { va: 0.into(), rkey: 0xdead.into(), len: 0x7fff_ffffu32.into() };
     let bth = Bth::new(Opcode::RC_WRITE_FIRST, Qpn::new(qpn), Psn::new(psn));
     frame(STRANGER, SERVER, 0xc123, bth, |repr| repr.extended.reth = reth, &[9; 1024])
 }
 
-/// A packet with an unknown opcode
+/// Returns a packet with an unknown opcode.
 fn unknown(from: [u8; 4]) -> Vec<u8> {
     let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(0x999), Psn::new(1));
     let mut bytes = frame(from, SERVER, 0xc123, bth, |_| {}, &[9; 16]);
@@ -28,11 +28,12 @@ fn unknown(from: [u8; 4]) -> Vec<u8> {
     bytes
 }
 
-/// How many of 1,000 CAS, ten milliseconds apart, are decided while `lie` comes before each.
+/// Returns the number of CAS, out of 1,000 at intervals of ten milliseconds, that are resolved while `lie`
+/// precedes each.
 fn decided_beside(lie: impl Fn(u32) -> Vec<u8>) -> usize {
     let (mut net, mut a, _) = two(|config| config.proof = Nanos::from_secs(1_000_000));
     let owner = a;
-    // Those that come at first have more than their share.
+    // The burst at the beginning is not counted.
     let mut decided = 0;
     for n in 0..4_000u32 {
         let sent = net.up(&a.cas(a.psn, TABLE, 9, 9));
@@ -50,9 +51,9 @@ fn decided_beside(lie: impl Fn(u32) -> Vec<u8>) -> usize {
     decided
 }
 
-/// A host without any right, or connection, sends what the server will refuse.
+/// A host without rights or connections sends packets that the server will refuse.
 #[test]
-fn packets_of_a_host_without_rights_keep_words_from_being_decided_for_a_part_of_the_time() {
+fn packets_of_untrusted_hosts_suspend_resolution_for_a_part_of_the_time() {
     assert_eq!(decided_beside(|_| end(9).write(0, 0x8000_0000, &[0; 8])), 1000);
     for decided in [
         decided_beside(|_| long_write(0xabc, 1)),
@@ -61,13 +62,13 @@ fn packets_of_a_host_without_rights_keep_words_from_being_decided_for_a_part_of_
         decided_beside(|n| End { ip: STRANGER, ..end(9) }.write(n, TABLE, &[1; 8])),
         decided_beside(|n| End { ip: STRANGER, server_qpn: 0x1000 + n, ..end(9) }.cas(n, TABLE, 0, 1)),
     ] {
-        assert!(decided >= 500, "{decided} of 1000");
+        assert!(decided >= 500, "{decided} of 1000 CAS resolved");
     }
 }
 
-/// Whatever passes that is not known: what is decided then is true if it writes.
+/// An untrusted packet may write, so nothing may be resolved while it is in flight.
 #[test]
-fn a_packet_of_a_host_without_rights_passes_only_when_nothing_is_decided() {
+fn a_packet_of_an_untrusted_host_passes_only_without_resolved_operations() {
     for lie in
         [long_write(0xabc, 1), unknown(STRANGER), End { ip: STRANGER, ..end(9) }.write(1, TABLE, &[1; 8])]
     {
@@ -78,7 +79,7 @@ fn a_packet_of_a_host_without_rights_passes_only_when_nothing_is_decided() {
         assert_eq!(opcode(&sent[0].0), Opcode::RC_WRITE_ONLY);
         assert_eq!(net.up(&lie).len(), 0);
         net.down(&owner.ack(psn(&sent[0].0)));
-        // Now it does, and nothing more is decided for a while.
+        // Now the packet passes, and nothing is resolved for some time.
         let sent = net.up(&a.cas(a.psn, TABLE, 5, 6));
         a.psn += 1;
         assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP);
@@ -89,9 +90,9 @@ fn a_packet_of_a_host_without_rights_passes_only_when_nothing_is_decided() {
     }
 }
 
-/// Very many lines: with a walk over them for each packet, these would be more than a thousand million steps.
+/// If each packet visited every line, this would take more than a thousand million steps.
 #[test]
-fn packets_that_may_write_anywhere_take_no_time() {
+fn packets_that_may_write_anywhere_take_constant_time() {
     let (mut net, mut a, b) = two(|config| {
         let all = TABLE..TABLE + 64 * 16_384;
         config.servers[0].tables = vec![Table { rkey: None, range: all, stride: 8, writable: true }];
@@ -112,9 +113,9 @@ fn packets_that_may_write_anywhere_take_no_time() {
     }
 }
 
-/// A client's long WRITE over one word, while others decide other words all the time.
+/// A client's long WRITE covers one word, while other words are being resolved all the time.
 #[test]
-fn a_long_write_does_not_wait_for_other_words() {
+fn a_long_write_does_not_wait_for_operations_on_other_words() {
     let (mut net, mut a, mut b) = two(|config| {
         config.servers[0].tables[0].range = TABLE..TABLE + (64 << 20);
         config.in_flight = 64;
@@ -134,7 +135,7 @@ fn a_long_write_does_not_wait_for_other_words() {
     let long = b.request(Opcode::RC_WRITE_FIRST, b.psn, |repr| repr.extended.reth = reth, &[9; 1024]);
     b.psn += 1;
     let mut passed = net.up(&long).iter().any(|(sent, _)| dest(sent) == b.server_qpn);
-    assert!(!passed, "what is decided is under way");
+    assert!(!passed, "a resolved operation is in flight");
     for n in 0..20 {
         let sent = net.up(&a.cas(a.psn, outside, n, n + 1));
         assert_eq!(opcode(&sent[0].0), Opcode::RC_WRITE_ONLY, "round {n}");
@@ -150,7 +151,7 @@ fn a_long_write_does_not_wait_for_other_words() {
     assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP);
 }
 
-/// Of four CAS of `va` by the second client, how many are decided, or leave on the lane of the first
+/// Returns how many of four CAS of `va` by the second client leave on the first client's connection.
 fn shared(net: &mut Net, client: &mut End, va: u64) -> usize {
     let shared = |_| {
         let sent = net.up(&client.cas(client.psn, va, 9, 9));
@@ -169,11 +170,11 @@ fn shared(net: &mut Net, client: &mut End, va: u64) -> usize {
     (0..4).map(shared).filter(|is_shared| *is_shared).count()
 }
 
-/// The server's own programs write it.
+/// Programs on the server write to this word.
 #[test]
-fn word_that_must_not_be_cached_stays_on_its_own_connection() {
+fn a_word_that_must_not_be_cached_is_not_shared() {
     let never = TABLE + 64..TABLE + 72;
     let (mut net, _, mut b) = two(|config| config.servers[0].never = vec![never.clone()]);
     assert_eq!(shared(&mut net, &mut b, never.start), 0);
-    assert!(shared(&mut net, &mut b, never.end) > 0, "its neighbour is shared");
+    assert!(shared(&mut net, &mut b, never.end) > 0, "the next word is shared");
 }

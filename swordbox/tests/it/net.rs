@@ -1,4 +1,4 @@
-//! Two clients or more, a server, and a Swordbox between them: what the tests say to each other.
+//! Test network: two or more clients, a server, and a Swordbox in between.
 
 use rocev2::aeth::{Aeth, Credit, Syndrome};
 use rocev2::atomic::{AtomicAckEth, AtomicEth};
@@ -23,7 +23,7 @@ pub(crate) const KEY: u32 = 7;
 pub(crate) const CLIENTS: PortId = PortId(0);
 pub(crate) const SERVERS: PortId = PortId(1);
 
-/// A client's queue pair, and the server's that it is connected to
+/// Queue pair of a client, and the server's queue pair that it is connected to
 #[derive(Clone, Copy)]
 pub(crate) struct End {
     pub(crate) ip: [u8; 4],
@@ -31,7 +31,7 @@ pub(crate) struct End {
     pub(crate) server_qpn: u32,
     pub(crate) port: u16,
     pub(crate) psn: u32,
-    /// TOS byte of the server's answers
+    /// TOS byte of the server's responses
     pub(crate) tos: u8,
 }
 
@@ -109,7 +109,7 @@ impl End {
         self.request(Opcode::RC_WRITE_ONLY, psn, |repr| repr.extended.reth = reth, payload)
     }
 
-    /// The server's answer on this connection
+    /// Returns a response of the server on this connection.
     pub(crate) fn answer(&self, psn: u32, syndrome: Syndrome, found: Option<u64>) -> Vec<u8> {
         let opcode = if found.is_some() { Opcode::RC_ATOMIC_ACKNOWLEDGE } else { Opcode::RC_ACKNOWLEDGE };
         let bth = Bth::new(opcode, Qpn::new(self.qpn), Psn::new(psn));
@@ -176,7 +176,7 @@ impl Net {
         self.run(bytes, SERVERS).1
     }
 
-    /// Time passes; what timers send.
+    /// Advances the time. Returns the frames sent by timers.
     pub(crate) fn pass(&mut self, time: Nanos) -> Frames {
         let end = self.now + time;
         let mut sent = Sent::with_room(usize::MAX);
@@ -189,7 +189,7 @@ impl Net {
         sent.frames.into_iter().map(|(frame, port)| (frame.into_bytes(), port)).collect()
     }
 
-    /// Makes a connection one whose sides may differ, whose keys are proven.
+    /// Makes a connection translated, with proven rights.
     pub(crate) fn connect(&mut self, end: &mut End) {
         for _ in 0..6 {
             assert_eq!(self.up(&end.write(end.psn, 0x8000_0000, &[0; 8])).len(), 1);
@@ -197,7 +197,7 @@ impl Net {
             end.psn += 1;
         }
         let cas = end.cas(end.psn, TABLE + 2048, 1, 0);
-        assert!(self.up(&cas) == [(cas, SERVERS)], "it goes as it is");
+        assert!(self.up(&cas) == [(cas, SERVERS)], "the request is forwarded unchanged");
         self.down(&end.answer(end.psn, Syndrome::Ack(Credit(0x1f)), Some(0)));
         end.psn += 1;
         assert!(
@@ -207,7 +207,7 @@ impl Net {
         );
     }
 
-    /// An atomic goes as one, and teaches that the word holds 0.
+    /// Sends an atomic that is not resolved and whose response shows that the word is 0.
     pub(crate) fn teach(&mut self, end: &mut End, owner: &mut End, va: u64) {
         self.pass(Nanos::from_millis(50));
         let sent = self.up(&end.cas(end.psn, va, 1, 1));
@@ -235,7 +235,7 @@ pub(crate) fn dest(frame: &[u8]) -> u32 {
     Packet::parse(frame).unwrap().bth().dest_qp().get()
 }
 
-/// Two connections; the first owns the lane, the word at `TABLE` is known to hold 0.
+/// Returns two connections. The first one is shared, and the word at `TABLE` is known to be 0.
 pub(crate) fn two(change: impl FnOnce(&mut Config)) -> (Net, End, End) {
     let net = Net::new(|config| {
         config.servers[0].lanes = 1;
@@ -244,11 +244,11 @@ pub(crate) fn two(change: impl FnOnce(&mut Config)) -> (Net, End, End) {
     taught(net, end(1), end(2))
 }
 
-/// The same, of connections that may have been used before.
+/// Prepares two given connections like [`two`].
 pub(crate) fn taught(mut net: Net, mut a: End, mut b: End) -> (Net, End, End) {
     net.connect(&mut a);
     net.connect(&mut b);
-    // The first atomic makes a line, which keeps quiet for a while.
+    // The first atomic adds a line, which learns nothing for some time.
     let sent = net.up(&a.cas(a.psn, TABLE, 1, 1));
     assert_eq!(dest(&sent[0].0), a.server_qpn);
     net.down(&a.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
@@ -259,7 +259,7 @@ pub(crate) fn taught(mut net: Net, mut a: End, mut b: End) -> (Net, End, End) {
     (net, a, b)
 }
 
-/// Returns three clients, two lanes, of the first one's and the second one's connection, and the address of a word on each.
+/// Returns three clients, of which the first two own a shared QP each, and the address of a word on each QP.
 pub(crate) fn two_lanes() -> (Net, [End; 3], [u64; 2]) {
     let mut net = Net::new(|config| config.servers[0].lanes = 2);
     let mut ends = [end(1), end(2), end(3)];
@@ -268,7 +268,7 @@ pub(crate) fn two_lanes() -> (Net, [End; 3], [u64; 2]) {
     }
     let [mut a, mut b, c] = ends;
     let mut lanes = [None; 2];
-    // Each makes a lane of its own connection when it first takes one; words are spread over both.
+    // Each connection becomes shared when its client first uses a shared QP; words are spread over both.
     for word in 0..64 {
         let va = TABLE + 64 * (word % 32);
         let who = if word % 2 == 0 { &mut a } else { &mut b };
@@ -282,7 +282,7 @@ pub(crate) fn two_lanes() -> (Net, [End; 3], [u64; 2]) {
     (net, [a, b, c], lanes.map(Option::unwrap))
 }
 
-/// The switch learns what words on the lanes of `a` and `b` hold, from what `a` gets.
+/// Makes the values of words on the shared QPs of `a` and `b` known, by atomics of `a`.
 pub(crate) fn learn(net: &mut Net, a: &mut End, b: &End, words: [u64; 2]) {
     net.pass(Nanos::from_millis(50));
     for va in words {
@@ -295,7 +295,7 @@ pub(crate) fn learn(net: &mut Net, a: &mut End, b: &End, words: [u64; 2]) {
     }
 }
 
-/// A CAS leaves as a WRITE on the lane; its answer.
+/// Sends a CAS that is resolved and leaves on the shared QP. Returns the frames after its acknowledgement.
 pub(crate) fn locked(net: &mut Net, whose: &mut End, owner: &End, compare: u64, swap: u64) -> Frames {
     let sent = net.up(&whose.cas(whose.psn, TABLE, compare, swap));
     assert_eq!((opcode(&sent[0].0), dest(&sent[0].0)), (Opcode::RC_WRITE_ONLY, owner.server_qpn));
@@ -313,7 +313,7 @@ pub(crate) fn dreq(src: [u8; 4], dst: [u8; 4], remote: u32) -> Vec<u8> {
     frame(src, dst, 0xc123, bth, change, &mad)
 }
 
-/// Sends a CAS of `b`, and its answer on the lane of `owner`. Returns whether it was decided.
+/// Sends a CAS of `b`, and its response on the connection of `owner`. Returns whether the CAS was resolved.
 pub(crate) fn is_decided(net: &mut Net, b: &mut End, owner: &End) -> bool {
     let sent = net.up(&b.cas(b.psn, TABLE, 9, 9));
     b.psn += 1;

@@ -1,4 +1,4 @@
-//! Lanes of the switch's own, and what becomes of lent ones whose owners are of no use.
+//! Switch-owned QPs, and client-owned shared QPs whose owners are stuck.
 
 use super::net::*;
 use rnic::Interface;
@@ -39,14 +39,15 @@ fn read_response(end: &End, psn: u32) -> Vec<u8> {
     frame(SERVER, end.ip, 0xd000 + end.port % 100, bth, |_| {}, &[0; 8])
 }
 
-/// Two connections whose words take the switch's own lane: the key has been tried, and the word at `TABLE` holds 0.
+/// Returns two connections whose words use the switch-owned QP: the key was probed, and the word at `TABLE`
+/// is 0.
 fn ready() -> (Net, End, End) {
     let mut net = Net::new(own);
     open(&mut net);
     let (mut a, mut b) = (end(1), end(2));
     net.connect(&mut a);
     net.connect(&mut b);
-    assert!(net.up(&a.cas(a.psn, TABLE, 1, 1)).is_empty(), "it waits until the key has been tried");
+    assert!(net.up(&a.cas(a.psn, TABLE, 1, 1)).is_empty(), "the CAS waits for the probe of the key");
     let tried = net.pass(Nanos::from_micros(60));
     assert_eq!(tried.len(), 1);
     assert_eq!((opcode(&tried[0].0), dest(&tried[0].0)), (Opcode::RC_READ_REQUEST, OWN.server_qpn));
@@ -64,22 +65,23 @@ fn ready() -> (Net, End, End) {
 }
 
 #[test]
-fn lane_of_the_switch_outlives_every_client() {
+fn a_switch_owned_qp_outlives_its_clients() {
     let (mut net, mut a, mut b) = ready();
     assert_eq!(locked(&mut net, &mut b, &OWN, 0, 5).len(), 1);
     assert_eq!(locked(&mut net, &mut a, &OWN, 5, 6).len(), 1);
-    // The first client goes in the middle: others' operations are under way, and nothing is held back for that.
+    // The first client disconnects while an operation of the other one is in flight, which is not delayed.
     let sent = net.up(&b.cas(b.psn, TABLE, 6, 7));
-    assert_eq!(net.up(&dreq(a.ip, SERVER, a.server_qpn)).len(), 1, "it is no lane's owner");
+    assert_eq!(net.up(&dreq(a.ip, SERVER, a.server_qpn)).len(), 1, "the client owns no shared QP");
     b.psn += 1;
     assert_eq!(net.down(&OWN.ack(psn(&sent[0].0))).len(), 1);
     assert_eq!(locked(&mut net, &mut b, &OWN, 7, 8).len(), 1);
     assert_eq!((net.count("lanes"), net.count("own_lanes"), net.count("own_lanes_lost")), (0, 1, 0));
 }
 
-/// Its key is of another protection domain than the lane: nothing else is under way when that is found out.
+/// The key belongs to another protection domain than the QP. No other operation is in flight when the server
+/// refuses it.
 #[test]
-fn key_that_is_refused_on_the_switchs_lane_takes_a_clients() {
+fn a_key_refused_on_a_switch_owned_qp_uses_a_client_owned_one() {
     let mut net = Net::new(own);
     open(&mut net);
     let (mut a, mut b) = (end(1), end(2));
@@ -89,11 +91,15 @@ fn key_that_is_refused_on_the_switchs_lane_takes_a_clients() {
     let tried = net.pass(Nanos::from_micros(60));
     let refused = Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR);
     let sent = net.down(&OWN.answer(psn(&tried[0].0), refused, None));
-    assert_eq!((sent.len(), dest(&sent[0].0)), (1, a.server_qpn), "it goes on its client's connection");
+    assert_eq!(
+        (sent.len(), dest(&sent[0].0)),
+        (1, a.server_qpn),
+        "the CAS leaves on its client's connection"
+    );
     assert_eq!(net.events.last(), Some(&Event::LaneLost { lane: 0, qpn: Qpn::new(OWN.qpn) }));
     net.down(&a.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
     a.psn += 1;
-    // The lane is there again: the key is not tried again so soon.
+    // The QP is connected again, but the key is not probed so soon.
     open(&mut net);
     let mut owner = a;
     net.teach(&mut a, &mut owner, TABLE);
@@ -103,42 +109,43 @@ fn key_that_is_refused_on_the_switchs_lane_takes_a_clients() {
 }
 
 #[test]
-fn idle_lane_of_the_switch_is_tried_and_given_up_without_an_answer() {
+fn an_idle_switch_owned_qp_is_probed_and_given_up_without_a_response() {
     let (mut net, a, mut b) = ready();
     let tried = net.pass(Nanos::from_millis(520));
     assert_eq!((opcode(&tried[0].0), dest(&tried[0].0)), (Opcode::RC_WRITE_ONLY, OWN.server_qpn));
     assert!(net.down(&OWN.ack(psn(&tried[0].0))).is_empty());
-    assert_eq!(locked(&mut net, &mut b, &OWN, 0, 5).len(), 1, "it works as before");
+    assert_eq!(locked(&mut net, &mut b, &OWN, 0, 5).len(), 1, "the shared QP works as before");
     let tried = net.pass(Nanos::from_millis(1200));
-    assert!(tried.len() > 3, "it is tried several times: {}", tried.len());
+    assert!(tried.len() > 3, "{} probes", tried.len());
     assert_eq!(net.events.last(), Some(&Event::LaneLost { lane: 0, qpn: Qpn::new(OWN.qpn) }));
-    // The next operation takes a client's connection.
+    // The next operation uses a client's connection.
     let sent = net.up(&a.cas(a.psn, TABLE, 5, 6));
     assert_eq!((sent.len(), dest(&sent[0].0), net.count("lanes")), (1, a.server_qpn, 1));
 }
 
-/// The server has restarted, and nobody has told: a key is tried on a lane that is not there any more. Meanwhile operations
-/// with it go on: clients with short time-outs would lose their connections again and again.
+/// The server has restarted unnoticed, and a key is probed on a QP that no longer exists. Operations with the
+/// key continue meanwhile; otherwise clients with short time-outs would lose their connections repeatedly.
 #[test]
-fn operations_do_not_wait_for_a_probe_that_is_not_answered() {
+fn operations_do_not_wait_for_an_unanswered_probe() {
     let mut net = Net::new(own);
     open(&mut net);
     let (mut a, mut b) = (end(1), end(2));
     net.connect(&mut a);
     net.connect(&mut b);
-    assert!(net.up(&a.cas(a.psn, TABLE, 1, 1)).is_empty(), "it waits until the key has been tried");
+    assert!(net.up(&a.cas(a.psn, TABLE, 1, 1)).is_empty(), "the CAS waits for the probe of the key");
     let tried = net.pass(Nanos::from_micros(60));
     assert_eq!((tried.len(), opcode(&tried[0].0)), (1, Opcode::RC_READ_REQUEST));
     let sent = net.pass(Nanos::from_micros(150));
-    let cas = sent.iter().find(|(sent, _)| opcode(sent) == Opcode::RC_COMPARE_SWAP).expect("another way");
+    let cas =
+        sent.iter().find(|(sent, _)| opcode(sent) == Opcode::RC_COMPARE_SWAP).expect("the CAS is forwarded");
     assert_eq!(dest(&cas.0), a.server_qpn);
     let sent = net.up(&b.cas(b.psn, TABLE + 8, 1, 1));
     assert!(
         sent.is_empty() || dest(&sent[0].0) != OWN.server_qpn,
-        "nothing else waits for the probe, either"
+        "other operations do not wait for the probe, either"
     );
     assert_eq!(net.down(&a.answer(psn(&cas.0), Syndrome::Ack(Credit(0x1f)), Some(0))).len(), 1);
-    // It was only late: operations take the lane again.
+    // The response was only late: operations use the QP again.
     net.down(&read_response(&OWN, OWN.psn));
     a.psn += 1;
     let sent = net.up(&a.cas(a.psn, TABLE + 512, 1, 1));
@@ -146,7 +153,7 @@ fn operations_do_not_wait_for_a_probe_that_is_not_answered() {
 }
 
 #[test]
-fn lanes_that_clients_have_lent_are_given_back_when_the_switch_has_its_own() {
+fn client_owned_qps_are_returned_when_the_switch_has_its_own() {
     let mut net = Net::new(own);
     let mut a = end(1);
     net.connect(&mut a);
@@ -156,10 +163,14 @@ fn lanes_that_clients_have_lent_are_given_back_when_the_switch_has_its_own() {
     net.down(&a.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
     a.psn += 1;
     let sent = net.up(&a.cas(a.psn, TABLE, 1, 1));
-    assert_eq!(dest(&sent[0].0), a.server_qpn, "its server may have restarted before the lane was connected");
+    assert_eq!(
+        dest(&sent[0].0),
+        a.server_qpn,
+        "the server may have restarted before the shared QP was connected"
+    );
     net.down(&a.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
     a.psn += 1;
-    assert!(net.up(&a.cas(a.psn, TABLE, 1, 1)).is_empty(), "the key is tried on the new lane");
+    assert!(net.up(&a.cas(a.psn, TABLE, 1, 1)).is_empty(), "the key is probed on the new shared QP");
     let tried = net.pass(Nanos::from_micros(60));
     assert_eq!(dest(&tried[0].0), OWN.server_qpn);
     let sent = net.down(&read_response(&OWN, psn(&tried[0].0)));
@@ -167,7 +178,7 @@ fn lanes_that_clients_have_lent_are_given_back_when_the_switch_has_its_own() {
 }
 
 #[test]
-fn frames_to_the_switch_go_to_its_control_plane_or_nowhere() {
+fn frames_to_the_switch_are_punted_or_dropped() {
     let (mut net, a, _) = ready();
     let bth = |opcode, qpn| Bth::new(opcode, Qpn::new(qpn), Psn::ZERO);
     let to_us = |bth| frame(SERVER, OWN.ip, 0xd000, bth, |_| {}, &[]);
@@ -176,7 +187,7 @@ fn frames_to_the_switch_go_to_its_control_plane_or_nowhere() {
     for frame in [
         to_us(bth(Opcode::RC_ACKNOWLEDGE, 0x999)),
         to_us(bth(Opcode::RC_SEND_ONLY, OWN.qpn)),
-        // As if another host had connected there
+        // As if another host were connected to that queue pair
         frame(a.ip, SERVER, a.port, bth(Opcode::RC_SEND_ONLY, OWN.server_qpn), |_| {}, &[]),
     ] {
         let (verdict, sent) = net.run(&frame, SERVERS);
@@ -184,9 +195,9 @@ fn frames_to_the_switch_go_to_its_control_plane_or_nowhere() {
     }
 }
 
-/// A SEND that waits for a receive stays under way for as long as the server's program likes.
+/// A SEND that waits for a receive is in flight for as long as the server's program posts none.
 #[test]
-fn owner_whose_send_waits_for_a_receive_stalls_nobody_and_keeps_its_connection() {
+fn an_owner_whose_send_waits_for_a_receive_stalls_no_client_and_keeps_its_connection() {
     let (mut net, mut a, b) = two(|config| config.servers[0].lanes = 2);
     let owner = a;
     let message = a.request(Opcode::RC_SEND_ONLY, a.psn, |_| {}, &[0; 8]);
@@ -194,14 +205,17 @@ fn owner_whose_send_waits_for_a_receive_stalls_nobody_and_keeps_its_connection()
     assert_eq!(sent.len(), 1);
     let own = psn(&sent[0].0);
     assert_eq!(net.down(&owner.answer(own, Syndrome::RnrNak(RnrTimer(1)), None)).len(), 1);
-    assert!(net.up(&b.cas(b.psn, TABLE, 0, 5)).is_empty(), "the lane is its owner's");
+    assert!(net.up(&b.cas(b.psn, TABLE, 0, 5)).is_empty(), "the shared QP is busy with its owner");
     let sent = net.pass(Nanos::from_millis(2));
-    let cas = sent.iter().find(|(frame, _)| dest(frame) == b.server_qpn).expect("another lane");
-    assert_eq!(opcode(&cas.0), Opcode::RC_COMPARE_SWAP, "what the word holds is learnt anew");
+    let cas = sent
+        .iter()
+        .find(|(frame, _)| dest(frame) == b.server_qpn)
+        .expect("the CAS leaves on another shared QP");
+    assert_eq!(opcode(&cas.0), Opcode::RC_COMPARE_SWAP, "the word's value is learnt again");
     let lent = b;
     let answers = net.down(&lent.answer(psn(&cas.0), Syndrome::Ack(Credit(0x1f)), Some(0)));
     assert_eq!((answers.len(), dest(&answers[0].0)), (1, b.qpn));
-    // The receive is there in the end.
+    // The receive is posted at last.
     assert_eq!(net.up(&message).len(), 1);
     let answers = net.down(&owner.ack(own));
     assert_eq!((answers.len(), dest(&answers[0].0), psn(&answers[0].0)), (1, a.qpn, a.psn));
@@ -210,23 +224,23 @@ fn owner_whose_send_waits_for_a_receive_stalls_nobody_and_keeps_its_connection()
     assert_eq!((net.count("lanes_left"), net.count("lanes_lost"), net.count("ended")), (1, 0, 0));
 }
 
-/// The owner's SEND has waited for a receive since long before another client needs its lane. That client's time-outs may be
-/// shorter than the time after which an owner counts as stuck.
+/// The owner's SEND has waited for a receive since long before another client needs the shared QP. That
+/// client's time-outs may be shorter than the time after which an owner counts as stuck.
 #[test]
-fn a_lane_whose_owner_has_been_stuck_for_long_is_left_at_once() {
+fn a_shared_qp_whose_owner_has_been_stuck_for_long_is_returned_at_once() {
     let (mut net, a, b) = two(|config| config.servers[0].lanes = 2);
     let sent = net.up(&a.request(Opcode::RC_SEND_ONLY, a.psn, |_| {}, &[0; 8]));
     assert_eq!(net.down(&a.answer(psn(&sent[0].0), Syndrome::RnrNak(RnrTimer(1)), None)).len(), 1);
     net.pass(Nanos::from_millis(30));
-    assert_eq!(net.count("lanes_left"), 0, "no other client needs it");
-    assert!(net.up(&b.cas(b.psn, TABLE, 0, 5)).is_empty(), "the lane is its owner's");
+    assert_eq!(net.count("lanes_left"), 0, "no other client needs the shared QP");
+    assert!(net.up(&b.cas(b.psn, TABLE, 0, 5)).is_empty(), "the shared QP is busy with its owner");
     let sent = net.pass(Nanos::from_micros(60));
-    assert!(sent.iter().any(|(frame, _)| dest(frame) == b.server_qpn), "another lane");
+    assert!(sent.iter().any(|(frame, _)| dest(frame) == b.server_qpn), "the CAS leaves on another shared QP");
 }
 
-/// One packet is lost: words go back to the switch's own lane when its probe is answered after all.
+/// One packet is lost: words return to the switch-owned QP when the late response to its probe arrives.
 #[test]
-fn words_go_back_to_the_switchs_lane_when_a_probe_was_only_late() {
+fn words_return_to_the_switch_owned_qp_after_a_late_probe_response() {
     let mut net = Net::new(own);
     open(&mut net);
     let (mut a, mut b) = (end(1), end(2));
@@ -235,18 +249,19 @@ fn words_go_back_to_the_switchs_lane_when_a_probe_was_only_late() {
     assert!(net.up(&a.cas(a.psn, TABLE, 1, 1)).is_empty());
     let tried = net.pass(Nanos::from_micros(60));
     assert_eq!((tried.len(), opcode(&tried[0].0)), (1, Opcode::RC_READ_REQUEST));
-    // That is lost.
+    // The probe is lost.
     let sent = net.pass(Nanos::from_micros(150));
-    let cas = sent.iter().find(|(sent, _)| opcode(sent) == Opcode::RC_COMPARE_SWAP).expect("another way");
+    let cas =
+        sent.iter().find(|(sent, _)| opcode(sent) == Opcode::RC_COMPARE_SWAP).expect("the CAS is forwarded");
     assert_eq!(dest(&cas.0), a.server_qpn);
     net.down(&a.answer(psn(&cas.0), Syndrome::Ack(Credit(0x1f)), Some(0)));
     a.psn += 1;
     net.down(&read_response(&OWN, OWN.psn));
     for _ in 0..20 {
         net.pass(Nanos::from_millis(100));
-        // Its probes are answered.
+        // Later probes are answered.
         let sent = net.up(&b.cas(b.psn, TABLE, 1, 1));
-        assert!(!sent.is_empty(), "the CAS waits");
+        assert!(!sent.is_empty(), "the CAS is not held");
         if dest(&sent[0].0) == OWN.server_qpn {
             return;
         }
@@ -262,12 +277,12 @@ fn words_go_back_to_the_switchs_lane_when_a_probe_was_only_late() {
             }
         }
     }
-    panic!("still on a client's connection; lanes lent: {}", net.count("lanes"));
+    panic!("still on a client's connection; lanes = {}", net.count("lanes"));
 }
 
-/// The server has restarted, and gives a client the number of its end of the switch's lane.
+/// The server has restarted, and gives a client the queue pair number of its endpoint of the switch-owned QP.
 #[test]
-fn a_client_that_gets_the_number_of_a_lane_that_is_gone_is_not_kept_out() {
+fn a_client_can_reuse_the_number_of_a_lost_switch_owned_qp() {
     let (mut net, _, _) = ready();
     net.pass(Nanos::from_millis(100));
     let c = End { server_qpn: OWN.server_qpn, ..end(3) };
@@ -288,9 +303,10 @@ fn a_client_that_gets_the_number_of_a_lane_that_is_gone_is_not_kept_out() {
     );
 }
 
-/// The server's answers come on another port, by a path that changed. The lane is idle, and its probe's answer is the only one.
+/// After a path change, the server's responses arrive on another port. The QP is idle, and the response to
+/// its probe is the first one.
 #[test]
-fn answer_to_a_probe_tells_the_port_of_the_server() {
+fn a_probe_response_updates_the_servers_port() {
     let (mut net, _, b) = ready();
     let tried = net.pass(Nanos::from_millis(520));
     assert_eq!((opcode(&tried[0].0), dest(&tried[0].0)), (Opcode::RC_WRITE_ONLY, OWN.server_qpn));

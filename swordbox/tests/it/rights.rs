@@ -1,4 +1,4 @@
-//! Rights of clients, which a server may revoke: that is not seen here.
+//! Rights of clients, which a server may revoke without the switch seeing it.
 
 use super::net::*;
 use rocev2::aeth::{Credit, NakCode, Syndrome};
@@ -9,14 +9,15 @@ use switch::Nanos;
 
 const ACK: Syndrome = Syndrome::Ack(Credit(0x1f));
 
-/// A CAS of `whose` at the word at `TABLE`; the queue pair of the server's that it goes to, and what as.
+/// Sends a CAS of `whose` to the word at `TABLE`. Returns the server's queue pair, the opcode and the PSN
+/// with which it is forwarded.
 fn asked(net: &mut Net, whose: &mut End, compare: u64, swap: u64) -> (u32, Opcode, u32) {
     let sent = net.up(&whose.cas(whose.psn, TABLE, compare, swap));
     whose.psn += 1;
     (dest(&sent[0].0), opcode(&sent[0].0), psn(&sent[0].0))
 }
 
-/// A client whose operations take another's connection proves now and then on its own that it may still do them.
+/// A client whose operations use another connection proves its rights on its own one from time to time.
 #[test]
 fn a_right_is_proven_again_on_the_clients_own_connection() {
     let (mut net, a, mut b) = two(|_| {});
@@ -39,9 +40,9 @@ fn a_right_is_proven_again_on_the_clients_own_connection() {
     assert!((4..10).contains(&own.len()) && gaps.iter().all(|gap| *gap <= 20), "{own:?}");
 }
 
-/// The client's own operation is no longer a detour than until it is done.
+/// The detour of the client's own operation ends with its completion.
 #[test]
-fn a_proof_keeps_nothing_from_being_decided_for_longer_than_it_takes() {
+fn proving_a_right_suspends_resolution_only_until_it_completes() {
     let (mut net, a, mut b) = two(|_| {});
     net.pass(Nanos::from_secs(11));
     let (to, what, at) = asked(&mut net, &mut b, 0, 1);
@@ -54,9 +55,9 @@ fn a_proof_keeps_nothing_from_being_decided_for_longer_than_it_takes() {
     assert_eq!((to, what), (a.server_qpn, Opcode::RC_WRITE_ONLY));
 }
 
-/// Nothing is learnt while the client's own operation is under way, until it must have come to the server.
+/// Nothing is learnt while the client's own operation is in flight, until it must have reached the server.
 #[test]
-fn nothing_is_learnt_beside_an_operation_on_a_clients_own_connection() {
+fn nothing_is_learnt_during_an_operation_on_a_clients_own_connection() {
     let (mut net, mut a, mut b) = two(|_| {});
     net.pass(Nanos::from_secs(11));
     let (to, _, at) = asked(&mut net, &mut a, 9, 9);
@@ -78,9 +79,9 @@ fn nothing_is_learnt_beside_an_operation_on_a_clients_own_connection() {
     net.down(&b.answer(own, ACK, Some(0)));
 }
 
-/// The server refuses a client what it has let it do before.
+/// The server refuses an operation that it has permitted before.
 #[test]
-fn a_refusal_has_all_prove_their_rights_again() {
+fn a_refusal_expires_the_proofs_of_all_clients() {
     let (mut net, a, mut b) = two(|config| config.servers[0].lanes = 1);
     let mut c = end(3);
     net.connect(&mut c);
@@ -94,9 +95,9 @@ fn a_refusal_has_all_prove_their_rights_again() {
     assert_eq!(to, a.server_qpn);
 }
 
-/// A client that never had the right is refused: that says nothing about others.
+/// The refusal of a client without the right does not concern other clients.
 #[test]
-fn a_refusal_of_what_was_never_allowed_changes_nothing() {
+fn a_refusal_of_an_unproven_right_changes_nothing() {
     let (mut net, a, mut b) = two(|_| {});
     let c = end(3);
     net.up(&c.write(c.psn, 0x8000_0000, &[0; 8]));
@@ -104,7 +105,7 @@ fn a_refusal_of_what_was_never_allowed_changes_nothing() {
     assert_eq!(locked(&mut net, &mut b, &a, 0, 1).len(), 1);
 }
 
-/// A key to which the client below has no right, but for which it has another
+/// The only key to which the client of these tests has a right
 const OTHER: u32 = 9;
 
 fn write_with(c: &End, psn: u32, va: u64, rkey: u32) -> Vec<u8> {
@@ -112,7 +113,7 @@ fn write_with(c: &End, psn: u32, va: u64, rkey: u32) -> Vec<u8> {
     c.request(Opcode::RC_WRITE_ONLY, psn, |repr| repr.extended.reth = reth, &[6; 8])
 }
 
-/// Writes with the other key, and hears that it is done.
+/// Writes with the other key successfully, `times` times.
 fn write_elsewhere(net: &mut Net, c: &mut End, times: u32) {
     for _ in 0..times {
         assert_eq!(net.up(&write_with(c, c.psn, 0x8000_0000, OTHER)).len(), 1);
@@ -121,14 +122,15 @@ fn write_elsewhere(net: &mut Net, c: &mut End, times: u32) {
     }
 }
 
-/// The client reads `len` bytes with the other key.
+/// Sends a READ of `len` bytes with the other key.
 fn read_elsewhere(net: &mut Net, c: &End, len: u32) {
     let reth = Reth { va: 0x8000_0000.into(), rkey: OTHER.into(), len: len.into() };
     let read = c.request(Opcode::RC_READ_REQUEST, c.psn, |repr| repr.extended.reth = reth, &[]);
     assert_eq!(net.up(&read).len(), 1);
 }
 
-/// The client shares a word of its own, and then writes to one to whose key it has no right: not with the right of `owner`.
+/// Makes the client share a word of its own, and then write to a word without having the right: it must not
+/// use the right of `owner`.
 fn check_right(net: &mut Net, c: &mut End, owner: &End) {
     write_elsewhere(net, c, 2);
     let atomic =
@@ -138,12 +140,13 @@ fn check_right(net: &mut Net, c: &mut End, owner: &End) {
     net.down(&c.answer(c.psn, Syndrome::Ack(Credit(0x1f)), Some(0)));
     let sent = net.up(&write_with(c, c.psn + 1, TABLE, KEY));
     assert_eq!(sent.len(), 1);
-    assert_ne!(dest(&sent[0].0), owner.server_qpn, "it writes with another's right");
+    assert_ne!(dest(&sent[0].0), owner.server_qpn, "the WRITE uses another client's right");
 }
 
-/// A WRITE comes too early, and the server drops it; then something harmless has its PSN, and is acknowledged.
+/// A WRITE arrives too early, and the server drops it. Then a harmless request has its PSN, and is
+/// acknowledged.
 #[test]
-fn a_right_is_not_proven_by_what_the_server_dropped() {
+fn a_right_is_not_proven_by_a_dropped_request() {
     let (mut net, a, _) = two(|_| {});
     let mut c = end(3);
     write_elsewhere(&mut net, &mut c, 6);
@@ -152,15 +155,16 @@ fn a_right_is_not_proven_by_what_the_server_dropped() {
     check_right(&mut net, &mut c, &a);
 }
 
-/// A READ takes more PSNs than is known; a WRITE with one of them is a duplicate to the server, which looks at no key.
+/// A READ takes more PSNs than is known. The server takes a WRITE with one of them for a duplicate, and does
+/// not check its key.
 #[test]
 fn a_right_is_not_proven_by_a_psn_that_a_read_has_taken() {
-    // The client goes on with the PSN behind the READ's first, or with the one behind its last.
+    // The client continues with the PSN behind the READ's first one, or behind its last one.
     for (behind, on) in [(1, 2), (3, 16)] {
         let (mut net, a, _) = two(|_| {});
         let mut c = end(3);
         write_elsewhere(&mut net, &mut c, 6);
-        // Path MTU 256: it takes 16.
+        // The READ takes 16 PSNs, at a path MTU of 256.
         read_elsewhere(&mut net, &c, 4096);
         assert_eq!(net.up(&write_with(&c, c.psn + behind, TABLE, KEY)).len(), 1);
         for n in 0..16 {
@@ -172,14 +176,14 @@ fn a_right_is_not_proven_by_a_psn_that_a_read_has_taken() {
             let bth = Bth::new(opcode, Qpn::new(c.qpn), Psn::new(c.psn + n));
             net.down(&frame(SERVER, c.ip, 0xd000 + c.port % 100, bth, |_| {}, &[3; 256]));
         }
-        // A duplicate WRITE is acknowledged, as far as the server has come.
+        // The server acknowledges a duplicate WRITE with its latest PSN.
         net.down(&c.ack(c.psn + on - 1));
         c.psn += on;
         check_right(&mut net, &mut c, &a);
     }
 }
 
-/// The READ comes late, behind a request that is too early, and takes PSNs that have not come yet.
+/// The READ arrives late, behind a request that is too early, and takes PSNs of later requests.
 #[test]
 fn a_right_is_not_proven_by_a_psn_that_a_late_read_has_taken() {
     let (mut net, a, _) = two(|_| {});
@@ -195,9 +199,9 @@ fn a_right_is_not_proven_by_a_psn_that_a_late_read_has_taken() {
     check_right(&mut net, &mut c, &a);
 }
 
-/// The harmless request with the same PSN passes as nobody's, behind the window.
+/// The harmless request with the same PSN passes untracked, behind the window.
 #[test]
-fn a_right_is_not_proven_by_what_passed_as_a_stray() {
+fn a_right_is_not_proven_by_an_untracked_request() {
     let (mut net, a, _) = two(|_| {});
     let mut c = end(3);
     write_elsewhere(&mut net, &mut c, 6);
@@ -210,7 +214,8 @@ fn a_right_is_not_proven_by_what_passed_as_a_stray() {
     check_right(&mut net, &mut c, &a);
 }
 
-/// Returns whether a client shares words after half of all PSNs, with a READ that came twice before or without.
+/// Returns whether a client shares words after half of the PSN space, with or without a READ that was
+/// retransmitted before.
 fn shares_after_half_of_all_psns(repeated: bool) -> bool {
     let (mut net, owner, _) = two(|_| {});
     let mut c = end(3);
@@ -221,7 +226,7 @@ fn shares_after_half_of_all_psns(repeated: bool) -> bool {
     };
     (0..6).for_each(|_| write(&mut net, &mut c));
     if repeated {
-        // A READ in the past that comes again
+        // A READ with an old PSN, retransmitted
         let reth = Reth { va: 0x9000_0000.into(), rkey: KEY.into(), len: 4096.into() };
         let read = c.request(Opcode::RC_READ_REQUEST, c.psn - 1, |repr| repr.extended.reth = reth, &[]);
         net.up(&read);
@@ -246,7 +251,7 @@ fn shares_after_half_of_all_psns(repeated: bool) -> bool {
 }
 
 #[test]
-fn a_repeated_read_keeps_no_right_from_being_proven_for_ever() {
+fn a_retransmitted_read_does_not_prevent_proofs_forever() {
     assert!(shares_after_half_of_all_psns(false));
     assert!(shares_after_half_of_all_psns(true));
 }

@@ -1,4 +1,4 @@
-//! A server that steers and restarts.
+//! Steering across a restart of the server.
 
 use super::net::*;
 use rocev2::Packet;
@@ -35,7 +35,7 @@ fn write(net: &mut Net, end: &mut End, va: u64, bytes: &[u8]) {
     end.psn += 1;
 }
 
-/// Writes a node of key 0 and appends it to the first one. Returns the node that the CAS goes to.
+/// Writes a node of key 0 and appends it to the first one. Returns the node that the CAS is forwarded to.
 fn append(net: &mut Net, end: &mut End, n: u64) -> u64 {
     let mut bytes = [0; 128];
     bytes[KEY_AT..KEY_AT + 8].copy_from_slice(&0u64.to_le_bytes());
@@ -59,7 +59,7 @@ fn known() -> (Net, End) {
 }
 
 #[test]
-fn new_memory_is_not_steered_by_old_knowledge() {
+fn new_memory_is_not_steered_by_old_state() {
     let (mut net, _) = known();
     net.pass(Nanos::from_secs(1));
     let mut b = end(2);
@@ -69,7 +69,7 @@ fn new_memory_is_not_steered_by_old_knowledge() {
     assert_eq!(append(&mut net, &mut b, 20), 0);
 }
 
-/// The process that has the lists restarts; another process of the same host goes on.
+/// The process that has the lists restarts; another process on the same host continues.
 #[test]
 fn another_process_of_the_server_does_not_bridge_a_restart() {
     let (mut net, mut a) = known();
@@ -78,7 +78,7 @@ fn another_process_of_the_server_does_not_bridge_a_restart() {
         write(&mut net, &mut c, 0x9000_0000, &[0; 8]);
     }
     write(&mut net, &mut a, 0x8000_0000, &[0; 8]);
-    // Restart of the first
+    // The first process restarts.
     for _ in 0..100 {
         net.pass(Nanos::from_millis(10));
         write(&mut net, &mut c, 0x9000_0000, &[0; 8]);
@@ -91,8 +91,8 @@ fn another_process_of_the_server_does_not_bridge_a_restart() {
     assert_eq!(append(&mut net, &mut b, 20), 0);
 }
 
-/// A connection asks so often; its server restarts; another one with the server's QPN, this client QPN and PSNs that are ahead by
-/// `later` appends node 20. Returns the node that its CAS goes to.
+/// A connection sends `asked` requests, and its server restarts. Another connection with the same server QPN,
+/// this client QPN, and PSNs ahead by `later` appends node 20. Returns the node that its CAS is forwarded to.
 fn again(asked: u32, later: u32, qpn: u32) -> u64 {
     let (mut net, mut a) = known();
     let mut d = end(4);
@@ -110,23 +110,23 @@ fn again(asked: u32, later: u32, qpn: u32) -> u64 {
     append(&mut net, &mut new, 20)
 }
 
-/// Programs that exchange numbers by themselves often begin with a fixed PSN.
+/// Programs that exchange QPNs out of band often begin with a fixed PSN.
 #[test]
-fn same_server_qpn_and_psn_as_of_an_unpaired_connection_reach_new_memory() {
+fn a_reused_server_qpn_and_psn_reach_new_memory() {
     assert_eq!(again(1, 0, 0x150), 0);
 }
 
 #[test]
-fn same_server_qpn_and_a_psn_near_by_reach_new_memory() {
+fn a_reused_server_qpn_and_a_close_psn_reach_new_memory() {
     assert_eq!(again(1, 30_000, 0x150), 0);
 }
 
 #[test]
-fn same_qpns_and_a_psn_near_by_reach_new_memory() {
+fn reused_qpns_and_a_close_psn_reach_new_memory() {
     assert_eq!(again(6, 30_000, end(4).qpn), 0);
 }
 
 #[test]
-fn same_qpns_and_the_same_psn_reach_new_memory() {
+fn reused_qpns_and_the_same_psn_reach_new_memory() {
     assert_eq!(again(6, 0, end(4).qpn), 0);
 }
