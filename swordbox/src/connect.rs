@@ -1,5 +1,5 @@
-//! Control plane of switch-owned QPs: connects them at each server that offers a service for it, and reconnects lost
-//! ones.
+//! Control plane of switch-owned QPs: connects them at each server that offers a service for it, and
+//! reconnects lost ones.
 //!
 //! ```text
 //! control plane          data plane              server

@@ -201,7 +201,8 @@ impl Swordbox {
         Ok(())
     }
 
-    /// Discards a pending proof if this packet has the same PSN: the acknowledgement may be for either of the two.
+    /// Discards a pending proof if this packet has the same PSN: the acknowledgement may be for either of the
+    /// two.
     fn doubt_proof(&mut self, id: Id, packet: &Packet<'_>, op: Op) {
         let memory = memory_of(packet);
         let psn = packet.bth().psn();

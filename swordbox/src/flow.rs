@@ -156,8 +156,8 @@ pub(crate) struct Flow {
     /// READs and atomics that the server accepts at once on this connection, as announced by the connection
     /// manager; 0 if it did not
     pub max_reads: u8,
-    /// Path MTU in bytes and `max_reads` from the REQ and the REP, which may be forged: unused until the server acknowledges a
-    /// request with their starting PSN
+    /// Path MTU in bytes and `max_reads` from the REQ and the REP, which may be forged: unused until the
+    /// server acknowledges a request with their starting PSN
     pub cm_params: Option<(u16, u8)>,
     /// Path MTU in bytes; 0 while it is unknown
     pub mtu: u16,
@@ -340,8 +340,8 @@ impl Flow {
         Window { acked: self.acked, next: self.next, ahead }
     }
 
-    /// Returns whether a request may update its client's headers and port. A forged request that does so diverts responses, so its
-    /// PSN has to be nearly as exact as that of a request that the server executes.
+    /// Returns whether a request may update its client's headers and port. A forged request that does so
+    /// diverts responses, so its PSN has to be nearly as exact as that of a request that the server executes.
     pub(crate) fn is_believed(&self, psn: Psn) -> bool {
         self.stage < Stage::Strict
             || psn == self.next

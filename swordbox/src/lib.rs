@@ -85,7 +85,8 @@ pub enum Bug {
     KeptWord,
     /// A QP stays shared with an owner whose request does not complete while other clients wait
     StuckLane,
-    /// Middle and Last packets invalidate cached words only if they belong to the newest WRITE of their queue pair
+    /// Middle and Last packets invalidate cached words only if they belong to the newest WRITE of their queue
+    /// pair
     EarlierMessage,
     /// The cached state of a server's data structures is kept when the server restarts
     KeptStructure,

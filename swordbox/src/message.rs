@@ -37,15 +37,16 @@ impl Message {
         Some(Self { first: packet.bth().psn(), count, va, packet: payload })
     }
 
-    /// Returns the address that the Middle or Last packet with this PSN writes to, if it belongs to this message.
+    /// Returns the address that the Middle or Last packet with this PSN writes to, if it belongs to this
+    /// message.
     fn va_of(&self, psn: Psn) -> Option<u64> {
         let before = u32::try_from(psn.distance(self.first)).ok().filter(|n| (1..self.count).contains(n))?;
         Some(self.va.saturating_add(u64::from(before) * u64::from(self.packet)))
     }
 }
 
-/// Latest WRITEs of several packets to one queue pair. A forged First packet can only enlarge the range that a packet may write to:
-/// packets before the end of an evicted message may write anywhere.
+/// Latest WRITEs of several packets to one queue pair. A forged First packet can only enlarge the range that
+/// a packet may write to: packets before the end of an evicted message may write anywhere.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LongWrites {
     known: [Message; KNOWN],
@@ -71,7 +72,8 @@ impl LongWrites {
         self.next = (self.next + 1) % KNOWN as u8;
     }
 
-    /// Truncates all messages at the PSN of the next request. The server must have executed everything before it.
+    /// Truncates all messages at the PSN of the next request. The server must have executed everything before
+    /// it.
     pub(crate) fn end_at(&mut self, psn: Psn) {
         for message in &mut self.known {
             message.count = message.count.min(u32::try_from(psn.distance(message.first)).unwrap_or(0));

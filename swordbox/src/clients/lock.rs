@@ -35,7 +35,8 @@ pub struct LockTable {
 }
 
 impl LockTable {
-    /// Returns a table of as many locks as the region has room for, `stride` bytes apart (rounded up to a multiple of 8).
+    /// Returns a table of as many locks as the region has room for, `stride` bytes apart (rounded up to a
+    /// multiple of 8).
     ///
     /// # Errors
     /// The region has room for none.

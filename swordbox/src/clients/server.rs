@@ -91,8 +91,8 @@ impl Server {
         self.clients.len()
     }
 
-    /// Creates a queue pair for a client whose QPN and PSN are exchanged out of band. It is in the reset state; the caller
-    /// moves it on.
+    /// Creates a queue pair for a client whose QPN and PSN are exchanged out of band. It is in the reset
+    /// state; the caller moves it on.
     ///
     /// # Errors
     /// There is no room for it, or the server has not started.

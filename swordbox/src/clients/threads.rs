@@ -189,8 +189,8 @@ impl<P: Program> Threads<P> {
         })
     }
 
-    /// Creates a queue pair for a thread whose peer is exchanged out of band. It is in the reset state; the caller moves it to
-    /// RTS and calls [`begin`](Self::begin).
+    /// Creates a queue pair for a thread whose peer is exchanged out of band. It is in the reset state; the
+    /// caller moves it to RTS and calls [`begin`](Self::begin).
     ///
     /// # Errors
     /// There is no room for it, or the machine has not started.

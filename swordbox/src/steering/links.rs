@@ -1,8 +1,9 @@
 //! Pending nodes: nodes whose CAS has no response, or whose predecessor is pending itself.
 //!
-//! A steered CAS targets the last node that the switch has *forwarded* a CAS for. That node's own CAS may still be in
-//! flight, or be lost; then the new node is linked to a node that is not part of the structure. The switch withholds
-//! all responses that depend on such a node until it is linked, so that clients do not see it before.
+//! A steered CAS targets the last node that the switch has *forwarded* a CAS for. That node's own CAS may
+//! still be in flight, or be lost; then the new node is linked to a node that is not part of the structure.
+//! The switch withholds all responses that depend on such a node until it is linked, so that clients do not
+//! see it before.
 //!
 //! ```text
 //!   first <- A <- B       CAS(A -> B) is in flight

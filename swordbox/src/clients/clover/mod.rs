@@ -1,14 +1,14 @@
-//! Key-value store in remote memory after Clover (Tsai et al., USENIX ATC 2020): each key has a list of its values, the
-//! newest last, and no operation takes a lock.
+//! Key-value store in remote memory after Clover (Tsai et al., USENIX ATC 2020): each key has a list of its
+//! values, the newest last, and no operation takes a lock.
 //!
-//! An update writes a node into unused memory, then appends it by CAS(0 -> the node's address) to the `next` word of the node
-//! that it takes for the last one. If that fails, it follows the `next` words to the last node and tries again. A read
-//! reads the node that it takes for the last one, and follows its `next` words as well. A client remembers the last node that
-//! it found. With more clients, that is more often outdated, and most requests fail ([`Tally::hits`](super::Tally) and
-//! `misses` count them).
+//! An update writes a node into unused memory, then appends it by CAS(0 -> the node's address) to the `next`
+//! word of the node that it takes for the last one. If that fails, it follows the `next` words to the last
+//! node and tries again. A read reads the node that it takes for the last one, and follows its `next` words
+//! as well. A client remembers the last node that it found. With more clients, that is more often outdated,
+//! and most requests fail ([`Tally::hits`](super::Tally) and `misses` count them).
 //!
-//! A switch that knows the [`Layout`] can redirect a CAS or a READ of an outdated node to the last one. The client only sees
-//! that its request succeeds.
+//! A switch that knows the [`Layout`] can redirect a CAS or a READ of an outdated node to the last one. The
+//! client only sees that its request succeeds.
 //!
 //! # Memory
 //!
@@ -20,9 +20,10 @@
 //!                         `---- key 0 ----'  `---- key 1 ----'
 //! ```
 //!
-//! `bump` is the number of bytes of region 1 that are allocated: a client allocates space for several nodes by FETCH_ADD.
-//! `first` is the constant address of a key's first node. `shortcut`, if not 0, is the address of a later node: a hint that
-//! spares clients with an old last node most of the list. A client that had to follow the list writes it.
+//! `bump` is the number of bytes of region 1 that are allocated: a client allocates space for several nodes
+//! by FETCH_ADD. `first` is the constant address of a key's first node. `shortcut`, if not 0, is the address
+//! of a later node: a hint that spares clients with an old last node most of the list. A client that had to
+//! follow the list writes it.
 //!
 //! Region 1 has nodes of one size, at multiples of eight bytes:
 //!
@@ -31,13 +32,13 @@
 //!   | next | key | len | zeros | value ... |
 //! ```
 //!
-//! `next` is the address of the next node, or 0; `len` is the length of the value in bytes. Numbers are little-endian, like
-//! the NIC's atomics on little-endian machines. A node is written by one WRITE with `next` = 0. Afterwards only `next`
-//! changes, once.
+//! `next` is the address of the next node, or 0; `len` is the length of the value in bytes. Numbers are
+//! little-endian, like the NIC's atomics on little-endian machines. A node is written by one WRITE with
+//! `next` = 0. Afterwards only `next` changes, once.
 //!
-//! Differences to Clover: Clover collects garbage, replicates, and has metadata servers. Here memory is never reused, and the
-//! index is ordinary memory. Clover's clients read shortcuts along with other requests; here they are read after a given
-//! number of nodes.
+//! Differences to Clover: Clover collects garbage, replicates, and has metadata servers. Here memory is never
+//! reused, and the index is ordinary memory. Clover's clients read shortcuts along with other requests; here
+//! they are read after a given number of nodes.
 
 mod store;
 
@@ -85,7 +86,8 @@ impl Layout {
         (ENTRIES + self.keys * ENTRY) as usize
     }
 
-    /// Returns a server's memory: the index, and `nodes` nodes, one of which each key has with an empty value.
+    /// Returns a server's memory: the index, and `nodes` nodes, one of which each key has with an empty
+    /// value.
     ///
     /// # Panics
     /// If there are fewer nodes than keys, or the length of a node is invalid.
@@ -111,7 +113,8 @@ impl Layout {
         vec![index, nodes]
     }
 
-    /// Returns the values of a key in a server's memory, oldest first. The first one is the initial empty value.
+    /// Returns the values of a key in a server's memory, oldest first. The first one is the initial empty
+    /// value.
     ///
     /// # Errors
     /// The description of an inconsistency of the list.

@@ -19,7 +19,8 @@ pub fn image_len(keys: usize) -> usize {
     }
 }
 
-/// Writes a tree of these entries, in ascending order of their keys, to zeroed memory that clients see at `va`.
+/// Writes a tree of these entries, in ascending order of their keys, to zeroed memory that clients see at
+/// `va`.
 ///
 /// # Panics
 /// If the memory is too short.
@@ -56,7 +57,8 @@ pub fn build(memory: &mut [u8], va: u64, entries: &[(u64, u64)]) {
 /// Returns all keys and values of a tree that no client is writing to.
 ///
 /// # Errors
-/// The description of an inconsistency: nodes that overlap or leave gaps, keys outside of their nodes, or invalid children.
+/// The description of an inconsistency: nodes that overlap or leave gaps, keys outside of their nodes, or
+/// invalid children.
 pub fn walk(memory: &[u8], va: u64) -> Result<Vec<(u64, u64)>, String> {
     let node = |at: u64| {
         let offset = at.checked_sub(va).map(|offset| offset as usize);

@@ -1,12 +1,12 @@
-//! B-link tree in remote memory after Sherman (Wang et al., SIGMOD 2022). Lookups read nodes and take no lock. An insertion
-//! acquires the lock of a leaf, reads it, writes it, and releases the lock without waiting for the write. A full node is
-//! split: the new half is written first, then the old one, whose sibling pointer refers to the new one. Then the separator
-//! is inserted into the parent, under the parent's lock.
+//! B-link tree in remote memory after Sherman (Wang et al., SIGMOD 2022). Lookups read nodes and take no
+//! lock. An insertion acquires the lock of a leaf, reads it, writes it, and releases the lock without waiting
+//! for the write. A full node is split: the new half is written first, then the old one, whose sibling
+//! pointer refers to the new one. Then the separator is inserted into the parent, under the parent's lock.
 //!
 //! # Memory
 //!
-//! Region 0 is the table of [locks](super::lock), in NIC memory on servers that have it. A node's lock is chosen by a hash of
-//! its address, so some nodes share one; a thread holds one lock at a time.
+//! Region 0 is the table of [locks](super::lock), in NIC memory on servers that have it. A node's lock is
+//! chosen by a hash of its address, so some nodes share one; a thread holds one lock at a time.
 //!
 //! Region 1 is the tree:
 //!
@@ -15,12 +15,13 @@
 //!   | root | bump | unused ... | node | node | ...
 //! ```
 //!
-//! `root` is the address of the root, which is changed by CAS. `bump` is the number of bytes of the region that are
-//! allocated: a client allocates space for several nodes by FETCH_ADD. [`Node`] describes the layout of a node.
+//! `root` is the address of the root, which is changed by CAS. `bump` is the number of bytes of the region
+//! that are allocated: a client allocates space for several nodes by FETCH_ADD. [`Node`] describes the layout
+//! of a node.
 //!
-//! Differences to Sherman: Sherman writes single entries of unsorted leaves, hands locks over between the threads of a
-//! machine, and has its own kind of cache. Here whole nodes are written, and each thread caches inner nodes for itself. Keys
-//! are not removed, and memory is not reused.
+//! Differences to Sherman: Sherman writes single entries of unsorted leaves, hands locks over between the
+//! threads of a machine, and has its own kind of cache. Here whole nodes are written, and each thread caches
+//! inner nodes for itself. Keys are not removed, and memory is not reused.
 
 mod image;
 mod node;

@@ -20,10 +20,11 @@ pub const NO_LIMIT: u64 = u64::MAX;
 ///   | version | level | count | low | high | sibling | leftmost | key | value | ... | ... | version |
 /// ```
 ///
-/// Numbers are little-endian. The level (two bytes) is 0 for leaves. The node has keys from `low` to `high` exclusive. Keys
-/// from `high` on are in the node at `sibling`, whose `low` is this `high`. In an inner node, a value is the address of the
-/// child for keys from its key on, and `leftmost` is the child for keys before the first one. The keys ascend. The two
-/// versions differ only while the node is being written: a READ that sees different versions is torn, and is repeated.
+/// Numbers are little-endian. The level (two bytes) is 0 for leaves. The node has keys from `low` to `high`
+/// exclusive. Keys from `high` on are in the node at `sibling`, whose `low` is this `high`. In an inner node,
+/// a value is the address of the child for keys from its key on, and `leftmost` is the child for keys before
+/// the first one. The keys ascend. The two versions differ only while the node is being written: a READ that
+/// sees different versions is torn, and is repeated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// Number of times that the node was written

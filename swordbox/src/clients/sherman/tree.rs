@@ -33,7 +33,8 @@ pub struct Tree {
 type Found = (u64, Node);
 
 impl Tree {
-    /// Returns a client that uses this tag for its locks. Region 0 has the locks, `stride` bytes apart; region 1 has the tree.
+    /// Returns a client that uses this tag for its locks. Region 0 has the locks, `stride` bytes apart;
+    /// region 1 has the tree.
     ///
     /// # Errors
     /// The regions do not fit a tree.
@@ -59,7 +60,8 @@ impl Tree {
         Ok(leaf.get(key))
     }
 
-    /// Returns up to `count` entries from `from` on. Entries inserted concurrently may or may not be included.
+    /// Returns up to `count` entries from `from` on. Entries inserted concurrently may or may not be
+    /// included.
     ///
     /// # Errors
     /// The connection ended, or the memory has no valid tree.
