@@ -76,7 +76,7 @@ pub fn walk(memory: &[u8], va: u64) -> Result<Vec<(u64, u64)>, String> {
             let this = node(at)?;
             if (this.level, this.low) != (level, low) {
                 return Err(format!(
-                    "the node at {at:#x} has level {} and begins at key {:#x}, expected level {level} and key {low:#x}",
+                    "node {at:#x} has level {} and begins at key {:#x}, expected level {level} and key {low:#x}",
                     this.level, this.low
                 ));
             }
