@@ -24,10 +24,11 @@ fn with_unpaired(count: u32) -> (Swordbox, Vec<Id>) {
         ..Config::new(forward::Config::bridge(2, 4))
     });
     let ids = (0..count).map(|qpn| {
-        let id =
-            swordbox.add_end(HostQp::new(SERVER.into(), rocev2::Qpn::new(qpn))).expect("the table has room");
-        swordbox.ends[id as usize].from = 0xffff_0a00_0002;
-        swordbox.await_peer(id);
+        let id = swordbox
+            .add_endpoint(HostQp::new(SERVER.into(), rocev2::Qpn::new(qpn)))
+            .expect("the table has room");
+        swordbox.endpoints[id as usize].from = 0xffff_0a00_0002;
+        swordbox.add_unpaired(id);
         id
     });
     let ids = ids.collect();
@@ -41,13 +42,13 @@ fn forgetting_an_unpaired_endpoint_reads_only_its_two_neighbours() {
         // The newest is the first in the list.
         let (before, next) = (ids[at + 1], at.checked_sub(1).map_or(NONE, |older| ids[older]));
         for &id in ids.iter().filter(|id| ![ids[at], before, next].contains(id)) {
-            swordbox.ends[id as usize].next = BROKEN;
-            swordbox.ends[id as usize].before = BROKEN;
+            swordbox.endpoints[id as usize].next = BROKEN;
+            swordbox.endpoints[id as usize].before = BROKEN;
         }
         swordbox.forget(ids[at]);
-        assert_eq!(swordbox.ends[before as usize].next, next, "endpoint {at}");
+        assert_eq!(swordbox.endpoints[before as usize].next, next, "endpoint {at}");
         if next != NONE {
-            assert_eq!(swordbox.ends[next as usize].before, before, "endpoint {at}");
+            assert_eq!(swordbox.endpoints[next as usize].before, before, "endpoint {at}");
         }
         assert_eq!(swordbox.counters().forgotten.get(), 1);
     }

@@ -208,21 +208,22 @@ impl Config {
 impl Config {
     /// Returns the index and the server of each switch-owned QP. Indices count all shared QPs; each server's
     /// switch-owned ones come before the client-owned ones.
-    pub(crate) fn own_lanes(&self) -> impl Iterator<Item = (Id, (IpAddr, &Connect))> {
+    pub(crate) fn switch_owned_qps(&self) -> impl Iterator<Item = (Id, (IpAddr, &Connect))> {
         let mut next = 0;
         self.servers.iter().flat_map(move |server| {
             let first = next;
             let own = if self.interface.is_some() { server.connect.as_ref() } else { None };
             let count = own.map_or(0, |own| own.lanes);
             next = first + count + server.lanes;
-            own.into_iter()
-                .flat_map(move |own| (first..first + count).map(move |lane| (lane as Id, (server.host, own))))
+            own.into_iter().flat_map(move |own| {
+                (first..first + count).map(move |shared_qp| (shared_qp as Id, (server.host, own)))
+            })
         })
     }
 
     /// Returns the number of shared QPs, switch-owned and client-owned.
     pub fn lanes(&self) -> usize {
-        self.own_lanes().count() + self.servers.iter().map(|server| server.lanes).sum::<usize>()
+        self.switch_owned_qps().count() + self.servers.iter().map(|server| server.lanes).sum::<usize>()
     }
 }
 

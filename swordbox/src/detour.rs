@@ -132,29 +132,29 @@ impl Swordbox {
         op: Op,
         now: Nanos,
     ) -> Result<(), Id> {
-        let is_whole = op.ends && matches!(op.kind, Kind::Write | Kind::Atomic);
+        let is_whole = op.is_last && matches!(op.kind, Kind::Write | Kind::Atomic);
         let memory = memory_of(packet).filter(|(va, _, len)| {
-            is_whole && in_one_line(*va, *len as usize) && self.flows[id as usize].detouring.is_none()
+            is_whole && in_one_line(*va, *len as usize) && self.flows[id as usize].detour.is_none()
         });
         let line = memory.and_then(|(va, ..)| self.lines.find(server, va));
         let Some(line) = line else { return self.detour_of(id, server, packet, now) };
         self.detour_of_for(id, server, packet, now, Nanos::ZERO)?;
         let until = now + self.config.settle;
-        let own = self.lines.get_mut(line);
-        own.detouring += 1;
-        own.detoured_until = own.detoured_until.max(until);
-        self.flows[id as usize].detouring = Some((packet.bth().psn(), line));
+        let cached = self.lines.get_mut(line);
+        cached.detours_in_flight += 1;
+        cached.detoured_until = cached.detoured_until.max(until);
+        self.flows[id as usize].detour = Some((packet.bth().psn(), line));
         Ok(())
     }
 
     /// Ends the detour in flight of a flow, if any. If its connection ends before completion (`is_done` is
     /// false), the request may still be on its way, so the line stays quiet for `settle`.
     pub(crate) fn end_detour(&mut self, id: Id, is_done: bool) {
-        let Some((_, line)) = self.flows[id as usize].detouring.take() else { return };
+        let Some((_, line)) = self.flows[id as usize].detour.take() else { return };
         // The current time is not available here; the next tick is not earlier.
-        let (now, settle) = (self.tick + self.interval(), self.config.settle);
+        let (now, settle) = (self.last_tick + self.tick_interval(), self.config.settle);
         let line = self.lines.get_mut(line);
-        line.detouring -= 1;
+        line.detours_in_flight -= 1;
         if !is_done {
             line.detour(now, settle);
         }
@@ -189,12 +189,12 @@ impl Swordbox {
         op: Op,
         now: Nanos,
     ) -> Result<(), Id> {
-        self.doubt_proof(id, packet, op);
+        self.discard_proof(id, packet, op);
         self.detour_for(id, server, packet, now, self.config.settle)?;
         let flow = &mut self.flows[id as usize];
         if packet.layout().opcode() == Opcode::RC_WRITE_FIRST
             && let Some(message) = Message::of(packet)
-            && (flow.stage == Stage::Strict || packet.verify_icrc())
+            && (flow.stage == Stage::Translating || packet.verify_icrc())
         {
             flow.long_writes.begin(message);
         }
@@ -203,7 +203,7 @@ impl Swordbox {
 
     /// Discards a pending proof if this packet has the same PSN: the acknowledgement may be for either of the
     /// two.
-    fn doubt_proof(&mut self, id: Id, packet: &Packet<'_>, op: Op) {
+    fn discard_proof(&mut self, id: Id, packet: &Packet<'_>, op: Op) {
         let memory = memory_of(packet);
         let psn = packet.bth().psn();
         let count = match (op.kind, memory) {
@@ -215,13 +215,14 @@ impl Swordbox {
         let rights = rights_of(op.kind);
         let flow = &mut self.flows[id as usize];
         if count > 1 {
-            flow.take_psns(psn, count.saturating_mul(256));
+            flow.extend_read_psns(psn, count.saturating_mul(256));
         }
-        flow.proving.take_if(|(behind, proof)| {
+        flow.pending_proof.take_if(|(behind, proof)| {
             takes(behind)
-                && !memory.is_some_and(|(_, rkey, len)| count == 1 && len > 0 && proof.is_of(rkey, rights))
+                && !memory
+                    .is_some_and(|(_, rkey, len)| count == 1 && len > 0 && proof.is_proven_by(rkey, rights))
         });
-        flow.reaching
+        flow.pending_memory
             .take_if(|(behind, own)| takes(behind) && memory != Some((own.va, own.rkey, own.len.into())));
     }
 

@@ -2,23 +2,23 @@
 
 use crate::config::{Config, Connection, Layers};
 use crate::counters::Counters;
-use crate::doubt::Doubts;
 use crate::flow::{Flow, Stage};
 use crate::guard::Guard;
 use crate::headers::Headers;
 use crate::held::Held;
-use crate::lane::Lane;
 use crate::lines::Lines;
 use crate::message::Untracked;
 use crate::op::{Kind, Op};
-use crate::own::{OpenLane, Refused};
-use crate::pair::{Gone, Handshakes, Strangers};
+use crate::pairing::{EndedConnection, Handshakes, UnpairedEndpoints};
 use crate::proof::Period;
+use crate::range_invalidation::RangeInvalidations;
 use crate::records::{NO_RECORD, Record, What};
+use crate::shared_qp::SharedQp;
 use crate::sketch::Sketch;
 use crate::source::Sources;
 use crate::steering::Steering;
 use crate::successor::Successors;
+use crate::switch_owned::{OpenLane, RefusedKeys};
 use crate::{Id, NONE};
 use core::net::IpAddr;
 use rocev2::aeth::Aeth;
@@ -50,7 +50,7 @@ pub enum Command {
     /// A switch-owned QP is disconnected.
     CloseLane {
         /// Index of the shared QP
-        lane: u32,
+        shared_qp: u32,
         /// The switch's queue pair number, which is new for each connection
         qpn: Qpn,
     },
@@ -67,7 +67,7 @@ pub enum Event {
     /// Result of [`Command::OpenLane`].
     LaneOpened {
         /// Index of the shared QP
-        lane: u32,
+        shared_qp: u32,
         /// The switch's queue pair number
         qpn: Qpn,
         /// Whether the QP is usable; false if the tables had no room
@@ -76,7 +76,7 @@ pub enum Event {
     /// A switch-owned QP failed.
     LaneLost {
         /// Index of the shared QP
-        lane: u32,
+        shared_qp: u32,
         /// The switch's queue pair number
         qpn: Qpn,
     },
@@ -91,7 +91,7 @@ pub(crate) const NO_SERVER: u8 = u8::MAX;
 /// first cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-pub(crate) struct End {
+pub(crate) struct Endpoint {
     /// Time of the last frame to this endpoint
     pub seen: Nanos,
     /// Endpoint of the peer, once it is known for certain; else `NONE`
@@ -100,15 +100,15 @@ pub(crate) struct End {
     pub qpn: Qpn,
     /// Port through which frames to this endpoint are sent
     pub port: PortId,
-    /// Port through which the peer is reached (the peer's `port`); [`UNTOLD`] until it is known
-    pub came_on: PortId,
+    /// Port through which the peer is reached (the peer's `port`); [`UNKNOWN_PORT`] until it is known
+    pub peer_port: PortId,
     /// Headers of frames to this endpoint
     pub headers: Headers,
     /// Address of the sending host as 128 bits: the source of all frames whose headers are in `headers`
     pub from: u128,
     /// Endpoint that is the likely peer, from the responses so far
-    pub guess: Id,
-    /// Number of responses that confirmed `guess`, and the PSN of the latest
+    pub candidate_peer: Id,
+    /// Number of responses that confirmed `candidate_peer`, and the PSN of the latest
     pub confirmed: (u8, Psn),
     /// Newest PSN acknowledged by a response to this endpoint, and its MSN, while the peer is unknown
     pub latest: Option<(Psn, Msn)>,
@@ -118,14 +118,14 @@ pub(crate) struct End {
 }
 
 /// Unknown port
-pub(crate) const UNTOLD: PortId = PortId(u16::MAX);
+pub(crate) const UNKNOWN_PORT: PortId = PortId(u16::MAX);
 
-impl End {
+impl Endpoint {
     /// Returns whether a packet to this endpoint that arrived on `port` has the stored headers and port.
     #[expect(clippy::inline_always, reason = "consists of a few comparisons")]
     #[inline(always)]
-    pub(crate) fn knows(&self, packet: &Packet<'_>, port: PortId) -> bool {
-        self.came_on == port && self.headers.leads_like(packet)
+    pub(crate) fn has_headers_of(&self, packet: &Packet<'_>, port: PortId) -> bool {
+        self.peer_port == port && self.headers.has_path_of(packet)
     }
 
     const NEW: Self = Self {
@@ -134,9 +134,9 @@ impl End {
         peer: NONE,
         qpn: Qpn::new(0),
         port: PortId(0),
-        came_on: UNTOLD,
+        peer_port: UNKNOWN_PORT,
         headers: Headers::NONE,
-        guess: NONE,
+        candidate_peer: NONE,
         confirmed: (0, Psn::ZERO),
         latest: None,
         next: NONE,
@@ -152,17 +152,17 @@ pub struct Swordbox {
     pub(crate) config: Config,
     pub(crate) forward: Forward,
     pub(crate) index: Index<HostQp>,
-    pub(crate) ends: Vec<End>,
+    pub(crate) endpoints: Vec<Endpoint>,
     pub(crate) flows: Vec<Flow>,
     /// `config.rd_atomic` records per flow
     pub(crate) records: Vec<Record>,
-    pub(crate) lanes: Vec<Lane>,
+    pub(crate) shared_qps: Vec<SharedQp>,
     pub(crate) lines: Lines,
     pub(crate) sketch: Sketch,
     pub(crate) held: Held,
     pub(crate) steering: Steering,
     pub(crate) handshakes: Handshakes,
-    pub(crate) strangers: Strangers,
+    pub(crate) unpaired: UnpairedEndpoints,
     pub(crate) sources: Sources,
     pub(crate) successors: Successors,
     pub(crate) untracked: Untracked,
@@ -170,7 +170,7 @@ pub struct Swordbox {
     incarnations: u32,
     /// Translated connections whose PSN translation is lost. The key is what a request carries: everything
     /// but the client's queue pair
-    pub(crate) ended: HashMap<Connection, Gone>,
+    pub(crate) ended: HashMap<Connection, EndedConnection>,
     /// Last time at which a packet found no free table entry. While that connection may continue, responses
     /// may belong to it
     pub(crate) overflowed: Option<Nanos>,
@@ -181,22 +181,22 @@ pub struct Swordbox {
     /// Flows with retransmitted READs
     pub(crate) rereading: Vec<Id>,
     pub(crate) layers: Layers,
-    pub(crate) tick: Nanos,
+    pub(crate) last_tick: Nanos,
     /// Current period of the expiry of proven rights (quarters of `proof`), including the periods skipped
     /// after a revocation
     pub(crate) period: Period,
-    pub(crate) aged: Id,
+    pub(crate) age_cursor: Id,
     /// Queue pairs of clients whose connections ended with the switch's restart, with the server's endpoint
     /// of each
-    pub(crate) bereft: HashMap<(IpAddr, Qpn), Connection>,
+    pub(crate) orphaned_clients: HashMap<(IpAddr, Qpn), Connection>,
     /// Time of the first frame
-    pub(crate) begun: Option<Nanos>,
+    pub(crate) first_frame_at: Option<Nanos>,
     /// Operations in flight on all shared QPs
-    pub(crate) under_way: usize,
+    pub(crate) in_flight: usize,
     /// Switch-owned QPs with a probe that is pending or in flight
     pub(crate) probing: usize,
     /// Keys refused on switch-owned QPs, by server
-    pub(crate) refused: Box<[Refused]>,
+    pub(crate) refused_keys: Box<[RefusedKeys]>,
     /// Addresses of the servers as 128 bits
     pub(crate) hosts: Box<[u128]>,
     /// Budget of untrusted hosts for suspending resolution, by server
@@ -287,7 +287,7 @@ impl core::fmt::Debug for Swordbox {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let busy =
             self.flows.iter().enumerate().filter(|(_, flow)| {
-                !flow.is_quiet() || flow.next != flow.sent || flow.nak_due || flow.nak_sent
+                !flow.is_idle() || flow.next != flow.sent || flow.nak_due || flow.nak_sent
             });
         let open =
             |id: usize| self.records(id as Id).iter().filter(|record| !record.done).collect::<Vec<_>>();
@@ -312,29 +312,30 @@ impl Swordbox {
             config.servers.len()
         );
         let ends = config.connections * 2;
-        let own: HashSet<Id> = config.own_lanes().map(|(lane, _)| lane).collect();
+        let own: HashSet<Id> = config.switch_owned_qps().map(|(shared_qp, _)| shared_qp).collect();
         let counts = config.servers.iter().map(|server| {
             let own = server.connect.as_ref().filter(|_| config.interface.is_some());
             own.map_or(0, |own| own.lanes) + server.lanes
         });
-        let lanes = counts.zip(0u8..).flat_map(|(count, server)| core::iter::repeat_n(server, count));
-        let lanes =
-            lanes.zip(0..).map(|(server, number)| Lane::new(server, own.contains(&number), config.in_flight));
+        let shared_qps = counts.zip(0u8..).flat_map(|(count, server)| core::iter::repeat_n(server, count));
+        let shared_qps = shared_qps
+            .zip(0..)
+            .map(|(server, number)| SharedQp::new(server, own.contains(&number), config.in_flight));
         Self {
             forward: Forward::alone(&config.forward),
             index: Index::with_capacity(ends),
-            ends: Vec::with_capacity(ends),
+            endpoints: Vec::with_capacity(ends),
             flows: Vec::with_capacity(ends),
             records: Vec::with_capacity(ends * config.rd_atomic),
-            refused: (0..config.servers.len()).map(|_| Refused::default()).collect(),
+            refused_keys: (0..config.servers.len()).map(|_| RefusedKeys::default()).collect(),
             probing: 0,
-            lanes: lanes.collect(),
+            shared_qps: shared_qps.collect(),
             sketch: Sketch::new(),
             lines: Lines::with_capacity(config.lines, config.servers.len()),
             held: Held::with_capacity(config.held),
             steering: Steering::new(&config),
             handshakes: Handshakes::new(),
-            strangers: Strangers::with_capacity(ends),
+            unpaired: UnpairedEndpoints::with_capacity(ends),
             sources: Sources::new(ends, config.per_host),
             successors: Successors::new(),
             untracked: Untracked::new(),
@@ -342,7 +343,7 @@ impl Swordbox {
             ended: {
                 let mut ended = HashMap::with_capacity(config.connections.max(config.ended.len()));
                 ended.extend(config.ended.iter().map(|connection| {
-                    (connection.without_client_qpn(), Gone { connection: *connection, psns: None })
+                    (connection.without_client_qpn(), EndedConnection { connection: *connection, psns: None })
                 }));
                 ended
             },
@@ -352,12 +353,16 @@ impl Swordbox {
             ready: VecDeque::with_capacity(64),
             rereading: Vec::with_capacity(64),
             layers: config.layers,
-            tick: Nanos::ZERO,
+            last_tick: Nanos::ZERO,
             period: Period::default(),
-            aged: 0,
-            bereft: config.ended.iter().map(|gone| (gone.client, gone.without_client_qpn())).collect(),
-            begun: None,
-            under_way: 0,
+            age_cursor: 0,
+            orphaned_clients: config
+                .ended
+                .iter()
+                .map(|ended_connection| (ended_connection.client, ended_connection.without_client_qpn()))
+                .collect(),
+            first_frame_at: None,
+            in_flight: 0,
             guards: vec![Guard::default(); config.servers.len()].into(),
             connected: vec![Nanos::ZERO; config.servers.len()].into(),
             hosts: config.servers.iter().map(|server| bits_of(server.host)).collect(),
@@ -377,8 +382,8 @@ impl Swordbox {
 
     /// Returns the current number of connections, shared QPs, cached lines and held frames.
     pub fn usage(&self) -> [usize; 4] {
-        let lanes = self.lanes.iter().filter(|lane| lane.owner != NONE).count();
-        [self.index.len() / 2, lanes, self.lines.len(), self.held.len()]
+        let shared_qps = self.shared_qps.iter().filter(|shared_qp| shared_qp.owner != NONE).count();
+        [self.index.len() / 2, shared_qps, self.lines.len(), self.held.len()]
     }
 
     /// Returns the index of the server with this address, or [`NO_SERVER`].
@@ -390,48 +395,57 @@ impl Swordbox {
     /// Returns the endpoint that `packet` is sent to, and adds it to the table if there is room.
     #[expect(clippy::inline_always, reason = "runs for every packet")]
     #[inline(always)]
-    pub(crate) fn end_of(&mut self, packet: &Packet<'_>) -> Option<Id> {
+    pub(crate) fn endpoint_of(&mut self, packet: &Packet<'_>) -> Option<Id> {
         let key = HostQp::destination_of(packet);
-        self.index.get(&key).or_else(|| self.new_end(packet, key))
+        self.index.get(&key).or_else(|| self.insert_endpoint(packet, key))
     }
 
     /// Returns the endpoint that a request is sent to. Endpoints on hosts that are no servers are not added.
     #[expect(clippy::inline_always, reason = "runs for every packet")]
     #[inline(always)]
-    pub(crate) fn end_of_request(&mut self, packet: &Packet<'_>) -> Option<Id> {
+    pub(crate) fn endpoint_of_request(&mut self, packet: &Packet<'_>) -> Option<Id> {
         let key = HostQp::destination_of(packet);
-        self.index.get(&key).or_else(|| self.new_end_of_request(packet, key))
+        self.index.get(&key).or_else(|| self.insert_endpoint_of_request(packet, key))
     }
 
     #[cold]
-    fn new_end_of_request(&mut self, packet: &Packet<'_>, key: HostQp) -> Option<Id> {
-        if self.server_of(bits_of(key.host())) == NO_SERVER { None } else { self.new_end(packet, key) }
+    fn insert_endpoint_of_request(&mut self, packet: &Packet<'_>, key: HostQp) -> Option<Id> {
+        if self.server_of(bits_of(key.host())) == NO_SERVER {
+            None
+        } else {
+            self.insert_endpoint(packet, key)
+        }
     }
 
     #[cold]
-    fn new_end(&mut self, packet: &Packet<'_>, key: HostQp) -> Option<Id> {
+    fn insert_endpoint(&mut self, packet: &Packet<'_>, key: HostQp) -> Option<Id> {
         if !packet.verify_icrc() {
             // The packet is damaged and may name a queue pair that does not exist.
             return None;
         }
         if self.server_of(bits_of(key.host())) != NO_SERVER
-            && !self.sources.may_add(source_of(packet), self.tick)
+            && !self.sources.may_add(source_of(packet), self.last_tick)
         {
             self.counters.untracked.add(1);
             return None;
         }
-        let id = self.add_end(key);
+        let id = self.add_endpoint(key);
         if id.is_none() {
-            self.overflowed = Some(self.tick);
+            self.overflowed = Some(self.last_tick);
             self.counters.untracked.add(1);
         }
         id
     }
 
-    pub(crate) fn add_end(&mut self, key: HostQp) -> Option<Id> {
+    pub(crate) fn add_endpoint(&mut self, key: HostQp) -> Option<Id> {
         let Ok(id) = self.index.get_or_insert(key) else { return None };
         let server = self.server_of(bits_of(key.host()));
-        crate::lines::put(&mut self.ends, id, End { qpn: key.qpn(), ..End::NEW }, End::NEW);
+        crate::lines::put(
+            &mut self.endpoints,
+            id,
+            Endpoint { qpn: key.qpn(), ..Endpoint::NEW },
+            Endpoint::NEW,
+        );
         let mtu = self.config.servers.get(usize::from(server)).map_or(0, |server| server.path_mtu);
         self.incarnations = self.incarnations.wrapping_add(1);
         let flow = Flow { mtu, incarnation: self.incarnations, ..Flow::new(server) };
@@ -446,7 +460,7 @@ impl Swordbox {
 
     /// Returns the public identity of a connection.
     pub(crate) fn connection_of(&self, id: Id) -> Option<Connection> {
-        let peer = self.ends[id as usize].peer;
+        let peer = self.endpoints[id as usize].peer;
         let (server, client) = (self.index.key(id)?, self.index.key(peer)?);
         Some(Connection { server: (server.host(), server.qpn()), client: (client.host(), client.qpn()) })
     }
@@ -468,10 +482,10 @@ impl Swordbox {
             return self.on_response(frame, ACK, port, now, out);
         }
         if layout == CAS {
-            return self.on_request(frame, CAS, Op { kind: Kind::Atomic, ends: true }, port, now, out);
+            return self.on_request(frame, CAS, Op { kind: Kind::Atomic, is_last: true }, port, now, out);
         }
         if let Some(layout) = WRITE.with_payload_of(frame.bytes(), layout) {
-            return self.on_request(frame, layout, Op { kind: Kind::Write, ends: true }, port, now, out);
+            return self.on_request(frame, layout, Op { kind: Kind::Write, is_last: true }, port, now, out);
         }
         self.on_any(frame, layout, port, now, out)
     }
@@ -492,23 +506,23 @@ impl Swordbox {
             Kind::Datagram => {
                 let packet = Packet::new(frame.bytes(), layout);
                 if self.on_datagram(&packet, port, now) {
-                    self.pass_unknown(frame, layout, port, now, out)
+                    self.forward_untracked(frame, layout, port, now, out)
                 } else {
                     Verdict::Drop(DropReason::Delayed)
                 }
             }
             Kind::Cnp => {
                 self.on_cnp(frame, layout, out);
-                self.pass_unknown(frame, layout, port, now, out)
+                self.forward_untracked(frame, layout, port, now, out)
             }
-            Kind::Unreliable | Kind::Unknown => self.on_stranger(frame, layout, port, now, out),
+            Kind::Unreliable | Kind::Unknown => self.on_untracked(frame, layout, port, now, out),
             _ => self.on_request(frame, layout, op, port, now, out),
         }
     }
 
     /// Forwards a packet that concerns no tracked connection. A packet with a wrong ICRC is dropped, since
     /// its undamaged original may concern one.
-    pub(crate) fn pass_unknown<O: Output>(
+    pub(crate) fn forward_untracked<O: Output>(
         &mut self,
         frame: &mut O::Frame,
         layout: Layout,
@@ -529,7 +543,7 @@ impl Swordbox {
 
     /// Forwards a packet of an untracked connection, unless it may write to words with resolved operations in
     /// flight.
-    pub(crate) fn on_stranger<O: Output>(
+    pub(crate) fn on_untracked<O: Output>(
         &mut self,
         frame: &mut O::Frame,
         layout: Layout,
@@ -547,7 +561,7 @@ impl Swordbox {
             return self.forward.route(frame, port, now, out);
         }
         let trusted = self.is_trusted(NONE, source_of(&packet));
-        if !trusted && !self.may_disturb(NONE, server, &packet, now) {
+        if !trusted && !self.may_invalidate(NONE, server, &packet, now) {
             self.counters.delayed.add(1);
             return Verdict::Drop(DropReason::Delayed);
         }
@@ -577,8 +591,8 @@ impl Function for Swordbox {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        if self.is_to_us(frame.bytes()) {
-            return self.on_own_frame(frame, port, now, out);
+        if self.is_to_switch(frame.bytes()) {
+            return self.on_frame_to_switch(frame, port, now, out);
         }
         match self.forward.admit(frame, port) {
             Ok(Some(layout)) => self.on_roce(frame, layout, port, now, out),
@@ -589,30 +603,30 @@ impl Function for Swordbox {
 
     #[inline]
     fn glimpse(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
-        self.look_far_ahead(frame.bytes(), fetch);
+        self.prefetch_lookups(frame.bytes(), fetch);
     }
 
     #[inline]
     fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
-        self.look_ahead(frame.bytes(), fetch);
+        self.prefetch_entries(frame.bytes(), fetch);
     }
 
     fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
         if self.forward.next_timer().is_some_and(|at| at <= now) {
             self.forward.on_timer(now, out);
         }
-        if now >= self.tick + self.interval() {
-            self.tick = now;
+        if now >= self.last_tick + self.tick_interval() {
+            self.last_tick = now;
             #[cfg(debug_assertions)]
             let now_of_rights =
                 if self.config.bug == Some(crate::Bug::KeptRight) { Nanos::ZERO } else { now };
             #[cfg(not(debug_assertions))]
             let now_of_rights = now;
             self.period.advance(now_of_rights, self.config.proof);
-            self.lines.doubts.iter_mut().for_each(Doubts::turn);
-            self.tend_lanes(now, out);
-            self.tend_rereads(now, out);
-            self.tend_steering(now, out);
+            self.lines.invalidations.iter_mut().for_each(RangeInvalidations::advance_epoch);
+            self.tick_shared_qps(now, out);
+            self.tick_rereads(now, out);
+            self.tick_steering(now, out);
             self.age(now);
             self.sources.sweep(now, self.config.dead_after);
             self.counters.set_usage(self.usage());
@@ -620,17 +634,18 @@ impl Function for Swordbox {
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        [self.forward.next_timer(), Some(self.tick + self.interval())].into_iter().flatten().min()
+        [self.forward.next_timer(), Some(self.last_tick + self.tick_interval())].into_iter().flatten().min()
     }
 
     fn on_command(&mut self, command: Command, now: Nanos) {
         match command {
-            Command::OpenLane(lane) => self.open_lane(&lane, now),
-            Command::CloseLane { lane, qpn } => self.close_lane(lane, qpn),
+            Command::OpenLane(shared_qp) => self.open_switch_owned(&shared_qp, now),
+            Command::CloseLane { shared_qp, qpn } => self.close_switch_owned(shared_qp, qpn),
             Command::Permit(connection) => {
                 let key = HostQp::new(connection.server.0, connection.server.1);
                 let Some(id) = self.index.get(&key) else { return };
-                if self.connection_of(id) == Some(connection) && self.flows[id as usize].stage == Stage::Asked
+                if self.connection_of(id) == Some(connection)
+                    && self.flows[id as usize].stage == Stage::Requesting
                 {
                     // While the last request's PSN count is unknown, the next request's PSN is unknown. And
                     // an atomic whose result is unknown could not be answered again.
@@ -638,8 +653,8 @@ impl Function for Swordbox {
                     let known = !self.records(id).iter().any(open);
                     let flow = &mut self.flows[id as usize];
                     // A forged DREQ may have set `over`; the next request requests translation again.
-                    let known = known && flow.unsure.is_none() && !flow.over;
-                    flow.stage = if known { Stage::Strict } else { Stage::Clear };
+                    let known = known && flow.uncounted_read.is_none() && !flow.disconnected;
+                    flow.stage = if known { Stage::Translating } else { Stage::Synced };
                     self.counters.diverged.add(u64::from(known));
                 }
             }
@@ -695,13 +710,13 @@ impl Swordbox {
             && server != NO_SERVER
         {
             let end = self.index.get(&HostQp::new(host, qpn));
-            if end.is_some_and(|id| self.flows[id as usize].stage >= Stage::Strict) {
+            if end.is_some_and(|id| self.flows[id as usize].stage >= Stage::Translating) {
                 return Verdict::Drop(DropReason::Malformed(fault));
             }
             let trusted = self.is_trusted(end.unwrap_or(NONE), bits_of(from));
             if fault == Fault::UnknownOpcode
                 && self.lines.len() > 0
-                && ((!trusted && !self.may_disturb_range(server, 0, u64::MAX, now))
+                && ((!trusted && !self.may_invalidate_range(server, 0, u64::MAX, now))
                     || self.lines.detour_everywhere(server, now, self.config.settle).is_err())
             {
                 self.counters.delayed.add(1);
@@ -712,8 +727,8 @@ impl Swordbox {
     }
 
     /// Returns the time until the next tick.
-    pub(crate) fn interval(&self) -> Nanos {
-        let busy = self.held.len() > 0 || self.under_way > 0 || self.probing > 0 || !self.steering.is_quiet();
+    pub(crate) fn tick_interval(&self) -> Nanos {
+        let busy = self.held.len() > 0 || self.in_flight > 0 || self.probing > 0 || !self.steering.is_idle();
         // Proven rights have to expire in time.
         let idle = Nanos((self.config.proof.0 / 4).clamp(1, IDLE.0));
         if busy { Nanos((self.config.replay_after.0 / 2).max(1)).min(idle) } else { idle }

@@ -15,13 +15,13 @@ const BURST: u64 = 8;
 
 /// Window of time in which packets pass that invalidate cached values.
 #[derive(Clone, Copy, Debug, Default)]
-struct Window {
+struct TimeWindow {
     until: Nanos,
     /// Time by which all open time so far is paid for
     paid: Nanos,
 }
 
-impl Window {
+impl TimeWindow {
     /// Opens the window for `len` if the budget permits. Returns the time until which it is open.
     fn open(&mut self, len: Nanos, now: Nanos) -> Option<Nanos> {
         if now < self.until {
@@ -40,36 +40,36 @@ impl Window {
 /// Windows for packets that may pass at once, and for packets that have to wait for resolved operations.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Guard {
-    at_once: Window,
-    later: Window,
+    at_once: TimeWindow,
+    later: TimeWindow,
 }
 
 impl Swordbox {
     /// Returns whether a client is trusted: requests of its connection were answered, or its host has used a
     /// right on another connection.
     pub(crate) fn is_trusted(&self, id: Id, from: u128) -> bool {
-        self.ends.get(id as usize).is_some_and(|end| end.peer != NONE && end.from == from)
+        self.endpoints.get(id as usize).is_some_and(|end| end.peer != NONE && end.from == from)
             || self.sources.has_proven(from)
     }
 
     /// Returns whether a packet of an untrusted client may pass that invalidates the memory that it may write
     /// to.
-    pub(crate) fn may_disturb(&mut self, id: Id, server: u8, packet: &Packet<'_>, now: Nanos) -> bool {
+    pub(crate) fn may_invalidate(&mut self, id: Id, server: u8, packet: &Packet<'_>, now: Nanos) -> bool {
         match self.target_of(id, packet) {
             Target::Nothing => true,
-            Target::Range(va, len) => self.may_disturb_range(server, va, len, now),
-            Target::Anywhere => self.may_disturb_range(server, 0, u64::MAX, now),
+            Target::Range(va, len) => self.may_invalidate_range(server, va, len, now),
+            Target::Anywhere => self.may_invalidate_range(server, 0, u64::MAX, now),
         }
     }
 
     /// Returns whether a packet of an untrusted client may pass that invalidates a range.
-    pub(crate) fn may_disturb_range(&mut self, server: u8, va: u64, len: u64, now: Nanos) -> bool {
+    pub(crate) fn may_invalidate_range(&mut self, server: u8, va: u64, len: u64, now: Nanos) -> bool {
         if !self.lines.has_any(server, va, len) {
             return true;
         }
         let (settle, dead_after) = (self.config.settle, self.config.dead_after);
         let Some(guard) = self.guards.get_mut(usize::from(server)) else { return true };
-        if !self.lines.is_decided(server, va, len) {
+        if !self.lines.has_resolved(server, va, len) {
             // The detour keeps the words from being learnt for `settle` once more.
             return guard.at_once.open(settle, now).is_some();
         }
@@ -84,9 +84,9 @@ mod tests {
 
     #[test]
     fn a_window_is_open_for_a_quarter_of_the_time() {
-        let mut window = Window::default();
+        let mut window = TimeWindow::default();
         let len = Nanos(1000);
-        let open = |window: &mut Window, times: core::ops::Range<u64>| {
+        let open = |window: &mut TimeWindow, times: core::ops::Range<u64>| {
             times.filter(|now| window.open(len, Nanos(*now)).is_some()).count()
         };
         assert_eq!(open(&mut window, 0..8000), 8000);

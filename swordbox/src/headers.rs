@@ -35,14 +35,14 @@ pub(crate) struct Headers {
 }
 
 /// Bits of the BTH's second byte that belong to the connection: all but solicited event and pad count
-const KEPT: u8 = 0x4f;
+const CONNECTION_BITS: u8 = 0x4f;
 const SOLICITED: u8 = 0x80;
 /// ECN field of the IPv4 TOS byte and of the IPv6 traffic class
 const ECN: u8 = 0x03;
 
 /// BTH fields that differ between packets of a connection. Passed by value, to be assembled in registers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Base {
+pub(crate) struct BthFields {
     pub opcode: Opcode,
     pub qpn: Qpn,
     pub psn: Psn,
@@ -52,7 +52,7 @@ pub(crate) struct Base {
     pub becn: bool,
 }
 
-impl Base {
+impl BthFields {
     pub(crate) const fn new(opcode: Opcode, qpn: Qpn, psn: Psn) -> Self {
         Self { opcode, qpn, psn, ack_req: false, solicited: false, becn: false }
     }
@@ -65,7 +65,7 @@ pub(crate) enum Payload<'a> {
     Copied(&'a [u8]),
     /// This number of bytes that are already in the frame behind the same extended headers, without padding,
     /// in a packet with a valid ICRC
-    There(usize),
+    InPlace(usize),
 }
 
 impl Payload<'_> {
@@ -74,16 +74,16 @@ impl Payload<'_> {
     const fn len(self) -> usize {
         match self {
             Self::Copied(bytes) => bytes.len(),
-            Self::There(len) => len,
+            Self::InPlace(len) => len,
         }
     }
 }
 
 /// Traffic class and ECN (IPv4: TOS; IPv6: traffic class), preserved when a packet changes its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Class8(pub(crate) u8);
+pub(crate) struct TrafficClass(pub(crate) u8);
 
-impl Class8 {
+impl TrafficClass {
     /// Returns the traffic class of a packet.
     #[expect(clippy::inline_always, reason = "is a single load")]
     #[inline(always)]
@@ -108,7 +108,7 @@ impl Headers {
         }
         let mut headers = Self { l3: l3 as u8, bth_at: bth as u8, v6, ..Self::NONE };
         let [flags, high, low]: [u8; 3] = *packet.bytes()[bth + 1..].first_chunk()?;
-        headers.bth = [flags & KEPT, high, low];
+        headers.bth = [flags & CONNECTION_BITS, high, low];
         headers.bytes[..kept].copy_from_slice(&packet.bytes()[..kept]);
         // An ECN mark concerns the path of this packet only (RFC 3168, section 5).
         headers.bytes[l3 + 1] &= if v6 { !(ECN << 4) } else { !ECN };
@@ -132,7 +132,7 @@ impl Headers {
     /// destination is assumed to be the same.
     #[expect(clippy::inline_always, reason = "consists of a few comparisons")]
     #[inline(always)]
-    pub(crate) fn leads_like(&self, packet: &Packet<'_>) -> bool {
+    pub(crate) fn has_path_of(&self, packet: &Packet<'_>) -> bool {
         /// Returns whether two frames have the same `N` bytes at `at`.
         #[inline(always)]
         fn same<const N: usize>(a: &[u8], b: &[u8], at: usize) -> bool {
@@ -170,8 +170,8 @@ impl Headers {
     pub(crate) fn build<F: Frame, const N: usize>(
         &self,
         frame: &mut F,
-        class: Option<Class8>,
-        base: Base,
+        class: Option<TrafficClass>,
+        base: BthFields,
         behind: &[u8; N],
     ) -> Result<(), NoRoom> {
         self.build_with(frame, class, base, behind, Payload::NONE)
@@ -183,8 +183,8 @@ impl Headers {
     pub(crate) fn build_with<F: Frame, const N: usize>(
         &self,
         frame: &mut F,
-        class: Option<Class8>,
-        base: Base,
+        class: Option<TrafficClass>,
+        base: BthFields,
         behind: &[u8; N],
         payload: Payload<'_>,
     ) -> Result<(), NoRoom> {
@@ -193,7 +193,7 @@ impl Headers {
         let bytes = frame.bytes_mut();
         // Headers and ICRCs of most packets are computed without reading the bytes just written.
         match payload {
-            Payload::There(len) if self.is_plain() => self.replace(bytes, class, base, N + len),
+            Payload::InPlace(len) if self.is_plain() => self.replace(bytes, class, base, N + len),
             Payload::Copied([]) if self.is_plain() => self.write_plain(bytes, class, base, behind),
             _ => self.write_any(bytes, class, base, behind, payload),
         }
@@ -213,12 +213,12 @@ impl Headers {
     /// and ICRC, as little-endian words.
     #[expect(clippy::inline_always, reason = "the result stays in registers")]
     #[inline(always)]
-    fn head(&self, class: Option<Class8>, base: Base, behind: usize) -> [u32; icrc::HEAD] {
+    fn head(&self, class: Option<TrafficClass>, base: BthFields, behind: usize) -> [u32; icrc::HEAD] {
         let own = |at: usize| {
             let at = PLAIN.0 + at;
             u32::from_le_bytes([self.bytes[at], self.bytes[at + 1], self.bytes[at + 2], self.bytes[at + 3]])
         };
-        let class = class.map_or(self.bytes[PLAIN.0 + 1], |Class8(class)| class);
+        let class = class.map_or(self.bytes[PLAIN.0 + 1], |TrafficClass(class)| class);
         let udp_len = (Udp::LEN + Bth::LEN + behind + ICRC_LEN) as u16;
         let len = udp_len + Ipv4::LEN as u16;
         let sum = u32::from(self.sum) + u32::from(len) + u32::from(class);
@@ -243,7 +243,7 @@ impl Headers {
     /// Returns a BTH as little-endian words.
     #[expect(clippy::inline_always, reason = "the result stays in registers")]
     #[inline(always)]
-    const fn bth_words(&self, base: Base, padding: usize) -> [u32; Bth::LEN / 4] {
+    const fn bth_words(&self, base: BthFields, padding: usize) -> [u32; Bth::LEN / 4] {
         let [flags, high, low] = self.bth;
         let flags = flags | (padding as u8) << 4 | if base.solicited { SOLICITED } else { 0 };
         [
@@ -259,8 +259,8 @@ impl Headers {
     fn put_head(&self, bytes: &mut [u8], head: [u32; icrc::HEAD]) {
         let (ethernet, rest) = bytes.split_at_mut(PLAIN.0);
         ethernet.copy_from_slice(&self.bytes[..PLAIN.0]);
-        for (place, word) in rest.as_chunks_mut().0.iter_mut().zip(head) {
-            *place = word.to_le_bytes();
+        for (target, word) in rest.as_chunks_mut().0.iter_mut().zip(head) {
+            *target = word.to_le_bytes();
         }
     }
 
@@ -270,8 +270,8 @@ impl Headers {
     fn write_plain<const N: usize>(
         &self,
         bytes: &mut [u8],
-        class: Option<Class8>,
-        base: Base,
+        class: Option<TrafficClass>,
+        base: BthFields,
         behind: &[u8; N],
     ) {
         let at = PLAIN.1 + Bth::LEN;
@@ -286,7 +286,7 @@ impl Headers {
     /// after the BTH. The ICRC is updated incrementally.
     #[expect(clippy::inline_always, reason = "the call is the tail of its caller")]
     #[inline(always)]
-    fn replace(&self, bytes: &mut [u8], class: Option<Class8>, base: Base, behind: usize) {
+    fn replace(&self, bytes: &mut [u8], class: Option<TrafficClass>, base: BthFields, behind: usize) {
         let at = PLAIN.1 + Bth::LEN;
         let bytes = &mut bytes[..at + behind + ICRC_LEN];
         let mut xor = self.head(class, base, behind);
@@ -295,9 +295,9 @@ impl Headers {
             *word ^= u32::from_le_bytes(*old);
         }
         self.put_head(bytes, head);
-        if let Some(place) = bytes.last_chunk_mut() {
-            let icrc = u32::from_le_bytes(*place) ^ icrc::change_of_head(xor, behind);
-            *place = icrc.to_le_bytes();
+        if let Some(target) = bytes.last_chunk_mut() {
+            let icrc = u32::from_le_bytes(*target) ^ icrc::change_of_head(xor, behind);
+            *target = icrc.to_le_bytes();
         }
     }
 
@@ -306,8 +306,8 @@ impl Headers {
     fn write_any<const N: usize>(
         &self,
         bytes: &mut [u8],
-        class: Option<Class8>,
-        base: Base,
+        class: Option<TrafficClass>,
+        base: BthFields,
         behind: &[u8; N],
         payload: Payload<'_>,
     ) {
@@ -324,13 +324,13 @@ impl Headers {
         bytes[udp + 6..head].fill(0);
         if v6 {
             bytes[l3 + 4..l3 + 6].copy_from_slice(&udp_len.to_be_bytes());
-            if let Some(Class8(class)) = class {
+            if let Some(TrafficClass(class)) = class {
                 bytes[l3] = bytes[l3] & 0xf0 | class >> 4;
                 bytes[l3 + 1] = bytes[l3 + 1] & 0x0f | class << 4;
             }
         } else {
             let ip_len = udp_len + Ipv4::LEN as u16;
-            let class = class.map_or(self.bytes[l3 + 1], |Class8(class)| class);
+            let class = class.map_or(self.bytes[l3 + 1], |TrafficClass(class)| class);
             let words = u32::from(self.sum) + u32::from(ip_len) + u32::from(class);
             bytes[l3 + 1] = class;
             bytes[l3 + 2..l3 + 4].copy_from_slice(&ip_len.to_be_bytes());
@@ -338,8 +338,8 @@ impl Headers {
         }
         let at = head + Bth::LEN;
         let words = self.bth_words(base, padding);
-        for (place, word) in bytes[head..at].as_chunks_mut().0.iter_mut().zip(words) {
-            *place = word.to_le_bytes();
+        for (target, word) in bytes[head..at].as_chunks_mut().0.iter_mut().zip(words) {
+            *target = word.to_le_bytes();
         }
         bytes[at..at + N].copy_from_slice(behind);
         let end = at + N + payload.len();

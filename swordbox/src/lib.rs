@@ -11,7 +11,6 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::similar_names, reason = "the names are the terms of this crate")]
 
-mod answer;
 #[cfg(test)]
 mod bounds;
 pub mod clients;
@@ -20,35 +19,36 @@ mod connect;
 pub mod control;
 mod counters;
 mod detour;
-mod doubt;
+mod fast_path;
 mod flow;
-mod foresee;
 mod function;
+mod generated;
 mod guard;
 mod headers;
 mod held;
-mod lane;
 mod lines;
 mod memory;
 mod message;
 mod op;
-mod own;
-mod pair;
+mod pairing;
+mod prefetch;
 mod proof;
+mod range_invalidation;
 mod records;
-mod repeated;
+mod recovery;
 mod request;
 mod reread;
 mod response;
+mod retransmitted;
+mod route;
 mod salt;
 mod share;
+mod shared_qp;
 mod sketch;
 mod source;
 pub mod steering;
-mod straight;
 mod successor;
-mod tend;
-mod way;
+mod switch_owned;
 
 pub use config::{Config, Connect, Connection, FailedCas, Layers, Server, Table};
 pub use connect::ConnectCounters;
@@ -56,7 +56,7 @@ pub use control::{Control, Journal};
 pub use counters::Counters;
 pub use function::{Command, Event, Swordbox};
 pub use memory::Memory;
-pub use own::OpenLane;
+pub use switch_owned::OpenLane;
 
 /// Index of an entry of a table
 type Id = u32;

@@ -3,12 +3,12 @@
 
 use crate::config::Config;
 use crate::flow::Flow;
-use crate::function::End;
+use crate::function::Endpoint;
 use crate::held::Held;
-use crate::lane::Lane;
 use crate::lines::Lines;
-use crate::pair::{Handshakes, Strangers};
+use crate::pairing::{Handshakes, UnpairedEndpoints};
 use crate::records::Record;
+use crate::shared_qp::SharedQp;
 use crate::source::Sources;
 use crate::steering::Steering;
 use crate::successor::Successors;
@@ -35,16 +35,16 @@ impl Config {
     /// Returns the maximum memory of a Swordbox with this configuration, without its bridge.
     pub fn memory(&self) -> Memory {
         let ends = self.connections * 2;
-        let end = size_of::<End>() + size_of::<Flow>() + self.rd_atomic * size_of::<Record>();
+        let end = size_of::<Endpoint>() + size_of::<Flow>() + self.rd_atomic * size_of::<Record>();
         let lanes = self.lanes();
         Memory {
             connections: Index::<HostQp>::bytes(ends)
                 + ends * end
-                + Strangers::bytes(ends)
+                + UnpairedEndpoints::bytes(ends)
                 + Sources::bytes(ends)
                 + Handshakes::BYTES
                 + Successors::BYTES,
-            in_flight: lanes * Lane::bytes(self.in_flight),
+            in_flight: lanes * SharedQp::bytes(self.in_flight),
             lines: Lines::bytes(self.lines),
             held: Held::bytes(self.held),
             structures: Steering::bytes(self),

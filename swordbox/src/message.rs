@@ -95,8 +95,8 @@ impl LongWrites {
         if self.evicted_end.is_some_and(|end| psn.precedes(end)) {
             return None;
         }
-        let places = self.known.iter().filter_map(|message| message.va_of(psn));
-        let (from, to) = places.fold((u64::MAX, 0), |(from, to), va| (from.min(va), to.max(va)));
+        let addresses = self.known.iter().filter_map(|message| message.va_of(psn));
+        let (from, to) = addresses.fold((u64::MAX, 0), |(from, to), va| (from.min(va), to.max(va)));
         (from <= to).then(|| (from, (to - from).saturating_add(len as u64)))
     }
 }

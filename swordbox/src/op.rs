@@ -36,14 +36,14 @@ pub(crate) enum Kind {
 pub(crate) struct Op {
     pub kind: Kind,
     /// The packet is the last one of its message
-    pub ends: bool,
+    pub is_last: bool,
 }
 
 static OPS: [Op; 256] = {
-    let mut ops = [Op { kind: Kind::Unknown, ends: true }; 256];
+    let mut ops = [Op { kind: Kind::Unknown, is_last: true }; 256];
     let mut at = 0;
     while at < ops.len() {
-        let (kind, ends) = match Opcode(at as u8) {
+        let (kind, is_last) = match Opcode(at as u8) {
             Opcode::RC_SEND_FIRST | Opcode::RC_SEND_MIDDLE | Opcode::RC_WRITE_MIDDLE => (Kind::Body, false),
             Opcode::RC_SEND_LAST
             | Opcode::RC_SEND_LAST_IMM
@@ -69,7 +69,7 @@ static OPS: [Op; 256] = {
             Opcode(0x20..=0x3f) => (Kind::Unreliable, true),
             _ => (Kind::Unknown, true),
         };
-        ops[at] = Op { kind, ends };
+        ops[at] = Op { kind, is_last };
         at += 1;
     }
     ops

@@ -8,7 +8,7 @@ use switch::Nanos;
 const VALID: u16 = 4;
 /// Stamps of a right that was never proven, and of one whose proof has expired
 const NEVER: u16 = 0;
-const LONG_AGO: u16 = 1;
+const EXPIRED: u16 = 1;
 
 /// Current quarter of a proof's lifetime, as a number that wraps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,11 +38,11 @@ impl Period {
 
     /// Returns the stamp of a proof in this period. Reserved stamps are replaced by the preceding number.
     const fn stamp(self) -> u16 {
-        if self.now <= LONG_AGO { u16::MAX } else { self.now }
+        if self.now <= EXPIRED { u16::MAX } else { self.now }
     }
 
     const fn is_valid(self, stamp: u16) -> bool {
-        stamp > LONG_AGO && self.now.wrapping_sub(stamp) < VALID
+        stamp > EXPIRED && self.now.wrapping_sub(stamp) < VALID
     }
 }
 
@@ -69,7 +69,7 @@ impl Proof {
     }
 
     /// Returns whether a request with this key and these rights proves all of this.
-    pub(crate) fn is_of(self, rkey: u32, rights: u8) -> bool {
+    pub(crate) fn is_proven_by(self, rkey: u32, rights: u8) -> bool {
         let needed = |stamp, right| stamp == NEVER || rights & right != 0;
         self.rkey == rkey && needed(self.write, right::WRITE) && needed(self.atomic, right::ATOMIC)
     }
@@ -100,24 +100,24 @@ impl Flow {
     }
 
     /// Notes that the last request sent proves `proof` when it completes.
-    pub(crate) fn prove(&mut self, proof: Proof) {
+    pub(crate) fn begin_proof(&mut self, proof: Proof) {
         let is_known = |own: &Proof| {
             own.rkey == proof.rkey
                 && (proof.write == NEVER || own.write == proof.write)
                 && (proof.atomic == NEVER || own.atomic == proof.atomic)
         };
-        if self.proving.is_none() && self.is_unique() && !self.proofs.iter().any(is_known) {
-            self.proving = Some((self.sent, proof));
+        if self.pending_proof.is_none() && self.is_psn_unique() && !self.proofs.iter().any(is_known) {
+            self.pending_proof = Some((self.sent, proof));
         }
     }
 
     /// Stores the pending proof if everything before `acked` includes its request. Returns whether it does.
-    pub(crate) fn proved(&mut self) -> bool {
-        let Some((psn, proof)) = self.proving else { return false };
+    pub(crate) fn apply_pending_proof(&mut self) -> bool {
+        let Some((psn, proof)) = self.pending_proof else { return false };
         if self.acked.precedes(psn) {
             return false;
         }
-        self.proving = None;
+        self.pending_proof = None;
         let known = self.proofs.iter_mut().find(|own| own.rkey == proof.rkey && **own != Proof::NONE);
         if let Some(own) = known {
             for (own, new) in [(&mut own.write, proof.write), (&mut own.atomic, proof.atomic)] {
@@ -136,8 +136,8 @@ impl Flow {
     pub(crate) fn expire(&mut self, period: Period) {
         for proof in &mut self.proofs {
             for stamp in [&mut proof.write, &mut proof.atomic] {
-                if *stamp > LONG_AGO && !period.is_valid(*stamp) {
-                    *stamp = LONG_AGO;
+                if *stamp > EXPIRED && !period.is_valid(*stamp) {
+                    *stamp = EXPIRED;
                 }
             }
         }
@@ -158,8 +158,8 @@ mod tests {
 
     /// Completes a request with this proof.
     fn proven(flow: &mut Flow, proof: Proof) {
-        flow.prove(proof);
-        flow.proved();
+        flow.begin_proof(proof);
+        flow.apply_pending_proof();
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Records of READs and atomics that clients may retransmit: the latest of each flow, in a ring.
 
 use crate::Id;
-use crate::flow::{Flow, NOWHERE, Stage};
+use crate::flow::{Flow, NO_SLOT, Stage};
 use crate::function::Swordbox;
 use crate::steering::Ticket;
 use rocev2::Psn;
@@ -13,7 +13,7 @@ pub(crate) struct Record {
     /// Number of PSNs, which is that of its response packets
     pub count: u32,
     /// The server's PSN of the request on the client's own connection
-    pub own: Psn,
+    pub server_psn: Psn,
     /// Number of initial PSNs that `own` does not cover, or that the server no longer has: the READ was read
     /// again from behind them
     pub skipped: u32,
@@ -25,7 +25,7 @@ pub(crate) struct Record {
     /// Value that steering added to the virtual address
     pub steered: u64,
     /// Pending node that the response depends on, if the request was steered
-    pub waits: Ticket,
+    pub depends_on: Ticket,
 }
 
 /// Kind of a record.
@@ -44,14 +44,14 @@ pub(crate) enum What {
 
 impl Record {
     /// Returns the server's PSN for the client's `psn`, if the server still has that part of the request.
-    pub(crate) fn own_psn(&self, psn: Psn) -> Option<Psn> {
+    pub(crate) fn server_psn_of(&self, psn: Psn) -> Option<Psn> {
         let at = psn.distance(self.psn);
-        (self.skipped as i32..self.count as i32).contains(&at).then(|| self.own.add(at as u32))
+        (self.skipped as i32..self.count as i32).contains(&at).then(|| self.server_psn.add(at as u32))
     }
 
     /// Returns the client's PSN for the server's `own`.
-    pub(crate) fn client_psn(&self, own: Psn) -> Option<Psn> {
-        let at = own.distance(self.own);
+    pub(crate) fn client_psn_of(&self, server_psn: Psn) -> Option<Psn> {
+        let at = server_psn.distance(self.server_psn);
         (self.skipped as i32..self.count as i32).contains(&at).then(|| self.psn.add(at as u32))
     }
 }
@@ -59,13 +59,13 @@ impl Record {
 pub(crate) const NO_RECORD: Record = Record {
     psn: Psn::ZERO,
     count: 0,
-    own: Psn::ZERO,
+    server_psn: Psn::ZERO,
     skipped: 0,
     what: What::Read,
     done: true,
     value: 0,
     steered: 0,
-    waits: Ticket::NONE,
+    depends_on: Ticket::NONE,
 };
 
 /// Maximum distance in PSNs between the records of a flow that are appended in order. It is less than half of
@@ -75,7 +75,7 @@ const SPAN: usize = 1 << 22;
 impl Swordbox {
     pub(crate) fn clear_records(&mut self, id: Id) {
         self.records_mut(id).fill(NO_RECORD);
-        self.flows[id as usize].newest_at = NOWHERE;
+        self.flows[id as usize].newest_at = NO_SLOT;
     }
 
     #[inline]
@@ -97,7 +97,7 @@ impl Swordbox {
         let n = self.config.rd_atomic;
         let flow = &mut self.flows[id as usize];
         let gap = record.psn.distance(flow.newest);
-        if flow.newest_at == NOWHERE || gap <= 0 || gap as usize > SPAN / n {
+        if flow.newest_at == NO_SLOT || gap <= 0 || gap as usize > SPAN / n {
             return self.record_late(id, record);
         }
         let next = usize::from(flow.newest_at) + 1;
@@ -116,11 +116,10 @@ impl Swordbox {
             |record: &Record| if record.count == 0 { u32::MAX } else { next.sub(record.psn.get()).get() };
         // A record with the same PSN is from an earlier round of the PSN space.
         let psn = record.psn;
-        let place_of =
-            |place: &Record| if place.count > 0 && place.psn == psn { (1, 0) } else { (0, age(place)) };
-        let places = self.records(id).iter().enumerate();
-        let Some((at, place)) = places.max_by_key(|(_, place)| place_of(place)) else { return };
-        if place.psn != psn && age(place) < age(&record) {
+        let slot_of = |slot: &Record| if slot.count > 0 && slot.psn == psn { (1, 0) } else { (0, age(slot)) };
+        let slots = self.records(id).iter().enumerate();
+        let Some((at, slot)) = slots.max_by_key(|(_, slot)| slot_of(slot)) else { return };
+        if slot.psn != psn && age(slot) < age(&record) {
             return;
         }
         self.put_record(id, at, record);
@@ -132,29 +131,29 @@ impl Swordbox {
         let newest = records.iter().rposition(|record| record.count > 0);
         let newest = newest.map(|at| (at as u16, records[at].psn));
         let flow = &mut self.flows[id as usize];
-        (flow.newest_at, flow.newest) = newest.unwrap_or((NOWHERE, Psn::ZERO));
+        (flow.newest_at, flow.newest) = newest.unwrap_or((NO_SLOT, Psn::ZERO));
     }
 
     fn put_record(&mut self, id: Id, at: usize, record: Record) {
         // The slot is likely not in the cache, so it is read only if that may matter.
         let open = self.flows[id as usize].open > 0;
-        let place = &mut self.records_mut(id)[at];
-        let lost = open && !place.done;
-        *place = record;
+        let slot = &mut self.records_mut(id)[at];
+        let lost = open && !slot.done;
+        *slot = record;
         let flow = &mut self.flows[id as usize];
         flow.open -= u16::from(lost);
         if !record.done {
             flow.open += 1;
-            if flow.stage >= Stage::Clear {
-                flow.most_reads = flow.most_reads.max(flow.open.min(255) as u8);
+            if flow.stage >= Stage::Synced {
+                flow.peak_reads = flow.peak_reads.max(flow.open.min(255) as u8);
             }
         }
-        if lost && self.flows[id as usize].stage < Stage::Strict {
+        if lost && self.flows[id as usize].stage < Stage::Translating {
             // More requests were outstanding than `rd_atomic` records, so the tracked state is incomplete. If
             // this one is a READ with unknown PSN count, its end remains unknown.
-            let &Flow { next, unsure, .. } = &self.flows[id as usize];
-            self.restart_at(id, next);
-            self.flows[id as usize].unsure = unsure;
+            let &Flow { next, uncounted_read, .. } = &self.flows[id as usize];
+            self.restart_tracking(id, next);
+            self.flows[id as usize].uncounted_read = uncounted_read;
         }
     }
 }

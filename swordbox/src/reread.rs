@@ -41,7 +41,7 @@ struct Sent {
     /// The client's first PSN
     psn: Psn,
     /// The server's first PSN
-    own: Psn,
+    server_psn: Psn,
     /// Maximum number of response packets
     span: i32,
     /// Time of the first and of the latest transmission
@@ -55,8 +55,8 @@ impl Rereads {
         Self { queue: [NONE; 2], count: 0, first: Psn::ZERO, last: Psn::ZERO, sent: None };
 
     /// Returns whether a response with this PSN of the server belongs to the READ in flight.
-    pub(crate) fn awaits(&self, own: Psn) -> bool {
-        self.sent.is_some_and(|sent| (0..sent.span).contains(&own.distance(sent.own)))
+    pub(crate) fn awaits(&self, server_psn: Psn) -> bool {
+        self.sent.is_some_and(|sent| (0..sent.span).contains(&server_psn.distance(sent.server_psn)))
     }
 
     /// Returns whether a READ is in flight again.
@@ -70,19 +70,19 @@ impl Swordbox {
     /// middle of a message, and a READ that the client retransmits meanwhile may be one that the server no
     /// longer has. The client may be unable to finish the message before that READ is answered, because its
     /// window is full.
-    pub(crate) fn is_forgotten(&self, id: Id) -> bool {
+    pub(crate) fn must_nak_message(&self, id: Id) -> bool {
         let flow = &self.flows[id as usize];
         let is_read = |record: &Record| record.count > 0 && matches!(record.what, What::Read | What::Unseen);
-        flow.forgotten && !flow.in_message && self.records(id).iter().any(is_read)
+        flow.reads_may_be_lost && !flow.in_message && self.records(id).iter().any(is_read)
     }
 
     /// NAKs the message that a client is about to begin. The NAK acknowledges everything before; a client
     /// that still waits for the response to a READ retransmits the READ instead.
-    pub(crate) fn ask_for_message<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
+    pub(crate) fn nak_message<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
         let flow = &mut self.flows[id as usize];
-        flow.asking = true;
+        flow.message_naked = true;
         flow.nak_due = true;
-        self.tell_if_quiet(id, now, out);
+        self.send_due_nak(id, now, out);
     }
 
     /// Queues a complete READ that the client retransmitted. A READ that is queued already is dropped.
@@ -96,7 +96,7 @@ impl Swordbox {
         out: &mut O,
     ) -> Verdict {
         let flow = &mut self.flows[id as usize];
-        flow.asking = false;
+        flow.message_naked = false;
         let rereads = &mut flow.rereads;
         if flow.rereading && !rereads.last.precedes(psn) {
             if !psn.precedes(rereads.first) {
@@ -121,7 +121,7 @@ impl Swordbox {
         if rereads.count == 0 {
             rereads.first = psn;
             flow.rereading = true;
-            flow.reading = Some((record.psn.add(record.count), None));
+            flow.reread_until = Some((record.psn.add(record.count), None));
             self.rereading.push(id);
         }
         self.flows[id as usize].rereads.count += 1;
@@ -137,41 +137,42 @@ impl Swordbox {
                 return true;
             }
             if flow.rereads.sent.is_some()
-                || !flow.is_quiet()
+                || !flow.is_idle()
                 || flow.in_message
-                || flow.stage != Stage::Strict
+                || flow.stage != Stage::Translating
             {
                 return false;
             }
-            if flow.lane != NONE && self.lanes[flow.lane as usize].under_way > 0 {
-                self.wait(id, flow.lane);
+            if flow.shared_qp != NONE && self.shared_qps[flow.shared_qp as usize].in_flight > 0 {
+                self.wait(id, flow.shared_qp);
                 return false;
             }
             let Some((bytes, _)) = self.held.first(flow.rereads.queue) else {
                 self.end_rereads(id);
                 return true;
             };
-            let asked = Packet::parse(bytes).and_then(|packet| {
+            let request = Packet::parse(bytes).and_then(|packet| {
                 let (_, _, len) = memory_of(&packet)?;
                 Some((packet.bth().psn(), len))
             });
-            let record = asked.and_then(|(psn, _)| self.read_at(id, psn));
-            let (Some((psn, len)), Some(record)) = (asked, record) else {
+            let record = request.and_then(|(psn, _)| self.read_at(id, psn));
+            let (Some((psn, len)), Some(record)) = (request, record) else {
                 // The READ is too old for its client to be waiting for it.
                 self.pop_reread(id);
                 continue;
             };
             let flow = &mut self.flows[id as usize];
             let span = len.div_ceil(LEAST_MTU).max(1) as i32;
-            flow.rereads.sent = Some(Sent { psn, own: flow.own_next, span, since: now, at: now, tries: 0 });
+            flow.rereads.sent =
+                Some(Sent { psn, server_psn: flow.server_next, span, since: now, at: now, tries: 0 });
             // The READ takes one of the slots in which the server keeps READs and atomics.
-            flow.forgotten = true;
-            flow.reading = Some((record.psn.add(record.count), None));
+            flow.reads_may_be_lost = true;
+            flow.reread_until = Some((record.psn.add(record.count), None));
             // The server has the request under its new PSN from now on.
             let skipped = psn.distance(record.psn) as u32;
-            let own = flow.own_next.sub(skipped);
-            for known in self.records_mut(id).iter_mut().filter(|known| known.psn == record.psn) {
-                (known.own, known.skipped) = (own, skipped);
+            let server_psn = flow.server_next.sub(skipped);
+            for stored in self.records_mut(id).iter_mut().filter(|stored| stored.psn == record.psn) {
+                (stored.server_psn, stored.skipped) = (server_psn, skipped);
             }
             self.counters.reread.add(1);
             self.transmit_reread(id, now, out);
@@ -198,7 +199,7 @@ impl Swordbox {
         let Ok(mut frame) = out.make_from(bytes) else { return };
         let Class::Roce(layout) = classify(frame.bytes()) else { return };
         let by = self.read_at(id, sent.psn).map_or(0, |record| record.steered);
-        rewrite_request(&mut frame, layout, sent.own, true, by);
+        rewrite_request(&mut frame, layout, sent.server_psn, true, by);
         if let Verdict::Forward(port) = self.forward.route(&mut frame, port, now, out) {
             _ = out.send(frame, port);
         }
@@ -217,7 +218,7 @@ impl Swordbox {
 
     /// Retransmits READs without a timely response. After `dead_after` they are retransmitted only when the
     /// client does so.
-    pub(crate) fn tend_rereads<O: Output>(&mut self, now: Nanos, out: &mut O) {
+    pub(crate) fn tick_rereads<O: Output>(&mut self, now: Nanos, out: &mut O) {
         let mut at = 0;
         while let Some(id) = self.rereading.get(at).copied() {
             at += 1;
@@ -231,8 +232,8 @@ impl Swordbox {
                 self.send_reread(id, now, out);
                 continue;
             };
-            let patience = Nanos(self.config.replay_after.0 << sent.tries);
-            if now.since(sent.at) > patience && now.since(sent.since) <= self.config.dead_after {
+            let retransmit_timeout = Nanos(self.config.replay_after.0 << sent.tries);
+            if now.since(sent.at) > retransmit_timeout && now.since(sent.since) <= self.config.dead_after {
                 sent.at = now;
                 sent.tries = (sent.tries + 1).min(MOST_DOUBLED);
                 self.counters.resent.add(1);
@@ -254,8 +255,8 @@ impl Swordbox {
         let flow = &mut self.flows[id as usize];
         let sent = flow.rereads.sent.filter(|_| flow.rereading)?;
         let packet = Packet::new(frame.bytes(), layout);
-        let own = packet.bth().psn();
-        let at = own.distance(sent.own);
+        let server_psn = packet.bth().psn();
+        let at = server_psn.distance(sent.server_psn);
         if !(0..sent.span).contains(&at) {
             return None;
         }
@@ -264,8 +265,8 @@ impl Swordbox {
         match layout.opcode() {
             Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_MIDDLE => {}
             Opcode::RC_READ_RESPONSE_LAST | Opcode::RC_READ_RESPONSE_ONLY => {
-                flow.own_next = own.add(1);
-                flow.own_msn = flow.own_msn.add(1);
+                flow.server_next = server_psn.add(1);
+                flow.server_msn = flow.server_msn.add(1);
                 self.pop_reread(id);
             }
             Opcode::RC_ACKNOWLEDGE => match packet.aeth().map(rocev2::aeth::Aeth::kind) {
@@ -301,7 +302,7 @@ impl Swordbox {
         if core::mem::take(&mut flow.rereading) {
             self.held.clear(&mut flow.rereads.queue);
             flow.rereads = Rereads::NONE;
-            flow.reading = None;
+            flow.reread_until = None;
         }
     }
 }

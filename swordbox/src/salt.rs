@@ -14,7 +14,7 @@ impl Swordbox {
         self.index.set_salt(salt);
         self.lines.set_salt(salt);
         self.sources.set_salt(salt);
-        self.strangers.set_salt(salt);
+        self.unpaired.set_salt(salt);
         self.steering.set_salt(salt);
         self
     }
@@ -40,8 +40,8 @@ mod tests {
             ..Config::new(forward::Config::bridge(2, 4))
         };
         let unsalted = |swordbox: &Swordbox| {
-            let Swordbox { index, lines, sources, strangers, steering, .. } = swordbox;
-            let tables = format!("{index:?} {lines:?} {sources:?} {strangers:?} {steering:?}");
+            let Swordbox { index, lines, sources, unpaired, steering, .. } = swordbox;
+            let tables = format!("{index:?} {lines:?} {sources:?} {unpaired:?} {steering:?}");
             tables.matches(&format!("{:?}", Salt::FIXED)).count()
         };
         let swordbox = Swordbox::new(config);

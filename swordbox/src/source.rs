@@ -27,10 +27,10 @@ struct Source {
     connections: u32,
     /// Last time at which a connection of the host found no free table entry: responses may belong to a
     /// connection that is not tracked
-    refused: Option<Nanos>,
+    last_refused: Option<Nanos>,
     /// Last time at which a packet of the host was forwarded without a tracked connection: responses may
     /// belong to it
-    strayed: Option<Nanos>,
+    last_untracked: Option<Nanos>,
     /// The host has used a right to a server's memory
     proven: bool,
 }
@@ -40,17 +40,17 @@ struct Source {
 pub(crate) struct Sources {
     index: Index<Host>,
     all: Vec<Source>,
-    most: u32,
+    limit: u32,
     hand: Id,
 }
 
 impl Sources {
     /// Returns a table for `capacity` connections in total, with at most `most` per host.
-    pub(crate) fn new(capacity: usize, most: usize) -> Self {
+    pub(crate) fn new(capacity: usize, limit: usize) -> Self {
         Self {
             index: Index::with_capacity(capacity),
             all: Vec::with_capacity(capacity),
-            most: most as u32,
+            limit: limit as u32,
             hand: 0,
         }
     }
@@ -71,11 +71,11 @@ impl Sources {
 
     /// Returns whether a host may have one more connection, and notes a refusal.
     pub(crate) fn may_add(&mut self, host: u128, now: Nanos) -> bool {
-        let most = self.most;
+        let limit = self.limit;
         let Some(source) = self.get(host) else { return true };
-        let may = source.connections < most;
+        let may = source.connections < limit;
         if !may {
-            source.refused = Some(now);
+            source.last_refused = Some(now);
         }
         may
     }
@@ -94,7 +94,7 @@ impl Sources {
     }
 
     /// Notes that a host has used a right to a server's memory.
-    pub(crate) fn prove(&mut self, host: u128) {
+    pub(crate) fn set_proven(&mut self, host: u128) {
         if let Some(source) = self.get(host) {
             source.proven = true;
         }
@@ -107,9 +107,9 @@ impl Sources {
 
     /// Notes that a packet of a host was forwarded without a tracked connection. Returns false if the table
     /// is full.
-    pub(crate) fn stray(&mut self, host: u128, now: Nanos) -> bool {
+    pub(crate) fn note_untracked(&mut self, host: u128, now: Nanos) -> bool {
         let Some(at) = self.entry(host) else { return false };
-        self.all[at as usize].strayed = Some(now);
+        self.all[at as usize].last_untracked = Some(now);
         true
     }
 
@@ -121,7 +121,7 @@ impl Sources {
             self.hand = (self.hand + 1) % ids;
             let Some(host) = self.index.key(self.hand).copied() else { continue };
             let source = &self.all[self.hand as usize];
-            if source.connections == 0 && source.strayed.is_none_or(|at| now.since(at) > after) {
+            if source.connections == 0 && source.last_untracked.is_none_or(|at| now.since(at) > after) {
                 self.index.remove(&host);
             }
         }
@@ -138,15 +138,15 @@ impl Sources {
     }
 
     /// Returns the last time at which a packet of a host was forwarded without a tracked connection.
-    pub(crate) fn strayed(&self, host: IpAddr) -> Option<Nanos> {
+    pub(crate) fn last_untracked(&self, host: IpAddr) -> Option<Nanos> {
         let at = self.index.get(&Host(crate::function::bits_of(host)))?;
-        self.all[at as usize].strayed
+        self.all[at as usize].last_untracked
     }
 
     /// Returns the last time at which a connection of a host found no free table entry.
-    pub(crate) fn refused(&self, host: IpAddr) -> Option<Nanos> {
+    pub(crate) fn last_refused(&self, host: IpAddr) -> Option<Nanos> {
         let at = self.index.get(&Host(crate::function::bits_of(host)))?;
-        self.all[at as usize].refused
+        self.all[at as usize].last_refused
     }
 }
 
@@ -158,7 +158,7 @@ mod tests {
     fn a_sweep_examines_64_hosts_of_a_table_of_any_size() {
         for count in [100, 10_000] {
             let mut sources = Sources::new(count, 1);
-            assert!((0..count as u128).all(|host| sources.stray(host, Nanos::ZERO)));
+            assert!((0..count as u128).all(|host| sources.note_untracked(host, Nanos::ZERO)));
             for sweep in 1..=3 {
                 sources.sweep(Nanos::from_secs(2), Nanos::from_secs(1));
                 assert_eq!(

@@ -11,9 +11,9 @@ use switch::table::{Key, mix};
 use switch::{Nanos, PortId};
 
 /// Number of slots; the table is direct-mapped
-const PLACES: usize = 1024;
+const SLOTS: usize = 1024;
 /// Number of requests from the starting PSN on that pass before the server has answered one
-const FIRST: i32 = 256;
+const EARLY_REQUESTS: i32 = 256;
 
 /// A connection that the connection manager set up.
 #[derive(Clone, Copy, Debug)]
@@ -27,13 +27,13 @@ pub(crate) struct Successor {
     /// Path MTU in bytes; 0 if it is unknown
     pub mtu: u16,
     /// READs and atomics that the server accepts at once
-    pub max_reads: u8,
+    pub server_max_reads: u8,
     /// Ports on which the REQ and the REP arrived
     pub client_port: PortId,
     pub server_port: PortId,
     pub at: Nanos,
     /// A request from the starting PSN on has been forwarded
-    pub asked: bool,
+    pub request_seen: bool,
 }
 
 impl Successor {
@@ -46,46 +46,46 @@ impl Successor {
 /// Successors by the server's and by the client's queue pair.
 #[derive(Debug)]
 pub(crate) struct Successors {
-    places: Box<[Option<Successor>]>,
+    slots: Box<[Option<Successor>]>,
     /// Slot in `places`, by client
     by_client: Box<[u16]>,
 }
 
-fn place_of((host, qpn): (IpAddr, Qpn)) -> usize {
-    mix(HostQp::new(host, qpn).hash()) as usize % PLACES
+fn slot_of((host, qpn): (IpAddr, Qpn)) -> usize {
+    mix(HostQp::new(host, qpn).hash()) as usize % SLOTS
 }
 
 impl Successors {
-    pub(crate) const BYTES: usize = PLACES * (size_of::<Option<Successor>>() + size_of::<u16>());
+    pub(crate) const BYTES: usize = SLOTS * (size_of::<Option<Successor>>() + size_of::<u16>());
 
     pub(crate) fn new() -> Self {
-        Self { places: vec![None; PLACES].into(), by_client: vec![0; PLACES].into() }
+        Self { slots: vec![None; SLOTS].into(), by_client: vec![0; SLOTS].into() }
     }
 
     fn keep(&mut self, successor: Successor) {
-        let place = place_of(successor.server);
-        self.places[place] = Some(successor);
-        self.by_client[place_of(successor.client)] = place as u16;
+        let slot = slot_of(successor.server);
+        self.slots[slot] = Some(successor);
+        self.by_client[slot_of(successor.client)] = slot as u16;
     }
 
     fn of_server(&mut self, server: (IpAddr, Qpn)) -> Option<&mut Successor> {
-        self.places[place_of(server)].as_mut().filter(|successor| successor.server == server)
+        self.slots[slot_of(server)].as_mut().filter(|successor| successor.server == server)
     }
 
     fn of_client(&self, client: (IpAddr, Qpn)) -> Option<Successor> {
-        let place = usize::from(self.by_client[place_of(client)]);
-        self.places[place].filter(|successor| successor.client == client)
+        let slot = usize::from(self.by_client[slot_of(client)]);
+        self.slots[slot].filter(|successor| successor.client == client)
     }
 }
 
 impl Swordbox {
     /// Stores a successor of a translated connection, unless the REP arrived on another port than the
     /// server's packets.
-    pub(crate) fn await_successor(&mut self, successor: Successor) {
+    pub(crate) fn add_successor(&mut self, successor: Successor) {
         let known = self.index.get(&HostQp::new(successor.server.0, successor.server.1));
-        let peer = known.map_or(NONE, |id| self.ends[id as usize].peer);
+        let peer = known.map_or(NONE, |id| self.endpoints[id as usize].peer);
         let leads =
-            peer != NONE && known.is_some_and(|id| self.ends[id as usize].port != successor.server_port);
+            peer != NONE && known.is_some_and(|id| self.endpoints[id as usize].port != successor.server_port);
         if leads {
             self.counters.spoofed.add(1);
             return;
@@ -97,23 +97,23 @@ impl Swordbox {
     /// successor. The server's old queue pair takes such a request for a duplicate or for one that is too
     /// early, and executes it in neither case.
     #[cold]
-    pub(crate) fn is_of_successor(&mut self, packet: &Packet<'_>, now: Nanos) -> bool {
+    pub(crate) fn is_for_successor(&mut self, packet: &Packet<'_>, now: Nanos) -> bool {
         let server = (packet.dst(), packet.bth().dest_qp());
         let (client, psn, ageing) = (packet.src(), packet.bth().psn(), self.config.ageing);
         let Some(successor) = self.successors.of_server(server) else { return false };
-        let fits = (0..FIRST).contains(&psn.distance(successor.psn));
+        let fits = (0..EARLY_REQUESTS).contains(&psn.distance(successor.psn));
         if successor.client.0 != client || !fits || now.since(successor.at) > ageing || !packet.verify_icrc()
         {
             return false;
         }
-        successor.asked = true;
+        successor.request_seen = true;
         true
     }
 
     /// Handles a response that fits no tracked connection: if it is the server's first acknowledgement to a
     /// successor, the successor replaces the old connection. Returns whether it does.
     #[cold]
-    pub(crate) fn is_succeeded(&mut self, packet: &Packet<'_>, port: PortId, now: Nanos) -> bool {
+    pub(crate) fn try_succeed(&mut self, packet: &Packet<'_>, port: PortId, now: Nanos) -> bool {
         let client = (packet.dst(), packet.bth().dest_qp());
         let psn = packet.bth().psn();
         let acknowledges =
@@ -122,20 +122,20 @@ impl Swordbox {
                 Opcode::RC_ACKNOWLEDGE | Opcode::RC_ATOMIC_ACKNOWLEDGE | Opcode::RC_READ_RESPONSE_ONLY
             ) && packet.aeth().is_some_and(|aeth| matches!(aeth.kind(), rocev2::aeth::Syndrome::Ack(_)));
         let Some(successor) = self.successors.of_client(client) else { return false };
-        if !successor.asked
+        if !successor.request_seen
             || !acknowledges
             || successor.server.0 != packet.src()
             || successor.server_port != port
             || now.since(successor.at) > self.config.ageing
-            || !(0..FIRST).contains(&psn.distance(successor.psn))
+            || !(0..EARLY_REQUESTS).contains(&psn.distance(successor.psn))
             || !packet.verify_icrc()
         {
             return false;
         }
-        let place = place_of(successor.server);
-        self.successors.places[place] = None;
+        let slot = slot_of(successor.server);
+        self.successors.slots[slot] = None;
         // Later requests are in flight already; tracking begins with the next one.
-        self.succeed(&successor, false, now);
+        self.replace_connection(&successor, false, now);
         true
     }
 
@@ -145,8 +145,8 @@ impl Swordbox {
         let differs = |end: Id| {
             self.flows
                 .get(end as usize)
-                .is_some_and(|flow| flow.stage >= crate::flow::Stage::Strict && !flow.over)
+                .is_some_and(|flow| flow.stage >= crate::flow::Stage::Translating && !flow.disconnected)
         };
-        differs(id) || differs(self.ends[id as usize].peer)
+        differs(id) || differs(self.endpoints[id as usize].peer)
     }
 }

@@ -140,10 +140,10 @@ async fn run(locks: Locks, start: Start) -> Result<(), Stopped> {
     let Start { number, life, verbs, regions } = start;
     let table = LockTable::new(*regions.first().ok_or(Stopped::Regions)?, locks.stride)?;
     let tag = tag(locks.machine, number, life);
-    let mut chance = Chance::stream(locks.seed, tag);
+    let mut rng = Chance::stream(locks.seed, tag);
     let account: SharedAccount = verbs.account().clone();
     for _ in 0..locks.times {
-        let lock = locks.locks.draw(&mut chance) as u64;
+        let lock = locks.locks.draw(&mut rng) as u64;
         let began = verbs.now();
         table.lock(&verbs, lock, tag).await?;
         account.record(Kind::Lock, verbs.now().since(began));

@@ -88,10 +88,10 @@ impl ThreadsConfig {
 
 enum State {
     /// Waits to be connected: out of band, or at this time.
-    Waits(Option<Nanos>),
+    Waiting(Option<Nanos>),
     Connecting,
-    Runs(Thread),
-    Over(Result<(), Stopped>),
+    Running(Thread),
+    Ended(Result<(), Stopped>),
 }
 
 /// A request that the NIC has.
@@ -132,7 +132,7 @@ pub struct Threads<P> {
     by_qpn: BTreeMap<u32, usize>,
     by_conn: BTreeMap<Conn, usize>,
     /// Connections that are being closed, and their queue pairs
-    leaving: BTreeMap<Conn, Qpn>,
+    closing: BTreeMap<Conn, Qpn>,
     /// Timers of threads; a thread may have been woken before
     wakes: BTreeSet<(Nanos, usize)>,
     /// Threads that have to be polled
@@ -143,7 +143,7 @@ impl<P: Program> Threads<P> {
     /// Returns a machine whose threads run `program`, and count their operations in `account`.
     pub fn new(config: ThreadsConfig, program: P, account: SharedAccount) -> Self {
         let worker = |_| Worker {
-            state: State::Waits(None),
+            state: State::Waiting(None),
             life: 0,
             verbs: Verbs::new(account.clone()),
             qpn: None,
@@ -160,7 +160,7 @@ impl<P: Program> Threads<P> {
             resources: None,
             by_qpn: BTreeMap::new(),
             by_conn: BTreeMap::new(),
-            leaving: BTreeMap::new(),
+            closing: BTreeMap::new(),
             wakes: BTreeSet::new(),
             ready: BTreeSet::new(),
         }
@@ -173,18 +173,18 @@ impl<P: Program> Threads<P> {
 
     /// Returns the number of threads that have a connection and have not ended.
     pub fn running(&self) -> usize {
-        self.workers.iter().filter(|worker| matches!(worker.state, State::Runs(_))).count()
+        self.workers.iter().filter(|worker| matches!(worker.state, State::Running(_))).count()
     }
 
     /// Returns the number of threads that have completed their program.
     pub fn done(&self) -> usize {
-        self.workers.iter().filter(|worker| matches!(worker.state, State::Over(Ok(())))).count()
+        self.workers.iter().filter(|worker| matches!(worker.state, State::Ended(Ok(())))).count()
     }
 
     /// Returns the threads that ended early, with the reason.
     pub fn stopped(&self) -> impl Iterator<Item = (usize, Stopped)> {
         self.workers.iter().enumerate().filter_map(|(number, worker)| match worker.state {
-            State::Over(Err(why)) => Some((number, why)),
+            State::Ended(Err(why)) => Some((number, why)),
             _ => None,
         })
     }
@@ -220,13 +220,13 @@ impl<P: Program> Threads<P> {
         (worker.fetching, worker.landing_used) = (0, 0);
         let start = Start { number, life: worker.life, verbs, regions };
         worker.life += 1;
-        worker.state = State::Runs(self.program.thread(start));
-        self.turn(nic, number, now);
+        worker.state = State::Running(self.program.thread(start));
+        self.poll_thread(nic, number, now);
     }
 
     fn connect(&mut self, nic: &mut Rnic, number: usize, now: Nanos) {
         let Connect::Cm(server, port) = self.config.connect else {
-            self.workers[number].state = State::Waits(None);
+            self.workers[number].state = State::Waiting(None);
             return;
         };
         let param = ConnParam {
@@ -251,7 +251,7 @@ impl<P: Program> Threads<P> {
     fn on_cm(&mut self, nic: &mut Rnic, event: &CmEvent, now: Nanos) {
         let conn = event.conn();
         if event.is_last()
-            && let Some(qpn) = self.leaving.remove(&conn)
+            && let Some(qpn) = self.closing.remove(&conn)
         {
             _ = nic.destroy_qp(qpn);
             return;
@@ -277,9 +277,9 @@ impl<P: Program> Threads<P> {
         let worker = &self.workers[number];
         worker.verbs.mailbox().stop(why);
         match worker.state {
-            State::Runs(_) => self.turn(nic, number, now),
+            State::Running(_) => self.poll_thread(nic, number, now),
             State::Connecting => self.end(nic, number, Err(why), now),
-            State::Waits(_) | State::Over(_) => {}
+            State::Waiting(_) | State::Ended(_) => {}
         }
     }
 
@@ -357,11 +357,11 @@ impl<P: Program> Threads<P> {
     }
 
     /// Polls a thread and posts its requests.
-    fn turn(&mut self, nic: &mut Rnic, number: usize, now: Nanos) {
-        let mut told = false;
+    fn poll_thread(&mut self, nic: &mut Rnic, number: usize, now: Nanos) {
+        let mut notified = false;
         loop {
             let worker = &mut self.workers[number];
-            let State::Runs(thread) = &mut worker.state else { return };
+            let State::Running(thread) = &mut worker.state else { return };
             let verbs = worker.verbs.clone();
             {
                 let mut mailbox = verbs.mailbox();
@@ -378,7 +378,7 @@ impl<P: Program> Threads<P> {
             };
             match stopped {
                 // Polls the thread once more, so that it gets the error.
-                Some(_) if !told => told = true,
+                Some(_) if !notified => notified = true,
                 Some(why) => return self.end(nic, number, Err(why), now),
                 None => {
                     self.wakes.extend(wake_at.map(|at| (at, number)));
@@ -394,9 +394,9 @@ impl<P: Program> Threads<P> {
         worker.state = match (&result, self.config.reconnect_after) {
             (Err(Stopped::Failed(_) | Stopped::Post(_) | Stopped::Disconnected), Some(span)) => {
                 self.wakes.insert((now + span, number));
-                State::Waits(Some(now + span))
+                State::Waiting(Some(now + span))
             }
-            _ => State::Over(result),
+            _ => State::Ended(result),
         };
         let (qpn, conn) = (worker.qpn.take(), worker.conn.take());
         let Some(qpn) = qpn else { return };
@@ -405,7 +405,7 @@ impl<P: Program> Threads<P> {
             self.by_conn.remove(&conn);
         }
         match conn.filter(|conn| nic.disconnect(*conn, &[], now).is_ok()) {
-            Some(conn) => _ = self.leaving.insert(conn, qpn),
+            Some(conn) => _ = self.closing.insert(conn, qpn),
             None => _ = nic.destroy_qp(qpn),
         }
     }
@@ -420,13 +420,13 @@ impl<P: Program> App for Threads<P> {
         let cq = nic.create_cq(threads * MAX_SEND + 1);
         self.resources = cq.ok().zip(landing.ok()).map(|(cq, landing)| Resources { pd, cq, landing });
         // The restarted NIC has none of the previous resources.
-        (self.by_qpn, self.by_conn, self.leaving) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        (self.by_qpn, self.by_conn, self.closing) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         (self.wakes, self.ready) = (BTreeSet::new(), BTreeSet::new());
         for number in 0..threads {
             let worker = &mut self.workers[number];
             (worker.qpn, worker.conn) = (None, None);
-            if !matches!(worker.state, State::Over(_)) {
-                worker.state = State::Waits(None);
+            if !matches!(worker.state, State::Ended(_)) {
+                worker.state = State::Waiting(None);
                 self.connect(nic, number, now);
             }
         }
@@ -447,12 +447,12 @@ impl<P: Program> App for Threads<P> {
         {
             self.wakes.pop_first();
             match self.workers[number].state {
-                State::Waits(Some(until)) if until <= now => self.connect(nic, number, now),
+                State::Waiting(Some(until)) if until <= now => self.connect(nic, number, now),
                 _ => _ = self.ready.insert(number),
             }
         }
         for number in mem::take(&mut self.ready) {
-            self.turn(nic, number, now);
+            self.poll_thread(nic, number, now);
         }
     }
 

@@ -56,7 +56,7 @@ pub(super) struct Mailbox {
     pub(super) posted: VecDeque<Posted>,
     /// Requests that are awaited, and the results that have arrived
     awaited: BTreeSet<u64>,
-    ended: BTreeMap<u64, Vec<u8>>,
+    results: BTreeMap<u64, Vec<u8>>,
     /// Set when no more results will arrive
     stopped: Option<Stopped>,
     /// Time at which the thread continues without a completion
@@ -67,7 +67,7 @@ impl Mailbox {
     /// Completes a request, and stores the fetched bytes if the request is awaited.
     pub(super) fn end(&mut self, id: u64, fetched: &[u8]) {
         if self.awaited.remove(&id) {
-            self.ended.insert(id, fetched.to_vec());
+            self.results.insert(id, fetched.to_vec());
         }
     }
 
@@ -193,7 +193,7 @@ impl Future for Wait {
 
     fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Fetched> {
         let mut mailbox = self.mailbox.lock().unwrap_or_else(PoisonError::into_inner);
-        match (mailbox.ended.remove(&self.id), mailbox.stopped) {
+        match (mailbox.results.remove(&self.id), mailbox.stopped) {
             (Some(fetched), _) => Poll::Ready(Ok(fetched)),
             (None, Some(why)) => Poll::Ready(Err(why)),
             (None, None) => Poll::Pending,
@@ -205,7 +205,7 @@ impl Drop for Wait {
     fn drop(&mut self) {
         let mut mailbox = self.mailbox.lock().unwrap_or_else(PoisonError::into_inner);
         mailbox.awaited.remove(&self.id);
-        mailbox.ended.remove(&self.id);
+        mailbox.results.remove(&self.id);
     }
 }
 

@@ -41,8 +41,8 @@ impl Zipf {
     }
 
     /// Draws an item, counted from 0; lower numbers are more frequent.
-    pub fn draw(&self, chance: &mut Chance) -> usize {
-        let bits = chance.bits();
+    pub fn draw(&self, rng: &mut Chance) -> usize {
+        let bits = rng.bits();
         self.0.partition_point(|below| *below <= bits).min(self.0.len() - 1)
     }
 }
@@ -92,7 +92,7 @@ impl Workload {
 
     /// Returns the operations of one thread, determined by the seed and the thread's number.
     pub fn generator(&self, seed: u64, thread: u64) -> Generator {
-        Generator { workload: self.clone(), chance: Chance::stream(seed, thread ^ 0x7963_7362) }
+        Generator { workload: self.clone(), rng: Chance::stream(seed, thread ^ 0x7963_7362) }
     }
 }
 
@@ -109,7 +109,7 @@ pub enum Ask {
 #[derive(Clone, Debug)]
 pub struct Generator {
     workload: Workload,
-    chance: Chance,
+    rng: Chance,
 }
 
 impl Iterator for Generator {
@@ -117,10 +117,10 @@ impl Iterator for Generator {
 
     /// Returns the next operation and its key. Keys are counted from 0; lower numbers are more frequent.
     fn next(&mut self) -> Option<(Ask, u64)> {
-        let percent = self.chance.below(100);
+        let percent = self.rng.below(100);
         let reads = u64::from(self.workload.mix.reads_percent());
         let ask = if percent < reads { Ask::Read } else { Ask::Update };
-        Some((ask, self.workload.keys.draw(&mut self.chance) as u64))
+        Some((ask, self.workload.keys.draw(&mut self.rng) as u64))
     }
 }
 
@@ -134,10 +134,10 @@ mod tests {
     use super::*;
 
     fn counts(n: usize, theta: f64, draws: usize) -> Vec<usize> {
-        let (zipf, mut chance) = (Zipf::new(n, theta), Chance::new(7));
+        let (zipf, mut rng) = (Zipf::new(n, theta), Chance::new(7));
         let mut counts = vec![0; n];
         for _ in 0..draws {
-            counts[zipf.draw(&mut chance)] += 1;
+            counts[zipf.draw(&mut rng)] += 1;
         }
         counts
     }

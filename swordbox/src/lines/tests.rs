@@ -87,10 +87,10 @@ proptest! {
 fn a_range_is_reached_if_all_of_its_words_are() {
     let mut lines = lines(1);
     let id = make(&mut lines, 0, 0);
-    lines.get_mut(id).reached = 0b0110;
+    lines.get_mut(id).existing = 0b0110;
     let line = lines.get(id);
-    assert!(line.has_reached(8, 16) && line.has_reached(23, 1));
-    assert!(!line.has_reached(7, 2) && !line.has_reached(16, 9) && !line.has_reached(0, 8));
+    assert!(line.exists(8, 16) && line.exists(23, 1));
+    assert!(!line.exists(7, 2) && !line.exists(16, 9) && !line.exists(0, 8));
 }
 
 #[test]
@@ -98,11 +98,11 @@ fn a_line_learns_values_after_its_quiet_time_and_its_detours() {
     let mut lines = lines(1);
     let id = lines.make(0, 0, RKEY, 0, NOW).unwrap();
     let line = lines.get_mut(id);
-    assert!(!line.teaches(Nanos(NOW.0 - 1)) && line.teaches(NOW));
-    (line.detouring, line.detoured_until) = (1, Nanos(2_000));
-    assert!(!line.teaches(Nanos(1_999)) && line.teaches(Nanos(2_000)));
-    line.detouring = 0;
-    assert!(line.teaches(NOW));
+    assert!(!line.may_learn(Nanos(NOW.0 - 1)) && line.may_learn(NOW));
+    (line.detours_in_flight, line.detoured_until) = (1, Nanos(2_000));
+    assert!(!line.may_learn(Nanos(1_999)) && line.may_learn(Nanos(2_000)));
+    line.detours_in_flight = 0;
+    assert!(line.may_learn(NOW));
 }
 
 #[test]
@@ -118,27 +118,27 @@ fn a_line_covers_64_bytes_of_one_server() {
 
 #[test]
 fn a_line_takes_132_bytes_beside_the_indices() {
-    assert_eq!(Lines::bytes(1000) - 2 * Index::<Place>::bytes(1000), 1000 * (128 + 4));
+    assert_eq!(Lines::bytes(1000) - 2 * Index::<LineKey>::bytes(1000), 1000 * (128 + 4));
 }
 
 #[test]
 fn an_unused_line_is_evicted_when_the_table_is_full() {
     let mut lines = lines(3);
     let ids = known(&mut lines, &[0x1000, 0x1040, 0x2000]);
-    lines.get_mut(ids[0]).under_way = 1;
-    lines.get_mut(ids[2]).detouring = 1;
+    lines.get_mut(ids[0]).in_flight = 1;
+    lines.get_mut(ids[2]).detours_in_flight = 1;
     make(&mut lines, 0, 0x3000);
     assert_eq!([0x1000, 0x1040, 0x2000].map(|va| lines.find(0, va).is_some()), [true, false, true]);
     // One line of its block is left, and then none.
     assert!(lines.has_any(0, 0x1000, 0x1000));
-    lines.get_mut(ids[0]).under_way = 0;
+    lines.get_mut(ids[0]).in_flight = 0;
     let new = lines.find(0, 0x3000).unwrap();
-    lines.get_mut(new).under_way = 1;
+    lines.get_mut(new).in_flight = 1;
     make(&mut lines, 0, 0x4000);
     assert_eq!(lines.find(0, 0x1000), None);
     assert!(!lines.has_any(0, 0x1000, 0x1000) && lines.has_any(0, 0x2000, 0x1000));
     let newest = lines.find(0, 0x4000).unwrap();
-    lines.get_mut(newest).detouring = 1;
+    lines.get_mut(newest).detours_in_flight = 1;
     assert_eq!(lines.make(0, 0x5000, RKEY, 0, Nanos::ZERO), Err(Full), "all lines are in use");
     assert_eq!((lines.len(), lines.find(0, 0x5000)), (3, None));
 }
@@ -178,14 +178,14 @@ fn a_long_detour_is_applied_to_a_line_on_its_next_check() {
     let ids = known(&mut lines, &[0x1000, 0x10_0000]);
     assert_eq!(lines.detour(0, 0x1000, 66 << 12, NOW, SETTLE), Ok(()));
     for id in &ids {
-        assert!(!lines.is_checked(*id));
-        lines.check(*id);
-        assert!(lines.is_checked(*id));
+        assert!(!lines.is_up_to_date(*id));
+        lines.apply_invalidations(*id);
+        assert!(lines.is_up_to_date(*id));
     }
     assert_eq!(are_known(&lines, &ids), [false, true]);
     assert_eq!((lines.get(ids[0]).quiet_until, lines.get(ids[0]).detours), (Nanos(1_100), 1));
     assert_eq!(lines.detour_everywhere(0, NOW, SETTLE), Ok(()));
-    lines.check(ids[1]);
+    lines.apply_invalidations(ids[1]);
     assert_eq!(are_known(&lines, &ids), [false, false]);
 }
 
@@ -193,25 +193,27 @@ fn a_long_detour_is_applied_to_a_line_on_its_next_check() {
 fn a_detour_waits_for_resolved_operations_on_its_lines() {
     let mut lines = lines(8);
     let ids = known(&mut lines, &[0x1000, 0x1040]);
-    lines.get_mut(ids[1]).lane = 3;
-    assert!(!lines.is_decided(0, 0x1000, 0x80));
-    let tag = lines.begin_decided(ids[1]);
+    lines.get_mut(ids[1]).shared_qp = 3;
+    assert!(!lines.has_resolved(0, 0x1000, 0x80));
+    let tag = lines.begin_resolved(ids[1]);
     assert!(
-        lines.is_decided(0, 0x107f, 1) && lines.is_decided(0, 0x103f, 2) && lines.is_decided(0, 0x1000, 0x80)
+        lines.has_resolved(0, 0x107f, 1)
+            && lines.has_resolved(0, 0x103f, 2)
+            && lines.has_resolved(0, 0x1000, 0x80)
     );
     assert!(
-        !lines.is_decided(0, 0x1000, 0x40)
-            && !lines.is_decided(0, 0x1080, 0x40)
-            && !lines.is_decided(0, 0x1040, 0)
+        !lines.has_resolved(0, 0x1000, 0x40)
+            && !lines.has_resolved(0, 0x1080, 0x40)
+            && !lines.has_resolved(0, 0x1040, 0)
     );
-    assert!(!lines.is_decided(1, 0x1040, 8), "the line belongs to another server");
-    assert!(lines.is_decided(0, 0x8000, 0x1001), "the range is too long to check each line");
-    assert!(!lines.is_decided(0, 0x8000, 0x1000));
+    assert!(!lines.has_resolved(1, 0x1040, 8), "the line belongs to another server");
+    assert!(lines.has_resolved(0, 0x8000, 0x1001), "the range is too long to check each line");
+    assert!(!lines.has_resolved(0, 0x8000, 0x1000));
     assert_eq!(lines.detour(0, 0x1000, 0x40, NOW, SETTLE), Ok(()));
     assert_eq!(lines.detour(0, 0x1000, 0x41, NOW, SETTLE), Err(3));
     assert_eq!(lines.detour_everywhere(0, NOW, SETTLE), Err(NONE));
-    lines.end_decided(ids[1], tag);
-    assert!(!lines.is_decided(0, 0x1040, 8));
+    lines.end_resolved(ids[1], tag);
+    assert!(!lines.has_resolved(0, 0x1040, 8));
     assert_eq!(lines.detour(0, 0x1000, 0x41, NOW, SETTLE), Ok(()));
 }
 
@@ -249,7 +251,7 @@ fn a_range_too_long_to_search_is_compared_with_the_hull_of_all_lines() {
 fn a_detour_waits_for_resolved_operations_on_other_lines_only_if_it_is_too_long_to_search() {
     let mut lines = lines(8);
     let ids = known(&mut lines, &[0x1000_0000, 0x2000_0000]);
-    lines.begin_decided(ids[1]);
+    lines.begin_resolved(ids[1]);
     assert_eq!(lines.detour(0, 0x1000_0000, 65 << 12, NOW, SETTLE), Ok(()));
     assert_eq!(lines.detour(0, 0x1000_0000, 66 << 12, NOW, SETTLE), Err(NONE));
 }
@@ -258,28 +260,28 @@ fn a_detour_waits_for_resolved_operations_on_other_lines_only_if_it_is_too_long_
 fn a_prefetch_covers_the_line_and_its_lookup() {
     for number in 0..32u64 {
         let mut lines = lines(64);
-        let va = (number << LINE) + 8;
+        let va = (number << LINE_SHIFT) + 8;
         let id = make(&mut lines, 0, va);
-        lines.get_mut(id).lane = 9;
+        lines.get_mut(id).shared_qp = 9;
         let fetched = core::cell::RefCell::new(vec![]);
-        assert_eq!(lines.foresee(0, va, |at| fetched.borrow_mut().push(at)), 9);
+        assert_eq!(lines.prefetch(0, va, |at| fetched.borrow_mut().push(at)), 9);
         let line: *const Line = lines.get(id);
         assert_eq!(fetched.borrow()[1..], [line.cast::<u8>(), line.cast::<u8>().wrapping_add(64)]);
-        assert_eq!(lines.home_of(0, va), lines.home_of(0, number << LINE));
+        assert_eq!(lines.home_of(0, va), lines.home_of(0, number << LINE_SHIFT));
     }
     let lines = lines(64);
     let homes: std::collections::HashSet<_> =
-        (0..32u64).map(|number| lines.home_of(0, number << LINE)).collect();
+        (0..32u64).map(|number| lines.home_of(0, number << LINE_SHIFT)).collect();
     assert!(homes.len() > 1, "the lookups have different home slots");
 }
 
 #[test]
 fn line_hashes_depend_on_number_and_server() {
-    let hash = |server, number| Place { server, number }.hash();
-    let salted = |server, number| Place { server, number }.salted(Salt::FIXED);
-    let places = || (0..4u8).flat_map(|server| (0..64).map(move |number| (server, number)));
+    let hash = |server, number| LineKey { server, number }.hash();
+    let salted = |server, number| LineKey { server, number }.salted(Salt::FIXED);
+    let keys = || (0..4u8).flat_map(|server| (0..64).map(move |number| (server, number)));
     let count = |hash: &dyn Fn(u8, u64) -> u64| {
-        places().map(|(server, number)| hash(server, number)).collect::<std::collections::HashSet<_>>().len()
+        keys().map(|(server, number)| hash(server, number)).collect::<std::collections::HashSet<_>>().len()
     };
     assert_eq!((count(&hash), count(&salted)), (256, 256));
 }

@@ -26,7 +26,7 @@ pub(crate) struct Incarnation(Option<Lifetime>);
 impl Incarnation {
     /// Returns whether a queue pair with this lifetime reaches that memory.
     #[inline]
-    pub(crate) fn has(self, queue_pair: Lifetime) -> bool {
+    pub(crate) fn includes(self, queue_pair: Lifetime) -> bool {
         self.0.is_some_and(|known| known.overlaps(queue_pair))
     }
 
@@ -37,7 +37,7 @@ impl Incarnation {
     /// Responses may still be in flight when a connection is new, which is why `grace` is needed. The result
     /// may be true although the server has not restarted, if all older queue pairs have ended.
     #[inline]
-    pub(crate) fn see(&mut self, queue_pair: Lifetime, grace: Nanos, is_free: bool) -> bool {
+    pub(crate) fn update(&mut self, queue_pair: Lifetime, grace: Nanos, is_free: bool) -> bool {
         match &mut self.0 {
             Some(known) if known.overlaps(queue_pair) => {
                 known.first = known.first.min(queue_pair.first);
@@ -63,33 +63,37 @@ mod tests {
     #[test]
     fn queue_pairs_with_overlapping_lifetimes_reach_the_same_memory() {
         let mut memory = Incarnation::default();
-        assert!(!memory.has(lifetime(5, 9)), "there is no state yet");
-        assert!(!memory.see(lifetime(5, 9), GRACE, true));
+        assert!(!memory.includes(lifetime(5, 9)), "there is no state yet");
+        assert!(!memory.update(lifetime(5, 9), GRACE, true));
         // The second queue pair overlaps the first, and the third overlaps the second.
-        assert!(memory.has(lifetime(9, 30)) && !memory.has(lifetime(25, 40)));
-        assert!(!memory.see(lifetime(9, 30), GRACE, true));
-        assert!(memory.has(lifetime(25, 40)) && memory.has(lifetime(1, 6)) && !memory.has(lifetime(1, 4)));
+        assert!(memory.includes(lifetime(9, 30)) && !memory.includes(lifetime(25, 40)));
+        assert!(!memory.update(lifetime(9, 30), GRACE, true));
+        assert!(
+            memory.includes(lifetime(25, 40))
+                && memory.includes(lifetime(1, 6))
+                && !memory.includes(lifetime(1, 4))
+        );
     }
 
     #[test]
     fn a_newer_queue_pair_reaches_another_memory_after_the_grace_time() {
         let mut memory = Incarnation::default();
-        memory.see(lifetime(10, 50), GRACE, true);
-        assert!(!memory.see(lifetime(60, 150), GRACE, true), "responses of the others may be in flight");
-        assert!(!memory.see(lifetime(60, 151), GRACE, false), "a node is pending");
-        assert!(!memory.has(lifetime(60, 151)));
-        assert!(memory.see(lifetime(60, 151), GRACE, true));
-        assert!(memory.has(lifetime(60, 151)) && !memory.has(lifetime(10, 50)));
+        memory.update(lifetime(10, 50), GRACE, true);
+        assert!(!memory.update(lifetime(60, 150), GRACE, true), "responses of the others may be in flight");
+        assert!(!memory.update(lifetime(60, 151), GRACE, false), "a node is pending");
+        assert!(!memory.includes(lifetime(60, 151)));
+        assert!(memory.update(lifetime(60, 151), GRACE, true));
+        assert!(memory.includes(lifetime(60, 151)) && !memory.includes(lifetime(10, 50)));
         // An older queue pair stays rejected, however late it is acknowledged.
-        assert!(!memory.see(lifetime(10, 55), GRACE, true) && !memory.has(lifetime(10, 55)));
+        assert!(!memory.update(lifetime(10, 55), GRACE, true) && !memory.includes(lifetime(10, 55)));
     }
 
     #[test]
     fn an_older_queue_pair_that_is_acknowledged_again_joins_the_memory() {
         let mut memory = Incarnation::default();
-        memory.see(lifetime(10, 50), GRACE, true);
-        memory.see(lifetime(60, 300), GRACE, true);
-        assert!(!memory.see(lifetime(10, 290), GRACE, true));
-        assert!(memory.has(lifetime(20, 40)), "the memory is the original one");
+        memory.update(lifetime(10, 50), GRACE, true);
+        memory.update(lifetime(60, 300), GRACE, true);
+        assert!(!memory.update(lifetime(10, 290), GRACE, true));
+        assert!(memory.includes(lifetime(20, 40)), "the memory is the original one");
     }
 }

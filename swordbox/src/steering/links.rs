@@ -21,21 +21,21 @@ use switch::{Full, Nanos};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
     id: Id,
-    life: u32,
+    generation: u32,
 }
 
 impl Ticket {
     /// Ticket of no node
-    pub(crate) const NONE: Self = Self { id: NONE, life: 0 };
+    pub(crate) const NONE: Self = Self { id: NONE, generation: 0 };
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct NodeKey {
     server: u8,
     node: u64,
 }
 
-impl Key for Place {
+impl Key for NodeKey {
     #[inline]
     fn hash(&self) -> u64 {
         mix(self.node ^ u64::from(self.server) << 56)
@@ -75,12 +75,12 @@ pub(crate) struct Link {
     /// Predecessor, if that was pending when the CAS was forwarded
     pub parent: Ticket,
     /// A request was steered to this node, so other responses depend on it
-    pub relied: bool,
+    pub has_dependents: bool,
     /// Time of the first and of the latest transmission
     pub began: Nanos,
     pub sent: Nanos,
     pub tries: u8,
-    life: u32,
+    generation: u32,
     /// First node that is linked to this one
     child: Id,
     /// Next node that is linked to the same predecessor
@@ -91,14 +91,14 @@ pub(crate) struct Link {
 #[derive(Debug)]
 #[expect(clippy::struct_field_names, reason = "the field holds the links")]
 pub(crate) struct Links {
-    index: Index<Place>,
+    index: Index<NodeKey>,
     links: Vec<Link>,
     /// Number of pending nodes, by server
     counts: Vec<u32>,
-    lives: u32,
+    generations: u32,
     capacity: usize,
     /// Stack of the tree traversals
-    walk: Vec<Id>,
+    stack: Vec<Id>,
 }
 
 impl Links {
@@ -107,9 +107,9 @@ impl Links {
             counts: vec![0; servers],
             index: Index::with_capacity(capacity),
             links: Vec::with_capacity(capacity),
-            lives: 0,
+            generations: 0,
             capacity,
-            walk: Vec::with_capacity(capacity),
+            stack: Vec::with_capacity(capacity),
         }
     }
 
@@ -120,7 +120,7 @@ impl Links {
 
     /// Returns the memory in bytes for `capacity` nodes.
     pub(crate) fn bytes(capacity: usize) -> usize {
-        Index::<Place>::bytes(capacity) + capacity * (size_of::<Link>() + size_of::<Id>())
+        Index::<NodeKey>::bytes(capacity) + capacity * (size_of::<Link>() + size_of::<Id>())
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -149,13 +149,13 @@ impl Links {
     }
 
     pub(crate) fn ticket(&self, id: Id) -> Ticket {
-        Ticket { id, life: self.links[id as usize].life }
+        Ticket { id, generation: self.links[id as usize].generation }
     }
 
     /// Returns the pending node of a ticket, until it is linked or removed.
     pub(crate) fn open(&self, ticket: Ticket) -> Option<(Id, &Link)> {
         let link = self.get(ticket.id)?;
-        (link.life == ticket.life).then_some((ticket.id, link))
+        (link.generation == ticket.generation).then_some((ticket.id, link))
     }
 
     /// Returns the index of a node, if it is pending.
@@ -163,14 +163,14 @@ impl Links {
         if self.index.is_empty() {
             return None;
         }
-        self.index.get(&Place { server, node })
+        self.index.get(&NodeKey { server, node })
     }
 
     /// Notes that a request is steered to a node. Returns the ticket that its response has to wait for, if
     /// the node is pending.
-    pub(crate) fn rely_on(&mut self, server: u8, node: u64) -> Ticket {
+    pub(crate) fn depend_on(&mut self, server: u8, node: u64) -> Ticket {
         let Some(id) = self.of_node(server, node) else { return Ticket::NONE };
-        self.links[id as usize].relied = true;
+        self.links[id as usize].has_dependents = true;
         self.ticket(id)
     }
 
@@ -181,7 +181,7 @@ impl Links {
             None => (self.index.len() < self.capacity).then_some(false),
             Some(id) => {
                 let link = &self.links[id as usize];
-                (link.state == State::Failed).then_some(link.relied)
+                (link.state == State::Failed).then_some(link.has_dependents)
             }
         }
     }
@@ -202,16 +202,16 @@ impl Links {
         let known = self.of_node(server, append.node);
         let id = match known {
             Some(id) => id,
-            None => self.index.get_or_insert(Place { server, node: append.node })?,
+            None => self.index.get_or_insert(NodeKey { server, node: append.node })?,
         };
-        let (life, relied, child) = if known.is_some() {
+        let (generation, has_dependents, child) = if known.is_some() {
             self.unlink(id);
             let link = &self.links[id as usize];
-            (link.life, link.relied, link.child)
+            (link.generation, link.has_dependents, link.child)
         } else {
             self.counts[usize::from(server)] += 1;
-            self.lives = self.lives.wrapping_add(1);
-            (self.lives, false, NONE)
+            self.generations = self.generations.wrapping_add(1);
+            (self.generations, false, NONE)
         };
         let mut link = Link {
             append,
@@ -221,11 +221,11 @@ impl Links {
             flow,
             psn,
             parent,
-            relied,
+            has_dependents,
             began: now,
             sent: now,
             tries: 0,
-            life,
+            generation,
             child,
             sibling: NONE,
         };
@@ -271,37 +271,37 @@ impl Links {
             below.parent = Ticket::NONE;
             at = core::mem::replace(&mut below.sibling, NONE);
         }
-        if let Some(place) = self.index.key(id).copied() {
-            self.index.remove(&place);
-            self.counts[usize::from(place.server)] -= 1;
+        if let Some(key) = self.index.key(id).copied() {
+            self.index.remove(&key);
+            self.counts[usize::from(key.server)] -= 1;
         }
-        self.lives = self.lives.wrapping_add(1);
-        self.links[id as usize].life = self.lives;
+        self.generations = self.generations.wrapping_add(1);
+        self.links[id as usize].generation = self.generations;
     }
 
-    /// Notes that a CAS succeeded. Calls `published` for every node that is thereby part of the structure,
+    /// Notes that a CAS succeeded. Calls `linked` for every node that is thereby part of the structure,
     /// predecessors first, with whether other nodes are linked to it.
-    pub(crate) fn succeed(&mut self, id: Id, mut published: impl FnMut(&Link, bool)) {
+    pub(crate) fn succeed(&mut self, id: Id, mut linked: impl FnMut(&Link, bool)) {
         self.links[id as usize].state = State::Done;
         if self.open(self.links[id as usize].parent).is_some() {
             return;
         }
-        self.walk.clear();
-        self.walk.push(id);
-        while let Some(id) = self.walk.pop() {
+        self.stack.clear();
+        self.stack.push(id);
+        while let Some(id) = self.stack.pop() {
             let link = self.links[id as usize];
             match link.state {
                 State::Done => {
-                    published(&link, link.child != NONE);
+                    linked(&link, link.child != NONE);
                     let mut at = link.child;
                     while at != NONE {
-                        self.walk.push(at);
+                        self.stack.push(at);
                         at = self.links[at as usize].sibling;
                     }
                     self.remove(id);
                 }
                 // Its response may be released, and nothing depends on the node.
-                State::Failed if !link.relied => self.remove(id),
+                State::Failed if !link.has_dependents => self.remove(id),
                 _ => {}
             }
         }
@@ -312,26 +312,26 @@ impl Links {
     pub(crate) fn fail(&mut self, id: Id) {
         let link = &mut self.links[id as usize];
         link.state = State::Failed;
-        let waits = link.relied || self.open(self.links[id as usize].parent).is_some();
+        let waits = link.has_dependents || self.open(self.links[id as usize].parent).is_some();
         if !waits {
             self.remove(id);
         }
     }
 
-    /// Detaches a flow that is over from its pending nodes. Calls `doubtful` for each one whose result will
+    /// Detaches a flow that is over from its pending nodes. Calls `on_unknown` for each one whose result will
     /// stay unknown.
-    pub(crate) fn orphan(&mut self, flow: Id, mut doubtful: impl FnMut(&Link)) {
+    pub(crate) fn orphan(&mut self, flow: Id, mut on_unknown: impl FnMut(&Link)) {
         for id in 0..self.index.ids() {
             let Some(link) = self.get_mut(id).filter(|link| link.flow == flow) else { continue };
             link.flow = NONE;
             match link.state {
                 State::Sent => {
-                    doubtful(link);
-                    if !link.relied {
+                    on_unknown(link);
+                    if !link.has_dependents {
                         self.remove(id);
                     }
                 }
-                State::Failed if !link.relied => self.remove(id),
+                State::Failed if !link.has_dependents => self.remove(id),
                 _ => {}
             }
         }
@@ -339,25 +339,25 @@ impl Links {
 
     /// Marks a node and all nodes linked to it as lost.
     pub(crate) fn lose(&mut self, id: Id) {
-        self.walk.clear();
-        self.walk.push(id);
-        while let Some(id) = self.walk.pop() {
+        self.stack.clear();
+        self.stack.push(id);
+        while let Some(id) = self.stack.pop() {
             if core::mem::replace(&mut self.links[id as usize].state, State::Lost) == State::Lost {
                 continue;
             }
             let mut at = self.links[id as usize].child;
             while at != NONE {
-                self.walk.push(at);
+                self.stack.push(at);
                 at = self.links[at as usize].sibling;
             }
         }
     }
 
     /// Removes all lost nodes. No ticket of them may be in use.
-    pub(crate) fn remove_lost(&mut self, mut doubtful: impl FnMut(&Link)) {
+    pub(crate) fn remove_lost(&mut self, mut on_unknown: impl FnMut(&Link)) {
         for id in 0..self.index.ids() {
             if let Some(link) = self.get(id).filter(|link| link.state == State::Lost) {
-                doubtful(link);
+                on_unknown(link);
                 self.remove(id);
             }
         }
@@ -374,15 +374,15 @@ mod tests {
 
     fn begin(links: &mut Links, to: u64, node: u64, flow: Id) -> Ticket {
         assert!(links.can_begin(0, node).is_some());
-        let parent = links.rely_on(0, to);
+        let parent = links.depend_on(0, to);
         links.begin((0, 0), append(to, node), parent, (flow, Psn::new(node as u32)), Nanos(5)).unwrap()
     }
 
     fn succeed(links: &mut Links, ticket: Ticket) -> Vec<(u64, bool)> {
-        let mut published = Vec::new();
+        let mut linked = Vec::new();
         let id = links.open(ticket).unwrap().0;
-        links.succeed(id, |link, followed| published.push((link.append.node, followed)));
-        published
+        links.succeed(id, |link, followed| linked.push((link.append.node, followed)));
+        linked
     }
 
     #[test]
@@ -433,7 +433,7 @@ mod tests {
         let tickets = [(1, 2), (2, 3), (2, 4), (2, 5)].map(|(to, node)| begin(&mut links, to, node, 7));
         let [b, c, d, e] = tickets;
         for ticket in [c, d, e] {
-            links.rely_on(0, links.open(ticket).unwrap().1.append.node);
+            links.depend_on(0, links.open(ticket).unwrap().1.append.node);
             links.fail(links.open(ticket).unwrap().0);
         }
         begin(&mut links, 1, 4, 7);
@@ -449,16 +449,16 @@ mod tests {
         let mut links = Links::with_capacity(8, 1);
         let [b, _, d] = [(1, 2), (2, 3), (3, 4)].map(|(to, node)| begin(&mut links, to, node, node as Id));
         let alone = begin(&mut links, 1, 9, 9);
-        let mut doubtful = Vec::new();
+        let mut on_unknown = Vec::new();
         for flow in [2, 9] {
-            links.orphan(flow, |link| doubtful.push(link.append.node));
+            links.orphan(flow, |link| on_unknown.push(link.append.node));
         }
-        assert_eq!(doubtful, [2, 9]);
+        assert_eq!(on_unknown, [2, 9]);
         assert!(links.open(alone).is_none() && links.open(b).is_some());
         links.lose(links.open(b).unwrap().0);
         assert_eq!(links.open(d).unwrap().1.state, State::Lost);
-        links.remove_lost(|link| doubtful.push(link.append.node));
-        doubtful[2..].sort_unstable();
-        assert!(links.is_empty() && doubtful[2..] == [2, 3, 4], "{doubtful:?}");
+        links.remove_lost(|link| on_unknown.push(link.append.node));
+        on_unknown[2..].sort_unstable();
+        assert!(links.is_empty() && on_unknown[2..] == [2, 3, 4], "{on_unknown:?}");
     }
 }

@@ -7,7 +7,7 @@
 //! READ carries only an address. Both tables have a fixed size. The keys of the most recently used nodes are
 //! kept. A key is hot by the number of its appends.
 
-use super::{Append, Cas, Knowledge};
+use super::{Append, Cas, StructureCache};
 use crate::clients::clover::{HEADER, KEY, Layout, NEXT};
 use crate::sketch::Sketch;
 use core::ops::Range;
@@ -39,9 +39,9 @@ impl ListsConfig {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Number(u64);
+struct ListKey(u64);
 
-impl Key for Number {
+impl Key for ListKey {
     #[inline]
     fn hash(&self) -> u64 {
         self.0
@@ -62,37 +62,37 @@ const NO_TAIL: Tail = Tail { node: 0, rkey: 0, ready: false };
 
 /// A value that is valid in one epoch: the next epoch invalidates all values at once.
 #[derive(Clone, Copy, Debug)]
-struct Dated<T> {
+struct Epoched<T> {
     epoch: u64,
     value: T,
 }
 
 /// A node, and the key that it belongs to
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Owned {
+struct KeyedNode {
     number: u32,
     key: u32,
 }
 
 /// No node
-const NOBODY: Owned = Owned { number: u32::MAX, key: 0 };
+const NO_NODE: KeyedNode = KeyedNode { number: u32::MAX, key: 0 };
 /// Set of a set-associative table of nodes, the most recently used first
-type Set = [Owned; 7];
+type NodeSet = [KeyedNode; 7];
 /// Number of keys examined for one that is colder
-const LOOKED_AT: u32 = 8;
+const EXAMINED: u32 = 8;
 
 /// Cached state of a store of lists.
 #[derive(Debug)]
 pub struct Lists {
     config: ListsConfig,
     /// Keys of nodes; one cache line per set
-    owners: Box<[Dated<Set>]>,
-    keys: Index<Number>,
+    node_keys: Box<[Epoched<NodeSet>]>,
+    keys: Index<ListKey>,
     /// Last nodes, by the index of the key. A key whose last node has been forgotten keeps its entry until
     /// that is needed
-    tails: Box<[Dated<Tail>]>,
+    tails: Box<[Epoched<Tail>]>,
     /// Current epochs of `owners` and of `tails`
-    owners_epoch: u64,
+    node_keys_epoch: u64,
     tails_epoch: u64,
     sketch: Sketch,
     hand: u32,
@@ -112,14 +112,14 @@ impl Lists {
         );
         assert!(config.remembered > 0 && config.tracked > 0, "remembered and tracked have to be at least 1");
         Self {
-            owners: vec![
-                Dated { epoch: 0, value: [NOBODY; 7] };
+            node_keys: vec![
+                Epoched { epoch: 0, value: [NO_NODE; 7] };
                 config.remembered.min(nodes as usize).div_ceil(7).max(1)
             ]
             .into(),
             keys: Index::with_capacity(config.tracked),
-            tails: vec![Dated { epoch: 0, value: NO_TAIL }; config.tracked].into(),
-            owners_epoch: 0,
+            tails: vec![Epoched { epoch: 0, value: NO_TAIL }; config.tracked].into(),
+            node_keys_epoch: 0,
             tails_epoch: 1,
             sketch: Sketch::new(),
             hand: 0,
@@ -135,10 +135,10 @@ impl Lists {
     /// Returns the maximum memory in bytes of the cached state.
     pub(crate) fn bytes(config: &ListsConfig) -> usize {
         let nodes = (config.nodes.end - config.nodes.start) / config.layout.node_len as u64;
-        let owners = config.remembered.min(nodes as usize).div_ceil(7).max(1);
-        owners * size_of::<Dated<Set>>()
-            + Index::<Number>::bytes(config.tracked)
-            + config.tracked * size_of::<Dated<Tail>>()
+        let node_keys = config.remembered.min(nodes as usize).div_ceil(7).max(1);
+        node_keys * size_of::<Epoched<NodeSet>>()
+            + Index::<ListKey>::bytes(config.tracked)
+            + config.tracked * size_of::<Epoched<Tail>>()
             + Sketch::BYTES
     }
 
@@ -157,47 +157,47 @@ impl Lists {
     }
 
     #[inline]
-    fn set_of(&mut self, number: u32) -> &mut Set {
+    fn set_of(&mut self, number: u32) -> &mut NodeSet {
         // Multiplication by the number of sets maps the hash to a set (Lemire, 2019).
-        let set = (u128::from(mix(u64::from(number))) * self.owners.len() as u128) >> 64;
-        let set = &mut self.owners[set as usize];
-        if set.epoch != self.owners_epoch {
-            *set = Dated { epoch: self.owners_epoch, value: [NOBODY; 7] };
+        let set = (u128::from(mix(u64::from(number))) * self.node_keys.len() as u128) >> 64;
+        let set = &mut self.node_keys[set as usize];
+        if set.epoch != self.node_keys_epoch {
+            *set = Epoched { epoch: self.node_keys_epoch, value: [NO_NODE; 7] };
         }
         &mut set.value
     }
 
     /// Returns the key of a node, if it is known.
     #[inline]
-    fn owner_of(&mut self, number: u32) -> Option<u64> {
+    fn key_of(&mut self, number: u32) -> Option<u64> {
         let set = self.set_of(number);
-        if let Some(at) = set.iter().position(|owned| owned.number == number) {
+        if let Some(at) = set.iter().position(|keyed| keyed.number == number) {
             set[..=at].rotate_right(1);
             return Some(u64::from(set[0].key));
         }
         (u64::from(number) < self.config.firsts).then_some(u64::from(number))
     }
 
-    fn remember(&mut self, number: u32, key: u64) {
+    fn note_key(&mut self, number: u32, key: u64) {
         let set = self.set_of(number);
-        let at = set.iter().position(|owned| owned.number == number).unwrap_or(set.len() - 1);
+        let at = set.iter().position(|keyed| keyed.number == number).unwrap_or(set.len() - 1);
         set[..=at].rotate_right(1);
-        set[0] = Owned { number, key: key as u32 };
+        set[0] = KeyedNode { number, key: key as u32 };
     }
 
-    fn disown(&mut self, number: u32) {
-        if let Some(owned) = self.set_of(number).iter_mut().find(|owned| owned.number == number) {
-            *owned = NOBODY;
+    fn forget_node(&mut self, number: u32) {
+        if let Some(keyed) = self.set_of(number).iter_mut().find(|keyed| keyed.number == number) {
+            *keyed = NO_NODE;
         }
     }
 
     fn tail_of(&self, key: u64) -> Option<&Tail> {
-        let tail = &self.tails[self.keys.get(&Number(key))? as usize];
+        let tail = &self.tails[self.keys.get(&ListKey(key))? as usize];
         (tail.epoch == self.tails_epoch).then_some(&tail.value)
     }
 
     fn tail_mut(&mut self, key: u64) -> Option<&mut Tail> {
-        let tail = &mut self.tails[self.keys.get(&Number(key))? as usize];
+        let tail = &mut self.tails[self.keys.get(&ListKey(key))? as usize];
         (tail.epoch == self.tails_epoch).then_some(&mut tail.value)
     }
 
@@ -208,19 +208,19 @@ impl Lists {
         if count < self.config.hot {
             return;
         }
-        let is_new = self.keys.get(&Number(key)).is_none();
+        let is_new = self.keys.get(&ListKey(key)).is_none();
         if is_new && self.keys.len() == self.config.tracked && !self.make_room(count) {
             return;
         }
-        if let Ok(id) = self.keys.get_or_insert(Number(key)) {
-            self.tails[id as usize] = Dated { epoch: self.tails_epoch, value: tail };
+        if let Ok(id) = self.keys.get_or_insert(ListKey(key)) {
+            self.tails[id as usize] = Epoched { epoch: self.tails_epoch, value: tail };
         }
     }
 
     /// Removes the coldest of a few keys, if it is colder than `count`.
     fn make_room(&mut self, count: u32) -> bool {
-        let mut coldest: Option<(u32, Number)> = None;
-        for _ in 0..LOOKED_AT {
+        let mut coldest: Option<(u32, ListKey)> = None;
+        for _ in 0..EXAMINED {
             self.hand = (self.hand + 1) % self.keys.ids().max(1);
             let Some(key) = self.keys.key(self.hand).copied() else { continue };
             let is_known = self.tails[self.hand as usize].epoch == self.tails_epoch;
@@ -236,7 +236,7 @@ impl Lists {
     }
 }
 
-impl Knowledge for Lists {
+impl StructureCache for Lists {
     #[inline]
     fn covers(&self, va: u64) -> bool {
         self.config.nodes.contains(&va)
@@ -249,22 +249,22 @@ impl Knowledge for Lists {
             return;
         }
         // The node is being reused and is no longer the last one of its list.
-        if let Some(before) = self.owner_of(number)
+        if let Some(before) = self.key_of(number)
             && self.tail_of(before).is_some_and(|tail| tail.node == va)
         {
-            self.doubt(before);
+            self.invalidate(before);
         }
-        self.remember(number, key);
+        self.note_key(number, key);
     }
 
-    fn on_doubtful_write(&mut self, va: u64, bytes: &[u8]) {
+    fn on_unverified_write(&mut self, va: u64, bytes: &[u8]) {
         let Some(number) = self.number_of(va) else { return };
-        let Some(before) = self.owner_of(number) else { return };
+        let Some(before) = self.key_of(number) else { return };
         if self.tail_of(before).is_some_and(|tail| tail.node == va) {
-            self.doubt(before);
+            self.invalidate(before);
         }
         if word_at(bytes, KEY) != Some(before) {
-            self.disown(number);
+            self.forget_node(number);
         }
     }
 
@@ -275,7 +275,7 @@ impl Knowledge for Lists {
         let to = cas.va.checked_sub(NEXT as u64)?;
         let (last, new) = (self.number_of(to)?, self.number_of(cas.swap)?);
         // The CAS shows that both nodes belong to one key.
-        let key = match (self.owner_of(last), self.owner_of(new)) {
+        let key = match (self.key_of(last), self.key_of(new)) {
             (Some(key), Some(other)) if key != other => return None,
             (Some(key), _) | (None, Some(key)) => key,
             (None, None) => return None,
@@ -283,8 +283,8 @@ impl Knowledge for Lists {
         if last == new {
             return None;
         }
-        self.remember(last, key);
-        self.remember(new, key);
+        self.note_key(last, key);
+        self.note_key(new, key);
         self.sketch.add(key);
         let node = cas.swap;
         let mut append = Append { va: cas.va, to, node, key, rkey: cas.rkey, steered: false };
@@ -300,7 +300,7 @@ impl Knowledge for Lists {
             *tail = Tail { node, rkey: cas.rkey, ready: written };
             if followed {
                 // The last node behind it will be known when all of them are linked.
-                self.doubt(key);
+                self.invalidate(key);
             }
         }
         Some(append)
@@ -313,23 +313,23 @@ impl Knowledge for Lists {
         if (len as usize) < KEY + 8 || len as usize > self.config.layout.node_len {
             return None;
         }
-        let tail = self.owner_of(number).and_then(|key| self.tail_of(key));
+        let tail = self.key_of(number).and_then(|key| self.tail_of(key));
         let tail = tail.filter(|tail| tail.ready && tail.rkey == rkey);
         // If the last node is unknown, the response will show the next one.
         Some(tail.map_or(va, |tail| tail.node))
     }
 
-    fn on_found(&mut self, node: u64, bytes: &[u8]) {
+    fn on_read_response(&mut self, node: u64, bytes: &[u8]) {
         let [Some(next), Some(key)] = [NEXT, KEY].map(|at| word_at(bytes, at)) else { return };
         let Some(number) = self.number_of(node).filter(|_| key < self.config.layout.keys) else { return };
-        self.remember(number, key);
+        self.note_key(number, key);
         if next == 0 {
             return;
         }
         let number = self.number_of(next);
         // Its client will read this node next.
         if let Some(number) = number {
-            self.remember(number, key);
+            self.note_key(number, key);
         }
         if let Some(tail) = self.tail_mut(key)
             && tail.node == node
@@ -338,25 +338,25 @@ impl Knowledge for Lists {
             // backwards.
             match number {
                 Some(_) => *tail = Tail { node: next, ready: true, ..*tail },
-                None => self.doubt(key),
+                None => self.invalidate(key),
             }
         }
     }
 
-    fn on_published(&mut self, append: &Append, followed: bool) {
+    fn on_linked(&mut self, append: &Append, followed: bool) {
         let &Append { to, node, key, rkey, steered, .. } = append;
-        let published = Tail { node, rkey, ready: true };
+        let linked = Tail { node, rkey, ready: true };
         match self.tail_mut(key) {
-            Some(tail) if tail.node == node => *tail = published,
-            Some(tail) if !steered && tail.node == to => *tail = published,
+            Some(tail) if tail.node == node => *tail = linked,
+            Some(tail) if !steered && tail.node == to => *tail = linked,
             Some(_) => {}
             None if followed => {}
-            None => self.learn(key, published),
+            None => self.learn(key, linked),
         }
     }
 
-    fn doubt(&mut self, key: u64) {
-        self.keys.remove(&Number(key));
+    fn invalidate(&mut self, key: u64) {
+        self.keys.remove(&ListKey(key));
     }
 
     fn forget(&mut self) {
@@ -365,10 +365,10 @@ impl Knowledge for Lists {
 
     fn forget_all(&mut self) {
         self.forget();
-        self.owners_epoch += 1;
+        self.node_keys_epoch += 1;
     }
 
-    fn is_word(&self, _va: u64, _rkey: u32) -> bool {
+    fn is_contended_word(&self, _va: u64, _rkey: u32) -> bool {
         false
     }
 }
@@ -414,7 +414,7 @@ mod tests {
     /// Appends a node successfully. Returns the number of its actual predecessor.
     fn append(lists: &mut Lists, to: u64, node: u64) -> u64 {
         let append = cas(lists, to, node);
-        lists.on_published(&append, false);
+        lists.on_linked(&append, false);
         (append.to - VA) / LEN
     }
 
@@ -483,9 +483,9 @@ mod tests {
         let ahead = lists.on_cas(&cas_of(3, 11), false, false, true).unwrap();
         assert_eq!(ahead.to, va(10));
         assert_eq!((read(&mut lists, 3), cas(&mut lists, 10, 12).steered), (None, false));
-        lists.on_published(&ahead, false);
+        lists.on_linked(&ahead, false);
         assert_eq!(read(&mut lists, 3), Some(11));
-        lists.doubt(3);
+        lists.invalidate(3);
         assert_eq!((read(&mut lists, 3), lists.tracked()), (None, 0));
         append(&mut lists, 11, 13);
         assert_eq!(read(&mut lists, 3), Some(13));
@@ -502,7 +502,7 @@ mod tests {
         append(&mut lists, 3, 10);
         let next = lists.on_cas(&cas_of(10, 11), true, false, false).unwrap();
         assert!(!next.steered && read(&mut lists, 3) == Some(10));
-        lists.on_published(&next, false);
+        lists.on_linked(&next, false);
         assert_eq!(read(&mut lists, 3), Some(11));
     }
 
@@ -513,15 +513,15 @@ mod tests {
         append(&mut lists, 3, 10);
         let mut found = vec![0; LEN as usize];
         found[KEY..KEY + 8].copy_from_slice(&3u64.to_le_bytes());
-        lists.on_found(va(10), &found);
+        lists.on_read_response(va(10), &found);
         assert_eq!(read(&mut lists, 3), Some(10));
         found[NEXT..NEXT + 8].copy_from_slice(&va(50).to_le_bytes());
-        lists.on_found(va(3), &found);
+        lists.on_read_response(va(3), &found);
         assert_eq!(read(&mut lists, 3), Some(10), "an older node always has a successor");
-        lists.on_found(va(10), &found);
+        lists.on_read_response(va(10), &found);
         assert_eq!((read(&mut lists, 3), read(&mut lists, 50)), (Some(50), Some(50)));
         found[NEXT..NEXT + 8].copy_from_slice(&1u64.to_le_bytes());
-        lists.on_found(va(50), &found);
+        lists.on_read_response(va(50), &found);
         assert_eq!(read(&mut lists, 3), None, "the address is not that of a node");
     }
 
@@ -562,9 +562,9 @@ mod tests {
         append(&mut lists, 3, 10);
         let mut bytes = vec![0; LEN as usize];
         bytes[KEY..KEY + 8].copy_from_slice(&5u64.to_le_bytes());
-        lists.on_doubtful_write(va(11), &bytes);
+        lists.on_unverified_write(va(11), &bytes);
         assert_eq!(lists.on_cas(&cas_of(50, 11), true, false, true), None, "the nodes are unknown");
-        lists.on_doubtful_write(va(10), &bytes);
+        lists.on_unverified_write(va(10), &bytes);
         assert_eq!((read(&mut lists, 3), read(&mut lists, 10)), (None, None));
     }
 
@@ -588,7 +588,7 @@ mod tests {
         found[KEY..KEY + 8].copy_from_slice(&3u64.to_le_bytes());
         found[NEXT..NEXT + 8].copy_from_slice(&va(11).to_le_bytes());
         assert_eq!(lists.on_read(va(10), 7, LEN as u32), Some(va(10)));
-        lists.on_found(va(10), &found);
+        lists.on_read_response(va(10), &found);
         assert_eq!((read(&mut lists, 10), read(&mut lists, 11)), (Some(19), Some(19)));
         let mut lists = self::lists(|config| config.firsts = 0);
         write(&mut lists, 10, 3);

@@ -5,7 +5,7 @@
 //! known, and the next CAS is resolved without an atomic at the server. The initial values are unknown,
 //! because clients may have used the locks before.
 
-use super::{Append, Cas, Knowledge};
+use super::{Append, Cas, StructureCache};
 use core::ops::Range;
 
 /// Location of a table of locks.
@@ -40,14 +40,14 @@ impl Locks {
     }
 }
 
-impl Knowledge for Locks {
+impl StructureCache for Locks {
     fn covers(&self, _va: u64) -> bool {
         false
     }
 
     fn on_write(&mut self, _va: u64, _bytes: &[u8]) {}
 
-    fn on_doubtful_write(&mut self, _va: u64, _bytes: &[u8]) {}
+    fn on_unverified_write(&mut self, _va: u64, _bytes: &[u8]) {}
 
     fn on_cas(&mut self, _cas: &Cas, _written: bool, _followed: bool, _steer: bool) -> Option<Append> {
         None
@@ -57,17 +57,17 @@ impl Knowledge for Locks {
         None
     }
 
-    fn on_found(&mut self, _node: u64, _bytes: &[u8]) {}
+    fn on_read_response(&mut self, _node: u64, _bytes: &[u8]) {}
 
-    fn on_published(&mut self, _append: &Append, _followed: bool) {}
+    fn on_linked(&mut self, _append: &Append, _followed: bool) {}
 
-    fn doubt(&mut self, _key: u64) {}
+    fn invalidate(&mut self, _key: u64) {}
 
     fn forget(&mut self) {}
 
     fn forget_all(&mut self) {}
 
-    fn is_word(&self, va: u64, rkey: u32) -> bool {
+    fn is_contended_word(&self, va: u64, rkey: u32) -> bool {
         let Range { start, end } = self.config.range;
         self.config.range.contains(&va)
             && end - va >= 8
@@ -84,13 +84,13 @@ mod tests {
     fn only_table_words_are_locks_and_none_is_steered() {
         let config = LocksConfig { range: 0x1000..0x1024, rkey: Some(7), stride: 16 };
         let mut locks = Locks::new(config.clone());
-        let is = |va| locks.is_word(va, 7);
+        let is = |va| locks.is_contended_word(va, 7);
         assert!(is(0x1000) && is(0x1010));
         assert!(!is(0x1008), "the address is between two locks");
         assert!(!is(0x1020), "the word ends outside of the table");
-        assert!(!is(0xff0) && !is(0x1030) && !locks.is_word(0x1000, 8));
+        assert!(!is(0xff0) && !is(0x1030) && !locks.is_contended_word(0x1000, 8));
         let any = Locks::new(LocksConfig { rkey: None, ..config });
-        assert!(any.is_word(0x1000, 8));
+        assert!(any.is_contended_word(0x1000, 8));
         let cas = Cas { va: 0x1000, rkey: 7, compare: 0, swap: 1 };
         assert_eq!(locks.on_cas(&cas, true, false, true), None);
         assert_eq!(locks.on_read(0x1000, 7, 8), None);

@@ -2,7 +2,7 @@
 //! one. Only the request's virtual address changes. It stays on its connection, and the server decides its
 //! result (docs/swordbox-steering.md).
 //!
-//! The state that the switch caches of a data structure is a [`Knowledge`]. There are two implementations.
+//! The state that the switch caches of a data structure is a [`StructureCache`]. There are two implementations.
 //! [`Lists`] is a store of append-only lists such as Clover, of which the last nodes are cached. [`Locks`] is
 //! a table of locks such as Sherman's, which is not steered; it declares the words that are worth tracking.
 
@@ -59,7 +59,7 @@ pub struct Append {
 /// The state need not be current. A CAS that is redirected to an outdated node fails at the server, and a
 /// READ finds that its node has a successor. But a redirection has to be *valid for the structure*: the node
 /// belongs to the same list, whether or not it is still the last one.
-pub trait Knowledge {
+pub trait StructureCache {
     /// Returns whether an address is in the structure. The other methods are called for WRITEs, CAS and READs
     /// of such addresses only.
     fn covers(&self, va: u64) -> bool;
@@ -69,7 +69,7 @@ pub trait Knowledge {
 
     /// Notes a WRITE that the server may refuse, because its queue pair may belong to a previous incarnation
     /// of the server. It invalidates state that it contradicts, and adds none.
-    fn on_doubtful_write(&mut self, va: u64, bytes: &[u8]);
+    fn on_unverified_write(&mut self, va: u64, bytes: &[u8]);
 
     /// Handles a CAS. Returns its effect and its address if it appends a node. `written` states that the
     /// node's WRITE has completed. `followed` states that other nodes were already appended to this node, by
@@ -81,14 +81,14 @@ pub trait Knowledge {
     fn on_read(&mut self, va: u64, rkey: u32, len: u32) -> Option<u64>;
 
     /// Notes the response `bytes` to a READ of a node.
-    fn on_found(&mut self, node: u64, bytes: &[u8]);
+    fn on_read_response(&mut self, node: u64, bytes: &[u8]);
 
     /// Notes that a node is linked into the structure. `followed` states that other nodes are pending behind
     /// it.
-    fn on_published(&mut self, append: &Append, followed: bool);
+    fn on_linked(&mut self, append: &Append, followed: bool);
 
     /// Invalidates the state of a key, which turned out to be stale or is uncertain.
-    fn doubt(&mut self, key: u64);
+    fn invalidate(&mut self, key: u64);
 
     /// Forgets the last nodes of all keys, because operations may have passed unseen.
     fn forget(&mut self);
@@ -97,7 +97,7 @@ pub trait Knowledge {
     fn forget_all(&mut self);
 
     /// Returns whether this is a contended word, of which all operations should be tracked.
-    fn is_word(&self, va: u64, rkey: u32) -> bool;
+    fn is_contended_word(&self, va: u64, rkey: u32) -> bool;
 }
 
 /// Configuration of a data structure.
@@ -111,14 +111,14 @@ pub enum Structure {
 
 /// Cached state of a data structure, by kind.
 #[derive(Debug)]
-pub enum Known {
+pub enum AnyCache {
     /// Store of lists
     Lists(Box<Lists>),
     /// Table of locks
     Locks(Locks),
 }
 
-impl Known {
+impl AnyCache {
     /// Returns the empty state of a structure.
     pub fn new(structure: &Structure) -> Self {
         match structure {
@@ -129,58 +129,58 @@ impl Known {
 }
 
 macro_rules! each {
-    ($self:ident, $known:ident => $what:expr) => {
+    ($self:ident, $cache:ident => $what:expr) => {
         match $self {
-            Known::Lists($known) => $what,
-            Known::Locks($known) => $what,
+            AnyCache::Lists($cache) => $what,
+            AnyCache::Locks($cache) => $what,
         }
     };
 }
 
-impl Knowledge for Known {
+impl StructureCache for AnyCache {
     #[inline]
     fn covers(&self, va: u64) -> bool {
-        each!(self, known => known.covers(va))
+        each!(self, cache => cache.covers(va))
     }
 
     fn on_write(&mut self, va: u64, bytes: &[u8]) {
-        each!(self, known => known.on_write(va, bytes));
+        each!(self, cache => cache.on_write(va, bytes));
     }
 
-    fn on_doubtful_write(&mut self, va: u64, bytes: &[u8]) {
-        each!(self, known => known.on_doubtful_write(va, bytes));
+    fn on_unverified_write(&mut self, va: u64, bytes: &[u8]) {
+        each!(self, cache => cache.on_unverified_write(va, bytes));
     }
 
     fn on_cas(&mut self, cas: &Cas, written: bool, followed: bool, steer: bool) -> Option<Append> {
-        each!(self, known => known.on_cas(cas, written, followed, steer))
+        each!(self, cache => cache.on_cas(cas, written, followed, steer))
     }
 
     fn on_read(&mut self, va: u64, rkey: u32, len: u32) -> Option<u64> {
-        each!(self, known => known.on_read(va, rkey, len))
+        each!(self, cache => cache.on_read(va, rkey, len))
     }
 
-    fn on_found(&mut self, node: u64, bytes: &[u8]) {
-        each!(self, known => known.on_found(node, bytes));
+    fn on_read_response(&mut self, node: u64, bytes: &[u8]) {
+        each!(self, cache => cache.on_read_response(node, bytes));
     }
 
-    fn on_published(&mut self, append: &Append, followed: bool) {
-        each!(self, known => known.on_published(append, followed));
+    fn on_linked(&mut self, append: &Append, followed: bool) {
+        each!(self, cache => cache.on_linked(append, followed));
     }
 
-    fn doubt(&mut self, key: u64) {
-        each!(self, known => known.doubt(key));
+    fn invalidate(&mut self, key: u64) {
+        each!(self, cache => cache.invalidate(key));
     }
 
     fn forget(&mut self) {
-        each!(self, known => known.forget());
+        each!(self, cache => cache.forget());
     }
 
     fn forget_all(&mut self) {
-        each!(self, known => known.forget_all());
+        each!(self, cache => cache.forget_all());
     }
 
-    fn is_word(&self, va: u64, rkey: u32) -> bool {
-        each!(self, known => known.is_word(va, rkey))
+    fn is_contended_word(&self, va: u64, rkey: u32) -> bool {
+        each!(self, cache => cache.is_contended_word(va, rkey))
     }
 }
 
@@ -188,7 +188,7 @@ impl Knowledge for Known {
 #[derive(Debug)]
 pub(crate) struct Steering {
     /// By server and structure
-    pub known: Vec<Vec<Known>>,
+    pub caches: Vec<Vec<AnyCache>>,
     /// Incarnation of the memory that the state belongs to
     pub incarnations: Vec<Vec<Incarnation>>,
     /// Pending nodes, which may not be linked into their structure yet
@@ -196,29 +196,32 @@ pub(crate) struct Steering {
     /// Responses that depend on pending nodes
     pub withheld: Withheld,
     /// A node was linked since `release` last ran: responses may be released
-    pub published: bool,
+    pub linked: bool,
 }
 
 impl Steering {
     pub(crate) fn new(config: &Config) -> Self {
-        let known: Vec<Vec<_>> =
-            config.servers.iter().map(|server| server.structures.iter().map(Known::new).collect()).collect();
-        let steers = known.iter().flatten().any(|known| matches!(known, Known::Lists(_)));
+        let caches: Vec<Vec<_>> = config
+            .servers
+            .iter()
+            .map(|server| server.structures.iter().map(AnyCache::new).collect())
+            .collect();
+        let steers = caches.iter().flatten().any(|cache| matches!(cache, AnyCache::Lists(_)));
         let (appends, withheld) = if steers { (config.appends, config.withheld) } else { (0, 0) };
         Self {
-            incarnations: known.iter().map(|known| vec![Incarnation::default(); known.len()]).collect(),
-            links: Links::with_capacity(appends, known.len()),
-            known,
+            incarnations: caches.iter().map(|cache| vec![Incarnation::default(); cache.len()]).collect(),
+            links: Links::with_capacity(appends, caches.len()),
+            caches,
             withheld: Withheld::with_capacity(withheld),
-            published: false,
+            linked: false,
         }
     }
 
     /// Salts the tables of nodes and of keys.
     pub(crate) fn set_salt(&mut self, salt: Salt) {
         self.links.set_salt(salt);
-        for known in self.known.iter_mut().flatten() {
-            if let Known::Lists(lists) = known {
+        for cache in self.caches.iter_mut().flatten() {
+            if let AnyCache::Lists(lists) = cache {
                 lists.set_salt(salt);
             }
         }
@@ -240,29 +243,29 @@ impl Steering {
 
     /// Returns the index and the state of the structure at this address.
     #[inline]
-    pub(crate) fn at(&mut self, server: u8, va: u64) -> Option<(u8, &mut Known)> {
-        let known = self.known.get_mut(usize::from(server))?.iter_mut();
-        known.zip(0u8..).find(|(known, _)| known.covers(va)).map(|(known, number)| (number, known))
+    pub(crate) fn at(&mut self, server: u8, va: u64) -> Option<(u8, &mut AnyCache)> {
+        let caches = self.caches.get_mut(usize::from(server))?.iter_mut();
+        caches.zip(0u8..).find(|(cache, _)| cache.covers(va)).map(|(cache, number)| (number, cache))
     }
 
     /// Returns whether a server has a structure whose requests are steered.
     pub(crate) fn steers(&self, server: u8) -> bool {
-        let known = self.known.get(usize::from(server));
-        known.is_some_and(|known| known.iter().any(|known| matches!(known, Known::Lists(_))))
+        let caches = self.caches.get(usize::from(server));
+        caches.is_some_and(|caches| caches.iter().any(|cache| matches!(cache, AnyCache::Lists(_))))
     }
 
     /// Returns whether a word is declared as contended.
-    pub(crate) fn is_word(&self, server: u8, va: u64, rkey: u32) -> bool {
-        let known = self.known.get(usize::from(server));
-        known.is_some_and(|known| known.iter().any(|known| known.is_word(va, rkey)))
+    pub(crate) fn is_contended_word(&self, server: u8, va: u64, rkey: u32) -> bool {
+        let caches = self.caches.get(usize::from(server));
+        caches.is_some_and(|caches| caches.iter().any(|cache| cache.is_contended_word(va, rkey)))
     }
 
     /// Returns whether no node is pending and no response is withheld.
-    pub(crate) fn is_quiet(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.links.is_empty() && self.withheld.is_empty()
     }
 
     pub(crate) fn forget(&mut self) {
-        self.known.iter_mut().flatten().for_each(Knowledge::forget);
+        self.caches.iter_mut().flatten().for_each(StructureCache::forget);
     }
 }

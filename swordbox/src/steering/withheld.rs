@@ -11,7 +11,7 @@ pub(crate) const LONGEST: usize = 2304;
 /// A withheld response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot {
-    place: u32,
+    buffer: u32,
     len: u16,
     /// Port on which it arrived
     pub port: PortId,
@@ -57,9 +57,9 @@ impl Withheld {
         if frame.len() > LONGEST {
             return false;
         }
-        let Some(place) = self.free.pop() else { return false };
-        self.bytes[place as usize * LONGEST..][..frame.len()].copy_from_slice(frame);
-        self.slots.push(Slot { place, len: frame.len() as u16, port, flow, psn });
+        let Some(buffer) = self.free.pop() else { return false };
+        self.bytes[buffer as usize * LONGEST..][..frame.len()].copy_from_slice(frame);
+        self.slots.push(Slot { buffer, len: frame.len() as u16, port, flow, psn });
         true
     }
 
@@ -75,12 +75,12 @@ impl Withheld {
     /// Returns the response at a position, and its frame.
     pub(crate) fn get(&self, at: usize) -> (Slot, &[u8]) {
         let slot = self.slots[at];
-        (slot, &self.bytes[slot.place as usize * LONGEST..][..usize::from(slot.len)])
+        (slot, &self.bytes[slot.buffer as usize * LONGEST..][..usize::from(slot.len)])
     }
 
     pub(crate) fn remove(&mut self, at: usize) {
         let slot = self.slots.remove(at);
-        self.free.push(slot.place);
+        self.free.push(slot.buffer);
     }
 
     /// Removes all responses of a flow.
@@ -88,7 +88,7 @@ impl Withheld {
         let free = &mut self.free;
         self.slots.retain(|slot| {
             if slot.flow == flow {
-                free.push(slot.place);
+                free.push(slot.buffer);
             }
             slot.flow != flow
         });

@@ -13,17 +13,17 @@ fn tos(frame: &[u8]) -> u8 {
     Packet::parse(frame).unwrap().ipv4().unwrap().tos
 }
 
-/// Returns two connections as [`two`] does. All responses of the server have class [`ANSWERS`] and a
+/// Returns two connections as [`two_clients`] does. All responses of the server have class [`ANSWERS`] and a
 /// congestion mark.
-fn two_marked() -> (Net, End, End) {
-    let marked = |n| End { tos: ANSWERS | CE, ..end(n) };
-    taught(Net::new(|config| config.servers[0].lanes = 1), marked(1), marked(2))
+fn two_marked() -> (Net, Client, Client) {
+    let marked = |n| Client { tos: ANSWERS | CE, ..new_client(n) };
+    with_learnt_word(Net::new(|config| config.servers[0].lanes = 1), marked(1), marked(2))
 }
 
 #[test]
 fn generated_responses_do_not_copy_the_ecn_mark() {
     let (mut net, a, mut b) = two_marked();
-    let sent = locked(&mut net, &mut b, &a, 0, 5);
+    let sent = resolve_cas(&mut net, &mut b, &a, 0, 5);
     assert_eq!((opcode(&sent[0].0), dest(&sent[0].0)), (Opcode::RC_ATOMIC_ACKNOWLEDGE, b.qpn));
     assert_eq!(tos(&sent[0].0), ANSWERS);
 }

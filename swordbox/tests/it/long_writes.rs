@@ -11,12 +11,12 @@ const LAST: Opcode = Opcode::RC_WRITE_LAST;
 /// Memory without tracked words
 const A: u64 = 0x9000_0000;
 
-fn message(c: &End, opcode: Opcode, psn: u32, va: u64, len: u32) -> Vec<u8> {
+fn message(c: &Client, opcode: Opcode, psn: u32, va: u64, len: u32) -> Vec<u8> {
     let reth = Reth { va: va.into(), rkey: KEY.into(), len: len.into() };
     c.request(opcode, psn, |repr| repr.extended.reth = reth, &[9; 1024])
 }
 
-fn rest(c: &End, opcode: Opcode, psn: u32) -> Vec<u8> {
+fn rest(c: &Client, opcode: Opcode, psn: u32) -> Vec<u8> {
     c.request(opcode, psn, |_| {}, &[9; 1024])
 }
 
@@ -24,27 +24,27 @@ fn rest(c: &End, opcode: Opcode, psn: u32) -> Vec<u8> {
 /// and one retransmitted packet is lost. The server has that packet already, so it continues.
 #[test]
 fn a_missing_packet_may_have_passed_before_the_switch_started() {
-    let (mut net, owner, mut b) = two(|_| {});
-    assert!(is_decided(&mut net, &mut b, &owner));
-    let c = end(5);
+    let (mut net, owner, mut b) = two_clients(|_| {});
+    assert!(is_resolved(&mut net, &mut b, &owner));
+    let c = new_client(5);
     net.now = net.now + Nanos::from_secs(1);
     // The server has everything before psn + 3.
     assert_eq!(net.up(&rest(&c, Opcode::RC_WRITE_MIDDLE, c.psn)).len(), 1);
     // psn + 1, a duplicate, is lost before the switch.
     assert_eq!(net.up(&rest(&c, Opcode::RC_WRITE_MIDDLE, c.psn + 2)).len(), 1);
-    net.pass(Nanos::from_millis(50));
-    is_decided(&mut net, &mut b, &owner);
-    assert!(is_decided(&mut net, &mut b, &owner));
+    net.advance_time(Nanos::from_millis(50));
+    is_resolved(&mut net, &mut b, &owner);
+    assert!(is_resolved(&mut net, &mut b, &owner));
     // New to the server, which executes it wherever it writes.
     assert_eq!(net.up(&rest(&c, Opcode::RC_WRITE_LAST, c.psn + 3)).len(), 1);
-    assert!(!is_decided(&mut net, &mut b, &owner), "resolved from an overwritten value");
+    assert!(!is_resolved(&mut net, &mut b, &owner), "resolved from an overwritten value");
 }
 
 /// A missing packet passes untracked, since two packets (forged, or behind two losses) moved the window.
 #[test]
 fn a_first_packet_outside_the_window_is_tracked() {
-    let (mut net, owner, mut b) = two(|_| {});
-    let mut c = end(3);
+    let (mut net, owner, mut b) = two_clients(|_| {});
+    let mut c = new_client(3);
     for _ in 0..6 {
         assert_eq!(net.up(&c.write(c.psn, 0x8000_0000, &[0; 8])).len(), 1);
         assert_eq!(net.down(&c.ack(c.psn)).len(), 1);
@@ -55,22 +55,22 @@ fn a_first_packet_outside_the_window_is_tracked() {
     }
     // The client begins a message of two packets. The First is behind the window, and passes untracked.
     assert_eq!(net.up(&message(&c, Opcode::RC_WRITE_FIRST, c.psn, TABLE - 1024, 2048)).len(), 1);
-    net.pass(Nanos::from_millis(50));
-    is_decided(&mut net, &mut b, &owner);
-    assert!(is_decided(&mut net, &mut b, &owner));
+    net.advance_time(Nanos::from_millis(50));
+    is_resolved(&mut net, &mut b, &owner);
+    assert!(is_resolved(&mut net, &mut b, &owner));
     assert_eq!(net.up(&rest(&c, Opcode::RC_WRITE_LAST, c.psn + 1)).len(), 1);
-    assert!(!is_decided(&mut net, &mut b, &owner), "resolved from an overwritten value");
+    assert!(!is_resolved(&mut net, &mut b, &owner), "resolved from an overwritten value");
 }
 
 /// A forged handshake announces a starting PSN a little before the client's. Its first packet seems to follow
 /// a missing one, which never arrives. Then a packet of a message that is not the newest arrives late.
 #[test]
 fn a_forged_starting_psn_does_not_hide_a_late_packet() {
-    let (mut net, owner, mut b) = two(|_| {});
-    let mut proven = end(3);
+    let (mut net, owner, mut b) = two_clients(|_| {});
+    let mut proven = new_client(3);
     net.connect(&mut proven);
-    let c = End { ip: proven.ip, ..end(4) };
-    let [req, rep] = super::identity::handshake(&End { psn: c.psn - 100, ..c });
+    let c = Client { ip: proven.ip, ..new_client(4) };
+    let [req, rep] = super::identity::handshake(&Client { psn: c.psn - 100, ..c });
     net.up(&req);
     net.down(&rep);
     for frame in [
@@ -80,21 +80,21 @@ fn a_forged_starting_psn_does_not_hide_a_late_packet() {
     ] {
         assert_eq!(net.up(&frame).len(), 1);
     }
-    net.pass(Nanos::from_millis(50));
-    is_decided(&mut net, &mut b, &owner);
-    assert!(is_decided(&mut net, &mut b, &owner));
+    net.advance_time(Nanos::from_millis(50));
+    is_resolved(&mut net, &mut b, &owner);
+    assert!(is_resolved(&mut net, &mut b, &owner));
     assert_eq!(net.up(&rest(&c, Opcode::RC_WRITE_LAST, c.psn + 1)).len(), 1);
-    assert!(!is_decided(&mut net, &mut b, &owner), "resolved from an overwritten value");
+    assert!(!is_resolved(&mut net, &mut b, &owner), "resolved from an overwritten value");
 }
 
 /// UC messages of a host without other traffic, to memory without tracked words, without losses.
 #[test]
 fn uc_messages_to_other_memory_pass() {
-    let (mut net, ..) = two(|_| {});
-    let c = End { ip: [10, 0, 1, 99], ..end(6) };
+    let (mut net, ..) = two_clients(|_| {});
+    let c = Client { ip: [10, 0, 1, 99], ..new_client(6) };
     let mut lost = 0;
     for n in 0..400 {
-        net.pass(Nanos::from_millis(1));
+        net.advance_time(Nanos::from_millis(1));
         let first = message(&c, Opcode::UC_WRITE_FIRST, c.psn + 2 * n, 0x9000_0000, 2048);
         assert_eq!(net.up(&first).len(), 1);
         lost += 1 - net.up(&rest(&c, Opcode::UC_WRITE_LAST, c.psn + 2 * n + 1)).len();
@@ -105,9 +105,9 @@ fn uc_messages_to_other_memory_pass() {
 /// UC messages of a trusted host, while a CAS is in flight.
 #[test]
 fn uc_messages_of_a_trusted_host_pass() {
-    let (mut net, _, b) = two(|_| {});
+    let (mut net, _, b) = two_clients(|_| {});
     assert_eq!(opcode(&net.up(&b.cas(b.psn, TABLE, 0, 5))[0].0), Opcode::RC_WRITE_ONLY);
-    let c = End { server_qpn: 0x777, ..b };
+    let c = Client { server_qpn: 0x777, ..b };
     assert_eq!(net.up(&message(&c, Opcode::UC_WRITE_FIRST, 0, 0x9000_0000, 2048)).len(), 1);
     assert_eq!(net.up(&rest(&c, Opcode::UC_WRITE_LAST, 1)).len(), 1, "the Last packet is dropped");
 }
@@ -115,11 +115,11 @@ fn uc_messages_of_a_trusted_host_pass() {
 /// Long WRITEs of a connection that found no free table entry.
 #[test]
 fn long_writes_of_untracked_connections_pass() {
-    let (mut net, ..) = two(|config| config.connections = 2);
-    let c = End { ip: [10, 0, 1, 99], ..end(6) };
+    let (mut net, ..) = two_clients(|config| config.connections = 2);
+    let c = Client { ip: [10, 0, 1, 99], ..new_client(6) };
     let mut lost = 0;
     for n in 0..400 {
-        net.pass(Nanos::from_millis(1));
+        net.advance_time(Nanos::from_millis(1));
         let first = message(&c, Opcode::RC_WRITE_FIRST, c.psn + 2 * n, 0x9000_0000, 2048);
         assert_eq!(net.up(&first).len(), 1);
         lost += 1 - net.up(&rest(&c, Opcode::RC_WRITE_LAST, c.psn + 2 * n + 1)).len();
@@ -132,12 +132,12 @@ fn long_writes_of_untracked_connections_pass() {
 /// switch.
 #[test]
 fn a_retransmitted_long_write_to_other_memory_passes() {
-    let (mut net, owner, mut b) = two(|_| {});
-    let mut c = end(3);
+    let (mut net, owner, mut b) = two_clients(|_| {});
+    let mut c = new_client(3);
     net.connect(&mut c);
-    net.pass(Nanos::from_millis(50));
-    is_decided(&mut net, &mut b, &owner);
-    assert!(is_decided(&mut net, &mut b, &owner));
+    net.advance_time(Nanos::from_millis(50));
+    is_resolved(&mut net, &mut b, &owner);
+    assert!(is_resolved(&mut net, &mut b, &owner));
     let first = |psn| message(&c, Opcode::RC_WRITE_FIRST, psn, 0x9000_0000, 2048);
     let last = |psn| rest(&c, Opcode::RC_WRITE_LAST, psn);
     let all = [first(c.psn), last(c.psn + 1), first(c.psn + 2), last(c.psn + 3)];
@@ -145,7 +145,7 @@ fn a_retransmitted_long_write_to_other_memory_passes() {
         assert_eq!(net.up(frame).len(), 1);
     }
     assert_eq!(opcode(&net.up(&b.cas(b.psn, TABLE, 0, 5))[0].0), Opcode::RC_WRITE_ONLY);
-    let nak = c.answer(c.psn, Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR), None);
+    let nak = c.response(c.psn, Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR), None);
     assert_eq!(net.down(&nak).len(), 1);
     // The client retransmits.
     let passed: Vec<_> = all.iter().map(|frame| net.up(frame).len()).collect();
@@ -156,12 +156,12 @@ fn a_retransmitted_long_write_to_other_memory_passes() {
 /// As above; measures for how long no word of the server is resolved.
 #[test]
 fn a_retransmitted_long_write_to_other_memory_suspends_resolution_briefly() {
-    let (mut net, owner, mut b) = two(|_| {});
-    let mut c = end(3);
+    let (mut net, owner, mut b) = two_clients(|_| {});
+    let mut c = new_client(3);
     net.connect(&mut c);
-    net.pass(Nanos::from_millis(50));
-    is_decided(&mut net, &mut b, &owner);
-    assert!(is_decided(&mut net, &mut b, &owner));
+    net.advance_time(Nanos::from_millis(50));
+    is_resolved(&mut net, &mut b, &owner);
+    assert!(is_resolved(&mut net, &mut b, &owner));
     let first = |psn| message(&c, Opcode::RC_WRITE_FIRST, psn, 0x9000_0000, 2048);
     let last = |psn| rest(&c, Opcode::RC_WRITE_LAST, psn);
     for frame in [first(c.psn), last(c.psn + 1), first(c.psn + 2), last(c.psn + 3)] {
@@ -171,14 +171,14 @@ fn a_retransmitted_long_write_to_other_memory_suspends_resolution_briefly() {
     b.psn += 1;
     net.up(&last(c.psn + 1));
     net.down(&owner.ack(psn(&sent[0].0)));
-    let begun = net.now;
-    while !is_decided(&mut net, &mut b, &owner) {
-        net.pass(Nanos::from_millis(10));
+    let started = net.now;
+    while !is_resolved(&mut net, &mut b, &owner) {
+        net.advance_time(Nanos::from_millis(10));
     }
     assert!(
-        net.now.since(begun) < Nanos::from_millis(100),
+        net.now.since(started) < Nanos::from_millis(100),
         "nothing was resolved for {:?}",
-        net.now.since(begun)
+        net.now.since(started)
     );
 }
 
@@ -186,8 +186,8 @@ fn a_retransmitted_long_write_to_other_memory_suspends_resolution_briefly() {
 /// client.
 #[test]
 fn a_forged_first_packet_is_forgotten_with_its_message() {
-    let (mut net, owner, mut b) = two(|_| {});
-    let mut c = end(3);
+    let (mut net, owner, mut b) = two_clients(|_| {});
+    let mut c = new_client(3);
     net.connect(&mut c);
     for forged in [true, false] {
         assert_eq!(net.up(&message(&c, Opcode::RC_WRITE_FIRST, c.psn, 0x9000_0000, 2048)).len(), 1);
@@ -199,27 +199,27 @@ fn a_forged_first_packet_is_forgotten_with_its_message() {
         net.down(&c.ack(c.psn + 1));
         c.psn += 2;
     }
-    net.pass(Nanos::from_millis(50));
-    is_decided(&mut net, &mut b, &owner);
-    assert!(is_decided(&mut net, &mut b, &owner));
+    net.advance_time(Nanos::from_millis(50));
+    is_resolved(&mut net, &mut b, &owner);
+    assert!(is_resolved(&mut net, &mut b, &owner));
     // A later message to other memory
     assert_eq!(net.up(&message(&c, Opcode::RC_WRITE_FIRST, c.psn, 0x9000_0000, 2048)).len(), 1);
     assert_eq!(net.up(&rest(&c, Opcode::RC_WRITE_LAST, c.psn + 1)).len(), 1);
-    assert!(is_decided(&mut net, &mut b, &owner), "all cached words were invalidated");
+    assert!(is_resolved(&mut net, &mut b, &owner), "all cached words were invalidated");
 }
 
 /// Returns a First packet of another host, of a very long WRITE with an unknown key.
-fn forged(c: &End, psn: u32) -> Vec<u8> {
+fn forged(c: &Client, psn: u32) -> Vec<u8> {
     let reth = Reth { va: A.into(), rkey: 0xbad.into(), len: (1u32 << 31).into() };
-    let c = End { ip: [10, 0, 1, 77], ..*c };
+    let c = Client { ip: [10, 0, 1, 77], ..*c };
     c.request(Opcode::UC_WRITE_FIRST, psn, |repr| repr.extended.reth = reth, &[9; 256])
 }
 
 /// Two packets and the server's NAK are lost: the client retransmits one WRITE, and the rest of another.
 #[test]
 fn the_rest_of_a_write_between_two_others_is_a_detour() {
-    let (mut net, owner, mut b) = two(|_| {});
-    let mut c = end(3);
+    let (mut net, owner, mut b) = two_clients(|_| {});
+    let mut c = new_client(3);
     for _ in 0..6 {
         assert_eq!(net.up(&c.write(c.psn, 0x8000_0000, &[0; 8])).len(), 1);
         assert_eq!(net.down(&c.ack(c.psn)).len(), 1);
@@ -237,22 +237,22 @@ fn the_rest_of_a_write_between_two_others_is_a_detour() {
         net.up(&l(n));
     }
     // The server's NAK is lost; the client's timeout expires.
-    net.pass(Nanos::from_millis(100));
-    is_decided(&mut net, &mut b, &owner);
-    assert!(is_decided(&mut net, &mut b, &owner));
+    net.advance_time(Nanos::from_millis(100));
+    is_resolved(&mut net, &mut b, &owner);
+    assert!(is_resolved(&mut net, &mut b, &owner));
     assert_eq!(net.up(&w(0, A)).len(), 1);
     assert_eq!(net.up(&l(0)).len(), 1);
     // p + 2, a duplicate, is lost before the switch.
     let sent = net.up(&l(1)).len();
     assert_eq!(sent, 1);
-    assert!(!is_decided(&mut net, &mut b, &owner), "resolved from an overwritten value");
+    assert!(!is_resolved(&mut net, &mut b, &owner), "resolved from an overwritten value");
 }
 
 /// Checks that First packets over UC from another host to a client's queue pair do not hide where its
 /// messages write.
 fn check_forged(strict: bool) {
-    let (mut net, owner, mut b) = two(|_| {});
-    let mut c = end(3);
+    let (mut net, owner, mut b) = two_clients(|_| {});
+    let mut c = new_client(3);
     if strict {
         net.connect(&mut c);
     } else {
@@ -262,7 +262,7 @@ fn check_forged(strict: bool) {
             c.psn += 1;
         }
     }
-    net.pass(Nanos::from_millis(50));
+    net.advance_time(Nanos::from_millis(50));
     let p = c.psn;
     let f = forged(&c, p.wrapping_sub(0x50_0000) & 0xff_ffff);
     let w = |n: u32, va| message(&c, FIRST, p + 2 * n, va, 2048);
@@ -276,12 +276,12 @@ fn check_forged(strict: bool) {
         assert_eq!(net.up(&l(n)).len(), 1);
         assert_eq!(net.up(&f).len(), 1, "the forged packet passes");
     }
-    net.pass(Nanos::from_millis(100));
-    is_decided(&mut net, &mut b, &owner);
-    assert!(is_decided(&mut net, &mut b, &owner));
+    net.advance_time(Nanos::from_millis(100));
+    is_resolved(&mut net, &mut b, &owner);
+    assert!(is_resolved(&mut net, &mut b, &owner));
     // Timeout: the client retransmits from the first unacknowledged packet on.
     assert_eq!(net.up(&l(0)).len(), 1);
-    assert!(!is_decided(&mut net, &mut b, &owner), "resolved from an overwritten value");
+    assert!(!is_resolved(&mut net, &mut b, &owner), "resolved from an overwritten value");
 }
 
 #[test]
@@ -297,28 +297,28 @@ fn forged_uc_packets_do_not_hide_writes_of_an_untranslated_connection() {
 /// Many requesters compete for all slots, and a First packet is sent in the client's name.
 #[test]
 fn a_slot_in_use_is_not_evicted() {
-    let (mut net, owner, mut b) = two(|_| {});
-    let c = End { server_qpn: 0x777, ..b };
-    let m = |c: &End, psn, va, len| message(c, Opcode::UC_WRITE_FIRST, psn, va, len);
+    let (mut net, owner, mut b) = two_clients(|_| {});
+    let c = Client { server_qpn: 0x777, ..b };
+    let m = |c: &Client, psn, va, len| message(c, Opcode::UC_WRITE_FIRST, psn, va, len);
     assert_eq!(net.up(&m(&c, 10, TABLE - 1024, 2048)).len(), 1);
     for n in 0..16384 {
-        net.up(&m(&End { ip: [10, 0, 1, 77], server_qpn: 0x1000 + n, ..c }, 10, A, 2048));
+        net.up(&m(&Client { ip: [10, 0, 1, 77], server_qpn: 0x1000 + n, ..c }, 10, A, 2048));
     }
     net.up(&m(&c, 9, A, 1 << 31));
-    net.pass(Nanos::from_millis(100));
-    is_decided(&mut net, &mut b, &owner);
-    assert!(is_decided(&mut net, &mut b, &owner));
+    net.advance_time(Nanos::from_millis(100));
+    is_resolved(&mut net, &mut b, &owner);
+    assert!(is_resolved(&mut net, &mut b, &owner));
     assert_eq!(net.up(&rest(&c, Opcode::UC_WRITE_LAST, 11)).len(), 1);
-    assert!(!is_decided(&mut net, &mut b, &owner), "resolved from an overwritten value");
+    assert!(!is_resolved(&mut net, &mut b, &owner), "resolved from an overwritten value");
 }
 
 /// Two forged packets have the client's next PSNs, and the server's NIC drops them (P_Key, MAC address).
 #[test]
 fn a_forged_last_packet_does_not_truncate_a_message() {
-    let (mut net, owner, mut b) = two(|_| {});
-    let mut c = end(3);
+    let (mut net, owner, mut b) = two_clients(|_| {});
+    let mut c = new_client(3);
     net.connect(&mut c);
-    net.pass(Nanos::from_millis(50));
+    net.advance_time(Nanos::from_millis(50));
     let p = c.psn;
     let middle = Opcode::RC_WRITE_MIDDLE;
     assert_eq!(net.up(&message(&c, FIRST, p, TABLE - 4096, 5120)).len(), 1);
@@ -329,18 +329,18 @@ fn a_forged_last_packet_does_not_truncate_a_message() {
     // The client's own
     assert_eq!(net.up(&rest(&c, middle, p + 2)).len(), 1);
     assert_eq!(net.up(&rest(&c, middle, p + 3)).len(), 1);
-    net.pass(Nanos::from_millis(100));
-    is_decided(&mut net, &mut b, &owner);
-    assert!(is_decided(&mut net, &mut b, &owner));
+    net.advance_time(Nanos::from_millis(100));
+    is_resolved(&mut net, &mut b, &owner);
+    assert!(is_resolved(&mut net, &mut b, &owner));
     assert_eq!(net.up(&rest(&c, LAST, p + 4)).len(), 1);
-    assert!(!is_decided(&mut net, &mut b, &owner), "resolved from an overwritten value");
+    assert!(!is_resolved(&mut net, &mut b, &owner), "resolved from an overwritten value");
 }
 
 /// The switch was restarted behind the First packet of the second message.
 #[test]
 fn the_rest_of_a_write_that_passed_before_a_restart_is_a_detour() {
-    let (mut net, owner, mut b) = two(|_| {});
-    let c = end(5);
+    let (mut net, owner, mut b) = two_clients(|_| {});
+    let c = new_client(5);
     let p = c.psn;
     let w = |n: u32, va| message(&c, FIRST, p + 2 * n, va, 2048);
     let l = |n: u32| rest(&c, LAST, p + 2 * n + 1);
@@ -349,12 +349,12 @@ fn the_rest_of_a_write_that_passed_before_a_restart_is_a_detour() {
         assert_eq!(net.up(&w(n, A + 0x1000)).len(), 1);
         assert_eq!(net.up(&l(n)).len(), 1);
     }
-    net.pass(Nanos::from_millis(100));
-    is_decided(&mut net, &mut b, &owner);
-    assert!(is_decided(&mut net, &mut b, &owner));
+    net.advance_time(Nanos::from_millis(100));
+    is_resolved(&mut net, &mut b, &owner);
+    assert!(is_resolved(&mut net, &mut b, &owner));
     assert_eq!(net.up(&w(0, A)).len(), 1);
     assert_eq!(net.up(&l(0)).len(), 1);
     // p + 2, a duplicate, is lost before the switch.
     assert_eq!(net.up(&l(1)).len(), 1);
-    assert!(!is_decided(&mut net, &mut b, &owner), "resolved from an overwritten value");
+    assert!(!is_resolved(&mut net, &mut b, &owner), "resolved from an overwritten value");
 }

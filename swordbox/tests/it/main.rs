@@ -1,20 +1,20 @@
 //! Frame-by-frame tests of Swordbox: packets that no simulated host would send, or only after ten minutes.
 
-mod any;
+mod adverse_conditions;
 mod congestion;
-mod crowd;
-mod doubts;
-mod hardship;
 mod identity;
-mod lanes;
 mod learning;
 mod long_writes;
+mod many_connections;
 mod net;
-mod own;
+mod random;
 mod reads;
 mod restart;
 mod rights;
+mod shared_qps;
 mod steering;
+mod switch_owned;
+mod untrusted;
 
 use net::*;
 use rocev2::aeth::{Credit, NakCode, Syndrome};
@@ -30,11 +30,11 @@ use swordbox::{Config, Connection, Event, Table};
 
 #[test]
 fn a_contended_lock_is_resolved_by_the_switch() {
-    let (mut net, mut a, mut b) = two(|_| {});
+    let (mut net, mut a, mut b) = two_clients(|_| {});
     let owner = a;
-    let sent = locked(&mut net, &mut b, &owner, 0, 5);
+    let sent = resolve_cas(&mut net, &mut b, &owner, 0, 5);
     assert_eq!((opcode(&sent[0].0), dest(&sent[0].0)), (Opcode::RC_ATOMIC_ACKNOWLEDGE, b.qpn));
-    let sent = locked(&mut net, &mut a, &owner, 0, 6);
+    let sent = resolve_cas(&mut net, &mut a, &owner, 0, 6);
     let found = Packet::parse(&sent[0].0).unwrap().atomic_ack().unwrap().original.get();
     assert_eq!(found, 5);
 }
@@ -42,11 +42,11 @@ fn a_contended_lock_is_resolved_by_the_switch() {
 /// A client all of whose requests use another connection receives no frames on its own, but is not idle.
 #[test]
 fn a_client_that_only_uses_a_shared_qp_is_not_forgotten() {
-    let (mut net, a, mut b) = two(|config| config.ageing = Nanos::from_secs(1));
+    let (mut net, a, mut b) = two_clients(|config| config.ageing = Nanos::from_secs(1));
     let owner = a;
     for n in 0..40 {
-        net.pass(Nanos::from_millis(100));
-        let sent = locked(&mut net, &mut b, &owner, n, n + 1);
+        net.advance_time(Nanos::from_millis(100));
+        let sent = resolve_cas(&mut net, &mut b, &owner, n, n + 1);
         assert_eq!((sent.len(), dest(&sent[0].0)), (1, b.qpn), "round {n}");
     }
 }
@@ -54,35 +54,35 @@ fn a_client_that_only_uses_a_shared_qp_is_not_forgotten() {
 /// The owner of a shared QP that other clients use is not idle, either.
 #[test]
 fn an_idle_owner_of_a_shared_qp_is_not_forgotten() {
-    let (mut net, a, mut b) = two(|config| config.ageing = Nanos::from_secs(1));
+    let (mut net, a, mut b) = two_clients(|config| config.ageing = Nanos::from_secs(1));
     let owner = a;
     for n in 0..40 {
         let sent = net.up(&b.cas(b.psn, TABLE, n, n + 1));
         assert_eq!(sent.len(), 1, "round {n}");
         // The operation is still in flight when connections are aged.
-        net.pass(Nanos::from_millis(100));
+        net.advance_time(Nanos::from_millis(100));
         b.psn += 1;
-        let answers = net.down(&owner.ack(psn(&sent[0].0)));
-        assert_eq!(answers.len(), 1, "round {n}");
+        let responses = net.down(&owner.ack(psn(&sent[0].0)));
+        assert_eq!(responses.len(), 1, "round {n}");
     }
 }
 
 /// The server responds only after the owner of the shared QP has been idle for longer than `ageing`.
 #[test]
 fn an_owner_is_not_forgotten_while_operations_are_in_flight_on_its_qp() {
-    let (mut net, a, b) = two(|config| config.ageing = Nanos::from_secs(1));
+    let (mut net, a, b) = two_clients(|config| config.ageing = Nanos::from_secs(1));
     let owner = a;
     let sent = net.up(&b.cas(b.psn, TABLE, 0, 1));
-    net.pass(Nanos::from_millis(1900));
-    let answers = net.down(&owner.ack(psn(&sent[0].0)));
-    assert_eq!((answers.len(), dest(&answers[0].0), psn(&answers[0].0)), (1, b.qpn, b.psn));
+    net.advance_time(Nanos::from_millis(1900));
+    let responses = net.down(&owner.ack(psn(&sent[0].0)));
+    assert_eq!((responses.len(), dest(&responses[0].0), psn(&responses[0].0)), (1, b.qpn, b.psn));
     assert_eq!(net.count("lanes_lost"), 0);
 }
 
 /// A request to a client's queue pair, as from another queue pair of the server.
 #[test]
 fn a_stray_request_to_a_client_does_not_remove_its_endpoint() {
-    let (mut net, a, b) = two(|_| {});
+    let (mut net, a, b) = two_clients(|_| {});
     let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(b.qpn), Psn::new(1));
     net.down(&frame(SERVER, b.ip, 0xffff, bth, |_| {}, &[0; 8]));
     let sent = net.up(&b.cas(b.psn, TABLE, 0, 5));
@@ -93,7 +93,7 @@ fn a_stray_request_to_a_client_does_not_remove_its_endpoint() {
 
 #[test]
 fn a_write_to_the_end_of_the_address_space_passes() {
-    let (mut net, mut a, _) = two(|_| {});
+    let (mut net, mut a, _) = two_clients(|_| {});
     for (va, len) in [(u64::MAX - 63, 64), (u64::MAX, 1), (u64::MAX - 7, 8)] {
         assert_eq!(net.up(&a.write(a.psn, va, &vec![1; len])).len(), 1);
         net.down(&a.ack(a.psn));
@@ -104,7 +104,7 @@ fn a_write_to_the_end_of_the_address_space_passes() {
 /// A packet with an unknown opcode would take a PSN at the server that the switch does not account for.
 #[test]
 fn an_unknown_opcode_does_not_pass_on_a_translated_connection() {
-    let (mut net, a, _) = two(|_| {});
+    let (mut net, a, _) = two_clients(|_| {});
     let mut bytes = a.write(a.psn, TABLE, &[1; 8]);
     bytes[14 + 20 + 8] = 0x15;
     let sent = net.up(&bytes);
@@ -116,9 +116,9 @@ fn an_unknown_opcode_does_not_pass_on_a_translated_connection() {
 #[test]
 fn damaged_packets_are_dropped() {
     let mut net = Net::new(|_| {});
-    let answer = end(1).answer(0, Syndrome::Ack(Credit(0x1f)), Some(5));
+    let response = new_client(1).response(0, Syndrome::Ack(Credit(0x1f)), Some(5));
     let damage = |at: usize| {
-        let mut bytes = answer.clone();
+        let mut bytes = response.clone();
         bytes[at] ^= 2;
         bytes
     };
@@ -145,17 +145,17 @@ fn damaged_packets_are_dropped() {
     let sum = Sum::default().add(&ping[14..34]).checksum();
     ping[24..26].copy_from_slice(&sum.to_be_bytes());
     assert_eq!(net.down(&ping).len(), 1);
-    let mut arp = answer.clone();
+    let mut arp = response.clone();
     arp[12..14].copy_from_slice(&[8, 6]);
     assert_eq!(net.down(&arp).len(), 1);
-    assert_eq!(net.down(&answer).len(), 1);
+    assert_eq!(net.down(&response).len(), 1);
 }
 
 /// On an untranslated connection it passes, and may have written anywhere.
 #[test]
 fn an_unknown_opcode_invalidates_all_words() {
-    let (mut net, a, _) = two(|_| {});
-    let mut bytes = end(9).write(0, TABLE, &[1; 8]);
+    let (mut net, a, _) = two_clients(|_| {});
+    let mut bytes = new_client(9).write(0, TABLE, &[1; 8]);
     bytes[14 + 20 + 8] = 0x15;
     assert_eq!(net.up(&bytes).len(), 0, "the ICRC is wrong");
     let end = bytes.len() - 4;
@@ -169,7 +169,7 @@ fn an_unknown_opcode_invalidates_all_words() {
 /// Later packets of a message may arrive long after its First packet.
 #[test]
 fn the_last_packet_of_a_write_is_a_detour() {
-    let (mut net, mut a, mut b) = two(|_| {});
+    let (mut net, mut a, mut b) = two_clients(|_| {});
     let owner = a;
     // The message begins before the word, and its second packet covers it.
     let reth = Reth { va: (TABLE - 1024).into(), rkey: KEY.into(), len: 2048.into() };
@@ -178,7 +178,7 @@ fn the_last_packet_of_a_write_is_a_detour() {
     net.down(&b.ack(b.psn));
     b.psn += 1;
     let mut owner_now = owner;
-    net.teach(&mut a, &mut owner_now, TABLE);
+    net.learn_word(&mut a, &mut owner_now, TABLE);
     assert_eq!(net.count("learnt"), 2);
     let last = b.request(Opcode::RC_WRITE_LAST, b.psn, |_| {}, &[9; 1024]);
     assert_eq!(net.up(&last).len(), 1);
@@ -190,15 +190,15 @@ fn the_last_packet_of_a_write_is_a_detour() {
 /// A lost packet of an untranslated connection may be retransmitted as late.
 #[test]
 fn a_retransmitted_last_packet_of_a_write_is_a_detour() {
-    let (mut net, mut a, _) = two(|_| {});
-    let (mut owner, mut c) = (a, end(3));
+    let (mut net, mut a, _) = two_clients(|_| {});
+    let (mut owner, mut c) = (a, new_client(3));
     let reth = Reth { va: (TABLE - 1024).into(), rkey: KEY.into(), len: 2048.into() };
     let first = c.request(Opcode::RC_WRITE_FIRST, c.psn, |repr| repr.extended.reth = reth, &[9; 1024]);
     assert_eq!(net.up(&first).len(), 1);
     c.psn += 1;
     let last = c.request(Opcode::RC_WRITE_LAST, c.psn, |_| {}, &[9; 1024]);
     assert_eq!(net.up(&last).len(), 1);
-    net.teach(&mut a, &mut owner, TABLE);
+    net.learn_word(&mut a, &mut owner, TABLE);
     assert_eq!(net.count("learnt"), 2);
     assert_eq!(net.up(&last).len(), 1);
     let sent = net.up(&a.cas(a.psn, TABLE, 0, 5));
@@ -209,7 +209,7 @@ fn a_retransmitted_last_packet_of_a_write_is_a_detour() {
 /// sends no NAK.
 #[test]
 fn a_message_with_a_lost_packet_continues() {
-    let (mut net, _, b) = two(|_| {});
+    let (mut net, _, b) = two_clients(|_| {});
     let reth = Reth { va: 0x9000_0000.into(), rkey: KEY.into(), len: 3072.into() };
     let first = b.request(Opcode::RC_WRITE_FIRST, b.psn, |repr| repr.extended.reth = reth, &[9; 1024]);
     let middle = b.request(Opcode::RC_WRITE_MIDDLE, b.psn + 1, |_| {}, &[9; 1024]);
@@ -221,7 +221,7 @@ fn a_message_with_a_lost_packet_continues() {
 /// No buffer is free when a held request could be forwarded: it is retried.
 #[test]
 fn a_held_request_survives_a_shortage_of_buffers() {
-    let (mut net, owner, b) = two(|_| {});
+    let (mut net, owner, b) = two_clients(|_| {});
     // A WRITE on its own connection, and then an operation that has to wait for it
     assert_eq!(net.up(&b.write(b.psn, 0x8000_0000, &[0; 8])).len(), 1);
     assert_eq!(net.up(&b.cas(b.psn + 1, TABLE, 0, 5)).len(), 0);
@@ -229,39 +229,39 @@ fn a_held_request_survives_a_shortage_of_buffers() {
     let mut ack = MemoryFrame::new(b.ack(b.psn));
     net.now = net.now + Nanos(1000);
     net.swordbox.on_frame(&mut ack, SERVERS, net.now, &mut none);
-    let sent = net.pass(Nanos::from_millis(100));
+    let sent = net.advance_time(Nanos::from_millis(100));
     assert!(sent.iter().any(|(sent, _)| dest(sent) == owner.server_qpn), "{} frames", sent.len());
 }
 
 /// A shared QP fails; one of its clients owns another shared QP with operations of other clients in flight.
 #[test]
 fn a_failed_shared_qp_leaves_other_shared_qps_intact() {
-    let (mut net, [a, b, c], [on_a, on_b]) = two_lanes();
+    let (mut net, [a, b, c], [on_a, on_b]) = two_shared_qps();
     // B has an operation in flight on A's connection, which the server refuses.
     let sent = net.up(&b.cas(b.psn, on_a, 1, 1));
     assert_eq!(dest(&sent[0].0), a.server_qpn);
-    net.down(&a.answer(psn(&sent[0].0), Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
+    net.down(&a.response(psn(&sent[0].0), Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
     // C uses B's connection, or its own if B's is not shared any more.
     let mut sent = net.up(&c.cas(c.psn, on_b, 1, 1));
     if sent.is_empty() {
-        sent = net.pass(Nanos::from_millis(20));
+        sent = net.advance_time(Nanos::from_millis(20));
     }
-    let lane = dest(&sent[0].0);
-    let owner = [a, b, c].into_iter().find(|end| end.server_qpn == lane).unwrap();
-    let answers = net.down(&owner.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
-    assert_eq!(answers.len(), 1, "C gets one response");
-    net.pass(Nanos::from_secs(5));
+    let owner_qpn = dest(&sent[0].0);
+    let owner = [a, b, c].into_iter().find(|end| end.server_qpn == owner_qpn).unwrap();
+    let responses = net.down(&owner.response(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+    assert_eq!(responses.len(), 1, "C gets one response");
+    net.advance_time(Nanos::from_secs(5));
     assert_eq!(net.count("lanes_lost"), 1);
 }
 
 /// The owner of a shared QP sends a frame too long to be held, while another client keeps the QP busy.
 #[test]
 fn an_owner_gets_a_turn_on_its_shared_qp() {
-    let (mut net, a, mut b) = two(|_| {});
+    let (mut net, a, mut b) = two_clients(|_| {});
     let owner = a;
     let page = [7; 1024];
     let mut value = 0;
-    let mut under_way = net.up(&b.cas(b.psn, TABLE, value, value + 1));
+    let mut in_flight = net.up(&b.cas(b.psn, TABLE, value, value + 1));
     b.psn += 1;
     for round in 0..20 {
         // The page arrives while an operation of B is in flight, and B sends the next one as soon as that is
@@ -271,10 +271,10 @@ fn an_owner_gets_a_turn_on_its_shared_qp() {
             return;
         }
         value += 1;
-        net.down(&owner.ack(psn(&under_way[0].0)));
-        under_way = net.up(&b.cas(b.psn, TABLE, value, value + 1));
+        net.down(&owner.ack(psn(&in_flight[0].0)));
+        in_flight = net.up(&b.cas(b.psn, TABLE, value, value + 1));
         b.psn += 1;
-        if under_way.is_empty() {
+        if in_flight.is_empty() {
             assert_eq!(net.up(&a.write(a.psn, 0x9000_0000, &page)).len(), 1, "round {round}");
             return;
         }
@@ -286,23 +286,23 @@ fn an_owner_gets_a_turn_on_its_shared_qp() {
 /// operations in flight there.
 #[test]
 fn a_long_message_of_a_shared_qps_owner_costs_one_retry() {
-    let (mut net, mut a, mut b) = two(|_| {});
+    let (mut net, mut a, mut b) = two_clients(|_| {});
     let owner = a;
-    let mut under_way = Vec::new();
+    let mut in_flight = Vec::new();
     for value in 0..8 {
-        under_way.extend(net.up(&b.cas(b.psn, TABLE, value, value + 1)));
+        in_flight.extend(net.up(&b.cas(b.psn, TABLE, value, value + 1)));
         b.psn += 1;
     }
-    assert_eq!(under_way.len(), 8);
+    assert_eq!(in_flight.len(), 8);
     // An operation of the owner on the shared QP, and a page behind it
-    under_way.extend(net.up(&a.cas(a.psn, TABLE, 8, 9)));
+    in_flight.extend(net.up(&a.cas(a.psn, TABLE, 8, 9)));
     a.psn += 1;
     let page = a.write(a.psn, 0x9000_0000, &[7; 1024]);
     assert!(net.up(&page).is_empty());
-    for (n, (sent, _)) in under_way.iter().enumerate() {
+    for (n, (sent, _)) in in_flight.iter().enumerate() {
         assert_eq!(net.count("naks"), 0, "{n} of 9 operations are complete");
         net.down(&owner.ack(psn(sent)));
-        net.pass(Nanos::from_micros(60));
+        net.advance_time(Nanos::from_micros(60));
     }
     assert_eq!(net.count("naks"), 1);
     assert!(net.up(&b.cas(b.psn, TABLE, 9, 10)).is_empty(), "the shared QP is reserved for the page");
@@ -314,26 +314,26 @@ fn a_long_message_of_a_shared_qps_owner_costs_one_retry() {
 /// complete.
 #[test]
 fn a_long_message_over_resolved_words_costs_one_retry() {
-    let (mut net, a, b) = two(|_| {});
+    let (mut net, a, b) = two_clients(|_| {});
     let owner = a;
-    let mut under_way: Vec<_> =
+    let mut in_flight: Vec<_> =
         (0..8).flat_map(|n| net.up(&a.cas(a.psn + n, TABLE, n.into(), 1 + u64::from(n)))).collect();
-    assert_eq!(under_way.len(), 8);
+    assert_eq!(in_flight.len(), 8);
     let page = b.write(b.psn, TABLE, &[7; 1024]);
     assert!(net.up(&page).is_empty());
     // The shared QP is never empty, because of operations on other words.
-    let mut c = end(3);
+    let mut c = new_client(3);
     net.connect(&mut c);
     for n in 0..8 {
         assert_eq!(net.count("naks"), 0, "{n} of 8 operations are complete");
-        under_way.extend(net.up(&c.cas(c.psn, TABLE + 2048, 1, 1)));
+        in_flight.extend(net.up(&c.cas(c.psn, TABLE + 2048, 1, 1)));
         c.psn += 1;
-        let done = under_way.remove(0).0;
+        let done = in_flight.remove(0).0;
         let found = (opcode(&done) == Opcode::RC_COMPARE_SWAP).then_some(0);
-        net.down(&owner.answer(psn(&done), Syndrome::Ack(Credit(0x1f)), found));
-        net.pass(Nanos::from_micros(60));
+        net.down(&owner.response(psn(&done), Syndrome::Ack(Credit(0x1f)), found));
+        net.advance_time(Nanos::from_micros(60));
     }
-    assert!(!under_way.is_empty());
+    assert!(!in_flight.is_empty());
     assert_eq!(net.count("naks"), 1);
     assert_eq!(net.up(&page).len(), 1);
     assert_eq!((net.count("naks"), net.count("overflowed")), (1, 1));
@@ -343,7 +343,7 @@ fn a_long_message_over_resolved_words_costs_one_retry() {
 /// consume a retry.
 #[test]
 fn a_request_without_a_free_slot_uses_its_own_connection() {
-    let (mut net, a, b) = two(|config| {
+    let (mut net, a, b) = two_clients(|config| {
         config.held = 1;
         config.servers[0].rd_atomic = 1;
     });
@@ -352,42 +352,42 @@ fn a_request_without_a_free_slot_uses_its_own_connection() {
     let first = net.up(&a.cas(a.psn, TABLE + 512, 1, 1));
     assert_eq!((first.len(), dest(&first[0].0)), (1, owner.server_qpn));
     assert!(net.up(&b.cas(b.psn, TABLE + 512, 1, 1)).is_empty(), "the CAS has to wait");
-    let mut c = end(3);
+    let mut c = new_client(3);
     net.connect(&mut c);
     let sent = net.up(&c.cas(c.psn, TABLE + 512, 1, 1));
     assert_eq!((sent.len(), dest(&sent[0].0)), (1, c.server_qpn));
     assert_eq!((net.count("naks"), net.count("overflowed")), (0, 0));
-    let answers = net.down(&c.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
-    assert_eq!((answers.len(), dest(&answers[0].0), psn(&answers[0].0)), (1, c.qpn, c.psn));
+    let responses = net.down(&c.response(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+    assert_eq!((responses.len(), dest(&responses[0].0), psn(&responses[0].0)), (1, c.qpn, c.psn));
 }
 
 /// A lost request on a client's own connection is retransmitted while other clients use the word all the
 /// time.
 #[test]
 fn a_retransmitted_write_passes_despite_contention() {
-    let (mut net, mut a, b) = two(|_| {});
+    let (mut net, mut a, b) = two_clients(|_| {});
     let mut owner = a;
     // Too long for a shared QP; its second half covers the word
     let page = b.write(b.psn, TABLE - 64, &[7; 128]);
     assert_eq!(net.up(&page).len(), 1);
-    net.teach(&mut a, &mut owner, TABLE);
-    let decided = net.up(&a.cas(a.psn, TABLE, 0, 5));
-    assert_eq!(opcode(&decided[0].0), Opcode::RC_WRITE_ONLY);
+    net.learn_word(&mut a, &mut owner, TABLE);
+    let resolved = net.up(&a.cas(a.psn, TABLE, 0, 5));
+    assert_eq!(opcode(&resolved[0].0), Opcode::RC_WRITE_ONLY);
     a.psn += 1;
     assert_eq!(net.up(&page).len(), 0, "a resolved operation is in flight");
-    net.down(&owner.ack(psn(&decided[0].0)));
+    net.down(&owner.ack(psn(&resolved[0].0)));
     for _ in 0..5 {
-        net.pass(Nanos::from_millis(100));
+        net.advance_time(Nanos::from_millis(100));
         let sent = net.up(&a.cas(a.psn, TABLE, 5, 5));
         assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP, "resolution is suspended");
-        net.down(&owner.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(5)));
+        net.down(&owner.response(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(5)));
         a.psn += 1;
     }
     assert_eq!(net.up(&page).len(), 1);
     assert_eq!(net.count("delayed"), 1);
     // The client may also never retransmit.
-    net.pass(Nanos::from_secs(2));
-    net.teach(&mut a, &mut owner, TABLE);
+    net.advance_time(Nanos::from_secs(2));
+    net.learn_word(&mut a, &mut owner, TABLE);
     let sent = net.up(&a.cas(a.psn, TABLE, 0, 6));
     assert_eq!(opcode(&sent[0].0), Opcode::RC_WRITE_ONLY);
 }
@@ -396,18 +396,18 @@ fn a_retransmitted_write_passes_despite_contention() {
 #[test]
 fn a_refused_key_does_not_block_a_word() {
     let mut net = Net::new(|_| {});
-    let (mut a, mut b) = (end(1), end(2));
+    let (mut a, mut b) = (new_client(1), new_client(2));
     net.connect(&mut a);
     net.connect(&mut b);
     // A key that the client was never given
     let atomic = AtomicEth { va: TABLE.into(), rkey: 0xbad.into(), swap_or_add: 1.into(), compare: 0.into() };
     net.up(&b.request(Opcode::RC_COMPARE_SWAP, b.psn, |repr| repr.extended.atomic = atomic, &[]));
-    net.down(&b.answer(b.psn, Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
+    net.down(&b.response(b.psn, Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
     for _ in 0..3 {
-        net.pass(Nanos::from_millis(50));
+        net.advance_time(Nanos::from_millis(50));
         let sent = net.up(&a.cas(a.psn, TABLE, 1, 1));
         let found = (opcode(&sent[0].0) == Opcode::RC_COMPARE_SWAP).then_some(0);
-        net.down(&a.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), found));
+        net.down(&a.response(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), found));
         a.psn += 1;
     }
     assert!(net.count("decided") > 0);
@@ -416,7 +416,7 @@ fn a_refused_key_does_not_block_a_word() {
 /// A WRITE with a long range is handled in constant time.
 #[test]
 fn long_ranges_take_constant_time() {
-    let (mut net, a, _) = two(|_| {});
+    let (mut net, a, _) = two_clients(|_| {});
     let reth = Reth { va: 0x10_0000_0000.into(), rkey: KEY.into(), len: u32::MAX.into() };
     // If each line of the range were visited, this would exceed the time limit of a test.
     for _ in 0..20_000 {
@@ -428,11 +428,11 @@ fn long_ranges_take_constant_time() {
 /// A disconnected connection is removed from the journal.
 #[test]
 fn a_disconnected_connection_is_reported_over() {
-    let (mut net, _, b) = two(|config| config.ageing = Nanos::from_secs(1));
+    let (mut net, _, b) = two_clients(|config| config.ageing = Nanos::from_secs(1));
     assert_eq!(net.up(&dreq(b.ip, SERVER, b.server_qpn)).len(), 1);
     // A late packet is dropped.
     assert_eq!(net.up(&b.write(b.psn, 0x8000_0000, &[1; 8])).len(), 0);
-    net.pass(Nanos::from_secs(3));
+    net.advance_time(Nanos::from_secs(3));
     let over = |event: &Event| matches!(event, Event::Over(old) if old.client.1 == Qpn::new(b.qpn));
     assert_eq!(net.events.iter().filter(|event| over(event)).count(), 1);
 }
@@ -440,17 +440,17 @@ fn a_disconnected_connection_is_reported_over() {
 /// Only its client and its server can end a connection.
 #[test]
 fn a_dreq_from_another_host_ends_nothing() {
-    let (mut net, a, mut b) = two(|_| {});
+    let (mut net, a, mut b) = two_clients(|_| {});
     net.up(&dreq(a.ip, SERVER, b.server_qpn));
-    assert_eq!(locked(&mut net, &mut b, &a, 0, 5).len(), 1);
+    assert_eq!(resolve_cas(&mut net, &mut b, &a, 0, 5).len(), 1);
 }
 
 /// A restarted server registers its memory with another key.
 #[test]
 fn a_word_is_cached_under_its_new_key() {
-    let (mut net, _, _) = two(|config| config.servers[0].lanes = 2);
-    let mut c = end(3);
-    let cas = |end: &End, va: u64, compare: u64| {
+    let (mut net, _, _) = two_clients(|config| config.servers[0].lanes = 2);
+    let mut c = new_client(3);
+    let cas = |end: &Client, va: u64, compare: u64| {
         let atomic =
             AtomicEth { va: va.into(), rkey: 8.into(), swap_or_add: 1.into(), compare: compare.into() };
         end.request(Opcode::RC_COMPARE_SWAP, end.psn, |repr| repr.extended.atomic = atomic, &[])
@@ -461,9 +461,9 @@ fn a_word_is_cached_under_its_new_key() {
         c.psn += 1;
     }
     for _ in 0..4 {
-        net.pass(Nanos::from_millis(50));
+        net.advance_time(Nanos::from_millis(50));
         let sent = net.up(&cas(&c, TABLE, 1));
-        net.down(&c.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+        net.down(&c.response(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
         c.psn += 1;
     }
     let sent = net.up(&cas(&c, TABLE, 0));
@@ -473,7 +473,7 @@ fn a_word_is_cached_under_its_new_key() {
 /// A packet has the partition key of the connection on which it is forwarded.
 #[test]
 fn a_forwarded_request_has_the_partition_key_of_its_connection() {
-    let (mut net, a, b) = two(|_| {});
+    let (mut net, a, b) = two_clients(|_| {});
     let cas = b.cas(b.psn, TABLE, 0, 5);
     let mut repr = Repr::parse(&cas).unwrap();
     repr.bth.pkey = 0x8001.into();
@@ -487,15 +487,15 @@ fn a_forwarded_request_has_the_partition_key_of_its_connection() {
 /// While a client is silent, another host sends to its queue pair at the server.
 #[test]
 fn another_host_does_not_take_over_a_translated_connection() {
-    let (mut net, a, b) = two(|_| {});
+    let (mut net, a, b) = two_clients(|_| {});
     let owner = a;
     // The server's expected PSN differs from A's next one.
     let mut b = b;
-    locked(&mut net, &mut b, &owner, 0, 5);
-    net.pass(Nanos::from_secs(3));
-    let liar = End { server_qpn: a.server_qpn, ..end(4) };
+    resolve_cas(&mut net, &mut b, &owner, 0, 5);
+    net.advance_time(Nanos::from_secs(3));
+    let forger = Client { server_qpn: a.server_qpn, ..new_client(4) };
     for psn in [77, a.psn, a.psn + 1] {
-        assert_eq!(net.up(&liar.write(psn, 0x8000_0000, &[0; 8])).len(), 0);
+        assert_eq!(net.up(&forger.write(psn, 0x8000_0000, &[0; 8])).len(), 0);
     }
     let sent = net.up(&a.write(a.psn, 0x8000_0000, &[0; 8]));
     assert_eq!((sent.len(), psn(&sent[0].0)), (1, a.psn + 1));
@@ -504,7 +504,7 @@ fn another_host_does_not_take_over_a_translated_connection() {
 /// Client and server have new queue pairs with their old numbers.
 #[test]
 fn a_write_of_a_new_queue_pair_is_not_acknowledged_without_execution() {
-    let (mut net, a, _) = two(|_| {});
+    let (mut net, a, _) = two_clients(|_| {});
     let sent = net.up(&a.write(a.psn.wrapping_sub(0x40_0000) & 0xff_ffff, 0x8000_0000, &[1; 8]));
     assert!(sent.is_empty() || sent[0].1 == SERVERS, "the WRITE is acknowledged, but not forwarded");
 }
@@ -513,37 +513,37 @@ fn a_write_of_a_new_queue_pair_is_not_acknowledged_without_execution() {
 #[test]
 fn an_owner_whose_shared_qp_fails_may_use_another_one() {
     let mut net = Net::new(|config| config.servers[0].lanes = 2);
-    let mut ends = [end(1), end(2)];
+    let mut ends = [new_client(1), new_client(2)];
     for end in &mut ends {
         net.connect(end);
     }
     let [mut a, mut b] = ends;
-    let mut lanes = [None; 2];
+    let mut words = [None; 2];
     for word in 0..64 {
         let va = TABLE + 64 * (word % 32);
-        let who = if word % 2 == 0 { &mut a } else { &mut b };
-        let sent = net.up(&who.cas(who.psn, va, 1, 1));
-        who.psn += 1;
+        let client = if word % 2 == 0 { &mut a } else { &mut b };
+        let sent = net.up(&client.cas(client.psn, va, 1, 1));
+        client.psn += 1;
         let on_b = dest(&sent[0].0) == b.server_qpn;
         let owner = if on_b { b } else { a };
-        net.down(&owner.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
-        lanes[usize::from(on_b)] = Some(va);
+        net.down(&owner.response(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+        words[usize::from(on_b)] = Some(va);
     }
-    let [on_a, on_b] = lanes.map(Option::unwrap);
+    let [on_a, on_b] = words.map(Option::unwrap);
     let elsewhere = net.up(&a.cas(a.psn, on_b, 1, 1));
     let refused = net.up(&b.cas(b.psn, on_a, 1, 1));
-    net.down(&a.answer(psn(&refused[0].0), Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
-    net.down(&b.answer(psn(&elsewhere[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+    net.down(&a.response(psn(&refused[0].0), Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
+    net.down(&b.response(psn(&elsewhere[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
 }
 
 /// The table is full, and responses continue.
 #[test]
 fn responses_pass_while_the_table_is_full() {
     let mut net = Net::new(|config| config.connections = 2);
-    let mut a = end(1);
+    let mut a = new_client(1);
     for n in 0..300 {
         if n == 1 {
-            (2..6).for_each(|n| drop(net.up(&end(n).write(0, 0x8000_0000, &[0; 8]))));
+            (2..6).for_each(|n| drop(net.up(&new_client(n).write(0, 0x8000_0000, &[0; 8]))));
         }
         net.up(&a.write(a.psn, 0x8000_0000, &[0; 8]));
         net.down(&a.ack(a.psn));
@@ -555,8 +555,8 @@ fn responses_pass_while_the_table_is_full() {
 #[test]
 fn the_first_request_may_arrive_late() {
     let mut net = Net::new(|_| ());
-    let a = End { psn: 0, ..end(1) };
-    let b = End { qpn: a.qpn + 1, server_qpn: a.server_qpn + 1, port: a.port + 1, ..a };
+    let a = Client { psn: 0, ..new_client(1) };
+    let b = Client { qpn: a.qpn + 1, server_qpn: a.server_qpn + 1, port: a.port + 1, ..a };
     (0..10).for_each(|psn| drop(net.up(&b.write(psn, 0x8000_0000, &[0; 8]))));
     for psn in [5, 0, 1, 2, 3, 4] {
         net.up(&a.write(psn, 0x8000_0000, &[0; 8]));
@@ -568,7 +568,7 @@ fn the_first_request_may_arrive_late() {
 /// A misaligned atomic is left for the server to refuse, and counted once.
 #[test]
 fn an_unaligned_atomic_passes_and_is_counted() {
-    let (mut net, _, b) = two(|_| ());
+    let (mut net, _, b) = two_clients(|_| ());
     let sent = net.up(&b.cas(b.psn, TABLE + 4, 0, 1));
     assert_eq!((opcode(&sent[0].0), dest(&sent[0].0)), (Opcode::RC_COMPARE_SWAP, b.server_qpn));
     assert_eq!(net.count("misplaced"), 1);
@@ -584,20 +584,20 @@ fn half_a_line(config: &mut Config) {
 /// If a region ends within a line, an access beyond its end is refused on its client's own connection.
 #[test]
 fn an_access_beyond_a_region_fails_no_shared_qp() {
-    let (mut net, mut a, b) = two(half_a_line);
+    let (mut net, mut a, b) = two_clients(half_a_line);
     let sent = net.up(&b.write(b.psn, TABLE + 32, &[1; 8]));
     assert_eq!(dest(&sent[0].0), b.server_qpn);
-    net.down(&b.answer(psn(&sent[0].0), Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
+    net.down(&b.response(psn(&sent[0].0), Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
     let mut owner = a;
-    net.teach(&mut a, &mut owner, TABLE);
-    locked(&mut net, &mut a, &owner, 0, 1);
+    net.learn_word(&mut a, &mut owner, TABLE);
+    resolve_cas(&mut net, &mut a, &owner, 0, 1);
     assert_eq!(net.count("lanes_lost"), 0);
 }
 
 /// Undeclared words are shared like the rest of their line once an operation on them has succeeded.
 #[test]
 fn words_beside_a_table_are_shared_once_they_are_known_to_exist() {
-    let (mut net, a, mut b) = two(half_a_line);
+    let (mut net, a, mut b) = two_clients(half_a_line);
     for owner in [b, a] {
         let sent = net.up(&b.write(b.psn, TABLE + 32, &[1; 8]));
         assert_eq!(dest(&sent[0].0), owner.server_qpn);
@@ -610,13 +610,13 @@ fn words_beside_a_table_are_shared_once_they_are_known_to_exist() {
 #[test]
 fn a_hundred_connections_between_two_hosts_are_paired() {
     let mut net = Net::new(|config| config.connections = 256);
-    let mut ends: Vec<End> = (0..100)
-        .map(|n| End {
+    let mut ends: Vec<Client> = (0..100)
+        .map(|n| Client {
             qpn: 0x1000 + n,
             server_qpn: 0x2000 + n,
             port: 0xc000 + n as u16,
             psn: n * 0x2_0000,
-            ..end(1)
+            ..new_client(1)
         })
         .collect();
     for _ in 0..8 {
@@ -638,10 +638,10 @@ fn connections_are_paired_after_the_table_was_full() {
         config.connections = 4;
         config.ageing = Nanos::from_secs(1);
     });
-    (10..20).for_each(|n| drop(net.up(&end(n).write(0, 0x8000_0000, &[0; 8]))));
-    net.pass(Nanos::from_secs(5));
+    (10..20).for_each(|n| drop(net.up(&new_client(n).write(0, 0x8000_0000, &[0; 8]))));
+    net.advance_time(Nanos::from_secs(5));
     assert_eq!(net.swordbox.usage()[0], 0);
-    let mut a = end(1);
+    let mut a = new_client(1);
     for _ in 0..6 {
         net.up(&a.write(a.psn, 0x8000_0000, &[0; 8]));
         net.down(&a.ack(a.psn));
@@ -653,21 +653,21 @@ fn connections_are_paired_after_the_table_was_full() {
 /// A server reuses a queue pair number, for the same host, long after the previous connection became idle.
 #[test]
 fn a_queue_pair_number_can_be_reused_after_ageing() {
-    let (mut net, a, _) = two(|config| config.ageing = Nanos::from_secs(1));
-    net.pass(Nanos::from_secs(5));
-    let new = End { qpn: 0x777, port: 0xc777, psn: 0x12_3456, ..a };
+    let (mut net, a, _) = two_clients(|config| config.ageing = Nanos::from_secs(1));
+    net.advance_time(Nanos::from_secs(5));
+    let new = Client { qpn: 0x777, port: 0xc777, psn: 0x12_3456, ..a };
     assert_eq!(net.up(&new.write(new.psn, 0x8000_0000, &[0; 8])).len(), 1);
 }
 
 /// After the switch's restart, the server responds to operations of other clients on a client's connection.
 #[test]
 fn late_responses_do_not_reach_clients_whose_connections_ended_with_a_restart() {
-    let a = end(1);
+    let a = new_client(1);
     let (server, client) =
         ((IpAddr::from(SERVER), Qpn::new(a.server_qpn)), (IpAddr::from(a.ip), Qpn::new(a.qpn)));
     let mut net = Net::new(|config| config.ended = vec![Connection { server, client }]);
     assert_eq!(net.down(&a.ack(a.psn)).len(), 0);
-    let other = end(2);
+    let other = new_client(2);
     assert_eq!(net.down(&other.ack(other.psn)).len(), 1);
 }
 
@@ -675,12 +675,12 @@ fn late_responses_do_not_reach_clients_whose_connections_ended_with_a_restart() 
 #[test]
 fn share_false_leaves_every_connection_unchanged() {
     let mut net = Net::new(|config| config.servers[0].share = false);
-    let mut a = end(1);
+    let mut a = new_client(1);
     for n in 0..12 {
         let request = if n % 2 == 0 { a.write(a.psn, TABLE, &[0; 8]) } else { a.cas(a.psn, TABLE, 0, 0) };
         assert!(net.up(&request) == [(request, SERVERS)], "the request is forwarded unchanged");
         let found = (n % 2 == 1).then_some(0);
-        assert_eq!(net.down(&a.answer(a.psn, Syndrome::Ack(Credit(0x1f)), found)).len(), 1);
+        assert_eq!(net.down(&a.response(a.psn, Syndrome::Ack(Credit(0x1f)), found)).len(), 1);
         a.psn += 1;
     }
     assert!(net.events.is_empty() && net.count("paired") == 1);

@@ -159,13 +159,13 @@ fn value_of(node: &[u8], key: u64) -> Option<&[u8]> {
 
 /// Layout and regions of the server's memory.
 #[derive(Clone, Copy, Debug)]
-struct Places {
+struct Addresses {
     layout: Layout,
     index: Region,
     nodes: Region,
 }
 
-impl Places {
+impl Addresses {
     fn bump(&self) -> Remote {
         self.index.at(0)
     }
@@ -222,9 +222,9 @@ impl Program for Clover {
                 if clover.options.shared_tails { clover.tails } else { Tails::new(clover.layout.keys) };
             let mut store = Store::new(verbs.clone(), &regions, clover.layout, clover.options, tails)?;
             let name = tag(clover.machine, number, life);
-            let mut asks = clover.workload.generator(clover.seed, name);
+            let mut operations = clover.workload.generator(clover.seed, name);
             for time in 0..clover.times {
-                let Some((ask, key)) = asks.next() else { return Ok(()) };
+                let Some((ask, key)) = operations.next() else { return Ok(()) };
                 let began = verbs.now();
                 let kind = match ask {
                     Ask::Read => {

@@ -1,6 +1,6 @@
 //! Client of the store.
 
-use super::{HEADER, KEY, Layout, NEXT, Places, value_of};
+use super::{Addresses, HEADER, KEY, Layout, NEXT, value_of};
 use crate::clients::region::Region;
 use crate::clients::verbs::{Stopped, Verbs, word};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -54,7 +54,7 @@ impl Tails {
 #[derive(Debug)]
 pub struct Store {
     verbs: Verbs,
-    places: Places,
+    addresses: Addresses,
     options: Options,
     tails: Tails,
     /// Allocated space for nodes: begin and end as offsets in region 1
@@ -77,8 +77,8 @@ impl Store {
         if index.len < layout.index_len() as u64 {
             return Err(Stopped::Regions);
         }
-        let places = Places { layout, index, nodes };
-        Ok(Self { verbs, places, options, tails, space: (0, 0) })
+        let addresses = Addresses { layout, index, nodes };
+        Ok(Self { verbs, addresses, options, tails, space: (0, 0) })
     }
 
     /// Returns the newest value of a key.
@@ -92,7 +92,8 @@ impl Store {
         let mut at = self.tail(key).await?;
         let mut followed = 0;
         loop {
-            let node = self.verbs.read(self.places.node(at, 0)?, self.places.layout.node_len as u32).await?;
+            let node =
+                self.verbs.read(self.addresses.node(at, 0)?, self.addresses.layout.node_len as u32).await?;
             let next = word(&node, NEXT);
             self.verbs.account().tried(next == 0);
             let value = value_of(&node, key).ok_or(Stopped::Corrupt("the list has a node of another key"))?;
@@ -113,9 +114,12 @@ impl Store {
     /// # Panics
     /// If there is no such key, or the value is longer than the layout permits.
     pub async fn put(&mut self, key: u64, value: &[u8]) -> Result<(), Stopped> {
-        assert!(value.len() <= self.places.layout.max_value(), "the value is longer than the layout permits");
-        let own = self.take_space().await?;
-        let (to, node) = (self.places.node(own, 0)?, self.places.layout.node(key, value));
+        assert!(
+            value.len() <= self.addresses.layout.max_value(),
+            "the value is longer than the layout permits"
+        );
+        let new_node = self.take_space().await?;
+        let (to, node) = (self.addresses.node(new_node, 0)?, self.addresses.layout.node(key, value));
         if self.options.pipelined {
             self.verbs.write_ahead(to, node);
         } else {
@@ -124,7 +128,7 @@ impl Store {
         let mut at = self.tail(key).await?;
         let mut followed = 0;
         loop {
-            let next = self.verbs.compare_swap(self.places.node(at, NEXT)?, 0, own).await?;
+            let next = self.verbs.compare_swap(self.addresses.node(at, NEXT)?, 0, new_node).await?;
             self.verbs.account().tried(next == 0);
             if next == 0 {
                 break;
@@ -133,10 +137,10 @@ impl Store {
             at = self.follow(key, next, followed).await?;
             at = self.last(key, at, &mut followed).await?;
         }
-        self.tails.set(key, own);
+        self.tails.set(key, new_node);
         if followed > 0 && self.options.shortcut_after < u32::MAX {
             // A hint, so its completion is not awaited.
-            self.verbs.write_ahead(self.places.shortcut(key), own.to_le_bytes().into());
+            self.verbs.write_ahead(self.addresses.shortcut(key), new_node.to_le_bytes().into());
         }
         Ok(())
     }
@@ -144,7 +148,7 @@ impl Store {
     /// Follows a key's list from a node. Returns the last node.
     async fn last(&self, key: u64, mut at: u64, followed: &mut u32) -> Result<u64, Stopped> {
         loop {
-            let header = self.verbs.read(self.places.node(at, 0)?, HEADER as u32).await?;
+            let header = self.verbs.read(self.addresses.node(at, 0)?, HEADER as u32).await?;
             if word(&header, KEY) != key {
                 return Err(Stopped::Corrupt("the list has a node of another key"));
             }
@@ -165,7 +169,7 @@ impl Store {
         if followed != self.options.shortcut_after {
             return Ok(next);
         }
-        match self.verbs.read_word(self.places.shortcut(key)).await? {
+        match self.verbs.read_word(self.addresses.shortcut(key)).await? {
             0 => Ok(next),
             shortcut => Ok(shortcut),
         }
@@ -175,7 +179,7 @@ impl Store {
     async fn tail(&self, key: u64) -> Result<u64, Stopped> {
         match self.tails.get(key) {
             0 => {
-                let entry = self.verbs.read(self.places.entry(key), 16).await?;
+                let entry = self.verbs.read(self.addresses.entry(key), 16).await?;
                 let (first, shortcut) = (word(&entry, 0), word(&entry, 8));
                 Ok(if shortcut == 0 { first } else { shortcut })
             }
@@ -185,16 +189,16 @@ impl Store {
 
     /// Allocates space for a node. Returns its address.
     async fn take_space(&mut self) -> Result<u64, Stopped> {
-        let node = self.places.layout.node_len as u64;
+        let node = self.addresses.layout.node_len as u64;
         if self.space.0 + node > self.space.1 {
             let len = self.options.nodes_at_once.max(1) * node;
-            let begin = self.verbs.fetch_add(self.places.bump(), len).await?;
-            self.space = (begin, begin.saturating_add(len).min(self.places.nodes.len));
+            let begin = self.verbs.fetch_add(self.addresses.bump(), len).await?;
+            self.space = (begin, begin.saturating_add(len).min(self.addresses.nodes.len));
             if begin.saturating_add(node) > self.space.1 {
                 return Err(Stopped::Full);
             }
         }
-        let at = self.places.nodes.va + self.space.0;
+        let at = self.addresses.nodes.va + self.space.0;
         self.space.0 += node;
         Ok(at)
     }

@@ -89,9 +89,9 @@ impl Program for Sherman {
             let Start { number, life, verbs, regions } = start;
             let tag = tag(sherman.machine, number, life);
             let mut tree = Tree::new(verbs.clone(), &regions, 8, tag, sherman.unlock)?;
-            let mut asks = sherman.workload.generator(sherman.seed, tag);
+            let mut operations = sherman.workload.generator(sherman.seed, tag);
             for time in 0..sherman.times {
-                let Some((ask, key)) = asks.next() else { return Ok(()) };
+                let Some((ask, key)) = operations.next() else { return Ok(()) };
                 let key = scattered(key).min(NO_LIMIT - 1);
                 let began = verbs.now();
                 let kind = match ask {

@@ -30,7 +30,7 @@ pub struct Tree {
 }
 
 /// Address of a node, and the node
-type Found = (u64, Node);
+type LocatedNode = (u64, Node);
 
 impl Tree {
     /// Returns a client that uses this tag for its locks. Region 0 has the locks, `stride` bytes apart;
@@ -154,7 +154,7 @@ impl Tree {
     }
 
     /// Returns the current node of this level for a key.
-    async fn find(&mut self, key: u64, level: u16) -> Result<Found, Stopped> {
+    async fn find(&mut self, key: u64, level: u16) -> Result<LocatedNode, Stopped> {
         let mut at = match self.root {
             Some(at) => at,
             None => self.verbs.read_word(self.memory.at(ROOT)).await?,
@@ -191,7 +191,7 @@ impl Tree {
     /// Reads a node until it is not torn.
     async fn fetch(&mut self, at: u64) -> Result<Node, Stopped> {
         loop {
-            let bytes = self.verbs.read(self.place(at)?, NODE_LEN as u32).await?;
+            let bytes = self.verbs.read(self.remote_of(at)?, NODE_LEN as u32).await?;
             match Node::from_bytes(&bytes) {
                 Ok(node) => {
                     self.remember(at, node.clone());
@@ -214,7 +214,7 @@ impl Tree {
         }
     }
 
-    fn place(&self, at: u64) -> Result<Remote, Stopped> {
+    fn remote_of(&self, at: u64) -> Result<Remote, Stopped> {
         let inside = self.memory.offset_of(at, NODE_LEN as u64);
         inside.ok_or(Stopped::Corrupt("a pointer is outside of the region"))?;
         Ok(Remote { va: at, rkey: self.memory.rkey })
@@ -222,7 +222,7 @@ impl Tree {
 
     /// Posts the write of a node. The release of its lock is ordered behind it.
     fn write(&self, at: u64, node: &Node) -> Result<(), Stopped> {
-        self.verbs.write_ahead(self.place(at)?, node.to_bytes());
+        self.verbs.write_ahead(self.remote_of(at)?, node.to_bytes());
         Ok(())
     }
 

@@ -2,8 +2,8 @@
 //! manager or by the PSNs of responses.
 
 use crate::config::Connection;
-use crate::flow::{BEHIND, Flow, Stage, Window};
-use crate::function::{Event, NO_SERVER, Swordbox, UNTOLD, bits_of};
+use crate::flow::{Flow, Stage, WINDOW, Window};
+use crate::function::{Event, NO_SERVER, Swordbox, UNKNOWN_PORT, bits_of};
 use crate::records::{Record, What};
 use crate::successor::Successor;
 use crate::{Id, NONE};
@@ -22,25 +22,25 @@ const HANDSHAKES: usize = 4096;
 const CONFIRMATIONS: u8 = 3;
 /// Unpaired endpoints between the same two hosts that are examined per tick. It bounds the cost of responses
 /// that match none of very many endpoints
-const LOOKS: u32 = 1 << 16;
+const MAX_EXAMINED: u32 = 1 << 16;
 /// Unpaired endpoints between the same two hosts that are examined for one response
 const CANDIDATES: usize = 1024;
 
 /// A translated connection whose PSN translation is lost.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Gone {
+pub(crate) struct EndedConnection {
     pub connection: Connection,
     /// Window of PSNs that its client would use next, and the next PSN that the server expects; `None` for
     /// connections from before a restart
     pub psns: Option<(Window, Psn)>,
 }
 
-impl Gone {
+impl EndedConnection {
     /// Returns whether a request with this PSN cannot come from the old client, and would be refused as too
     /// early by the server's old queue pair. If the server acknowledges such a request, the queue pair
     /// belongs to a new connection.
     pub(crate) fn is_new(&self, psn: Psn) -> bool {
-        self.psns.is_some_and(|(window, own_next)| !window.fits(psn) && psn.distance(own_next) > BEHIND)
+        self.psns.is_some_and(|(window, server_next)| !window.fits(psn) && psn.distance(server_next) > WINDOW)
     }
 }
 
@@ -60,26 +60,26 @@ impl Key for Hosts {
 
 /// List of the unpaired endpoints between two hosts.
 #[derive(Clone, Copy, Debug)]
-struct Pair {
+struct HostPair {
     /// First endpoint of the list
     first: Id,
     /// Endpoints examined since `since`, to match responses
-    looked: u32,
+    examined: u32,
     since: Nanos,
 }
 
 /// Endpoints whose peer is unknown, by the two hosts.
 #[derive(Debug)]
-pub(crate) struct Strangers {
+pub(crate) struct UnpairedEndpoints {
     index: Index<Hosts>,
-    all: Vec<Pair>,
+    all: Vec<HostPair>,
     /// Results of recent atomics, by the endpoint that the response was sent to
-    answers: Box<[Found]>,
+    results: Box<[AtomicResult]>,
 }
 
 /// Result of an atomic.
 #[derive(Clone, Copy, Debug)]
-struct Found {
+struct AtomicResult {
     to: Id,
     /// Incarnation of the endpoint `to`, since indices are reused
     incarnation: u32,
@@ -88,15 +88,15 @@ struct Found {
 }
 
 /// Number of results kept
-const ANSWERS: usize = 1 << 14;
+const RESULTS: usize = 1 << 14;
 
-impl Strangers {
+impl UnpairedEndpoints {
     pub(crate) fn with_capacity(capacity: usize) -> Self {
-        let nothing = Found { to: NONE, incarnation: 0, psn: Psn::ZERO, value: 0 };
+        let empty = AtomicResult { to: NONE, incarnation: 0, psn: Psn::ZERO, value: 0 };
         Self {
             index: Index::with_capacity(capacity),
             all: Vec::with_capacity(capacity),
-            answers: vec![nothing; ANSWERS].into(),
+            results: vec![empty; RESULTS].into(),
         }
     }
 
@@ -105,29 +105,29 @@ impl Strangers {
         self.index.set_salt(salt);
     }
 
-    fn place(to: Id, psn: Psn) -> usize {
-        mix(u64::from(to) << 32 | u64::from(psn.get())) as usize % ANSWERS
+    fn slot_of(to: Id, psn: Psn) -> usize {
+        mix(u64::from(to) << 32 | u64::from(psn.get())) as usize % RESULTS
     }
 
     /// Returns the memory in bytes for `capacity` endpoints.
     pub(crate) fn bytes(capacity: usize) -> usize {
-        Index::<Hosts>::bytes(capacity) + capacity * size_of::<Pair>()
+        Index::<Hosts>::bytes(capacity) + capacity * size_of::<HostPair>()
     }
 
     fn first(&self, client: u128, server: u128) -> Id {
         self.index.get(&Hosts(client, server)).map_or(NONE, |at| self.all[at as usize].first)
     }
 
-    /// Counts `looked` examined endpoints between two hosts. Returns whether the limit of this tick permits
+    /// Counts `examined` examined endpoints between two hosts. Returns whether the limit of this tick permits
     /// more.
-    fn look(&mut self, client: u128, server: u128, looked: u32, tick: Nanos) -> bool {
+    fn count_examined(&mut self, client: u128, server: u128, examined: u32, tick: Nanos) -> bool {
         let Some(at) = self.index.get(&Hosts(client, server)) else { return true };
         let pair = &mut self.all[at as usize];
         if pair.since != tick {
-            (pair.since, pair.looked) = (tick, 0);
+            (pair.since, pair.examined) = (tick, 0);
         }
-        pair.looked = pair.looked.saturating_add(looked);
-        pair.looked <= LOOKS
+        pair.examined = pair.examined.saturating_add(examined);
+        pair.examined <= MAX_EXAMINED
     }
 }
 
@@ -155,7 +155,7 @@ pub(crate) struct Handshakes {
 }
 
 /// Associativity of the table
-const WAYS: usize = 8;
+const ASSOCIATIVITY: usize = 8;
 
 impl Handshakes {
     pub(crate) const BYTES: usize = HANDSHAKES * size_of::<Option<Request>>();
@@ -164,14 +164,14 @@ impl Handshakes {
         Self { requests: vec![None; HANDSHAKES], count: 0 }
     }
 
-    fn places(&mut self, client: IpAddr, comm_id: u32) -> &mut [Option<Request>] {
+    fn set(&mut self, client: IpAddr, comm_id: u32) -> &mut [Option<Request>] {
         let hash = mix(bits_of(client) as u64 ^ u64::from(comm_id) << 32) as usize;
-        &mut self.requests[hash % (HANDSHAKES / WAYS) * WAYS..][..WAYS]
+        &mut self.requests[hash % (HANDSHAKES / ASSOCIATIVITY) * ASSOCIATIVITY..][..ASSOCIATIVITY]
     }
 
     fn find(&mut self, client: IpAddr, comm_id: u32) -> Option<&mut Request> {
-        let places = self.places(client, comm_id).iter_mut().flatten();
-        places.into_iter().find(|request| request.client == client && request.comm_id == comm_id)
+        let set = self.set(client, comm_id).iter_mut().flatten();
+        set.into_iter().find(|request| request.client == client && request.comm_id == comm_id)
     }
 
     /// Stores a REQ, in place of the oldest of its set unless it is a retransmission.
@@ -184,10 +184,10 @@ impl Handshakes {
             }
             return;
         }
-        let places = self.places(request.client, request.comm_id);
-        let oldest = places.iter_mut().min_by_key(|place| place.map_or(0, |request| request.number));
-        if let Some(place) = oldest {
-            *place = Some(request);
+        let set = self.set(request.client, request.comm_id);
+        let oldest = set.iter_mut().min_by_key(|slot| slot.map_or(0, |request| request.number));
+        if let Some(slot) = oldest {
+            *slot = Some(request);
         }
     }
 }
@@ -251,39 +251,39 @@ impl Swordbox {
             psn,
             server_psn: request.psn,
             mtu: request.mtu,
-            max_reads: responder_resources,
+            server_max_reads: responder_resources,
             client_port: request.port,
             server_port: port,
             at: now,
-            asked: false,
+            request_seen: false,
         };
         let keys = successor.keys();
         if keys.iter().all(|key| self.server_of(bits_of(key.host())) == NO_SERVER) {
             return;
         }
         self.on_connected(self.server_of(bits_of(server.0)), now);
-        let gone = Connection { server, client: (request.client, Qpn::new(0)) };
+        let ended_connection = Connection { server, client: (request.client, Qpn::new(0)) };
         let in_use = |key| self.index.get(key).is_some_and(|id| self.is_in_use(id, now));
         let known = keys.iter().any(|key| self.is_translated(key) || in_use(key));
-        if known || self.ended.contains_key(&gone) {
-            self.await_successor(successor);
+        if known || self.ended.contains_key(&ended_connection) {
+            self.add_successor(successor);
         } else {
-            self.succeed(&successor, true, now);
+            self.replace_connection(&successor, true, now);
         }
     }
 
     /// Replaces whatever connections the queue pairs belonged to by a new one. `begins` states that no
     /// request of the new connection has been sent.
-    pub(crate) fn succeed(&mut self, successor: &Successor, begins: bool, now: Nanos) {
+    pub(crate) fn replace_connection(&mut self, successor: &Successor, begins: bool, now: Nanos) {
         let (server, client) = (successor.server, successor.client);
         let keys = successor.keys();
-        self.declare_over(&Connection { server, client: (client.0, Qpn::new(0)) });
+        self.report_over(&Connection { server, client: (client.0, Qpn::new(0)) });
         for key in keys {
             if let Some(id) = self.index.get(&key) {
                 self.forget(id);
             }
         }
-        let [Some(to_server), Some(to_client)] = keys.map(|key| self.add_end(key)) else {
+        let [Some(to_server), Some(to_client)] = keys.map(|key| self.add_endpoint(key)) else {
             self.counters.untracked.add(1);
             for key in keys {
                 self.index.remove(&key);
@@ -293,20 +293,20 @@ impl Swordbox {
         // A REQ and a REP may be forged: the connection becomes synced only when a response to that client
         // matches its requests.
         self.pair(to_server, to_client, Stage::Paired);
-        self.ends[to_server as usize].port = successor.server_port;
-        self.ends[to_client as usize].port = successor.client_port;
+        self.endpoints[to_server as usize].port = successor.server_port;
+        self.endpoints[to_client as usize].port = successor.client_port;
         for (id, from, psn) in
             [(to_server, client.0, successor.psn), (to_client, server.0, successor.server_psn)]
         {
             let flow = &mut self.flows[id as usize];
-            let params = (successor.mtu, if id == to_server { successor.max_reads } else { 0 });
+            let params = (successor.mtu, if id == to_server { successor.server_max_reads } else { 0 });
             if begins {
                 flow.begin(psn);
                 flow.cm_params = Some(params);
             } else {
-                (flow.mtu, flow.max_reads) = params;
+                (flow.mtu, flow.server_max_reads) = params;
             }
-            let end = &mut self.ends[id as usize];
+            let end = &mut self.endpoints[id as usize];
             end.from = bits_of(from);
             end.seen = now;
             if self.flows[id as usize].server != NO_SERVER {
@@ -318,61 +318,61 @@ impl Swordbox {
 
     /// Removes a connection from the ended ones, because the server's queue pair now belongs to another
     /// connection.
-    fn declare_over(&mut self, key: &Connection) {
-        if let Some(gone) = self.ended.remove(key) {
-            self.events.push_back(Event::Over(gone.connection));
+    fn report_over(&mut self, key: &Connection) {
+        if let Some(ended_connection) = self.ended.remove(key) {
+            self.events.push_back(Event::Over(ended_connection.connection));
         }
     }
 
     /// Adds an endpoint whose sender is known to the unpaired ones.
-    pub(crate) fn await_peer(&mut self, id: Id) {
+    pub(crate) fn add_unpaired(&mut self, id: Id) {
         let Some(key) = self.index.key(id) else { return };
-        let hosts = Hosts(self.ends[id as usize].from, bits_of(key.host()));
-        let is_new = self.strangers.index.get(&hosts).is_none();
-        let Ok(at) = self.strangers.index.get_or_insert(hosts) else { return };
-        let none = Pair { first: NONE, looked: 0, since: Nanos::ZERO };
+        let hosts = Hosts(self.endpoints[id as usize].from, bits_of(key.host()));
+        let is_new = self.unpaired.index.get(&hosts).is_none();
+        let Ok(at) = self.unpaired.index.get_or_insert(hosts) else { return };
+        let none = HostPair { first: NONE, examined: 0, since: Nanos::ZERO };
         if is_new {
-            crate::lines::put(&mut self.strangers.all, at, none, none);
+            crate::lines::put(&mut self.unpaired.all, at, none, none);
         }
-        let next = core::mem::replace(&mut self.strangers.all[at as usize].first, id);
-        self.ends[id as usize].next = next;
-        self.ends[id as usize].before = NONE;
-        if let Some(next) = self.ends.get_mut(next as usize) {
+        let next = core::mem::replace(&mut self.unpaired.all[at as usize].first, id);
+        self.endpoints[id as usize].next = next;
+        self.endpoints[id as usize].before = NONE;
+        if let Some(next) = self.endpoints.get_mut(next as usize) {
             next.before = id;
         }
     }
 
     /// Removes an endpoint from the unpaired ones.
-    fn introduce(&mut self, id: Id) {
+    fn remove_unpaired(&mut self, id: Id) {
         let Some(key) = self.index.key(id) else { return };
-        let hosts = Hosts(self.ends[id as usize].from, bits_of(key.host()));
-        let Some(at) = self.strangers.index.get(&hosts) else { return };
-        let end = &mut self.ends[id as usize];
+        let hosts = Hosts(self.endpoints[id as usize].from, bits_of(key.host()));
+        let Some(at) = self.unpaired.index.get(&hosts) else { return };
+        let end = &mut self.endpoints[id as usize];
         let (next, before) =
             (core::mem::replace(&mut end.next, NONE), core::mem::replace(&mut end.before, NONE));
-        let first = &mut self.strangers.all[at as usize].first;
-        match self.ends.get_mut(before as usize) {
+        let first = &mut self.unpaired.all[at as usize].first;
+        match self.endpoints.get_mut(before as usize) {
             Some(before) => before.next = next,
             None if *first == id => *first = next,
             // The endpoint is not in the list.
             None => return,
         }
-        if let Some(next) = self.ends.get_mut(next as usize) {
+        if let Some(next) = self.endpoints.get_mut(next as usize) {
             next.before = before;
         }
-        if self.strangers.all[at as usize].first == NONE {
-            self.strangers.index.remove(&hosts);
+        if self.unpaired.all[at as usize].first == NONE {
+            self.unpaired.index.remove(&hosts);
         }
     }
 
     fn pair(&mut self, to_server: Id, to_client: Id, stage: Stage) {
         for id in [to_server, to_client] {
-            self.introduce(id);
+            self.remove_unpaired(id);
         }
-        self.ends[to_server as usize].peer = to_client;
-        self.ends[to_client as usize].peer = to_server;
+        self.endpoints[to_server as usize].peer = to_client;
+        self.endpoints[to_client as usize].peer = to_server;
         for id in [to_server, to_client] {
-            self.ends[id as usize].came_on = UNTOLD;
+            self.endpoints[id as usize].peer_port = UNKNOWN_PORT;
         }
         for id in [to_server, to_client] {
             let flow = &mut self.flows[id as usize];
@@ -387,8 +387,8 @@ impl Swordbox {
     /// the connection it may not; the connection manager retransmits it.
     fn disconnect(&mut self, key: HostQp, from: u128, port: PortId) -> bool {
         let Some(id) = self.index.get(&key) else { return true };
-        let peer = self.ends[id as usize].peer;
-        if self.flows[id as usize].is_own {
+        let peer = self.endpoints[id as usize].peer;
+        if self.flows[id as usize].is_switch_owned {
             // Switch-owned QPs are disconnected by the control plane.
             return true;
         }
@@ -397,10 +397,10 @@ impl Swordbox {
             self.counters.spoofed.add(1);
             return true;
         }
-        // `came_on` is the port on which the sender's packets arrive, if known, which is the port on which
+        // `peer_port` is the port on which the sender's packets arrive, if known, which is the port on which
         // frames to the sender leave.
-        let leads = peer != NONE && self.ends[id as usize].came_on != UNTOLD;
-        if leads && self.ends[peer as usize].port != port && self.is_translated(&key) {
+        let leads = peer != NONE && self.endpoints[id as usize].peer_port != UNKNOWN_PORT;
+        if leads && self.endpoints[peer as usize].port != port && self.is_translated(&key) {
             self.counters.spoofed.add(1);
             return true;
         }
@@ -408,52 +408,52 @@ impl Swordbox {
             if end == NONE {
                 continue;
             }
-            if self.is_relied_upon(end) {
+            if self.has_dependents_in_flight(end) {
                 return false;
             }
-            let lane = self.flows[end as usize].lane;
-            if lane != NONE {
-                if self.lanes[lane as usize].under_way > 0 {
-                    self.flows[end as usize].leaving = true;
+            let shared_qp = self.flows[end as usize].shared_qp;
+            if shared_qp != NONE {
+                if self.shared_qps[shared_qp as usize].in_flight > 0 {
+                    self.flows[end as usize].closing = true;
                     return false;
                 }
-                self.leave(end);
+                self.unshare(end);
             }
         }
-        let ends = [id, peer];
-        let differs = |end: &Id| *end != NONE && self.flows[*end as usize].stage >= Stage::Strict;
-        if !ends.iter().any(differs) {
+        let endpoints = [id, peer];
+        let differs = |end: &Id| *end != NONE && self.flows[*end as usize].stage >= Stage::Translating;
+        if !endpoints.iter().any(differs) {
             // A DREQ may be forged, and responses may still arrive: the connection is forgotten when it
             // becomes idle.
-            for end in ends.into_iter().filter(|end| *end != NONE) {
-                self.flows[end as usize].over = true;
+            for end in endpoints.into_iter().filter(|end| *end != NONE) {
+                self.flows[end as usize].disconnected = true;
             }
             return true;
         }
-        for end in ends.into_iter().filter(|end| *end != NONE) {
-            if self.flows[end as usize].stage == Stage::Strict {
+        for end in endpoints.into_iter().filter(|end| *end != NONE) {
+            if self.flows[end as usize].stage == Stage::Translating {
                 // The server ignores the packets in flight.
-                self.end(end);
+                self.end_connection(end);
             }
             // Forgotten, and removed from the journal, when the connection becomes idle.
-            self.flows[end as usize].over = true;
+            self.flows[end as usize].disconnected = true;
         }
         true
     }
 
     /// Stops sharing a connection. No operation may be in flight on it.
-    pub(crate) fn leave(&mut self, id: Id) {
-        let lane = core::mem::replace(&mut self.flows[id as usize].lane, NONE);
-        if lane == NONE {
+    pub(crate) fn unshare(&mut self, id: Id) {
+        let shared_qp = core::mem::replace(&mut self.flows[id as usize].shared_qp, NONE);
+        if shared_qp == NONE {
             return;
         }
-        let there = &mut self.lanes[lane as usize];
-        there.owner = NONE;
-        let mut waiting = core::mem::replace(&mut there.waiting, [NONE; 2])[0];
+        let qp = &mut self.shared_qps[shared_qp as usize];
+        qp.owner = NONE;
+        let mut waiting = core::mem::replace(&mut qp.waiting, [NONE; 2])[0];
         while waiting != NONE {
             let flow = &mut self.flows[waiting as usize];
             let next = flow.next_waiting;
-            flow.waits = NONE;
+            flow.waits_for = NONE;
             flow.next_waiting = NONE;
             self.ready.push_back(waiting);
             waiting = next;
@@ -464,25 +464,25 @@ impl Swordbox {
     pub(crate) fn orphan(&mut self, id: Id) {
         self.end_detour(id, false);
         let via = self.flows[id as usize].via;
-        if self.flows[id as usize].shared > 0 && via != NONE {
-            let lane = &mut self.lanes[via as usize];
-            for n in 0..lane.under_way {
-                let psn = lane.acked.add(n);
-                let entry = lane.entry_mut(psn);
+        if self.flows[id as usize].shared_in_flight > 0 && via != NONE {
+            let shared_qp = &mut self.shared_qps[via as usize];
+            for n in 0..shared_qp.in_flight {
+                let psn = shared_qp.acked.add(n);
+                let entry = shared_qp.entry_mut(psn);
                 if entry.flow == id {
                     entry.flow = NONE;
                 }
             }
         }
-        let waits = self.flows[id as usize].waits;
+        let waits = self.flows[id as usize].waits_for;
         if waits != NONE {
-            let mut first = self.lanes[waits as usize].waiting[0];
-            self.unwait(id, waits, &mut first);
+            let mut first = self.shared_qps[waits as usize].waiting[0];
+            self.remove_waiting(id, waits, &mut first);
             let mut last = first;
             while last != NONE && self.flows[last as usize].next_waiting != NONE {
                 last = self.flows[last as usize].next_waiting;
             }
-            self.lanes[waits as usize].waiting = [first, last];
+            self.shared_qps[waits as usize].waiting = [first, last];
         }
         self.ready.retain(|other| *other != id);
         self.held.clear(&mut self.flows[id as usize].held);
@@ -492,68 +492,68 @@ impl Swordbox {
     /// Handles responses to a client's queue pair that match the requests of a connection other than the
     /// tracked one: its number was reused. The server may still have the old connection's queue pair, so the
     /// old connection is kept as ended. Returns whether there was room for that.
-    fn bury(&mut self, to: Id) -> bool {
-        let id = self.ends[to as usize].peer;
+    fn end_reused(&mut self, to: Id) -> bool {
+        let id = self.endpoints[to as usize].peer;
         if id == NONE {
             return true;
         }
-        if self.flows[id as usize].stage >= Stage::Strict && !self.flows[id as usize].over {
+        if self.flows[id as usize].stage >= Stage::Translating && !self.flows[id as usize].disconnected {
             if self.ended.len() + 1 >= self.config.connections {
                 return false;
             }
-            self.remember(id);
-        } else if self.flows[id as usize].written
+            self.keep_as_ended(id);
+        } else if self.flows[id as usize].journaled
             && let Some(connection) = self.connection_of(id)
         {
             self.events.push_back(Event::Over(connection));
         }
-        if self.flows[to as usize].written
+        if self.flows[to as usize].journaled
             && let Some(connection) = self.connection_of(to)
         {
             self.events.push_back(Event::Over(connection));
         }
-        self.forget_quietly(to);
+        self.remove_connection(to);
         true
     }
 
     /// Removes an endpoint and its peer; their connection is over.
     pub(crate) fn forget(&mut self, id: Id) {
-        for end in [id, self.ends[id as usize].peer] {
+        for end in [id, self.endpoints[id as usize].peer] {
             if end != NONE
-                && self.flows[end as usize].written
+                && self.flows[end as usize].journaled
                 && let Some(connection) = self.connection_of(end)
             {
                 self.events.push_back(Event::Over(connection));
             }
         }
-        self.forget_quietly(id);
+        self.remove_connection(id);
     }
 
     /// Removes both endpoints: a translated connection cannot be answered without either of them.
-    fn forget_quietly(&mut self, id: Id) {
-        let peer = self.ends[id as usize].peer;
-        self.forget_end(id);
+    fn remove_connection(&mut self, id: Id) {
+        let peer = self.endpoints[id as usize].peer;
+        self.remove_endpoint(id);
         if peer != NONE {
-            self.forget_end(peer);
+            self.remove_endpoint(peer);
         }
     }
 
-    fn forget_end(&mut self, id: Id) {
-        let lane = self.flows[id as usize].lane;
-        if lane != NONE {
-            self.fail(lane);
+    fn remove_endpoint(&mut self, id: Id) {
+        let shared_qp = self.flows[id as usize].shared_qp;
+        if shared_qp != NONE {
+            self.fail_shared_qp(shared_qp);
         }
         self.orphan(id);
         self.unsteer(id);
-        let peer = self.ends[id as usize].peer;
+        let peer = self.endpoints[id as usize].peer;
         if peer != NONE {
-            self.ends[peer as usize].peer = NONE;
-            self.ends[id as usize].peer = NONE;
+            self.endpoints[peer as usize].peer = NONE;
+            self.endpoints[id as usize].peer = NONE;
         }
-        self.introduce(id);
+        self.remove_unpaired(id);
         let server = self.flows[id as usize].server;
-        if server != NO_SERVER && self.ends[id as usize].from != 0 {
-            self.sources.remove(self.ends[id as usize].from);
+        if server != NO_SERVER && self.endpoints[id as usize].from != 0 {
+            self.sources.remove(self.endpoints[id as usize].from);
         }
         self.flows[id as usize] = Flow::new(server);
         if let Some(key) = self.index.key(id).copied() {
@@ -563,11 +563,11 @@ impl Swordbox {
     }
 
     /// Adds a connection to the ended ones, because its PSN translation is about to be lost.
-    pub(crate) fn remember(&mut self, id: Id) {
+    pub(crate) fn keep_as_ended(&mut self, id: Id) {
         if let Some(connection) = self.connection_of(id) {
             let flow = &self.flows[id as usize];
-            let psns = Some((flow.window(), flow.own_next));
-            self.ended.insert(connection.without_client_qpn(), Gone { connection, psns });
+            let psns = Some((flow.window(), flow.server_next));
+            self.ended.insert(connection.without_client_qpn(), EndedConnection { connection, psns });
         }
     }
 
@@ -576,25 +576,31 @@ impl Swordbox {
     pub(crate) fn age(&mut self, now: Nanos) {
         let ids = self.index.ids();
         for _ in 0..64.min(ids) {
-            self.aged = (self.aged + 1) % ids;
-            let id = self.aged;
-            if self.index.key(id).is_none() || self.is_own_end(id) || self.flows[id as usize].is_own {
+            self.age_cursor = (self.age_cursor + 1) % ids;
+            let id = self.age_cursor;
+            if self.index.key(id).is_none()
+                || self.is_switch_endpoint(id)
+                || self.flows[id as usize].is_switch_owned
+            {
                 continue;
             }
             let period = self.period;
             self.flows[id as usize].expire(period);
             // The switch's own responses set no time stamp, and operations of other clients use the port of a
             // shared QP's owner. So a connection is idle only if both of its endpoints are.
-            let peer = self.ends[id as usize].peer;
-            let seen = self.ends[id as usize].seen;
-            let seen = self.ends.get(peer as usize).map_or(seen, |peer| seen.max(peer.seen));
-            let over = self.flows[id as usize].over && self.flows[id as usize].stage < Stage::Strict;
+            let peer = self.endpoints[id as usize].peer;
+            let seen = self.endpoints[id as usize].seen;
+            let seen = self.endpoints.get(peer as usize).map_or(seen, |peer| seen.max(peer.seen));
+            let over =
+                self.flows[id as usize].disconnected && self.flows[id as usize].stage < Stage::Translating;
             let ageing = if over { self.config.dead_after } else { self.config.ageing };
-            if now.since(seen) <= ageing || [id, peer].iter().any(|end| self.carries(*end)) {
+            if now.since(seen) <= ageing || [id, peer].iter().any(|end| self.has_shared_operations(*end)) {
                 continue;
             }
             let differs = |end: Id| {
-                self.flows.get(end as usize).is_some_and(|flow| flow.stage >= Stage::Strict && !flow.over)
+                self.flows
+                    .get(end as usize)
+                    .is_some_and(|flow| flow.stage >= Stage::Translating && !flow.disconnected)
             };
             let differing = [id, peer].map(|end| differs(end).then_some(end));
             if differing.iter().all(Option::is_none) {
@@ -604,8 +610,8 @@ impl Swordbox {
             // The client may only have paused, and must not continue on a connection whose translation is
             // lost.
             if self.ended.len() + 1 < self.config.connections {
-                differing.into_iter().flatten().for_each(|end| self.remember(end));
-                self.forget_quietly(id);
+                differing.into_iter().flatten().for_each(|end| self.keep_as_ended(end));
+                self.remove_connection(id);
             }
         }
     }
@@ -613,23 +619,27 @@ impl Swordbox {
     /// Returns whether an operation is in flight on the shared QP that this connection is, or of this
     /// endpoint on a shared QP: both endpoints are needed when its response arrives. The response arrives
     /// within `dead_after`, or the shared QP fails.
-    fn carries(&self, id: Id) -> bool {
+    fn has_shared_operations(&self, id: Id) -> bool {
         self.flows.get(id as usize).is_some_and(|flow| {
-            flow.shared > 0 || self.lanes.get(flow.lane as usize).is_some_and(|lane| lane.under_way > 0)
+            flow.shared_in_flight > 0
+                || self
+                    .shared_qps
+                    .get(flow.shared_qp as usize)
+                    .is_some_and(|shared_qp| shared_qp.in_flight > 0)
         })
     }
 
     /// Matches a response to an endpoint with unknown peer against the unpaired endpoints between the two
     /// hosts. The endpoint that fits is the candidate if it is the only one.
-    pub(crate) fn guess(&mut self, to: Id, packet: &Packet<'_>, from: u128, port: PortId) {
+    pub(crate) fn match_response(&mut self, to: Id, packet: &Packet<'_>, from: u128, port: PortId) {
         let psn = packet.bth().psn();
         if let Some(found) = packet.atomic_ack() {
             let incarnation = self.flows[to as usize].incarnation;
-            let answer = Found { to, incarnation, psn, value: found.original.get() };
-            self.strangers.answers[Strangers::place(to, psn)] = answer;
+            let result = AtomicResult { to, incarnation, psn, value: found.original.get() };
+            self.unpaired.results[UnpairedEndpoints::slot_of(to, psn)] = result;
         }
         let refused = packet.aeth().is_some_and(|aeth| !matches!(aeth.kind(), Syndrome::Ack(_)));
-        let end = &mut self.ends[to as usize];
+        let end = &mut self.endpoints[to as usize];
         let done = if refused { psn.sub(1) } else { psn };
         let msn = packet.aeth().map(rocev2::aeth::Aeth::msn);
         end.latest = Some(match end.latest {
@@ -637,42 +647,42 @@ impl Swordbox {
             latest => (done, msn.or(latest.map(|(_, msn)| msn)).unwrap_or(Msn::ZERO)),
         });
         let client = bits_of(packet.dst());
-        if !self.strangers.look(client, from, 0, self.tick) {
+        if !self.unpaired.count_examined(client, from, 0, self.last_tick) {
             return;
         }
         let mut found = NONE;
-        let mut looked = 0;
-        let mut next = self.strangers.first(client, from);
+        let mut examined = 0;
+        let mut next = self.unpaired.first(client, from);
         while next != NONE {
             let id = next;
-            next = self.ends[id as usize].next;
+            next = self.endpoints[id as usize].next;
             let flow = &mut self.flows[id as usize];
-            if !flow.begun {
+            if !flow.is_started {
                 continue;
             }
-            looked += 1;
-            if flow.may_have_asked(psn) {
+            examined += 1;
+            if flow.may_have_requested(psn) {
                 if found != NONE {
                     found = NONE;
                     break;
                 }
                 found = id;
             }
-            if looked > CANDIDATES {
+            if examined > CANDIDATES {
                 found = NONE;
                 break;
             }
         }
-        self.strangers.look(client, from, looked as u32, self.tick);
-        let end = &mut self.ends[to as usize];
+        self.unpaired.count_examined(client, from, examined as u32, self.last_tick);
+        let end = &mut self.endpoints[to as usize];
         if let Some(flow) = self.flows.get_mut(found as usize)
-            && end.latest.is_some_and(|(psn, _)| !flow.may_have_asked(psn))
+            && end.latest.is_some_and(|(psn, _)| !flow.may_have_requested(psn))
         {
             // The stored value belongs to an earlier connection with the same client queue pair number.
             end.latest = Some((done, msn.unwrap_or(Msn::ZERO)));
         }
-        if found == NONE || end.guess != found {
-            end.guess = found;
+        if found == NONE || end.candidate_peer != found {
+            end.candidate_peer = found;
             end.confirmed = (u8::from(found != NONE), psn);
             return;
         }
@@ -681,38 +691,38 @@ impl Swordbox {
         }
         end.confirmed = (end.confirmed.0.saturating_add(1), psn);
         let ageing = self.config.ageing;
-        let is_past = |at: Option<Nanos>| at.is_none_or(|at| self.tick.since(at) > ageing);
-        let strayed = self.sources.strayed(packet.dst());
+        let is_past = |at: Option<Nanos>| at.is_none_or(|at| self.last_tick.since(at) > ageing);
+        let last_untracked = self.sources.last_untracked(packet.dst());
         let complete = is_past(self.overflowed)
-            && is_past(self.sources.refused(packet.dst()))
-            && strayed.is_none_or(|at| self.tick.since(at) > self.config.dead_after);
+            && is_past(self.sources.last_refused(packet.dst()))
+            && last_untracked.is_none_or(|at| self.last_tick.since(at) > self.config.dead_after);
         if end.confirmed.0 >= CONFIRMATIONS && complete {
-            if self.ends[to as usize].peer != NONE {
+            if self.endpoints[to as usize].peer != NONE {
                 // The endpoint is created again by later packets, and paired from scratch.
-                _ = self.bury(to);
+                _ = self.end_reused(to);
                 return;
             }
-            if core::mem::take(&mut self.flows[found as usize].haunted)
+            if core::mem::take(&mut self.flows[found as usize].may_be_ended)
                 && let Some(connection) = self.index.key(found).copied()
             {
                 // The server has acknowledged a request that the old connection's queue pair would have
                 // refused.
                 let client = (packet.dst(), Qpn::new(0));
-                self.declare_over(&Connection { server: (connection.host(), connection.qpn()), client });
+                self.report_over(&Connection { server: (connection.host(), connection.qpn()), client });
             }
             self.pair(found, to, Stage::Paired);
             self.flows[found as usize].forget_structures();
-            self.ends[found as usize].port = port;
+            self.endpoints[found as usize].port = port;
             // Completes the requests whose responses arrived before the pairing.
-            self.restart(found);
-            self.restart(to);
+            self.complete_early(found);
+            self.complete_early(to);
         }
     }
 
     /// Sets the result of an atomic whose response arrived before the pairing, if the result is still stored.
-    pub(crate) fn look_up(&self, id: Id, record: &mut Record) {
-        let peer = self.ends[id as usize].peer;
-        let kept = &self.strangers.answers[Strangers::place(peer, record.psn)];
+    pub(crate) fn find_result(&self, id: Id, record: &mut Record) {
+        let peer = self.endpoints[id as usize].peer;
+        let kept = &self.unpaired.results[UnpairedEndpoints::slot_of(peer, record.psn)];
         let incarnation = self.flows.get(peer as usize).map(|flow| flow.incarnation);
         if (kept.to, kept.psn) == (peer, record.psn) && Some(kept.incarnation) == incarnation {
             record.what = What::Atomic;
@@ -723,9 +733,9 @@ impl Swordbox {
     }
 
     /// Marks the requests as complete whose responses arrived before the pairing.
-    fn restart(&mut self, id: Id) {
-        let peer = self.ends[id as usize].peer;
-        let Some((psn, msn)) = self.ends[peer as usize].latest else { return };
+    fn complete_early(&mut self, id: Id) {
+        let peer = self.endpoints[id as usize].peer;
+        let Some((psn, msn)) = self.endpoints[peer as usize].latest else { return };
         for at in 0..self.config.rd_atomic {
             let mut record = self.records(id)[at];
             if record.done || psn.precedes(record.psn) {
@@ -733,16 +743,16 @@ impl Swordbox {
             }
             record.done = true;
             if record.what == What::Atomic {
-                self.look_up(id, &mut record);
+                self.find_result(id, &mut record);
             } else {
                 record.what = What::Unseen;
             }
             self.records_mut(id)[at] = record;
             self.flows[id as usize].open -= 1;
         }
-        self.done(id, psn.add(1));
+        self.complete_before(id, psn.add(1));
         let flow = &mut self.flows[id as usize];
-        flow.own_msn = msn;
+        flow.server_msn = msn;
         flow.msn = msn;
     }
 }

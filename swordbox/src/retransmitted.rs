@@ -2,15 +2,15 @@
 
 use crate::Id;
 use crate::NONE;
-use crate::answer::Answer;
 use crate::function::Swordbox;
+use crate::generated::Response;
 use crate::op::{Kind, Op};
 use crate::records::{Record, What};
 #[cfg(debug_assertions)]
-use crate::request::Done;
+use crate::request::Outcome;
 use crate::request::rewrite_request;
 #[cfg(debug_assertions)]
-use crate::way::Way;
+use crate::route::Route;
 use rocev2::{Layout, Packet, Psn};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
@@ -58,32 +58,32 @@ impl Swordbox {
                 self.counters.delayed.add(1);
                 return Verdict::Drop(DropReason::Delayed);
             }
-            let own = psn.add(self.flows[id as usize].delta);
+            let server_psn = psn.add(self.flows[id as usize].psn_delta);
             let by = record.filter(|_| is_read || op.kind == Kind::Atomic).map_or(0, |record| record.steered);
             if self.detour_steered(server, &packet, by, now).is_err() {
                 return Verdict::Drop(DropReason::Delayed);
             }
-            rewrite_request(frame, layout, own, op.ends, by);
+            rewrite_request(frame, layout, server_psn, op.is_last, by);
             return self.forward.route(frame, port, now, out);
         }
         #[cfg(debug_assertions)]
         if self.config.bug == Some(crate::Bug::DecidedAnew) && op.kind == Kind::Atomic {
-            return self.decide_anew(id, frame, layout, now);
+            return self.resolve_again(id, frame, layout, now);
         }
         match record {
             Some(record)
                 if matches!(record.what, What::Read | What::Unseen)
                     && op.kind == Kind::Read
-                    && (self.flows[id as usize].in_message || self.repeats_old_reads()) =>
+                    && (self.flows[id as usize].in_message || self.keeps_read_psns()) =>
             {
                 // No new request can be sent in the middle of a message. But the message did not begin before
-                // the server was certain to have this READ (`is_forgotten`).
-                let Some(own) = record.own_psn(psn) else {
+                // the server was certain to have this READ (`must_nak_message`).
+                let Some(server_psn) = record.server_psn_of(psn) else {
                     // The client has since retransmitted later requests, so it has this response.
                     return Verdict::Drop(DropReason::Repeated);
                 };
-                self.flows[id as usize].reading = Some((record.psn.add(record.count), None));
-                rewrite_request(frame, layout, own, true, record.steered);
+                self.flows[id as usize].reread_until = Some((record.psn.add(record.count), None));
+                rewrite_request(frame, layout, server_psn, true, record.steered);
                 self.forward.route(frame, port, now, out)
             }
             Some(record) if matches!(record.what, What::Read | What::Unseen) && op.kind == Kind::Read => {
@@ -92,16 +92,16 @@ impl Swordbox {
             }
             // An ATOMIC WRITE must not be executed again, and flushed data stays flushed.
             Some(record) if matches!(record.what, What::Read | What::Unseen) && op.kind == Kind::Other => {
-                self.answer_again(id, frame, psn, Answer::Nothing)
+                self.respond_again(id, frame, psn, Response::EmptyRead)
             }
             Some(record) if record.what == What::Atomic && op.kind == Kind::Atomic => {
-                self.answer_again(id, frame, psn, Answer::Atomic(record.value))
+                self.respond_again(id, frame, psn, Response::Atomic(record.value))
             }
             _ if matches!(op.kind, Kind::Write | Kind::Body) => {
                 if !ack_req {
                     return Verdict::Drop(DropReason::Repeated);
                 }
-                self.answer_again(id, frame, psn, Answer::Ack)
+                self.respond_again(id, frame, psn, Response::Ack)
             }
             // The request is too old for its client to be waiting for it.
             _ => Verdict::Drop(DropReason::Repeated),
@@ -110,24 +110,24 @@ impl Swordbox {
 
     /// Returns whether the planted bug is active by which retransmitted READs keep their PSNs.
     #[cfg(debug_assertions)]
-    fn repeats_old_reads(&self) -> bool {
+    fn keeps_read_psns(&self) -> bool {
         self.config.bug == Some(crate::Bug::OldRead)
     }
 
     #[cfg(not(debug_assertions))]
     #[expect(clippy::unused_self, reason = "debug builds read the planted bug")]
-    const fn repeats_old_reads(&self) -> bool {
+    const fn keeps_read_psns(&self) -> bool {
         false
     }
 
     /// Resolves a retransmitted atomic a second time: a planted bug.
     #[cfg(debug_assertions)]
-    fn decide_anew<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, now: Nanos) -> Verdict {
+    fn resolve_again<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, now: Nanos) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let op = Op::of(layout.opcode());
-        match self.way_of(id, &packet, op, now) {
-            Way::Lane(passage) => match self.share(id, passage, frame, layout, now) {
-                Done::Sent(port) | Done::Answered(port) => Verdict::Forward(port),
+        match self.route_of(id, &packet, op, now) {
+            Route::SharedQp(route) => match self.share(id, route, frame, layout, now) {
+                Outcome::Sent(port) | Outcome::Answered(port) => Verdict::Forward(port),
                 _ => Verdict::Consume,
             },
             _ => Verdict::Drop(DropReason::Repeated),
@@ -137,21 +137,21 @@ impl Swordbox {
     /// Answers a retransmitted request in its own frame. While the server has to answer an earlier READ, the
     /// request is dropped, since the client would take the response for a sign that the READ's response was
     /// lost.
-    fn answer_again<F: Frame>(&mut self, id: Id, frame: &mut F, psn: Psn, answer: Answer) -> Verdict {
+    fn respond_again<F: Frame>(&mut self, id: Id, frame: &mut F, psn: Psn, response: Response) -> Verdict {
         let flow = &mut self.flows[id as usize];
-        if let Some((end, last)) = flow.reading
+        if let Some((end, last)) = flow.reread_until
             && !psn.precedes(end)
         {
             match last {
                 // The client has started over at an earlier request.
-                Some(last) if !last.precedes(psn) => flow.reading = None,
+                Some(last) if !last.precedes(psn) => flow.reread_until = None,
                 _ => {
-                    flow.reading = Some((end, Some(psn)));
+                    flow.reread_until = Some((end, Some(psn)));
                     return Verdict::Drop(DropReason::Repeated);
                 }
             }
         }
         self.counters.replayed.add(1);
-        self.answer_in(frame, id, psn, answer)
+        self.respond_in(frame, id, psn, response)
     }
 }

@@ -3,8 +3,8 @@
 //! ones in their original order.
 
 use crate::flow::Flow;
-use crate::headers::Class8;
-use crate::own::{Keys, Probe};
+use crate::headers::TrafficClass;
+use crate::switch_owned::{Keys, Probe};
 use crate::{Id, NONE};
 use rocev2::{Opcode, Psn};
 use switch::Nanos;
@@ -16,7 +16,7 @@ pub(crate) const LONGEST_WRITE: usize = 64;
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Entry {
-    pub asked: Asked,
+    pub request: ServerRequest,
     /// Flow of the client; `NONE` if the client is gone
     pub flow: Id,
     /// Endpoint that the response is sent to
@@ -28,7 +28,7 @@ pub(crate) struct Entry {
     /// Value of the line's detour counter when the operation was sent
     pub detours: u32,
     /// The result may update the cached value
-    pub teaches: bool,
+    pub may_learn: bool,
     /// The client requested an acknowledgement; atomics are always answered
     pub ack_req: bool,
     /// Epoch in which a resolved operation is counted
@@ -39,27 +39,27 @@ const _: () = assert!(size_of::<Entry>() == 64);
 
 /// Request to the server, without the payload.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
-    pub what: Under,
+pub(crate) struct ServerRequest {
+    pub what: Operation,
     pub va: u64,
     pub rkey: u32,
-    pub class: Class8,
+    pub class: TrafficClass,
     /// Solicited event bit of the client's BTH
     pub solicited: bool,
 }
 
 /// Operation as the server sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Under {
+pub(crate) enum Operation {
     /// WRITE by the client, with this payload length in bytes
     Write(u8),
     /// WRITE of the result `left` of an atomic that found `found`
-    Decided { found: u64, left: u64 },
+    Resolved { found: u64, left: u64 },
     /// Atomic with its opcode, `swap_or_add` and `compare`
     Atomic(Opcode, u64, u64),
 }
 
-impl Under {
+impl Operation {
     /// Returns whether the operation uses one of the server's resources for READs and atomics.
     pub(crate) const fn is_atomic(self) -> bool {
         matches!(self, Self::Atomic(..))
@@ -68,22 +68,22 @@ impl Under {
 
 /// A shared QP. Its connection is that of the owner's flow.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct SharedQp {
     /// Flow whose connection is shared; `NONE` while the entry is unused
     pub owner: Id,
     pub server: u8,
     /// The switch owns the connection; the owner is no client
-    pub is_own: bool,
+    pub is_switch_owned: bool,
     /// The owner gets its connection back when nothing is in flight, because a switch-owned QP is available
-    pub is_given_back: bool,
+    pub is_returning: bool,
     /// Keys that work on a switch-owned QP
     pub keys: Keys,
     /// Probe of a switch-owned QP, or of a key there. No operation is in flight at the same time
     pub probe: Option<Probe>,
-    /// First unacknowledged PSN. The next PSN to send is the owner's `own_next`
+    /// First unacknowledged PSN. The next PSN to send is the owner's `server_next`
     pub acked: Psn,
     /// Operations in flight
-    pub under_way: u32,
+    pub in_flight: u32,
     /// Operations in flight that use a resource of the server for READs and atomics
     pub atomics: u32,
     /// Maximum of `atomics` that the server accepts
@@ -96,23 +96,23 @@ pub(crate) struct Lane {
     /// a later request does not belong to a previous incarnation of the server
     pub existed_at: Nanos,
     /// Time of the last acknowledgement; zero if none
-    pub heard: Nanos,
+    pub acked_at: Nanos,
     /// Time of the last acknowledgement, or of the first operation after the QP was empty
-    pub moved: Nanos,
+    pub progress_at: Nanos,
     /// Time of the last retransmission
     pub resent: Nanos,
-    /// Retransmissions since `moved`
+    /// Retransmissions since `progress_at`
     pub tries: u32,
     /// Start of the time in which the owner's own requests have made no progress; zero if none is in flight.
-    /// `stuck_at` is their progress at that time
-    pub stuck: Nanos,
-    pub stuck_at: (Psn, Psn),
+    /// `stuck_progress` is their progress at that time
+    pub stuck_since: Nanos,
+    pub stuck_progress: (Psn, Psn),
     /// Start of the time in which clients have waited without interruption for the owner's requests; zero if
     /// none waits
-    pub kept_since: Nanos,
+    pub waited_since: Nanos,
     /// Only the owner may start operations before this time, because it was NAKed to retransmit a request
     /// that could not be held
-    pub reserved: Nanos,
+    pub reserved_until: Nanos,
     /// Smoothed round-trip time of the operations
     pub round_trip: Nanos,
     /// Operation whose round trip is measured, and the time when it was sent
@@ -127,49 +127,55 @@ pub(crate) struct Lane {
 }
 
 /// Initial number of slots in use
-const FEWEST: usize = 64;
+const INITIAL_SLOTS: usize = 64;
 
-const NOTHING: Entry = Entry {
-    asked: Asked { what: Under::Write(0), va: 0, rkey: 0, class: Class8(0), solicited: false },
+const EMPTY: Entry = Entry {
+    request: ServerRequest {
+        what: Operation::Write(0),
+        va: 0,
+        rkey: 0,
+        class: TrafficClass(0),
+        solicited: false,
+    },
     flow: NONE,
     to: NONE,
     psn: Psn::ZERO,
     line: NONE,
     detours: 0,
-    teaches: false,
+    may_learn: false,
     ack_req: false,
     tag: 0,
 };
 
-impl Lane {
-    pub(crate) fn new(server: u8, is_own: bool, in_flight: usize) -> Self {
+impl SharedQp {
+    pub(crate) fn new(server: u8, is_switch_owned: bool, in_flight: usize) -> Self {
         Self {
             owner: NONE,
             server,
-            is_own,
-            is_given_back: false,
+            is_switch_owned,
+            is_returning: false,
             keys: Keys::new(),
             probe: None,
             acked: Psn::ZERO,
-            under_way: 0,
+            in_flight: 0,
             atomics: 0,
             max_atomics: 1,
             waiting: [NONE; 2],
             incarnation: 0,
             existed_at: Nanos::ZERO,
-            heard: Nanos::ZERO,
-            moved: Nanos::ZERO,
+            acked_at: Nanos::ZERO,
+            progress_at: Nanos::ZERO,
             resent: Nanos::ZERO,
             tries: 0,
-            stuck: Nanos::ZERO,
-            stuck_at: (Psn::ZERO, Psn::ZERO),
-            kept_since: Nanos::ZERO,
-            reserved: Nanos::ZERO,
+            stuck_since: Nanos::ZERO,
+            stuck_progress: (Psn::ZERO, Psn::ZERO),
+            waited_since: Nanos::ZERO,
+            reserved_until: Nanos::ZERO,
             round_trip: Nanos::ZERO,
             timed: None,
-            entries: vec![NOTHING; in_flight].into(),
+            entries: vec![EMPTY; in_flight].into(),
             payloads: vec![[0; LONGEST_WRITE]; in_flight].into(),
-            mask: in_flight.min(FEWEST) - 1,
+            mask: in_flight.min(INITIAL_SLOTS) - 1,
         }
     }
 
@@ -184,15 +190,15 @@ impl Lane {
         self.owner = owner;
         self.existed_at = existed_at;
         self.incarnation = self.incarnation.wrapping_add(1);
-        self.heard = Nanos::ZERO;
-        self.is_given_back = false;
+        self.acked_at = Nanos::ZERO;
+        self.is_returning = false;
         self.acked = acked;
         self.max_atomics = max_atomics;
-        self.moved = now;
+        self.progress_at = now;
         self.resent = now;
         self.tries = 0;
-        self.reserved = Nanos::ZERO;
-        self.kept_since = Nanos::ZERO;
+        self.reserved_until = Nanos::ZERO;
+        self.waited_since = Nanos::ZERO;
         self.round_trip = Nanos::ZERO;
         self.timed = None;
     }
@@ -200,7 +206,7 @@ impl Lane {
     /// Returns whether this key is known to work for this kind of operation.
     #[inline]
     pub(crate) fn accepts(&self, owner: &Flow, rkey: u32, rights: u8) -> bool {
-        if self.is_own { self.keys.has(rkey, rights) } else { owner.has_ever_proven(rkey, rights) }
+        if self.is_switch_owned { self.keys.has(rkey, rights) } else { owner.has_ever_proven(rkey, rights) }
     }
 
     /// Returns whether the server has not answered a probe in time.
@@ -210,24 +216,24 @@ impl Lane {
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.under_way as usize == self.entries.len()
+        self.in_flight as usize == self.entries.len()
     }
 
     /// Counts one more operation in flight and provides its slot. The QP must not be full.
     #[inline]
     pub(crate) fn begin(&mut self) {
-        if self.under_way as usize > self.mask {
-            self.spread();
+        if self.in_flight as usize > self.mask {
+            self.grow();
         }
-        self.under_way += 1;
+        self.in_flight += 1;
     }
 
     /// Doubles the number of slots in use.
     #[cold]
-    fn spread(&mut self) {
+    fn grow(&mut self) {
         let before = self.mask;
         self.mask = (before * 2 + 1).min(self.entries.len() - 1);
-        for n in 0..self.under_way {
+        for n in 0..self.in_flight {
             let psn = self.acked.add(n).get() as usize;
             self.entries[psn & self.mask] = self.entries[psn & before];
             self.payloads[psn & self.mask] = self.payloads[psn & before];
@@ -253,26 +259,26 @@ impl Lane {
 
     #[inline]
     pub(crate) fn put_payload(&mut self, psn: Psn, bytes: &[u8]) {
-        let place = &mut self.payloads[psn.get() as usize & self.mask];
+        let slot = &mut self.payloads[psn.get() as usize & self.mask];
         match bytes.first_chunk() {
-            Some(longest) => *place = *longest,
-            None => place[..bytes.len()].copy_from_slice(bytes),
+            Some(longest) => *slot = *longest,
+            None => slot[..bytes.len()].copy_from_slice(bytes),
         }
     }
 
     /// Returns the time without an acknowledgement after which everything is retransmitted: four round trips,
     /// at least `least`, doubled with each try up to six times.
-    pub(crate) fn patience(&self, least: Nanos) -> Nanos {
-        let patience = Nanos((self.round_trip.0 * 4).max(least.0));
-        Nanos(patience.0 << self.tries.min(6))
+    pub(crate) fn retransmit_timeout(&self, least: Nanos) -> Nanos {
+        let retransmit_timeout = Nanos((self.round_trip.0 * 4).max(least.0));
+        Nanos(retransmit_timeout.0 << self.tries.min(6))
     }
 
     /// Updates timers and the round-trip time after an acknowledgement of everything up to `psn`.
-    pub(crate) fn hear(&mut self, psn: Psn, now: Nanos) {
-        self.moved = now;
-        self.heard = now;
+    pub(crate) fn on_ack(&mut self, psn: Psn, now: Nanos) {
+        self.progress_at = now;
+        self.acked_at = now;
         self.tries = 0;
-        self.stuck = Nanos::ZERO;
+        self.stuck_since = Nanos::ZERO;
         if let Some((timed, sent)) = self.timed
             && !psn.precedes(timed)
         {
@@ -290,21 +296,24 @@ mod tests {
 
     #[test]
     fn operations_keep_distinct_slots_while_the_table_grows() {
-        let mut lane = Lane::new(0, false, 1024);
+        let mut shared_qp = SharedQp::new(0, false, 1024);
         let first = Psn::new(0xff_ff00);
-        lane.open(0, first, 1, Nanos::ZERO, Nanos::ZERO);
+        shared_qp.open(0, first, 1, Nanos::ZERO, Nanos::ZERO);
         let bytes = |n: u32| [n as u8; LONGEST_WRITE];
         for n in 0..1024 {
-            assert!(!lane.is_full());
-            lane.begin();
+            assert!(!shared_qp.is_full());
+            shared_qp.begin();
             let psn = first.add(n);
-            *lane.entry_mut(psn) = Entry { line: n, ..NOTHING };
-            lane.put_payload(psn, &bytes(n));
+            *shared_qp.entry_mut(psn) = Entry { line: n, ..EMPTY };
+            shared_qp.put_payload(psn, &bytes(n));
             // The oldest, the newest, and two in between
             for n in [0, n / 3, n / 2, n] {
-                assert_eq!((lane.entry(first.add(n)).line, lane.payload(first.add(n))), (n, &bytes(n)));
+                assert_eq!(
+                    (shared_qp.entry(first.add(n)).line, shared_qp.payload(first.add(n))),
+                    (n, &bytes(n))
+                );
             }
         }
-        assert!(lane.is_full());
+        assert!(shared_qp.is_full());
     }
 }
