@@ -50,8 +50,8 @@ enum Stage {
     Waiting(Nanos),
     /// The REQ has been sent.
     Requested { conn: Conn, qpn: Qpn },
-    /// The REP has arrived. The server's link-layer address is being resolved: next at `look`, and no longer
-    /// than `until`.
+    /// The REP has arrived. The server's link-layer address is being resolved: next at `next_lookup`, and no
+    /// longer than `until`.
     Replied { conn: Conn, qpn: Qpn, reply: Box<RemoteReply>, next_lookup: Nanos, until: Nanos },
     /// The data plane is opening the QP.
     Opening { conn: Conn, qpn: Qpn },

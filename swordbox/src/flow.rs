@@ -131,7 +131,7 @@ pub(crate) struct Flow {
     pub uncounted_read: Option<NonZero<u32>>,
     /// PSN of the newest record, if any
     pub newest: Psn,
-    /// Slot of the newest record, or [`NOWHERE`]
+    /// Slot of the newest record, or [`NO_SLOT`]
     pub newest_at: u16,
     /// Records without a response
     pub open: u16,
@@ -156,15 +156,15 @@ pub(crate) struct Flow {
     /// READs and atomics that the server accepts at once on this connection, as announced by the connection
     /// manager; 0 if it did not
     pub server_max_reads: u8,
-    /// Path MTU in bytes and `server_max_reads` from the REQ and the REP, which may be forged: unused until the
-    /// server acknowledges a request with their starting PSN
+    /// Path MTU in bytes and `server_max_reads` from the REQ and the REP, which may be forged: unused until
+    /// the server acknowledges a request with their starting PSN
     pub cm_params: Option<(u16, u8)>,
     /// Path MTU in bytes; 0 while it is unknown
     pub mtu: u16,
     /// Length in bytes of the longest payload of one packet: a lower bound of the path MTU
     pub longest: u16,
-    /// PSN of the oldest request seen, but at most `LONG_AGO` behind `sent`: older requests did not pass the
-    /// switch
+    /// PSN of the oldest request seen, but at most `RESPONSE_SPAN` behind `sent`: older requests did not pass
+    /// the switch
     pub first: Psn,
     /// Incarnation of the endpoint with this index, since indices are reused
     pub incarnation: u32,
@@ -381,7 +381,8 @@ impl Flow {
         self.held[0] != NONE
     }
 
-    /// Updates `alive_at` from `pending_alive`, now that everything before `acked` is done on the own connection.
+    /// Updates `alive_at` from `pending_alive`, now that everything before `acked` is done on the own
+    /// connection.
     pub(crate) fn apply_pending_alive(&mut self) {
         let Some((psn, left)) = self.pending_alive else { return };
         if !self.acked.precedes(psn) {

@@ -118,8 +118,8 @@ impl UnpairedEndpoints {
         self.index.get(&Hosts(client, server)).map_or(NONE, |at| self.all[at as usize].first)
     }
 
-    /// Counts `examined` examined endpoints between two hosts. Returns whether the limit of this tick permits
-    /// more.
+    /// Adds to the number of endpoints examined between two hosts. Returns whether the limit of this tick
+    /// permits more.
     fn count_examined(&mut self, client: u128, server: u128, examined: u32, tick: Nanos) -> bool {
         let Some(at) = self.index.get(&Hosts(client, server)) else { return true };
         let pair = &mut self.all[at as usize];

@@ -114,7 +114,7 @@ impl RangeInvalidations {
     }
 
     /// Returns the time before which a line learns no value because of the invalidations since there were
-    /// `checked`; `None` if none of them concerns it.
+    /// `applied`; `None` if none of them concerns it.
     #[cold]
     pub(crate) fn since(&self, applied: u32, number: u64) -> Option<Nanos> {
         let new = self.count.wrapping_sub(applied) as usize;

@@ -47,7 +47,7 @@ impl Successor {
 #[derive(Debug)]
 pub(crate) struct Successors {
     slots: Box<[Option<Successor>]>,
-    /// Slot in `places`, by client
+    /// Slot in `slots`, by client
     by_client: Box<[u16]>,
 }
 

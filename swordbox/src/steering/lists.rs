@@ -91,7 +91,7 @@ pub struct Lists {
     /// Last nodes, by the index of the key. A key whose last node has been forgotten keeps its entry until
     /// that is needed
     tails: Box<[Epoched<Tail>]>,
-    /// Current epochs of `owners` and of `tails`
+    /// Current epochs of `node_keys` and of `tails`
     node_keys_epoch: u64,
     tails_epoch: u64,
     sketch: Sketch,

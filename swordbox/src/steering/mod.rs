@@ -2,9 +2,10 @@
 //! one. Only the request's virtual address changes. It stays on its connection, and the server decides its
 //! result (docs/swordbox-steering.md).
 //!
-//! The state that the switch caches of a data structure is a [`StructureCache`]. There are two implementations.
-//! [`Lists`] is a store of append-only lists such as Clover, of which the last nodes are cached. [`Locks`] is
-//! a table of locks such as Sherman's, which is not steered; it declares the words that are worth tracking.
+//! The state that the switch caches of a data structure is a [`StructureCache`]. There are two
+//! implementations. [`Lists`] is a store of append-only lists such as Clover, of which the last nodes are
+//! cached. [`Locks`] is a table of locks such as Sherman's, which is not steered; it declares the words that
+//! are worth tracking.
 
 mod incarnation;
 mod links;

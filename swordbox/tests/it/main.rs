@@ -81,7 +81,7 @@ fn an_owner_is_not_forgotten_while_operations_are_in_flight_on_its_qp() {
 
 /// A request to a client's queue pair, as from another queue pair of the server.
 #[test]
-fn a_stray_request_to_a_client_does_not_remove_its_endpoint() {
+fn a_stray_request_to_a_client_causes_no_panic() {
     let (mut net, a, b) = two_clients(|_| {});
     let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(b.qpn), Psn::new(1));
     net.down(&frame(SERVER, b.ip, 0xffff, bth, |_| {}, &[0; 8]));
@@ -511,7 +511,7 @@ fn a_write_of_a_new_queue_pair_is_not_acknowledged_without_execution() {
 
 /// A shared QP fails whose owner has an operation in flight on another one.
 #[test]
-fn an_owner_whose_shared_qp_fails_may_use_another_one() {
+fn a_shared_qp_can_fail_while_its_owner_uses_another_one() {
     let mut net = Net::new(|config| config.servers[0].lanes = 2);
     let mut ends = [new_client(1), new_client(2)];
     for end in &mut ends {
@@ -538,7 +538,7 @@ fn an_owner_whose_shared_qp_fails_may_use_another_one() {
 
 /// The table is full, and responses continue.
 #[test]
-fn responses_pass_while_the_table_is_full() {
+fn confirmations_do_not_overflow_while_the_table_is_full() {
     let mut net = Net::new(|config| config.connections = 2);
     let mut a = new_client(1);
     for n in 0..300 {
