@@ -1,4 +1,4 @@
-//! What the server gets on a lane, and what clients get back.
+//! Packets on a shared QP to the server, and the responses to clients.
 
 use super::net::*;
 use rocev2::aeth::{Credit, NakCode, Syndrome};
@@ -9,8 +9,8 @@ use switch::{Function, Nanos};
 
 const ACK: Syndrome = Syndrome::Ack(Credit(0x1f));
 
-/// A WRITE of the first word by a client, with bits of its BTH set
-fn write(client: &End, set: impl FnOnce(&mut Bth)) -> Vec<u8> {
+/// Returns a WRITE of the first word by a client, with bits of its BTH set.
+fn write(client: &Client, set: impl FnOnce(&mut Bth)) -> Vec<u8> {
     let change = |repr: &mut Repr<'_>| {
         set(&mut repr.bth);
         repr.extended.reth = Reth { va: TABLE.into(), rkey: KEY.into(), len: 8.into() };
@@ -18,18 +18,18 @@ fn write(client: &End, set: impl FnOnce(&mut Bth)) -> Vec<u8> {
     client.request(Opcode::RC_WRITE_ONLY, client.psn, change, &[1; 8])
 }
 
-/// The same frame with a VLAN tag
+/// Returns the same frame with a VLAN tag.
 fn tagged(mut frame: Vec<u8>) -> Vec<u8> {
     frame.splice(12..12, [0x81, 0x00, 0x00, 0x05]);
     frame
 }
 
-/// The client's frames have no VLAN tag. Those of the lane's owner may have one, which makes a WRITE of one byte as long as the
-/// client's, whose padding has three bytes.
+/// The client's frames are untagged. Those of the QP's owner may be tagged, which makes a WRITE of one byte
+/// as long as the client's, whose padding has three bytes.
 #[test]
-fn a_write_on_a_lane_has_its_bytes_behind_the_headers_of_the_lane() {
+fn a_write_on_a_shared_qp_keeps_its_payload() {
     for tags in [0, 1] {
-        let (mut net, mut a, mut b) = two(|_| {});
+        let (mut net, mut a, mut b) = two_clients(|_| {});
         let frame = a.write(a.psn, 0x8000_0000, &[0; 8]);
         assert_eq!(net.up(&if tags == 1 { tagged(frame) } else { frame }).len(), 1);
         net.down(&a.ack(a.psn));
@@ -48,9 +48,9 @@ fn a_write_on_a_lane_has_its_bytes_behind_the_headers_of_the_lane() {
 }
 
 #[test]
-fn a_request_on_a_lane_keeps_its_solicited_event_bit() {
+fn a_request_on_a_shared_qp_keeps_its_solicited_event_bit() {
     for solicited in [false, true] {
-        let (mut net, a, b) = two(|_| {});
+        let (mut net, a, b) = two_clients(|_| {});
         let sent = net.up(&write(&b, |bth| bth.set_solicited(solicited)));
         assert_eq!(dest(&sent[0].0), a.server_qpn);
         assert_eq!(Packet::parse(&sent[0].0).unwrap().bth().solicited(), solicited);
@@ -58,21 +58,21 @@ fn a_request_on_a_lane_keeps_its_solicited_event_bit() {
 }
 
 #[test]
-fn a_write_on_a_lane_is_acknowledged_if_its_client_asks_for_that() {
+fn a_write_on_a_shared_qp_is_acknowledged_if_its_client_requests_it() {
     for ack_req in [false, true] {
-        let (mut net, a, b) = two(|_| {});
+        let (mut net, a, b) = two_clients(|_| {});
         let sent = net.up(&write(&b, |bth| bth.set_ack_req(ack_req)));
         assert_eq!(dest(&sent[0].0), a.server_qpn);
-        let answers = net.down(&a.ack(psn(&sent[0].0)));
-        let acks: Vec<_> = answers.iter().map(|(ack, _)| (opcode(ack), dest(ack), psn(ack))).collect();
+        let responses = net.down(&a.ack(psn(&sent[0].0)));
+        let acks: Vec<_> = responses.iter().map(|(ack, _)| (opcode(ack), dest(ack), psn(ack))).collect();
         let expected = (Opcode::RC_ACKNOWLEDGE, b.qpn, b.psn);
         assert_eq!(acks, if ack_req { vec![expected] } else { vec![] });
     }
 }
 
-/// A WRITE, an atomic that is decided, and one that is not, under way on the lane of the first client
-fn three_under_way() -> (Net, End, End, Frames) {
-    let (mut net, a, b) = two(|_| {});
+/// Returns a WRITE, a resolved atomic, and an unresolved one, in flight on the first client's connection.
+fn three_in_flight() -> (Net, Client, Client, Frames) {
+    let (mut net, a, b) = two_clients(|_| {});
     let requests =
         [a.write(a.psn, TABLE + 8, b"abcde"), b.cas(b.psn, TABLE, 0, 5), b.cas(b.psn + 1, TABLE + 16, 1, 2)];
     let sent: Frames = requests.iter().flat_map(|request| net.up(request)).collect();
@@ -82,49 +82,54 @@ fn three_under_way() -> (Net, End, End, Frames) {
 }
 
 #[test]
-fn what_the_server_does_not_acknowledge_is_sent_again_as_it_was() {
-    let (mut net, _, _, sent) = three_under_way();
-    let again = net.pass(Nanos::from_millis(1));
+fn unacknowledged_operations_are_retransmitted_unchanged() {
+    let (mut net, _, _, sent) = three_in_flight();
+    let again = net.advance_time(Nanos::from_millis(1));
     assert!(again.len() >= 3 && again.chunks(3).all(|round| round == sent), "{} frames", again.len());
 }
 
 #[test]
-fn what_the_server_misses_is_sent_again_at_once() {
-    let (mut net, a, b, sent) = three_under_way();
+fn a_nak_retransmits_at_once() {
+    let (mut net, a, b, sent) = three_in_flight();
     let second = psn(&sent[1].0);
-    let frames = net.down(&a.answer(second, Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR), None));
-    let (again, told): (Frames, Frames) = frames.into_iter().partition(|(_, port)| *port == SERVERS);
+    let frames = net.down(&a.response(second, Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR), None));
+    let (again, replies): (Frames, Frames) = frames.into_iter().partition(|(_, port)| *port == SERVERS);
     assert_eq!(again, sent[1..]);
-    assert_eq!((told.len(), dest(&told[0].0), psn(&told[0].0)), (1, a.qpn, a.psn), "the first one is done");
+    assert_eq!(
+        (replies.len(), dest(&replies[0].0), psn(&replies[0].0)),
+        (1, a.qpn, a.psn),
+        "the first operation is complete"
+    );
     assert_eq!(net.down(&a.ack(second)).len(), 1);
-    let answers = net.down(&a.answer(second + 1, ACK, Some(1)));
-    assert_eq!((answers.len(), dest(&answers[0].0), psn(&answers[0].0)), (1, b.qpn, b.psn + 1));
+    let responses = net.down(&a.response(second + 1, ACK, Some(1)));
+    assert_eq!((responses.len(), dest(&responses[0].0), psn(&responses[0].0)), (1, b.qpn, b.psn + 1));
 }
 
-/// Returns the time between the next two looks at what is under way.
-fn between_timers(net: &mut Net) -> Nanos {
+/// Returns the interval of the timer.
+fn timer_interval(net: &mut Net) -> Nanos {
     let at = net.swordbox.next_timer().unwrap();
-    net.pass(at.since(net.now));
+    net.advance_time(at.since(net.now));
     net.swordbox.next_timer().unwrap().since(at)
 }
 
-/// Its timers cost a worker time.
+/// Timers cost the worker time.
 #[test]
-fn a_switch_wakes_up_as_rarely_as_before_when_all_is_done() {
-    let (mut net, a, b) = two(|_| {});
-    let before = between_timers(&mut net);
+fn the_timer_slows_down_when_nothing_is_in_flight() {
+    let (mut net, a, b) = two_clients(|_| {});
+    let before = timer_interval(&mut net);
     let sent = net.up(&b.cas(b.psn, TABLE, 0, 5));
-    assert!(between_timers(&mut net) < before, "it may have to be sent again");
+    assert!(timer_interval(&mut net) < before, "a retransmission may be necessary");
     net.down(&a.ack(psn(&sent[0].0)));
-    between_timers(&mut net);
-    assert_eq!(between_timers(&mut net), before);
+    timer_interval(&mut net);
+    assert_eq!(timer_interval(&mut net), before);
 }
 
-/// The server takes one atomic at a time. One client waits for that, and then another that has WRITEs under way.
+/// The server accepts one atomic at a time. One client waits for that, and then another client that has
+/// WRITEs in flight.
 #[test]
-fn a_client_does_not_overtake_others_while_it_has_operations_under_way() {
-    let (mut net, a, b) = two(|config| config.servers[0].rd_atomic = 1);
-    let mut c = end(3);
+fn a_client_with_operations_in_flight_does_not_overtake_waiting_clients() {
+    let (mut net, a, b) = two_clients(|config| config.servers[0].rd_atomic = 1);
+    let mut c = new_client(3);
     net.connect(&mut c);
     let word = TABLE + 512;
     let sent: Frames = [
@@ -138,7 +143,7 @@ fn a_client_does_not_overtake_others_while_it_has_operations_under_way() {
     .flat_map(|request| net.up(request))
     .collect();
     assert_eq!(sent.len(), 3);
-    let frames = net.down(&a.answer(psn(&sent[1].0), ACK, Some(0)));
+    let frames = net.down(&a.response(psn(&sent[1].0), ACK, Some(0)));
     let sent: Vec<_> = frames.iter().filter(|(_, port)| *port == SERVERS).collect();
     let compare = Packet::parse(&sent[0].0).unwrap().atomic().unwrap().compare.get();
     assert_eq!((sent.len(), compare), (1, 3));
