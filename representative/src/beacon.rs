@@ -32,7 +32,7 @@ pub(crate) struct Template {
     /// Length of these outer headers, in bytes. The bytes from this offset on are the beacon without its
     /// detour, except for its Ethernet header, which stays at the front of the frame.
     outer_len: usize,
-    template: beacon::Template,
+    beacon: beacon::Template,
     port: PortId,
     psn: Psn,
 }
@@ -74,14 +74,14 @@ impl Template {
         let mut frame = vec![0; repr.frame_len()];
         repr.build(&mut frame).expect("the buffer has the length of the frame");
         let Class::Roce(layout) = classify(&frame) else { unreachable!("it was built as one") };
-        let template = beacon::Template::new(&frame, layout).expect("it was built as one");
+        let beacon = beacon::Template::new(&frame, layout).expect("it was built as one");
         let outer = detour_headers(config, link, &frame[Ethernet::LEN..]);
         if let Some(&first) = link.detour.first() {
             let kind = if first.is_ipv4() { ethertype::IPV4 } else { ethertype::IPV6 };
             frame[Ethernet::LEN - 2..Ethernet::LEN].copy_from_slice(&kind.to_be_bytes());
         }
         frame.splice(Ethernet::LEN..Ethernet::LEN, outer.iter().copied());
-        Self { frame: frame.into(), outer_len: outer.len(), template, port: link.port, psn: Psn::ZERO }
+        Self { frame: frame.into(), outer_len: outer.len(), beacon, port: link.port, psn: Psn::ZERO }
     }
 
     /// Sends a beacon, behind all frames that were queued at the port before.
@@ -89,7 +89,7 @@ impl Template {
     pub(crate) fn send<O: Output>(&mut self, contents: &beacon::Said, out: &mut O) -> Result<(), Full> {
         let mut frame = out.make_from(&self.frame)?;
         // No checksum of the beacon covers the Ethernet header, and no outer checksum covers the beacon.
-        self.template.fill(&mut frame.bytes_mut()[self.outer_len..], self.psn, contents);
+        self.beacon.fill(&mut frame.bytes_mut()[self.outer_len..], self.psn, contents);
         self.psn = self.psn.add(1);
         out.send(frame, self.port)
     }

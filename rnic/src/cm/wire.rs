@@ -297,10 +297,10 @@ pub(super) fn dreq(
 }
 
 /// Builds the response to a DREQ, whether or not the connection exists.
-pub(super) fn drep(transaction: u64, dreq: &Dreq) -> [u8; MAD_LEN] {
+pub(super) fn drep(transaction: u64, request: &Dreq) -> [u8; MAD_LEN] {
     let mut drep = Drep::new_zeroed();
-    drep.local_comm_id = dreq.remote_comm_id;
-    drep.remote_comm_id = dreq.local_comm_id;
+    drep.local_comm_id = request.remote_comm_id;
+    drep.remote_comm_id = request.local_comm_id;
     mad(Kind::Drep, transaction, &drep)
 }
 

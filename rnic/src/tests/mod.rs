@@ -288,7 +288,7 @@ fn outstanding_reads_and_atomics_are_limited_and_fenced() {
             (1, Opcode::RC_READ_REQUEST) => outstanding += 1,
             (0, Opcode::RC_READ_RESPONSE_LAST) => outstanding -= 1,
             (1, Opcode::RC_WRITE_ONLY) => {
-                assert_eq!(outstanding, 0, "no READ is outstanding behind the fence")
+                assert_eq!(outstanding, 0, "no READ is outstanding behind the fence");
             }
             _ => {}
         }

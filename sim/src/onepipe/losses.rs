@@ -373,7 +373,7 @@ impl LossCheck<'_> {
         from: usize,
         to: usize,
         run: &Run,
-        received: &DataReceived,
+        data: &DataReceived,
         sent_at: Nanos,
     ) -> Result<Cause, String> {
         let (sender, receiver) = (self.host(from), self.host(to));
@@ -390,13 +390,13 @@ impl LossCheck<'_> {
         let was_dropped =
             dropped.is_some_and(|responses| responses.iter().any(|response| response.acknowledges(run)));
         let acked_at = receiver.traffic.as_ref().and_then(|traffic| of(&traffic.responses_sent, from));
-        if self.was_behind_a_gap(from, to, run, received.barrier) {
+        if self.was_behind_a_gap(from, to, run, data.barrier) {
             return Ok(Cause::Unanswered);
         }
         match acked_at {
             None => Err("its receiver sent no ACK".into()),
-            Some(at) if at > received.at + ACK_WITHIN && !self.drawn.pauses => {
-                Err(format!("its receiver sent no ACK for {} ns", at.since(received.at).0))
+            Some(at) if at > data.at + ACK_WITHIN && !self.drawn.pauses => {
+                Err(format!("its receiver sent no ACK for {} ns", at.since(data.at).0))
             }
             Some(_) if was_dropped => Ok(Cause::Unanswered),
             Some(_) if ack_received_at.is_none() => {

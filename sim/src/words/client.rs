@@ -36,7 +36,7 @@ impl Task {
     fn count_break(&mut self) {
         match &self.end {
             Some(end) if end.has_completed_any() => {
-                (self.interrupted, self.unused) = (self.interrupted + 1, 0)
+                (self.interrupted, self.unused) = (self.interrupted + 1, 0);
             }
             _ => self.unused += 1,
         }

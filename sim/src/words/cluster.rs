@@ -516,13 +516,13 @@ impl Cluster {
             .world
             .with(client_node, |host: &mut Host<ClientApp>, _| host.app.open(&mut host.nic, task, conn_id));
         let own = Endpoint { address: addresses[0], qpn, psn: psns[0] };
-        let served = self.world.with(server_node, |host: &mut Host<ServerApp>, _| {
+        let accepted = self.world.with(server_node, |host: &mut Host<ServerApp>, _| {
             let (qpn, memory) = host.app.serve(&mut host.nic, conn_id)?;
             let other = Endpoint { address: addresses[1], qpn, psn: psns[1] };
             host.app.connected(&mut host.nic, other, own);
             Some((other, memory))
         });
-        if let Some((other, memory)) = served {
+        if let Some((other, memory)) = accepted {
             self.world.with(client_node, |host: &mut Host<ClientApp>, now| {
                 host.app.connected(&mut host.nic, task, own, other, memory);
                 crate::App::run(&mut host.app, &mut host.nic, now);

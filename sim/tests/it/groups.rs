@@ -23,7 +23,7 @@ struct Setup {
     queue_pairs: usize,
     max_replicas: usize,
     silent_after: Nanos,
-    setup_timeout: Nanos,
+    connect_timeout: Nanos,
     first_psn: Option<Psn>,
     /// Share of NAKs to leaders that are lost
     lose_naks: Share,
@@ -45,7 +45,7 @@ const SETUP: Setup = Setup {
     queue_pairs: 64,
     max_replicas: 12,
     silent_after: Nanos::ZERO,
-    setup_timeout: Nanos::from_secs(60),
+    connect_timeout: Nanos::from_secs(60),
     first_psn: None,
     lose_naks: Share::NEVER,
     max_lag: p4ce::gather::MAX_LAG,
@@ -145,7 +145,7 @@ impl Net {
                 lists: [(sim::groups::LIST, list.clone())].into(),
                 limits: limits.clone(),
                 secret: None,
-                setup_timeout: setup.setup_timeout,
+                setup_timeout: setup.connect_timeout,
                 max_lag: setup.max_lag,
                 seed: seed ^ incarnation << 32,
                 first_psn: setup.first_psn,
@@ -721,7 +721,7 @@ fn an_invalid_group_is_refused_with_the_reason() {
         let last = *net.replicas.last().unwrap();
         net.world.schedule(Nanos::ZERO, Fault::Crash(last));
     };
-    let soon = Setup { setup_timeout: Nanos::from_secs(3), ..SETUP };
+    let soon = Setup { connect_timeout: Nanos::from_secs(3), ..SETUP };
     assert_eq!(refusal(soon, &groups, 2, absent), Refusal::Unreachable(last));
     let none = |_: &mut Net| {};
     let few = Setup { max_replicas: 2, ..SETUP };

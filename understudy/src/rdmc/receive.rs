@@ -35,7 +35,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MB", default_value_t = TakeConfig::MEMORY >> 20, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     memory_mb: u64,
     #[command(flatten)]
-    transfer_args: TransferArgs,
+    transfer: TransferArgs,
 }
 
 /// Request to the writer thread.
@@ -279,8 +279,8 @@ impl Args {
                 self.into.display()
             )));
         }
-        let patience = self.transfer_args.patience()?;
-        let (runtime, host, own) = self.transfer_args.host(self.from)?;
+        let patience = self.transfer.patience()?;
+        let (runtime, host, own) = self.transfer.host(self.from)?;
         if own == self.from {
             return Err(ExitReason::InvalidArgument(format!(
                 "{own} is this host's own address; --from is the sender's"

@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "IP,IP,...", value_delimiter = ',', required = true)]
     to: Vec<IpAddr>,
     #[command(flatten)]
-    transfer_args: TransferArgs,
+    transfer: TransferArgs,
     /// Algorithm that distributes the blocks
     #[arg(long, value_enum, default_value_t = Kind::Pipeline)]
     algorithm: Kind,
@@ -95,7 +95,7 @@ impl SendApp {
         match read {
             // After a failure, a different segment may be needed by now.
             ReadResult::Segment(number, bytes) if self.give.wants() == Some(number) => {
-                self.give.give(nic, bytes)
+                self.give.give(nic, bytes);
             }
             ReadResult::Segment(..) => {}
             ReadResult::Digest(digest) => self.give.finish(nic, digest),
@@ -285,7 +285,7 @@ impl Args {
                 )
             })?;
         config.algorithm = self.algorithm.algorithm(|| self.racks(own))?;
-        config.patience = self.transfer_args.patience()?;
+        config.patience = self.transfer.patience()?;
         Ok(config)
     }
 
@@ -308,7 +308,7 @@ impl Args {
         let first = self.to.first().copied().ok_or_else(|| {
             ExitReason::InvalidArgument("there are no receivers; add addresses to --to".into())
         })?;
-        let (runtime, host, own) = self.transfer_args.host(first)?;
+        let (runtime, host, own) = self.transfer.host(first)?;
         let config = self.config(len, own)?;
         let times = self.to.len().div_ceil(copied_at_once(self.to.iter().all(IpAddr::is_ipv4)));
         if config.algorithm == Algorithm::InNetwork && times > 1 {

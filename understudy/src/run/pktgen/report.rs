@@ -450,6 +450,12 @@ impl PktgenReport {
             2,
             rows,
         );
+        self.write_notes(&mut text);
+        text + &self.last_line()
+    }
+
+    /// Writes what the tables do not show: frames of no stream, streams without responses, and why a run is invalid.
+    fn write_notes(&self, text: &mut String) {
         let too_late = if self.drain_expired {
             "frames were received after `drain_ms` had passed; raise `drain_ms`"
         } else {
@@ -470,12 +476,11 @@ impl PktgenReport {
             _ = writeln!(text, "{}: {NO_RESPONSE}", stream_title(&stream.name));
         }
         if !self.adds_up {
-            text += "THE COUNTERS DO NOT ADD UP: this is a bug, or the run was cut short.\n";
+            *text += "THE COUNTERS DO NOT ADD UP: this is a bug, or the run was cut short.\n";
         }
         for invalid in &self.spoiled {
             _ = writeln!(text, "SPOILED ({}): {}", invalid.reason, invalid.what);
         }
-        text + &self.last_line()
     }
 
     /// Returns the streams whose requests had no response at all. Streams with a rate have an error about the
