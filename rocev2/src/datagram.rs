@@ -1,8 +1,9 @@
-//! 1Pipe's datagrams of plain layout, to and from one queue pair: nearly everything that a process sends and receives (1Pipe,
-//! section 6.1).
+//! 1Pipe datagrams without options, to and from one queue pair: nearly everything that a process sends and
+//! receives (1Pipe, section 6.1).
 //!
-//! Without tags, IPv4 options and IPv6 extension headers, the place of every header is known beforehand. So they are copied in one
-//! piece ([`Template`]), and one comparison says of a frame that comes whether they are what they should be ([`Expected`]).
+//! Without VLAN tags, IPv4 options and IPv6 extension headers, the offset of every header is known in
+//! advance. The headers are therefore copied in one piece when sending ([`Template`]), and checked with one
+//! masked comparison when receiving ([`Expected`]).
 
 use crate::checksum;
 use crate::deth::Deth;
@@ -17,48 +18,45 @@ use crate::{Bth, MAX_PAYLOAD, Opcode, Qpn, UDP_PORT, icrc};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Where the UDP header begins
+/// Offset of the UDP header
 const fn udp(v6: bool) -> usize {
     Ethernet::LEN + if v6 { Ipv6::LEN } else { Ipv4::LEN }
 }
 
-/// Bytes in front of the payload
+/// Length of all headers in front of the payload, in bytes
 const fn headers(v6: bool) -> usize {
     udp(v6) + Udp::LEN + Bth::LEN + Deth::LEN
 }
 
 const V4: usize = headers(false);
 const V6: usize = headers(true);
-/// The UDP length, in the UDP header
+/// Offset of the length in the UDP header
 const UDP_LEN: usize = 4;
-/// The pad count, in the BTH, and its bits
+/// Offset of the pad count's byte in the BTH, and its bits
 const PAD: usize = 1;
 const PAD_BITS: u8 = 0x30;
-/// The three bytes of the PSN, in the BTH
+/// Offset of the PSN's three bytes in the BTH
 const PSN: usize = 9;
 
-/// What is known of the datagrams to one receiver before there are any.
+/// Headers of the datagrams to one receiver.
 #[derive(Clone, Copy, Debug)]
 pub struct Template {
     headers: [u8; V6],
     v6: bool,
-    /// Of the IPv4 header with neither length nor id
+    /// Sum of the IPv4 header's words, without length and identification
     sum: u32,
     id: u16,
 }
 
 impl Template {
-    /// Of datagrams from `src_qp` to `dest_qp`.
-    ///
-    /// # Panics
-    /// If the route has a VLAN tag.
+    /// Prepares datagrams from `src_qp` to `dest_qp`.
     pub fn new(mut route: Route, dest_qp: Qpn, qkey: u32, src_qp: Qpn) -> Self {
         let bth = Bth::new(Opcode::UD_SEND_ONLY, dest_qp, crate::Psn::ZERO);
         let mut frame = Vec::new();
         route.emit(&mut frame, bth, &[Deth::new(qkey, src_qp).as_bytes()], &[]);
-        let packet = Packet::parse(&frame).expect("routes make packets");
+        let packet = Packet::parse(&frame).expect("a route emits valid packets");
         let v6 = packet.layout().is_ipv6();
-        assert_eq!(packet.layout().payload(), headers(v6), "no tag");
+        assert_eq!(packet.layout().payload(), headers(v6), "the route has a VLAN tag");
         let mut ip = packet.ipv4().copied().unwrap_or_default();
         (ip.total_len, ip.id, ip.checksum) = Default::default();
         let sum = ip.as_bytes().chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
@@ -67,7 +65,8 @@ impl Template {
         template
     }
 
-    /// Writes a datagram. `frame` may be any, and is quicker if it is as long already.
+    /// Writes a datagram into `frame`, whose contents are replaced. Emitting is faster if `frame` already has
+    /// the right length.
     #[inline]
     pub fn emit(&mut self, frame: &mut Vec<u8>, header: &OnePipe, payload: &[u8]) {
         if self.v6 {
@@ -118,33 +117,33 @@ impl Template {
     }
 }
 
-/// The ICRC of a packet without IPv4 options and IPv6 extension headers
+/// Returns the ICRC of a packet without IPv4 options and IPv6 extension headers.
 #[inline]
 fn icrc_of<const IS_V6: bool>(packet: &[u8]) -> u32 {
     icrc::compute_inline(packet, IS_V6, const { udp(IS_V6) - Ethernet::LEN })
 }
 
-/// A datagram that is whole: its ICRC is right.
+/// A received datagram whose ICRC is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram<'a> {
-    /// Who sent it
+    /// Source address
     pub src: IpAddr,
-    /// Its queue pair
+    /// Source queue pair
     pub src_qp: Qpn,
-    /// ECN field (RFC 3168)
+    /// ECN field of the IP header (RFC 3168)
     pub ecn: u8,
-    /// What its payload begins with
+    /// 1Pipe header at the start of the payload
     pub header: &'a OnePipe,
-    /// and what follows
+    /// Payload behind the 1Pipe header
     pub payload: &'a [u8],
 }
 
-/// Words of 64 bits that are compared: up to the `Q_Key`
+/// Count of 64-bit words that are compared: up to and including the Q_Key
 const WORDS: usize = (V6 - 4).div_ceil(8);
 const WORDS_V4: usize = (V4 - 4).div_ceil(8);
 type Words = [u64; WORDS];
 
-/// What the headers of datagrams for one queue pair have in common.
+/// The header bytes that all datagrams for one queue pair have in common.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected {
     words: Words,
@@ -153,7 +152,7 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// Datagrams to this queue pair, with this key.
+    /// Expects datagrams to this queue pair, with this Q_Key.
     pub fn new(mac: MacAddr, address: IpAddr, qpn: Qpn, qkey: u32) -> Self {
         let v6 = address.is_ipv6();
         let (mut bytes, mut mask) = ([0; WORDS * 8], [0; WORDS * 8]);
@@ -168,7 +167,7 @@ impl Expected {
         match address {
             IpAddr::V4(address) => {
                 expect(ip, &[0x45], &[0xff]);
-                // No fragment
+                // Not a fragment
                 expect(ip + 6, &[0, 0], &[0x3f, 0xff]);
                 expect(ip + 9, &[udp::PROTOCOL], &[0xff]);
                 expect(ip + 16, &address.octets(), &[0xff; 4]);
@@ -182,19 +181,20 @@ impl Expected {
         let bth = udp(v6) + Udp::LEN;
         expect(udp(v6) + 2, &UDP_PORT.to_be_bytes(), &[0xff; 2]);
         expect(bth, &[Opcode::UD_SEND_ONLY.0], &[0xff]);
-        // The transport header's version
+        // Transport header version 0
         expect(bth + PAD, &[0], &[0x0f]);
         expect(bth + 5, &qpn.to_wire(), &[0xff; 3]);
         expect(bth + Bth::LEN, &qkey.to_be_bytes(), &[0xff; 4]);
         let words = |bytes: [u8; WORDS * 8]| {
             core::array::from_fn(|n| {
-                u64::from_ne_bytes(*bytes[8 * n..].first_chunk().expect("as many words"))
+                u64::from_ne_bytes(*bytes[8 * n..].first_chunk().expect("bytes holds WORDS words"))
             })
         };
         Self { words: words(bytes), mask: words(mask), v6 }
     }
 
-    /// Reads a datagram that is what is expected and whole. `None` says nothing of a frame but that it has to be looked at more closely.
+    /// Reads a datagram for this queue pair and verifies its checksums. `None` means only that the frame has
+    /// to be parsed and checked in full.
     #[inline]
     pub fn read<'a>(&self, frame: &'a [u8]) -> Option<Datagram<'a>> {
         if self.v6 {
@@ -226,7 +226,7 @@ impl Expected {
             at(Ethernet::LEN + 2) == udp_len.wrapping_add(Ipv4::LEN as u16) && checksum::is_right(ip)
         };
         let pad = usize::from((head[bth + PAD] & PAD_BITS) >> PAD_BITS.trailing_zeros());
-        // What is behind the DETH, and the 1Pipe header in it
+        // Length of the payload behind the DETH, and of the message behind the 1Pipe header
         let icrc = (udp + usize::from(udp_len)).checked_sub(ICRC_LEN)?;
         let payload = icrc.checked_sub(LEN)?;
         let message = payload.checked_sub(OnePipe::LEN + pad)?;

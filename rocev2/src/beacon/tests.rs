@@ -12,7 +12,7 @@ fn layout(frame: &[u8]) -> Layout {
     }
 }
 
-/// A beacon of one link, all of whose changing parts are given.
+/// Builds a beacon of one link from the given values of all fields that change.
 fn beacon(
     v6: bool,
     write: bool,
@@ -55,7 +55,7 @@ fn header(times: [u64; 3]) -> OnePipe {
 
 proptest! {
     #[test]
-    fn beacons_like_one_that_is_known_are(
+    fn beacons_like_a_checked_one_are_recognised(
         v6: bool,
         write: bool,
         ids: [u16; 2],
@@ -76,9 +76,10 @@ proptest! {
         }
     }
 
-    /// Whatever happens to bytes of a beacon: what the short way takes, the long way would have taken alike.
+    /// Whichever bytes of a beacon are damaged: a frame that `Known::read` accepts would have been accepted
+    /// by the full check, too, with the same result.
     #[test]
-    fn nothing_else_is_taken_for_one(
+    fn a_frame_that_differs_elsewhere_is_rejected(
         v6: bool,
         write: bool,
         times: [[u64; 3]; 2],
@@ -94,7 +95,7 @@ proptest! {
             frame[at] ^= by;
         }
         if let (true, Class::Roce(layout)) = (right, classify(&frame)) {
-            // Somebody who can work out an ICRC
+            // A sender that corrects the ICRC
             let icrc = icrc::compute(&frame, &layout);
             frame[layout.icrc()..layout.end()].copy_from_slice(&icrc.to_le_bytes());
         }
@@ -115,7 +116,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_filled_in_is_a_beacon(
+    fn filled_template_equals_a_built_beacon(
         v6: bool,
         write: bool,
         psns in [0u32..1 << 24, 0u32..1 << 24, 0u32..1 << 24],
@@ -138,7 +139,7 @@ proptest! {
 }
 
 #[test]
-fn what_beacons_do_not_have_they_have_no_template_with() {
+fn frames_with_tags_options_or_other_payloads_have_no_template() {
     let frame = |change: fn(&mut Repr<'_>)| beacon(false, false, 1, [2, 3], header([1, 2, 4]), change);
     let plain = frame(|_| ());
     assert!(Template::new(&plain, layout(&plain)).is_some());

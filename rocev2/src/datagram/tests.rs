@@ -31,7 +31,7 @@ fn header(psn: u32) -> OnePipe {
     OnePipe::new(OnePipeOpcode::DATA, Timestamp::new(0x1234_5678_9abc), Psn::new(psn))
 }
 
-/// What a look at every header finds, as a process would.
+/// Parses and checks every header, as a process without `Expected` would.
 fn read_closely(frame: &[u8], v6: bool) -> Option<Datagram<'_>> {
     let packet = Packet::parse(frame)?;
     let deth = packet.deth()?;
@@ -58,9 +58,9 @@ fn frames(v6: bool, payload: &[u8], times: u32) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// Whatever is sent is what a route would have sent, and is read as what it is.
+/// Every emitted frame equals the one that a route would have emitted, and is read back unchanged.
 #[test]
-fn frames_are_those_of_a_route() {
+fn template_emits_what_a_route_emits() {
     for v6 in [false, true] {
         for len in (0..80).chain([999, 1000, 4072]) {
             let payload: Vec<u8> = (0..len).map(|n: usize| n as u8).collect();
@@ -70,9 +70,9 @@ fn frames_are_those_of_a_route() {
                 let bth = Bth::new(Opcode::UD_SEND_ONLY, QPN, Psn::new(n));
                 let deth = Deth::new(OnePipe::QKEY, OTHER);
                 route.emit(&mut wanted, bth, &[deth.as_bytes(), header(n).as_bytes()], &payload);
-                // The template counts packets from 1 on, too.
+                // The template numbers its packets from 1 on, as the route does.
                 assert_eq!(frame, wanted, "{len} bytes, IPv6 {v6}");
-                let read = expected(v6).read(&frame).expect("it is what is expected");
+                let read = expected(v6).read(&frame).expect("a datagram for this queue pair");
                 assert_eq!((read.header, read.payload), (&header(n), &payload[..]));
                 assert_eq!((read.src, read.src_qp, read.ecn), (ends(v6).src, OTHER, 2));
             }
@@ -80,7 +80,7 @@ fn frames_are_those_of_a_route() {
     }
 }
 
-/// An ICRC as the frame calls for, wherever it may be parsed at all
+/// Corrects the ICRC if the frame can be parsed.
 fn mend(frame: &mut [u8]) {
     if let Some(packet) = Packet::parse(frame) {
         let layout = packet.layout();
@@ -90,10 +90,10 @@ fn mend(frame: &mut [u8]) {
 }
 
 proptest! {
-    /// Whatever is done to a frame: what is read at once is what a closer look finds, and nothing that is as expected and has a plain
-    /// layout is missed.
+    /// Whichever bytes of a frame are changed: a datagram that `Expected::read` returns is the one that the
+    /// full parser returns, and no valid datagram without options is missed.
     #[test]
-    fn a_closer_look_finds_the_same(
+    fn fast_path_agrees_with_the_full_parser(
         v6 in any::<bool>(),
         len in 0usize..60,
         changes in proptest::collection::vec((0usize..130, any::<u8>()), 0..4),
@@ -111,7 +111,7 @@ proptest! {
             frame.resize(frame.len() + cut, 0);
         }
         if !v6 {
-            // An IP checksum that is right, or a change there hides all others.
+            // Corrects the IP checksum: a wrong one would hide the other changes.
             let mut ip = Ipv4::read_from_prefix(&frame[Ethernet::LEN..]).unwrap().0;
             ip.fill_checksum(&[]);
             frame[Ethernet::LEN..Ethernet::LEN + Ipv4::LEN].copy_from_slice(ip.as_bytes());
