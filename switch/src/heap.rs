@@ -1,65 +1,65 @@
-//! A queue of things to do, of which each thing stands in it once.
+//! An indexed binary min-heap: each slot is in it at most once and can be removed.
 
-/// What slots are sorted by; no two are equal.
+/// Sort key of a slot; no two are equal.
 pub type Key = (u64, u64);
 
-/// Slots by key, smallest first: a binary heap that knows where each slot stands, so that any can be taken out. It is
-/// allocated once.
+/// Slots by key, smallest first. The heap records the position of each slot, so that any can be removed in
+/// logarithmic time. It allocates only on creation.
 #[derive(Debug)]
 pub struct Heap {
     entries: Vec<(Key, u32)>,
-    /// Where each slot stands in `entries`
+    /// Position of each slot in `entries`, or `NOWHERE`
     place: Box<[u32]>,
 }
 
-/// The place of a slot that is not in the heap
+/// Position of a slot that is not in the heap
 const NOWHERE: u32 = u32::MAX;
 
 impl Heap {
-    /// An empty heap for the slots below `slots`.
+    /// Returns an empty heap for slot numbers below `slots`.
     pub fn new(slots: usize) -> Self {
         Self { entries: Vec::with_capacity(slots), place: vec![NOWHERE; slots].into() }
     }
 
-    /// The smallest key
+    /// Returns the smallest key.
     #[inline]
     pub fn first(&self) -> Option<Key> {
         self.entries.first().map(|&(key, _)| key)
     }
 
-    /// The slot that has it
+    /// Returns the slot with the smallest key.
     pub fn slot(&self) -> Option<u32> {
         self.entries.first().map(|&(_, slot)| slot)
     }
 
-    /// Takes that slot out.
+    /// Removes and returns the slot with the smallest key.
     pub fn pop(&mut self) -> Option<u32> {
         let slot = self.slot()?;
         self.remove(slot);
         Some(slot)
     }
 
-    /// The key of a slot, if it is in
+    /// Returns the key of a slot, or `None` if the slot is not in the heap.
     #[inline]
     pub fn key(&self, slot: u32) -> Option<Key> {
         let at = *self.place.get(slot as usize)?;
         self.entries.get(at as usize).map(|&(key, _)| key)
     }
 
-    /// How many slots are in
+    /// Count of slots in the heap
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether none is
+    /// Whether the heap is empty
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Adds a slot that is not in it.
+    /// Adds a slot, which must not be in the heap.
     ///
     /// # Panics
-    /// If there are no such slots.
+    /// If `slot` is not below the count that the heap was created with.
     pub fn insert(&mut self, slot: u32, key: Key) {
         let at = self.entries.len();
         self.entries.push((key, slot));
@@ -67,10 +67,10 @@ impl Heap {
         self.rise(at);
     }
 
-    /// Takes a slot out, if it is in.
+    /// Removes a slot, if it is in the heap.
     ///
     /// # Panics
-    /// If there are no such slots.
+    /// If `slot` is not below the count that the heap was created with.
     pub fn remove(&mut self, slot: u32) {
         let at = core::mem::replace(&mut self.place[slot as usize], NOWHERE);
         if at == NOWHERE {
@@ -120,7 +120,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_heap_is_a_sorted_map(operations in proptest::collection::vec((0u32..24, 0u64..50, any::<bool>()), 0..300)) {
+        fn heap_equals_a_sorted_map(operations in proptest::collection::vec((0u32..24, 0u64..50, any::<bool>()), 0..300)) {
             let mut heap = Heap::new(24);
             let mut model: BTreeMap<Key, u32> = BTreeMap::new();
             for (order, (slot, due, remove)) in operations.into_iter().enumerate() {

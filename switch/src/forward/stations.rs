@@ -1,4 +1,4 @@
-//! A learning bridge's table of stations (IEEE 802.1D 7.8, 7.9).
+//! MAC address table of a learning bridge (IEEE 802.1D 7.8, 7.9).
 
 use super::config::MacTable;
 use super::{Event, addresses};
@@ -14,23 +14,23 @@ impl Key for MacAddr {
     }
 }
 
-/// Events that wait for the control plane. While there is no room for another, nothing new is learnt: the station's
-/// next frame tries again.
+/// Maximum count of events that wait for the control plane. While the queue is full, no station is learnt;
+/// the station's next frame tries again.
 const EVENTS: usize = 64;
-/// Stations that one call of [`age`](Stations::age) looks at
+/// Count of entries that one call of [`age`](Stations::age) examines
 const AGED_AT_ONCE: u32 = 128;
 
-/// Which station is on which port.
+/// The port of each station.
 pub(super) struct Stations {
     index: Index<MacAddr>,
-    /// By the index's id
+    /// Entries by the index's ID
     places: Vec<Place>,
     ageing: Nanos,
-    /// The next id to be looked at for its age
+    /// Next ID to examine for its age
     next_aged: u32,
-    /// When to look
+    /// Time of the next examination
     pub(super) next_ageing: Nanos,
-    /// `None` if there is nobody to tell
+    /// `None` if events are disabled
     events: Option<VecDeque<Event>>,
 }
 
@@ -62,12 +62,12 @@ impl Stations {
         stations
     }
 
-    /// Salts the hashes of stations' addresses, those that are known already included.
+    /// Salts the hashes of stations' addresses, including those already in the table.
     pub(super) fn set_salt(&mut self, salt: Salt) {
         self.index.set_salt(salt);
     }
 
-    /// Learns the sender and says where the frame goes; `None` is everywhere.
+    /// Learns the sender and returns the verdict; `None` if the frame is to be flooded.
     pub(super) fn route(&mut self, bytes: &[u8], port: PortId, now: Nanos) -> Option<Verdict> {
         let (src, dst) = addresses(bytes)?;
         self.hear(src, port, now);
@@ -89,7 +89,8 @@ impl Stations {
         }
         if let Some(id) = self.index.get(&mac) {
             let place = &mut self.places[id as usize];
-            // Other workers hear of a station only through events: a quarter of the ageing time keeps it alive there.
+            // Other workers learn about a station only through events. An event every quarter of the ageing
+            // time keeps their entries alive.
             let told_lately = place.port == port && now.since(place.told) < Nanos(self.ageing.0 / 4);
             if place.fixed || told_lately {
                 place.heard = now;
@@ -105,17 +106,17 @@ impl Stations {
         }
     }
 
-    /// Returns the port at which a station was heard last.
+    /// Returns the port on which a station was last seen.
     pub(super) fn find(&self, mac: MacAddr) -> Option<PortId> {
         self.index.get(&mac).map(|id| self.places[id as usize].port)
     }
 
-    /// Another worker heard this station.
+    /// Learns a station that another worker has seen.
     pub(super) fn learn(&mut self, mac: MacAddr, port: PortId, now: Nanos) {
         self.put(mac, port, now);
     }
 
-    /// Whether there was room.
+    /// Inserts or updates an entry. Returns whether there was room.
     fn put(&mut self, mac: MacAddr, port: PortId, now: Nanos) -> bool {
         let Ok(id) = self.index.get_or_insert(mac) else { return false };
         let place = &mut self.places[id as usize];
@@ -125,7 +126,7 @@ impl Stations {
         true
     }
 
-    /// Forgets stations not heard of for too long, some at a time.
+    /// Removes stations that have sent nothing for the ageing time; examines some entries per call.
     pub(super) fn age(&mut self, now: Nanos) {
         let ids = self.index.ids();
         for _ in 0..AGED_AT_ONCE.min(ids) {
@@ -138,7 +139,7 @@ impl Stations {
                 self.index.remove(&mac);
             }
         }
-        // Once round the table in a quarter of the ageing time.
+        // The whole table is examined once in a quarter of the ageing time.
         let calls = ids.div_ceil(AGED_AT_ONCE).max(1);
         self.next_ageing = now + Nanos((self.ageing.0 / 4 / u64::from(calls)).max(1));
     }

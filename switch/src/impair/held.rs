@@ -1,33 +1,34 @@
-//! Frames that are held back: copies in places that are there from the start, given out again by time or by the number of
-//! frames that have passed since.
+//! Held frames: copies in preallocated slots, released when their time has come or when enough later frames
+//! have passed.
 
 use crate::heap::Heap;
 use crate::{Frame, Full, Nanos, Output, PortId};
 
-/// For how long a frame waits that is due while its port has no room, before it is offered again
+/// Time until a due frame is offered again after its port had no room
 const RETRY: Nanos = Nanos::from_micros(1);
 
-/// Frames held back, for each port that they are for.
+/// Held frames, with a queue for each output port.
 pub(super) struct Held {
     bytes: Box<[u8]>,
     slot_len: usize,
-    /// Length of the frame in each slot
+    /// Length of the frame in each slot, in bytes
     lens: Box<[usize]>,
     free: Vec<u32>,
     lanes: Box<[Lane]>,
-    /// Frames held back so far: what comes earlier, leaves earlier at the same time
+    /// Count of frames held so far: frames that are due at the same time leave in the order in which they
+    /// were held
     count: u64,
 }
 
-/// What is on its way to one port.
+/// The held frames of one output port.
 struct Lane {
-    /// Every frame held back, by the time when it is due
+    /// All held frames, by due time
     by_time: Heap,
-    /// Those among them that wait for others to pass, by how many have to
+    /// Those that wait for later frames to pass, by the count of passed frames that releases them
     by_passed: Heap,
-    /// Frames that passed so far
+    /// Count of frames that have passed
     passed: u64,
-    /// Frames that are due are not offered before, because the port had no room
+    /// Time before which due frames are not offered, because the port had no room
     retry: Nanos,
 }
 
@@ -37,16 +38,16 @@ impl Lane {
     }
 }
 
-/// Until when a frame is held back.
+/// When a held frame is released.
 #[derive(Clone, Copy)]
 pub(super) struct Until {
     pub(super) due: Nanos,
-    /// Or until so many frames have passed
+    /// Count of later frames that have to pass first
     pub(super) behind: Option<u64>,
 }
 
 impl Held {
-    /// Places for `slots` frames of up to `slot_len` bytes, for `ports` ports.
+    /// Allocates `slots` slots of `slot_len` bytes for `ports` ports.
     pub(super) fn new(slots: usize, slot_len: usize, ports: u16) -> Self {
         let lane = |_| Lane {
             by_time: Heap::new(slots),
@@ -64,7 +65,10 @@ impl Held {
         }
     }
 
-    /// Holds back a copy of `frame`, which is for `port`.
+    /// Holds back a copy of `frame`, which is to be sent through `port`.
+    ///
+    /// # Errors
+    /// [`Full`] if no slot is free or the frame is longer than a slot.
     pub(super) fn hold(&mut self, frame: &[u8], port: PortId, until: Until) -> Result<(), Full> {
         if frame.len() > self.slot_len {
             return Err(Full);
@@ -82,26 +86,27 @@ impl Held {
         Ok(())
     }
 
-    /// A frame passes on to `port`. What waited for it is due from now on, and leaves before the next frame.
+    /// Records that a frame is forwarded to `port`. Held frames that this releases become due, and leave
+    /// before the next frame.
     #[inline]
     pub(super) fn pass(&mut self, port: PortId, now: Nanos) {
         let lane = &mut self.lanes[port.index()];
         lane.passed += 1;
         while let Some((target, order)) = lane.by_passed.first().filter(|(target, _)| *target <= lane.passed)
         {
-            debug_assert_eq!(target, lane.passed, "every frame that passes is looked at");
+            debug_assert_eq!(target, lane.passed, "pass() is called for every frame");
             let Some(slot) = lane.by_passed.pop() else { break };
             lane.by_time.remove(slot);
             lane.by_time.insert(slot, (now.0, order));
         }
     }
 
-    /// When the next frame is due.
+    /// Returns when the next frame is due.
     pub(super) fn next(&self) -> Option<Nanos> {
         self.lanes.iter().filter_map(Lane::next).min()
     }
 
-    /// Sends what is due on `port`, as long as there is room; how many frames that was.
+    /// Sends the due frames of `port` while there is room. Returns their count.
     #[inline]
     pub(super) fn release<O: Output>(&mut self, port: PortId, now: Nanos, out: &mut O) -> u64 {
         let mut released = 0;
@@ -115,7 +120,7 @@ impl Held {
         released
     }
 
-    /// Sends what is due on any port; how many frames that was.
+    /// Sends the due frames of all ports. Returns their count.
     pub(super) fn release_all<O: Output>(&mut self, now: Nanos, out: &mut O) -> u64 {
         (0..self.lanes.len() as u16).map(|port| self.release(PortId(port), now, out)).sum()
     }
@@ -133,7 +138,7 @@ impl Held {
         lane.by_time.remove(slot);
         lane.by_passed.remove(slot);
         self.free.push(slot);
-        // There was room; should there be none after all, the runner counts the frame.
+        // `room` was checked above; if the port still refuses the frame, the runner counts it.
         _ = out.send(frame, port);
         Ok(())
     }

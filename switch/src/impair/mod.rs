@@ -1,13 +1,15 @@
-//! Impairing: a wire that loses, delays, duplicates, reorders, damages and ECN-marks RoCEv2 packets, as rules say and a
-//! seed decides, and counts what it did. Everything else passes untouched, malformed frames included.
+//! The impairing function: a wire that drops, delays, duplicates, reorders, corrupts and ECN-marks RoCEv2
+//! packets by rules and a seed, and counts its actions. All other frames pass unchanged, malformed ones
+//! included.
 //!
-//! Every packet meets the rules in their order. A rule acts on it or leaves it alone, and the packet goes on to the next
-//! rule, until one drops it or holds it back: so a packet can be marked, then duplicated, then delayed. All rules look at
-//! the packet as it arrived. A copy is the packet as it is when it meets the rule that copies it; it leaves at once, and
-//! meets no further rule. What was held back meets no further rule either.
+//! The rules are applied in order. A rule acts on the packet or ignores it, and the packet continues with the
+//! next rule until one drops it or holds it back: a packet can be marked, then duplicated, then delayed. All
+//! rules match the packet as received. A copy has the changes of the rules before the one that copies; it is
+//! sent immediately, and no further rule applies to it. Nor do further rules apply to a packet that was held
+//! back.
 //!
-//! A rule counts, skips and chooses by itself in each instance: with several workers, what a rule does `times` times
-//! happens so often on each of them. Frames still held back when a run ends are lost.
+//! Each instance counts, skips and chooses independently: with several workers, a rule with `times` acts that
+//! many times on each of them. Frames still held back when a run ends are lost.
 
 pub mod config;
 pub mod counters;
@@ -37,9 +39,9 @@ const CE: u8 = 3;
 
 /// The impairing function.
 pub struct Impair {
-    /// Parses and counts
+    /// Parses and counts frames
     wire: Forward,
-    /// The other end of each port's wire
+    /// The other port of each port's pair
     peers: Box<[PortId]>,
     rules: Box<[Acting]>,
     held: Held,
@@ -47,32 +49,33 @@ pub struct Impair {
     counters: Arc<Counters>,
 }
 
-/// A rule at work.
+/// A rule and its state.
 struct Acting {
     rule: Rule,
-    /// Whether to act: drawn once for every packet that matches
+    /// Random numbers that decide whether to act, one for each matching packet
     choice: Chance,
-    /// How to act: apart, so that what an action draws does not change which packets are chosen
+    /// Random numbers for the action itself; separate, so that an action's draws do not change which packets
+    /// are chosen
     manner: Chance,
     matched: u64,
     acted: u64,
 }
 
-/// What becomes of a packet behind an action.
+/// Result of an action.
 enum Fate {
-    /// It goes on to the next rule.
+    /// The packet continues with the next rule.
     Goes,
-    /// Nothing could be done to it; it goes on too.
+    /// The action was not possible; the packet continues with the next rule.
     Unable,
-    /// It was held back.
+    /// The packet was held back.
     Held,
-    /// It is lost.
+    /// The packet is dropped.
     Lost,
 }
 
 impl Impair {
-    /// A function of this configuration, for one of several workers: each draws chances of its own. What it counts can be
-    /// read from [`counters`](Self::counters) by others.
+    /// Creates an instance for one of several workers; each worker draws different random numbers. Other
+    /// threads can read [`counters`](Self::counters).
     ///
     /// # Panics
     /// If a port in `config` is not below `config.ports`.
@@ -114,12 +117,12 @@ impl Impair {
         self
     }
 
-    /// What this instance has counted so far, and goes on to count.
+    /// Returns the counters of this instance, which it continues to update.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
     }
 
-    /// The packet meets the rules.
+    /// Applies the rules to a packet.
     #[inline]
     fn impair<O: Output>(
         &mut self,
@@ -193,7 +196,7 @@ impl Acting {
         }
     }
 
-    /// Whether the rule is for this packet and wants to act on it.
+    /// Returns whether the rule matches this packet and chooses to act on it.
     #[inline]
     fn chooses(&mut self, facts: &Facts, counters: &RuleCounters) -> bool {
         if !self.rule.matching.has(facts) {
@@ -206,18 +209,19 @@ impl Acting {
 }
 
 fn hold(held: &mut Held, frame: &impl Frame, to: PortId, until: Until) -> Fate {
-    // The rest of a frame in several buffers would be missing from the copy.
+    // A copy would lack the further segments of a frame in several buffers.
     if frame.is_whole() && held.hold(frame.bytes(), to, until).is_ok() { Fate::Held } else { Fate::Unable }
 }
 
-/// Sends copies; none if there is no room for all and the packet itself, fewer if buffers run out.
+/// Sends copies. Sends none if the port has no room for all copies and the packet itself, and fewer if
+/// buffers run out.
 fn duplicate<O: Output>(frame: &O::Frame, to: PortId, copies: u32, out: &mut O) -> Fate {
     if out.room(to) <= copies as usize {
         return Fate::Unable;
     }
     for _ in 0..copies {
         let Ok(copy) = out.copy(frame) else { return Fate::Unable };
-        // There was room; should there be none after all, the runner counts the frame.
+        // `room` was checked above; if the port still refuses the frame, the runner counts it.
         _ = out.send(copy, to);
     }
     Fate::Goes
@@ -253,10 +257,10 @@ fn mark(bytes: &mut [u8], layout: Layout, force: bool) -> Fate {
     Fate::Goes
 }
 
-/// The first PSN of each flow.
+/// First PSN of each flow.
 struct Flows {
     index: Index<HostQp>,
-    /// Of requests and of responses
+    /// First PSN of the requests and of the responses to each queue pair
     first: Box<[[Option<Psn>; 2]]>,
 }
 
@@ -265,7 +269,7 @@ impl Flows {
         Self { index: Index::with_capacity(capacity), first: vec![[None; 2]; capacity].into() }
     }
 
-    /// How far the packet's PSN is from the first of its flow.
+    /// Returns the distance of the packet's PSN from the first PSN of its flow, or `None` for a CNP.
     #[inline]
     fn offset(&mut self, packet: &Packet<'_>) -> Result<Option<Psn>, Full> {
         let bth = packet.bth();
@@ -291,7 +295,8 @@ impl Function for Impair {
         out: &mut O,
     ) -> Verdict {
         let to = self.peers[port.index()];
-        // What is due leaves before this frame: a frame that others had to overtake is overtaken by no more than those.
+        // Due frames leave before this frame, so that a reordered frame is overtaken by no more than the
+        // configured count of frames.
         let released = self.held.release(to, now, out);
         self.counters.released.add(released);
         match self.wire.admit(frame, port) {

@@ -21,7 +21,7 @@ fn v6(n: u8) -> IpAddr {
     Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, n.into()).into()
 }
 
-/// The representatives at both ends, and the switches between them
+/// Representatives at both ends, and the switches between them
 const H1: u8 = 1;
 const S1: u8 = 101;
 const S2: u8 = 102;
@@ -35,7 +35,7 @@ fn next_hops() -> Onward {
     Onward::NextHops(vec![(v4(S2), NEIGHBOUR), (v6(S2), NEIGHBOUR), (v4(H2), HOST), (v6(H2), HOST)])
 }
 
-/// A bridge: the host on port 0, the neighbour on port 1.
+/// Returns a bridge with the host on port 0 and the neighbour on port 1.
 fn tunnel(onward: Onward) -> Tunnel<Forward> {
     let mut bridge = forward::Config::bridge(2, 4);
     if let Topology::Mac(table) = &mut bridge.topology {
@@ -44,7 +44,7 @@ fn tunnel(onward: Onward) -> Tunnel<Forward> {
     Tunnel::new(&config(onward), Forward::new(&bridge))
 }
 
-/// An IP packet with some payload of another protocol than IP.
+/// Returns an IP packet whose payload is not IP.
 fn packet(src: IpAddr, dst: IpAddr, class: u8) -> Vec<u8> {
     let payload = *b"what is in it";
     let header = match (src, dst) {
@@ -66,7 +66,7 @@ fn packet(src: IpAddr, dst: IpAddr, class: u8) -> Vec<u8> {
     [&header[..], &payload].concat()
 }
 
-/// A frame with `packet`, for the switch.
+/// Returns a frame with `packet`, addressed to the switch.
 fn frame(packet: &[u8]) -> Vec<u8> {
     let kind = if packet[0] >> 4 == 4 { ethertype::IPV4 } else { ethertype::IPV6 };
     let ethernet = Ethernet { dst: OWN, src: HOST, ethertype: kind.into() };
@@ -77,7 +77,7 @@ fn into(tunnels: &[(IpAddr, IpAddr)], packet: &[u8]) -> Vec<u8> {
     [&headers(tunnels, packet).unwrap()[..], packet].concat()
 }
 
-/// What became of a frame: the one that left and its port, or why it did not.
+/// Returns the frame that left and its port, or the reason why the frame was dropped.
 fn run(tunnel: &mut Tunnel<Forward>, frame: &[u8]) -> Result<(Vec<u8>, PortId), DropReason> {
     let (verdict, mut frames) = run_frame(tunnel, frame, PortId(0), Nanos::ZERO);
     match verdict {
@@ -104,7 +104,7 @@ fn refused(frame: &[u8], why: Refusal) {
     assert_eq!(counters.terminated.get(), (0, 0));
 }
 
-/// Brings the checksum of the IPv4 header at `at` up to date.
+/// Corrects the checksum of the IPv4 header at `at`.
 fn fix(frame: &mut [u8], at: usize) {
     frame[at + 10..at + 12].fill(0);
     let sum = Sum::default().add(&frame[at..at + Ipv4::LEN]).checksum();
@@ -112,7 +112,7 @@ fn fix(frame: &mut [u8], at: usize) {
 }
 
 #[test]
-fn one_header_is_taken_off_and_the_rest_goes_where_the_next_one_says() {
+fn outer_header_is_removed_and_the_packet_goes_to_the_next_hop() {
     for (ip, other) in [(v4 as fn(u8) -> IpAddr, v6 as fn(u8) -> IpAddr), (v6, v4)] {
         for inner in [ip, other] {
             let innermost = packet(inner(H1), inner(H2), 0x68);
@@ -124,7 +124,7 @@ fn one_header_is_taken_off_and_the_rest_goes_where_the_next_one_says() {
             let ethernet = Ethernet::ref_from_prefix(&came).unwrap().0;
             assert_eq!((ethernet.dst, ethernet.src), (NEIGHBOUR, OWN));
             let mut expected = frame(&second);
-            // A hop was spent, and nothing else changed.
+            // The TTL is decremented, and nothing else changes.
             let family = Family::of_ethertype(ethernet.ethertype.get()).unwrap();
             family.spend_hop(&mut expected[Ethernet::LEN..]);
             assert_eq!(came[12..], expected[12..]);
@@ -136,22 +136,26 @@ fn one_header_is_taken_off_and_the_rest_goes_where_the_next_one_says() {
 }
 
 #[test]
-fn the_last_header_leaves_the_packet_as_it_was_sent() {
-    // As the neighbour has it: the packet comes from the other switch.
+fn last_decapsulation_restores_the_packet() {
+    // At the neighbour: the packet comes from the other switch.
     let config = Config { ends: vec![v4(S2)], sources: vec![v4(S1)], ..config(Onward::Function) };
     let Tunnel { function, .. } = tunnel(next_hops());
     let mut tunnel = Tunnel::new(&config, function);
     let innermost = packet(v4(H1), v4(H2), 0x68);
     let mut sent = MemoryFrame::new(frame(&into(&[(v4(S1), v4(S2))], &innermost)));
     _ = tunnel.on_frame(&mut sent, PortId(1), Nanos::ZERO, &mut Sent::with_room(2));
-    assert_eq!(sent.into_bytes(), frame(&innermost), "for a function that routes: own address, no hop spent");
+    assert_eq!(
+        sent.into_bytes(),
+        frame(&innermost),
+        "a function that routes gets its own address and an unchanged TTL"
+    );
 }
 
 #[test]
-fn tags_and_options_and_what_ethernet_adds_behind() {
+fn tags_options_and_ethernet_padding_are_handled() {
     let innermost = packet(v4(H1), v4(S2), 0);
     let mut outer = headers(&[(v4(H1), v4(S1))], &innermost).unwrap();
-    // Four bytes of options: no operation
+    // Four bytes of options: "no operation"
     outer[0] = 0x46;
     outer[3] += 4;
     outer.extend([1; 4]);
@@ -170,7 +174,7 @@ fn tags_and_options_and_what_ethernet_adds_behind() {
 }
 
 #[test]
-fn what_does_not_end_here_passes() {
+fn frames_for_other_destinations_pass_unchanged() {
     let innermost = packet(v4(H1), v4(H2), 0);
     let there = into(&[(v4(H1), v4(S1))], &innermost);
     let mut for_another = frame(&there);
@@ -191,7 +195,7 @@ fn what_does_not_end_here_passes() {
 }
 
 #[test]
-fn each_reason() {
+fn each_reason_for_dropping_is_reached() {
     const IP: usize = Ethernet::LEN;
     const INNER: usize = IP + Ipv4::LEN;
     let innermost = packet(v4(H1), v4(H2), 0);
@@ -254,8 +258,8 @@ fn each_reason() {
 }
 
 #[test]
-fn what_queues_marked_stays_marked() {
-    // RFC 6040, figure 4: by the inner field, what each outer one makes of it
+fn congestion_marks_survive_decapsulation() {
+    // RFC 6040, figure 4: result by inner and outer ECN field
     let table = [
         (0, [Some(0), Some(0), Some(0), None]),
         (1, [Some(1), Some(1), Some(1), Some(3)]),
@@ -269,19 +273,19 @@ fn what_queues_marked_stays_marked() {
     }
     for ip in [v4 as fn(u8) -> IpAddr, v6] {
         let mut sent = frame(&into(&[(ip(H1), ip(S1))], &packet(ip(H1), ip(S2), 0x6a)));
-        // The outer header is marked under way.
+        // The outer header is marked on its way.
         let family = network_layer(&sent).unwrap().1;
         family.set_ecn(&mut sent[Ethernet::LEN..], 3);
         let (came, _) = run(&mut tunnel(next_hops()), &sent).unwrap();
         let (ip, header) = (&came[Ethernet::LEN..], Header::read(&came[Ethernet::LEN..], family).unwrap());
         assert!(header.is_checksum_right(ip));
         let class = if family == Family::V4 { ip[1] } else { ip[0] << 4 | ip[1] >> 4 };
-        assert_eq!(class, 0x6b, "the DSCP is the inner one's");
+        assert_eq!(class, 0x6b, "the DSCP is that of the inner header");
     }
 }
 
 #[test]
-fn headers_say_what_follows() {
+fn headers_describe_the_packets_that_follow() {
     let innermost = packet(v4(H1), v4(H2), 0x6a);
     let all = into(&[(v6(H1), v6(S1)), (v4(S1), v4(S2))], &innermost);
     let outer = Header::read(&all, Family::V6).unwrap();
@@ -300,7 +304,7 @@ fn headers_say_what_follows() {
     assert_eq!(headers(&[(v4(1), v4(2))], &longest), Err(EntranceError::TooLong));
 }
 
-/// Frames that are close to right: bytes of right ones are changed, and some are cut off.
+/// Generates almost valid frames: valid ones with some bytes changed, some of them truncated.
 fn nearly_right() -> impl Strategy<Value = Vec<u8>> {
     let innermost = packet(v4(H1), v4(H2), 0x6a);
     let sixth = packet(v6(H1), v6(H2), 0x6a);
@@ -329,7 +333,7 @@ fn nearly_right() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn any_bytes_pass_or_lose_a_header(
+    fn arbitrary_bytes_pass_unchanged_or_lose_one_header(
         frame in prop_oneof![nearly_right(), proptest::collection::vec(any::<u8>(), 0..120)],
         routed: bool,
     ) {
@@ -342,7 +346,7 @@ proptest! {
         prop_assert!(refused + terminated <= 1);
         let came = sent.into_bytes();
         if terminated == 1 {
-            // What is behind the inner header is untouched, and it was inside.
+            // The bytes behind the inner header are unchanged, and were inside.
             prop_assert!(came.len() + Ipv4::LEN <= frame.len());
             let (at, family) = network_layer(&came).unwrap();
             let header = Header::read(&came[at..], family).unwrap();
