@@ -122,7 +122,7 @@ fn servers_that_cannot_be() {
     );
     wrong(
         &consensus("id = 0\nservers = [\"here\"] #!"),
-        "`here` is no IP address",
+        "`here` is not an IP address",
         "write an address such as `\"10.0.0.1\"` or `\"fd00::1\"`",
     );
 }

@@ -111,7 +111,7 @@ fn fixed_stations() {
     );
     wrong(
         &forward(r#"mac_table = { fixed = [{ mac = "01:00:5e:00:00:01", port = "a" }] } #!"#),
-        "01:00:5e:00:00:01 is the address of a group, which lies on no single port",
+        "01:00:5e:00:00:01 is a group address, which belongs to no single station",
         "give the address of one station: the first byte of such an address is even, as in `52:54:00:00:00:01`",
     );
     wrong(

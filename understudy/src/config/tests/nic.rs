@@ -159,13 +159,13 @@ fn addresses() {
     for text in ["10.0.0.2", "10.0.0.2/33", "fd00::1/129", "here/24"] {
         wrong(
             &nic(&format!("addresses = [\"{text}\"] #!")),
-            &format!("`{text}` is no address with the length of its prefix"),
+            &format!("`{text}` is not an IP address with a prefix length"),
             "write `\"10.0.0.1/24\"` or `\"fd00::1/64\"`",
         );
     }
     wrong(
         &nic("addresses = [\"10.0.0.2/24\"]\ngateways = [\"there\"] #!"),
-        "`there` is no IP address",
+        "`there` is not an IP address",
         "write an address such as `\"10.0.0.1\"` or `\"fd00::1\"`",
     );
 }

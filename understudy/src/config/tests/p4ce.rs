@@ -116,7 +116,7 @@ fn lists() {
     );
     wrong(
         &list("number = 1\nreplicas = [\"here\"] #!"),
-        "`here` is no IP address",
+        "`here` is not an IP address",
         "write an address such as `\"10.0.0.1\"` or `\"fd00::1\"`",
     );
     wrong(
