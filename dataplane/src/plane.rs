@@ -1,4 +1,4 @@
-//! Runs a function's control plane ([`switch::Control`]) on the control thread.
+//! Runs the control plane of a function ([`switch::Control`]) on the control thread.
 
 use crate::control::{Control, ControlOutput};
 use crate::mbuf::Mbuf;
@@ -7,18 +7,18 @@ use crate::time::{Clock, cycles};
 use std::collections::VecDeque;
 use switch::{Egress, Frame, Function, Nanos, PortId};
 
-/// A control plane of a function that has one worker.
+/// Adapter for the control plane of a function with one worker.
 pub struct Plane<C: switch::Control> {
     /// The control plane
     pub control: C,
     clock: Option<Clock>,
-    /// What the worker's queue had no room for
+    /// Commands for which the worker's queue had no room
     commands: VecDeque<<C::Function as Function>::Command>,
     frame: Vec<u8>,
 }
 
 impl<C: switch::Control> Plane<C> {
-    /// Runs this.
+    /// Wraps a control plane.
     pub fn new(control: C) -> Self {
         Self { control, clock: None, commands: VecDeque::new(), frame: Vec::new() }
     }
@@ -27,7 +27,7 @@ impl<C: switch::Control> Plane<C> {
         self.clock.get_or_insert_with(Clock::start).nanos(cycles())
     }
 
-    /// Carries away what the control plane wants done.
+    /// Passes the control plane's commands and frames to the worker.
     fn carry(&mut self, now: Nanos, out: &mut ControlOutput<'_, C::Function>) {
         while let Some(command) = self.commands.pop_front().or_else(|| self.control.poll_command()) {
             if let Err(full) = out.command(0, command) {
@@ -41,7 +41,7 @@ impl<C: switch::Control> Plane<C> {
                 Egress::All => 0..out.ports(),
             };
             for port in ports {
-                // What finds no room is lost, as on a wire: whoever waits for it asks again.
+                // A frame for which there is no room is lost, as on a link: the protocols retransmit.
                 if let Ok(frame) = out.make(&self.frame) {
                     drop(out.send(0, frame, PortId(port)));
                 }

@@ -1,6 +1,6 @@
-//! What a function itself costs a frame: the time from the first frame of a burst until the function has had them all, and that of
-//! its timer. What the drivers do to receive and send is outside; taking buffers from the pool and giving them back is inside,
-//! and so is the sending of frames beyond the 32 that wait for a port.
+//! Time that a function costs per frame: from the first frame of a burst until the function has handled all
+//! of them, and that of its timer. The drivers' receive and send functions are excluded; allocating and
+//! freeing buffers is included, and so is sending frames beyond the 32 that wait for a port.
 
 use crate::time::{cycles, hz};
 use core::cell::Cell;
@@ -8,13 +8,13 @@ use std::sync::Arc;
 use switch::counters::Counter;
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
-/// Frames after which a lap ends: few enough for a lap in which nobody else had the CPU
+/// Count of frames after which a lap ends: few enough that the thread is not preempted in most laps
 const LAP: u64 = 1024;
-/// Places of the histogram for a cycle, and how many cycles it reaches
+/// Count of histogram bins per cycle, and maximum count of cycles
 const PLACES: u64 = 8;
 const MOST: u64 = 4096;
 
-/// Laps by their cycles a frame: written by a worker, read by anyone.
+/// Histogram of laps by their cycles per frame: written by a worker, read by any thread.
 #[derive(Debug)]
 pub struct Laps(Box<[Counter]>);
 
@@ -24,7 +24,8 @@ impl Laps {
         self.0[place as usize].add(1);
     }
 
-    /// Nanoseconds a frame in the median of the laps, which is not moved by those in which somebody else had the CPU.
+    /// Returns the median of the laps, in nanoseconds per frame. Laps in which the thread was preempted do
+    /// not move the median.
     pub fn median_ns(&self) -> Option<f64> {
         let all: u64 = self.0.iter().map(Counter::get).sum();
         let mut left = all.div_ceil(2);
@@ -37,13 +38,13 @@ impl Laps {
     }
 }
 
-/// A function with a stopwatch. It reads the clock four times a burst.
+/// A function with time measurement. It reads the clock four times per burst.
 pub struct Stopwatch<F> {
     function: F,
     laps: Arc<Laps>,
-    /// When the burst began; 0 between two
+    /// Start of the burst; 0 between two bursts
     began: Cell<u64>,
-    /// Of this lap
+    /// Cycles and frames of this lap
     cycles: Cell<u64>,
     frames: Cell<u64>,
 }
@@ -56,7 +57,7 @@ impl<F> Stopwatch<F> {
         Self { function, laps: Arc::new(Laps(laps)), began: zero(), cycles: zero(), frames: zero() }
     }
 
-    /// What it has measured
+    /// Returns the measured laps.
     pub fn laps(&self) -> Arc<Laps> {
         Arc::clone(&self.laps)
     }
@@ -108,7 +109,7 @@ impl<F: Function> Function for Stopwatch<F> {
         self.took(began);
     }
 
-    /// A worker asks this when it is done with a burst.
+    /// Called by a worker after each burst, which ends the measurement of the burst.
     #[inline]
     fn next_timer(&self) -> Option<Nanos> {
         let began = self.began.take();
@@ -132,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_lap() {
+    fn median_lap_is_found() {
         let laps = Laps((0..PLACES * MOST).map(|_| Counter::default()).collect());
         assert_eq!(laps.median_ns(), None);
         for cycles in [100, 30, 31, 1_000_000_000, 29] {

@@ -1,6 +1,6 @@
-//! Looking over a worker's shoulder: of chosen frames the beginning is copied as they came, and again as they, or what was made of
-//! them, leave. Without a watch a worker pays one branch a burst; with one, the function runs with an output that copies, and
-//! frames are no longer fetched ahead.
+//! Packet trace of a worker: copies the first 256 bytes of selected frames on RX and TX. Without a watch a
+//! worker pays one branch per burst. With one, the function runs with an output that copies, and frames are
+//! not prefetched.
 
 use crate::mbuf::Mbuf;
 use crate::time::{Clock, cycles};
@@ -10,58 +10,61 @@ use std::sync::Arc;
 use switch::counters::Counter;
 use switch::{DropReason, Frame as _, Full, Nanos, Output, PortId, Verdict};
 
-/// Bytes that are kept of a frame: all headers, with something of what they carry
+/// Maximum length that is copied of a frame, in bytes: all headers, and the start of the payload
 pub const KEPT: usize = 256;
-/// Frames that are kept of those that leave for one that came, beside what came and what became of it
+/// Maximum count of sent frames that are recorded for one received frame, besides the received frame and its
+/// result
 const LEAVING: usize = 32;
 
-/// A frame that was seen.
+/// A record of one frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Sight {
-    /// The same for a frame that came and all that left for it; counted by worker
+    /// Event number, common to a received frame and all frames sent for it; counted by worker
     pub occasion: u64,
-    /// Since the watch was made
+    /// Time since the watch was created
     pub at: Nanos,
-    /// Wanted frames before it that could not be told of, since the watch was made
+    /// Count of selected frames before this one that could not be recorded, since the watch was created
     pub missed: u64,
-    /// Frames that left for what came before this one did, and of which there is no sighting: there were too many
+    /// Count of frames sent for the same received frame before this one that were not recorded, because there
+    /// were too many
     pub left_out: u64,
-    /// What became of it
+    /// What happened to the frame
     pub what: What,
-    /// Bytes of the frame
+    /// Length of the frame, in bytes
     pub len: u32,
     kept: u16,
     bytes: [u8; KEPT],
 }
 
-/// What is seen of a frame.
+/// What happened to a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// It came in.
+    /// The frame was received.
     In(PortId),
-    /// It left: what came in, rewritten, or something made for it. Without one that came, a timer or the control plane sent it.
+    /// The frame was sent: the received frame, rewritten, or one generated for it. Without a received frame,
+    /// a timer or the control plane sent it.
     Out(PortId),
-    /// It was to leave there, and was dropped on its way: the queue was full, or the port has no peer.
+    /// The frame was to be sent but was dropped: the queue was full, or the port has no peer.
     Lost(PortId, DropReason),
-    /// What came in goes no further.
+    /// The received frame was dropped.
     Dropped(DropReason),
-    /// What came in went up to the control plane.
+    /// The received frame was passed to the control plane.
     Punted,
-    /// What came in ended in the function.
+    /// The function consumed the received frame.
     Consumed,
 }
 
 impl Sight {
-    /// Its beginning, up to [`KEPT`] bytes; nothing where there is no frame to be seen any more.
+    /// Returns the start of the frame, up to [`KEPT`] bytes; empty if the frame is no longer available.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.kept)]
     }
 }
 
-/// Which frames are wanted, by what can be seen of them.
+/// Predicate that selects frames, by the bytes that are recorded of them.
 pub type Wanted = Arc<dyn Fn(&[u8]) -> bool + Send + Sync>;
 
-/// A worker's end of a watch.
+/// A worker's end of a packet trace.
 pub struct Watch {
     wanted: Wanted,
     ring: Producer<Sight>,
@@ -69,23 +72,23 @@ pub struct Watch {
     clock: Clock,
     at: Nanos,
     occasion: u64,
-    /// Of the frame that is under way: what came, some of what left for it, and what became of it
+    /// Records of the current event: the received frame, some of the frames sent for it, and its result
     seen: Vec<Sight>,
     left_out: u64,
     any_wanted: bool,
-    /// Whether frames are for one that came in
+    /// Whether the current event has a received frame
     came: bool,
 }
 
-/// The other end.
+/// The control plane's end of a packet trace.
 pub struct Watcher {
     ring: Consumer<Sight>,
     missed: Arc<Counter>,
     clock: Clock,
 }
 
-/// Watches on so many workers, each of which holds up to `room` sightings that nobody has fetched yet; all count their time
-/// from now. The EAL has to be up.
+/// Creates packet traces for `workers` workers, each with room for `room` records that have not been read.
+/// Their times begin now. The EAL has to be initialised.
 pub fn watches(workers: usize, wanted: &Wanted, room: usize) -> (Vec<Box<Watch>>, Vec<Watcher>) {
     let clock = Clock::start();
     (0..workers).map(|_| watch(Arc::clone(wanted), room, clock)).unzip()
@@ -110,50 +113,50 @@ fn watch(wanted: Wanted, room: usize, clock: Clock) -> (Box<Watch>, Watcher) {
 }
 
 impl Watcher {
-    /// The next sighting, in the order of the worker. If one of an occasion is there, all are.
+    /// Returns the next record, in the worker's order. The records of an event become available together.
     pub fn pop(&mut self) -> Option<Sight> {
         self.ring.pop().ok()
     }
 
-    /// When the next one was seen, if there is one.
+    /// Returns the time of the next record, if there is one.
     pub fn next_at(&self) -> Option<Nanos> {
         self.ring.peek().ok().map(|sight| sight.at)
     }
 
-    /// Since the watches were made
+    /// Returns the time since the watches were created.
     pub fn now(&self) -> Nanos {
         self.clock.nanos(cycles())
     }
 
-    /// The next one of this occasion.
+    /// Returns the next record if it belongs to this event.
     pub fn next_of(&mut self, occasion: u64) -> Option<Sight> {
         let next = self.ring.peek().ok()?;
         if next.occasion == occasion { self.pop() } else { None }
     }
 
-    /// Whether there is nothing to fetch now
+    /// Returns whether no record is available.
     pub fn is_empty(&self) -> bool {
         self.ring.is_empty()
     }
 
-    /// Whether the worker is watched no longer. What is there can still be fetched.
+    /// Returns whether the worker's end was dropped. Remaining records can still be read.
     pub fn is_over(&self) -> bool {
         self.ring.is_abandoned()
     }
 
-    /// Wanted frames of which nothing can be told, because nobody fetched what was told of others
+    /// Returns the count of selected frames that were not recorded because the ring was full.
     pub fn missed(&self) -> u64 {
         self.missed.get()
     }
 }
 
 impl Watch {
-    /// A burst begins.
+    /// Sets the time of the next records, at the beginning of a burst.
     pub(crate) fn look_at_the_clock(&mut self) {
         self.at = self.clock.nanos(cycles());
     }
 
-    /// Keeps a sighting, if `within` says that there is a place for it.
+    /// Adds a record, unless there are `within` records already.
     fn keep(&mut self, frame: Option<&Mbuf>, what: What, within: usize) {
         let bytes = frame.map_or(&[][..], |frame| frame.bytes());
         self.any_wanted |= frame.is_some() && (self.wanted)(bytes);
@@ -175,13 +178,13 @@ impl Watch {
         self.seen.push(sight);
     }
 
-    /// A frame has come in, and the function will see it next.
+    /// Records a received frame before the function handles it.
     pub(crate) fn comes(&mut self, frame: &Mbuf, port: PortId) {
         self.came = true;
         self.keep(Some(frame), What::In(port), 1);
     }
 
-    /// The function has seen it, and this is about to be done with it. What became of it always has a place.
+    /// Records the verdict, before it is carried out. There is always room for this record.
     pub(crate) fn ends(&mut self, frame: &Mbuf, verdict: Verdict) {
         let (frame, what) = match verdict {
             Verdict::Forward(port) => (Some(frame), What::Out(port)),
@@ -192,7 +195,7 @@ impl Watch {
         self.keep(frame, what, LEAVING + 2);
     }
 
-    /// It has been done; `lost` is why not.
+    /// Completes the event after the verdict was carried out; `lost` is the reason if the frame was lost.
     pub(crate) fn ended(&mut self, lost: Option<DropReason>) {
         if let (Some(reason), Some(sight)) = (lost, self.seen.last_mut()) {
             sight.what = match sight.what {
@@ -204,12 +207,12 @@ impl Watch {
         self.tell();
     }
 
-    /// A frame is about to leave: with what came in, or alone.
+    /// Records a frame before it is sent, as part of an event or alone.
     pub(crate) fn leaves(&mut self, frame: &Mbuf, port: PortId) {
         self.keep(Some(frame), What::Out(port), LEAVING + 1);
     }
 
-    /// It has left; `lost` is why not.
+    /// Corrects the last record after the frame was sent; `lost` is the reason if the frame was lost.
     pub(crate) fn left(&mut self, lost: Option<DropReason>) {
         if let (Some(reason), Some(sight), 0) = (lost, self.seen.last_mut(), self.left_out)
             && let What::Out(port) = sight.what
@@ -221,7 +224,7 @@ impl Watch {
         }
     }
 
-    /// What was wanted is told, all of an occasion or nothing.
+    /// Publishes the records of the event, all or none, if a frame of it was selected.
     fn tell(&mut self) {
         if self.any_wanted {
             match self.ring.write_chunk_uninit(self.seen.len()) {
@@ -235,7 +238,7 @@ impl Watch {
     }
 }
 
-/// An output that shows what is sent through it.
+/// An output that records the frames sent through it.
 pub(crate) struct Watched<'a> {
     pub(crate) tx: &'a mut Tx,
     pub(crate) watch: &'a mut Watch,

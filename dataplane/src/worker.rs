@@ -1,5 +1,6 @@
-//! A poll-mode worker: receives in bursts, runs the function, sends, and between two bursts looks at its rings and
-//! queues. It runs to completion, and neither allocates nor locks nor makes a system call on the way of a frame.
+//! A poll-mode worker (lcore): receives bursts, runs the function, sends, and between two bursts polls its
+//! rings and queues. It runs to completion, and neither allocates nor locks nor makes a system call in the
+//! path of a frame.
 
 use crate::control::{Down, Up};
 use crate::idle::Idler;
@@ -17,46 +18,46 @@ use dpdk_sys::rte_mbuf;
 use rtrb::Consumer;
 use switch::{DropReason, Function, Nanos, PortId, Verdict};
 
-/// Frames received at once at most
+/// Maximum count of frames per burst
 const BURST: usize = 32;
-/// How many frames ahead headers are fetched into the cache
+/// Distance, in frames, at which headers are prefetched
 const PREFETCH: usize = 12;
-/// How many frames ahead the function is asked where it will search
+/// Distance, in frames, at which the function prefetches its tables
 const GLIMPSE: usize = 8;
-/// How many frames ahead the function is asked what it will need
+/// Distance, in frames, at which the function prefetches its state
 const FORESEE: usize = 4;
-/// For how long a stopping worker offers its last frames to the ports
+/// Time for which a stopping worker offers its last frames to the ports
 const DRAIN: Nanos = Nanos::from_millis(100);
 
 /// A receive queue that a worker polls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RxQueue {
-    /// DPDK's number
+    /// DPDK's port ID
     pub(crate) device: u16,
     pub(crate) queue: u16,
     pub(crate) port: PortId,
 }
 
-/// What a worker owns.
+/// State of a worker.
 pub(crate) struct Worker<F: Function> {
     pub(crate) index: usize,
     pub(crate) function: F,
     pub(crate) rx: Vec<RxQueue>,
-    /// Queues of ports that have no peer, which must not be touched
+    /// Receive queues of ports without a peer, which must not be polled
     pub(crate) away: Vec<RxQueue>,
     pub(crate) tx: Tx,
-    /// From each other worker
+    /// Hand-off rings from the other workers
     pub(crate) handoffs: Vec<Consumer<Handoff>>,
     pub(crate) up: Sender<Up<F>>,
     pub(crate) down: Receiver<Down<F>>,
     pub(crate) clock: Clock,
-    /// Who looks over its shoulder
+    /// Packet trace, if there is one
     pub(crate) watch: Option<Box<Watch>>,
     pub(crate) idler: Idler,
 }
 
 impl<F: Function> Worker<F> {
-    /// Polls until `stop`, then drains. `running` counts the workers that may still hand something over.
+    /// Polls until `stop` is set, then drains. `running` counts the workers that may still hand off frames.
     pub(crate) fn run(mut self, stop: &AtomicBool, running: &Users) {
         let mut now = self.clock.nanos(cycles());
         let mut turn_began = cycles();
@@ -75,7 +76,8 @@ impl<F: Function> Worker<F> {
                         self.function.on_timer(now, &mut Watched { tx: &mut self.tx, watch });
                     }
                 }
-                // Who only waits for room is idle: others may need the CPU to make it.
+                // A function that waits for room in a queue is idle: other threads may need the CPU to make
+                // room.
                 worked |= self.tx.counters.made.get() != made;
             }
             self.tx.flush();
@@ -104,11 +106,11 @@ impl<F: Function> Worker<F> {
         self.drain(running);
     }
 
-    /// Receives a burst and runs the function on it.
+    /// Receives a burst and runs the function on it. Returns the count of frames.
     #[inline]
     fn poll(&mut self, rx: RxQueue, now: Nanos) -> usize {
         let mut burst = [null_mut::<rte_mbuf>(); BURST];
-        // SAFETY: the port is started, and this worker alone polls the queue.
+        // SAFETY: the port is started, and only this worker polls the queue.
         let received =
             usize::from(unsafe { rx_burst(rx.device, rx.queue, burst.as_mut_ptr(), BURST as u16) });
         if received == 0 {
@@ -123,7 +125,7 @@ impl<F: Function> Worker<F> {
             prefetch(mbuf);
         }
         for &mbuf in burst.iter().take(GLIMPSE) {
-            // SAFETY: it was received just now.
+            // SAFETY: the frame was just received.
             self.function.glimpse(&*unsafe { look_at(mbuf) }, fetch);
         }
         for &mbuf in burst.iter().take(FORESEE) {
@@ -137,14 +139,14 @@ impl<F: Function> Worker<F> {
                 prefetch(ahead);
             }
             if let Some(&ahead) = burst.get(at + GLIMPSE) {
-                // SAFETY: its turn has not come yet.
+                // SAFETY: the frame has not been handled yet.
                 self.function.glimpse(&*unsafe { look_at(ahead) }, fetch);
             }
             if let Some(&ahead) = burst.get(at + FORESEE) {
                 // SAFETY: as above.
                 self.function.foresee(&*unsafe { look_at(ahead) }, fetch);
             }
-            // SAFETY: drivers write non-null pointers to buffers that are the receiver's alone.
+            // SAFETY: drivers write non-null pointers to buffers that the receiver owns.
             let mut frame = unsafe { Mbuf::from_raw(NonNull::new_unchecked(raw)) };
             bytes += frame.frame_len() as u64;
             let verdict = self.function.on_frame(&mut frame, rx.port, now, &mut self.tx);
@@ -158,7 +160,7 @@ impl<F: Function> Worker<F> {
     #[inline]
     fn carry_out(&mut self, verdict: Verdict, frame: Mbuf, port: PortId, ended: &mut Ended) {
         match verdict {
-            // What does not fit is counted there.
+            // `push` counts a frame that does not fit.
             Verdict::Forward(port) => _ = self.tx.push(frame, port),
             Verdict::Drop(reason) => {
                 self.tx.counters.count_drop(reason);
@@ -172,7 +174,7 @@ impl<F: Function> Worker<F> {
         }
     }
 
-    /// Runs the function on a burst, and shows what it does to it.
+    /// Runs the function on a burst with a packet trace.
     #[cold]
     fn run_watched(&mut self, burst: &[*mut rte_mbuf], port: PortId, now: Nanos) {
         let Some(mut watch) = self.watch.take() else { return };
@@ -180,7 +182,7 @@ impl<F: Function> Worker<F> {
         let mut bytes = 0;
         let mut ended = Ended { frames: [null_mut(); BURST], len: 0 };
         for &raw in burst {
-            // SAFETY: drivers write non-null pointers to buffers that are the receiver's alone.
+            // SAFETY: drivers write non-null pointers to buffers that the receiver owns.
             let mut frame = unsafe { Mbuf::from_raw(NonNull::new_unchecked(raw)) };
             bytes += frame.frame_len() as u64;
             watch.comes(&frame, port);
@@ -205,7 +207,7 @@ impl<F: Function> Worker<F> {
         self.watch = Some(watch);
     }
 
-    /// Another watch, or none.
+    /// Replaces or ends the packet trace.
     #[cold]
     fn on_watch(&mut self, watch: Option<Box<Watch>>) {
         if let Some(over) = core::mem::replace(&mut self.watch, watch) {
@@ -214,7 +216,7 @@ impl<F: Function> Worker<F> {
         }
     }
 
-    /// Sends it up to the control plane; why not, if there is no room.
+    /// Passes a frame to the control plane. Returns the reason if it was dropped.
     #[cold]
     fn punt(&mut self, frame: Mbuf, port: PortId) -> Option<DropReason> {
         if self.up.try_send(Up::Punt { worker: self.index, frame, port }).is_ok() {
@@ -225,7 +227,8 @@ impl<F: Function> Worker<F> {
         Some(DropReason::ControlFull)
     }
 
-    /// Frames from other workers, commands and frames from the control plane; whether there was something.
+    /// Handles frames from other workers, and commands and frames from the control plane. Returns whether
+    /// there were any.
     #[inline]
     fn poll_rings(&mut self, now: Nanos) -> bool {
         let mut any = false;
@@ -258,7 +261,7 @@ impl<F: Function> Worker<F> {
         any
     }
 
-    /// A port's peer has come or gone.
+    /// Handles a change of a port's peer.
     #[cold]
     fn on_signal(&mut self, signal: Signal) {
         match signal {
@@ -266,7 +269,7 @@ impl<F: Function> Worker<F> {
                 self.tx.adopt(port);
                 self.rx.extend(self.away.extract_if(.., |rx| rx.port == port));
             }
-            // Behind that the port may be stopped.
+            // After this closure the port may be stopped.
             Signal::Release(port, users) => users.leave(|| {
                 self.tx.release(port);
                 self.away.extend(self.rx.extract_if(.., |rx| rx.port == port));
@@ -274,17 +277,17 @@ impl<F: Function> Worker<F> {
         }
     }
 
-    /// Events go up as long as there is room for them.
+    /// Passes events to the control plane while there is room for them.
     #[inline]
     fn tell(&mut self) {
         while !self.up.is_full() {
             let Some(event) = self.function.poll_event() else { break };
-            // The control plane drains the queue before it goes away, and workers are gone before that.
+            // The control plane drains the queue before it is dropped, and workers end before that.
             drop(self.up.try_send(Up::Event { worker: self.index, event }));
         }
     }
 
-    /// No more is received; what is under way leaves, if the ports take it.
+    /// Stops receiving, and sends the remaining frames if the ports accept them.
     fn drain(&mut self, running: &Users) {
         let began = self.clock.nanos(cycles());
         running.drain(|| {
@@ -304,7 +307,7 @@ impl<F: Function> Worker<F> {
     }
 }
 
-/// Frames of a burst that go no further. They are given back to their pool all at once, by one call.
+/// Dropped and consumed frames of a burst, which are freed together in one call.
 struct Ended {
     frames: [*mut rte_mbuf; BURST],
     len: usize,
@@ -322,24 +325,24 @@ impl Drop for Ended {
     #[inline]
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: they are owned here, and not used again.
+            // SAFETY: the frames are owned here, and not used again.
             unsafe { dpdk_sys::rte_pktmbuf_free_bulk(self.frames.as_mut_ptr(), self.len as u32) };
         }
     }
 }
 
-/// A frame of a burst that is somebody else's, to look at.
+/// Returns a borrowed frame of a burst, for inspection.
 ///
 /// # Safety
-/// `mbuf` was received in a burst, and is not freed as long as the frame is looked at.
+/// `mbuf` was received in a burst, and is not freed while the frame is in use.
 #[inline]
 unsafe fn look_at(mbuf: *mut rte_mbuf) -> ManuallyDrop<Mbuf> {
-    // SAFETY: drivers write non-null pointers to buffers that are the receiver's alone. Nothing is done to it, nor is it freed
-    // as this frame.
+    // SAFETY: drivers write non-null pointers to buffers that the receiver owns. The frame is neither changed
+    // nor freed through this reference.
     ManuallyDrop::new(unsafe { Mbuf::from_raw(NonNull::new_unchecked(mbuf)) })
 }
 
-/// Asks for the first bytes of a frame.
+/// Prefetches the first bytes of a frame.
 #[inline]
 fn prefetch(mbuf: *mut rte_mbuf) {
     // SAFETY: the buffer is valid.
@@ -347,11 +350,11 @@ fn prefetch(mbuf: *mut rte_mbuf) {
     fetch(start.wrapping_add(offset));
 }
 
-/// Asks for what lies there.
+/// Prefetches a cache line.
 #[inline]
 fn fetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch has no effect that could be seen, wherever it points.
+    // SAFETY: a prefetch has no visible effect, whatever address it gets.
     unsafe {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(at.cast());

@@ -1,23 +1,25 @@
-//! The control channels of memif ports, which pass through this process.
+//! Control channels of memif ports, which are proxied by this process.
 //!
-//! DPDK's driver notices that a peer has gone in the EAL's interrupt thread, and there and then unmaps the memory that it
-//! shared with it: a worker that is in the middle of a burst dies of it, and peers that are killed are what memif is
-//! here for. Nor does a client's driver ever connect a second time. So no driver gets hold of a peer's socket. Each talks to
-//! a socket of ours, in a folder that no other user can enter; messages and the descriptors that come with them are
-//! checked and passed on, and the end of a peer is not. Frames do not come this way: drivers share their memory as ever.
+//! DPDK's driver detects the end of a peer in the EAL's interrupt thread and immediately unmaps the shared
+//! memory. A worker in the middle of a burst is then killed by SIGSEGV, and surviving the death of a peer is
+//! the purpose of memif ports here. Moreover, a client's driver never reconnects. Therefore no driver gets a
+//! peer's socket. Each driver connects to a socket of this process, in a folder that no other user can
+//! access. Messages and the descriptors that they carry are validated and forwarded, but the end of a peer is
+//! not. Frames do not pass through this process's sockets: the drivers exchange them in shared memory as
+//! usual.
 //!
 //! ```text
-//!            peer's messages come, or the peer answers           link is up
+//!            message from a peer, or connected to one            link is up
 //!   Apart ------------------------------------------> Joining ------------> Joined    workers poll the port
 //!     ^                                                  |                    |
-//!     |                                 peer has gone    |                    | peer has gone
+//!     |                               peer disconnects   |                    | peer disconnects
 //!     +--------------------------------------------------+                    v
-//!     +------------------------------------------------------------------- Leaving    workers are letting go of it
-//!                    none has it; the driver's side is ended
+//!     +------------------------------------------------------------------- Leaving    workers release the port
+//!                    no worker uses it; the driver's side is stopped
 //! ```
 //!
-//! All of it is done by the control thread, between two looks at the workers. A port is stopped in the interrupt thread,
-//! where none of the driver's own callbacks can be under way.
+//! The control thread does all of this, between two polls of the workers' queues. A port is stopped in the
+//! interrupt thread, where none of the driver's own callbacks can run at the same time.
 
 mod audit;
 mod folder;
@@ -40,34 +42,34 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use switch::{Nanos, PortId};
 
-/// How often a client asks whether its server is there
+/// Interval at which a client tries to connect to its server
 const RETRY: Nanos = Nanos::from_millis(20);
-/// How long a peer may take to say what it wants, or to agree
+/// Time that a peer may take to send its request, or to complete the handshake
 const PATIENCE: Nanos = Nanos::from_millis(5_000);
-/// Peers at once that have not said yet what they want
+/// Maximum count of peers that have not sent their request yet
 const CALLERS: usize = 64;
 
-/// What the control thread tells a worker of a port.
+/// Message of the control thread to a worker about a port.
 pub(crate) enum Signal {
-    /// It has a peer: poll it, and send through it.
+    /// The port has a peer: poll it, and send through it
     Adopt(PortId),
-    /// It is to be stopped: leave it alone, and count down.
+    /// The port will be stopped: stop using it, and leave `Users`
     Release(PortId, Arc<Users>),
 }
 
-/// How the channels reach the rest of the runtime.
+/// Interface of the channels to the rest of the runtime.
 pub(crate) trait Runs {
-    /// How many workers there are
+    /// Returns the count of workers.
     fn workers(&self) -> usize;
-    /// Tells a worker; `false` if its queue is full.
+    /// Sends a signal to a worker. Returns `false` if its queue is full.
     fn tell(&mut self, worker: usize, signal: Signal) -> bool;
-    /// The port's peer has come or gone.
+    /// Reports that the port's peer has connected or disconnected.
     fn link(&mut self, port: usize, up: bool);
-    /// Reports that a process that wanted to be the port's peer is refused.
+    /// Reports that a process is refused as the port's peer.
     fn refused(&mut self, port: usize, why: &str);
 }
 
-/// The control channels of all memif ports.
+/// Control channels of all memif ports.
 pub(crate) struct Channels {
     /// Folder of the inner sockets, if there are memif ports
     folder: Option<Folder>,
@@ -77,30 +79,30 @@ pub(crate) struct Channels {
     clock: Option<Clock>,
 }
 
-/// A socket on which ports of ours serve.
+/// A socket on which server ports listen.
 struct Server {
     path: PathBuf,
     outer: Socket,
     _place: Place,
-    /// Where the driver listens
+    /// Path of the socket on which the driver listens
     inner: PathBuf,
-    /// A peer for which the driver has had no ear yet
+    /// A peer whose connection to the driver has to be retried, because the driver's listen queue was full
     waiting: Option<Socket>,
 }
 
-/// A peer that has not got its port yet.
+/// A peer that is not yet assigned to a port.
 struct Caller {
     server: usize,
     line: Line,
     since: Nanos,
-    /// The driver has spoken. Before that it must not find the peer gone: 22.11's forgets to take back a callback that
-    /// it has set, and the EAL panics.
+    /// Whether the driver has sent HELLO. The driver must not see the peer disconnect before: 22.11's driver
+    /// then leaves a callback registered, and the EAL panics.
     greeted: bool,
-    /// What it asked for, while that has another peer
+    /// The peer's request, while the requested port has another peer
     asked: Option<Message>,
 }
 
-/// A control channel: to the peer, and to the driver
+/// A control channel: the sockets to the peer and to the driver
 struct Line {
     outer: Socket,
     inner: Socket,
@@ -109,13 +111,13 @@ struct Line {
 /// A memif port.
 struct Port {
     index: usize,
-    /// Queues in each direction
+    /// Count of queues in each direction
     queues: u16,
-    /// A user whose processes may be the peer, besides this user's and root's
+    /// A user whose processes may be the peer, in addition to this user and root
     peer_uid: Option<u32>,
     role: Role,
     state: State,
-    /// Reason that was reported last, since a peer came
+    /// Reason for a refusal that was reported last, since the last peer connected
     refused: Option<String>,
 }
 
@@ -137,7 +139,8 @@ impl core::fmt::Debug for Channels {
     }
 }
 
-/// Reports a refusal, unless it is the one reported last: a refused client tries again every few milliseconds.
+/// Reports a refusal, unless the same reason was reported last: a refused client tries again every few
+/// milliseconds.
 fn refuse(port: &mut Port, why: String, runs: &mut impl Runs) {
     if port.refused.as_ref() != Some(&why) {
         runs.refused(port.index, &why);
@@ -146,7 +149,7 @@ fn refuse(port: &mut Port, why: String, runs: &mut impl Runs) {
 }
 
 impl Channels {
-    /// Opens the sockets of the memif ports of `config`, before the EAL makes the ports.
+    /// Opens the sockets of the memif ports of `config`, before the EAL creates the ports.
     pub(crate) fn open(config: &Config) -> Result<Self, Error> {
         let mut channels =
             Self { folder: None, servers: Vec::new(), callers: Vec::new(), ports: Vec::new(), clock: None };
@@ -182,12 +185,12 @@ impl Channels {
         Ok(channels)
     }
 
-    /// Returns the number of the server at this path, which listens from then on.
+    /// Returns the index of the server at this path, and creates it if necessary.
     fn server(&mut self, path: &Path, config: &Config) -> Result<usize, Error> {
         if let Some(known) = self.servers.iter().position(|server| server.path == *path) {
             return Ok(known);
         }
-        // A port at this path that another user's process may join
+        // Whether processes of another user may connect to a port at this path
         let open = config.ports.iter().any(|port| {
             matches!(&port.device, Device::Memif { socket, server: true, peer_uid: Some(_), .. } if socket == path)
         });
@@ -201,10 +204,10 @@ impl Channels {
 
     /// Returns the path of an inner socket.
     fn inner(&self, name: &str) -> PathBuf {
-        self.folder.as_ref().expect("it is made for the first port").path(name)
+        self.folder.as_ref().expect("open() creates the folder for the first port").path(name)
     }
 
-    /// What the driver of a memif port is told of its socket.
+    /// Returns the driver arguments of a memif port that select its inner socket.
     pub(crate) fn arguments(&self, index: usize) -> Option<String> {
         let port = self.ports.iter().find(|port| port.index == index)?;
         let (role, id, socket) = match &port.role {
@@ -214,17 +217,17 @@ impl Channels {
         Some(format!("role={role},id={id},socket={},socket-abstract=no", socket.display()))
     }
 
-    /// Whether there is nothing to do, ever
+    /// Returns whether there are no memif ports.
     pub(crate) fn is_empty(&self) -> bool {
         self.ports.is_empty()
     }
 
-    /// Whether workers have to wait until they are told to adopt this port
+    /// Returns whether a port is a memif port, which workers must not use before `Signal::Adopt`.
     pub(crate) fn has(&self, index: usize) -> bool {
         self.ports.iter().any(|port| port.index == index)
     }
 
-    /// There are new workers, which have no port yet.
+    /// Begins a run with new workers, which use no memif port yet.
     pub(crate) fn begin(&mut self, workers: usize) {
         for port in &mut self.ports {
             match &mut port.state {
@@ -235,7 +238,7 @@ impl Channels {
         }
     }
 
-    /// Whether a client of ours has no server yet, though it may be about to
+    /// Returns whether a client port is not connected yet, although its server may be running.
     pub(crate) fn is_calling(&self) -> bool {
         let calls = |port: &Port| {
             let apart = matches!(port.state, State::Apart | State::Joining { .. });
@@ -244,7 +247,8 @@ impl Channels {
         self.ports.iter().any(calls)
     }
 
-    /// No more calls are answered. Who has not got a port is left, as soon as that can be.
+    /// Ends the run: no further peers are accepted. Peers without a port are disconnected as soon as that is
+    /// safe.
     pub(crate) fn end(&mut self) {
         for _ in 0..100 {
             self.callers.retain(|caller| !caller.greeted && matches!(caller.line.pass_out(), Ok(false)));
@@ -256,7 +260,7 @@ impl Channels {
         core::mem::forget(core::mem::take(&mut self.callers));
     }
 
-    /// Does what there is to do; whether there was something. `devices` are DPDK's numbers of all ports.
+    /// Processes pending work. Returns whether there was any. `devices` are DPDK's port IDs of all ports.
     pub(crate) fn tick(&mut self, devices: &[u16], runs: &mut impl Runs) -> bool {
         let now = self.clock.get_or_insert_with(Clock::start).nanos(cycles());
         let mut moved = self.answer(now, runs);
@@ -266,7 +270,7 @@ impl Channels {
         moved
     }
 
-    /// Hears who calls, and what they want.
+    /// Accepts connections and handles the peers' requests.
     fn answer(&mut self, now: Nanos, runs: &mut impl Runs) -> bool {
         let mut moved = false;
         for (number, server) in self.servers.iter_mut().enumerate() {
@@ -275,7 +279,7 @@ impl Channels {
                     break;
                 };
                 let mut ports = self.ports.iter_mut().filter(|port| port.serves(number));
-                let first = ports.next().expect("a server is there for its ports");
+                let first = ports.next().expect("each server has a port");
                 if let Some(why) = first.stranger(&outer)
                     && ports.all(|port| port.stranger(&outer).is_some())
                 {
@@ -289,7 +293,7 @@ impl Channels {
                         let caller = Caller { server: number, line, since: now, greeted: false, asked: None };
                         self.callers.push(caller);
                     }
-                    // Few can wait for the driver at once.
+                    // The driver's listen queue is short.
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                         server.waiting = Some(outer);
                         break;
@@ -310,7 +314,8 @@ impl Channels {
                 Heard::Wants(asks, port) => {
                     moved = true;
                     let line = self.callers.swap_remove(at).line;
-                    // A driver that does not hear this says nothing, and has until patience ends.
+                    // If the driver does not receive the request, it does not respond, and the attempt times
+                    // out.
                     drop(asks.send(&line.inner));
                     let port = &mut self.ports[port];
                     port.state = State::Joining { line, audit: Audit::of_client(port.queues), since: now };
@@ -321,39 +326,39 @@ impl Channels {
     }
 }
 
-/// Explains why a server cannot have its socket.
+/// Explains why a server socket cannot be used.
 fn unusable(path: &Path, error: &PlaceError) -> Error {
     let shown = path.display();
     match error {
         PlaceError::InUse => Error::new(
             format!("another process listens on the socket {shown}"),
-            "end it, or choose another path",
+            "stop it, or choose another path",
         ),
         PlaceError::Folder(error) => Error::new(
             format!("the folder of the socket {shown} cannot be used: {error}"),
-            "make it, or choose another place for the socket",
+            "create it, or choose another path for the socket",
         ),
         PlaceError::Taken | PlaceError::Other(_) => Error::new(
-            format!("the socket {shown} could not be made: {error}"),
-            "its folder has to be writable, and no other file may have its name",
+            format!("cannot create the socket {shown}: {error}"),
+            "its folder has to be writable, and no other file may have this path",
         ),
     }
 }
 
-/// What a caller has said
+/// Result of polling a caller
 enum Heard {
     Nothing,
     Gone,
-    /// This, which the port of this number can give
+    /// A request for an idle port, with the index of the port
     Wants(Message, usize),
-    /// The port of this number refuses the caller, for this reason
+    /// The requested port, by index, refuses the caller for this reason
     Refused(usize, String),
 }
 
 impl Caller {
     fn listen(&mut self, now: Nanos, ports: &mut [Port]) -> Heard {
         match self.line.pass_out() {
-            // Whether its greeting still reaches anybody is not its concern.
+            // Whether HELLO still reaches the peer is irrelevant to the driver.
             Ok(passed) => self.greeted |= passed,
             Err(_) => return Heard::Gone,
         }
@@ -378,7 +383,7 @@ impl Caller {
         match port {
             None => Heard::Gone,
             Some(port) if matches!(ports[port].state, State::Apart) => Heard::Wants(asked, port),
-            // Who had it may be gone already.
+            // The port's current peer may be about to disconnect.
             Some(_) => {
                 self.asked = Some(asked);
                 Heard::Nothing
@@ -388,17 +393,17 @@ impl Caller {
 }
 
 impl Line {
-    /// Passes on what the driver says; whether it said something.
+    /// Forwards the driver's messages to the peer. Returns whether there were any.
     fn pass_out(&self) -> io::Result<bool> {
         pass(&self.inner, &self.outer)
     }
 
-    /// Checks what the peer says, and passes it on; whether it said something.
+    /// Validates the peer's messages and forwards them to the driver. Returns whether there were any.
     fn pass_in(&self, audit: &mut Audit) -> Result<bool, Ended> {
         let mut passed = false;
         while let Some(message) = receive(&self.outer)? {
             if let Err(why) = audit.check(&message) {
-                // It may have gone already.
+                // The peer may have disconnected already.
                 drop(Message::disconnect(&why).send(&self.outer));
                 return Err(Ended::Refused(why));
             }
@@ -408,13 +413,14 @@ impl Line {
         Ok(passed)
     }
 
-    /// Whether the peer has gone. Once joined, it says one thing at most: that it goes.
+    /// Returns whether the peer has disconnected. Once joined, the only message that it may send is
+    /// DISCONNECT.
     fn is_over(&self) -> bool {
         !matches!(receive(&self.outer), Ok(None))
     }
 }
 
-/// Why a peer does not join.
+/// The reason why a handshake ended.
 enum Ended {
     Gone,
     Refused(String),
@@ -435,7 +441,7 @@ fn pass(from: &Socket, to: &Socket) -> io::Result<bool> {
     Ok(passed)
 }
 
-/// Whether a process of `user` may be the peer of a port of `own`.
+/// Returns whether a process of `user` may be the peer of a port of the user `own`.
 fn is_trusted(user: u32, own: u32, peer_uid: Option<u32>) -> bool {
     user == own || user == 0 || Some(user) == peer_uid
 }
@@ -445,15 +451,15 @@ impl Port {
         matches!(self.role, Role::Server { server, .. } if server == number)
     }
 
-    /// Returns why the process at the other end may not be this port's peer; `None` if it may.
+    /// Returns the reason why the process at the other end may not be this port's peer, or `None` if it may.
     fn stranger(&self, socket: &Socket) -> Option<String> {
         let own = rustix::process::geteuid().as_raw();
         match socket::user(socket) {
             Ok(user) if is_trusted(user, own, self.peer_uid) => None,
             Ok(user) => Some(format!(
-                "it runs as user {user}, and this as {own}; set `peer_uid = {user}` if you trust it"
+                "it runs as user {user}, but this process as user {own}; set `peer_uid = {user}` to permit it"
             )),
-            Err(error) => Some(format!("its user is not known: {error}")),
+            Err(error) => Some(format!("cannot determine its user: {error}")),
         }
     }
 
@@ -513,7 +519,7 @@ impl Port {
         }
     }
 
-    /// A client looks whether its server is there.
+    /// Connects a client port to its server, if the server is running.
     fn call(&mut self, device: u16, now: Nanos, runs: &mut impl Runs) -> bool {
         let Role::Client { path, again, .. } = &mut self.role else { return false };
         if now < *again {
@@ -528,8 +534,8 @@ impl Port {
         if !port::start(device) {
             return false;
         }
-        let Role::Client { inner, .. } = &self.role else { unreachable!("it was one above") };
-        // The driver has connected.
+        let Role::Client { inner, .. } = &self.role else { unreachable!("the role was matched above") };
+        // The driver has connected in `port::start`.
         let Some(inner) = socket::accept(inner) else {
             self.part(device);
             return false;
@@ -539,7 +545,7 @@ impl Port {
         true
     }
 
-    /// Ends the driver's side, which no worker uses. A server's can be joined again at once.
+    /// Stops the driver's side, which no worker uses. A server's driver is started again, for the next peer.
     fn part(&mut self, device: u16) {
         let serves = matches!(self.role, Role::Server { .. });
         in_interrupt_thread(move || {
@@ -552,8 +558,9 @@ impl Port {
     }
 }
 
-/// Keeps the EAL's interrupt thread from doing anything ever again: to be called before ports are closed for good. The
-/// driver frees the handle of its listener without telling the thread, which would look at it when next it wakes.
+/// Parks the EAL's interrupt thread for the rest of the process; call it before ports are closed for good.
+/// The driver frees its listener's handle without notifying the interrupt thread, which would access it when
+/// it next wakes up.
 pub(crate) fn park_interrupts() {
     static PARKED: AtomicBool = AtomicBool::new(false);
     if PARKED.swap(true, Ordering::SeqCst) {
@@ -579,7 +586,8 @@ fn in_interrupt_thread(work: impl FnOnce() + Send + 'static) {
         _ = done.send(());
     });
     if let Err(work) = set {
-        // There is no memory for an alarm. The driver may be at work meanwhile, but not on what workers use.
+        // There is no memory for an alarm. The driver's callbacks may run concurrently, but not on anything
+        // that workers use.
         work();
     }
     _ = wait.recv();
@@ -587,18 +595,18 @@ fn in_interrupt_thread(work: impl FnOnce() + Send + 'static) {
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Has the EAL's interrupt thread run `work` soon; gives it back if that cannot be.
+/// Schedules `work` on the EAL's interrupt thread. Returns it if that is not possible.
 fn set_alarm(work: impl FnOnce() + Send + 'static) -> Result<(), Work> {
     unsafe extern "C" fn run(work: *mut c_void) {
-        // SAFETY: it is the box that was leaked below, and this is called once.
+        // SAFETY: `work` is the box that was leaked below, and this is called once.
         let work = unsafe { Box::from_raw(work.cast::<Work>()) };
         work();
     }
     let work: Box<Work> = Box::new(Box::new(work));
     let work = Box::into_raw(work);
-    // SAFETY: the EAL is up; `run` takes what it is given, once.
+    // SAFETY: the EAL is up; `run` takes ownership of its argument, once.
     let result = unsafe { dpdk_sys::rte_eal_alarm_set(1, Some(run), work.cast()) };
-    // SAFETY: if it failed, nobody else has it.
+    // SAFETY: if the call failed, the box is still owned here.
     if result < 0 { Err(*unsafe { Box::from_raw(work) }) } else { Ok(()) }
 }
 
@@ -607,7 +615,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peers_are_this_users_processes_roots_and_those_asked_in() {
+    fn peers_run_as_this_user_as_root_or_as_the_permitted_user() {
         assert!(is_trusted(1000, 1000, None) && is_trusted(0, 1000, None));
         assert!(!is_trusted(1001, 1000, None) && !is_trusted(1000, 0, None));
         assert!(is_trusted(1001, 1000, Some(1001)) && !is_trusted(1002, 1000, Some(1001)));

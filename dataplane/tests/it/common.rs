@@ -1,5 +1,5 @@
-//! Configurations and captures for tests on virtual devices. Each test runs in a process of its own (nextest), because
-//! there is one EAL a process.
+//! Configurations and captures for tests on virtual devices. Each test runs in a process of its own
+//! (nextest), because a process has only one EAL.
 
 use dataplane::config::{Config, Device, Eal, Idle, Memory, Port, Workers};
 use dataplane::{Control, ControlOutput, Live};
@@ -24,7 +24,7 @@ pub(crate) fn play(file: &Path, to: Option<&Path>) -> Device {
     Device::Pcap { rx: vec![file.into()], tx: to.map(Into::into), infinite: false }
 }
 
-/// Without privileges, huge pages or files, for as many workers as wanted.
+/// Returns a configuration without privileges, huge pages or files, with this count of workers.
 pub(crate) fn config(ports: Vec<Port>, workers: usize) -> Config {
     Config {
         eal: Eal {
@@ -43,7 +43,7 @@ pub(crate) fn config(ports: Vec<Port>, workers: usize) -> Config {
     }
 }
 
-/// Ends the run when nothing was received for this many looks at the counters.
+/// Ends the run when no frame was received during this many ticks.
 pub(crate) struct UntilIdle<C> {
     pub inner: C,
     last: u64,
@@ -81,7 +81,7 @@ impl<F: Function, C: Control<F>> Control<F> for UntilIdle<C> {
     }
 }
 
-/// Ends the run after this many looks, for ports that never fall silent.
+/// Ends the run after this many ticks, for ports that never become idle.
 pub(crate) struct Looks(pub(crate) u32);
 
 impl<F: Function> Control<F> for Looks {

@@ -10,9 +10,9 @@ const COPIES: u8 = 5;
 const HEAD: usize = 42;
 const TAIL: usize = 4;
 
-/// Sends each frame on, and before it copies that share its middle and differ in what is around it.
+/// Sends each frame, and before it copies that share its middle and differ in the bytes around it.
 struct Shares {
-    /// Whether each port prefers to share this many bytes
+    /// Whether each port prefers to share a payload of this length
     preferred: Vec<(usize, Vec<bool>)>,
 }
 
@@ -83,7 +83,7 @@ fn each_copy_has_its_own_ends_and_the_common_middle() {
 
 #[test]
 fn no_buffer_is_lost() {
-    // Played for ever, with a pool that a hundred bursts would empty if a buffer were not given back.
+    // Plays endlessly, with a pool that a hundred bursts would empty if a buffer were not returned.
     let input = capture("ipv6_rc_write_4096.pcap");
     let device = Device::Pcap { rx: vec![input], tx: None, infinite: true };
     let ports = vec![port("in", device), port("out", Device::Null { size: 64, copy: false })];
@@ -95,7 +95,7 @@ fn no_buffer_is_lost() {
 }
 
 #[test]
-fn drivers_that_announce_segments_get_shared_payloads() {
+fn drivers_with_multi_segment_support_get_shared_payloads() {
     let ports = vec![
         port("in", play(&capture("rc_write_64.pcap"), None)),
         port("out", Device::Null { size: 64, copy: false }),

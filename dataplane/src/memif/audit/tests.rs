@@ -39,7 +39,7 @@ fn hello(rings: u16) -> Message {
     Message::new(HELLO, &body, None)
 }
 
-/// What a sound client says after its `INIT`
+/// Returns the messages of a valid client after its `INIT`.
 fn sound_client() -> Vec<Message> {
     let mut said = vec![add_region(0, REGION, memory(REGION, SealFlags::SHRINK))];
     for flags in [FROM_CLIENT, 0] {
@@ -61,7 +61,7 @@ fn refusal(said: &[Message]) -> String {
 }
 
 #[test]
-fn sound_peers_are_accepted() {
+fn valid_peers_are_accepted() {
     accepted(Audit::of_client(QUEUES), &sound_client()).unwrap();
     let server = [hello(256), plain(ACK), plain(ACK), plain(CONNECTED), plain(DISCONNECT)];
     accepted(Audit::of_server(QUEUES), &server).unwrap();
@@ -77,7 +77,7 @@ fn region_that_can_shrink_or_is_too_short_is_refused() {
         (add_region(0, u64::MAX, memory(REGION, sealed)), "is announced with"),
         (add_region(1, REGION, memory(REGION, sealed)), "is not the next one"),
         (add_region(0, REGION, tempfile::tempfile().unwrap().into()), "is announced with"),
-        (Message::new(ADD_REGION, &[0; 10], None), "comes with no descriptor"),
+        (Message::new(ADD_REGION, &[0; 10], None), "carries no descriptor"),
     ];
     for (message, words) in cases {
         let why = refusal(&[message]);
@@ -109,33 +109,33 @@ fn ring_outside_its_region_is_refused() {
 
 #[test]
 fn peer_with_fewer_rings_than_queues_is_refused() {
-    // The driver would use what an earlier peer has left in its queue.
+    // The driver would use the previous peer's ring for the missing queue.
     let region = add_region(0, REGION, memory(REGION, SealFlags::SHRINK));
     let why = refusal(&[region, add_ring([FROM_CLIENT, 0, 0], 0, 10), plain(CONNECT)]);
-    assert_eq!(why, "1 rings from it and 0 to it are not the 2 and 2 of this port");
+    assert_eq!(why, "1 rings from the client and 0 to it, but this port needs 2 and 2");
     let why = accepted(Audit::of_server(QUEUES), &[hello(1)]).unwrap_err();
-    assert_eq!(why, "it takes 1 rings to it, and this port has 2");
+    assert_eq!(why, "the server supports 1 rings to it, but this port needs 2");
 }
 
 #[test]
-fn messages_out_of_their_order_are_refused() {
+fn messages_in_the_wrong_state_are_refused() {
     let mut late = sound_client();
     late.push(add_ring([0, QUEUES, 0], 0, 10));
-    assert_eq!(refusal(&late), "message 5 is not expected now");
+    assert_eq!(refusal(&late), "message 5 is not expected in this state");
     for kind in [HELLO, CONNECTED, INIT, 0, 9, u16::MAX] {
-        assert!(refusal(&[plain(kind)]).contains("is not expected now"));
+        assert!(refusal(&[plain(kind)]).contains("is not expected in this state"));
     }
     let server = |said: &[Message]| accepted(Audit::of_server(QUEUES), said).unwrap_err();
-    assert_eq!(server(&[plain(CONNECTED)]), "message 7 is not expected now");
-    assert_eq!(server(&[hello(9), hello(9)]), "message 2 is not expected now");
+    assert_eq!(server(&[plain(CONNECTED)]), "message 7 is not expected in this state");
+    assert_eq!(server(&[hello(9), hello(9)]), "message 2 is not expected in this state");
     let region = || add_region(0, REGION, memory(REGION, SealFlags::SHRINK));
-    assert_eq!(server(&[hello(9), region()]), "message 4 is not expected now");
+    assert_eq!(server(&[hello(9), region()]), "message 4 is not expected in this state");
     let extra = Message::new(DISCONNECT, &[], Some(event()));
-    assert_eq!(server(&[extra]), "message 8 comes with a descriptor");
+    assert_eq!(server(&[extra]), "message 8 carries a descriptor");
 }
 
 #[test]
-fn event_of_a_ring_cannot_block_a_worker() {
+fn event_descriptor_of_a_ring_is_made_non_blocking() {
     let region = add_region(0, REGION, memory(REGION, SealFlags::SHRINK));
     let ring = add_ring([FROM_CLIENT, 0, 0], 0, 10);
     accepted(Audit::of_client(1), &[region]).unwrap();
@@ -144,7 +144,7 @@ fn event_of_a_ring_cannot_block_a_worker() {
     assert!(fcntl_getfl(ring.descriptor().unwrap()).unwrap().contains(OFlags::NONBLOCK));
 }
 
-/// What DPDK's driver would do with messages that it gets: it looks at nothing that is not looked at here.
+/// Model of DPDK's driver, which uses the messages that it receives without further checks.
 #[derive(Default)]
 struct Driver {
     regions: Vec<(u64, OwnedFd)>,
@@ -165,7 +165,7 @@ impl Driver {
                 assert_eq!(
                     usize::from(index),
                     self.rings[direction].len(),
-                    "a ring that is set anew, or skipped"
+                    "a ring was set twice or skipped"
                 );
                 self.rings[direction].push(ring);
             }
@@ -177,7 +177,7 @@ impl Driver {
         }
     }
 
-    /// Every byte of each ring lies in the file that its region maps, for good.
+    /// Asserts that every byte of each ring is within its region's file, which cannot shrink.
     fn touches(&self) {
         for rings in &self.rings {
             assert_eq!(rings.len(), usize::from(QUEUES), "a queue without a ring");
@@ -191,7 +191,7 @@ impl Driver {
     }
 }
 
-/// What a client says, before it is made into a message
+/// A message of a client, before encoding
 #[derive(Clone, Debug)]
 enum Said {
     Region { index: u16, size: u64, file: u64, sealed: bool },
@@ -213,7 +213,7 @@ impl Said {
 
     /// Changes one field.
     fn spoil(&mut self, what: u8, value: u64) {
-        // Mostly near a limit, where mistakes are
+        // Mostly values near a limit, where mistakes are likely
         let number = match value % 4 {
             0 => value >> 2,
             1 => (value >> 2) % 4,
@@ -237,7 +237,7 @@ impl Said {
     }
 }
 
-/// What a sound client says, in which messages are spoiled, left out, said twice or exchanged
+/// Generates the messages of a valid client, some of which are changed, left out, duplicated or swapped.
 fn client() -> impl Strategy<Value = Vec<Said>> {
     let mut sound = vec![Said::Region { index: 0, size: REGION, file: REGION, sealed: true }];
     for flags in [FROM_CLIENT, 0] {
@@ -271,7 +271,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 4_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_client_makes_the_driver_touch_what_it_must_not(said in client()) {
+    fn no_client_makes_the_driver_access_memory_outside_of_its_files(said in client()) {
         let (mut audit, mut driver) = (Audit::of_client(QUEUES), Driver::default());
         for message in said.iter().map(Said::message) {
             if audit.check(&message).is_err() {
