@@ -11,7 +11,7 @@ use dpdk_sys::rte_mempool;
 use switch::{Frame, Full, Function, PortId};
 
 /// Message of a worker to the control plane.
-pub(crate) enum Up<F: Function> {
+pub(crate) enum ToControl<F: Function> {
     Event {
         worker: usize,
         event: F::Event,
@@ -26,7 +26,7 @@ pub(crate) enum Up<F: Function> {
 }
 
 /// Message of the control plane to a worker.
-pub(crate) enum Down<F: Function> {
+pub(crate) enum ToWorker<F: Function> {
     Command(F::Command),
     Send { frame: Mbuf, port: PortId },
     Port(Signal),
@@ -59,7 +59,7 @@ pub trait Control<F: Function> {
 
 /// Interface of the control plane to the workers.
 pub struct ControlOutput<'a, F: Function> {
-    pub(crate) down: &'a [Sender<Down<F>>],
+    pub(crate) to_workers: &'a [Sender<ToWorker<F>>],
     /// Pool for the control plane's frames; owned by the runtime, which outlives this
     pub(crate) pool: NonNull<rte_mempool>,
     pub(crate) ports: u16,
@@ -72,7 +72,7 @@ pub struct QueueFull<T>(pub T);
 impl<F: Function> ControlOutput<'_, F> {
     /// Returns the count of workers.
     pub fn workers(&self) -> usize {
-        self.down.len()
+        self.to_workers.len()
     }
 
     /// Returns the count of ports.
@@ -97,10 +97,12 @@ impl<F: Function> ControlOutput<'_, F> {
     /// # Errors
     /// [`QueueFull`] with the command, if the worker's queue is full.
     pub fn command(&mut self, worker: usize, command: F::Command) -> Result<(), QueueFull<F::Command>> {
-        self.down[worker].try_send(Down::Command(command)).map_err(|error| match error.into_inner() {
-            Down::Command(command) => QueueFull(command),
-            Down::Send { .. } | Down::Port(_) | Down::Watch(_) => {
-                unreachable!("try_send returns the message that was sent")
+        self.to_workers[worker].try_send(ToWorker::Command(command)).map_err(|error| {
+            match error.into_inner() {
+                ToWorker::Command(command) => QueueFull(command),
+                ToWorker::Send { .. } | ToWorker::Port(_) | ToWorker::Watch(_) => {
+                    unreachable!("try_send returns the message that was sent")
+                }
             }
         })
     }
@@ -114,9 +116,9 @@ impl<F: Function> ControlOutput<'_, F> {
         worker: usize,
         watch: Option<Box<Watch>>,
     ) -> Result<(), QueueFull<Option<Box<Watch>>>> {
-        self.down[worker].try_send(Down::Watch(watch)).map_err(|error| match error.into_inner() {
-            Down::Watch(watch) => QueueFull(watch),
-            Down::Command(_) | Down::Port(_) | Down::Send { .. } => {
+        self.to_workers[worker].try_send(ToWorker::Watch(watch)).map_err(|error| match error.into_inner() {
+            ToWorker::Watch(watch) => QueueFull(watch),
+            ToWorker::Command(_) | ToWorker::Port(_) | ToWorker::Send { .. } => {
                 unreachable!("try_send returns the message that was sent")
             }
         })
@@ -127,10 +129,12 @@ impl<F: Function> ControlOutput<'_, F> {
     /// # Errors
     /// [`QueueFull`] with the frame, if the worker's queue is full.
     pub fn send(&mut self, worker: usize, frame: Mbuf, port: PortId) -> Result<(), QueueFull<Mbuf>> {
-        self.down[worker].try_send(Down::Send { frame, port }).map_err(|error| match error.into_inner() {
-            Down::Send { frame, .. } => QueueFull(frame),
-            Down::Command(_) | Down::Port(_) | Down::Watch(_) => {
-                unreachable!("try_send returns the message that was sent")
+        self.to_workers[worker].try_send(ToWorker::Send { frame, port }).map_err(|error| {
+            match error.into_inner() {
+                ToWorker::Send { frame, .. } => QueueFull(frame),
+                ToWorker::Command(_) | ToWorker::Port(_) | ToWorker::Watch(_) => {
+                    unreachable!("try_send returns the message that was sent")
+                }
             }
         })
     }

@@ -31,11 +31,11 @@ impl Eal {
         let mut argv: Vec<*mut c_char> = arguments.iter().map(|a| a.clone().into_raw()).collect();
         argv.push(std::ptr::null_mut());
         let argv = argv.leak();
-        let log = Log::capture();
-        let silence = Silence::begin();
+        let log = LogCapture::begin();
+        let redirect = StderrRedirect::begin();
         // SAFETY: argv consists of argc C strings and a null pointer, all of them live and writable.
         let result = unsafe { dpdk_sys::rte_eal_init(argv.len() as i32 - 1, argv.as_mut_ptr()) };
-        drop(silence);
+        drop(redirect);
         let errno = errno();
         let log = log.finish();
         if result < 0 {
@@ -47,7 +47,7 @@ impl Eal {
         // The EAL initialises successfully even if a virtual device fails to probe.
         for (index, port) in config.ports.iter().enumerate() {
             if port::find(index, port).is_none() {
-                return Err(port::missing(port, &log).with_log(log));
+                return Err(port::missing_device(port, &log).with_log(log));
             }
         }
         // From here on only errors are logged, to standard error.
@@ -65,7 +65,7 @@ impl Drop for Eal {
             // `rte_eal_cleanup` would wait for the EAL's interrupt thread, which is parked, for ever. The end
             // of the process frees the rest.
             park_interrupts();
-        } else if port::is_all_back() {
+        } else if port::all_buffers_returned() {
             // SAFETY: the EAL is up. The order of fields in `Runtime` ensures that ports and pools were
             // closed and freed before, and no packet buffer is in use.
             unsafe { dpdk_sys::rte_eal_cleanup() };
@@ -113,12 +113,12 @@ fn arguments(config: &Config, channels: &Channels) -> Result<Vec<CString>, Error
     }
     let mut pci = false;
     for (index, port) in config.ports.iter().enumerate() {
-        match port::allow(index, port, channels)? {
-            port::Allow::Pci(address) => {
+        match port::device_argument(index, port, channels)? {
+            port::DeviceArgument::Pci(address) => {
                 pci = true;
                 words.extend(["-a".into(), address]);
             }
-            port::Allow::Virtual(device) => words.push(format!("--vdev={device}")),
+            port::DeviceArgument::Virtual(device) => words.push(format!("--vdev={device}")),
         }
     }
     if !pci {
@@ -185,11 +185,11 @@ pub(crate) fn version() -> String {
 
 /// Redirects standard error to /dev/null while it lives: fatal errors of the EAL are printed there in
 /// addition to being logged.
-struct Silence {
+struct StderrRedirect {
     stderr: i32,
 }
 
-impl Silence {
+impl StderrRedirect {
     fn begin() -> Option<Self> {
         // SAFETY: duplicates, opens, replaces and closes descriptors; 2 is valid at all times.
         unsafe {
@@ -205,7 +205,7 @@ impl Silence {
     }
 }
 
-impl Drop for Silence {
+impl Drop for StderrRedirect {
     fn drop(&mut self) {
         // SAFETY: restores descriptor 2 and closes its duplicate.
         unsafe {
@@ -216,13 +216,13 @@ impl Drop for Silence {
 }
 
 /// Captures DPDK's log in memory while it lives.
-pub(crate) struct Log {
+pub(crate) struct LogCapture {
     file: *mut libc::FILE,
     text: Box<(*mut c_char, usize)>,
 }
 
-impl Log {
-    pub(crate) fn capture() -> Self {
+impl LogCapture {
+    pub(crate) fn begin() -> Self {
         let mut text = Box::new((std::ptr::null_mut(), 0));
         // SAFETY: both addresses stay valid until `finish`, because the contents of the box do not move.
         let file = unsafe { libc::open_memstream(&raw mut text.0, &raw mut text.1) };

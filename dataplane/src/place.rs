@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 /// Time to wait for another process that creates a socket in the same folder, and interval of attempts, in ms
-const PATIENCE_MS: u64 = 2_000;
+const LOCK_TIMEOUT_MS: u64 = 2_000;
 const RETRY_MS: u64 = 10;
 /// Maximum count of connections that wait to be accepted
 const BACKLOG: i32 = 128;
@@ -55,7 +55,7 @@ impl Place {
         // Two processes that start at the same time must not each take the other's new socket for a stale
         // one. They share the folder, and a lock on it ends with the process.
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let _lock = lock(folder, PATIENCE_MS).map_err(PlaceError::Folder)?;
+        let _lock = lock(folder, LOCK_TIMEOUT_MS).map_err(PlaceError::Folder)?;
         match path.symlink_metadata() {
             Ok(file) if !file.file_type().is_socket() => return Err(PlaceError::Taken),
             Ok(_) => match Socket::new(socket.domain()?, socket.r#type()?, None)?.connect(&address) {
@@ -94,9 +94,9 @@ pub(crate) fn identity(file: &Metadata) -> (u64, u64) {
 /// Locks a folder until the returned file is closed. Any process that can read a folder can hold its lock, so
 /// the wait is limited. On a file system without locks, the folder is returned unlocked.
 #[allow(clippy::disallowed_methods, reason = "waits for another instance that starts at the same time")]
-fn lock(folder: &Path, patience_ms: u64) -> io::Result<File> {
+fn lock(folder: &Path, timeout_ms: u64) -> io::Result<File> {
     let folder = File::open(folder)?;
-    for _ in 0..patience_ms / RETRY_MS {
+    for _ in 0..timeout_ms / RETRY_MS {
         match folder.try_lock() {
             Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(RETRY_MS)),
             Err(TryLockError::Error(error)) if error.kind() != ErrorKind::Unsupported => return Err(error),
@@ -168,11 +168,11 @@ mod tests {
     #[test]
     fn wait_for_a_locked_folder_is_limited() {
         let dir = tempfile::tempdir().unwrap();
-        let patience_ms = 3 * RETRY_MS;
-        let first = lock(dir.path(), patience_ms).unwrap();
-        let error = lock(dir.path(), patience_ms).unwrap_err();
+        let timeout_ms = 3 * RETRY_MS;
+        let first = lock(dir.path(), timeout_ms).unwrap();
+        let error = lock(dir.path(), timeout_ms).unwrap_err();
         assert_eq!(error.to_string(), "another process holds its lock");
         drop(first);
-        lock(dir.path(), patience_ms).unwrap();
+        lock(dir.path(), timeout_ms).unwrap();
     }
 }

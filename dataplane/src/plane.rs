@@ -28,7 +28,7 @@ impl<C: switch::Control> Plane<C> {
     }
 
     /// Passes the control plane's commands and frames to the worker.
-    fn carry(&mut self, now: Nanos, out: &mut ControlOutput<'_, C::Function>) {
+    fn flush(&mut self, now: Nanos, out: &mut ControlOutput<'_, C::Function>) {
         while let Some(command) = self.commands.pop_front().or_else(|| self.control.poll_command()) {
             if let Err(full) = out.command(0, command) {
                 self.commands.push_front(full.0);
@@ -59,7 +59,7 @@ impl<C: switch::Control> Control<C::Function> for Plane<C> {
     ) {
         let now = self.now();
         self.control.on_event(event, now);
-        self.carry(now, out);
+        self.flush(now, out);
     }
 
     fn on_punt(
@@ -71,7 +71,7 @@ impl<C: switch::Control> Control<C::Function> for Plane<C> {
     ) {
         let now = self.now();
         self.control.on_punt(frame.bytes(), port, now);
-        self.carry(now, out);
+        self.flush(now, out);
     }
 
     fn on_tick(&mut self, _live: &Live<'_>, out: &mut ControlOutput<'_, C::Function>) -> bool {
@@ -79,7 +79,7 @@ impl<C: switch::Control> Control<C::Function> for Plane<C> {
         if self.control.next_timer().is_some_and(|at| at <= now) {
             self.control.on_timer(now);
         }
-        self.carry(now, out);
+        self.flush(now, out);
         true
     }
 }

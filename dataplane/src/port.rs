@@ -19,7 +19,7 @@ const POOL_CACHE: u32 = 256;
 const SHARE_FROM: usize = 3072;
 
 /// EAL argument by which a device is added.
-pub(crate) enum Allow {
+pub(crate) enum DeviceArgument {
     /// PCI address with driver arguments
     Pci(String),
     /// Virtual device with driver arguments
@@ -52,7 +52,11 @@ pub(crate) fn rx_queues(port: &PortConfig, workers: usize) -> u16 {
 }
 
 /// Returns the EAL argument for a port.
-pub(crate) fn allow(index: usize, port: &PortConfig, channels: &Channels) -> Result<Allow, Error> {
+pub(crate) fn device_argument(
+    index: usize,
+    port: &PortConfig,
+    channels: &Channels,
+) -> Result<DeviceArgument, Error> {
     let name = device_name(index, &port.device);
     let queues = port.rx_queues.max(1);
     let path = |path: &Path| -> Result<String, Error> {
@@ -66,7 +70,7 @@ pub(crate) fn allow(index: usize, port: &PortConfig, channels: &Channels) -> Res
     };
     let device = match &port.device {
         Device::Pci { address, devargs } => {
-            return Ok(Allow::Pci([std::slice::from_ref(address), devargs].concat().join(",")));
+            return Ok(DeviceArgument::Pci([std::slice::from_ref(address), devargs].concat().join(",")));
         }
         Device::AfPacket { interface } => {
             let (block, frame) = af_packet_ring(port.mtu);
@@ -80,7 +84,7 @@ pub(crate) fn allow(index: usize, port: &PortConfig, channels: &Channels) -> Res
         }
         Device::Tap { interface } => format!("{name},iface={interface}"),
         Device::Memif { .. } => {
-            format!("{name},{}", channels.arguments(index).expect("each memif port has a channel"))
+            format!("{name},{}", channels.driver_arguments(index).expect("each memif port has a channel"))
         }
         Device::Vhost { socket, client } => {
             format!("{name},iface={},queues={queues},client={}", path(socket)?, u8::from(*client))
@@ -98,7 +102,7 @@ pub(crate) fn allow(index: usize, port: &PortConfig, channels: &Channels) -> Res
         }
         Device::Null { size, copy } => format!("{name},size={size},copy={}", u8::from(*copy)),
     };
-    Ok(Allow::Virtual(device))
+    Ok(DeviceArgument::Virtual(device))
 }
 
 /// Returns DPDK's port ID, if the device exists.
@@ -110,7 +114,7 @@ pub(crate) fn find(index: usize, port: &PortConfig) -> Option<u16> {
 }
 
 /// Derives the reason why the device of `port` is missing from the log.
-pub(crate) fn missing(port: &PortConfig, log: &str) -> Error {
+pub(crate) fn missing_device(port: &PortConfig, log: &str) -> Error {
     let name = &port.name;
     if let Device::AfPacket { interface } | Device::AfXdp { interface, .. } = &port.device
         && !Path::new("/sys/class/net").join(interface).exists()
@@ -173,7 +177,7 @@ pub(crate) fn missing(port: &PortConfig, log: &str) -> Error {
 }
 
 /// A pool of packet buffers. Dropping it frees it, unless one of its buffers is in use: then its memory stays
-/// allocated until the process ends, and the EAL is not cleaned up ([`is_all_back`]).
+/// allocated until the process ends, and the EAL is not cleaned up ([`all_buffers_returned`]).
 #[derive(Debug)]
 pub(crate) struct Pool(NonNull<rte_mempool>);
 
@@ -206,13 +210,13 @@ impl Pool {
 }
 
 /// Set if a pool was not freed because one of its buffers was in use
-static LEFT: AtomicBool = AtomicBool::new(false);
+static BUFFERS_IN_USE: AtomicBool = AtomicBool::new(false);
 
 /// Returns whether every buffer had been returned when its pool was dropped. If not, the memory must stay: a
 /// control plane may hold the buffer, or a driver may have kept it when it was closed, as that of `ring`
 /// does.
-pub(crate) fn is_all_back() -> bool {
-    !LEFT.load(Ordering::SeqCst)
+pub(crate) fn all_buffers_returned() -> bool {
+    !BUFFERS_IN_USE.load(Ordering::SeqCst)
 }
 
 impl Drop for Pool {
@@ -224,7 +228,7 @@ impl Drop for Pool {
             if dpdk_sys::rte_mempool_avail_count(pool) == (*pool).size {
                 dpdk_sys::rte_mempool_free(pool);
             } else {
-                LEFT.store(true, Ordering::SeqCst);
+                BUFFERS_IN_USE.store(true, Ordering::SeqCst);
             }
         }
     }
@@ -291,7 +295,7 @@ pub struct PortInfo {
 impl Port {
     pub(crate) fn start(index: usize, config: &Config) -> Result<Self, Error> {
         let port = &config.ports[index];
-        let id = find(index, port).ok_or_else(|| missing(port, ""))?;
+        let id = find(index, port).ok_or_else(|| missing_device(port, ""))?;
         let failed = |what: &str, result: i32| {
             Error::new(
                 format!("port `{}`: {what}: {}", port.name, error_text(result)),
@@ -305,16 +309,18 @@ impl Port {
         check("cannot query its capabilities", unsafe { dpdk_sys::rte_eth_dev_info_get(id, &raw mut dev) })?;
         let workers = config.workers.cpus.len();
         let rx_queues = rx_queues(port, workers).min(dev.max_rx_queues.max(1));
-        let most = (workers as u16).min(dev.max_tx_queues.max(1));
+        let max_queues = (workers as u16).min(dev.max_tx_queues.max(1));
         let tx_queues = match port.device {
             // Equal to the count of receive queues: the tap driver requires it, and so does memif's peer,
             // whose queues have to match.
             Device::Tap { .. } | Device::Memif { .. } => rx_queues,
             // Their sockets are used in both directions.
-            Device::AfPacket { .. } | Device::AfXdp { .. } | Device::Vhost { .. } => most.min(rx_queues),
+            Device::AfPacket { .. } | Device::AfXdp { .. } | Device::Vhost { .. } => {
+                max_queues.min(rx_queues)
+            }
             // One file to record to
             Device::Pcap { .. } => 1,
-            _ => most,
+            _ => max_queues,
         };
         let conf = eth_conf(port, &dev, rx_queues)?;
         // SAFETY: the port exists; `conf` is valid during the call.
@@ -482,7 +488,7 @@ mod tests {
             share_from: None,
         };
         let log = "net_af_packet0: could not set PACKET_FANOUT on AF_PACKET socket for lo:Invalid argument";
-        let error = missing(&port, log);
+        let error = missing_device(&port, log);
         assert!(error.what.contains("the same group number") && error.remedy.contains("again"), "{error}");
     }
 }

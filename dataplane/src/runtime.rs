@@ -2,15 +2,15 @@
 
 use crate::config::Config;
 use crate::config::Idle;
-use crate::control::{Control, ControlOutput, Down, Up};
+use crate::control::{Control, ControlOutput, ToControl, ToWorker};
 use crate::counters::WorkerCounters;
-use crate::eal::{self, Eal, Log};
+use crate::eal::{self, Eal, LogCapture};
 use crate::error::Error;
 use crate::idle::{self, Idler};
-use crate::memif::{Channels, Runs, Signal, park_interrupts};
+use crate::memif::{Channels, MemifHooks, Signal, park_interrupts};
 use crate::port::{Port, PortInfo, Ports};
 use crate::time::{self, Clock};
-use crate::tx::{Exit, Handoff, Queue, Stock, Tx};
+use crate::tx::{Exit, Handoff, MbufCache, Queue, Tx};
 use crate::users::Users;
 use crate::worker::{RxQueue, Worker};
 use core::cell::RefCell;
@@ -27,7 +27,7 @@ use switch::{Function, PortId};
 const TICK: Duration = Duration::from_millis(1);
 
 /// Maximum time that workers wait for the servers of memif clients before a run
-const SERVERS_MAY_TAKE: Duration = Duration::from_millis(100);
+const SERVER_WAIT: Duration = Duration::from_millis(100);
 
 /// DPDK with its ports started. Dropping it closes the ports and frees all resources.
 #[derive(Debug)]
@@ -155,7 +155,7 @@ impl Runtime {
     pub fn start(config: Config) -> Result<Self, Error> {
         let channels = Channels::open(&config)?;
         let eal = Eal::start(&config, &channels)?;
-        let log = Log::capture();
+        let log = LogCapture::begin();
         let ports = Ports::start(&config);
         let log = log.finish();
         // On failure the ports are dropped before the EAL, which was declared earlier.
@@ -203,14 +203,14 @@ impl Runtime {
         let count = self.config.workers.cpus.len();
         assert_eq!(functions.len(), count, "one function for each worker");
         let counters: Vec<_> = (0..count).map(|_| Arc::new(WorkerCounters::new(self.ports.len()))).collect();
-        let (up, from_workers) = crossbeam_channel::bounded(self.config.workers.control_queue);
-        let (down, commands): (Vec<_>, Vec<_>) =
+        let (to_control, from_workers) = crossbeam_channel::bounded(self.config.workers.control_queue);
+        let (to_workers, from_control): (Vec<_>, Vec<_>) =
             (0..count).map(|_| crossbeam_channel::bounded(self.config.workers.control_queue)).unzip();
         let (producers, consumers) = handoff_rings(count, self.config.workers.handoff_ring);
 
-        let parts = functions.into_iter().zip(commands).zip(producers).zip(consumers).enumerate();
+        let parts = functions.into_iter().zip(from_control).zip(producers).zip(consumers).enumerate();
         let workers: Vec<_> = parts
-            .map(|(index, (((function, down), handoffs_out), handoffs_in))| {
+            .map(|(index, (((function, from_control), handoffs_out), handoffs_in))| {
                 let mut rx = self.rx_queues_of(index, count);
                 // Copies are allocated from the pool of a port that the worker polls, which is on its NUMA
                 // node.
@@ -218,9 +218,9 @@ impl Runtime {
                 let pool = pool.raw();
                 // Memif ports have no peer yet.
                 let channels = self.channels.borrow();
-                let mut away = Vec::with_capacity(rx.len());
+                let mut detached = Vec::with_capacity(rx.len());
                 rx.retain(|rx| function.receives_from(rx.port));
-                away.extend(rx.extract_if(.., |rx| channels.has(rx.port.index())));
+                detached.extend(rx.extract_if(.., |rx| channels.is_memif(rx.port.index())));
                 Worker {
                     index,
                     function,
@@ -229,21 +229,21 @@ impl Runtime {
                         handoffs: handoffs_out,
                         share_from: self.ports.iter().map(|port| port.share_from).collect(),
                         pool,
-                        stock: Stock::new(),
+                        mbuf_cache: MbufCache::new(),
                         counters: Arc::clone(&counters[index]),
                     },
                     rx,
-                    away,
+                    detached,
                     handoffs: handoffs_in,
-                    up: up.clone(),
-                    down,
+                    to_control: to_control.clone(),
+                    from_control,
                     clock: Clock::start(),
                     watch: None,
                     idler: Idler::new(self.config.workers.idle),
                 }
             })
             .collect();
-        drop(up);
+        drop(to_control);
 
         let live = Live { runtime: self, workers: &counters };
         let devices_before = self.device_counters();
@@ -251,15 +251,18 @@ impl Runtime {
         let mut channels = self.channels.borrow_mut();
         channels.begin(count);
         let (quit, running) = (AtomicBool::new(false), Users::new(count));
-        let mut out =
-            ControlOutput { down: &down, pool: self.ports[0].pool.raw(), ports: self.ports.len() as u16 };
+        let mut out = ControlOutput {
+            to_workers: &to_workers,
+            pool: self.ports[0].pool.raw(),
+            ports: self.ports.len() as u16,
+        };
         // Waits some milliseconds for running servers to respond, so that the first frames of the workers are
         // not lost.
-        for _ in 0..SERVERS_MAY_TAKE.as_millis() / TICK.as_millis() {
-            if !channels.is_calling() {
+        for _ in 0..SERVER_WAIT.as_millis() / TICK.as_millis() {
+            if !channels.is_connecting() {
                 break;
             }
-            if !channels.tick(&devices, &mut Peers { down: &down, ports: &self.ports, control }) {
+            if !channels.tick(&devices, &mut Hooks { to_workers: &to_workers, ports: &self.ports, control }) {
                 thread::sleep(TICK);
             }
         }
@@ -281,12 +284,12 @@ impl Runtime {
                     deliver(control, message, &mut out);
                 }
                 if !channels.is_empty() {
-                    let mut runs = Peers { down: &down, ports: &self.ports, control };
-                    idle &= !channels.tick(&devices, &mut runs);
+                    let mut hooks = Hooks { to_workers: &to_workers, ports: &self.ports, control };
+                    idle &= !channels.tick(&devices, &mut hooks);
                 }
                 // A worker that ends before `quit` is set has panicked.
-                let all_there = running.count() == count;
-                if !control.on_tick(&live, &mut out) || stop.0.load(Ordering::Relaxed) || !all_there {
+                let all_running = running.count() == count;
+                if !control.on_tick(&live, &mut out) || stop.0.load(Ordering::Relaxed) || !all_running {
                     break;
                 }
                 if idle {
@@ -294,7 +297,7 @@ impl Runtime {
                 }
             }
         });
-        channels.end();
+        channels.close();
         for message in from_workers.try_iter() {
             deliver(control, message, &mut out);
         }
@@ -319,7 +322,7 @@ impl Runtime {
         let exit = |(index, port): (usize, &Port)| match worker % usize::from(port.tx_queues) {
             owner if owner == worker => {
                 let queue = Queue::new(port.id, owner as u16);
-                if channels.has(index) { Exit::Away(queue) } else { Exit::Queue(queue) }
+                if channels.is_memif(index) { Exit::Detached(queue) } else { Exit::Queue(queue) }
             }
             owner => Exit::Worker(owner),
         };
@@ -328,26 +331,26 @@ impl Runtime {
 }
 
 /// Interface of the memif channels to the runtime.
-struct Peers<'a, F: Function, C> {
-    down: &'a [Sender<Down<F>>],
+struct Hooks<'a, F: Function, C> {
+    to_workers: &'a [Sender<ToWorker<F>>],
     ports: &'a [Port],
     control: &'a mut C,
 }
 
-impl<F: Function, C: Control<F>> Runs for Peers<'_, F, C> {
+impl<F: Function, C: Control<F>> MemifHooks for Hooks<'_, F, C> {
     fn workers(&self) -> usize {
-        self.down.len()
+        self.to_workers.len()
     }
 
-    fn tell(&mut self, worker: usize, signal: Signal) -> bool {
-        self.down[worker].try_send(Down::Port(signal)).is_ok()
+    fn signal(&mut self, worker: usize, signal: Signal) -> bool {
+        self.to_workers[worker].try_send(ToWorker::Port(signal)).is_ok()
     }
 
-    fn link(&mut self, port: usize, up: bool) {
+    fn on_link(&mut self, port: usize, up: bool) {
         self.control.on_link(&self.ports[port].info, up);
     }
 
-    fn refused(&mut self, port: usize, why: &str) {
+    fn on_refused(&mut self, port: usize, why: &str) {
         self.control.on_refused(&self.ports[port].info, why);
     }
 }
@@ -360,11 +363,15 @@ impl Drop for Runtime {
     }
 }
 
-fn deliver<F: Function, C: Control<F>>(control: &mut C, message: Up<F>, out: &mut ControlOutput<'_, F>) {
+fn deliver<F: Function, C: Control<F>>(
+    control: &mut C,
+    message: ToControl<F>,
+    out: &mut ControlOutput<'_, F>,
+) {
     match message {
-        Up::Event { worker, event } => control.on_event(worker, event, out),
-        Up::Punt { worker, frame, port } => control.on_punt(worker, frame, port, out),
-        Up::Watch(watch) => drop(watch),
+        ToControl::Event { worker, event } => control.on_event(worker, event, out),
+        ToControl::Punt { worker, frame, port } => control.on_punt(worker, frame, port, out),
+        ToControl::Watch(watch) => drop(watch),
     }
 }
 

@@ -11,8 +11,8 @@ use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 /// Count of frames after which a lap ends: few enough that the thread is not preempted in most laps
 const LAP: u64 = 1024;
 /// Count of histogram bins per cycle, and maximum count of cycles
-const PLACES: u64 = 8;
-const MOST: u64 = 4096;
+const BINS_PER_CYCLE: u64 = 8;
+const MAX_CYCLES: u64 = 4096;
 
 /// Histogram of laps by their cycles per frame: written by a worker, read by any thread.
 #[derive(Debug)]
@@ -20,8 +20,8 @@ pub struct Laps(Box<[Counter]>);
 
 impl Laps {
     fn add(&self, cycles: u64, frames: u64) {
-        let place = (cycles * PLACES / frames).min(PLACES * MOST - 1);
-        self.0[place as usize].add(1);
+        let bin = (cycles * BINS_PER_CYCLE / frames).min(BINS_PER_CYCLE * MAX_CYCLES - 1);
+        self.0[bin as usize].add(1);
     }
 
     /// Returns the median of the laps, in nanoseconds per frame. Laps in which the thread was preempted do
@@ -33,7 +33,7 @@ impl Laps {
             left = left.saturating_sub(laps.get());
             left == 0
         });
-        let cycles = (median? as f64 + 0.5) / PLACES as f64;
+        let cycles = (median? as f64 + 0.5) / BINS_PER_CYCLE as f64;
         (all > 0).then(|| cycles * 1e9 / hz() as f64)
     }
 }
@@ -52,7 +52,7 @@ pub struct Stopwatch<F> {
 impl<F> Stopwatch<F> {
     /// Measures `function`.
     pub fn new(function: F) -> Self {
-        let laps = (0..PLACES * MOST).map(|_| Counter::default()).collect();
+        let laps = (0..BINS_PER_CYCLE * MAX_CYCLES).map(|_| Counter::default()).collect();
         let zero = || Cell::new(0);
         Self { function, laps: Arc::new(Laps(laps)), began: zero(), cycles: zero(), frames: zero() }
     }
@@ -62,7 +62,7 @@ impl<F> Stopwatch<F> {
         Arc::clone(&self.laps)
     }
 
-    fn took(&self, since: u64) {
+    fn add_time(&self, since: u64) {
         self.cycles.set(self.cycles.get() + cycles().wrapping_sub(since));
     }
 }
@@ -106,7 +106,7 @@ impl<F: Function> Function for Stopwatch<F> {
     fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
         let began = cycles();
         self.function.on_timer(now, out);
-        self.took(began);
+        self.add_time(began);
     }
 
     /// Called by a worker after each burst, which ends the measurement of the burst.
@@ -114,7 +114,7 @@ impl<F: Function> Function for Stopwatch<F> {
     fn next_timer(&self) -> Option<Nanos> {
         let began = self.began.take();
         if began > 0 {
-            self.took(began);
+            self.add_time(began);
         }
         self.function.next_timer()
     }
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn median_lap_is_found() {
-        let laps = Laps((0..PLACES * MOST).map(|_| Counter::default()).collect());
+        let laps = Laps((0..BINS_PER_CYCLE * MAX_CYCLES).map(|_| Counter::default()).collect());
         assert_eq!(laps.median_ns(), None);
         for cycles in [100, 30, 31, 1_000_000_000, 29] {
             laps.add(cycles * LAP, LAP);

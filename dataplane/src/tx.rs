@@ -26,7 +26,7 @@ pub(crate) enum Exit {
     /// Through the worker that owns the send queue
     Worker(usize),
     /// Not at present, because the port has no peer; the send queue is kept for later and is empty
-    Away(Queue),
+    Detached(Queue),
 }
 
 /// A send queue of a port, and the frames that wait for it.
@@ -55,9 +55,9 @@ impl Queue {
 
     #[inline]
     fn push(&mut self, frame: Mbuf) -> Result<(), Mbuf> {
-        let Some(place) = self.waiting.get_mut(self.len) else { return Err(frame) };
+        let Some(slot) = self.waiting.get_mut(self.len) else { return Err(frame) };
         self.bytes += frame.frame_len() as u64;
-        *place = frame.into_raw().as_ptr();
+        *slot = frame.into_raw().as_ptr();
         self.len += 1;
         Ok(())
     }
@@ -69,23 +69,23 @@ impl Queue {
     /// # Safety
     /// `pool` is a pool of packet buffers that outlives the mbufs allocated from it.
     #[inline]
-    unsafe fn append_copies(
+    unsafe fn push_copies(
         &mut self,
         pool: NonNull<rte_mempool>,
         bytes: &[u8],
-        many: usize,
+        count: usize,
         finish: &mut impl FnMut(&mut [u8]),
     ) -> usize {
         let (begin, room) = (self.len, BURST - self.len % BURST);
-        let Some(places) = self.waiting.get_mut(begin..begin + many.min(room)) else { return 0 };
-        // SAFETY: the caller guarantees the pool; `places` has room for the pointers.
+        let Some(slots) = self.waiting.get_mut(begin..begin + count.min(room)) else { return 0 };
+        // SAFETY: the caller guarantees the pool; `slots` has room for the pointers.
         let failed = unsafe {
-            dpdk_sys::rte_mempool_get_bulk(pool.as_ptr(), places.as_mut_ptr().cast(), places.len() as u32)
+            dpdk_sys::rte_mempool_get_bulk(pool.as_ptr(), slots.as_mut_ptr().cast(), slots.len() as u32)
         };
         if failed != 0 {
             return 0;
         }
-        for at in begin..begin + places.len() {
+        for at in begin..begin + slots.len() {
             // SAFETY: pools return valid buffers, which are owned here only.
             let frame = unsafe { Mbuf::fill(NonNull::new_unchecked(self.waiting[at]), bytes) };
             // A buffer that is too short for these bytes has been returned to the pool.
@@ -115,20 +115,20 @@ impl Queue {
         }
         // SAFETY: the port is started, and only this worker uses the queue; the port takes ownership of the
         // frames that it accepts, which are the first ones.
-        let taken = usize::from(unsafe {
+        let accepted = usize::from(unsafe {
             tx_burst(self.port, self.number, self.waiting.as_mut_ptr(), self.len as u16)
         });
-        if taken == self.len {
-            sent.count_many(taken as u64, self.bytes);
+        if accepted == self.len {
+            sent.count_many(accepted as u64, self.bytes);
             (self.len, self.bytes) = (0, 0);
-        } else if taken > 0 {
+        } else if accepted > 0 {
             let before = self.bytes;
-            self.waiting.copy_within(taken..self.len, 0);
-            self.len -= taken;
+            self.waiting.copy_within(accepted..self.len, 0);
+            self.len -= accepted;
             // SAFETY: the queue still owns the frames that the port did not accept.
             self.bytes =
                 self.waiting[..self.len].iter().map(|&mbuf| u64::from(unsafe { (*mbuf).pkt_len })).sum();
-            sent.count_many(taken as u64, before - self.bytes);
+            sent.count_many(accepted as u64, before - self.bytes);
         }
     }
 
@@ -180,15 +180,15 @@ pub(crate) unsafe fn rx_burst(port: u16, queue: u16, frames: *mut *mut rte_mbuf,
 }
 
 /// Cache of raw mbufs, which are taken from a pool in bursts.
-pub(crate) struct Stock {
+pub(crate) struct MbufCache {
     buffers: [*mut rte_mbuf; BURST],
     len: usize,
 }
 
 // SAFETY: the buffers are owned, and belong to no thread.
-unsafe impl Send for Stock {}
+unsafe impl Send for MbufCache {}
 
-impl Stock {
+impl MbufCache {
     /// Returns an empty cache.
     pub(crate) const fn new() -> Self {
         Self { buffers: [core::ptr::null_mut(); BURST], len: 0 }
@@ -199,10 +199,10 @@ impl Stock {
     /// # Safety
     /// `pool` is a pool of packet buffers that outlives the mbufs allocated from it.
     #[inline]
-    unsafe fn take(&mut self, pool: NonNull<rte_mempool>) -> Result<NonNull<rte_mbuf>, Full> {
+    unsafe fn alloc(&mut self, pool: NonNull<rte_mempool>) -> Result<NonNull<rte_mbuf>, Full> {
         if self.len == 0 {
             // SAFETY: the caller guarantees the pool; `buffers` has room for the pointers.
-            self.len = unsafe { take_from(pool, &mut self.buffers) };
+            self.len = unsafe { alloc_burst(pool, &mut self.buffers) };
             if self.len == 0 {
                 return Err(Full);
             }
@@ -219,19 +219,19 @@ impl Stock {
 /// # Safety
 /// `pool` is a pool of packet buffers.
 #[inline]
-unsafe fn take_from(pool: NonNull<rte_mempool>, buffers: &mut [*mut rte_mbuf]) -> usize {
-    for many in [buffers.len(), 1] {
+unsafe fn alloc_burst(pool: NonNull<rte_mempool>, buffers: &mut [*mut rte_mbuf]) -> usize {
+    for count in [buffers.len(), 1] {
         // SAFETY: the caller guarantees the pool; `buffers` has room for the pointers.
-        if unsafe { dpdk_sys::rte_mempool_get_bulk(pool.as_ptr(), buffers.as_mut_ptr().cast(), many as u32) }
+        if unsafe { dpdk_sys::rte_mempool_get_bulk(pool.as_ptr(), buffers.as_mut_ptr().cast(), count as u32) }
             == 0
         {
-            return many;
+            return count;
         }
     }
     0
 }
 
-impl Drop for Stock {
+impl Drop for MbufCache {
     fn drop(&mut self) {
         // SAFETY: the first `len` are owned here. Raw mbufs have a reference count of 1 and one segment.
         unsafe { dpdk_sys::rte_pktmbuf_free_bulk(self.buffers.as_mut_ptr(), self.len as u32) };
@@ -249,7 +249,7 @@ pub(crate) struct Tx {
     /// Pool for copies and generated frames
     pub(crate) pool: NonNull<rte_mempool>,
     /// Raw mbufs of that pool for the next frames
-    pub(crate) stock: Stock,
+    pub(crate) mbuf_cache: MbufCache,
     pub(crate) counters: std::sync::Arc<WorkerCounters>,
 }
 
@@ -271,7 +271,7 @@ impl Tx {
             }
             &mut Exit::Worker(owner) => self.hand_off(frame, port, owner),
             // A link without a peer accepts every frame.
-            Exit::Away(_) => {
+            Exit::Detached(_) => {
                 drop(frame);
                 self.counters.count_drop(DropReason::LinkDown);
                 Ok(())
@@ -282,9 +282,9 @@ impl Tx {
     /// Returns the reason why a frame was lost, given the result of [`push`](Self::push); `None` if it was
     /// queued.
     #[cold]
-    pub(crate) fn lost(&self, port: PortId, taken: Result<(), Full>) -> Option<DropReason> {
-        match (&self.exits[port.index()], taken) {
-            (Exit::Away(_), _) => Some(DropReason::LinkDown),
+    pub(crate) fn lost(&self, port: PortId, accepted: Result<(), Full>) -> Option<DropReason> {
+        match (&self.exits[port.index()], accepted) {
+            (Exit::Detached(_), _) => Some(DropReason::LinkDown),
             (_, Ok(())) => None,
             (Exit::Queue(_), Err(Full)) => Some(DropReason::PortFull),
             (Exit::Worker(_), Err(Full)) => Some(DropReason::HandoffFull),
@@ -294,8 +294,8 @@ impl Tx {
     /// Begins to use a port, which has a peer now.
     #[cold]
     pub(crate) fn adopt(&mut self, port: PortId) {
-        self.exchange(port, |exit| match exit {
-            Exit::Away(queue) => Exit::Queue(queue),
+        self.replace_exit(port, |exit| match exit {
+            Exit::Detached(queue) => Exit::Queue(queue),
             other => other,
         });
     }
@@ -304,17 +304,17 @@ impl Tx {
     #[cold]
     pub(crate) fn release(&mut self, port: PortId) {
         let mut lost = 0;
-        self.exchange(port, |exit| match exit {
+        self.replace_exit(port, |exit| match exit {
             Exit::Queue(mut queue) => {
                 lost = queue.discard();
-                Exit::Away(queue)
+                Exit::Detached(queue)
             }
             other => other,
         });
         self.counters.drops[DropReason::LinkDown.index()].add(lost as u64);
     }
 
-    fn exchange(&mut self, port: PortId, by: impl FnOnce(Exit) -> Exit) {
+    fn replace_exit(&mut self, port: PortId, by: impl FnOnce(Exit) -> Exit) {
         let exit = &mut self.exits[port.index()];
         *exit = by(core::mem::replace(exit, Exit::Worker(usize::MAX)));
     }
@@ -372,7 +372,7 @@ impl Output for Tx {
     #[inline]
     fn make_from(&mut self, bytes: &[u8]) -> Result<Mbuf, Full> {
         // SAFETY: the pool outlives the workers and, through `Runtime`, all frames. The buffer is owned here.
-        unsafe { Mbuf::fill(self.stock.take(self.pool)?, bytes) }
+        unsafe { Mbuf::fill(self.mbuf_cache.alloc(self.pool)?, bytes) }
     }
 
     #[inline]
@@ -380,7 +380,7 @@ impl Output for Tx {
         match &self.exits[port.index()] {
             Exit::Queue(queue) => QUEUE - queue.len,
             Exit::Worker(owner) => self.handoffs[*owner].as_ref().map_or(0, Producer::slots),
-            Exit::Away(_) => QUEUE,
+            Exit::Detached(_) => QUEUE,
         }
     }
 
@@ -409,19 +409,19 @@ impl Output for Tx {
     fn send_copies(
         &mut self,
         bytes: &[u8],
-        many: usize,
+        count: usize,
         port: PortId,
         mut finish: impl FnMut(&mut [u8]),
     ) -> usize {
         let mut made = 0;
-        while made < many {
+        while made < count {
             let appended = match &mut self.exits[port.index()] {
                 Exit::Queue(queue) => {
                     queue.flush_bursts(&self.counters.ports[port.index()].tx);
                     // SAFETY: the pool outlives the workers and, through `Runtime`, all frames.
-                    unsafe { queue.append_copies(self.pool, bytes, many - made, &mut finish) }
+                    unsafe { queue.push_copies(self.pool, bytes, count - made, &mut finish) }
                 }
-                Exit::Worker(_) | Exit::Away(_) => 0,
+                Exit::Worker(_) | Exit::Detached(_) => 0,
             };
             self.counters.made.add(appended as u64);
             made += appended;
@@ -433,6 +433,6 @@ impl Output for Tx {
                 made += 1;
             }
         }
-        many
+        count
     }
 }

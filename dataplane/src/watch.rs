@@ -14,7 +14,7 @@ use switch::{DropReason, Frame as _, Full, Nanos, Output, PortId, Verdict};
 pub const KEPT: usize = 256;
 /// Maximum count of sent frames that are recorded for one received frame, besides the received frame and its
 /// result
-const LEAVING: usize = 32;
+const MAX_TX_RECORDS: usize = 32;
 
 /// A record of one frame.
 #[derive(Clone, Copy, Debug)]
@@ -73,11 +73,11 @@ pub struct Watch {
     at: Nanos,
     occasion: u64,
     /// Records of the current event: the received frame, some of the frames sent for it, and its result
-    seen: Vec<Sight>,
+    records: Vec<Sight>,
     left_out: u64,
-    any_wanted: bool,
+    any_selected: bool,
     /// Whether the current event has a received frame
-    came: bool,
+    has_rx: bool,
 }
 
 /// The control plane's end of a packet trace.
@@ -104,10 +104,10 @@ fn watch(wanted: Wanted, room: usize, clock: Clock) -> (Box<Watch>, Watcher) {
         clock,
         at: Nanos::ZERO,
         occasion: 0,
-        seen: Vec::with_capacity(LEAVING + 2),
+        records: Vec::with_capacity(MAX_TX_RECORDS + 2),
         left_out: 0,
-        any_wanted: false,
-        came: false,
+        any_selected: false,
+        has_rx: false,
     };
     (Box::new(watch), Watcher { ring: consumer, missed, clock })
 }
@@ -152,15 +152,15 @@ impl Watcher {
 
 impl Watch {
     /// Sets the time of the next records, at the beginning of a burst.
-    pub(crate) fn look_at_the_clock(&mut self) {
+    pub(crate) fn set_time(&mut self) {
         self.at = self.clock.nanos(cycles());
     }
 
     /// Adds a record, unless there are `within` records already.
-    fn keep(&mut self, frame: Option<&Mbuf>, what: What, within: usize) {
+    fn record(&mut self, frame: Option<&Mbuf>, what: What, within: usize) {
         let bytes = frame.map_or(&[][..], |frame| frame.bytes());
-        self.any_wanted |= frame.is_some() && (self.wanted)(bytes);
-        if self.seen.len() >= within {
+        self.any_selected |= frame.is_some() && (self.wanted)(bytes);
+        if self.records.len() >= within {
             self.left_out += 1;
             return;
         }
@@ -175,76 +175,76 @@ impl Watch {
             bytes: [0; KEPT],
         };
         sight.bytes[..usize::from(sight.kept)].copy_from_slice(&bytes[..usize::from(sight.kept)]);
-        self.seen.push(sight);
+        self.records.push(sight);
     }
 
     /// Records a received frame before the function handles it.
-    pub(crate) fn comes(&mut self, frame: &Mbuf, port: PortId) {
-        self.came = true;
-        self.keep(Some(frame), What::In(port), 1);
+    pub(crate) fn record_rx(&mut self, frame: &Mbuf, port: PortId) {
+        self.has_rx = true;
+        self.record(Some(frame), What::In(port), 1);
     }
 
     /// Records the verdict, before it is carried out. There is always room for this record.
-    pub(crate) fn ends(&mut self, frame: &Mbuf, verdict: Verdict) {
+    pub(crate) fn record_verdict(&mut self, frame: &Mbuf, verdict: Verdict) {
         let (frame, what) = match verdict {
             Verdict::Forward(port) => (Some(frame), What::Out(port)),
             Verdict::Drop(reason) => (None, What::Dropped(reason)),
             Verdict::Punt => (None, What::Punted),
             Verdict::Consume => (None, What::Consumed),
         };
-        self.keep(frame, what, LEAVING + 2);
+        self.record(frame, what, MAX_TX_RECORDS + 2);
     }
 
     /// Completes the event after the verdict was carried out; `lost` is the reason if the frame was lost.
-    pub(crate) fn ended(&mut self, lost: Option<DropReason>) {
-        if let (Some(reason), Some(sight)) = (lost, self.seen.last_mut()) {
+    pub(crate) fn finish_event(&mut self, lost: Option<DropReason>) {
+        if let (Some(reason), Some(sight)) = (lost, self.records.last_mut()) {
             sight.what = match sight.what {
                 What::Out(port) => What::Lost(port, reason),
                 _ => What::Dropped(reason),
             };
         }
-        self.came = false;
-        self.tell();
+        self.has_rx = false;
+        self.publish();
     }
 
     /// Records a frame before it is sent, as part of an event or alone.
-    pub(crate) fn leaves(&mut self, frame: &Mbuf, port: PortId) {
-        self.keep(Some(frame), What::Out(port), LEAVING + 1);
+    pub(crate) fn record_tx(&mut self, frame: &Mbuf, port: PortId) {
+        self.record(Some(frame), What::Out(port), MAX_TX_RECORDS + 1);
     }
 
     /// Corrects the last record after the frame was sent; `lost` is the reason if the frame was lost.
-    pub(crate) fn left(&mut self, lost: Option<DropReason>) {
-        if let (Some(reason), Some(sight), 0) = (lost, self.seen.last_mut(), self.left_out)
+    pub(crate) fn correct_tx(&mut self, lost: Option<DropReason>) {
+        if let (Some(reason), Some(sight), 0) = (lost, self.records.last_mut(), self.left_out)
             && let What::Out(port) = sight.what
         {
             sight.what = What::Lost(port, reason);
         }
-        if !self.came {
-            self.tell();
+        if !self.has_rx {
+            self.publish();
         }
     }
 
     /// Publishes the records of the event, all or none, if a frame of it was selected.
-    fn tell(&mut self) {
-        if self.any_wanted {
-            match self.ring.write_chunk_uninit(self.seen.len()) {
-                Ok(chunk) => _ = chunk.fill_from_iter(self.seen.iter().copied()),
+    fn publish(&mut self) {
+        if self.any_selected {
+            match self.ring.write_chunk_uninit(self.records.len()) {
+                Ok(chunk) => _ = chunk.fill_from_iter(self.records.iter().copied()),
                 Err(_) => self.missed.add(1),
             }
             self.occasion += 1;
         }
-        (self.any_wanted, self.left_out) = (false, 0);
-        self.seen.clear();
+        (self.any_selected, self.left_out) = (false, 0);
+        self.records.clear();
     }
 }
 
 /// An output that records the frames sent through it.
-pub(crate) struct Watched<'a> {
+pub(crate) struct TracingOutput<'a> {
     pub(crate) tx: &'a mut Tx,
     pub(crate) watch: &'a mut Watch,
 }
 
-impl Output for Watched<'_> {
+impl Output for TracingOutput<'_> {
     type Frame = Mbuf;
 
     fn make(&mut self, len: usize) -> Result<Mbuf, Full> {
@@ -272,9 +272,9 @@ impl Output for Watched<'_> {
     }
 
     fn send(&mut self, frame: Mbuf, port: PortId) -> Result<(), Full> {
-        self.watch.leaves(&frame, port);
-        let taken = self.tx.send(frame, port);
-        self.watch.left(self.tx.lost(port, taken));
-        taken
+        self.watch.record_tx(&frame, port);
+        let result = self.tx.send(frame, port);
+        self.watch.correct_tx(self.tx.lost(port, result));
+        result
     }
 }

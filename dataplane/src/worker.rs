@@ -2,14 +2,14 @@
 //! rings and queues. It runs to completion, and neither allocates nor locks nor makes a system call in the
 //! path of a frame.
 
-use crate::control::{Down, Up};
+use crate::control::{ToControl, ToWorker};
 use crate::idle::Idler;
 use crate::mbuf::Mbuf;
 use crate::memif::Signal;
 use crate::time::{Clock, cycles};
 use crate::tx::{Handoff, Tx, rx_burst};
 use crate::users::{Turn, Users};
-use crate::watch::{Watch, Watched};
+use crate::watch::{TracingOutput, Watch};
 use core::mem::ManuallyDrop;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -21,11 +21,11 @@ use switch::{DropReason, Function, Nanos, PortId, Verdict};
 /// Maximum count of frames per burst
 const BURST: usize = 32;
 /// Distance, in frames, at which headers are prefetched
-const PREFETCH: usize = 12;
+const HEADER_DISTANCE: usize = 12;
 /// Distance, in frames, at which the function prefetches its tables
-const GLIMPSE: usize = 8;
+const TABLE_DISTANCE: usize = 8;
 /// Distance, in frames, at which the function prefetches its state
-const FORESEE: usize = 4;
+const STATE_DISTANCE: usize = 4;
 /// Time for which a stopping worker offers its last frames to the ports
 const DRAIN: Nanos = Nanos::from_millis(100);
 
@@ -44,12 +44,12 @@ pub(crate) struct Worker<F: Function> {
     pub(crate) function: F,
     pub(crate) rx: Vec<RxQueue>,
     /// Receive queues of ports without a peer, which must not be polled
-    pub(crate) away: Vec<RxQueue>,
+    pub(crate) detached: Vec<RxQueue>,
     pub(crate) tx: Tx,
     /// Hand-off rings from the other workers
     pub(crate) handoffs: Vec<Consumer<Handoff>>,
-    pub(crate) up: Sender<Up<F>>,
-    pub(crate) down: Receiver<Down<F>>,
+    pub(crate) to_control: Sender<ToControl<F>>,
+    pub(crate) from_control: Receiver<ToWorker<F>>,
     pub(crate) clock: Clock,
     /// Packet trace, if there is one
     pub(crate) watch: Option<Box<Watch>>,
@@ -60,7 +60,7 @@ impl<F: Function> Worker<F> {
     /// Polls until `stop` is set, then drains. `running` counts the workers that may still hand off frames.
     pub(crate) fn run(mut self, stop: &AtomicBool, running: &Users) {
         let mut now = self.clock.nanos(cycles());
-        let mut turn_began = cycles();
+        let mut iteration_start = cycles();
         while !stop.load(Ordering::Relaxed) {
             let mut received = 0;
             for at in 0..self.rx.len() {
@@ -72,8 +72,8 @@ impl<F: Function> Worker<F> {
                 match &mut self.watch {
                     None => self.function.on_timer(now, &mut self.tx),
                     Some(watch) => {
-                        watch.look_at_the_clock();
-                        self.function.on_timer(now, &mut Watched { tx: &mut self.tx, watch });
+                        watch.set_time();
+                        self.function.on_timer(now, &mut TracingOutput { tx: &mut self.tx, watch });
                     }
                 }
                 // A function that waits for room in a queue is idle: other threads may need the CPU to make
@@ -81,25 +81,25 @@ impl<F: Function> Worker<F> {
                 worked |= self.tx.counters.made.get() != made;
             }
             self.tx.flush();
-            self.tell();
+            self.send_events();
 
-            let turn_ended = cycles();
-            now = self.clock.nanos(turn_ended);
+            let iteration_end = cycles();
+            now = self.clock.nanos(iteration_end);
             let counters = &self.tx.counters;
             counters.turns.add(1);
             if received > 0 {
                 counters.busy_turns.add(1);
-                counters.busy_cycles.add(turn_ended - turn_began);
+                counters.busy_cycles.add(iteration_end - iteration_start);
             }
-            turn_began = turn_ended;
+            iteration_start = iteration_end;
             if worked {
                 self.idler.worked();
             } else {
                 let (function, tx) = (&self.function, &self.tx);
                 let due = || tx.is_empty().then(|| function.next_timer().unwrap_or(Nanos(u64::MAX)));
                 if self.idler.idle(now, due) {
-                    turn_began = cycles();
-                    now = self.clock.nanos(turn_began);
+                    iteration_start = cycles();
+                    now = self.clock.nanos(iteration_start);
                 }
             }
         }
@@ -121,55 +121,55 @@ impl<F: Function> Worker<F> {
             self.run_watched(burst, rx.port, now);
             return received;
         }
-        for &mbuf in burst.iter().take(PREFETCH) {
+        for &mbuf in burst.iter().take(HEADER_DISTANCE) {
             prefetch(mbuf);
         }
-        for &mbuf in burst.iter().take(GLIMPSE) {
+        for &mbuf in burst.iter().take(TABLE_DISTANCE) {
             // SAFETY: the frame was just received.
-            self.function.glimpse(&*unsafe { look_at(mbuf) }, fetch);
+            self.function.glimpse(&*unsafe { borrow(mbuf) }, fetch);
         }
-        for &mbuf in burst.iter().take(FORESEE) {
+        for &mbuf in burst.iter().take(STATE_DISTANCE) {
             // SAFETY: as above.
-            self.function.foresee(&*unsafe { look_at(mbuf) }, fetch);
+            self.function.foresee(&*unsafe { borrow(mbuf) }, fetch);
         }
         let mut bytes = 0;
-        let mut ended = Ended { frames: [null_mut(); BURST], len: 0 };
+        let mut to_free = FreeList { frames: [null_mut(); BURST], len: 0 };
         for (at, &raw) in burst.iter().enumerate() {
-            if let Some(&ahead) = burst.get(at + PREFETCH) {
+            if let Some(&ahead) = burst.get(at + HEADER_DISTANCE) {
                 prefetch(ahead);
             }
-            if let Some(&ahead) = burst.get(at + GLIMPSE) {
+            if let Some(&ahead) = burst.get(at + TABLE_DISTANCE) {
                 // SAFETY: the frame has not been handled yet.
-                self.function.glimpse(&*unsafe { look_at(ahead) }, fetch);
+                self.function.glimpse(&*unsafe { borrow(ahead) }, fetch);
             }
-            if let Some(&ahead) = burst.get(at + FORESEE) {
+            if let Some(&ahead) = burst.get(at + STATE_DISTANCE) {
                 // SAFETY: as above.
-                self.function.foresee(&*unsafe { look_at(ahead) }, fetch);
+                self.function.foresee(&*unsafe { borrow(ahead) }, fetch);
             }
             // SAFETY: drivers write non-null pointers to buffers that the receiver owns.
             let mut frame = unsafe { Mbuf::from_raw(NonNull::new_unchecked(raw)) };
             bytes += frame.frame_len() as u64;
             let verdict = self.function.on_frame(&mut frame, rx.port, now, &mut self.tx);
-            self.carry_out(verdict, frame, rx.port, &mut ended);
+            self.carry_out(verdict, frame, rx.port, &mut to_free);
         }
-        drop(ended);
+        drop(to_free);
         self.tx.counters.ports[rx.port.index()].rx.count_many(received as u64, bytes);
         received
     }
 
     #[inline]
-    fn carry_out(&mut self, verdict: Verdict, frame: Mbuf, port: PortId, ended: &mut Ended) {
+    fn carry_out(&mut self, verdict: Verdict, frame: Mbuf, port: PortId, to_free: &mut FreeList) {
         match verdict {
             // `push` counts a frame that does not fit.
             Verdict::Forward(port) => _ = self.tx.push(frame, port),
             Verdict::Drop(reason) => {
                 self.tx.counters.count_drop(reason);
-                ended.push(frame);
+                to_free.push(frame);
             }
             Verdict::Punt => _ = self.punt(frame, port),
             Verdict::Consume => {
                 self.tx.counters.consumed.add(1);
-                ended.push(frame);
+                to_free.push(frame);
             }
         }
     }
@@ -178,31 +178,31 @@ impl<F: Function> Worker<F> {
     #[cold]
     fn run_watched(&mut self, burst: &[*mut rte_mbuf], port: PortId, now: Nanos) {
         let Some(mut watch) = self.watch.take() else { return };
-        watch.look_at_the_clock();
+        watch.set_time();
         let mut bytes = 0;
-        let mut ended = Ended { frames: [null_mut(); BURST], len: 0 };
+        let mut to_free = FreeList { frames: [null_mut(); BURST], len: 0 };
         for &raw in burst {
             // SAFETY: drivers write non-null pointers to buffers that the receiver owns.
             let mut frame = unsafe { Mbuf::from_raw(NonNull::new_unchecked(raw)) };
             bytes += frame.frame_len() as u64;
-            watch.comes(&frame, port);
-            let mut out = Watched { tx: &mut self.tx, watch: &mut watch };
+            watch.record_rx(&frame, port);
+            let mut out = TracingOutput { tx: &mut self.tx, watch: &mut watch };
             let verdict = self.function.on_frame(&mut frame, port, now, &mut out);
-            watch.ends(&frame, verdict);
+            watch.record_verdict(&frame, verdict);
             let lost = match verdict {
                 Verdict::Forward(to) => {
-                    let taken = self.tx.push(frame, to);
-                    self.tx.lost(to, taken)
+                    let result = self.tx.push(frame, to);
+                    self.tx.lost(to, result)
                 }
                 Verdict::Punt => self.punt(frame, port),
                 verdict => {
-                    self.carry_out(verdict, frame, port, &mut ended);
+                    self.carry_out(verdict, frame, port, &mut to_free);
                     None
                 }
             };
-            watch.ended(lost);
+            watch.finish_event(lost);
         }
-        drop(ended);
+        drop(to_free);
         self.tx.counters.ports[port.index()].rx.count_many(burst.len() as u64, bytes);
         self.watch = Some(watch);
     }
@@ -212,14 +212,14 @@ impl<F: Function> Worker<F> {
     fn on_watch(&mut self, watch: Option<Box<Watch>>) {
         if let Some(over) = core::mem::replace(&mut self.watch, watch) {
             // Freed by the control plane, unless its queue is full.
-            drop(self.up.try_send(Up::Watch(over)));
+            drop(self.to_control.try_send(ToControl::Watch(over)));
         }
     }
 
     /// Passes a frame to the control plane. Returns the reason if it was dropped.
     #[cold]
     fn punt(&mut self, frame: Mbuf, port: PortId) -> Option<DropReason> {
-        if self.up.try_send(Up::Punt { worker: self.index, frame, port }).is_ok() {
+        if self.to_control.try_send(ToControl::Punt { worker: self.index, frame, port }).is_ok() {
             self.tx.counters.punted.add(1);
             return None;
         }
@@ -239,22 +239,22 @@ impl<F: Function> Worker<F> {
                 any = true;
             }
         }
-        while !self.down.is_empty() {
+        while !self.from_control.is_empty() {
             any = true;
-            match self.down.try_recv() {
-                Ok(Down::Command(command)) => self.function.on_command(command, now),
-                Ok(Down::Send { frame, port }) => {
+            match self.from_control.try_recv() {
+                Ok(ToWorker::Command(command)) => self.function.on_command(command, now),
+                Ok(ToWorker::Send { frame, port }) => {
                     if let Some(watch) = &mut self.watch {
-                        watch.look_at_the_clock();
-                        watch.leaves(&frame, port);
+                        watch.set_time();
+                        watch.record_tx(&frame, port);
                     }
-                    let taken = self.tx.push(frame, port);
+                    let result = self.tx.push(frame, port);
                     if let Some(watch) = &mut self.watch {
-                        watch.left(self.tx.lost(port, taken));
+                        watch.correct_tx(self.tx.lost(port, result));
                     }
                 }
-                Ok(Down::Watch(watch)) => self.on_watch(watch),
-                Ok(Down::Port(signal)) => self.on_signal(signal),
+                Ok(ToWorker::Watch(watch)) => self.on_watch(watch),
+                Ok(ToWorker::Port(signal)) => self.on_signal(signal),
                 Err(_) => break,
             }
         }
@@ -267,23 +267,23 @@ impl<F: Function> Worker<F> {
         match signal {
             Signal::Adopt(port) => {
                 self.tx.adopt(port);
-                self.rx.extend(self.away.extract_if(.., |rx| rx.port == port));
+                self.rx.extend(self.detached.extract_if(.., |rx| rx.port == port));
             }
             // After this closure the port may be stopped.
             Signal::Release(port, users) => users.leave(|| {
                 self.tx.release(port);
-                self.away.extend(self.rx.extract_if(.., |rx| rx.port == port));
+                self.detached.extend(self.rx.extract_if(.., |rx| rx.port == port));
             }),
         }
     }
 
     /// Passes events to the control plane while there is room for them.
     #[inline]
-    fn tell(&mut self) {
-        while !self.up.is_full() {
+    fn send_events(&mut self) {
+        while !self.to_control.is_full() {
             let Some(event) = self.function.poll_event() else { break };
             // The control plane drains the queue before it is dropped, and workers end before that.
-            drop(self.up.try_send(Up::Event { worker: self.index, event }));
+            drop(self.to_control.try_send(ToControl::Event { worker: self.index, event }));
         }
     }
 
@@ -308,12 +308,12 @@ impl<F: Function> Worker<F> {
 }
 
 /// Dropped and consumed frames of a burst, which are freed together in one call.
-struct Ended {
+struct FreeList {
     frames: [*mut rte_mbuf; BURST],
     len: usize,
 }
 
-impl Ended {
+impl FreeList {
     #[inline]
     fn push(&mut self, frame: Mbuf) {
         self.frames[self.len] = frame.into_raw().as_ptr();
@@ -321,7 +321,7 @@ impl Ended {
     }
 }
 
-impl Drop for Ended {
+impl Drop for FreeList {
     #[inline]
     fn drop(&mut self) {
         if self.len > 0 {
@@ -336,7 +336,7 @@ impl Drop for Ended {
 /// # Safety
 /// `mbuf` was received in a burst, and is not freed while the frame is in use.
 #[inline]
-unsafe fn look_at(mbuf: *mut rte_mbuf) -> ManuallyDrop<Mbuf> {
+unsafe fn borrow(mbuf: *mut rte_mbuf) -> ManuallyDrop<Mbuf> {
     // SAFETY: drivers write non-null pointers to buffers that the receiver owns. The frame is neither changed
     // nor freed through this reference.
     ManuallyDrop::new(unsafe { Mbuf::from_raw(NonNull::new_unchecked(mbuf)) })

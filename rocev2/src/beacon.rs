@@ -22,32 +22,32 @@ use crate::{Bth, Opcode, Psn, Qpn};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Offset of the BTH in a frame without VLAN tags, IPv4 options and IPv6 extension headers
-const fn bth(v6: bool) -> usize {
+const fn bth_offset(v6: bool) -> usize {
     Ethernet::LEN + if v6 { Ipv6::LEN } else { Ipv4::LEN } + Udp::LEN
 }
 
 /// Offset of the word that holds the PSN
-const fn psn(v6: bool) -> usize {
-    bth(v6) + Bth::PSN_WORD
+const fn psn_offset(v6: bool) -> usize {
+    bth_offset(v6) + Bth::PSN_WORD
 }
 
 /// Offset of the 1Pipe header, in a UD SEND or (`write`) in an RDMA WRITE
-const fn header(v6: bool, write: bool) -> usize {
-    bth(v6) + Bth::LEN + if write { size_of::<Reth>() } else { size_of::<Deth>() }
+const fn onepipe_offset(v6: bool, write: bool) -> usize {
+    bth_offset(v6) + Bth::LEN + if write { size_of::<Reth>() } else { size_of::<Deth>() }
 }
 
 /// Offset of the ICRC
-const fn icrc(v6: bool, write: bool) -> usize {
-    header(v6, write) + OnePipe::LEN
+const fn icrc_offset(v6: bool, write: bool) -> usize {
+    onepipe_offset(v6, write) + OnePipe::LEN
 }
 
 /// Length of the frame, in bytes
-const fn len(v6: bool, write: bool) -> usize {
-    icrc(v6, write) + ICRC_LEN
+const fn frame_len(v6: bool, write: bool) -> usize {
+    icrc_offset(v6, write) + ICRC_LEN
 }
 
 /// Length of the longest beacon, rounded up to whole blocks, in bytes
-const MAX_LEN: usize = len(true, true).next_multiple_of(BLOCK);
+const MAX_LEN: usize = frame_len(true, true).next_multiple_of(BLOCK);
 /// Bytes per comparison step
 const BLOCK: usize = 32;
 /// Offset of the IPv4 identification, which some senders increment with each packet, and of the checksum that
@@ -58,18 +58,18 @@ const IPV4_CHECKSUM: usize = Ethernet::LEN + 10;
 /// Returns whether a frame is longer than any beacon.
 #[inline]
 pub const fn is_longer(frame: &[u8]) -> bool {
-    frame.len() > len(true, true)
+    frame.len() > frame_len(true, true)
 }
 
 /// Returns the destination queue pair of a frame if its length is that of a beacon, else `None`. The result
 /// is meaningless if the frame is not a beacon.
 #[inline]
 pub fn dest_qp(frame: &[u8]) -> Option<Qpn> {
-    const V4: [usize; 2] = [len(false, false), len(false, true)];
-    const V6: [usize; 2] = [len(true, false), len(true, true)];
+    const V4: [usize; 2] = [frame_len(false, false), frame_len(false, true)];
+    const V6: [usize; 2] = [frame_len(true, false), frame_len(true, true)];
     let at = match frame.len() {
-        len if len == V4[0] || len == V4[1] => const { bth(false) + Bth::DEST_QP_WORD },
-        len if len == V6[0] || len == V6[1] => const { bth(true) + Bth::DEST_QP_WORD },
+        len if len == V4[0] || len == V4[1] => const { bth_offset(false) + Bth::DEST_QP_WORD },
+        len if len == V6[0] || len == V6[1] => const { bth_offset(true) + Bth::DEST_QP_WORD },
         _ => return None,
     };
     let word = frame[at..].first_chunk().expect("a frame of this length");
@@ -78,7 +78,7 @@ pub fn dest_qp(frame: &[u8]) -> Option<Qpn> {
 
 /// Returns identification and checksum of an IPv4 header as one word.
 #[inline]
-fn counted(frame: &[u8]) -> u32 {
+fn id_and_checksum(frame: &[u8]) -> u32 {
     let header: &[u8; Ipv4::LEN] = frame[Ethernet::LEN..].first_chunk().expect("an IPv4 header");
     let (id, checksum) = (IPV4_ID - Ethernet::LEN, IPV4_CHECKSUM - Ethernet::LEN);
     u32::from_le_bytes([header[id], header[id + 1], header[checksum], header[checksum + 1]])
@@ -90,10 +90,10 @@ type Mask = [u8; MAX_LEN];
 const fn mask(v6: bool, write: bool) -> Mask {
     let mut mask = [0; MAX_LEN];
     let mut at = 0;
-    while at < icrc(v6, write) {
-        let header = header(v6, write);
+    while at < icrc_offset(v6, write) {
+        let header = onepipe_offset(v6, write);
         let counts = !v6 && (at >> 1 == IPV4_ID >> 1 || at >> 1 == IPV4_CHECKSUM >> 1);
-        let psn = psn(v6) < at && at < psn(v6) + 4;
+        let psn = psn_offset(v6) < at && at < psn_offset(v6) + 4;
         let times = header <= at && at < header + OnePipe::OPCODE;
         mask[at] = if counts || psn || times { 0 } else { 0xff };
         at += 1;
@@ -155,8 +155,8 @@ impl Template {
         };
         let v6 = layout.is_ipv6();
         let plain = layout.l3() == Ethernet::LEN
-            && layout.bth() == bth(v6)
-            && layout.icrc() == icrc(v6, write)
+            && layout.bth() == bth_offset(v6)
+            && layout.icrc() == icrc_offset(v6, write)
             && beacon.len() == layout.end();
         let packet = Packet::new(beacon, layout);
         if !plain || packet.payload().len() != OnePipe::LEN || packet.udp().checksum.get() != 0 {
@@ -164,13 +164,13 @@ impl Template {
         }
         let changing = icrc::end(
             psn_word(packet.bth().psn()),
-            icrc(v6, write) - psn(v6) - 4,
+            icrc_offset(v6, write) - psn_offset(v6) - 4,
             packet.payload().first_chunk()?,
         );
-        let psn_power =
-            icrc::power(icrc(v6, write) - psn(v6)) ^ icrc::power(OnePipe::LEN - OnePipe::PSN_WORD);
+        let psn_power = icrc::power(icrc_offset(v6, write) - psn_offset(v6))
+            ^ icrc::power(OnePipe::LEN - OnePipe::PSN_WORD);
         let icrc = icrc::compute(beacon, &layout) ^ changing;
-        Some(Self { v6, write, icrc, psn_power, ack: beacon[psn(v6)] })
+        Some(Self { v6, write, icrc, psn_power, ack: beacon[psn_offset(v6)] })
     }
 
     /// Writes a beacon with this PSN in both headers over `frame`, which has to be the frame that this
@@ -179,19 +179,19 @@ impl Template {
     /// # Panics
     /// If `frame` is shorter than the template's beacon.
     #[inline]
-    pub fn fill(&self, frame: &mut [u8], psn_number: Psn, said: &Said) {
-        let at = psn(self.v6);
+    pub fn fill(&self, frame: &mut [u8], psn_number: Psn, contents: &Said) {
+        let at = psn_offset(self.v6);
         let word = u32::from(self.ack) << 24 | psn_number.get();
-        let psn_place = frame[at..].first_chunk_mut::<4>().expect("frame shorter than the template");
-        *psn_place = word.to_be_bytes();
-        let at = header(self.v6, self.write);
+        let psn_field = frame[at..].first_chunk_mut::<4>().expect("frame shorter than the template");
+        *psn_field = word.to_be_bytes();
+        let at = onepipe_offset(self.v6, self.write);
         let end = frame[at..].first_chunk_mut::<{ OnePipe::LEN + ICRC_LEN }>();
-        let (place, icrc) = end.expect("frame shorter than the template").split_at_mut(OnePipe::LEN);
-        place.copy_from_slice(&said.wire);
-        place[OnePipe::PSN_WORD + 1..][..3].copy_from_slice(&psn_number.to_wire());
+        let (field, icrc) = end.expect("frame shorter than the template").split_at_mut(OnePipe::LEN);
+        field.copy_from_slice(&contents.wire);
+        field[OnePipe::PSN_WORD + 1..][..3].copy_from_slice(&psn_number.to_wire());
         let mut changes = Changes::new();
         changes.add(psn_word(psn_number), self.psn_power);
-        icrc.copy_from_slice(&(self.icrc ^ said.effect ^ changes.effect()).to_le_bytes());
+        icrc.copy_from_slice(&(self.icrc ^ contents.effect ^ changes.effect()).to_le_bytes());
     }
 }
 
@@ -202,9 +202,9 @@ pub struct Known {
     template: Template,
     layout: Layout,
     /// Identification and checksum of the IPv4 header of the checked beacon
-    counted: u32,
+    id_and_checksum: u32,
     /// The checked beacon, with zeros where the mask is zero
-    like: [u8; MAX_LEN],
+    expected: [u8; MAX_LEN],
 }
 
 impl Known {
@@ -212,12 +212,12 @@ impl Known {
     /// [`Template`].
     pub fn new(beacon: &[u8], layout: Layout) -> Option<Self> {
         let template = Template::new(beacon, layout)?;
-        let mut like = [0; MAX_LEN];
-        for ((like, byte), mask) in like.iter_mut().zip(beacon).zip(template.mask()) {
-            *like = byte & mask;
+        let mut expected = [0; MAX_LEN];
+        for ((expected, byte), mask) in expected.iter_mut().zip(beacon).zip(template.mask()) {
+            *expected = byte & mask;
         }
-        let counted = if template.v6 { 0 } else { counted(beacon) };
-        Some(Self { template, layout, counted, like })
+        let id_and_checksum = if template.v6 { 0 } else { id_and_checksum(beacon) };
+        Some(Self { template, layout, id_and_checksum, expected })
     }
 
     /// Returns the header offsets of these beacons.
@@ -243,40 +243,40 @@ impl Known {
     #[expect(clippy::inline_always, reason = "constant offsets need no bounds checks")]
     #[inline(always)]
     fn read_as<'a, const V6: bool, const WRITE: bool>(&self, frame: &'a [u8]) -> Option<&'a OnePipe> {
-        let len = const { len(V6, WRITE) };
+        let len = const { frame_len(V6, WRITE) };
         if frame.len() != len {
             return None;
         }
         let mask = &MASKS[usize::from(V6)][usize::from(WRITE)];
         // The last block overlaps the one before it.
-        let mut unlike = [0u64; BLOCK / 8];
+        let mut differences = [0u64; BLOCK / 8];
         for n in 0..len.div_ceil(BLOCK) {
             let at = (BLOCK * n).min(len - BLOCK);
             let words = |bytes: &[u8]| -> [u64; BLOCK / 8] {
                 zerocopy::transmute!(*bytes[at..].first_chunk::<BLOCK>().expect("a block"))
             };
-            let (frame, like, mask) = (words(frame), words(&self.like), words(mask));
+            let (frame, expected, mask) = (words(frame), words(&self.expected), words(mask));
             for n in 0..BLOCK / 8 {
-                unlike[n] |= (frame[n] & mask[n]) ^ like[n];
+                differences[n] |= (frame[n] & mask[n]) ^ expected[n];
             }
         }
-        if unlike != [0; BLOCK / 8] {
+        if differences != [0; BLOCK / 8] {
             return None;
         }
         let word = |at: usize| u32::from_le_bytes(*frame[at..].first_chunk().expect("four bytes"));
-        let (end, at) = const { (icrc(V6, WRITE), header(V6, WRITE)) };
+        let (end, at) = const { (icrc_offset(V6, WRITE), onepipe_offset(V6, WRITE)) };
         let wire = frame[at..].first_chunk::<{ OnePipe::LEN }>().expect("a header");
         // The comparison above covers AckReq and the reserved bits beside the PSN; the template's ICRC
         // contains them.
-        let psn_word = word(psn(V6)) & 0xffff_ff00;
-        let mut right = self.template.icrc ^ icrc::end(psn_word, end - psn(V6) - 4, wire);
-        if !V6 && counted(frame) != self.counted {
+        let psn_word = word(psn_offset(V6)) & 0xffff_ff00;
+        let mut right = self.template.icrc ^ icrc::end(psn_word, end - psn_offset(V6) - 4, wire);
+        if !V6 && id_and_checksum(frame) != self.id_and_checksum {
             // Some senders increment the identification with each packet.
             if !checksum::is_right(frame[Ethernet::LEN..].first_chunk().expect("an IPv4 header")) {
                 return None;
             }
             let mut changes = Changes::new();
-            changes.add((counted(frame) ^ self.counted) & 0xffff, icrc::power(end - IPV4_ID));
+            changes.add((id_and_checksum(frame) ^ self.id_and_checksum) & 0xffff, icrc::power(end - IPV4_ID));
             right ^= changes.effect();
         }
         if right != word(end) {

@@ -19,17 +19,17 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Offset of the UDP header
-const fn udp(v6: bool) -> usize {
+const fn udp_offset(v6: bool) -> usize {
     Ethernet::LEN + if v6 { Ipv6::LEN } else { Ipv4::LEN }
 }
 
 /// Length of all headers in front of the payload, in bytes
-const fn headers(v6: bool) -> usize {
-    udp(v6) + Udp::LEN + Bth::LEN + Deth::LEN
+const fn headers_len(v6: bool) -> usize {
+    udp_offset(v6) + Udp::LEN + Bth::LEN + Deth::LEN
 }
 
-const V4: usize = headers(false);
-const V6: usize = headers(true);
+const HEADERS_V4: usize = headers_len(false);
+const HEADERS_V6: usize = headers_len(true);
 /// Offset of the length in the UDP header
 const UDP_LEN: usize = 4;
 /// Offset of the pad count's byte in the BTH, and its bits
@@ -41,7 +41,7 @@ const PSN: usize = 9;
 /// Headers of the datagrams to one receiver.
 #[derive(Clone, Copy, Debug)]
 pub struct Template {
-    headers: [u8; V6],
+    headers: [u8; HEADERS_V6],
     v6: bool,
     /// Sum of the IPv4 header's words, without length and identification
     sum: u32,
@@ -56,12 +56,12 @@ impl Template {
         route.emit(&mut frame, bth, &[Deth::new(qkey, src_qp).as_bytes()], &[]);
         let packet = Packet::parse(&frame).expect("a route emits valid packets");
         let v6 = packet.layout().is_ipv6();
-        assert_eq!(packet.layout().payload(), headers(v6), "the route has a VLAN tag");
+        assert_eq!(packet.layout().payload(), headers_len(v6), "the route has a VLAN tag");
         let mut ip = packet.ipv4().copied().unwrap_or_default();
         (ip.total_len, ip.id, ip.checksum) = Default::default();
         let sum = ip.as_bytes().chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
-        let mut template = Self { headers: [0; V6], v6, sum: sum.sum(), id: 0 };
-        template.headers[..headers(v6)].copy_from_slice(&frame[..headers(v6)]);
+        let mut template = Self { headers: [0; HEADERS_V6], v6, sum: sum.sum(), id: 0 };
+        template.headers[..headers_len(v6)].copy_from_slice(&frame[..headers_len(v6)]);
         template
     }
 
@@ -70,9 +70,9 @@ impl Template {
     #[inline]
     pub fn emit(&mut self, frame: &mut Vec<u8>, header: &OnePipe, payload: &[u8]) {
         if self.v6 {
-            self.write::<true, V6>(frame, header, payload);
+            self.write::<true, HEADERS_V6>(frame, header, payload);
         } else {
-            self.write::<false, V4>(frame, header, payload);
+            self.write::<false, HEADERS_V4>(frame, header, payload);
         }
     }
 
@@ -90,12 +90,12 @@ impl Template {
         }
         let (head, rest) = frame.split_first_chunk_mut::<LEN>().expect("it is longer");
         head.copy_from_slice(&self.headers[..LEN]);
-        let (place, rest) = rest.split_first_chunk_mut::<{ OnePipe::LEN }>().expect("it is longer");
-        place.copy_from_slice(header.as_bytes());
-        let (place, rest) = rest.split_at_mut(payload.len());
-        place.copy_from_slice(payload);
+        let (field, rest) = rest.split_first_chunk_mut::<{ OnePipe::LEN }>().expect("it is longer");
+        field.copy_from_slice(header.as_bytes());
+        let (field, rest) = rest.split_at_mut(payload.len());
+        field.copy_from_slice(payload);
         rest[..pad].fill(0);
-        let (udp, bth) = (const { udp(IS_V6) }, const { udp(IS_V6) + Udp::LEN });
+        let (udp, bth) = (const { udp_offset(IS_V6) }, const { udp_offset(IS_V6) + Udp::LEN });
         head[bth + PAD] |= (pad as u8) << PAD_BITS.trailing_zeros();
         head[bth + PSN..bth + PSN + 3].copy_from_slice(&header.psn().to_wire());
         let udp_len = (end + ICRC_LEN - udp) as u16;
@@ -120,7 +120,7 @@ impl Template {
 /// Returns the ICRC of a packet without IPv4 options and IPv6 extension headers.
 #[inline]
 fn icrc_of<const IS_V6: bool>(packet: &[u8]) -> u32 {
-    icrc::compute_inline(packet, IS_V6, const { udp(IS_V6) - Ethernet::LEN })
+    icrc::compute_inline(packet, IS_V6, const { udp_offset(IS_V6) - Ethernet::LEN })
 }
 
 /// A received datagram whose ICRC is right.
@@ -139,8 +139,8 @@ pub struct Datagram<'a> {
 }
 
 /// Count of 64-bit words that are compared: up to and including the Q_Key
-const WORDS: usize = (V6 - 4).div_ceil(8);
-const WORDS_V4: usize = (V4 - 4).div_ceil(8);
+const WORDS: usize = (HEADERS_V6 - 4).div_ceil(8);
+const WORDS_V4: usize = (HEADERS_V4 - 4).div_ceil(8);
 type Words = [u64; WORDS];
 
 /// The header bytes that all datagrams for one queue pair have in common.
@@ -178,8 +178,8 @@ impl Expected {
                 expect(ip + 24, &address.octets(), &[0xff; 16]);
             }
         }
-        let bth = udp(v6) + Udp::LEN;
-        expect(udp(v6) + 2, &UDP_PORT.to_be_bytes(), &[0xff; 2]);
+        let bth = udp_offset(v6) + Udp::LEN;
+        expect(udp_offset(v6) + 2, &UDP_PORT.to_be_bytes(), &[0xff; 2]);
         expect(bth, &[Opcode::UD_SEND_ONLY.0], &[0xff]);
         // Transport header version 0
         expect(bth + PAD, &[0], &[0x0f]);
@@ -198,9 +198,9 @@ impl Expected {
     #[inline]
     pub fn read<'a>(&self, frame: &'a [u8]) -> Option<Datagram<'a>> {
         if self.v6 {
-            self.read_as::<true, V6, WORDS>(frame)
+            self.read_as::<true, HEADERS_V6, WORDS>(frame)
         } else {
-            self.read_as::<false, V4, WORDS_V4>(frame)
+            self.read_as::<false, HEADERS_V4, WORDS_V4>(frame)
         }
     }
 
@@ -209,15 +209,15 @@ impl Expected {
         &self,
         frame: &'a [u8],
     ) -> Option<Datagram<'a>> {
-        let (head, behind) = frame.split_first_chunk::<LEN>()?;
-        let (header, _) = OnePipe::ref_from_prefix(behind).ok()?;
+        let (head, rest) = frame.split_first_chunk::<LEN>()?;
+        let (header, _) = OnePipe::ref_from_prefix(rest).ok()?;
         let words = frame.as_chunks::<8>().0.first_chunk::<COMPARED>()?;
         let mut differs = 0;
         for (n, &word) in words.iter().enumerate() {
             differs |= (u64::from_ne_bytes(word) ^ self.words[n]) & self.mask[n];
         }
         let at = |n: usize| u16::from_be_bytes([head[n], head[n + 1]]);
-        let (udp, bth) = (const { udp(IS_V6) }, const { udp(IS_V6) + Udp::LEN });
+        let (udp, bth) = (const { udp_offset(IS_V6) }, const { udp_offset(IS_V6) + Udp::LEN });
         let udp_len = at(udp + UDP_LEN);
         let lengths_fit = if IS_V6 {
             udp_len == at(Ethernet::LEN + 4)
@@ -250,7 +250,7 @@ impl Expected {
             src_qp,
             ecn: ecn & 3,
             header,
-            payload: behind.get(OnePipe::LEN..)?.get(..message)?,
+            payload: rest.get(OnePipe::LEN..)?.get(..message)?,
         })
     }
 }

@@ -32,7 +32,7 @@ const V4: usize = Ipv4::LEN + Udp::LEN + Bth::LEN;
 /// Length of IP, UDP and BTH, without IPv6 extension headers
 const V6: usize = Ipv6::LEN + Udp::LEN + Bth::LEN;
 /// Length from the end of the BTH to the end of a RETH's R_Key
-const TO_KEY: usize = 12;
+const TO_RKEY_END: usize = 12;
 
 /// A rewrite of the packets of one connection into those of another.
 #[derive(Clone, Copy, Debug)]
@@ -44,9 +44,9 @@ pub struct Redirect {
     rkeys: [[u8; 4]; 2],
     qpn: u32,
     /// Change of the ICRC, at the end of the destination queue pair's word
-    plain: u32,
+    effect: u32,
     /// Change of the ICRC with a RETH, at the end of its R_Key
-    with_key: u32,
+    effect_with_rkey: u32,
     /// Value to add to the sum over the IPv4 header
     sum: u16,
     v6: bool,
@@ -68,17 +68,18 @@ impl Redirect {
         let (old, new_words) = (words(&old), words(&new));
         // From the end of the addresses to the end of the destination queue pair's word in the BTH
         let behind = Udp::LEN + Bth::DEST_QP_WORD + 4;
-        let (mut plain, mut sum) = (0, 0u64);
+        let (mut effect, mut sum) = (0, 0u64);
         for (n, (old, new)) in old.iter().zip(&new_words).enumerate().take(len / 4) {
             let change = u32::from_le_bytes(*old) ^ u32::from_le_bytes(*new);
-            plain ^= icrc::advance(change, len - 4 * (n + 1) + behind);
+            effect ^= icrc::advance(change, len - 4 * (n + 1) + behind);
             sum += u64::from(!u32::from_be_bytes(*old)) + u64::from(u32::from_be_bytes(*new));
         }
         let qpns = [from.dest_qp, to.dest_qp].map(|qpn| u32::from_le_bytes(qpn.get().to_be_bytes()));
-        plain ^= qpns[0] ^ qpns[1];
+        effect ^= qpns[0] ^ qpns[1];
         let rkeys = [from.rkey, to.rkey].map(u32::to_be_bytes);
-        let key_change = u32::from_le_bytes(rkeys[0]) ^ u32::from_le_bytes(rkeys[1]);
-        let with_key = icrc::advance(plain, Bth::LEN - Bth::DEST_QP_WORD - 4 + TO_KEY) ^ key_change;
+        let rkey_change = u32::from_le_bytes(rkeys[0]) ^ u32::from_le_bytes(rkeys[1]);
+        let effect_with_rkey =
+            icrc::advance(effect, Bth::LEN - Bth::DEST_QP_WORD - 4 + TO_RKEY_END) ^ rkey_change;
         while sum > 0xffff {
             sum = (sum & 0xffff) + (sum >> 16);
         }
@@ -86,7 +87,7 @@ impl Redirect {
         ethernet[..6].copy_from_slice(&dst.0);
         ethernet[6..].copy_from_slice(&src.0);
         let qpn = to.dest_qp.get();
-        Some(Self { ethernet, addresses: new, rkeys, qpn, v6, sum: sum as u16, plain, with_key })
+        Some(Self { ethernet, addresses: new, rkeys, qpn, v6, sum: sum as u16, effect, effect_with_rkey })
     }
 
     /// Rewrites a packet that has the fields `from`, and sets its PSN and, in a RETH, the virtual address.
@@ -113,7 +114,7 @@ impl Redirect {
             done.is_some()
         });
         if !done {
-            return self.apply_slowly(frame, layout, psn, va);
+            return self.apply_generic(frame, layout, psn, va);
         }
         if let Some(ethernet) = frame.first_chunk_mut() {
             *ethernet = self.ethernet;
@@ -129,7 +130,7 @@ impl Redirect {
         packet: &mut [u8],
         va: Option<u64>,
         psn: Psn,
-        readdress: impl FnOnce(&mut [u8; HEADERS]),
+        set_addresses: impl FnOnce(&mut [u8; HEADERS]),
     ) -> Option<()> {
         let (header, rest) = packet.split_first_chunk_mut::<HEADERS>()?;
         let (rest, icrc) = rest.split_last_chunk_mut::<ICRC_LEN>()?;
@@ -139,8 +140,8 @@ impl Redirect {
         }
         let mut changes = Changes::new();
         let psn_power = if let Some(va) = va {
-            let powers = icrc::powers::<{ TO_KEY + 5 }>(rest.len().checked_sub(TO_KEY)?)?;
-            let (old, key) = rest.first_chunk_mut::<TO_KEY>()?.split_first_chunk_mut::<8>()?;
+            let powers = icrc::powers::<{ TO_RKEY_END + 5 }>(rest.len().checked_sub(TO_RKEY_END)?)?;
+            let (old, key) = rest.first_chunk_mut::<TO_RKEY_END>()?.split_first_chunk_mut::<8>()?;
             if *key != self.rkeys[0] {
                 return None;
             }
@@ -149,14 +150,14 @@ impl Redirect {
             *old = va.to_be_bytes();
             changes.add(change as u32, powers[12]);
             changes.add((change >> 32) as u32, powers[8]);
-            changes.add(self.with_key, powers[4]);
+            changes.add(self.effect_with_rkey, powers[4]);
             powers[16]
         } else {
             let powers = icrc::powers::<9>(rest.len())?;
-            changes.add(self.plain, powers[8]);
+            changes.add(self.effect, powers[8]);
             powers[4]
         };
-        readdress(header);
+        set_addresses(header);
         // Destination queue pair and PSN, each behind a byte that does not change
         let words = header.last_chunk_mut::<8>()?;
         let old = u64::from_be_bytes(*words);
@@ -168,8 +169,8 @@ impl Redirect {
     }
 
     /// Returns source and destination of an IPv6 header.
-    fn halves(&self) -> [&[u8; 16]; 2] {
-        let [src, dst] = self.addresses.as_chunks::<16>().0 else { unreachable!("two halves") };
+    fn ipv6_addresses(&self) -> [&[u8; 16]; 2] {
+        let [src, dst] = self.addresses.as_chunks::<16>().0 else { unreachable!("two addresses") };
         [src, dst]
     }
 
@@ -182,7 +183,7 @@ impl Redirect {
             return false;
         }
         if self.v6 {
-            let [src, dst] = self.halves();
+            let [src, dst] = self.ipv6_addresses();
             return header[8..24] == *dst && header[24..40] == *src;
         }
         header[12..16] == self.addresses[4..8] && header[16..20] == self.addresses[..4]
@@ -190,11 +191,11 @@ impl Redirect {
 
     /// Rewrites packets with options, extension headers, a UDP checksum or another R_Key.
     #[cold]
-    fn apply_slowly(&self, frame: &mut [u8], layout: Layout, psn: Psn, va: Option<u64>) {
+    fn apply_generic(&self, frame: &mut [u8], layout: Layout, psn: Psn, va: Option<u64>) {
         frame[..12].copy_from_slice(&self.ethernet);
         let mut rewriter = Rewriter::new(frame, layout);
         // The addresses have the packet's family, because those in `from` have to.
-        let [src, dst] = self.halves();
+        let [src, dst] = self.ipv6_addresses();
         _ = if self.v6 {
             rewriter.set_ipv6_addresses(*src, *dst)
         } else {

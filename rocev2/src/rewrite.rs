@@ -38,13 +38,13 @@ impl<'a> Rewriter<'a> {
 
     /// Returns the four bytes at offset `at`, with a single bounds check.
     #[inline]
-    fn place(&mut self, at: usize) -> &mut [u8; 4] {
+    fn word_mut(&mut self, at: usize) -> &mut [u8; 4] {
         self.bytes[at..].first_chunk_mut().expect("four bytes")
     }
 
     #[inline]
     fn word(&mut self, at: usize) -> u32 {
-        u32::from_be_bytes(*self.place(at))
+        u32::from_be_bytes(*self.word_mut(at))
     }
 
     /// Writes a word that the ICRC covers completely, or whose uncovered bits do not change. Returns the old
@@ -52,9 +52,9 @@ impl<'a> Rewriter<'a> {
     #[allow(clippy::inline_always, reason = "a call would cost more than its work")]
     #[inline(always)]
     fn set_word(&mut self, at: usize, new: u32) -> u32 {
-        let place = self.place(at);
-        let old = u32::from_be_bytes(*place);
-        *place = new.to_be_bytes();
+        let word = self.word_mut(at);
+        let old = u32::from_be_bytes(*word);
+        *word = new.to_be_bytes();
         self.changes.word((old ^ new).swap_bytes(), self.layout.icrc() - at - 4);
         self.udp_change.0 += u64::from(!old);
         self.udp_change.1 += u64::from(new);
@@ -65,13 +65,13 @@ impl<'a> Rewriter<'a> {
     #[allow(clippy::inline_always, reason = "as above")]
     #[inline(always)]
     fn set_words<const N: usize>(&mut self, at: usize, new: [[u8; 4]; N]) {
-        let places = self.bytes[at..].as_chunks_mut::<4>().0.first_chunk_mut::<N>().expect("wrong layout");
+        let words = self.bytes[at..].as_chunks_mut::<4>().0.first_chunk_mut::<N>().expect("wrong layout");
         let mut xors = [0; N];
-        for ((place, new), xor) in places.iter_mut().zip(new).zip(&mut xors) {
-            *xor = u32::from_le_bytes(*place) ^ u32::from_le_bytes(new);
-            self.udp_change.0 += u64::from(!u32::from_be_bytes(*place));
+        for ((word, new), xor) in words.iter_mut().zip(new).zip(&mut xors) {
+            *xor = u32::from_le_bytes(*word) ^ u32::from_le_bytes(new);
+            self.udp_change.0 += u64::from(!u32::from_be_bytes(*word));
             self.udp_change.1 += u64::from(u32::from_be_bytes(new));
-            *place = new;
+            *word = new;
         }
         self.changes.words(xors, self.layout.icrc() - at - 4 * N);
     }
@@ -158,8 +158,8 @@ impl<'a> Rewriter<'a> {
     /// Sets the `AckReq` bit.
     pub fn set_ack_req(&mut self, on: bool) {
         let at = self.layout.bth() + Bth::PSN_WORD;
-        let others = self.word(at) & 0x7fff_ffff;
-        self.set_word(at, others | u32::from(on) << 31);
+        let kept = self.word(at) & 0x7fff_ffff;
+        self.set_word(at, kept | u32::from(on) << 31);
     }
 
     #[inline]
@@ -209,7 +209,7 @@ impl<'a> Rewriter<'a> {
 
     #[inline]
     fn onepipe(&self) -> Result<usize, NoSuchHeader> {
-        onepipe(self.layout)
+        onepipe_offset(self.layout)
     }
 
     /// Sets both barriers of a 1Pipe header at the start of the payload.
@@ -253,11 +253,11 @@ impl<'a> Rewriter<'a> {
         if sum != 0 {
             // The datagram contains the ICRC. Its offset is even, though not always a multiple of four,
             // because headers and padded payload have even lengths.
-            let (was, is) = (
+            let (before, after) = (
                 self.udp_change.0 + u64::from(!old.swap_bytes()),
                 self.udp_change.1 + u64::from(new.swap_bytes()),
             );
-            let mut total = u64::from(!sum) + was + is;
+            let mut total = u64::from(!sum) + before + after;
             while total > 0xffff {
                 total = (total & 0xffff) + (total >> 16);
             }
@@ -273,7 +273,7 @@ impl<'a> Rewriter<'a> {
 
 /// Returns the offset of the 1Pipe header, in a datagram or in a WRITE that is a beacon.
 #[inline]
-fn onepipe(layout: Layout) -> Result<usize, NoSuchHeader> {
+fn onepipe_offset(layout: Layout) -> Result<usize, NoSuchHeader> {
     let at = layout.payload();
     let carries = matches!(layout.opcode(), Opcode::UD_SEND_ONLY | Opcode::UC_WRITE_ONLY);
     if carries && layout.icrc() - at >= OnePipe::LEN { Ok(at) } else { Err(NoSuchHeader) }
@@ -291,15 +291,15 @@ pub fn stamp(
     barrier: Option<Timestamp>,
     commit: Option<Timestamp>,
 ) -> Result<(), NoSuchHeader> {
-    let at = onepipe(layout)? + OnePipe::BARRIERS;
+    let at = onepipe_offset(layout)? + OnePipe::BARRIERS;
     let end = layout.icrc();
     if frame[layout.udp() + 6..].first_chunk::<2>().is_none_or(|sum| *sum != [0, 0]) {
-        return stamp_summed(frame, layout, barrier, commit);
+        return stamp_with_udp_checksum(frame, layout, barrier, commit);
     }
     let new = OnePipe::barriers_to_wire(barrier, commit);
-    let places: &mut [u8; 12] = frame[at..].first_chunk_mut().expect("onepipe() has found the header");
-    let old: [[u8; 4]; 3] = zerocopy::transmute!(*places);
-    *places = zerocopy::transmute!(new);
+    let field: &mut [u8; 12] = frame[at..].first_chunk_mut().expect("onepipe() has found the header");
+    let old: [[u8; 4]; 3] = zerocopy::transmute!(*field);
+    *field = zerocopy::transmute!(new);
     let mut changes = Changes::new();
     changes.words([0, 1, 2].map(|n| u32::from_le_bytes(old[n]) ^ u32::from_le_bytes(new[n])), end - at - 12);
     let icrc = frame[end..].first_chunk_mut::<4>().expect("an ICRC");
@@ -308,7 +308,7 @@ pub fn stamp(
 }
 
 #[cold]
-fn stamp_summed(
+fn stamp_with_udp_checksum(
     frame: &mut [u8],
     layout: Layout,
     barrier: Option<Timestamp>,

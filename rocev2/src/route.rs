@@ -102,8 +102,8 @@ impl Route {
         let pad = payload.len().wrapping_neg() % 4;
         bth.set_pad_count(pad as u8);
         let (l3, headers) = (usize::from(self.l3), usize::from(self.len));
-        let further: usize = extended.iter().map(|header| header.len()).sum();
-        let end = headers + Bth::LEN + further + payload.len() + pad;
+        let extended_len: usize = extended.iter().map(|header| header.len()).sum();
+        let end = headers + Bth::LEN + extended_len + payload.len() + pad;
         // Resizes once: pushing piece by piece would check the capacity each time. Every byte is overwritten
         // below.
         frame.resize(end + ICRC_LEN, 0);

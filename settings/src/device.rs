@@ -268,8 +268,8 @@ impl PlacedDevice {
     pub fn check_queues(&self, queues: &Spanned<u64>, called: &str, problems: &Problems) {
         let Device::Pcap { rx, .. } = &self.device else { return };
         let files = rx.len().max(1) as u64;
-        let asked = *queues.get_ref();
-        if asked != 0 && asked != files {
+        let requested = *queues.get_ref();
+        if requested != 0 && requested != files {
             let problem =
                 Problem::at(queues.span(), format!("{called} has a receive queue for each file it plays"));
             problems

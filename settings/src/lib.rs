@@ -9,7 +9,7 @@
 
 pub mod address;
 pub mod capture;
-mod clash;
+mod conflicts;
 mod device;
 mod dpdk;
 pub mod file;

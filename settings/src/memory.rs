@@ -47,7 +47,7 @@ fn queues(port: &ReadPort, workers: usize) -> (u64, u64) {
     let rx = match (device, port.rx_queues) {
         (Some(Device::Pcap { rx, .. }), _) => rx.len().max(1) as u64,
         (Some(Device::Pci { .. }), 0) => workers,
-        (_, asked) => u64::from(asked).max(1),
+        (_, requested) => u64::from(requested).max(1),
     };
     let tx = match device {
         Some(Device::Pci { .. }) => workers,

@@ -1,7 +1,7 @@
 //! Ports that play captures and record one.
 
 use crate::capture;
-use crate::clash::canonical;
+use crate::conflicts::canonical;
 use crate::device::path;
 use crate::report::Problem;
 use crate::tree::{Table, Value};
@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 pub(crate) fn read(table: &Table<'_>, folder: &Path) -> (Option<Device>, Option<capture::Size>) {
     let rx = table.get("rx", "\"in.pcap\"");
     let tx = table.get("tx", "\"out.pcap\"");
-    let endless = table.get("infinite", "true");
-    let infinite = endless.as_ref().and_then(Value::boolean).unwrap_or(false);
-    check_keys(table, rx.as_ref(), tx.as_ref(), endless.as_ref().filter(|_| infinite));
+    let infinite_value = table.get("infinite", "true");
+    let infinite = infinite_value.as_ref().and_then(Value::boolean).unwrap_or(false);
+    check_keys(table, rx.as_ref(), tx.as_ref(), infinite_value.as_ref().filter(|_| infinite));
     let files = rx.as_ref().map(|value| value.list_if_any().unwrap_or_else(|| vec![value.clone()]));
     let played: Vec<_> =
         files.unwrap_or_default().into_iter().map(|value| (path(&value, folder), value)).collect();
@@ -27,7 +27,7 @@ pub(crate) fn read(table: &Table<'_>, folder: &Path) -> (Option<Device>, Option<
     for (path, value) in &played {
         let Some(path) = path else { continue };
         match capture::examine(path, infinite) {
-            Ok(one) => size.add(one),
+            Ok(other) => size.add(other),
             Err(flaw) => value.add(value.problem(flaw.message).label(flaw.label).help(flaw.remedy)),
         }
     }
@@ -41,26 +41,26 @@ pub(crate) fn read(table: &Table<'_>, folder: &Path) -> (Option<Device>, Option<
     ((!wrong).then_some(device), infinite.then_some(size))
 }
 
-/// Checks that the port plays or records, and does not do both if it plays endlessly; `endless` is `infinite
+/// Checks that the port plays or records, and does not do both if it plays endlessly; `infinite_value` is `infinite
 /// = true`.
 fn check_keys(
     table: &Table<'_>,
     rx: Option<&Value<'_>>,
     tx: Option<&Value<'_>>,
-    endless: Option<&Value<'_>>,
+    infinite_value: Option<&Value<'_>>,
 ) {
-    let problem = match (rx, tx, endless) {
+    let problem = match (rx, tx, infinite_value) {
         (None, None, _) => table
             .problem("`pcap` names no file")
             .label("neither `rx` nor `tx`")
             .help("add `rx = \"in.pcap\"` to play a capture, `tx = \"out.pcap\"` to record one, or both"),
-        (None, Some(_), Some(endless)) => {
-            Problem::at(endless.key_span(), "`infinite` needs a capture to play")
+        (None, Some(_), Some(infinite_value)) => {
+            Problem::at(infinite_value.key_span(), "`infinite` needs a capture to play")
                 .label("plays endlessly")
                 .help("add `rx = \"in.pcap\"` in place of `tx`, or remove `infinite`")
         }
-        (Some(_), Some(tx), Some(endless)) => {
-            Problem::at(endless.key_span(), "a port that plays endlessly cannot record")
+        (Some(_), Some(tx), Some(infinite_value)) => {
+            Problem::at(infinite_value.key_span(), "a port that plays endlessly cannot record")
                 .label("plays endlessly")
                 .also(tx.key_span(), "records")
                 .help("remove `tx` or `infinite`; sent frames are counted in either case")

@@ -1,6 +1,6 @@
 //! `[[port]]` tables.
 
-use crate::clash;
+use crate::conflicts;
 use crate::device::{self, PlacedDevice};
 use crate::report::Problem;
 use crate::tree::{Table, Value, sections};
@@ -66,7 +66,7 @@ pub fn read(root: &Table<'_>, folder: &Path) -> Ports {
     let ports = Ports { list, complete };
     ports.report_equal_names(root);
     let devices = ports.list.iter().filter_map(|port| Some((port.called(), port.device.as_ref()?)));
-    clash::report(devices, root.problems());
+    conflicts::report(devices, root.problems());
     ports
 }
 

@@ -119,7 +119,7 @@ fn workers(value: &Value<'_>, machine: &Machine) -> Option<Vec<Option<usize>>> {
         return None;
     }
     let online = machine.online_cpus();
-    let mut taken: Vec<(usize, Range<usize>)> = Vec::new();
+    let mut used: Vec<(usize, Range<usize>)> = Vec::new();
     let mut cpus = Vec::new();
     for element in elements {
         match element.text_if_any() {
@@ -135,7 +135,7 @@ fn workers(value: &Value<'_>, machine: &Machine) -> Option<Vec<Option<usize>>> {
             None => {}
         }
         let Some(cpu) = element.number(0..=u64::from(u16::MAX), 1).map(|cpu| cpu as usize) else { continue };
-        if let Some((_, first)) = taken.iter().find(|(other, _)| *other == cpu) {
+        if let Some((_, first)) = used.iter().find(|(other, _)| *other == cpu) {
             let problem = element.problem(format!("CPU {cpu} is listed twice"));
             element.add(problem.label("again").also(first.clone(), "first here").help(
                 "give each worker a CPU of its own: two workers that poll on one CPU slow each other down",
@@ -147,7 +147,7 @@ fn workers(value: &Value<'_>, machine: &Machine) -> Option<Vec<Option<usize>>> {
                 cpu_list(online)
             )));
         }
-        taken.push((cpu, element.span()));
+        used.push((cpu, element.span()));
         cpus.push(Some(cpu));
     }
     (!cpus.is_empty()).then_some(cpus)

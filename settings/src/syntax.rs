@@ -38,63 +38,65 @@ fn problem(text: &str, span: Range<usize>, message: &str) -> Problem {
     let is = |start: &str| message.starts_with(start);
     let line = text[line_of(text, span.start)].trim();
     let written = text.get(span.clone()).unwrap_or_default();
-    let said = |words: String| Problem::at(span.clone(), words);
+    let problem_at = |words: String| Problem::at(span.clone(), words);
     if is("string values must be quoted") {
         return unquoted(&span, written);
     }
     if is("invalid boolean") && matches!(written.to_ascii_lowercase().as_str(), "true" | "false") {
-        return said(format!("`{written}` is neither `true` nor `false`"))
+        return problem_at(format!("`{written}` is neither `true` nor `false`"))
             .label("unknown")
             .help("write `true` or `false` in lower case, or a string in quotes");
     }
     if is("duplicate key") {
-        return said(format!("`{written}` is defined twice")).label("again").help(if line.starts_with('[') {
-            "merge the two tables; only tables in double brackets, such as [[port]], may be repeated"
-        } else {
-            "remove one of the two"
-        });
+        return problem_at(format!("`{written}` is defined twice")).label("again").help(
+            if line.starts_with('[') {
+                "merge the two tables; only tables in double brackets, such as [[port]], may be repeated"
+            } else {
+                "remove one of the two"
+            },
+        );
     }
     if is("key with no value") {
         let key = line.split([' ', ':', '\t']).next().unwrap_or_default();
-        return said("a key without a value".into())
+        return problem_at("a key without a value".into())
             .label("no `=` here")
             .help(format!("write it with an equals sign: `{key} = ...`; strings are written in quotes"));
     }
     if is("extra `=`") {
-        return said("more than one equals sign".into()).label("extra `=`").help("write `key = value`");
+        return problem_at("more than one equals sign".into()).label("extra `=`").help("write `key = value`");
     }
     if is("unclosed table") || is("unclosed array table") {
-        return said("the header of a table is not closed".into())
+        return problem_at("the header of a table is not closed".into())
             .label("a bracket is missing, or there is extra text in it")
             .help("write a name in brackets, such as `[runtime]`, and [[port]] in double ones");
     }
     if is("missing comma") {
-        return said("a comma is missing between two elements, or the bracket after the last".into())
+        return problem_at("a comma is missing between two elements, or the bracket after the last".into())
             .label("expected `,` or `]`")
             .help("put commas between the elements, and `]` after the last");
     }
     if is("invalid basic string") || is("invalid literal string") {
-        return said("a string is not closed".into())
+        return problem_at("a string is not closed".into())
             .label("closing quote is missing")
             .help("end it with a quote on the same line");
     }
     if is("missing escaped value") {
-        return said("unknown escape sequence after a backslash in a string".into())
+        return problem_at("unknown escape sequence after a backslash in a string".into())
             .label("unknown")
             .help("write `\\\\` for a backslash, or the string in single quotes");
     }
     if is("invalid unquoted key") && written == ":" {
-        return said("a key and its value are separated by `=`, not by `:`".into())
+        return problem_at("a key and its value are separated by `=`, not by `:`".into())
             .label("not an equals sign")
             .help(format!("write `{} = ...`", line.split(':').next().unwrap_or_default().trim()));
     }
     if is("unclosed array") {
-        return said("a list is not closed".into())
+        return problem_at("a list is not closed".into())
             .label("closing bracket is missing")
             .help("end it with `]`");
     }
     if is("unclosed inline table") {
-        return said("a table in braces is not closed".into())
+        return problem_at("a table in braces is not closed".into())
             .label("closing brace is missing")
             .help("end it with `}`");
     }
@@ -105,19 +107,19 @@ fn problem(text: &str, span: Range<usize>, message: &str) -> Problem {
         return unquoted(&word, &text[word.clone()]);
     }
     if is("unexpected key or value") {
-        return said("unexpected text at the end of this line".into())
+        return problem_at("unexpected text at the end of this line".into())
             .label("expected the end of the line here")
             .help(
                 "write one `key = value` on a line, strings in quotes, and numbers without commas or units",
             );
     }
     if is("unexpected leading zero") {
-        return said("a number must not begin with a zero".into())
+        return problem_at("a number must not begin with a zero".into())
             .label("leading zero")
             .help("leave it out; an octal number is written `0o17`");
     }
     let message = message.trim_end_matches(", expected nothing").replace("array", "list");
-    said(format!("this is not TOML: {message}"))
+    problem_at(format!("this is not TOML: {message}"))
         .label("here")
         .help("write `key = value` below a `[table]`, strings in quotes and lists in brackets")
 }

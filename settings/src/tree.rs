@@ -21,7 +21,7 @@ pub struct Problems {
     /// Tables that were read, with their keys
     known: RefCell<Vec<(String, Vec<&'static str>)>>,
     /// Tables of functions that the file does not configure, with their keys
-    others: RefCell<Vec<(String, Vec<&'static str>)>>,
+    unconfigured: RefCell<Vec<(String, Vec<&'static str>)>>,
 }
 
 struct UnknownKey {
@@ -44,15 +44,15 @@ impl Problems {
 
     /// Adds the tables, with their keys, of functions that the file does not configure.
     pub fn know_tables_of(&self, other: Self) {
-        self.others.borrow_mut().extend(other.known.into_inner());
+        self.unconfigured.borrow_mut().extend(other.known.into_inner());
     }
 
     /// Returns all problems. Unknown keys are evaluated here, when all tables have been read, because they
     /// may belong to another table.
     pub fn into_found(self) -> Vec<Problem> {
-        let (mut known, others) = (self.known.into_inner(), self.others.into_inner());
+        let (mut known, unconfigured) = (self.known.into_inner(), self.unconfigured.into_inner());
         let in_file = known.len();
-        known.extend(others);
+        known.extend(unconfigured);
         let mut found = self.found.into_inner();
         found.extend(self.unknown.into_inner().iter().map(|unknown| unknown.explain(&known, in_file)));
         found
@@ -82,10 +82,10 @@ impl UnknownKey {
                         all_of(keys.iter().map(|table| header(table)))
                     ));
             }
-            let place = elsewhere.map_or(tables, |(table, _)| format!("`{table}`"));
+            let header_line = elsewhere.map_or(tables, |(table, _)| format!("`{table}`"));
             return Problem::at(span.clone(), format!("`{key}` stands outside of any table"))
                 .label("not in a table")
-                .help(format!("move it below the line {place}"));
+                .help(format!("move it below the line {header_line}"));
         }
         let problem = Problem::at(span.clone(), format!("there is no key `{key}` in {table}"))
             .label(format!("not a key of {table}"));
@@ -116,7 +116,7 @@ pub struct Table<'a> {
     /// Byte range of the header, or of the whole of an inline table
     span: Option<Range<usize>>,
     entries: Option<&'a DeTable<'a>>,
-    asked: RefCell<Vec<&'static str>>,
+    requested: RefCell<Vec<&'static str>>,
     problems: &'a Problems,
     /// Whether `finish` or `forget` was called; dropping a table before would hide its unknown keys
     finished: Cell<bool>,
@@ -134,8 +134,8 @@ impl<'a> Table<'a> {
         entries: Option<&'a DeTable<'a>>,
         problems: &'a Problems,
     ) -> Self {
-        let asked = RefCell::default();
-        Self { name: name.to_owned(), span, entries, asked, problems, finished: Cell::new(false) }
+        let requested = RefCell::default();
+        Self { name: name.to_owned(), span, entries, requested, problems, finished: Cell::new(false) }
     }
 
     /// Name in messages
@@ -158,9 +158,9 @@ impl<'a> Table<'a> {
 
     /// Returns the value of a key. `example` is a valid value, for messages.
     pub fn get(&self, key: &'static str, example: &'a str) -> Option<Value<'a>> {
-        let mut asked = self.asked.borrow_mut();
-        if !asked.contains(&key) {
-            asked.push(key);
+        let mut requested = self.requested.borrow_mut();
+        if !requested.contains(&key) {
+            requested.push(key);
         }
         let (name, value) = self.entries?.get_key_value(key)?;
         Some(Value {
@@ -168,7 +168,7 @@ impl<'a> Table<'a> {
             key: Some((key, name.span())),
             example,
             span: value.span(),
-            is: value.get_ref(),
+            value: value.get_ref(),
             problems: self.problems,
         })
     }
@@ -230,9 +230,9 @@ impl<'a> Table<'a> {
 
     /// Returns whether the table contains a table that was not requested so far.
     pub fn has_unknown_tables(&self) -> bool {
-        let asked = self.asked.borrow();
+        let requested = self.requested.borrow();
         let unknown = |(key, value): (&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| {
-            is_table(value.get_ref()) && !asked.contains(&key.get_ref().as_ref())
+            is_table(value.get_ref()) && !requested.contains(&key.get_ref().as_ref())
         };
         self.entries.into_iter().flatten().any(unknown)
     }
@@ -245,9 +245,9 @@ impl<'a> Table<'a> {
     /// Ends reading and reports keys that were not requested.
     pub fn finish(self) {
         self.finished.set(true);
-        let asked = self.asked.take();
+        let requested = self.requested.take();
         for (key, value) in self.entries.into_iter().flatten() {
-            if !asked.contains(&key.get_ref().as_ref()) {
+            if !requested.contains(&key.get_ref().as_ref()) {
                 self.problems.unknown.borrow_mut().push(UnknownKey {
                     table: self.name.clone(),
                     key: key.get_ref().to_string(),
@@ -258,7 +258,7 @@ impl<'a> Table<'a> {
         }
         let mut known = self.problems.known.borrow_mut();
         if known.iter().all(|(name, _)| *name != self.name) {
-            known.push((self.name.clone(), asked));
+            known.push((self.name.clone(), requested));
         }
     }
 }
@@ -278,7 +278,7 @@ pub struct Value<'a> {
     key: Option<(&'static str, Range<usize>)>,
     example: &'a str,
     span: Range<usize>,
-    is: &'a DeValue<'a>,
+    value: &'a DeValue<'a>,
     problems: &'a Problems,
 }
 
@@ -332,10 +332,10 @@ impl<'a> Value<'a> {
     }
 
     fn wrong_type(&self, wanted: &str, help: String) {
-        let is = kind(self.is);
+        let found = kind(self.value);
         self.add(
-            self.problem(format!("{} has to be {wanted}, and is {is}", self.name))
-                .label(format!("this is {is}"))
+            self.problem(format!("{} has to be {wanted}, and is {found}", self.name))
+                .label(format!("this is {found}"))
                 .help(help),
         );
     }
@@ -343,8 +343,8 @@ impl<'a> Value<'a> {
     /// Returns an integer in `range`.
     pub fn number(&self, range: RangeInclusive<u64>, example: u64) -> Option<u64> {
         let example = example.to_string();
-        let Some(integer) = self.is.as_integer() else {
-            let quoted = self.is.as_str().filter(|text| text.parse::<u64>().is_ok());
+        let Some(integer) = self.value.as_integer() else {
+            let quoted = self.value.as_str().filter(|text| text.parse::<u64>().is_ok());
             self.wrong_type(
                 "a whole number",
                 match quoted {
@@ -369,11 +369,11 @@ impl<'a> Value<'a> {
 
     /// Returns a number with or without a fraction in `range`.
     pub fn fraction(&self, range: RangeInclusive<f64>) -> Option<f64> {
-        let written = match self.is {
+        let written = match self.value {
             DeValue::Float(float) => float.as_str(),
             DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str(),
             _ => {
-                let quoted = self.is.as_str().filter(|text| text.parse::<f64>().is_ok());
+                let quoted = self.value.as_str().filter(|text| text.parse::<f64>().is_ok());
                 self.wrong_type(
                     "a number",
                     match quoted {
@@ -398,9 +398,9 @@ impl<'a> Value<'a> {
 
     /// Returns a boolean.
     pub fn boolean(&self) -> Option<bool> {
-        let boolean = self.is.as_bool();
+        let boolean = self.value.as_bool();
         if boolean.is_none() {
-            let example = match self.is.as_str() {
+            let example = match self.value.as_str() {
                 Some(text @ ("true" | "false")) => text,
                 _ => self.example,
             };
@@ -414,12 +414,12 @@ impl<'a> Value<'a> {
 
     /// Returns the value if it is a boolean; reports no problem otherwise.
     pub fn boolean_if_any(&self) -> Option<bool> {
-        self.is.as_bool()
+        self.value.as_bool()
     }
 
     /// Returns whether the value is an integer.
     pub fn is_number(&self) -> bool {
-        self.is.as_integer().is_some()
+        self.value.as_integer().is_some()
     }
 
     /// Returns the elements of a list, or the value itself if it is not a list.
@@ -430,13 +430,13 @@ impl<'a> Value<'a> {
     /// Returns a non-empty string.
     pub fn text(&self) -> Option<&'a str> {
         let help = format!("write a string in quotes{}", self.such_as());
-        match self.is.as_str() {
+        match self.value.as_str() {
             Some("") => {
                 self.add(self.problem(format!("{} is empty", self.name)).label("empty").help(help));
                 None
             }
             None => {
-                let help = match self.is {
+                let help = match self.value {
                     DeValue::Integer(number) => {
                         format!("put it in quotes: {}", self.with_key(&format!("\"{number}\"")))
                     }
@@ -451,7 +451,7 @@ impl<'a> Value<'a> {
 
     /// Returns the value if it is a string; reports no problem otherwise.
     pub fn text_if_any(&self) -> Option<&'a str> {
-        self.is.as_str()
+        self.value.as_str()
     }
 
     /// Returns the one of `words` that the value equals.
@@ -486,15 +486,15 @@ impl<'a> Value<'a> {
             key: None,
             example: "",
             span: value.span(),
-            is: value.get_ref(),
+            value: value.get_ref(),
             ..self.clone()
         };
-        Some(self.is.as_array()?.iter().map(element).collect())
+        Some(self.value.as_array()?.iter().map(element).collect())
     }
 
     /// Returns the value as a table, whose name in messages is `name`.
     pub fn table(&self, name: &str) -> Option<Table<'a>> {
-        let Some(entries) = self.is.as_table() else {
+        let Some(entries) = self.value.as_table() else {
             self.wrong_type("a table", format!("write a table in braces{}", self.such_as()));
             return None;
         };
@@ -506,12 +506,12 @@ impl<'a> Value<'a> {
 pub fn section<'a>(root: &Table<'a>, key: &'static str) -> Option<Table<'a>> {
     let Some(value) = root.get(key, "") else { return Some(absent(key, root.problems)) };
     let name = header(key);
-    if let Some(entries) = value.is.as_table() {
+    if let Some(entries) = value.value.as_table() {
         return Some(Table::new(&name, Some(value.span()), Some(entries), root.problems));
     }
     root.problems.add(
-        Problem::at(value.key_span(), format!("`{key}` has to be a table, and is {}", kind(value.is)))
-            .label(format!("this is {}", kind(value.is)))
+        Problem::at(value.key_span(), format!("`{key}` has to be a table, and is {}", kind(value.value)))
+            .label(format!("this is {}", kind(value.value)))
             .help(format!("begin it with the line `{name}`, in single brackets, and write its keys below")),
     );
     None
@@ -531,13 +531,13 @@ pub fn sections<'a>(root: &Table<'a>, key: &'static str) -> Option<Vec<Table<'a>
 /// Returns the tables of an array of tables in any table; each element begins with the line `name`.
 pub fn subsections<'a>(table: &Table<'a>, key: &'static str, name: &str) -> Option<Vec<Table<'a>>> {
     let Some(value) = table.get(key, "") else { return Some(Vec::new()) };
-    let list = value.is.as_array().map(|list| list.iter().map(|v| (v.span(), v.get_ref().as_table())));
+    let list = value.value.as_array().map(|list| list.iter().map(|v| (v.span(), v.get_ref().as_table())));
     let tables: Option<Vec<_>> =
         list.and_then(|list| list.map(|(span, table)| Some((span, table?))).collect());
     let Some(tables) = tables else {
         table.problems.add(
             Problem::at(value.key_span(), format!("`{key}` has to be a list of tables"))
-                .label(format!("{}, not a list of tables", kind(value.is)))
+                .label(format!("{}, not a list of tables", kind(value.value)))
                 .help(format!(
                     "begin each with the line `{name}`, in double brackets, and write its keys below"
                 )),

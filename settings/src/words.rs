@@ -22,17 +22,17 @@ fn listed<S: AsRef<str>>(items: impl IntoIterator<Item = S>, last: &str) -> Stri
 /// Returns the candidate closest to `word`, if one is close enough to suggest.
 pub fn meant<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     /// Minimum length of a prefix that identifies a word, as `memory` does `memory_mb`
-    const TELLING: usize = 3;
+    const MIN_PREFIX: usize = 3;
     let plain = |text: &str| text.to_lowercase().replace('-', "_");
     let word = plain(word);
-    let slips = word.chars().count() / 3;
+    let max_distance = word.chars().count() / 3;
     let distance = |candidate: &str| {
         let candidate = plain(candidate);
         let short = word.len().min(candidate.len());
-        if short >= TELLING && (candidate.starts_with(&word) || word.starts_with(&candidate)) {
+        if short >= MIN_PREFIX && (candidate.starts_with(&word) || word.starts_with(&candidate)) {
             return Some(1);
         }
-        Some(strsim::osa_distance(&word, &candidate)).filter(|&distance| distance <= slips)
+        Some(strsim::osa_distance(&word, &candidate)).filter(|&distance| distance <= max_distance)
     };
     let close = candidates.into_iter().filter_map(|candidate| Some((distance(candidate)?, candidate)));
     close.min_by_key(|&(distance, _)| distance).map(|(_, candidate)| candidate)

@@ -8,17 +8,17 @@ pub type Key = (u64, u64);
 #[derive(Debug)]
 pub struct Heap {
     entries: Vec<(Key, u32)>,
-    /// Position of each slot in `entries`, or `NOWHERE`
-    place: Box<[u32]>,
+    /// Position of each slot in `entries`, or `ABSENT`
+    positions: Box<[u32]>,
 }
 
 /// Position of a slot that is not in the heap
-const NOWHERE: u32 = u32::MAX;
+const ABSENT: u32 = u32::MAX;
 
 impl Heap {
     /// Returns an empty heap for slot numbers below `slots`.
     pub fn new(slots: usize) -> Self {
-        Self { entries: Vec::with_capacity(slots), place: vec![NOWHERE; slots].into() }
+        Self { entries: Vec::with_capacity(slots), positions: vec![ABSENT; slots].into() }
     }
 
     /// Returns the smallest key.
@@ -42,7 +42,7 @@ impl Heap {
     /// Returns the key of a slot, or `None` if the slot is not in the heap.
     #[inline]
     pub fn key(&self, slot: u32) -> Option<Key> {
-        let at = *self.place.get(slot as usize)?;
+        let at = *self.positions.get(slot as usize)?;
         self.entries.get(at as usize).map(|&(key, _)| key)
     }
 
@@ -63,8 +63,8 @@ impl Heap {
     pub fn insert(&mut self, slot: u32, key: Key) {
         let at = self.entries.len();
         self.entries.push((key, slot));
-        self.place[slot as usize] = at as u32;
-        self.rise(at);
+        self.positions[slot as usize] = at as u32;
+        self.sift_up(at);
     }
 
     /// Removes a slot, if it is in the heap.
@@ -72,34 +72,34 @@ impl Heap {
     /// # Panics
     /// If `slot` is not below the count that the heap was created with.
     pub fn remove(&mut self, slot: u32) {
-        let at = core::mem::replace(&mut self.place[slot as usize], NOWHERE);
-        if at == NOWHERE {
+        let at = core::mem::replace(&mut self.positions[slot as usize], ABSENT);
+        if at == ABSENT {
             return;
         }
         let at = at as usize;
         self.entries.swap_remove(at);
         if let Some(&(_, moved)) = self.entries.get(at) {
-            self.place[moved as usize] = at as u32;
-            self.rise(at);
-            self.sink(self.place[moved as usize] as usize);
+            self.positions[moved as usize] = at as u32;
+            self.sift_up(at);
+            self.sift_down(self.positions[moved as usize] as usize);
         }
     }
 
     fn swap(&mut self, a: usize, b: usize) {
         self.entries.swap(a, b);
         for at in [a, b] {
-            self.place[self.entries[at].1 as usize] = at as u32;
+            self.positions[self.entries[at].1 as usize] = at as u32;
         }
     }
 
-    fn rise(&mut self, mut at: usize) {
+    fn sift_up(&mut self, mut at: usize) {
         while at > 0 && self.entries[at].0 < self.entries[(at - 1) / 2].0 {
             self.swap(at, (at - 1) / 2);
             at = (at - 1) / 2;
         }
     }
 
-    fn sink(&mut self, mut at: usize) {
+    fn sift_down(&mut self, mut at: usize) {
         loop {
             let children = 2 * at + 1..(2 * at + 3).min(self.entries.len());
             let Some(least) = children.min_by_key(|&child| self.entries[child].0) else { return };

@@ -176,7 +176,7 @@ impl<K: Key> Index<K> {
         for id in 0..self.keys.ids() {
             let Some(key) = self.keys.get(id) else { continue };
             let hash = key.salted(salt);
-            match self.vacancy(hash) {
+            match self.free_slot(hash) {
                 Some(at) => self.slots[at] = Slot { tag: Self::tag(hash), id },
                 None => _ = self.keys.remove(id),
             }
@@ -249,7 +249,7 @@ impl<K: Key> Index<K> {
     }
 
     /// Returns the first empty slot of a search for `hash`.
-    fn vacancy(&self, hash: u64) -> Option<usize> {
+    fn free_slot(&self, hash: u64) -> Option<usize> {
         let home = self.home(hash);
         (0..Self::MAX_PROBES).map(|probe| (home + probe) & self.mask).find(|&at| self.slots[at] == EMPTY)
     }
@@ -263,7 +263,7 @@ impl<K: Key> Index<K> {
         if let Some((id, _)) = self.find(&key, hash) {
             return Ok(id);
         }
-        let at = self.vacancy(hash).ok_or(Full)?;
+        let at = self.free_slot(hash).ok_or(Full)?;
         let id = self.keys.insert(key)?;
         self.slots[at] = Slot { tag: Self::tag(hash), id };
         Ok(id)
@@ -321,9 +321,9 @@ mod tests {
     use std::collections::HashMap;
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-    struct Clumsy(u16);
+    struct CollidingKey(u16);
 
-    impl Key for Clumsy {
+    impl Key for CollidingKey {
         fn hash(&self) -> u64 {
             u64::from(self.0 % 7) << 32 | u64::from(self.0 % 11)
         }
@@ -338,9 +338,9 @@ mod tests {
         #[test]
         fn index_equals_a_map(operations in proptest::collection::vec((any::<bool>(), 0u16..60), 0..400)) {
             let mut index = Index::with_capacity(24);
-            let mut model: HashMap<Clumsy, u32> = HashMap::new();
+            let mut model: HashMap<CollidingKey, u32> = HashMap::new();
             for (insert, key) in operations {
-                let key = Clumsy(key);
+                let key = CollidingKey(key);
                 if insert {
                     let got = index.get_or_insert(key);
                     if let Some(&id) = model.get(&key) {
@@ -355,7 +355,7 @@ mod tests {
                     prop_assert_eq!(index.remove(&key), model.remove(&key));
                 }
                 prop_assert_eq!(index.len(), model.len());
-                for key in (0..60).map(Clumsy) {
+                for key in (0..60).map(CollidingKey) {
                     prop_assert_eq!(index.get(&key), model.get(&key).copied());
                 }
             }
@@ -372,8 +372,8 @@ mod tests {
             }
         }
         let mut index = Index::with_capacity(1000);
-        let taken = (0..1000).filter(|&n| index.get_or_insert(Same(n)).is_ok()).count();
-        assert_eq!(taken, Index::<Same>::MAX_PROBES);
+        let inserted = (0..1000).filter(|&n| index.get_or_insert(Same(n)).is_ok()).count();
+        assert_eq!(inserted, Index::<Same>::MAX_PROBES);
         assert_eq!(index.get(&Same(999)), None);
     }
 
@@ -395,13 +395,13 @@ mod tests {
         let mut index = Index::salted(1000, known);
         let first = index.home_of(&0);
         let crafted: Vec<u64> = (0..).filter(|key| index.home_of(key) == first).take(500).collect();
-        let taken = crafted.iter().filter(|key| index.get_or_insert(**key).is_ok()).count();
-        assert_eq!((taken, homes(&crafted, known).len()), (Index::<u64>::MAX_PROBES, 1));
+        let inserted = crafted.iter().filter(|key| index.get_or_insert(**key).is_ok()).count();
+        assert_eq!((inserted, homes(&crafted, known).len()), (Index::<u64>::MAX_PROBES, 1));
         for seed in 2..100 {
             let salt = Salt::new(seed);
             let mut index = Index::salted(1000, salt);
-            let taken = crafted.iter().filter(|key| index.get_or_insert(**key).is_ok()).count();
-            assert_eq!(taken, crafted.len(), "salt {seed}");
+            let inserted = crafted.iter().filter(|key| index.get_or_insert(**key).is_ok()).count();
+            assert_eq!(inserted, crafted.len(), "salt {seed}");
             // 500 balls in 2048 bins occupy 444 bins on average.
             assert!(homes(&crafted, salt).len() > 400, "salt {seed}");
         }

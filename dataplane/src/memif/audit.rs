@@ -47,24 +47,24 @@ pub(super) struct Audit {
 enum Stage {
     /// The client announces regions, by their sizes in bytes, and rings. `rings` counts those to the client,
     /// then those from it
-    Announces { regions: Vec<u64>, rings: [u16; 2] },
+    Announcing { regions: Vec<u64>, rings: [u16; 2] },
     /// The server has to send HELLO
-    Greets,
+    AwaitHello,
     /// The server responds to our client's messages
-    Answers,
+    AwaitConnected,
     /// The connection is agreed; only DISCONNECT may follow
-    Joined,
+    Connected,
 }
 
 impl Audit {
     /// Validates a client whose `INIT` was accepted.
     pub(super) fn of_client(queues: u16) -> Self {
-        Self { queues, stage: Stage::Announces { regions: Vec::new(), rings: [0; 2] } }
+        Self { queues, stage: Stage::Announcing { regions: Vec::new(), rings: [0; 2] } }
     }
 
     /// Validates a server to which our client has connected.
     pub(super) fn of_server(queues: u16) -> Self {
-        Self { queues, stage: Stage::Greets }
+        Self { queues, stage: Stage::AwaitHello }
     }
 
     /// Checks the peer's next message.
@@ -81,8 +81,8 @@ impl Audit {
             ));
         }
         match (&mut self.stage, kind) {
-            (_, DISCONNECT) | (Stage::Announces { .. } | Stage::Answers, ACK) => {}
-            (Stage::Announces { regions, rings }, ADD_REGION | ADD_RING) => {
+            (_, DISCONNECT) | (Stage::Announcing { .. } | Stage::AwaitConnected, ACK) => {}
+            (Stage::Announcing { regions, rings }, ADD_REGION | ADD_RING) => {
                 let descriptor = descriptor.expect("checked above");
                 if kind == ADD_REGION {
                     regions.push(region(message, descriptor, regions.len())?);
@@ -90,7 +90,7 @@ impl Audit {
                     ring(message, descriptor, regions, rings)?;
                 }
             }
-            (Stage::Announces { rings, .. }, CONNECT) => {
+            (Stage::Announcing { rings, .. }, CONNECT) => {
                 if *rings != [self.queues; 2] {
                     let [to, from] = rings;
                     return Err(format!(
@@ -98,9 +98,9 @@ impl Audit {
                         self.queues
                     ));
                 }
-                self.stage = Stage::Joined;
+                self.stage = Stage::Connected;
             }
-            (Stage::Greets, HELLO) => {
+            (Stage::AwaitHello, HELLO) => {
                 // Highest ring indices, which begin with 0
                 for (name, at) in [("to", 40), ("from", 42)] {
                     let rings = u32::from(message.u16(at)) + 1;
@@ -111,9 +111,9 @@ impl Audit {
                         ));
                     }
                 }
-                self.stage = Stage::Answers;
+                self.stage = Stage::AwaitConnected;
             }
-            (Stage::Answers, CONNECTED) => self.stage = Stage::Joined,
+            (Stage::AwaitConnected, CONNECTED) => self.stage = Stage::Connected,
             _ => return Err(format!("message {kind} is not expected in this state")),
         }
         Ok(())

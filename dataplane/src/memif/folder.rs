@@ -17,7 +17,7 @@ use tempfile::TempDir;
 /// Prefix of the folders' names
 const PREFIX: &str = "understudy-memif-";
 /// Maximum length of a socket's path in front of the file name, in bytes
-const LONGEST: usize = 90;
+const MAX_FOLDER_LEN: usize = 90;
 /// Maximum count of attempts to create a folder, in case another instance removes it before it is locked
 const ATTEMPTS: usize = 16;
 
@@ -32,17 +32,17 @@ pub(super) struct Folder {
 
 impl Folder {
     /// Creates a folder in `$XDG_RUNTIME_DIR`, or in the folder for temporary files.
-    pub(super) fn make() -> Result<Self, Error> {
+    pub(super) fn create() -> Result<Self, Error> {
         let own = |folder: &PathBuf| folder.metadata().is_ok_and(|file| file.is_dir() && is_own(&file));
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(own);
-        Self::make_in(&runtime.unwrap_or_else(std::env::temp_dir))
+        Self::create_in(&runtime.unwrap_or_else(std::env::temp_dir))
     }
 
-    fn make_in(base: &Path) -> Result<Self, Error> {
+    fn create_in(base: &Path) -> Result<Self, Error> {
         let shown = base.display();
         let bytes = base.as_os_str().as_bytes();
         if !base.is_absolute()
-            || bytes.len() + PREFIX.len() > LONGEST
+            || bytes.len() + PREFIX.len() > MAX_FOLDER_LEN
             || bytes.iter().any(|c| b",=[]".contains(c))
         {
             return Err(Error::new(
@@ -53,7 +53,7 @@ impl Folder {
             ));
         }
         remove_stale(base);
-        Self::make_locked(base).map_err(|error| {
+        Self::create_locked(base).map_err(|error| {
             Error::new(
                 format!("cannot create a folder for the sockets of memif's drivers in {shown}: {error}"),
                 "make it writable, or set XDG_RUNTIME_DIR or TMPDIR to a folder of your own",
@@ -61,7 +61,7 @@ impl Folder {
         })
     }
 
-    fn make_locked(base: &Path) -> io::Result<Self> {
+    fn create_locked(base: &Path) -> io::Result<Self> {
         for _ in 0..ATTEMPTS {
             let private = fs::Permissions::from_mode(0o700);
             let folder = tempfile::Builder::new().prefix(PREFIX).permissions(private).tempdir_in(base)?;
@@ -72,8 +72,8 @@ impl Folder {
             }
             // Checked with the lock held: before, another instance may remove the folder and release its own
             // lock.
-            let there = folder.path().symlink_metadata().map(|file| identity(&file)).ok();
-            if there == Some(identity(&lock.metadata()?)) {
+            let found = folder.path().symlink_metadata().map(|file| identity(&file)).ok();
+            if found == Some(identity(&lock.metadata()?)) {
                 return Ok(Self { folder, _lock: lock });
             }
         }
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn folder_is_private_and_removed_when_dropped() {
         let base = tempfile::tempdir().unwrap();
-        let folder = Folder::make_in(base.path()).unwrap();
+        let folder = Folder::create_in(base.path()).unwrap();
         let path = folder.folder.path().to_owned();
         assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o700);
         fs::write(folder.path("socket"), "").unwrap();
@@ -124,14 +124,14 @@ mod tests {
     #[test]
     fn stale_folders_are_removed_and_those_in_use_are_not() {
         let base = tempfile::tempdir().unwrap();
-        let running = Folder::make_in(base.path()).unwrap();
+        let running = Folder::create_in(base.path()).unwrap();
         let stale = base.path().join(PREFIX.to_owned() + "stale");
         let other = base.path().join("other");
         for folder in [&stale, &other] {
             fs::create_dir(folder).unwrap();
             fs::write(folder.join("server-0"), "").unwrap();
         }
-        let _next = Folder::make_in(base.path()).unwrap();
+        let _next = Folder::create_in(base.path()).unwrap();
         assert!(!stale.exists() && other.exists() && running.folder.path().exists());
     }
 
@@ -142,7 +142,7 @@ mod tests {
             for _ in 0..8 {
                 scope.spawn(|| {
                     for _ in 0..250 {
-                        let folder = Folder::make_in(base.path()).unwrap();
+                        let folder = Folder::create_in(base.path()).unwrap();
                         assert!(folder.folder.path().exists(), "another instance has removed it");
                     }
                 });
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn folder_that_dpdk_does_not_accept_is_refused() {
         for base in ["/tmp/a,b".to_owned(), "relative".into(), format!("/{}", "x".repeat(100))] {
-            let error = Folder::make_in(Path::new(&base)).unwrap_err();
+            let error = Folder::create_in(Path::new(&base)).unwrap_err();
             assert!(error.what.starts_with("DPDK does not accept"), "{error}");
         }
     }

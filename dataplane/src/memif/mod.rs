@@ -9,13 +9,13 @@
 //! usual.
 //!
 //! ```text
-//!            message from a peer, or connected to one            link is up
-//!   Apart ------------------------------------------> Joining ------------> Joined    workers poll the port
-//!     ^                                                  |                    |
-//!     |                               peer disconnects   |                    | peer disconnects
-//!     +--------------------------------------------------+                    v
-//!     +------------------------------------------------------------------- Leaving    workers release the port
-//!                    no worker uses it; the driver's side is stopped
+//!                 message from a peer, or connected to one       link is up
+//! Disconnected ------------------------------------> Connecting ------> Connected   workers poll the port
+//!   ^                                                    |                  |
+//!   |                                   peer disconnects |                  | peer disconnects
+//!   +----------------------------------------------------+                  v
+//!   +---------------------------------------------------------------- Disconnecting   workers release it
+//!                   no worker uses it; the driver's side is stopped
 //! ```
 //!
 //! The control thread does all of this, between two polls of the workers' queues. A port is stopped in the
@@ -45,9 +45,9 @@ use switch::{Nanos, PortId};
 /// Interval at which a client tries to connect to its server
 const RETRY: Nanos = Nanos::from_millis(20);
 /// Time that a peer may take to send its request, or to complete the handshake
-const PATIENCE: Nanos = Nanos::from_millis(5_000);
+const HANDSHAKE_TIMEOUT: Nanos = Nanos::from_millis(5_000);
 /// Maximum count of peers that have not sent their request yet
-const CALLERS: usize = 64;
+const MAX_PENDING_PEERS: usize = 64;
 
 /// Message of the control thread to a worker about a port.
 pub(crate) enum Signal {
@@ -58,15 +58,15 @@ pub(crate) enum Signal {
 }
 
 /// Interface of the channels to the rest of the runtime.
-pub(crate) trait Runs {
+pub(crate) trait MemifHooks {
     /// Returns the count of workers.
     fn workers(&self) -> usize;
     /// Sends a signal to a worker. Returns `false` if its queue is full.
-    fn tell(&mut self, worker: usize, signal: Signal) -> bool;
+    fn signal(&mut self, worker: usize, signal: Signal) -> bool;
     /// Reports that the port's peer has connected or disconnected.
-    fn link(&mut self, port: usize, up: bool);
+    fn on_link(&mut self, port: usize, up: bool);
     /// Reports that a process is refused as the port's peer.
-    fn refused(&mut self, port: usize, why: &str);
+    fn on_refused(&mut self, port: usize, why: &str);
 }
 
 /// Control channels of all memif ports.
@@ -74,7 +74,7 @@ pub(crate) struct Channels {
     /// Folder of the inner sockets, if there are memif ports
     folder: Option<Folder>,
     servers: Vec<Server>,
-    callers: Vec<Caller>,
+    pending_peers: Vec<PendingPeer>,
     ports: Vec<Port>,
     clock: Option<Clock>,
 }
@@ -87,23 +87,23 @@ struct Server {
     /// Path of the socket on which the driver listens
     inner: PathBuf,
     /// A peer whose connection to the driver has to be retried, because the driver's listen queue was full
-    waiting: Option<Socket>,
+    retry_peer: Option<Socket>,
 }
 
 /// A peer that is not yet assigned to a port.
-struct Caller {
+struct PendingPeer {
     server: usize,
-    line: Line,
+    channel: ControlChannel,
     since: Nanos,
     /// Whether the driver has sent HELLO. The driver must not see the peer disconnect before: 22.11's driver
     /// then leaves a callback registered, and the EAL panics.
-    greeted: bool,
+    hello_sent: bool,
     /// The peer's request, while the requested port has another peer
-    asked: Option<Message>,
+    request: Option<Message>,
 }
 
 /// A control channel: the sockets to the peer and to the driver
-struct Line {
+struct ControlChannel {
     outer: Socket,
     inner: Socket,
 }
@@ -123,14 +123,14 @@ struct Port {
 
 enum Role {
     Server { server: usize, id: u32 },
-    Client { path: SockAddr, id: u32, inner: Socket, inner_path: PathBuf, again: Nanos },
+    Client { path: SockAddr, id: u32, inner: Socket, inner_path: PathBuf, retry_at: Nanos },
 }
 
 enum State {
-    Apart,
-    Joining { line: Line, audit: Audit, since: Nanos },
-    Joined { line: Line, told: usize },
-    Leaving { line: Line, told: usize, users: Arc<Users> },
+    Disconnected,
+    Connecting { channel: ControlChannel, audit: Audit, since: Nanos },
+    Connected { channel: ControlChannel, notified: usize },
+    Disconnecting { channel: ControlChannel, notified: usize, users: Arc<Users> },
 }
 
 impl core::fmt::Debug for Channels {
@@ -141,9 +141,9 @@ impl core::fmt::Debug for Channels {
 
 /// Reports a refusal, unless the same reason was reported last: a refused client tries again every few
 /// milliseconds.
-fn refuse(port: &mut Port, why: String, runs: &mut impl Runs) {
+fn refuse(port: &mut Port, why: String, hooks: &mut impl MemifHooks) {
     if port.refused.as_ref() != Some(&why) {
-        runs.refused(port.index, &why);
+        hooks.on_refused(port.index, &why);
         port.refused = Some(why);
     }
 }
@@ -151,15 +151,20 @@ fn refuse(port: &mut Port, why: String, runs: &mut impl Runs) {
 impl Channels {
     /// Opens the sockets of the memif ports of `config`, before the EAL creates the ports.
     pub(crate) fn open(config: &Config) -> Result<Self, Error> {
-        let mut channels =
-            Self { folder: None, servers: Vec::new(), callers: Vec::new(), ports: Vec::new(), clock: None };
+        let mut channels = Self {
+            folder: None,
+            servers: Vec::new(),
+            pending_peers: Vec::new(),
+            ports: Vec::new(),
+            clock: None,
+        };
         for (index, port) in config.ports.iter().enumerate() {
             let Device::Memif { socket, id, server, peer_uid } = &port.device else { continue };
             if channels.folder.is_none() {
-                channels.folder = Some(Folder::make()?);
+                channels.folder = Some(Folder::create()?);
             }
             let role = if *server {
-                Role::Server { server: channels.server(socket, config)?, id: *id }
+                Role::Server { server: channels.server_index(socket, config)?, id: *id }
             } else {
                 let failed = |error: io::Error| {
                     Error::new(
@@ -170,7 +175,13 @@ impl Channels {
                 let inner_path = channels.inner(&format!("client-{index}"));
                 let inner = SockAddr::unix(&inner_path).and_then(|address| socket::listen(&address));
                 let path = SockAddr::unix(socket).map_err(failed)?;
-                Role::Client { path, id: *id, inner: inner.map_err(failed)?, inner_path, again: Nanos::ZERO }
+                Role::Client {
+                    path,
+                    id: *id,
+                    inner: inner.map_err(failed)?,
+                    inner_path,
+                    retry_at: Nanos::ZERO,
+                }
             };
             let queues = port::rx_queues(port, config.workers.cpus.len());
             channels.ports.push(Port {
@@ -178,7 +189,7 @@ impl Channels {
                 queues,
                 peer_uid: *peer_uid,
                 role,
-                state: State::Apart,
+                state: State::Disconnected,
                 refused: None,
             });
         }
@@ -186,7 +197,7 @@ impl Channels {
     }
 
     /// Returns the index of the server at this path, and creates it if necessary.
-    fn server(&mut self, path: &Path, config: &Config) -> Result<usize, Error> {
+    fn server_index(&mut self, path: &Path, config: &Config) -> Result<usize, Error> {
         if let Some(known) = self.servers.iter().position(|server| server.path == *path) {
             return Ok(known);
         }
@@ -198,7 +209,7 @@ impl Channels {
         let made = made.and_then(|outer| Place::listen(&outer, path, open).map(|place| (outer, place)));
         let (outer, place) = made.map_err(|error| unusable(path, &error))?;
         let inner = self.inner(&format!("server-{}", self.servers.len()));
-        self.servers.push(Server { path: path.to_owned(), outer, _place: place, inner, waiting: None });
+        self.servers.push(Server { path: path.to_owned(), outer, _place: place, inner, retry_peer: None });
         Ok(self.servers.len() - 1)
     }
 
@@ -208,7 +219,7 @@ impl Channels {
     }
 
     /// Returns the driver arguments of a memif port that select its inner socket.
-    pub(crate) fn arguments(&self, index: usize) -> Option<String> {
+    pub(crate) fn driver_arguments(&self, index: usize) -> Option<String> {
         let port = self.ports.iter().find(|port| port.index == index)?;
         let (role, id, socket) = match &port.role {
             Role::Server { server, id } => ("server", id, &self.servers[*server].inner),
@@ -223,7 +234,7 @@ impl Channels {
     }
 
     /// Returns whether a port is a memif port, which workers must not use before `Signal::Adopt`.
-    pub(crate) fn has(&self, index: usize) -> bool {
+    pub(crate) fn is_memif(&self, index: usize) -> bool {
         self.ports.iter().any(|port| port.index == index)
     }
 
@@ -231,71 +242,81 @@ impl Channels {
     pub(crate) fn begin(&mut self, workers: usize) {
         for port in &mut self.ports {
             match &mut port.state {
-                State::Joined { told, .. } => *told = 0,
-                State::Leaving { told, users, .. } => (*told, *users) = (workers, Arc::default()),
-                State::Apart | State::Joining { .. } => {}
+                State::Connected { notified, .. } => *notified = 0,
+                State::Disconnecting { notified, users, .. } => {
+                    (*notified, *users) = (workers, Arc::default())
+                }
+                State::Disconnected | State::Connecting { .. } => {}
             }
         }
     }
 
     /// Returns whether a client port is not connected yet, although its server may be running.
-    pub(crate) fn is_calling(&self) -> bool {
+    pub(crate) fn is_connecting(&self) -> bool {
         let calls = |port: &Port| {
-            let apart = matches!(port.state, State::Apart | State::Joining { .. });
-            matches!(port.role, Role::Client { .. }) && apart
+            let unconnected = matches!(port.state, State::Disconnected | State::Connecting { .. });
+            matches!(port.role, Role::Client { .. }) && unconnected
         };
         self.ports.iter().any(calls)
     }
 
     /// Ends the run: no further peers are accepted. Peers without a port are disconnected as soon as that is
     /// safe.
-    pub(crate) fn end(&mut self) {
+    pub(crate) fn close(&mut self) {
         for _ in 0..100 {
-            self.callers.retain(|caller| !caller.greeted && matches!(caller.line.pass_out(), Ok(false)));
-            if self.callers.is_empty() {
+            self.pending_peers.retain(|pending_peer| {
+                !pending_peer.hello_sent && matches!(pending_peer.channel.pass_out(), Ok(false))
+            });
+            if self.pending_peers.is_empty() {
                 return;
             }
             std::thread::sleep(core::time::Duration::from_millis(1));
         }
-        core::mem::forget(core::mem::take(&mut self.callers));
+        core::mem::forget(core::mem::take(&mut self.pending_peers));
     }
 
     /// Processes pending work. Returns whether there was any. `devices` are DPDK's port IDs of all ports.
-    pub(crate) fn tick(&mut self, devices: &[u16], runs: &mut impl Runs) -> bool {
+    pub(crate) fn tick(&mut self, devices: &[u16], hooks: &mut impl MemifHooks) -> bool {
         let now = self.clock.get_or_insert_with(Clock::start).nanos(cycles());
-        let mut moved = self.answer(now, runs);
+        let mut progress = self.accept_peers(now, hooks);
         for port in &mut self.ports {
-            moved |= port.tick(devices[port.index], now, runs);
+            progress |= port.tick(devices[port.index], now, hooks);
         }
-        moved
+        progress
     }
 
     /// Accepts connections and handles the peers' requests.
-    fn answer(&mut self, now: Nanos, runs: &mut impl Runs) -> bool {
-        let mut moved = false;
+    fn accept_peers(&mut self, now: Nanos, hooks: &mut impl MemifHooks) -> bool {
+        let mut progress = false;
         for (number, server) in self.servers.iter_mut().enumerate() {
-            while self.callers.len() < CALLERS {
-                let Some(outer) = server.waiting.take().or_else(|| socket::accept(&server.outer)) else {
+            while self.pending_peers.len() < MAX_PENDING_PEERS {
+                let Some(outer) = server.retry_peer.take().or_else(|| socket::accept(&server.outer)) else {
                     break;
                 };
                 let mut ports = self.ports.iter_mut().filter(|port| port.serves(number));
                 let first = ports.next().expect("each server has a port");
-                if let Some(why) = first.stranger(&outer)
-                    && ports.all(|port| port.stranger(&outer).is_some())
+                if let Some(why) = first.refusal_reason(&outer)
+                    && ports.all(|port| port.refusal_reason(&outer).is_some())
                 {
-                    refuse(first, why, runs);
+                    refuse(first, why, hooks);
                     continue;
                 }
                 match SockAddr::unix(&server.inner).and_then(|inner| socket::connect(&inner)) {
                     Ok(inner) => {
-                        moved = true;
-                        let line = Line { outer, inner };
-                        let caller = Caller { server: number, line, since: now, greeted: false, asked: None };
-                        self.callers.push(caller);
+                        progress = true;
+                        let channel = ControlChannel { outer, inner };
+                        let pending_peer = PendingPeer {
+                            server: number,
+                            channel,
+                            since: now,
+                            hello_sent: false,
+                            request: None,
+                        };
+                        self.pending_peers.push(pending_peer);
                     }
                     // The driver's listen queue is short.
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        server.waiting = Some(outer);
+                        server.retry_peer = Some(outer);
                         break;
                     }
                     Err(_) => {}
@@ -303,26 +324,27 @@ impl Channels {
             }
         }
         let mut at = 0;
-        while at < self.callers.len() {
-            match self.callers[at].listen(now, &mut self.ports) {
-                Heard::Nothing => at += 1,
-                Heard::Gone => drop(self.callers.swap_remove(at)),
-                Heard::Refused(port, why) => {
-                    drop(self.callers.swap_remove(at));
-                    refuse(&mut self.ports[port], why, runs);
+        while at < self.pending_peers.len() {
+            match self.pending_peers[at].poll(now, &mut self.ports) {
+                Poll::Pending => at += 1,
+                Poll::Disconnected => drop(self.pending_peers.swap_remove(at)),
+                Poll::Refused(port, why) => {
+                    drop(self.pending_peers.swap_remove(at));
+                    refuse(&mut self.ports[port], why, hooks);
                 }
-                Heard::Wants(asks, port) => {
-                    moved = true;
-                    let line = self.callers.swap_remove(at).line;
+                Poll::Requested(message, port) => {
+                    progress = true;
+                    let channel = self.pending_peers.swap_remove(at).channel;
                     // If the driver does not receive the request, it does not respond, and the attempt times
                     // out.
-                    drop(asks.send(&line.inner));
+                    drop(message.send(&channel.inner));
                     let port = &mut self.ports[port];
-                    port.state = State::Joining { line, audit: Audit::of_client(port.queues), since: now };
+                    port.state =
+                        State::Connecting { channel, audit: Audit::of_client(port.queues), since: now };
                 }
             }
         }
-        moved
+        progress
     }
 }
 
@@ -345,67 +367,72 @@ fn unusable(path: &Path, error: &PlaceError) -> Error {
     }
 }
 
-/// Result of polling a caller
-enum Heard {
-    Nothing,
-    Gone,
+/// Result of polling a pending peer
+enum Poll {
+    Pending,
+    Disconnected,
     /// A request for an idle port, with the index of the port
-    Wants(Message, usize),
-    /// The requested port, by index, refuses the caller for this reason
+    Requested(Message, usize),
+    /// The requested port, by index, refuses the peer for this reason
     Refused(usize, String),
 }
 
-impl Caller {
-    fn listen(&mut self, now: Nanos, ports: &mut [Port]) -> Heard {
-        match self.line.pass_out() {
+impl PendingPeer {
+    fn poll(&mut self, now: Nanos, ports: &mut [Port]) -> Poll {
+        match self.channel.pass_out() {
             // Whether HELLO still reaches the peer is irrelevant to the driver.
-            Ok(passed) => self.greeted |= passed,
-            Err(_) => return Heard::Gone,
+            Ok(passed) => self.hello_sent |= passed,
+            Err(_) => return Poll::Disconnected,
         }
-        if !self.greeted {
-            return Heard::Nothing;
+        if !self.hello_sent {
+            return Poll::Pending;
         }
-        match receive(&self.line.outer) {
-            Ok(Some(message)) if self.asked.is_none() => self.asked = Some(message),
+        match receive(&self.channel.outer) {
+            Ok(Some(message)) if self.request.is_none() => self.request = Some(message),
             Ok(None) => {}
-            Ok(Some(_)) | Err(_) => return Heard::Gone,
+            Ok(Some(_)) | Err(_) => return Poll::Disconnected,
         }
-        let Some(asked) = self.asked.take() else {
-            return if now.since(self.since) > PATIENCE { Heard::Gone } else { Heard::Nothing };
+        let Some(request) = self.request.take() else {
+            return if now.since(self.since) > HANDSHAKE_TIMEOUT {
+                Poll::Disconnected
+            } else {
+                Poll::Pending
+            };
         };
-        let wanted = asked.asks_for();
-        let serves = |port: &Port| matches!(port.role, Role::Server { server, id } if server == self.server && Some(id) == wanted);
+        let interface = request.requested_interface();
+        let serves = |port: &Port| matches!(port.role, Role::Server { server, id } if server == self.server && Some(id) == interface);
         let port = ports.iter().position(serves);
-        if let Some((port, why)) = port.and_then(|port| Some((port, ports[port].stranger(&self.line.outer)?)))
+        if let Some((port, why)) =
+            port.and_then(|port| Some((port, ports[port].refusal_reason(&self.channel.outer)?)))
         {
-            return Heard::Refused(port, why);
+            return Poll::Refused(port, why);
         }
         match port {
-            None => Heard::Gone,
-            Some(port) if matches!(ports[port].state, State::Apart) => Heard::Wants(asked, port),
+            None => Poll::Disconnected,
+            Some(port) if matches!(ports[port].state, State::Disconnected) => Poll::Requested(request, port),
             // The port's current peer may be about to disconnect.
             Some(_) => {
-                self.asked = Some(asked);
-                Heard::Nothing
+                self.request = Some(request);
+                Poll::Pending
             }
         }
     }
 }
 
-impl Line {
+impl ControlChannel {
     /// Forwards the driver's messages to the peer. Returns whether there were any.
     fn pass_out(&self) -> io::Result<bool> {
         pass(&self.inner, &self.outer)
     }
 
     /// Validates the peer's messages and forwards them to the driver. Returns whether there were any.
-    fn pass_in(&self, audit: &mut Audit) -> Result<bool, Ended> {
+    fn pass_in(&self, audit: &mut Audit) -> Result<bool, HandshakeError> {
         let mut passed = false;
         while let Some(message) = receive(&self.outer)? {
             if let Err(why) = audit.check(&message) {
                 // The peer may have disconnected already.
                 drop(Message::disconnect(&why).send(&self.outer));
-                return Err(Ended::Refused(why));
+                return Err(HandshakeError::Refused(why));
             }
             message.send(&self.inner)?;
             passed = true;
@@ -415,20 +442,20 @@ impl Line {
 
     /// Returns whether the peer has disconnected. Once joined, the only message that it may send is
     /// DISCONNECT.
-    fn is_over(&self) -> bool {
+    fn is_disconnected(&self) -> bool {
         !matches!(receive(&self.outer), Ok(None))
     }
 }
 
 /// The reason why a handshake ended.
-enum Ended {
-    Gone,
+enum HandshakeError {
+    Disconnected,
     Refused(String),
 }
 
-impl From<io::Error> for Ended {
+impl From<io::Error> for HandshakeError {
     fn from(_: io::Error) -> Self {
-        Self::Gone
+        Self::Disconnected
     }
 }
 
@@ -452,7 +479,7 @@ impl Port {
     }
 
     /// Returns the reason why the process at the other end may not be this port's peer, or `None` if it may.
-    fn stranger(&self, socket: &Socket) -> Option<String> {
+    fn refusal_reason(&self, socket: &Socket) -> Option<String> {
         let own = rustix::process::geteuid().as_raw();
         match socket::user(socket) {
             Ok(user) if is_trusted(user, own, self.peer_uid) => None,
@@ -463,56 +490,58 @@ impl Port {
         }
     }
 
-    fn tick(&mut self, device: u16, now: Nanos, runs: &mut impl Runs) -> bool {
-        match core::mem::replace(&mut self.state, State::Apart) {
-            State::Apart => self.call(device, now, runs),
-            State::Joining { line, mut audit, since } => {
-                let out = line.pass_out().map_err(Ended::from);
-                let passed = out.and_then(|out| Ok(line.pass_in(&mut audit)? | out));
+    fn tick(&mut self, device: u16, now: Nanos, hooks: &mut impl MemifHooks) -> bool {
+        match core::mem::replace(&mut self.state, State::Disconnected) {
+            State::Disconnected => self.connect(device, now, hooks),
+            State::Connecting { channel, mut audit, since } => {
+                let out = channel.pass_out().map_err(HandshakeError::from);
+                let passed = out.and_then(|out| Ok(channel.pass_in(&mut audit)? | out));
                 if passed.is_ok() && port::link_is_up(device) {
                     self.refused = None;
-                    runs.link(self.index, true);
-                    self.state = State::Joined { line, told: 0 };
-                } else if passed.is_err() || now.since(since) > PATIENCE {
+                    hooks.on_link(self.index, true);
+                    self.state = State::Connected { channel, notified: 0 };
+                } else if passed.is_err() || now.since(since) > HANDSHAKE_TIMEOUT {
                     // No worker has adopted the port yet.
-                    self.part(device);
+                    self.disconnect(device);
                 } else {
-                    self.state = State::Joining { line, audit, since };
+                    self.state = State::Connecting { channel, audit, since };
                 }
                 match passed {
                     Ok(passed) => passed,
                     Err(ended) => {
-                        if let Ended::Refused(why) = ended {
-                            refuse(self, why, runs);
+                        if let HandshakeError::Refused(why) = ended {
+                            refuse(self, why, hooks);
                         }
                         true
                     }
                 }
             }
-            State::Joined { line, mut told } => {
-                while told < runs.workers() && runs.tell(told, Signal::Adopt(PortId(self.index as u16))) {
-                    told += 1;
+            State::Connected { channel, mut notified } => {
+                while notified < hooks.workers()
+                    && hooks.signal(notified, Signal::Adopt(PortId(self.index as u16)))
+                {
+                    notified += 1;
                 }
-                let over = line.pass_out().is_err() || line.is_over();
-                if over {
-                    runs.link(self.index, false);
-                    let users = Arc::new(Users::new(runs.workers()));
-                    self.state = State::Leaving { line, told: 0, users };
+                let ended = channel.pass_out().is_err() || channel.is_disconnected();
+                if ended {
+                    hooks.on_link(self.index, false);
+                    let users = Arc::new(Users::new(hooks.workers()));
+                    self.state = State::Disconnecting { channel, notified: 0, users };
                 } else {
-                    self.state = State::Joined { line, told };
+                    self.state = State::Connected { channel, notified };
                 }
-                over
+                ended
             }
-            State::Leaving { line, mut told, users } => {
+            State::Disconnecting { channel, mut notified, users } => {
                 let signal = || Signal::Release(PortId(self.index as u16), Arc::clone(&users));
-                while told < runs.workers() && runs.tell(told, signal()) {
-                    told += 1;
+                while notified < hooks.workers() && hooks.signal(notified, signal()) {
+                    notified += 1;
                 }
                 let all_left = users.count() == 0;
                 if all_left {
-                    self.part(device);
+                    self.disconnect(device);
                 } else {
-                    self.state = State::Leaving { line, told, users };
+                    self.state = State::Disconnecting { channel, notified, users };
                 }
                 all_left
             }
@@ -520,15 +549,15 @@ impl Port {
     }
 
     /// Connects a client port to its server, if the server is running.
-    fn call(&mut self, device: u16, now: Nanos, runs: &mut impl Runs) -> bool {
-        let Role::Client { path, again, .. } = &mut self.role else { return false };
-        if now < *again {
+    fn connect(&mut self, device: u16, now: Nanos, hooks: &mut impl MemifHooks) -> bool {
+        let Role::Client { path, retry_at, .. } = &mut self.role else { return false };
+        if now < *retry_at {
             return false;
         }
-        *again = now + RETRY;
+        *retry_at = now + RETRY;
         let Ok(outer) = socket::connect(path) else { return false };
-        if let Some(why) = self.stranger(&outer) {
-            refuse(self, why, runs);
+        if let Some(why) = self.refusal_reason(&outer) {
+            refuse(self, why, hooks);
             return false;
         }
         if !port::start(device) {
@@ -537,16 +566,19 @@ impl Port {
         let Role::Client { inner, .. } = &self.role else { unreachable!("the role was matched above") };
         // The driver has connected in `port::start`.
         let Some(inner) = socket::accept(inner) else {
-            self.part(device);
+            self.disconnect(device);
             return false;
         };
-        self.state =
-            State::Joining { line: Line { outer, inner }, audit: Audit::of_server(self.queues), since: now };
+        self.state = State::Connecting {
+            channel: ControlChannel { outer, inner },
+            audit: Audit::of_server(self.queues),
+            since: now,
+        };
         true
     }
 
     /// Stops the driver's side, which no worker uses. A server's driver is started again, for the next peer.
-    fn part(&mut self, device: u16) {
+    fn disconnect(&mut self, device: u16) {
         let serves = matches!(self.role, Role::Server { .. });
         in_interrupt_thread(move || {
             port::stop(device);
@@ -554,7 +586,7 @@ impl Port {
                 port::start(device);
             }
         });
-        self.state = State::Apart;
+        self.state = State::Disconnected;
     }
 }
 

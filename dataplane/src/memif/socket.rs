@@ -19,12 +19,12 @@ const REASON: Range<usize> = 6..102;
 
 /// An ancillary message with one descriptor, in memory layout: there is no padding between the two fields.
 #[repr(C)]
-struct Control {
+struct AncillaryMessage {
     head: libc::cmsghdr,
     descriptor: RawFd,
 }
 
-impl Control {
+impl AncillaryMessage {
     /// Length without trailing padding: exactly one descriptor
     const LEN: usize = core::mem::offset_of!(Self, descriptor) + size_of::<RawFd>();
 
@@ -42,7 +42,7 @@ impl Control {
         unsafe { core::slice::from_raw_parts((&raw const *self).cast(), Self::LEN) }
     }
 
-    fn room(&mut self) -> &mut [MaybeUninit<u8>] {
+    fn uninit_bytes(&mut self) -> &mut [MaybeUninit<u8>] {
         // SAFETY: as above. Only bytes are written there, and any bytes are a valid header and number.
         unsafe { core::slice::from_raw_parts_mut((&raw mut *self).cast(), Self::LEN) }
     }
@@ -82,7 +82,7 @@ impl Message {
     }
 
     /// Returns the interface ID that a client requests, or `None` if the message is not a request.
-    pub(super) fn asks_for(&self) -> Option<u32> {
+    pub(super) fn requested_interface(&self) -> Option<u32> {
         (self.kind() == INIT && self.descriptor.is_none()).then(|| self.u32(ID))
     }
 
@@ -119,7 +119,8 @@ impl Message {
     /// Sends the message with its descriptor.
     pub(super) fn send(&self, to: &Socket) -> io::Result<()> {
         let parts = [IoSlice::new(&self.bytes)];
-        let control = self.descriptor.as_ref().map(|descriptor| Control::new(descriptor.as_raw_fd()));
+        let control =
+            self.descriptor.as_ref().map(|descriptor| AncillaryMessage::new(descriptor.as_raw_fd()));
         let mut header = MsgHdr::new().with_buffers(&parts);
         if let Some(control) = &control {
             header = header.with_control(control.bytes());
@@ -135,10 +136,10 @@ impl Message {
 /// the peer has disconnected.
 pub(super) fn receive(from: &Socket) -> io::Result<Option<Message>> {
     let mut bytes = [MaybeUninit::uninit(); MESSAGE];
-    let mut control = Control::new(-1);
+    let mut control = AncillaryMessage::new(-1);
     let (len, used) = {
         let mut parts = [MaybeUninitSlice::new(&mut bytes)];
-        let mut header = MsgHdrMut::new().with_buffers(&mut parts).with_control(control.room());
+        let mut header = MsgHdrMut::new().with_buffers(&mut parts).with_control(control.uninit_bytes());
         match from.recvmsg(&mut header, libc::MSG_CMSG_CLOEXEC) {
             Ok(len) => (len, header.control_len()),
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
@@ -222,9 +223,9 @@ mod tests {
         sent.send(&a).unwrap();
         message(5).send(&a).unwrap();
         drop(sent);
-        let came = receive(&b).unwrap().unwrap();
-        assert_eq!(came.bytes, message(4).bytes);
-        let mut theirs = UnixStream::from(came.descriptor.expect("the message carries its descriptor"));
+        let received = receive(&b).unwrap().unwrap();
+        assert_eq!(received.bytes, message(4).bytes);
+        let mut theirs = UnixStream::from(received.descriptor.expect("the message carries its descriptor"));
         theirs.write_all(b"here").unwrap();
         let mut text = [0; 4];
         ours.read_exact(&mut text).unwrap();
@@ -242,7 +243,7 @@ mod tests {
     fn only_an_init_requests_an_interface() {
         let mut init = message(INIT);
         init.bytes[ID..ID + 4].copy_from_slice(&7u32.to_ne_bytes());
-        assert_eq!((init.asks_for(), message(1).asks_for()), (Some(7), None));
+        assert_eq!((init.requested_interface(), message(1).requested_interface()), (Some(7), None));
     }
 
     #[test]

@@ -47,14 +47,14 @@ pub(crate) fn config(ports: Vec<Port>, workers: usize) -> Config {
 pub(crate) struct UntilIdle<C> {
     pub inner: C,
     last: u64,
-    quiet: u32,
+    idle_ticks: u32,
 }
 
 impl<C> UntilIdle<C> {
-    const LOOKS: u32 = 100;
+    const TICKS: u32 = 100;
 
     pub(crate) fn new(inner: C) -> Self {
-        Self { inner, last: 0, quiet: 0 }
+        Self { inner, last: 0, idle_ticks: 0 }
     }
 }
 
@@ -75,16 +75,16 @@ impl<F: Function, C: Control<F>> Control<F> for UntilIdle<C> {
 
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, F>) -> bool {
         let received = live.workers().iter().map(|worker| worker.received()).sum();
-        self.quiet = if received == self.last { self.quiet + 1 } else { 0 };
+        self.idle_ticks = if received == self.last { self.idle_ticks + 1 } else { 0 };
         self.last = received;
-        self.inner.on_tick(live, out) && self.quiet < Self::LOOKS
+        self.inner.on_tick(live, out) && self.idle_ticks < Self::TICKS
     }
 }
 
 /// Ends the run after this many ticks, for ports that never become idle.
-pub(crate) struct Looks(pub(crate) u32);
+pub(crate) struct Ticks(pub(crate) u32);
 
-impl<F: Function> Control<F> for Looks {
+impl<F: Function> Control<F> for Ticks {
     fn on_event(&mut self, _worker: usize, _event: F::Event, _out: &mut ControlOutput<'_, F>) {}
 
     fn on_punt(&mut self, _: usize, _: dataplane::Mbuf, _: switch::PortId, _: &mut ControlOutput<'_, F>) {}

@@ -10,7 +10,7 @@ use understudy_tests::captures::frames;
 #[derive(Default)]
 struct Punting {
     seen: u64,
-    told: u64,
+    reported: u64,
     timers: u64,
     timer: Nanos,
     commanded: u64,
@@ -60,8 +60,8 @@ impl Function for Punting {
     }
 
     fn poll_event(&mut self) -> Option<(u64, u64, u64)> {
-        (self.told < self.seen / 3).then(|| {
-            self.told += 1;
+        (self.reported < self.seen / 3).then(|| {
+            self.reported += 1;
             (self.seen, self.timers, self.commanded)
         })
     }
@@ -153,9 +153,9 @@ fn punted_frames_are_sent_by_the_control_plane() {
 }
 
 /// Ignores all events and frames, slowly.
-struct Deaf;
+struct SlowConsumer;
 
-impl Control<Punting> for Deaf {
+impl Control<Punting> for SlowConsumer {
     fn on_event(&mut self, _: usize, _: (u64, u64, u64), _: &mut ControlOutput<'_, Punting>) {}
 
     fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, Punting>) {
@@ -177,7 +177,8 @@ fn full_queue_to_the_control_plane_drops_and_counts() {
     config.ports.push(port("out", Device::Ring));
     config.workers.control_queue = 1;
     let mut runtime = Runtime::start(config).unwrap();
-    let outcome = runtime.run(vec![Punting::default()], &mut UntilIdle::new(Limited(Deaf, 0)), &Stop::new());
+    let outcome =
+        runtime.run(vec![Punting::default()], &mut UntilIdle::new(Limited(SlowConsumer, 0)), &Stop::new());
     let worker = &outcome.workers[0];
     let lost = worker.drops[DropReason::ControlFull.index()].get();
     assert!(lost > 0);

@@ -74,7 +74,7 @@ impl<S: Job> Function for Sends<S> {
 
 /// Frame lengths around the size of a copied chunk, and counts of copies around a burst
 const LENS: [usize; 10] = [14, 31, 32, 33, 64, 138, 255, 256, 257, 3000];
-const MANY: [usize; 6] = [1, 2, 31, 32, 33, 100];
+const COUNTS: [usize; 6] = [1, 2, 31, 32, 33, 100];
 
 /// Returns frame `number`, of `len` bytes.
 fn numbered(len: usize, number: u32) -> Vec<u8> {
@@ -87,13 +87,13 @@ fn numbered(len: usize, number: u32) -> Vec<u8> {
 /// A number of copies, and before them one frame that is sent separately
 struct Numbered {
     len: usize,
-    many: usize,
+    count: usize,
 }
 
 impl Job for Vec<Numbered> {
     fn send<O: Output>(self, out: &mut O) {
         let mut numbers = 0..;
-        for Numbered { len, many } in self {
+        for Numbered { len, count } in self {
             let mut next = || numbered(len, numbers.next().expect("the range has no end"));
             let single = out.make_from(&next()).expect("a buffer");
             out.send(single, OUT).expect("room");
@@ -101,7 +101,7 @@ impl Job for Vec<Numbered> {
                 assert_eq!(copy[4..len - 1], numbered(len, 0)[4..len - 1]);
                 copy.copy_from_slice(&next());
             };
-            assert_eq!(out.send_copies(&numbered(len, 7), many, OUT, finish), many);
+            assert_eq!(out.send_copies(&numbered(len, 7), count, OUT, finish), count);
         }
     }
 }
@@ -111,9 +111,9 @@ fn copies_leave_in_order_as_they_were_finished() {
     let dir = tempfile::tempdir().unwrap();
     let output = dir.path().join("out.pcap");
     let record = Device::Pcap { rx: vec![], tx: Some(output.clone()), infinite: false };
-    let all = || LENS.into_iter().flat_map(|len| MANY.map(|many| Numbered { len, many }));
+    let all = || LENS.into_iter().flat_map(|len| COUNTS.map(|count| Numbered { len, count }));
     let outcome = run(port("out", record), all().collect::<Vec<_>>());
-    let lens = all().flat_map(|Numbered { len, many }| core::iter::repeat_n(len, many + 1));
+    let lens = all().flat_map(|Numbered { len, count }| core::iter::repeat_n(len, count + 1));
     let expected: Vec<_> = lens.zip(0..).map(|(len, number)| numbered(len, number)).collect();
     assert_eq!(frames(&output), expected);
     let worker = &outcome.workers[0];
@@ -123,9 +123,9 @@ fn copies_leave_in_order_as_they_were_finished() {
 }
 
 /// Requests more copies than possible, twice; stores the counts of frames made, and of calls of `finish`.
-struct TooMuch(Arc<Mutex<Vec<usize>>>);
+struct TooMany(Arc<Mutex<Vec<usize>>>);
 
-impl Job for TooMuch {
+impl Job for TooMany {
     fn send<O: Output>(self, out: &mut O) {
         let mut finished = 0;
         // No buffer is long enough, and none is lost.
@@ -140,28 +140,28 @@ impl Job for TooMuch {
 
 /// Runs with a pool of `buffers` buffers. Returns the stored counts, and the counts of sent and dropped
 /// frames.
-fn too_much(buffers: u32) -> (Vec<usize>, u64, u64) {
+fn request_too_many(buffers: u32) -> (Vec<usize>, u64, u64) {
     let ring = Port { buffers, ..port("out", Device::Ring) };
-    let said = Arc::default();
-    let outcome = run(ring, TooMuch(Arc::clone(&said)));
+    let results = Arc::default();
+    let outcome = run(ring, TooMany(Arc::clone(&results)));
     let worker = &outcome.workers[0];
     let dropped = worker.drops.iter().map(switch::counters::Counter::get).sum::<u64>();
     let (made, sent) = (worker.made.get(), worker.ports[0].tx.frames.get());
     assert_eq!(made, sent + dropped, "every frame made was sent or dropped");
     // Each frame has 100 bytes, including those that the port accepted before the end of an iteration.
     assert_eq!(worker.ports[0].tx.get(), (sent, 100 * sent));
-    (said.lock().unwrap().clone(), sent, dropped)
+    (results.lock().unwrap().clone(), sent, dropped)
 }
 
 #[test]
 fn pool_that_runs_out_gives_all_its_buffers() {
-    assert_eq!(too_much(400), (vec![0, 400, 0, 400], 400, 0));
+    assert_eq!(request_too_many(400), (vec![0, 400, 0, 400], 400, 0));
 }
 
 #[test]
 fn frames_that_a_full_port_does_not_accept_are_dropped_and_counted() {
-    let (said, sent, dropped) = too_much(4_095);
-    assert_eq!(said, [0, 3_000, 3_000, 6_000]);
+    let (results, sent, dropped) = request_too_many(4_095);
+    assert_eq!(results, [0, 3_000, 3_000, 6_000]);
     // The ring accepts 1,023 frames at once; how many of the returned ones it accepts again depends on
     // timing.
     assert!(sent >= 1_000 && dropped > 0, "{sent} sent, {dropped} dropped");

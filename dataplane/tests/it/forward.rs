@@ -1,6 +1,6 @@
 //! Forwarding on virtual devices, without privileges or huge pages.
 
-use crate::common::{Looks, UntilIdle, capture, config, play, port};
+use crate::common::{Ticks, UntilIdle, capture, config, play, port};
 use core::cell::RefCell;
 use dataplane::config::Device;
 use dataplane::{Outcome, Passive, Runtime, Stop};
@@ -190,7 +190,7 @@ fn full_port_drops_and_counts() {
     config.ports[0].buffers = 8191;
     let mut runtime = Runtime::start(config).unwrap();
     let function = pairs(2, &[(0, 1), (1, 1)]);
-    let outcome = runtime.run(vec![Forward::new(&function)], &mut Looks(50), &Stop::new());
+    let outcome = runtime.run(vec![Forward::new(&function)], &mut Ticks(50), &Stop::new());
     assert!(outcome.workers[0].drops[DropReason::PortFull.index()].get() > 0);
     assert!(all_accounted_for(&outcome));
     assert_devices_agree(&outcome, &[FRAMES_OF_64; 2]);
@@ -212,7 +212,7 @@ fn full_hand_off_ring_drops_and_counts() {
     let mut runtime = Runtime::start(config).unwrap();
     let function = pairs(3, &[(0, 2), (1, 2)]);
     let functions = vec![Forward::new(&function), Forward::new(&function)];
-    let outcome = runtime.run(functions, &mut Looks(50), &Stop::new());
+    let outcome = runtime.run(functions, &mut Ticks(50), &Stop::new());
     assert!(sum(&outcome, |w| w.drops[DropReason::HandoffFull.index()].get()) > 0);
     assert!(all_accounted_for(&outcome));
     drop(runtime);
@@ -227,26 +227,26 @@ fn full_hand_off_ring_drops_and_counts() {
 
 /// Asserts that both prefetch methods are called for each frame before it is handled, and forwards it.
 #[derive(Default)]
-struct Asked {
-    glimpsed: RefCell<VecDeque<Vec<u8>>>,
-    foreseen: RefCell<VecDeque<Vec<u8>>>,
+struct PrefetchOrder {
+    tables: RefCell<VecDeque<Vec<u8>>>,
+    states: RefCell<VecDeque<Vec<u8>>>,
 }
 
-impl Function for Asked {
+impl Function for PrefetchOrder {
     type Command = ();
     type Event = ();
 
     fn glimpse(&self, frame: &impl Frame, _fetch: impl Fn(*const u8)) {
-        self.glimpsed.borrow_mut().push_back(frame.bytes().to_vec());
+        self.tables.borrow_mut().push_back(frame.bytes().to_vec());
     }
 
     fn foresee(&self, frame: &impl Frame, _fetch: impl Fn(*const u8)) {
-        assert_eq!(self.glimpsed.borrow_mut().pop_front().as_deref(), Some(frame.bytes()));
-        self.foreseen.borrow_mut().push_back(frame.bytes().to_vec());
+        assert_eq!(self.tables.borrow_mut().pop_front().as_deref(), Some(frame.bytes()));
+        self.states.borrow_mut().push_back(frame.bytes().to_vec());
     }
 
     fn on_frame<O: Output>(&mut self, frame: &mut O::Frame, _: PortId, _: Nanos, _: &mut O) -> Verdict {
-        assert_eq!(self.foreseen.borrow_mut().pop_front().as_deref(), Some(frame.bytes()));
+        assert_eq!(self.states.borrow_mut().pop_front().as_deref(), Some(frame.bytes()));
         Verdict::Forward(PortId(1))
     }
 
@@ -272,7 +272,7 @@ fn prefetch_methods_are_called_before_each_frame() {
         port("out", Device::Pcap { rx: vec![], tx: Some(output.clone()), infinite: false }),
     ];
     let mut runtime = Runtime::start(config(ports, 1)).unwrap();
-    runtime.run(vec![Asked::default()], &mut UntilIdle::new(Passive), &Stop::new());
+    runtime.run(vec![PrefetchOrder::default()], &mut UntilIdle::new(Passive), &Stop::new());
     drop(runtime);
     assert_eq!(frames(&output), frames(&input));
 }

@@ -129,13 +129,13 @@ impl Peer {
         let peer = Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap();
         peer.connect(&SockAddr::unix(socket).unwrap()).unwrap();
         let peer = Self(peer);
-        assert!(peer.hear().is_some(), "the server sends HELLO");
-        peer.say(3, &[(2, &0x0200_u16.to_ne_bytes()), (4, &9_u32.to_ne_bytes())], None);
+        assert!(peer.receive().is_some(), "the server sends HELLO");
+        peer.send(3, &[(2, &0x0200_u16.to_ne_bytes()), (4, &9_u32.to_ne_bytes())], None);
         peer
     }
 
     /// Sends a message of this type with fields at these offsets, and a descriptor.
-    fn say(&self, kind: u16, fields: &[(usize, &[u8])], file: Option<BorrowedFd<'_>>) {
+    fn send(&self, kind: u16, fields: &[(usize, &[u8])], file: Option<BorrowedFd<'_>>) {
         let mut message = [0; 128];
         message[..2].copy_from_slice(&kind.to_ne_bytes());
         for (at, field) in fields {
@@ -152,7 +152,7 @@ impl Peer {
     }
 
     /// Returns the server's next message, or `None` if it has disconnected.
-    fn hear(&self) -> Option<[u8; 128]> {
+    fn receive(&self) -> Option<[u8; 128]> {
         let mut message = [0; 128];
         (&self.0).read(&mut message).is_ok_and(|len| len == 128).then_some(message)
     }
@@ -164,7 +164,7 @@ impl Peer {
         let region = memfd_create("region", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&region, BYTES.into()).unwrap();
         fcntl_add_seals(&region, SealFlags::SHRINK).unwrap();
-        self.say(4, &[(4, &u64::from(BYTES).to_ne_bytes())], Some(region.as_fd()));
+        self.send(4, &[(4, &u64::from(BYTES).to_ne_bytes())], Some(region.as_fd()));
         let event = std::io::pipe().unwrap().0;
         let write = |at: u32, bytes: &[u8]| assert_eq!(pwrite(&region, bytes, at.into()), Ok(bytes.len()));
         let (to_client, from_client) = (0, BYTES / 2);
@@ -173,10 +173,10 @@ impl Peer {
             write(offset, &0x03e3_1f20_u32.to_ne_bytes());
             let fields: [(usize, &[u8]); 3] =
                 [(2, &flags.to_ne_bytes()), (8, &offset.to_ne_bytes()), (12, &[10])];
-            self.say(5, &fields, Some(event.as_fd()));
+            self.send(5, &fields, Some(event.as_fd()));
         }
-        self.say(6, &[], None);
-        while self.hear().expect("the server agrees")[..2] != 7_u16.to_ne_bytes() {}
+        self.send(6, &[], None);
+        while self.receive().expect("the server agrees")[..2] != 7_u16.to_ne_bytes() {}
         // The first descriptor is for 64 bytes in the last quarter; then the head of the ring is advanced to
         // publish it.
         write(from_client + 132, &64_u32.to_ne_bytes());
@@ -187,14 +187,14 @@ impl Peer {
 }
 
 /// Announces an unsealed region. Returns the reason in the server's DISCONNECT.
-fn misbehaves(socket: &Path) -> String {
+fn announce_unsealed_region(socket: &Path) -> String {
     let peer = Peer::connect(socket);
     let region = tempfile::tempfile().unwrap();
     region.set_len(4096).unwrap();
-    peer.say(4, &[(4, &4096_u64.to_ne_bytes())], Some(region.as_fd()));
+    peer.send(4, &[(4, &4096_u64.to_ne_bytes())], Some(region.as_fd()));
     // The server acknowledges the first message, and disconnects because of the second.
     let mut reason = String::new();
-    while let Some(message) = peer.hear() {
+    while let Some(message) = peer.receive() {
         let text = message[6..].split(|byte| *byte == 0).next().unwrap();
         reason = String::from_utf8_lossy(text).into_owned();
     }
@@ -208,9 +208,9 @@ fn peer_with_an_unsealed_region_is_refused_with_the_reason() {
     let (stop, socket) = (Stop::new(), folder.path().join("m.sock"));
     let stops = stop.clone();
     let peer = std::thread::spawn(move || {
-        let said = misbehaves(&socket);
+        let output = announce_unsealed_region(&socket);
         stops.stop();
-        said
+        output
     });
     let (mut seen, mut refused) = (Vec::new(), Vec::new());
     let mut until = Until { frames: 1, port: 0, seen: &mut seen, refused: &mut refused };
@@ -222,7 +222,7 @@ fn peer_with_an_unsealed_region_is_refused_with_the_reason() {
 
 /// Sends frames to a peer that accepts none, and makes it disconnect when one of its frames was received;
 /// then sends a frame to a ring, which returns it.
-struct HangsUp {
+struct DisconnectPeer {
     /// Whether there is a peer, and the count of ticks since that changed
     link: (bool, u32),
     /// Dropped to make the peer disconnect
@@ -230,13 +230,13 @@ struct HangsUp {
     moments: u32,
 }
 
-impl HangsUp {
+impl DisconnectPeer {
     const FRAMES: u64 = 20;
     /// With the peer's frame, which the ring has returned, and the last frame
     const LOST: u64 = Self::FRAMES + 2;
 }
 
-impl<F: Function> Control<F> for HangsUp {
+impl<F: Function> Control<F> for DisconnectPeer {
     fn on_event(&mut self, _: usize, _: F::Event, _: &mut ControlOutput<'_, F>) {}
 
     fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, F>) {}
@@ -279,12 +279,12 @@ fn frames_are_lost_with_their_peer_and_other_ports_are_still_polled() {
         let _region = peer.join();
         goes.recv().unwrap_err();
     });
-    let mut control = HangsUp { link: (false, 0), stay: Some(stay), moments: 0 };
+    let mut control = DisconnectPeer { link: (false, 0), stay: Some(stay), moments: 0 };
     let outcome = runtime.run(vec![Forward::new(&wires(2, &[(0, 1)]))], &mut control, &Stop::new());
     peer.join().unwrap();
     let worker = &outcome.workers[0];
     let lost: Vec<_> = worker.drops.iter().map(switch::counters::Counter::get).filter(|n| *n > 0).collect();
-    assert_eq!(lost, [HangsUp::LOST]);
+    assert_eq!(lost, [DisconnectPeer::LOST]);
     assert_eq!((worker.ports[0].rx.frames.get(), worker.ports[0].tx.frames.get()), (1, 0));
     assert_eq!(worker.ports[1].rx.frames.get(), 2);
 }
@@ -306,7 +306,7 @@ fn idle_turns(idle: Idle) -> (u64, u64) {
     #[allow(clippy::disallowed_methods, reason = "a test of time that passes")]
     let began = std::time::Instant::now();
     let functions = vec![Forward::new(&wires(1, &[(0, 0)]))];
-    let outcome = runtime.run(functions, &mut common::Looks(100), &Stop::new());
+    let outcome = runtime.run(functions, &mut common::Ticks(100), &Stop::new());
     (outcome.workers[0].turns.get(), began.elapsed().as_micros() as u64)
 }
 
@@ -361,8 +361,8 @@ fn threads() -> Vec<(u32, String)> {
 fn call_of(thread: u32) -> i64 {
     loop {
         // "running", or the number and its arguments (proc_pid_syscall(5))
-        let said = std::fs::read_to_string(format!("/proc/self/task/{thread}/syscall")).unwrap();
-        if let Some(Ok(number)) = said.split_whitespace().next().map(str::parse) {
+        let output = std::fs::read_to_string(format!("/proc/self/task/{thread}/syscall")).unwrap();
+        if let Some(Ok(number)) = output.split_whitespace().next().map(str::parse) {
             return number;
         }
         std::thread::yield_now();

@@ -40,7 +40,7 @@ impl Function for Ends {
     }
 
     fn on_timer<O: Output>(&mut self, _: Nanos, out: &mut O) {
-        let many = match self.first.take() {
+        let count = match self.first.take() {
             None | Some(First::Nothing) => 0,
             Some(First::MakesOne) => core::iter::from_fn(|| out.make_from(&[0; 64]).ok()).take(1).count(),
             Some(First::SendsAndPanics) => {
@@ -55,7 +55,7 @@ impl Function for Ends {
                 all.len()
             }
         };
-        self.made.store(many, Ordering::SeqCst);
+        self.made.store(count, Ordering::SeqCst);
     }
 
     fn next_timer(&self) -> Option<Nanos> {

@@ -1,6 +1,6 @@
 //! Copies that share a payload, on virtual devices.
 
-use crate::common::{Looks, UntilIdle, capture, config, play, port};
+use crate::common::{Ticks, UntilIdle, capture, config, play, port};
 use dataplane::config::{Device, Port};
 use dataplane::{Passive, Runtime, Stop};
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
@@ -88,7 +88,7 @@ fn no_buffer_is_lost() {
     let device = Device::Pcap { rx: vec![input], tx: None, infinite: true };
     let ports = vec![port("in", device), port("out", Device::Null { size: 64, copy: false })];
     let mut runtime = Runtime::start(config(ports, 1)).unwrap();
-    let outcome = runtime.run(vec![Shares { preferred: vec![] }], &mut Looks(300), &Stop::new());
+    let outcome = runtime.run(vec![Shares { preferred: vec![] }], &mut Ticks(300), &Stop::new());
     let worker = &outcome.workers[0];
     assert!(worker.ports[0].rx.frames.get() > 10_000, "{} frames", worker.ports[0].rx.frames.get());
     assert!(worker.drops.iter().all(|count| count.get() == 0));
@@ -103,6 +103,6 @@ fn drivers_with_multi_segment_support_get_shared_payloads() {
     ];
     let mut runtime = Runtime::start(config(ports, 1)).unwrap();
     let preferred = vec![(3071, vec![false; 3]), (3072, vec![false, false, true])];
-    let outcome = runtime.run(vec![Shares { preferred }], &mut Looks(100), &Stop::new());
+    let outcome = runtime.run(vec![Shares { preferred }], &mut Ticks(100), &Stop::new());
     assert!(outcome.workers[0].ports[1].tx.frames.get() > 0);
 }

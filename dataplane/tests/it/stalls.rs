@@ -100,22 +100,22 @@ impl Control<Sends> for Until {
     }
 }
 
-/// Sends `many` frames through a driver that accepts `takes` of each offer. Returns the driver, and the
+/// Sends `count` frames through a driver that accepts `takes` of each offer. Returns the driver, and the
 /// result of the run.
-fn run(many: u8, takes: fn(&Driver) -> usize, until: fn(&Driver) -> bool) -> (Driver, Outcome) {
+fn run(count: u8, takes: fn(&Driver) -> usize, until: fn(&Driver) -> bool) -> (Driver, Outcome) {
     let mut runtime = Runtime::start(config(vec![port("out", Device::Ring)], 1)).unwrap();
     *DRIVER.lock().unwrap() = Some(Driver { takes, offers: Vec::new(), taken: Vec::new(), counters: None });
     // SAFETY: the port is started, and no worker runs yet.
     unsafe { dpdk_sys::rte_eth_fp_ops[0].tx_pkt_burst = Some(send) };
-    let outcome = runtime.run(vec![Sends(many)], &mut Until(until), &Stop::new());
+    let outcome = runtime.run(vec![Sends(count)], &mut Until(until), &Stop::new());
     (DRIVER.lock().unwrap().take().expect("only this function takes it"), outcome)
 }
 
 /// Asserts that all frames were sent, in order, and counted.
-fn assert_all_left(many: u8, driver: &Driver, outcome: &Outcome) {
-    assert_eq!(driver.taken, (0..many).collect::<Vec<_>>());
+fn assert_all_left(count: u8, driver: &Driver, outcome: &Outcome) {
+    assert_eq!(driver.taken, (0..count).collect::<Vec<_>>());
     let worker = &outcome.workers[0];
-    assert_eq!(worker.ports[0].tx.get(), (u64::from(many), u64::from(many) * LEN as u64));
+    assert_eq!(worker.ports[0].tx.get(), (u64::from(count), u64::from(count) * LEN as u64));
     assert!(worker.drops.iter().all(|count| count.get() == 0));
 }
 

@@ -50,9 +50,9 @@ impl Function for Scattering {
 /// Traces packets until a condition is met.
 struct Watching<P> {
     watcher: Option<Watcher>,
-    looked_for: P,
+    condition: P,
     found: Option<Vec<Sight>>,
-    looks: u32,
+    ticks: u32,
 }
 
 impl<P: Fn(&[Sight]) -> bool> Control<Scattering> for Watching<P> {
@@ -72,26 +72,26 @@ impl<P: Fn(&[Sight]) -> bool> Control<Scattering> for Watching<P> {
             while let Some(next) = watcher.next_of(first.occasion) {
                 sights.push(next);
             }
-            if (self.looked_for)(&sights) {
+            if (self.condition)(&sights) {
                 self.found = Some(sights);
                 return false;
             }
         }
-        self.looks += 1;
-        assert!(self.looks < 100_000, "the condition was never met");
+        self.ticks += 1;
+        assert!(self.ticks < 100_000, "the condition was never met");
         true
     }
 }
 
 /// Returns the records of the first frame sent to this device that meet the condition.
-fn seen(device: Device, looked_for: impl Fn(&[Sight]) -> bool) -> Vec<Sight> {
+fn seen(device: Device, condition: impl Fn(&[Sight]) -> bool) -> Vec<Sight> {
     let endless = Device::Pcap { rx: vec![capture("rc_send_64.pcap")], tx: None, infinite: true };
     let mut config = config(vec![port("in", endless), port("out", device)], 1);
     for port in &mut config.ports {
         port.mtu = 1500;
     }
     let mut runtime = Runtime::start(config).unwrap();
-    let mut control = Watching { watcher: None, looked_for, found: None, looks: 0 };
+    let mut control = Watching { watcher: None, condition, found: None, ticks: 0 };
     let outcome = runtime.run(vec![Scattering], &mut control, &Stop::new());
     // Received frames are counted with a trace as without one; the counters equal the device's.
     let (counted, device) = (outcome.workers[0].ports[0].rx.get(), outcome.devices[0]);

@@ -11,11 +11,11 @@ fn frames(name: &str) -> Vec<Vec<u8>> {
 
 /// Returns the MADs of a capture file, each with its sender's address.
 fn mads(name: &str) -> Vec<(IpAddr, Vec<u8>)> {
-    let of = |frame: &Vec<u8>| {
+    let mad_with_source = |frame: &Vec<u8>| {
         let packet = Packet::parse(frame)?;
         Some((packet.src(), mad_of(&packet)?.to_vec()))
     };
-    frames(name).iter().filter_map(of).collect()
+    frames(name).iter().filter_map(mad_with_source).collect()
 }
 
 #[test]

@@ -300,12 +300,12 @@ pub(crate) fn powers<const N: usize>(first: usize) -> Option<&'static [u32; N]> 
 pub(crate) fn power(n: usize) -> u32 {
     match POWER.get(n) {
         Some(&power) => power,
-        None => power_of_a_giant(n),
+        None => power_beyond_table(n),
     }
 }
 
 #[cold]
-fn power_of_a_giant(mut n: usize) -> u32 {
+fn power_beyond_table(mut n: usize) -> u32 {
     let mut power = POWER[0];
     while n >= POWERS {
         power = table::multiply(power, POWER[POWERS - 1]);

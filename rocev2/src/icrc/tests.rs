@@ -3,7 +3,7 @@ use crate::{Class, Packet, classify};
 use proptest::prelude::*;
 
 /// Frames whose ICRC was computed by hardware or an independent program.
-fn known_frames() -> Vec<(&'static str, Vec<u8>)> {
+fn reference_frames() -> Vec<(&'static str, Vec<u8>)> {
     let bytes = |hex: &str| -> Vec<u8> {
         let digits: Vec<u8> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
         digits.chunks(2).map(|d| u8::from_str_radix(core::str::from_utf8(d).unwrap(), 16).unwrap()).collect()
@@ -52,13 +52,13 @@ fn layout(frame: &[u8]) -> Layout {
 
 #[test]
 fn icrc_agrees_with_hardware() {
-    for (name, frame) in known_frames() {
+    for (name, frame) in reference_frames() {
         assert!(Packet::parse(&frame).expect(name).verify_icrc(), "{name}");
     }
 }
 
 /// Computes the ICRC byte by byte from the text of the specification; shares no code with the module.
-fn by_the_book(frame: &[u8], layout: Layout) -> u32 {
+fn reference_icrc(frame: &[u8], layout: Layout) -> u32 {
     let mut bytes = frame[layout.l3()..layout.icrc()].to_vec();
     let udp = layout.udp() - layout.l3();
     if layout.is_ipv6() {
@@ -82,7 +82,7 @@ fn by_the_book(frame: &[u8], layout: Layout) -> u32 {
 
 #[test]
 fn masked_fields_do_not_change_the_icrc() {
-    for (name, mut frame) in known_frames() {
+    for (name, mut frame) in reference_frames() {
         let layout = layout(&frame);
         let right = compute(&frame, &layout);
         // TOS with ECN, TTL, header checksum, UDP checksum, and FECN, BECN and the reserved bits
@@ -136,7 +136,7 @@ proptest! {
         let payload: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
         let frame = write_frame(v6, options * 8, &payload);
         let layout = layout(&frame);
-        prop_assert_eq!(compute(&frame, &layout), by_the_book(&frame, layout));
+        prop_assert_eq!(compute(&frame, &layout), reference_icrc(&frame, layout));
     }
 
     #[test]
@@ -212,17 +212,17 @@ proptest! {
         let mut frame = write_frame(v6, 0, &payload);
         let layout = layout(&frame);
         let before = compute(&frame, &layout);
-        let (mut told, mut weighted) = (Changes::new(), Changes::new());
+        let (mut summed, mut weighted) = (Changes::new(), Changes::new());
         let first = layout.bth() + 8; // the ICRC covers the PSN and everything behind it
         for (xor, index) in changes {
             let at = first + index.index(layout.icrc() - first - 3);
             let new = u32::from_le_bytes(frame[at..at + 4].try_into().unwrap()) ^ xor;
             frame[at..at + 4].copy_from_slice(&new.to_le_bytes());
-            told.word(xor, layout.icrc() - at - 4);
+            summed.word(xor, layout.icrc() - at - 4);
             weighted.weighted(xor, Weight::of(layout.icrc() - at - 4));
         }
-        prop_assert_eq!(before ^ told.effect(), by_the_book(&frame, layout));
-        prop_assert_eq!(weighted.effect(), told.effect());
+        prop_assert_eq!(before ^ summed.effect(), reference_icrc(&frame, layout));
+        prop_assert_eq!(weighted.effect(), summed.effect());
     }
 }
 

@@ -25,7 +25,7 @@ use std::sync::Arc;
 /// The forwarding function.
 pub struct Forward {
     ports: u16,
-    route: Route,
+    table: Table,
     drop: FaultSet,
     verify_icrc: bool,
     verify_udp_checksum: bool,
@@ -33,7 +33,7 @@ pub struct Forward {
     counters: Arc<Counters>,
 }
 
-enum Route {
+enum Table {
     /// The other port of each port's pair
     Pairs(Vec<PortId>),
     Mac(Stations),
@@ -62,7 +62,7 @@ impl Forward {
     /// # Panics
     /// If a port in `config` is not below `config.ports`.
     pub fn new(config: &Config) -> Self {
-        Self::told(config, true)
+        Self::with_events(config, true)
     }
 
     /// Creates an instance for use within another function, on one worker. It generates no [events](Event),
@@ -71,26 +71,26 @@ impl Forward {
     /// with a wrong UDP checksum, which would then bypass the enclosing function.
     pub fn alone(config: &Config) -> Self {
         let drop = config.drop.with(Fault::Icrc).with(Fault::UdpChecksum);
-        Self::told(&Config { drop, ..config.clone() }, false)
+        Self::with_events(&Config { drop, ..config.clone() }, false)
     }
 
-    /// Creates an instance. `others` selects whether it generates events about the stations that it sees.
-    fn told(config: &Config, others: bool) -> Self {
-        let route = match &config.topology {
+    /// Creates an instance. `events` selects whether it generates events about the stations that it sees.
+    fn with_events(config: &Config, events: bool) -> Self {
+        let table = match &config.topology {
             Topology::Pairs(pairs) => {
                 let mut peers: Vec<_> = (0..config.ports).map(PortId).collect();
                 for &(a, b) in pairs {
                     peers[a.index()] = b;
                     peers[b.index()] = a;
                 }
-                Route::Pairs(peers)
+                Table::Pairs(peers)
             }
             Topology::Mac(table) => {
                 assert!(
                     table.fixed.iter().all(|(_, port)| port.0 < config.ports),
                     "a static entry names a port that does not exist"
                 );
-                Route::Mac(Stations::new(table, others))
+                Table::Mac(Stations::new(table, events))
             }
             Topology::Routes(table) => {
                 let mut hops = table.routes.iter().flat_map(|route| &route.via);
@@ -98,12 +98,12 @@ impl Forward {
                     hops.all(|hop| hop.port.0 < config.ports),
                     "a route names a port that does not exist"
                 );
-                Route::Ip(Routes::new(table))
+                Table::Ip(Routes::new(table))
             }
         };
         Self {
             ports: config.ports,
-            route,
+            table,
             drop: config.drop,
             verify_icrc: config.verify_icrc,
             verify_udp_checksum: config.verify_udp_checksum,
@@ -117,7 +117,7 @@ impl Forward {
     #[must_use]
     pub fn salted(mut self, seed: u64) -> Self {
         let salt = Salt::new(seed);
-        if let Route::Mac(stations) = &mut self.route {
+        if let Table::Mac(stations) = &mut self.table {
             stations.set_salt(salt);
         }
         if let Some(qps) = &mut self.qps {
@@ -199,26 +199,26 @@ impl Forward {
     #[expect(clippy::inline_always, reason = "for wires this is a single table access")]
     #[inline(always)]
     pub fn find_route(&mut self, frame: &mut impl Frame, port: PortId, now: Nanos) -> Option<Verdict> {
-        match &mut self.route {
-            Route::Pairs(peers) => Some(Verdict::Forward(peers[port.index()])),
-            Route::Mac(stations) => stations.route(frame.bytes(), port, now),
-            Route::Ip(routes) => Some(routes.route(frame.bytes_mut(), port)),
+        match &mut self.table {
+            Table::Pairs(peers) => Some(Verdict::Forward(peers[port.index()])),
+            Table::Mac(stations) => stations.route(frame.bytes(), port, now),
+            Table::Ip(routes) => Some(routes.route(frame.bytes_mut(), port)),
         }
     }
 
     /// Returns the port on which a bridge last saw a station, or `None` if it has not seen the station or the
     /// function is not a bridge.
     pub fn find_station(&self, mac: MacAddr) -> Option<PortId> {
-        match &self.route {
-            Route::Mac(stations) => stations.find(mac),
-            Route::Pairs(_) | Route::Ip(_) => None,
+        match &self.table {
+            Table::Mac(stations) => stations.find(mac),
+            Table::Pairs(_) | Table::Ip(_) => None,
         }
     }
 
     /// Returns whether a frame addressed to the switch's MAC address is for the switch itself, which has the
     /// IP addresses `addresses`. A router's MAC address is also that of the next hop of transit packets.
     pub fn ends_here(&self, frame: &[u8], addresses: &[IpAddr]) -> bool {
-        !matches!(self.route, Route::Ip(_))
+        !matches!(self.table, Table::Ip(_))
             || routes::destination(frame).is_none_or(|destination| addresses.contains(&destination))
     }
 
@@ -280,30 +280,30 @@ impl Function for Forward {
     }
 
     fn on_timer<O: Output>(&mut self, now: Nanos, _out: &mut O) {
-        match &mut self.route {
-            Route::Pairs(_) | Route::Ip(_) => {}
-            Route::Mac(stations) => stations.age(now),
+        match &mut self.table {
+            Table::Pairs(_) | Table::Ip(_) => {}
+            Table::Mac(stations) => stations.age(now),
         }
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        match &self.route {
-            Route::Pairs(_) | Route::Ip(_) => None,
-            Route::Mac(stations) => Some(stations.next_ageing),
+        match &self.table {
+            Table::Pairs(_) | Table::Ip(_) => None,
+            Table::Mac(stations) => Some(stations.next_ageing),
         }
     }
 
     fn on_command(&mut self, command: Command, now: Nanos) {
-        match (&mut self.route, command) {
-            (Route::Mac(stations), Command::Learn(mac, port)) => stations.learn(mac, port, now),
-            (Route::Pairs(_) | Route::Ip(_), Command::Learn(..)) => {}
+        match (&mut self.table, command) {
+            (Table::Mac(stations), Command::Learn(mac, port)) => stations.learn(mac, port, now),
+            (Table::Pairs(_) | Table::Ip(_), Command::Learn(..)) => {}
         }
     }
 
     fn poll_event(&mut self) -> Option<Event> {
-        match &mut self.route {
-            Route::Pairs(_) | Route::Ip(_) => None,
-            Route::Mac(stations) => stations.poll_event(),
+        match &mut self.table {
+            Table::Pairs(_) | Table::Ip(_) => None,
+            Table::Mac(stations) => stations.poll_event(),
         }
     }
 }

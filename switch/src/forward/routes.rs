@@ -23,9 +23,9 @@ use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
 
 /// TCP and UDP: the protocols whose ports identify flows
-const WITH_PORTS: [u8; 2] = [6, 17];
+const PROTOCOLS_WITH_PORTS: [u8; 2] = [6, 17];
 /// Mixed into seeds, which are few and small, so that no usual seed leaves the hashed words unchanged
-const SEEDLESS: u64 = 0x5eed_1e55_0000_0001;
+const SEED_OFFSET: u64 = 0x5eed_1e55_0000_0001;
 /// Maximum count of VLAN tags that are skipped: a customer tag within a service tag
 const MAX_TAGS: usize = 2;
 /// Offset of the TTL in an IPv4 header; the protocol and the checksum follow it
@@ -117,12 +117,12 @@ impl Flow {
             _ => return None,
         };
         let ports = packet.get(l4..).and_then(|l4| l4.first_chunk().copied());
-        let ports = ports.filter(|_| WITH_PORTS.contains(&protocol)).map_or(0, u32::from_be_bytes);
+        let ports = ports.filter(|_| PROTOCOLS_WITH_PORTS.contains(&protocol)).map_or(0, u32::from_be_bytes);
         Some(Self { l3, src, dst, transport: u64::from(protocol) << 32 | u64::from(ports) })
     }
 
     /// Returns whether the destination is a group or a link-local address, to which routers do not forward.
-    fn stays_on_its_link(&self) -> bool {
+    fn is_link_scope(&self) -> bool {
         match self.dst {
             IpAddr::V4(v4) => v4.is_multicast() || v4.is_broadcast() || v4.is_link_local(),
             IpAddr::V6(v6) => v6.is_multicast() || v6.is_unicast_link_local(),
@@ -133,7 +133,7 @@ impl Flow {
     /// choices of switches with different seeds are independent.
     fn hash(&self, seed: u64) -> u64 {
         let (src, dst) = (bits_of(self.src), bits_of(self.dst));
-        let by = u128::from(mix(mix(seed ^ SEEDLESS)) | 1);
+        let by = u128::from(mix(mix(seed ^ SEED_OFFSET)) | 1);
         let times = |word: u64| {
             let product = u128::from(word) * by;
             product as u64 ^ (product >> 64) as u64
@@ -156,7 +156,7 @@ pub(super) struct Routes {
     seed: u64,
     networks: Index<Network>,
     /// Ranges of `hops`, by the index's ID
-    ways: Vec<Range<usize>>,
+    hop_ranges: Vec<Range<usize>>,
     hops: Vec<NextHop>,
     /// Prefix lengths in the table, longest first
     lens_v4: Vec<u8>,
@@ -171,7 +171,7 @@ impl Routes {
             ttl: table.ttl,
             seed: table.seed,
             networks: Index::with_capacity(2 * table.routes.len()),
-            ways: Vec::new(),
+            hop_ranges: Vec::new(),
             hops: Vec::new(),
             lens_v4: Vec::new(),
             lens_v6: Vec::new(),
@@ -181,14 +181,14 @@ impl Routes {
             let network = Network { bits: bits_of(address), len, v6: address.is_ipv6() };
             let first = routes.hops.len();
             routes.hops.extend(&route.via);
-            let way = first..routes.hops.len();
+            let range = first..routes.hops.len();
             let id =
                 routes.networks.get_or_insert(network).expect("the index has twice the required capacity")
                     as usize;
-            if id < routes.ways.len() {
-                routes.ways[id] = way;
+            if id < routes.hop_ranges.len() {
+                routes.hop_ranges[id] = range;
             } else {
-                routes.ways.push(way);
+                routes.hop_ranges.push(range);
             }
             let lens = if network.v6 { &mut routes.lens_v6 } else { &mut routes.lens_v4 };
             if !lens.contains(&len) {
@@ -205,7 +205,7 @@ impl Routes {
         let (bits, v6) = (bits_of(address), address.is_ipv6());
         let lens = if v6 { &self.lens_v6 } else { &self.lens_v4 };
         let network = |&len: &u8| self.networks.get(&Network { bits: first_bits(bits, len), len, v6 });
-        lens.iter().find_map(network).map_or(&[], |id| &self.hops[self.ways[id as usize].clone()])
+        lens.iter().find_map(network).map_or(&[], |id| &self.hops[self.hop_ranges[id as usize].clone()])
     }
 
     /// Returns the verdict for a frame, and rewrites the frame as routing requires.
@@ -223,7 +223,7 @@ impl Routes {
             if frame.first_chunk() != Some(&self.mac.0) {
                 return Verdict::Drop(DropReason::OtherStation);
             }
-            if flow.stays_on_its_link() {
+            if flow.is_link_scope() {
                 return Verdict::Drop(DropReason::NoRoute);
             }
         }
@@ -411,20 +411,20 @@ mod tests {
             |seed| Routes::new(&RouteTable { seed, ..table(&[("0.0.0.0/0", &via), ("::/0", &via)]) });
         let (one, other) = (routes(0), routes(2));
         for (src, dst) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
-            let mut taken = [[0; 4]; 4];
+            let mut counts = [[0; 4]; 4];
             for ports in 0..4000 {
-                let way = |routes: &Routes| match routes
+                let path = |routes: &Routes| match routes
                     .route(&mut frame(src, dst, ports << 16 | 0x12b7), PortId(9))
                 {
                     Verdict::Forward(PortId(port)) => usize::from(port),
                     verdict => panic!("{verdict:?}"),
                 };
-                assert_eq!(way(&one), way(&one));
-                taken[way(&one)][way(&other)] += 1;
+                assert_eq!(path(&one), path(&one));
+                counts[path(&one)][path(&other)] += 1;
             }
             // 250 in each cell on average, if flows that share a path at one switch spread over all paths at
             // the other
-            let all: Vec<_> = taken.as_flattened().to_vec();
+            let all: Vec<_> = counts.as_flattened().to_vec();
             assert!(all.iter().all(|count| (180..320).contains(count)), "{all:?}");
         }
         // All fragments of a datagram take the same path, although only the first has ports.
@@ -449,7 +449,7 @@ mod tests {
                 Prefix::new(address, len).expect("no bit behind the prefix is set")
             };
             let config: Vec<_> = routes.iter().map(|route| Route { to: prefix(route), via: vec![hop(route.3)] }).collect();
-            let made = Routes::new(&RouteTable { routes: config.clone(), ..table(&[]) });
+            let table = Routes::new(&RouteTable { routes: config.clone(), ..table(&[]) });
             for (route, bit) in flip {
                 // Addresses inside and outside of a prefix, next to its limits
                 let Some(route) = (!routes.is_empty()).then(|| route.get(&routes)) else { break };
@@ -460,19 +460,19 @@ mod tests {
                 let longest = config.iter().rev().filter(|route| route.to.contains(address)).max_by_key(|route| {
                     // Of equal prefixes the later takes precedence; `rev` puts it first, and `max_by_key`
                     // returns the last maximum.
-                    let place = config.iter().rposition(|other| other.to == route.to);
-                    (route.to.len(), place)
+                    let position = config.iter().rposition(|other| other.to == route.to);
+                    (route.to.len(), position)
                 });
                 let expected = longest.and_then(|longest| config.iter().rev().find(|route| route.to == longest.to));
-                prop_assert_eq!(made.find(address), expected.map_or(&[][..], |route| &route.via[..]));
+                prop_assert_eq!(table.find(address), expected.map_or(&[][..], |route| &route.via[..]));
             }
         }
 
         #[test]
         fn routing_arbitrary_bytes_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0usize..4) {
             let mut bytes = bytes;
-            if let Some(place) = bytes.get_mut(12..14) {
-                place.copy_from_slice(&[[8, 0], [0x86, 0xdd], [0x81, 0], [8, 6]][kind]);
+            if let Some(ethertype) = bytes.get_mut(12..14) {
+                ethertype.copy_from_slice(&[[8, 0], [0x86, 0xdd], [0x81, 0], [8, 6]][kind]);
             }
             let mut table = table(&[("0.0.0.0/0", &[0]), ("::/0", &[0])]);
             table.ttl = Ttl::Decrement;

@@ -124,8 +124,8 @@ fn malformed_frames_are_dropped_only_if_configured() {
         Verdict::Forward(RIGHT),
         "truncated frames are not configured to be dropped"
     );
-    let mut blind = Forward::new(&Config { drop: FaultSet::ALL, ..wire() });
-    assert_eq!(run(&mut blind, &bad_icrc, LEFT).0, Verdict::Forward(RIGHT), "the ICRC is not verified");
+    let mut unverified = Forward::new(&Config { drop: FaultSet::ALL, ..wire() });
+    assert_eq!(run(&mut unverified, &bad_icrc, LEFT).0, Verdict::Forward(RIGHT), "the ICRC is not verified");
 }
 
 #[test]
@@ -239,8 +239,8 @@ fn stations_beyond_the_event_queue_are_learnt_later() {
     for n in 0..200 {
         run_frame(&mut forward, &frame(MacAddr::BROADCAST, mac(1000 + n)), LEFT, Nanos::ZERO);
     }
-    let told = std::iter::from_fn(|| forward.poll_event()).count();
-    assert!(told < 200);
+    let reported = std::iter::from_fn(|| forward.poll_event()).count();
+    assert!(reported < 200);
     run_frame(&mut forward, &frame(MacAddr::BROADCAST, mac(1199)), LEFT, Nanos::ZERO);
     assert_eq!(forward.poll_event(), Some(Event::Heard(mac(1199), LEFT)));
 }

@@ -14,14 +14,14 @@ pub(super) struct Held {
     /// Length of the frame in each slot, in bytes
     lens: Box<[usize]>,
     free: Vec<u32>,
-    lanes: Box<[Lane]>,
+    queues: Box<[PortQueue]>,
     /// Count of frames held so far: frames that are due at the same time leave in the order in which they
     /// were held
     count: u64,
 }
 
 /// The held frames of one output port.
-struct Lane {
+struct PortQueue {
     /// All held frames, by due time
     by_time: Heap,
     /// Those that wait for later frames to pass, by the count of passed frames that releases them
@@ -32,7 +32,7 @@ struct Lane {
     retry: Nanos,
 }
 
-impl Lane {
+impl PortQueue {
     fn next(&self) -> Option<Nanos> {
         self.by_time.first().map(|(due, _)| Nanos(due).max(self.retry))
     }
@@ -40,7 +40,7 @@ impl Lane {
 
 /// When a held frame is released.
 #[derive(Clone, Copy)]
-pub(super) struct Until {
+pub(super) struct Release {
     pub(super) due: Nanos,
     /// Count of later frames that have to pass first
     pub(super) behind: Option<u64>,
@@ -49,7 +49,7 @@ pub(super) struct Until {
 impl Held {
     /// Allocates `slots` slots of `slot_len` bytes for `ports` ports.
     pub(super) fn new(slots: usize, slot_len: usize, ports: u16) -> Self {
-        let lane = |_| Lane {
+        let queue = |_| PortQueue {
             by_time: Heap::new(slots),
             by_passed: Heap::new(slots),
             passed: 0,
@@ -60,7 +60,7 @@ impl Held {
             slot_len,
             lens: vec![0; slots].into(),
             free: (0..slots as u32).rev().collect(),
-            lanes: (0..ports).map(lane).collect(),
+            queues: (0..ports).map(queue).collect(),
             count: 0,
         }
     }
@@ -69,7 +69,7 @@ impl Held {
     ///
     /// # Errors
     /// [`Full`] if no slot is free or the frame is longer than a slot.
-    pub(super) fn hold(&mut self, frame: &[u8], port: PortId, until: Until) -> Result<(), Full> {
+    pub(super) fn hold(&mut self, frame: &[u8], port: PortId, release: Release) -> Result<(), Full> {
         if frame.len() > self.slot_len {
             return Err(Full);
         }
@@ -77,10 +77,10 @@ impl Held {
         let at = slot as usize * self.slot_len;
         self.bytes[at..at + frame.len()].copy_from_slice(frame);
         self.lens[slot as usize] = frame.len();
-        let lane = &mut self.lanes[port.index()];
-        lane.by_time.insert(slot, (until.due.0, self.count));
-        if let Some(behind) = until.behind {
-            lane.by_passed.insert(slot, (lane.passed.saturating_add(behind), self.count));
+        let queue = &mut self.queues[port.index()];
+        queue.by_time.insert(slot, (release.due.0, self.count));
+        if let Some(behind) = release.behind {
+            queue.by_passed.insert(slot, (queue.passed.saturating_add(behind), self.count));
         }
         self.count += 1;
         Ok(())
@@ -90,29 +90,30 @@ impl Held {
     /// before the next frame.
     #[inline]
     pub(super) fn pass(&mut self, port: PortId, now: Nanos) {
-        let lane = &mut self.lanes[port.index()];
-        lane.passed += 1;
-        while let Some((target, order)) = lane.by_passed.first().filter(|(target, _)| *target <= lane.passed)
+        let queue = &mut self.queues[port.index()];
+        queue.passed += 1;
+        while let Some((target, order)) =
+            queue.by_passed.first().filter(|(target, _)| *target <= queue.passed)
         {
-            debug_assert_eq!(target, lane.passed, "pass() is called for every frame");
-            let Some(slot) = lane.by_passed.pop() else { break };
-            lane.by_time.remove(slot);
-            lane.by_time.insert(slot, (now.0, order));
+            debug_assert_eq!(target, queue.passed, "pass() is called for every frame");
+            let Some(slot) = queue.by_passed.pop() else { break };
+            queue.by_time.remove(slot);
+            queue.by_time.insert(slot, (now.0, order));
         }
     }
 
     /// Returns when the next frame is due.
     pub(super) fn next(&self) -> Option<Nanos> {
-        self.lanes.iter().filter_map(Lane::next).min()
+        self.queues.iter().filter_map(PortQueue::next).min()
     }
 
     /// Sends the due frames of `port` while there is room. Returns their count.
     #[inline]
     pub(super) fn release<O: Output>(&mut self, port: PortId, now: Nanos, out: &mut O) -> u64 {
         let mut released = 0;
-        while self.lanes[port.index()].next().is_some_and(|due| due <= now) {
+        while self.queues[port.index()].next().is_some_and(|due| due <= now) {
             if self.release_first(port, out).is_err() {
-                self.lanes[port.index()].retry = now + RETRY;
+                self.queues[port.index()].retry = now + RETRY;
                 break;
             }
             released += 1;
@@ -122,21 +123,21 @@ impl Held {
 
     /// Sends the due frames of all ports. Returns their count.
     pub(super) fn release_all<O: Output>(&mut self, now: Nanos, out: &mut O) -> u64 {
-        (0..self.lanes.len() as u16).map(|port| self.release(PortId(port), now, out)).sum()
+        (0..self.queues.len() as u16).map(|port| self.release(PortId(port), now, out)).sum()
     }
 
     #[cold]
     fn release_first<O: Output>(&mut self, port: PortId, out: &mut O) -> Result<(), Full> {
-        let lane = &mut self.lanes[port.index()];
-        let Some(slot) = lane.by_time.slot() else { return Err(Full) };
+        let queue = &mut self.queues[port.index()];
+        let Some(slot) = queue.by_time.slot() else { return Err(Full) };
         if out.room(port) == 0 {
             return Err(Full);
         }
         let (at, len) = (slot as usize * self.slot_len, self.lens[slot as usize]);
         let mut frame = out.make(len)?;
         frame.bytes_mut().copy_from_slice(&self.bytes[at..at + len]);
-        lane.by_time.remove(slot);
-        lane.by_passed.remove(slot);
+        queue.by_time.remove(slot);
+        queue.by_passed.remove(slot);
         self.free.push(slot);
         // `room` was checked above; if the port still refuses the frame, the runner counts it.
         _ = out.send(frame, port);

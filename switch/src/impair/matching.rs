@@ -165,7 +165,7 @@ impl PsnRange {
 /// The fields that rules compare, taken from the packet as received: a rule does not see the changes of
 /// earlier rules.
 #[derive(Clone, Copy)]
-pub(super) struct Facts {
+pub(super) struct PacketFields {
     port: PortId,
     opcode: Opcode,
     to: Qpn,
@@ -176,7 +176,7 @@ pub(super) struct Facts {
     dst: u128,
 }
 
-impl Facts {
+impl PacketFields {
     #[inline]
     pub(super) fn of(packet: &Packet<'_>, port: PortId, offset: Option<Psn>) -> Self {
         let bth = packet.bth();
@@ -194,13 +194,13 @@ impl Facts {
 
 impl Match {
     #[inline]
-    pub(super) fn has(&self, facts: &Facts) -> bool {
-        self.port.is_none_or(|port| port == facts.port)
-            && self.operations.is_none_or(|some| some.has(facts.opcode, facts.to))
-            && (self.qpns.is_empty() || self.qpns.contains(&facts.to))
-            && self.psn.is_none_or(|range| range.has(facts.psn))
-            && self.psn_offset.is_none_or(|range| facts.offset.is_some_and(|offset| range.has(offset)))
-            && self.src.is_none_or(|network| network.has_number(facts.src))
-            && self.dst.is_none_or(|network| network.has_number(facts.dst))
+    pub(super) fn has(&self, fields: &PacketFields) -> bool {
+        self.port.is_none_or(|port| port == fields.port)
+            && self.operations.is_none_or(|some| some.has(fields.opcode, fields.to))
+            && (self.qpns.is_empty() || self.qpns.contains(&fields.to))
+            && self.psn.is_none_or(|range| range.has(fields.psn))
+            && self.psn_offset.is_none_or(|range| fields.offset.is_some_and(|offset| range.has(offset)))
+            && self.src.is_none_or(|network| network.has_number(fields.src))
+            && self.dst.is_none_or(|network| network.has_number(fields.dst))
     }
 }

@@ -27,8 +27,8 @@ use crate::forward::{self, Forward};
 use crate::table::{Index, Salt, mix};
 use crate::{Chance, DropReason, Frame, Full, Function, Nanos, Output, PortId, Verdict};
 use counters::RuleCounters;
-use held::{Held, Until};
-use matching::{Facts, is_response};
+use held::{Held, Release};
+use matching::{PacketFields, is_response};
 use rocev2::rewrite::Rewriter;
 use rocev2::{Bth, Layout, Opcode, Packet, Psn};
 use std::sync::Arc;
@@ -40,37 +40,37 @@ const CE: u8 = 3;
 /// The impairing function.
 pub struct Impair {
     /// Parses and counts frames
-    wire: Forward,
+    forward: Forward,
     /// The other port of each port's pair
     peers: Box<[PortId]>,
-    rules: Box<[Acting]>,
+    rules: Box<[ActiveRule]>,
     held: Held,
     flows: Option<Flows>,
     counters: Arc<Counters>,
 }
 
 /// A rule and its state.
-struct Acting {
+struct ActiveRule {
     rule: Rule,
     /// Random numbers that decide whether to act, one for each matching packet
-    choice: Chance,
+    choice_rng: Chance,
     /// Random numbers for the action itself; separate, so that an action's draws do not change which packets
     /// are chosen
-    manner: Chance,
+    action_rng: Chance,
     matched: u64,
     acted: u64,
 }
 
 /// Result of an action.
-enum Fate {
+enum Effect {
     /// The packet continues with the next rule.
-    Goes,
+    Continue,
     /// The action was not possible; the packet continues with the next rule.
     Unable,
     /// The packet was held back.
     Held,
     /// The packet is dropped.
-    Lost,
+    Dropped,
 }
 
 impl Impair {
@@ -80,7 +80,7 @@ impl Impair {
     /// # Panics
     /// If a port in `config` is not below `config.ports`.
     pub fn new(config: &Config, worker: usize) -> Self {
-        let wire = Forward::new(&forward::Config {
+        let forward = Forward::new(&forward::Config {
             ports: config.ports,
             topology: Topology::Pairs(Vec::new()),
             drop: FaultSet::NONE,
@@ -96,11 +96,11 @@ impl Impair {
         let holds = |rule: &Rule| matches!(rule.action, Action::Delay { .. } | Action::Reorder { .. });
         let slots = if config.rules.iter().any(holds) { config.held } else { 0 };
         let offsets = config.rules.iter().any(|rule| rule.matching.psn_offset.is_some());
-        let counters = Counters::new(config.rules.len(), wire.counters());
+        let counters = Counters::new(config.rules.len(), forward.counters());
         Self {
-            wire,
+            forward,
             peers,
-            rules: config.rules.iter().map(|rule| Acting::new(rule, config.seed, worker)).collect(),
+            rules: config.rules.iter().map(|rule| ActiveRule::new(rule, config.seed, worker)).collect(),
             held: Held::new(slots, config.frame_len, config.ports),
             flows: offsets.then(|| Flows::new(config.flows)),
             counters: Arc::new(counters),
@@ -110,7 +110,7 @@ impl Impair {
     /// Salts the tables of queue pairs, as [`Forward::salted`] does.
     #[must_use]
     pub fn salted(mut self, seed: u64) -> Self {
-        self.wire = self.wire.salted(seed);
+        self.forward = self.forward.salted(seed);
         if let Some(flows) = &mut self.flows {
             flows.index.set_salt(Salt::new(seed));
         }
@@ -142,40 +142,40 @@ impl Impair {
             }
             None => None,
         };
-        let facts = Facts::of(&packet, port, offset);
-        for (acting, counters) in self.rules.iter_mut().zip(&self.counters.rules) {
-            if !acting.chooses(&facts, counters) {
+        let fields = PacketFields::of(&packet, port, offset);
+        for (active, counters) in self.rules.iter_mut().zip(&self.counters.rules) {
+            if !active.selects(&fields, counters) {
                 continue;
             }
-            let fate = match acting.rule.action {
-                Action::Drop => Fate::Lost,
+            let effect = match active.rule.action {
+                Action::Drop => Effect::Dropped,
                 Action::Delay { by, jitter } => {
-                    let span = by + Nanos(acting.manner.between(0, jitter.0));
-                    hold(&mut self.held, frame, to, Until { due: now + span, behind: None })
+                    let span = by + Nanos(active.action_rng.between(0, jitter.0));
+                    hold(&mut self.held, frame, to, Release { due: now + span, behind: None })
                 }
                 Action::Reorder { behind, at_most } => {
-                    hold(&mut self.held, frame, to, Until { due: now + at_most, behind: Some(behind) })
+                    hold(&mut self.held, frame, to, Release { due: now + at_most, behind: Some(behind) })
                 }
                 Action::Duplicate { copies } => duplicate(frame, to, copies, out),
-                Action::Corrupt(field) => corrupt(frame.bytes_mut(), layout, field, &mut acting.manner),
+                Action::Corrupt(field) => corrupt(frame.bytes_mut(), layout, field, &mut active.action_rng),
                 Action::Mark { force } => mark(frame.bytes_mut(), layout, force),
             };
-            if matches!(fate, Fate::Unable) {
+            if matches!(effect, Effect::Unable) {
                 counters.unable.add(1);
-                if matches!(acting.rule.action, Action::Delay { .. } | Action::Reorder { .. }) {
+                if matches!(active.rule.action, Action::Delay { .. } | Action::Reorder { .. }) {
                     self.counters.held_full.add(1);
                 }
                 continue;
             }
             counters.acted.add(1);
-            acting.acted += 1;
-            match fate {
-                Fate::Lost => return Verdict::Drop(DropReason::Impaired),
-                Fate::Held => {
+            active.acted += 1;
+            match effect {
+                Effect::Dropped => return Verdict::Drop(DropReason::Impaired),
+                Effect::Held => {
                     self.counters.count_held();
                     return Verdict::Consume;
                 }
-                Fate::Goes | Fate::Unable => {}
+                Effect::Continue | Effect::Unable => {}
             }
         }
         self.held.pass(to, now);
@@ -183,14 +183,14 @@ impl Impair {
     }
 }
 
-impl Acting {
+impl ActiveRule {
     fn new(rule: &Rule, seed: u64, worker: usize) -> Self {
         let stream =
             rule.name.bytes().fold(worker as u64, |hash, byte| mix(hash ^ u64::from(byte)).wrapping_add(1));
         Self {
             rule: rule.clone(),
-            choice: Chance::stream(seed, stream),
-            manner: Chance::stream(seed, !stream),
+            choice_rng: Chance::stream(seed, stream),
+            action_rng: Chance::stream(seed, !stream),
             matched: 0,
             acted: 0,
         }
@@ -198,63 +198,69 @@ impl Acting {
 
     /// Returns whether the rule matches this packet and chooses to act on it.
     #[inline]
-    fn chooses(&mut self, facts: &Facts, counters: &RuleCounters) -> bool {
-        if !self.rule.matching.has(facts) {
+    fn selects(&mut self, fields: &PacketFields, counters: &RuleCounters) -> bool {
+        if !self.rule.matching.has(fields) {
             return false;
         }
         counters.matched.add(1);
         self.matched += 1;
-        self.matched > self.rule.skip && self.choice.happens(self.rule.share) && self.acted < self.rule.times
+        self.matched > self.rule.skip
+            && self.choice_rng.happens(self.rule.share)
+            && self.acted < self.rule.times
     }
 }
 
-fn hold(held: &mut Held, frame: &impl Frame, to: PortId, until: Until) -> Fate {
+fn hold(held: &mut Held, frame: &impl Frame, to: PortId, release: Release) -> Effect {
     // A copy would lack the further segments of a frame in several buffers.
-    if frame.is_whole() && held.hold(frame.bytes(), to, until).is_ok() { Fate::Held } else { Fate::Unable }
+    if frame.is_whole() && held.hold(frame.bytes(), to, release).is_ok() {
+        Effect::Held
+    } else {
+        Effect::Unable
+    }
 }
 
 /// Sends copies. Sends none if the port has no room for all copies and the packet itself, and fewer if
 /// buffers run out.
-fn duplicate<O: Output>(frame: &O::Frame, to: PortId, copies: u32, out: &mut O) -> Fate {
+fn duplicate<O: Output>(frame: &O::Frame, to: PortId, copies: u32, out: &mut O) -> Effect {
     if out.room(to) <= copies as usize {
-        return Fate::Unable;
+        return Effect::Unable;
     }
     for _ in 0..copies {
-        let Ok(copy) = out.copy(frame) else { return Fate::Unable };
+        let Ok(copy) = out.copy(frame) else { return Effect::Unable };
         // `room` was checked above; if the port still refuses the frame, the runner counts it.
         _ = out.send(copy, to);
     }
-    Fate::Goes
+    Effect::Continue
 }
 
-fn corrupt(bytes: &mut [u8], layout: Layout, field: Field, chance: &mut Chance) -> Fate {
+fn corrupt(bytes: &mut [u8], layout: Layout, field: Field, rng: &mut Chance) -> Effect {
     let (first, len) = match field {
         Field::Payload => (layout.payload(), Packet::new(bytes, layout).payload().len()),
         Field::Header => (layout.bth(), Bth::LEN - 1),
         Field::Icrc => (layout.icrc(), layout.end() - layout.icrc()),
     };
     if len == 0 {
-        return Fate::Unable;
+        return Effect::Unable;
     }
-    let bit = chance.below(len as u64 * 8) as usize;
+    let bit = rng.below(len as u64 * 8) as usize;
     let mut at = bit / 8;
     if field == Field::Header && at >= Bth::MASKED_BYTE {
         at += 1;
     }
     bytes[first + at] ^= 1 << (bit % 8);
-    Fate::Goes
+    Effect::Continue
 }
 
-fn mark(bytes: &mut [u8], layout: Layout, force: bool) -> Fate {
+fn mark(bytes: &mut [u8], layout: Layout, force: bool) -> Effect {
     match Packet::new(bytes, layout).ecn() {
-        CE => return Fate::Unable,
-        NOT_ECT if !force => return Fate::Unable,
+        CE => return Effect::Unable,
+        NOT_ECT if !force => return Effect::Unable,
         _ => {}
     }
     let mut rewriter = Rewriter::new(bytes, layout);
     rewriter.set_ecn(CE);
     rewriter.finish();
-    Fate::Goes
+    Effect::Continue
 }
 
 /// First PSN of each flow.
@@ -299,7 +305,7 @@ impl Function for Impair {
         // configured count of frames.
         let released = self.held.release(to, now, out);
         self.counters.released.add(released);
-        match self.wire.admit(frame, port) {
+        match self.forward.admit(frame, port) {
             Ok(Some(layout)) => self.impair(frame, layout, port, now, out),
             Ok(None) => Verdict::Forward(to),
             Err(verdict) => verdict,

@@ -13,7 +13,7 @@ const B: PortId = PortId(1);
 
 /// Specification of a test packet.
 #[derive(Clone, Copy)]
-struct Make {
+struct PacketSpec {
     opcode: Opcode,
     qpn: u32,
     psn: u32,
@@ -23,13 +23,13 @@ struct Make {
     payload: usize,
 }
 
-const WRITE: Make =
-    Make { opcode: Opcode::RC_WRITE_ONLY, qpn: 0x11, psn: 0, v6: false, tags: 0, ecn: 2, payload: 61 };
+const WRITE: PacketSpec =
+    PacketSpec { opcode: Opcode::RC_WRITE_ONLY, qpn: 0x11, psn: 0, v6: false, tags: 0, ecn: 2, payload: 61 };
 
 /// IPv4 and IPv6, with and without tags
 const SHAPES: [(bool, usize); 4] = [(false, 0), (true, 0), (false, 1), (true, 2)];
 
-impl Make {
+impl PacketSpec {
     fn psn(psn: u32) -> Vec<u8> {
         Self { psn, ..WRITE }.frame()
     }
@@ -116,21 +116,21 @@ fn counts(impair: &Impair, rule: usize) -> (u64, u64, u64) {
 
 /// Returns those of `psns` whose packets are dropped.
 fn dropped(impair: &mut Impair, psns: impl IntoIterator<Item = u32>) -> Vec<u32> {
-    let lost = |psn: &u32| run(impair, &Make::psn(*psn), 0).0 == Verdict::Drop(DropReason::Impaired);
+    let lost = |psn: &u32| run(impair, &PacketSpec::psn(*psn), 0).0 == Verdict::Drop(DropReason::Impaired);
     psns.into_iter().filter(lost).collect()
 }
 
 /// Returns whether a rule with this condition matches the packet.
-fn matches(matching: Match, make: Make) -> bool {
+fn matches(matching: Match, spec: PacketSpec) -> bool {
     let mut impair = impair(vec![Rule { matching, ..rule(Action::Drop) }]);
-    run(&mut impair, &make.frame(), 0).0 == Verdict::Drop(DropReason::Impaired)
+    run(&mut impair, &spec.frame(), 0).0 == Verdict::Drop(DropReason::Impaired)
 }
 
 #[test]
 fn without_rules_frames_pass_unchanged() {
     let mut wire = impair(vec![]);
     let other = vec![7; 60];
-    for frame in [Make::psn(3), other.clone(), vec![], Make::psn(4)[..50].to_vec()] {
+    for frame in [PacketSpec::psn(3), other.clone(), vec![], PacketSpec::psn(4)[..50].to_vec()] {
         assert_eq!(run(&mut wire, &frame, 5), (Verdict::Forward(B), vec![frame]));
     }
     assert_eq!(run_frame(&mut wire, &other, B, Nanos::ZERO).0, Verdict::Forward(A));
@@ -143,12 +143,12 @@ fn without_rules_frames_pass_unchanged() {
 #[test]
 fn rules_apply_only_to_rocev2_packets() {
     let mut impair = impair(vec![rule(Action::Drop)]);
-    let cut = Make::psn(4)[..50].to_vec();
+    let cut = PacketSpec::psn(4)[..50].to_vec();
     for frame in [vec![7; 60], vec![], cut] {
         assert_eq!(run(&mut impair, &frame, 0).0, Verdict::Forward(B));
     }
     for (v6, tags) in SHAPES {
-        let frame = Make { v6, tags, ..WRITE }.frame();
+        let frame = PacketSpec { v6, tags, ..WRITE }.frame();
         assert_eq!(run(&mut impair, &frame, 0).0, Verdict::Drop(DropReason::Impaired));
     }
     assert_eq!(counts(&impair, 0), (4, 4, 0));
@@ -157,9 +157,9 @@ fn rules_apply_only_to_rocev2_packets() {
 #[test]
 fn networks_match_their_hosts() {
     let net = |text: &str, prefix| Network::new(text.parse().unwrap(), prefix);
-    let v6 = Make { v6: true, ..WRITE };
+    let v6 = PacketSpec { v6: true, ..WRITE };
     let fc = "fcfc:fcfc:fcfc:fcfc:fcfc:fcfc:fcfc:fcfc";
-    for (dst, make, expected) in [
+    for (dst, spec, expected) in [
         (net("10.0.1.2", 32), WRITE, true),
         (net("10.0.1.3", 32), WRITE, false),
         (net("10.0.1.0", 24), WRITE, true),
@@ -172,7 +172,7 @@ fn networks_match_their_hosts() {
         (net("fcfd::", 16), v6, false),
     ] {
         let dst = Some(dst.expect("a network"));
-        assert_eq!(matches(Match { dst, ..Match::default() }, make), expected, "{dst:?}");
+        assert_eq!(matches(Match { dst, ..Match::default() }, spec), expected, "{dst:?}");
     }
     let src = Some(Network::host("10.0.0.1".parse().unwrap()));
     assert!(matches(Match { src, ..Match::default() }, WRITE));
@@ -194,8 +194,8 @@ fn queue_pairs_and_ports_match() {
 
 #[test]
 fn operation_classes_match_their_opcodes() {
-    let of = |operations: Operations, make: Make| {
-        matches(Match { operations: Some(operations), ..Match::default() }, make)
+    let of = |operations: Operations, spec: PacketSpec| {
+        matches(Match { operations: Some(operations), ..Match::default() }, spec)
     };
     let class = |word: &str| Operations::class(word).expect("a class");
     for (opcode, words) in [
@@ -212,17 +212,17 @@ fn operation_classes_match_their_opcodes() {
         (Opcode::RC_FLUSH, &["request"]),
         (Opcode::CNP, &[]),
     ] {
-        let make = Make { opcode, ..WRITE };
+        let spec = PacketSpec { opcode, ..WRITE };
         for word in Operations::CLASSES {
-            assert_eq!(of(class(word), make), words.contains(&word), "{opcode} as {word}");
+            assert_eq!(of(class(word), spec), words.contains(&word), "{opcode} as {word}");
         }
-        assert!(of(Operations::only(opcode), make));
-        assert!(of(Operations::only(Opcode::RC_SEND_FIRST).and(Operations::only(opcode)), make));
-        assert!(!of(Operations::only(Opcode::RC_SEND_FIRST), make));
+        assert!(of(Operations::only(opcode), spec));
+        assert!(of(Operations::only(Opcode::RC_SEND_FIRST).and(Operations::only(opcode)), spec));
+        assert!(!of(Operations::only(Opcode::RC_SEND_FIRST), spec));
     }
     assert_eq!(Operations::class("writes"), None);
     // CM messages are matched only by `cm` or their opcode.
-    let cm = Make { opcode: Opcode::UD_SEND_ONLY, qpn: 1, ..WRITE };
+    let cm = PacketSpec { opcode: Opcode::UD_SEND_ONLY, qpn: 1, ..WRITE };
     for word in Operations::CLASSES {
         assert_eq!(of(class(word), cm), word == "cm", "{word}");
     }
@@ -251,19 +251,19 @@ fn psn_offsets_count_from_the_first_packet_of_a_flow() {
         [0, 1, 0],
         "a repeated PSN matches again"
     );
-    let lost = |impair: &mut Impair, make: Make| {
-        run(impair, &make.frame(), 0).0 == Verdict::Drop(DropReason::Impaired)
+    let lost = |impair: &mut Impair, spec: PacketSpec| {
+        run(impair, &spec.frame(), 0).0 == Verdict::Drop(DropReason::Impaired)
     };
     // Responses to the same queue pair have PSNs of their own, and CNPs have none.
-    let ack = Make { opcode: Opcode::RC_ACKNOWLEDGE, psn: 500, ..WRITE };
-    assert!(!lost(&mut impair, ack) && lost(&mut impair, Make { psn: 501, ..ack }));
-    assert!(!lost(&mut impair, Make { opcode: Opcode::CNP, psn: 0, ..WRITE }));
-    let other = Make { qpn: 0x12, psn: 0, ..WRITE };
-    assert!(!lost(&mut impair, other) && lost(&mut impair, Make { psn: 2, ..other }));
-    assert!(!lost(&mut impair, Make { psn: 3, ..other }));
+    let ack = PacketSpec { opcode: Opcode::RC_ACKNOWLEDGE, psn: 500, ..WRITE };
+    assert!(!lost(&mut impair, ack) && lost(&mut impair, PacketSpec { psn: 501, ..ack }));
+    assert!(!lost(&mut impair, PacketSpec { opcode: Opcode::CNP, psn: 0, ..WRITE }));
+    let other = PacketSpec { qpn: 0x12, psn: 0, ..WRITE };
+    assert!(!lost(&mut impair, other) && lost(&mut impair, PacketSpec { psn: 2, ..other }));
+    assert!(!lost(&mut impair, PacketSpec { psn: 3, ..other }));
     // The table has room for two flows.
-    let third = Make { qpn: 0x13, psn: 0, ..WRITE };
-    assert!(!lost(&mut impair, third) && !lost(&mut impair, Make { psn: 1, ..third }));
+    let third = PacketSpec { qpn: 0x13, psn: 0, ..WRITE };
+    assert!(!lost(&mut impair, third) && !lost(&mut impair, PacketSpec { psn: 1, ..third }));
     assert_eq!(impair.counters().flows_full.get(), 2);
 }
 
@@ -293,7 +293,8 @@ fn choices_depend_on_seed_worker_and_rule_only() {
     // Nor do the random numbers that an action draws.
     let damage = Rule { share: share(0.1), ..rule(Action::Corrupt(Field::Payload)) };
     let mut impair = impair(vec![damage]);
-    let damaged = (0..10_000).filter(|&psn| run(&mut impair, &Make::psn(psn), 0).1 != [Make::psn(psn)]);
+    let damaged =
+        (0..10_000).filter(|&psn| run(&mut impair, &PacketSpec::psn(psn), 0).1 != [PacketSpec::psn(psn)]);
     assert_eq!(damaged.collect::<Vec<_>>(), first);
 }
 
@@ -301,12 +302,16 @@ fn choices_depend_on_seed_worker_and_rule_only() {
 fn delays_are_exact() {
     let delay = Action::Delay { by: Nanos(700), jitter: Nanos::ZERO };
     let mut impair = impair(vec![Rule { times: 2, ..rule(delay) }]);
-    assert_eq!(run(&mut impair, &Make::psn(0), 1000), (Verdict::Consume, vec![]));
-    assert_eq!(run(&mut impair, &Make::psn(1), 1000), (Verdict::Consume, vec![]));
-    assert_eq!(run(&mut impair, &Make::psn(2), 1500).1, [Make::psn(2)], "a later packet overtakes");
+    assert_eq!(run(&mut impair, &PacketSpec::psn(0), 1000), (Verdict::Consume, vec![]));
+    assert_eq!(run(&mut impair, &PacketSpec::psn(1), 1000), (Verdict::Consume, vec![]));
+    assert_eq!(
+        run(&mut impair, &PacketSpec::psn(2), 1500).1,
+        [PacketSpec::psn(2)],
+        "a later packet overtakes"
+    );
     assert_eq!(impair.next_timer(), Some(Nanos(1700)));
     assert!(tick(&mut impair, 1699, 9).is_empty());
-    assert_eq!(tick(&mut impair, 1700, 9), [Make::psn(0), Make::psn(1)], "in order of arrival");
+    assert_eq!(tick(&mut impair, 1700, 9), [PacketSpec::psn(0), PacketSpec::psn(1)], "in order of arrival");
     assert_eq!(impair.next_timer(), None);
     let counters = impair.counters();
     assert_eq!((counters.held.get(), counters.held_now(), counters.held_peak.get()), (2, 0, 2));
@@ -318,7 +323,7 @@ fn jitter_is_within_bounds_and_releases_by_time() {
     let delay = Action::Delay { by: Nanos(100), jitter: Nanos(50) };
     let mut impair = Impair::new(&Config { held: 1000, ..config(vec![rule(delay)]) }, 0);
     for psn in 0..1000 {
-        assert_eq!(run(&mut impair, &Make::psn(psn), 0).0, Verdict::Consume);
+        assert_eq!(run(&mut impair, &PacketSpec::psn(psn), 0).0, Verdict::Consume);
     }
     let mut spans = vec![];
     let mut left = vec![];
@@ -337,16 +342,16 @@ fn jitter_is_within_bounds_and_releases_by_time() {
 fn due_frames_leave_before_the_next_frame() {
     let mut impair =
         impair(vec![Rule { times: 1, ..rule(Action::Delay { by: Nanos(10), jitter: Nanos(0) }) }]);
-    run(&mut impair, &Make::psn(0), 0);
-    assert_eq!(psns(&run(&mut impair, &Make::psn(1), 9).1), [1]);
-    assert_eq!(psns(&run(&mut impair, &Make::psn(2), 10).1), [0, 2]);
+    run(&mut impair, &PacketSpec::psn(0), 0);
+    assert_eq!(psns(&run(&mut impair, &PacketSpec::psn(1), 9).1), [1]);
+    assert_eq!(psns(&run(&mut impair, &PacketSpec::psn(2), 10).1), [0, 2]);
 }
 
 #[test]
 fn due_frames_without_room_are_kept() {
     let mut impair = impair(vec![rule(Action::Delay { by: Nanos(10), jitter: Nanos(0) })]);
     for psn in 0..3 {
-        run(&mut impair, &Make::psn(psn), 0);
+        run(&mut impair, &PacketSpec::psn(psn), 0);
     }
     assert_eq!(psns(&tick(&mut impair, 10, 2)), [0, 1]);
     assert_eq!(impair.next_timer(), Some(Nanos(1010)), "retried soon, but not immediately, which would loop");
@@ -360,14 +365,14 @@ fn due_frames_without_room_are_kept() {
 fn slots_run_out_and_are_reused() {
     let mut impair = impair(vec![rule(Action::Delay { by: Nanos(10), jitter: Nanos(0) })]);
     for psn in 0..8 {
-        assert_eq!(run(&mut impair, &Make::psn(psn), 0).0, Verdict::Consume);
+        assert_eq!(run(&mut impair, &PacketSpec::psn(psn), 0).0, Verdict::Consume);
     }
-    assert_eq!(run(&mut impair, &Make::psn(8), 0).1, [Make::psn(8)], "there are eight slots");
+    assert_eq!(run(&mut impair, &PacketSpec::psn(8), 0).1, [PacketSpec::psn(8)], "there are eight slots");
     assert_eq!((counts(&impair, 0), impair.counters().held_full.get()), ((9, 8, 1), 1));
     assert_eq!(tick(&mut impair, 10, 99).len(), 8);
-    assert_eq!(run(&mut impair, &Make::psn(9), 10).0, Verdict::Consume);
+    assert_eq!(run(&mut impair, &PacketSpec::psn(9), 10).0, Verdict::Consume);
     // No slot is long enough for this frame.
-    let long = Make { payload: 1600, ..WRITE }.frame();
+    let long = PacketSpec { payload: 1600, ..WRITE }.frame();
     assert_eq!(run(&mut impair, &long, 11).1, [long]);
     assert_eq!((impair.counters().held_full.get(), impair.counters().held_peak.get()), (2, 8));
 }
@@ -378,7 +383,7 @@ fn reordered_frames_wait_for_others() {
     let mut impair = impair(vec![Rule { skip: 1, times: 2, ..rule(reorder) }]);
     let mut left = vec![];
     for psn in 0..8 {
-        left.extend(run(&mut impair, &Make::psn(psn), u64::from(psn)).1);
+        left.extend(run(&mut impair, &PacketSpec::psn(psn), u64::from(psn)).1);
     }
     assert_eq!(psns(&left), [0, 3, 4, 5, 1, 2, 6, 7]);
     assert_eq!((impair.next_timer(), impair.counters().held_now()), (None, 0));
@@ -388,15 +393,15 @@ fn reordered_frames_wait_for_others() {
 fn reordering_ends_by_timeout_or_between_bursts() {
     let at_most = Nanos::from_millis(10);
     let mut impair = impair(vec![Rule { times: 2, ..rule(Action::Reorder { behind: 1, at_most }) }]);
-    run(&mut impair, &Make::psn(0), 5);
+    run(&mut impair, &PacketSpec::psn(0), 5);
     assert_eq!(impair.next_timer(), Some(Nanos(10_000_005)), "no later packet arrived");
     assert_eq!(psns(&tick(&mut impair, 10_000_005, 9)), [0]);
-    run(&mut impair, &Make::psn(1), 20_000_000);
+    run(&mut impair, &PacketSpec::psn(1), 20_000_000);
     // Packets in the other direction, and frames that are not RoCEv2 packets, do not count.
-    run_frame(&mut impair, &Make::psn(7), B, Nanos(20_000_000));
+    run_frame(&mut impair, &PacketSpec::psn(7), B, Nanos(20_000_000));
     run(&mut impair, &[7; 60], 20_000_000);
     assert_eq!(impair.next_timer(), Some(Nanos(30_000_000)));
-    run(&mut impair, &Make::psn(2), 20_000_001);
+    run(&mut impair, &PacketSpec::psn(2), 20_000_001);
     assert_eq!(impair.next_timer(), Some(Nanos(20_000_001)), "due after another packet has passed");
     assert_eq!(psns(&tick(&mut impair, 20_000_001, 9)), [1]);
 }
@@ -404,7 +409,7 @@ fn reordering_ends_by_timeout_or_between_bursts() {
 #[test]
 fn duplicates_are_sent_if_there_is_room_for_all() {
     let mut impair = impair(vec![rule(Action::Duplicate { copies: 2 })]);
-    let frame = Make { v6: true, tags: 1, ..WRITE }.frame();
+    let frame = PacketSpec { v6: true, tags: 1, ..WRITE }.frame();
     assert_eq!(run(&mut impair, &frame, 0), (Verdict::Forward(B), vec![frame.clone(); 3]));
     // There has to be room for the packet itself as well.
     for (room, copies) in [(3, 2), (2, 0)] {
@@ -418,7 +423,7 @@ fn duplicates_are_sent_if_there_is_room_for_all() {
 #[test]
 fn corruption_flips_one_bit_and_leaves_the_icrc_wrong() {
     for (v6, tags) in SHAPES {
-        let frame = Make { v6, tags, ..WRITE }.frame();
+        let frame = PacketSpec { v6, tags, ..WRITE }.frame();
         let Class::Roce(layout) = classify(&frame) else { panic!("a packet") };
         let payload = layout.payload()..layout.payload() + WRITE.payload;
         let header = layout.bth()..layout.bth() + Bth::LEN;
@@ -450,7 +455,7 @@ fn corruption_flips_one_bit_and_leaves_the_icrc_wrong() {
 #[test]
 fn packets_without_payload_are_not_corrupted() {
     let mut impair = impair(vec![rule(Action::Corrupt(Field::Payload))]);
-    let ack = Make { opcode: Opcode::RC_ACKNOWLEDGE, ..WRITE }.frame();
+    let ack = PacketSpec { opcode: Opcode::RC_ACKNOWLEDGE, ..WRITE }.frame();
     assert_eq!(run(&mut impair, &ack, 0).1, [ack]);
     assert_eq!(counts(&impair, 0), (1, 0, 1));
 }
@@ -461,12 +466,12 @@ fn marking_sets_congestion_experienced() {
         for (ecn, force, marked) in
             [(0, false, false), (1, false, true), (2, false, true), (3, false, false), (0, true, true)]
         {
-            let make = Make { v6, tags, ecn, ..WRITE };
+            let spec = PacketSpec { v6, tags, ecn, ..WRITE };
             let mut impair = impair(vec![rule(Action::Mark { force })]);
-            let (_, left) = run(&mut impair, &make.frame(), 0);
+            let (_, left) = run(&mut impair, &spec.frame(), 0);
             // An equal packet built from scratch: the IPv4 header checksum is right, and the ICRC is
             // unchanged.
-            let expected = Make { ecn: if marked { 3 } else { ecn }, ..make }.frame();
+            let expected = PacketSpec { ecn: if marked { 3 } else { ecn }, ..spec }.frame();
             assert_eq!(left, [expected]);
             assert!(Packet::parse(&left[0]).unwrap().verify_icrc());
             assert_eq!(counts(&impair, 0), (1, u64::from(marked), u64::from(!marked)));
@@ -483,15 +488,15 @@ fn rules_apply_in_order_until_one_keeps_the_packet() {
         named("hold", Action::Delay { by: Nanos(10), jitter: Nanos::ZERO }),
         named("lose", Action::Drop),
     ]);
-    let (verdict, left) = run(&mut impair, &Make::psn(0), 0);
-    assert_eq!((verdict, left), (Verdict::Consume, vec![Make::psn(0)]), "the copy is not marked");
-    assert_eq!(tick(&mut impair, 10, 9), [Make { ecn: 3, ..WRITE }.frame()], "the packet is marked");
+    let (verdict, left) = run(&mut impair, &PacketSpec::psn(0), 0);
+    assert_eq!((verdict, left), (Verdict::Consume, vec![PacketSpec::psn(0)]), "the copy is not marked");
+    assert_eq!(tick(&mut impair, 10, 9), [PacketSpec { ecn: 3, ..WRITE }.frame()], "the packet is marked");
     assert_eq!(counts(&impair, 3), (0, 0, 0), "an earlier rule held it back");
     // Without a free slot it continues with the next rule.
     for psn in 0..8 {
-        run(&mut impair, &Make::psn(psn), 20);
+        run(&mut impair, &PacketSpec::psn(psn), 20);
     }
-    assert_eq!(run(&mut impair, &Make::psn(9), 20).0, Verdict::Drop(DropReason::Impaired));
+    assert_eq!(run(&mut impair, &PacketSpec::psn(9), 20).0, Verdict::Drop(DropReason::Impaired));
     assert_eq!(counts(&impair, 3), (1, 1, 0));
 }
 
@@ -511,7 +516,7 @@ fn rules_match_the_packet_as_received() {
 fn truncated_frames_are_not_held_back() {
     let mut impair = impair(vec![rule(Action::Delay { by: Nanos(10), jitter: Nanos::ZERO })]);
     let mut out = Sent::with_room(9);
-    let mut frame = MemoryFrame::beginning(Make::psn(0));
+    let mut frame = MemoryFrame::beginning(PacketSpec::psn(0));
     assert_eq!(impair.on_frame(&mut frame, A, Nanos::ZERO, &mut out), Verdict::Forward(B));
     assert_eq!(counts(&impair, 0), (1, 0, 1));
 }

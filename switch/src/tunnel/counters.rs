@@ -14,13 +14,13 @@ pub struct Counters {
 
 impl Counters {
     /// Returns the count of packets that were dropped for this reason.
-    pub fn refused(&self, why: Refusal) -> u64 {
-        self.refused[why as usize].get()
+    pub fn refused(&self, reason: Refusal) -> u64 {
+        self.refused[reason as usize].get()
     }
 
     #[cold]
-    pub(super) fn refuse(&self, why: Refusal) {
-        self.refused[why as usize].add(1);
+    pub(super) fn refuse(&self, reason: Refusal) {
+        self.refused[reason as usize].add(1);
     }
 }
 
@@ -84,8 +84,8 @@ impl Refusal {
 }
 
 impl From<Refusal> for DropReason {
-    fn from(why: Refusal) -> Self {
-        match why {
+    fn from(reason: Refusal) -> Self {
+        match reason {
             Refusal::OuterLength => Self::Malformed(Fault::IpLength),
             Refusal::OuterChecksum => Self::Malformed(Fault::IpChecksum),
             Refusal::Fragment => Self::Malformed(Fault::Fragment),

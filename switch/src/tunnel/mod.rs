@@ -7,12 +7,12 @@
 
 mod config;
 mod counters;
-mod entrance;
+mod encapsulate;
 mod header;
 
 pub use config::{Config, Onward};
 pub use counters::{Counters, Refusal};
-pub use entrance::{EntranceError, check, headers};
+pub use encapsulate::{EntranceError, check, headers};
 
 use crate::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
 use core::net::IpAddr;
@@ -44,7 +44,7 @@ struct Termination {
 
 /// The changes to a frame whose tunnel ends here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Strip {
+struct Decapsulation {
     /// Offset and length of the outer header
     at: usize,
     len: usize,
@@ -88,7 +88,7 @@ impl<F: Function> Tunnel<F> {
 impl Termination {
     /// Removes the outer header of a frame whose tunnel ends here. Other frames pass unchanged.
     #[inline]
-    fn pass(&self, frame: &mut impl Frame) -> Result<(), Refusal> {
+    fn process(&self, frame: &mut impl Frame) -> Result<(), Refusal> {
         // Like a router, it accepts only frames that are addressed to its MAC address.
         if frame.bytes().first_chunk() != Some(&self.mac.0) {
             return Ok(());
@@ -97,9 +97,9 @@ impl Termination {
     }
 
     fn terminate(&self, frame: &mut impl Frame) -> Result<(), Refusal> {
-        let Some(strip) = self.look(frame.bytes(), frame.is_whole())? else { return Ok(()) };
-        let next = self.next_hop(&strip)?;
-        let Strip { at, len, inner, ecn } = strip;
+        let Some(decapsulation) = self.inspect(frame.bytes(), frame.is_whole())? else { return Ok(()) };
+        let next = self.next_hop(&decapsulation)?;
+        let Decapsulation { at, len, inner, ecn } = decapsulation;
         let bytes = frame.bytes_mut();
         let (ethernet, ip) = bytes.split_at_mut(at);
         ethernet[at - 2..].copy_from_slice(&inner.family.ethertype().to_be_bytes());
@@ -116,7 +116,7 @@ impl Termination {
     }
 
     /// Returns the changes to a frame, or `None` if no tunnel ends here.
-    fn look(&self, bytes: &[u8], is_whole: bool) -> Result<Option<Strip>, Refusal> {
+    fn inspect(&self, bytes: &[u8], is_whole: bool) -> Result<Option<Decapsulation>, Refusal> {
         let Some((at, family)) = network_layer(bytes) else { return Ok(None) };
         let ip = &bytes[at..];
         let Some(outer) = Header::read(ip, family) else { return Ok(None) };
@@ -149,7 +149,7 @@ impl Termination {
             return Err(Refusal::Expired);
         }
         let ecn = ecn_of(inner.ecn, outer.ecn).ok_or(Refusal::Congested)?;
-        Ok(Some(Strip { at, len: outer.len, inner, ecn }))
+        Ok(Some(Decapsulation { at, len: outer.len, inner, ecn }))
     }
 
     /// Checks that the packet ends in no further tunnel of this switch, and has no more nested headers than a
@@ -170,13 +170,13 @@ impl Termination {
     }
 
     /// Returns the MAC address of the inner packet's next hop, or `None` if the function behind routes.
-    fn next_hop(&self, strip: &Strip) -> Result<Option<MacAddr>, Refusal> {
+    fn next_hop(&self, decapsulation: &Decapsulation) -> Result<Option<MacAddr>, Refusal> {
         let Some(hops) = &self.next_hops else { return Ok(None) };
-        if strip.inner.hops < 2 {
+        if decapsulation.inner.hops < 2 {
             return Err(Refusal::Expired);
         }
-        let place = hops.binary_search_by_key(&strip.inner.dst, |&(address, _)| address);
-        Ok(Some(hops[place.map_err(|_| Refusal::NoNextHop)?].1))
+        let position = hops.binary_search_by_key(&decapsulation.inner.dst, |&(address, _)| address);
+        Ok(Some(hops[position.map_err(|_| Refusal::NoNextHop)?].1))
     }
 }
 
@@ -224,11 +224,11 @@ impl<F: Function> Function for Tunnel<F> {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        match self.termination.pass(frame) {
+        match self.termination.process(frame) {
             Ok(()) => self.function.on_frame(frame, port, now, out),
-            Err(why) => {
-                self.termination.counters.refuse(why);
-                Verdict::Drop(DropReason::from(why))
+            Err(reason) => {
+                self.termination.counters.refuse(reason);
+                Verdict::Drop(DropReason::from(reason))
             }
         }
     }

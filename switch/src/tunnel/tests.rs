@@ -73,7 +73,7 @@ fn frame(packet: &[u8]) -> Vec<u8> {
     [ethernet.as_bytes(), packet].concat()
 }
 
-fn into(tunnels: &[(IpAddr, IpAddr)], packet: &[u8]) -> Vec<u8> {
+fn encapsulated(tunnels: &[(IpAddr, IpAddr)], packet: &[u8]) -> Vec<u8> {
     [&headers(tunnels, packet).unwrap()[..], packet].concat()
 }
 
@@ -94,18 +94,18 @@ fn run(tunnel: &mut Tunnel<Forward>, frame: &[u8]) -> Result<(Vec<u8>, PortId), 
 }
 
 #[track_caller]
-fn refused(frame: &[u8], why: Refusal) {
+fn refused(frame: &[u8], expected: Refusal) {
     let mut tunnel = tunnel(next_hops());
-    assert_eq!(run(&mut tunnel, frame), Err(why.into()), "{why:?}");
+    assert_eq!(run(&mut tunnel, frame), Err(expected.into()), "{expected:?}");
     let counters = tunnel.counters();
     for reason in Refusal::ALL {
-        assert_eq!(counters.refused(reason), u64::from(reason == why), "{reason:?}");
+        assert_eq!(counters.refused(reason), u64::from(reason == expected), "{reason:?}");
     }
     assert_eq!(counters.terminated.get(), (0, 0));
 }
 
 /// Corrects the checksum of the IPv4 header at `at`.
-fn fix(frame: &mut [u8], at: usize) {
+fn correct_checksum(frame: &mut [u8], at: usize) {
     frame[at + 10..at + 12].fill(0);
     let sum = Sum::default().add(&frame[at..at + Ipv4::LEN]).checksum();
     frame[at + 10..at + 12].copy_from_slice(&sum.to_be_bytes());
@@ -116,21 +116,21 @@ fn outer_header_is_removed_and_the_packet_goes_to_the_next_hop() {
     for (ip, other) in [(v4 as fn(u8) -> IpAddr, v6 as fn(u8) -> IpAddr), (v6, v4)] {
         for inner in [ip, other] {
             let innermost = packet(inner(H1), inner(H2), 0x68);
-            let second = into(&[(ip(S1), ip(S2))], &innermost);
-            let sent = frame(&into(&[(ip(H1), ip(S1))], &second));
+            let second = encapsulated(&[(ip(S1), ip(S2))], &innermost);
+            let sent = frame(&encapsulated(&[(ip(H1), ip(S1))], &second));
             let mut tunnel = tunnel(next_hops());
-            let (came, port) = run(&mut tunnel, &sent).unwrap();
+            let (output, port) = run(&mut tunnel, &sent).unwrap();
             assert_eq!(port, PortId(1));
-            let ethernet = Ethernet::ref_from_prefix(&came).unwrap().0;
+            let ethernet = Ethernet::ref_from_prefix(&output).unwrap().0;
             assert_eq!((ethernet.dst, ethernet.src), (NEIGHBOUR, OWN));
             let mut expected = frame(&second);
             // The TTL is decremented, and nothing else changes.
             let family = Family::of_ethertype(ethernet.ethertype.get()).unwrap();
             family.spend_hop(&mut expected[Ethernet::LEN..]);
-            assert_eq!(came[12..], expected[12..]);
-            assert_eq!(tunnel.counters().terminated.get(), (1, came.len() as u64));
-            let header = Header::read(&came[Ethernet::LEN..], family).unwrap();
-            assert!(header.is_checksum_right(&came[Ethernet::LEN..]) && header.hops == 63);
+            assert_eq!(output[12..], expected[12..]);
+            assert_eq!(tunnel.counters().terminated.get(), (1, output.len() as u64));
+            let header = Header::read(&output[Ethernet::LEN..], family).unwrap();
+            assert!(header.is_checksum_right(&output[Ethernet::LEN..]) && header.hops == 63);
         }
     }
 }
@@ -142,7 +142,7 @@ fn last_decapsulation_restores_the_packet() {
     let Tunnel { function, .. } = tunnel(next_hops());
     let mut tunnel = Tunnel::new(&config, function);
     let innermost = packet(v4(H1), v4(H2), 0x68);
-    let mut sent = MemoryFrame::new(frame(&into(&[(v4(S1), v4(S2))], &innermost)));
+    let mut sent = MemoryFrame::new(frame(&encapsulated(&[(v4(S1), v4(S2))], &innermost)));
     _ = tunnel.on_frame(&mut sent, PortId(1), Nanos::ZERO, &mut Sent::with_room(2));
     assert_eq!(
         sent.into_bytes(),
@@ -166,20 +166,20 @@ fn tags_options_and_ethernet_padding_are_handled() {
     let mut sent = frame(&packet);
     sent.splice(12..12, [0x88, 0xa8, 0x20, 0x05, 0x81, 0x00, 0x60, 0x0a]);
     let mut tunnel = tunnel(next_hops());
-    let (came, port) = run(&mut tunnel, &sent).unwrap();
+    let (output, port) = run(&mut tunnel, &sent).unwrap();
     assert_eq!(port, PortId(1));
-    assert_eq!(came[12..22], [0x88, 0xa8, 0x20, 0x05, 0x81, 0x00, 0x60, 0x0a, 0x08, 0x00]);
-    assert_eq!(came.len(), sent.len() - 24);
-    assert_eq!(&came[22 + Ipv4::LEN..], &[&innermost[Ipv4::LEN..], &[0xee; 7]].concat());
+    assert_eq!(output[12..22], [0x88, 0xa8, 0x20, 0x05, 0x81, 0x00, 0x60, 0x0a, 0x08, 0x00]);
+    assert_eq!(output.len(), sent.len() - 24);
+    assert_eq!(&output[22 + Ipv4::LEN..], &[&innermost[Ipv4::LEN..], &[0xee; 7]].concat());
 }
 
 #[test]
 fn frames_for_other_destinations_pass_unchanged() {
     let innermost = packet(v4(H1), v4(H2), 0);
-    let there = into(&[(v4(H1), v4(S1))], &innermost);
+    let there = encapsulated(&[(v4(H1), v4(S1))], &innermost);
     let mut for_another = frame(&there);
     for_another[..6].copy_from_slice(&NEIGHBOUR.0);
-    let elsewhere = frame(&into(&[(v4(H1), v4(S2))], &innermost));
+    let elsewhere = frame(&encapsulated(&[(v4(H1), v4(S2))], &innermost));
     let mut tcp = frame(&there);
     tcp[14 + 9] = 6;
     for bytes in
@@ -190,7 +190,7 @@ fn frames_for_other_destinations_pass_unchanged() {
         _ = tunnel.on_frame(&mut sent, PortId(0), Nanos::ZERO, &mut Sent::with_room(2));
         assert_eq!(sent.into_bytes(), bytes);
         assert_eq!(tunnel.counters().terminated.get(), (0, 0));
-        assert!(Refusal::ALL.iter().all(|&why| tunnel.counters().refused(why) == 0));
+        assert!(Refusal::ALL.iter().all(|&reason| tunnel.counters().refused(reason) == 0));
     }
 }
 
@@ -199,8 +199,8 @@ fn each_reason_for_dropping_is_reached() {
     const IP: usize = Ethernet::LEN;
     const INNER: usize = IP + Ipv4::LEN;
     let innermost = packet(v4(H1), v4(H2), 0);
-    let right = frame(&into(&[(v4(H1), v4(S1))], &innermost));
-    assert!(run(&mut tunnel(next_hops()), &right).is_err_and(|why| why == DropReason::SamePort));
+    let right = frame(&encapsulated(&[(v4(H1), v4(S1))], &innermost));
+    assert!(run(&mut tunnel(next_hops()), &right).is_err_and(|reason| reason == DropReason::SamePort));
     let wrong = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut frame = right.clone();
         change(&mut frame);
@@ -212,45 +212,45 @@ fn each_reason_for_dropping_is_reached() {
     for flags in [0x20, 0x01] {
         let fragment = wrong(&|frame| {
             frame[IP + 6] = flags;
-            fix(frame, IP);
+            correct_checksum(frame, IP);
         });
         refused(&fragment, Refusal::Fragment);
     }
-    refused(&frame(&into(&[(v4(H2), v4(S1))], &innermost)), Refusal::Source);
+    refused(&frame(&encapsulated(&[(v4(H2), v4(S1))], &innermost)), Refusal::Source);
     refused(&wrong(&|frame| frame[INNER] = 0x65), Refusal::Inner);
     refused(&wrong(&|frame| frame[INNER] = 0x44), Refusal::Inner);
     refused(&wrong(&|frame| frame[INNER + 10] ^= 1), Refusal::Inner);
     let longer = wrong(&|frame| {
         frame[INNER + 3] += 1;
-        fix(frame, INNER);
+        correct_checksum(frame, INNER);
     });
     refused(&longer, Refusal::Inner);
     let short = wrong(&|frame| {
         frame.truncate(INNER + Ipv4::LEN - 1);
         frame[IP + 3] = (2 * Ipv4::LEN - 1) as u8;
-        fix(frame, IP);
+        correct_checksum(frame, IP);
     });
     refused(&short, Refusal::Inner);
     let tunnels = [(v4(H1), v4(S1)), (v4(S1), v4(S2)), (v4(S2), v4(103))];
-    refused(&frame(&into(&tunnels, &innermost)), Refusal::TooDeep);
-    refused(&frame(&into(&[(v4(H1), v4(S1)); 2], &innermost)), Refusal::Returning);
+    refused(&frame(&encapsulated(&tunnels, &innermost)), Refusal::TooDeep);
+    refused(&frame(&encapsulated(&[(v4(H1), v4(S1)); 2], &innermost)), Refusal::Returning);
     refused(
-        &frame(&into(&[(v4(H1), v4(S1)), (v4(S1), v4(S2))], &packet(v4(H1), v4(S1), 0))),
+        &frame(&encapsulated(&[(v4(H1), v4(S1)), (v4(S1), v4(S2))], &packet(v4(H1), v4(S1), 0))),
         Refusal::Returning,
     );
     for hops in [0, 1] {
         let expired = wrong(&|frame| {
             frame[INNER + 8] = hops;
-            fix(frame, INNER);
+            correct_checksum(frame, INNER);
         });
         refused(&expired, Refusal::Expired);
     }
     let marked = wrong(&|frame| {
         frame[IP + 1] |= 3;
-        fix(frame, IP);
+        correct_checksum(frame, IP);
     });
     refused(&marked, Refusal::Congested);
-    refused(&frame(&into(&[(v4(H1), v4(S1))], &packet(v4(H1), v4(77), 0))), Refusal::NoNextHop);
+    refused(&frame(&encapsulated(&[(v4(H1), v4(S1))], &packet(v4(H1), v4(77), 0))), Refusal::NoNextHop);
     let mut tunnel = tunnel(next_hops());
     let mut beginning = MemoryFrame::beginning(right);
     let verdict = tunnel.on_frame(&mut beginning, PortId(0), Nanos::ZERO, &mut Sent::with_room(0));
@@ -272,12 +272,13 @@ fn congestion_marks_survive_decapsulation() {
         }
     }
     for ip in [v4 as fn(u8) -> IpAddr, v6] {
-        let mut sent = frame(&into(&[(ip(H1), ip(S1))], &packet(ip(H1), ip(S2), 0x6a)));
+        let mut sent = frame(&encapsulated(&[(ip(H1), ip(S1))], &packet(ip(H1), ip(S2), 0x6a)));
         // The outer header is marked on its way.
         let family = network_layer(&sent).unwrap().1;
         family.set_ecn(&mut sent[Ethernet::LEN..], 3);
-        let (came, _) = run(&mut tunnel(next_hops()), &sent).unwrap();
-        let (ip, header) = (&came[Ethernet::LEN..], Header::read(&came[Ethernet::LEN..], family).unwrap());
+        let (output, _) = run(&mut tunnel(next_hops()), &sent).unwrap();
+        let (ip, header) =
+            (&output[Ethernet::LEN..], Header::read(&output[Ethernet::LEN..], family).unwrap());
         assert!(header.is_checksum_right(ip));
         let class = if family == Family::V4 { ip[1] } else { ip[0] << 4 | ip[1] >> 4 };
         assert_eq!(class, 0x6b, "the DSCP is that of the inner header");
@@ -287,7 +288,7 @@ fn congestion_marks_survive_decapsulation() {
 #[test]
 fn headers_describe_the_packets_that_follow() {
     let innermost = packet(v4(H1), v4(H2), 0x6a);
-    let all = into(&[(v6(H1), v6(S1)), (v4(S1), v4(S2))], &innermost);
+    let all = encapsulated(&[(v6(H1), v6(S1)), (v4(S1), v4(S2))], &innermost);
     let outer = Header::read(&all, Family::V6).unwrap();
     assert_eq!((outer.total, outer.protocol, outer.hops), (all.len(), 4, 64));
     assert_eq!(all[0] << 4 | all[1] >> 4, 0x6a);
@@ -309,19 +310,19 @@ fn nearly_right() -> impl Strategy<Value = Vec<u8>> {
     let innermost = packet(v4(H1), v4(H2), 0x6a);
     let sixth = packet(v6(H1), v6(H2), 0x6a);
     let frames = vec![
-        frame(&into(&[(v4(H1), v4(S1)), (v4(S1), v4(S2))], &innermost)),
-        frame(&into(&[(v6(H1), v6(S1)), (v6(S1), v6(S2))], &sixth)),
-        frame(&into(&[(v4(H1), v4(S1))], &sixth)),
+        frame(&encapsulated(&[(v4(H1), v4(S1)), (v4(S1), v4(S2))], &innermost)),
+        frame(&encapsulated(&[(v6(H1), v6(S1)), (v6(S1), v6(S2))], &sixth)),
+        frame(&encapsulated(&[(v4(H1), v4(S1))], &sixth)),
     ];
     let changes = proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4);
     (prop::sample::select(frames), changes, any::<bool>(), any::<prop::sample::Index>()).prop_map(
         |(mut frame, changes, cut, at)| {
-            for (place, byte) in changes {
-                let place = place.index(frame.len());
-                frame[place] = byte;
+            for (position, byte) in changes {
+                let position = position.index(frame.len());
+                frame[position] = byte;
             }
             if frame[Ethernet::LEN] == 0x45 {
-                fix(&mut frame, Ethernet::LEN);
+                correct_checksum(&mut frame, Ethernet::LEN);
             }
             if cut {
                 frame.truncate(at.index(frame.len()));
@@ -341,19 +342,19 @@ proptest! {
         let mut sent = MemoryFrame::new(frame.clone());
         let verdict = tunnel.on_frame(&mut sent, PortId(0), Nanos::ZERO, &mut Sent::with_room(2));
         let counters = tunnel.counters();
-        let refused: u64 = Refusal::ALL.iter().map(|&why| counters.refused(why)).sum();
+        let refused: u64 = Refusal::ALL.iter().map(|&reason| counters.refused(reason)).sum();
         let (terminated, _) = counters.terminated.get();
         prop_assert!(refused + terminated <= 1);
-        let came = sent.into_bytes();
+        let output = sent.into_bytes();
         if terminated == 1 {
             // The bytes behind the inner header are unchanged, and were inside.
-            prop_assert!(came.len() + Ipv4::LEN <= frame.len());
-            let (at, family) = network_layer(&came).unwrap();
-            let header = Header::read(&came[at..], family).unwrap();
-            prop_assert!(header.is_checksum_right(&came[at..]) && header.total <= came.len() - at);
-            prop_assert!(frame.ends_with(&came[at + header.len..]));
+            prop_assert!(output.len() + Ipv4::LEN <= frame.len());
+            let (at, family) = network_layer(&output).unwrap();
+            let header = Header::read(&output[at..], family).unwrap();
+            prop_assert!(header.is_checksum_right(&output[at..]) && header.total <= output.len() - at);
+            prop_assert!(frame.ends_with(&output[at + header.len..]));
         } else {
-            prop_assert_eq!(came, frame);
+            prop_assert_eq!(output, frame);
             prop_assert!(refused == 0 || matches!(verdict, Verdict::Drop(_)));
         }
     }

@@ -28,7 +28,7 @@ fn add_ring([flags, index, region]: [u16; 3], offset: u32, log2: u8) -> Message 
     Message::new(ADD_RING, &body, Some(event()))
 }
 
-fn plain(kind: u16) -> Message {
+fn message_of(kind: u16) -> Message {
     Message::new(kind, &[], None)
 }
 
@@ -40,30 +40,31 @@ fn hello(rings: u16) -> Message {
 }
 
 /// Returns the messages of a valid client after its `INIT`.
-fn sound_client() -> Vec<Message> {
-    let mut said = vec![add_region(0, REGION, memory(REGION, SealFlags::SHRINK))];
+fn valid_client() -> Vec<Message> {
+    let mut messages = vec![add_region(0, REGION, memory(REGION, SealFlags::SHRINK))];
     for flags in [FROM_CLIENT, 0] {
-        said.extend((0..QUEUES).map(|n| {
-            let place = u32::from(n + flags * QUEUES);
-            add_ring([flags, n, 0], place * (128 + 16 * 1024), 10)
+        messages.extend((0..QUEUES).map(|n| {
+            let slot = u32::from(n + flags * QUEUES);
+            add_ring([flags, n, 0], slot * (128 + 16 * 1024), 10)
         }));
     }
-    said.push(plain(CONNECT));
-    said
+    messages.push(message_of(CONNECT));
+    messages
 }
 
-fn accepted(mut audit: Audit, said: &[Message]) -> Result<(), String> {
-    said.iter().try_for_each(|message| audit.check(message))
+fn accepted(mut audit: Audit, messages: &[Message]) -> Result<(), String> {
+    messages.iter().try_for_each(|message| audit.check(message))
 }
 
-fn refusal(said: &[Message]) -> String {
-    accepted(Audit::of_client(QUEUES), said).unwrap_err()
+fn refusal(messages: &[Message]) -> String {
+    accepted(Audit::of_client(QUEUES), messages).unwrap_err()
 }
 
 #[test]
 fn valid_peers_are_accepted() {
-    accepted(Audit::of_client(QUEUES), &sound_client()).unwrap();
-    let server = [hello(256), plain(ACK), plain(ACK), plain(CONNECTED), plain(DISCONNECT)];
+    accepted(Audit::of_client(QUEUES), &valid_client()).unwrap();
+    let server =
+        [hello(256), message_of(ACK), message_of(ACK), message_of(CONNECTED), message_of(DISCONNECT)];
     accepted(Audit::of_server(QUEUES), &server).unwrap();
 }
 
@@ -111,7 +112,7 @@ fn ring_outside_its_region_is_refused() {
 fn peer_with_fewer_rings_than_queues_is_refused() {
     // The driver would use the previous peer's ring for the missing queue.
     let region = add_region(0, REGION, memory(REGION, SealFlags::SHRINK));
-    let why = refusal(&[region, add_ring([FROM_CLIENT, 0, 0], 0, 10), plain(CONNECT)]);
+    let why = refusal(&[region, add_ring([FROM_CLIENT, 0, 0], 0, 10), message_of(CONNECT)]);
     assert_eq!(why, "1 rings from the client and 0 to it, but this port needs 2 and 2");
     let why = accepted(Audit::of_server(QUEUES), &[hello(1)]).unwrap_err();
     assert_eq!(why, "the server supports 1 rings to it, but this port needs 2");
@@ -119,14 +120,14 @@ fn peer_with_fewer_rings_than_queues_is_refused() {
 
 #[test]
 fn messages_in_the_wrong_state_are_refused() {
-    let mut late = sound_client();
+    let mut late = valid_client();
     late.push(add_ring([0, QUEUES, 0], 0, 10));
     assert_eq!(refusal(&late), "message 5 is not expected in this state");
     for kind in [HELLO, CONNECTED, INIT, 0, 9, u16::MAX] {
-        assert!(refusal(&[plain(kind)]).contains("is not expected in this state"));
+        assert!(refusal(&[message_of(kind)]).contains("is not expected in this state"));
     }
-    let server = |said: &[Message]| accepted(Audit::of_server(QUEUES), said).unwrap_err();
-    assert_eq!(server(&[plain(CONNECTED)]), "message 7 is not expected in this state");
+    let server = |messages: &[Message]| accepted(Audit::of_server(QUEUES), messages).unwrap_err();
+    assert_eq!(server(&[message_of(CONNECTED)]), "message 7 is not expected in this state");
     assert_eq!(server(&[hello(9), hello(9)]), "message 2 is not expected in this state");
     let region = || add_region(0, REGION, memory(REGION, SealFlags::SHRINK));
     assert_eq!(server(&[hello(9), region()]), "message 4 is not expected in this state");
@@ -153,7 +154,7 @@ struct Driver {
 }
 
 impl Driver {
-    fn gets(&mut self, message: &Message) {
+    fn receive(&mut self, message: &Message) {
         match message.kind() {
             ADD_REGION => {
                 let file = message.descriptor().expect("the driver maps it").try_clone().unwrap();
@@ -173,12 +174,12 @@ impl Driver {
             _ => {}
         }
         if self.connected {
-            self.touches();
+            self.assert_rings_are_mapped();
         }
     }
 
     /// Asserts that every byte of each ring is within its region's file, which cannot shrink.
-    fn touches(&self) {
+    fn assert_rings_are_mapped(&self) {
         for rings in &self.rings {
             assert_eq!(rings.len(), usize::from(QUEUES), "a queue without a ring");
             for &(region, offset, log2) in rings {
@@ -193,13 +194,13 @@ impl Driver {
 
 /// A message of a client, before encoding
 #[derive(Clone, Debug)]
-enum Said {
+enum ClientMessage {
     Region { index: u16, size: u64, file: u64, sealed: bool },
     Ring { fields: [u16; 3], offset: u32, log2: u8 },
     Plain(u16),
 }
 
-impl Said {
+impl ClientMessage {
     fn message(&self) -> Message {
         match *self {
             Self::Region { index, size, file, sealed } => {
@@ -207,12 +208,12 @@ impl Said {
                 add_region(index, size, memory(file, seals))
             }
             Self::Ring { fields, offset, log2 } => add_ring(fields, offset, log2),
-            Self::Plain(kind) => plain(kind),
+            Self::Plain(kind) => message_of(kind),
         }
     }
 
     /// Changes one field.
-    fn spoil(&mut self, what: u8, value: u64) {
+    fn mutate(&mut self, what: u8, value: u64) {
         // Mostly values near a limit, where mistakes are likely
         let number = match value % 4 {
             0 => value >> 2,
@@ -238,32 +239,32 @@ impl Said {
 }
 
 /// Generates the messages of a valid client, some of which are changed, left out, duplicated or swapped.
-fn client() -> impl Strategy<Value = Vec<Said>> {
-    let mut sound = vec![Said::Region { index: 0, size: REGION, file: REGION, sealed: true }];
+fn client() -> impl Strategy<Value = Vec<ClientMessage>> {
+    let mut valid = vec![ClientMessage::Region { index: 0, size: REGION, file: REGION, sealed: true }];
     for flags in [FROM_CLIENT, 0] {
-        sound.extend((0..QUEUES).map(|n| {
-            let place = u32::from(n + flags * QUEUES);
-            Said::Ring { fields: [flags, n, 0], offset: place * (128 + 16 * 1024), log2: 10 }
+        valid.extend((0..QUEUES).map(|n| {
+            let slot = u32::from(n + flags * QUEUES);
+            ClientMessage::Ring { fields: [flags, n, 0], offset: slot * (128 + 16 * 1024), log2: 10 }
         }));
     }
-    sound.push(Said::Plain(CONNECT));
+    valid.push(ClientMessage::Plain(CONNECT));
     let faults =
         proptest::collection::vec((0..8_u8, any::<prop::sample::Index>(), any::<u8>(), any::<u64>()), 0..3);
     faults.prop_map(move |faults| {
-        let mut said = sound.clone();
+        let mut messages = valid.clone();
         for (how, at, what, value) in faults {
-            let at = at.index(said.len());
+            let at = at.index(messages.len());
             match how {
-                0 if said.len() > 1 => drop(said.remove(at)),
-                1 => said.insert(at, said[at].clone()),
+                0 if messages.len() > 1 => drop(messages.remove(at)),
+                1 => messages.insert(at, messages[at].clone()),
                 2 => {
-                    let other = value as usize % said.len();
-                    said.swap(at, other);
+                    let other = value as usize % messages.len();
+                    messages.swap(at, other);
                 }
-                _ => said[at].spoil(what, value),
+                _ => messages[at].mutate(what, value),
             }
         }
-        said
+        messages
     })
 }
 
@@ -271,13 +272,13 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 4_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_client_makes_the_driver_access_memory_outside_of_its_files(said in client()) {
+    fn no_client_makes_the_driver_access_memory_outside_of_its_files(messages in client()) {
         let (mut audit, mut driver) = (Audit::of_client(QUEUES), Driver::default());
-        for message in said.iter().map(Said::message) {
+        for message in messages.iter().map(ClientMessage::message) {
             if audit.check(&message).is_err() {
                 break;
             }
-            driver.gets(&message);
+            driver.receive(&message);
         }
     }
 }

@@ -58,7 +58,7 @@ fn fold_into(x: __m512i, powers: __m512i, next: __m512i) -> __m512i {
 
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq")]
-fn move_on(x: __m128i, (low, high): (i64, i64)) -> __m128i {
+fn multiply_block(x: __m128i, (low, high): (i64, i64)) -> __m128i {
     let powers = _mm_set_epi64x(high, low);
     _mm_xor_si128(_mm_clmulepi64_si128::<0x00>(x, powers), _mm_clmulepi64_si128::<0x11>(x, powers))
 }
@@ -73,7 +73,7 @@ pub(super) fn fold_all(x: __m128i, blocks: &[[u8; 16]]) -> (__m128i, &[[u8; 16]]
     let (fours, rest) = blocks.as_chunks::<4>();
     let (first, others) = fours.split_first_chunk::<LANES>().expect("at least MIN_BLOCKS blocks");
     let mut lanes = [load(&first[0]), load(&first[1]), load(&first[2]), load(&first[3])];
-    lanes[0] = _mm512_xor_si512(lanes[0], _mm512_zextsi128_si512(move_on(x, BY_128)));
+    lanes[0] = _mm512_xor_si512(lanes[0], _mm512_zextsi128_si512(multiply_block(x, BY_128)));
     let (turns, fours) = others.as_chunks::<LANES>();
     let by_all = powers(BY_ALL);
     for turn in turns {
@@ -90,9 +90,9 @@ pub(super) fn fold_all(x: __m128i, blocks: &[[u8; 16]]) -> (__m128i, &[[u8; 16]]
     for four in fours {
         x = fold_into(x, by_512, load(four));
     }
-    let one = move_on(_mm512_castsi512_si128(x), BY_384);
-    let two = move_on(_mm512_extracti32x4_epi32::<1>(x), BY_256);
-    let three = move_on(_mm512_extracti32x4_epi32::<2>(x), BY_128);
+    let one = multiply_block(_mm512_castsi512_si128(x), BY_384);
+    let two = multiply_block(_mm512_extracti32x4_epi32::<1>(x), BY_256);
+    let three = multiply_block(_mm512_extracti32x4_epi32::<2>(x), BY_128);
     let all = _mm_xor_si128(_mm_xor_si128(one, two), _mm_xor_si128(three, _mm512_extracti32x4_epi32::<3>(x)));
     (all, rest)
 }

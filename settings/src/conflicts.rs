@@ -46,11 +46,11 @@ fn shared(a: &Device, b: &Device) -> Option<String> {
             Device::Memif { socket: b, .. } | Device::Vhost { socket: b, .. },
         ) => (canonical(a) == canonical(b)).then(|| format!("the socket {}", a.display())),
         (Device::Pcap { rx: a_rx, tx: a_tx, .. }, Device::Pcap { rx: b_rx, tx: b_tx, .. }) => {
-            let is = |a: &Path, b: &Path| canonical(a) == canonical(b);
+            let same_file = |a: &Path, b: &Path| canonical(a) == canonical(b);
             let recorded = |tx: &Option<PathBuf>, rx: &[PathBuf], other_tx: &Option<PathBuf>| {
                 let tx = tx.as_ref()?;
-                let taken = rx.iter().chain(other_tx).any(|path| is(path, tx));
-                taken.then(|| format!("the file `{}`, to which one of them records", tx.display()))
+                let shared = rx.iter().chain(other_tx).any(|path| same_file(path, tx));
+                shared.then(|| format!("the file `{}`, to which one of them records", tx.display()))
             };
             recorded(a_tx, b_rx, b_tx).or_else(|| recorded(b_tx, a_rx, a_tx))
         }
