@@ -5,15 +5,12 @@
 //! # Structure
 //!
 //! * Each header has a file. A header is a `#[repr(C)]` struct of bytes in wire order, so that one type is
-//!   the zero-copy view (`&Bth`
-//! points into the frame), the mutable view (`&mut Bth`), and the value that is copied, printed and emitted.
-//! Bits that this crate does not interpret are preserved.
-//! * [`classify`](packet::classify) finds the headers of a frame and checks them once. Its result,
-//!   [`Layout`], holds their offsets.
-//! Everything that works on a layout ([`Packet`], [`rewrite::Rewriter`], [`icrc`]) cannot fail.
+//!   the zero-copy view (`&Bth` points into the frame), the mutable view (`&mut Bth`), and the value that is
+//!   copied, printed and emitted. Bits that this crate does not interpret are preserved.
+//! * [`classify`] finds the headers of a frame and checks them once. Its result, [`Layout`], holds their
+//!   offsets. Everything that works on a layout ([`Packet`], [`rewrite::Rewriter`], [`icrc`]) cannot fail.
 //! * [`Repr`](repr::Repr) is the high-level representation of a whole frame: parsed from a frame, changed
-//!   field by field, and
-//! emitted again.
+//!   field by field, and emitted again.
 //!
 //! # Panics
 //!
