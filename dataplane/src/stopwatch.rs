@@ -43,7 +43,7 @@ pub struct Stopwatch<F> {
     function: F,
     laps: Arc<Laps>,
     /// Start of the burst; 0 between two bursts
-    began: Cell<u64>,
+    start: Cell<u64>,
     /// Cycles and frames of this lap
     cycles: Cell<u64>,
     frames: Cell<u64>,
@@ -54,7 +54,7 @@ impl<F> Stopwatch<F> {
     pub fn new(function: F) -> Self {
         let laps = (0..BINS_PER_CYCLE * MAX_CYCLES).map(|_| Counter::default()).collect();
         let zero = || Cell::new(0);
-        Self { function, laps: Arc::new(Laps(laps)), began: zero(), cycles: zero(), frames: zero() }
+        Self { function, laps: Arc::new(Laps(laps)), start: zero(), cycles: zero(), frames: zero() }
     }
 
     /// Returns the measured laps.
@@ -83,11 +83,11 @@ impl<F: Function> Function for Stopwatch<F> {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        if self.began.get() == 0 {
+        if self.start.get() == 0 {
             if self.frames.get() >= LAP {
                 self.laps.add(self.cycles.take(), self.frames.take());
             }
-            self.began.set(cycles());
+            self.start.set(cycles());
         }
         self.frames.set(self.frames.get() + 1);
         self.function.on_frame(frame, port, now, out)
@@ -104,17 +104,17 @@ impl<F: Function> Function for Stopwatch<F> {
     }
 
     fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
-        let began = cycles();
+        let start = cycles();
         self.function.on_timer(now, out);
-        self.add_time(began);
+        self.add_time(start);
     }
 
     /// Called by a worker after each burst, which ends the measurement of the burst.
     #[inline]
     fn next_timer(&self) -> Option<Nanos> {
-        let began = self.began.take();
-        if began > 0 {
-            self.add_time(began);
+        let start = self.start.take();
+        if start > 0 {
+            self.add_time(start);
         }
         self.function.next_timer()
     }

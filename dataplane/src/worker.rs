@@ -210,9 +210,9 @@ impl<F: Function> Worker<F> {
     /// Replaces or ends the packet trace.
     #[cold]
     fn on_watch(&mut self, watch: Option<Box<Watch>>) {
-        if let Some(over) = core::mem::replace(&mut self.watch, watch) {
+        if let Some(ended) = core::mem::replace(&mut self.watch, watch) {
             // Freed by the control plane, unless its queue is full.
-            drop(self.to_control.try_send(ToControl::Watch(over)));
+            drop(self.to_control.try_send(ToControl::Watch(ended)));
         }
     }
 

@@ -48,8 +48,8 @@ mod tests {
                 assert_eq!(asked_for(&frame), Some(expected), "{tag:?}");
                 for len in 0..frame.len() {
                     // The last bytes of a solicitation, if any, are options.
-                    let asked = asked_for(&frame[..len]);
-                    assert!(asked.is_none() || asked == Some(expected), "{len} bytes");
+                    let target = asked_for(&frame[..len]);
+                    assert!(target.is_none() || target == Some(expected), "{len} bytes");
                 }
                 let other = [&[2; 12], tag, &[8, 0], &packet].concat();
                 assert_eq!(asked_for(&other), None);

@@ -108,15 +108,15 @@ impl Route {
         // below.
         frame.resize(end + ICRC_LEN, 0);
         frame[..headers].copy_from_slice(&self.headers[..headers]);
-        let (here, mut rest) = frame[headers..end].split_at_mut(Bth::LEN);
-        here.copy_from_slice(bth.as_bytes());
+        let (field, mut rest) = frame[headers..end].split_at_mut(Bth::LEN);
+        field.copy_from_slice(bth.as_bytes());
         for header in extended {
-            let (here, behind) = rest.split_at_mut(header.len());
-            here.copy_from_slice(header);
+            let (field, behind) = rest.split_at_mut(header.len());
+            field.copy_from_slice(header);
             rest = behind;
         }
-        let (here, padding) = rest.split_at_mut(payload.len());
-        here.copy_from_slice(payload);
+        let (field, padding) = rest.split_at_mut(payload.len());
+        field.copy_from_slice(payload);
         padding.fill(0);
         let udp = headers - Udp::LEN;
         let udp_len = (end + ICRC_LEN - udp) as u16;

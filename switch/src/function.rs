@@ -156,24 +156,24 @@ pub trait Output {
     /// The runner drops and counts a frame for which there is no room.
     fn send(&mut self, frame: Self::Frame, port: PortId) -> Result<(), Full>;
 
-    /// Allocates `many` frames with the same bytes, calls `finish` once for each to overwrite it (the length
+    /// Allocates `count` frames with the same bytes, calls `finish` once for each to overwrite it (the length
     /// must not change), and sends them through `port`. Returns the count of frames made, which is lower if
     /// buffers run out.
     #[inline]
     fn send_copies(
         &mut self,
         bytes: &[u8],
-        many: usize,
+        count: usize,
         port: PortId,
         mut finish: impl FnMut(&mut [u8]),
     ) -> usize {
-        for made in 0..many {
+        for made in 0..count {
             let Ok(mut frame) = self.make_from(bytes) else { return made };
             finish(frame.bytes_mut());
             // The runner counts a frame that the port does not accept.
             _ = self.send(frame, port);
         }
-        many
+        count
     }
 }
 

@@ -198,8 +198,8 @@ impl Channels {
 
     /// Returns the index of the server at this path, and creates it if necessary.
     fn server_index(&mut self, path: &Path, config: &Config) -> Result<usize, Error> {
-        if let Some(known) = self.servers.iter().position(|server| server.path == *path) {
-            return Ok(known);
+        if let Some(index) = self.servers.iter().position(|server| server.path == *path) {
+            return Ok(index);
         }
         // Whether processes of another user may connect to a port at this path
         let open = config.ports.iter().any(|port| {

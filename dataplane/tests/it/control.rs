@@ -145,11 +145,11 @@ fn punted_frames_are_sent_by_the_control_plane() {
     let worker = &outcome.workers[0];
     assert_eq!((worker.punted.get(), worker.made.get()), (count, count));
     // Each frame twice: its copy, and the frame itself by way of the control plane.
-    let mut came = frames(&output);
+    let mut received_frames = frames(&output);
     let mut expected = [sent.clone(), sent].concat();
-    came.sort();
+    received_frames.sort();
     expected.sort();
-    assert_eq!(came, expected);
+    assert_eq!(received_frames, expected);
 }
 
 /// Ignores all events and frames, slowly.

@@ -80,10 +80,10 @@ fn replayed_capture_is_forwarded_unchanged() {
     let mut runtime = Runtime::start(config(ports, 1)).unwrap();
     let began = Instant::now();
     let outcome = run(&mut runtime, &pairs(2, &[(0, 1)]), 1);
-    let lasted = began.elapsed();
+    let elapsed = began.elapsed();
     drop(runtime);
-    let (sent, came) = (frames(&input), frames(&output));
-    assert_eq!(came, sent);
+    let (sent, received_frames) = (frames(&input), frames(&output));
+    assert_eq!(received_frames, sent);
     let bytes: usize = sent.iter().map(Vec::len).sum();
     let worker = &outcome.workers[0];
     assert_eq!(worker.ports[0].rx.get(), (sent.len() as u64, bytes as u64));
@@ -98,7 +98,7 @@ fn replayed_capture_is_forwarded_unchanged() {
     assert!(worker.busy_turns.get() == bursts && worker.turns.get() > bursts);
     let busy = worker.busy_cycles.get();
     // DPDK rounds the TSC frequency.
-    let most = lasted.as_secs_f64() * 1.1 * outcome.tsc_hz as f64;
+    let most = elapsed.as_secs_f64() * 1.1 * outcome.tsc_hz as f64;
     assert!(busy > 100 * bursts && (busy as f64) < most, "{busy} cycles of {most}");
 }
 
@@ -115,22 +115,22 @@ fn workers_hand_off_frames_to_the_owner_of_the_port() {
     // reverse direction.
     let outcome = run(&mut runtime, &pairs(4, &[(0, 3), (1, 3), (2, 3)]), 3);
     drop(runtime);
-    let came = frames(&output);
+    let received_frames = frames(&output);
     let expected: usize = inputs.iter().map(|file| frames(file).len()).sum();
-    assert_eq!(came.len(), expected);
+    assert_eq!(received_frames.len(), expected);
     assert!(sum(&outcome, |w| w.handed_off.get()) > 0);
     assert_eq!(sum(&outcome, |w| w.ports[3].tx.frames.get()), expected as u64);
     assert_devices_agree(&outcome, &[CountsBytes; 4]);
     // Each frame is sent as often as it was received, unchanged.
     let mut sent: Vec<_> = inputs.iter().flat_map(|file| frames(file)).collect();
-    let mut sorted = came.clone();
+    let mut sorted = received_frames.clone();
     sent.sort();
     sorted.sort();
     assert!(sorted == sent, "frames were changed");
     // The order within each input is preserved.
     for file in &inputs {
         let sent = frames(file);
-        let subsequence: Vec<_> = came.iter().filter(|frame| sent.contains(frame)).collect();
+        let subsequence: Vec<_> = received_frames.iter().filter(|frame| sent.contains(frame)).collect();
         assert_eq!(subsequence, sent.iter().collect::<Vec<_>>(), "{}", file.display());
     }
 }
@@ -149,13 +149,20 @@ fn frames_longer_than_a_buffer_are_oversized() {
     let outcome = run(&mut runtime, &function, 1);
     drop(runtime);
     assert_devices_agree(&outcome, &[CountsBytes; 2]);
-    let (sent, came) = (frames(&capture("damaged.pcap")), frames(&file));
+    let (sent, received_frames) = (frames(&capture("damaged.pcap")), frames(&file));
     let dropped = sum(&outcome, |w| w.drops.iter().map(switch::counters::Counter::get).sum());
-    assert_eq!(came.len() as u64 + dropped, sent.len() as u64, "each frame is forwarded or dropped");
+    assert_eq!(
+        received_frames.len() as u64 + dropped,
+        sent.len() as u64,
+        "each frame is forwarded or dropped"
+    );
     let mut rest = sent.iter();
-    assert!(came.iter().all(|frame| rest.any(|sent| sent == frame)), "frames were changed or reordered");
+    assert!(
+        received_frames.iter().all(|frame| rest.any(|sent| sent == frame)),
+        "frames were changed or reordered"
+    );
     let long = sent.iter().filter(|frame| frame.len() > 2100).count() as u64;
-    assert!(long > 0 && came.iter().all(|frame| frame.len() <= 2100));
+    assert!(long > 0 && received_frames.iter().all(|frame| frame.len() <= 2100));
     let oversized = outcome.workers[0].drops[DropReason::Malformed(rocev2::Fault::Oversized).index()].get();
     assert!(oversized >= long, "{oversized} of {long}");
 }
@@ -216,9 +223,9 @@ fn full_hand_off_ring_drops_and_counts() {
     assert!(sum(&outcome, |w| w.drops[DropReason::HandoffFull.index()].get()) > 0);
     assert!(all_accounted_for(&outcome));
     drop(runtime);
-    let came = frames(&output);
-    assert_eq!(came.len() as u64, sum(&outcome, |w| w.ports[2].tx.frames.get()));
-    assert!(came.iter().all(|frame| *frame == [0; 64]), "frames were changed");
+    let received_frames = frames(&output);
+    assert_eq!(received_frames.len() as u64, sum(&outcome, |w| w.ports[2].tx.frames.get()));
+    assert!(received_frames.iter().all(|frame| *frame == [0; 64]), "frames were changed");
     // The second null device also sends the frames that the sink port receives.
     let played: usize = frames(&capture("rc_send_64.pcap")).iter().map(Vec::len).sum();
     let second = CountsFrames { len: 64, sent_bytes: Some(played as u64) };

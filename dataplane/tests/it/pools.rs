@@ -23,20 +23,20 @@ enum First {
 }
 
 /// Alternately drops and consumes received frames.
-struct Ends {
+struct DropOrConsume {
     first: Option<First>,
-    came: u64,
+    received: u64,
     /// Count of frames that the first iteration allocated
     made: Arc<AtomicUsize>,
 }
 
-impl Function for Ends {
+impl Function for DropOrConsume {
     type Command = ();
     type Event = ();
 
     fn on_frame<O: Output>(&mut self, _: &mut O::Frame, _: PortId, _: Nanos, _: &mut O) -> Verdict {
-        self.came += 1;
-        if self.came.is_multiple_of(2) { Verdict::Consume } else { Verdict::Drop(DropReason::SamePort) }
+        self.received += 1;
+        if self.received.is_multiple_of(2) { Verdict::Consume } else { Verdict::Drop(DropReason::SamePort) }
     }
 
     fn on_timer<O: Output>(&mut self, _: Nanos, out: &mut O) {
@@ -75,12 +75,12 @@ struct Until {
     frames: u64,
 }
 
-impl Control<Ends> for Until {
-    fn on_event(&mut self, _: usize, (): (), _: &mut ControlOutput<'_, Ends>) {}
+impl Control<DropOrConsume> for Until {
+    fn on_event(&mut self, _: usize, (): (), _: &mut ControlOutput<'_, DropOrConsume>) {}
 
-    fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, Ends>) {}
+    fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, DropOrConsume>) {}
 
-    fn on_tick(&mut self, live: &Live<'_>, _: &mut ControlOutput<'_, Ends>) -> bool {
+    fn on_tick(&mut self, live: &Live<'_>, _: &mut ControlOutput<'_, DropOrConsume>) -> bool {
         self.made.load(Ordering::SeqCst) == NOT_YET || live.workers()[0].received() < self.frames
     }
 }
@@ -91,9 +91,9 @@ const NOT_YET: usize = usize::MAX;
 /// allocated.
 fn run(runtime: &mut Runtime, first: First, frames: usize) -> usize {
     let made = Arc::new(AtomicUsize::new(NOT_YET));
-    let ends = Ends { first: Some(first), came: 0, made: Arc::clone(&made) };
+    let function = DropOrConsume { first: Some(first), received: 0, made: Arc::clone(&made) };
     let mut until = Until { made: Arc::clone(&made), frames: frames as u64 };
-    runtime.run(vec![ends], &mut until, &Stop::new());
+    runtime.run(vec![function], &mut until, &Stop::new());
     made.load(Ordering::SeqCst)
 }
 
@@ -125,7 +125,7 @@ fn cached_buffers_return_to_the_pool_when_a_worker_ends() {
 fn waiting_frames_return_to_the_pool_when_a_worker_panics() {
     let mut runtime = start(Device::Ring);
     let made = Arc::new(AtomicUsize::new(NOT_YET));
-    let panics = Ends { first: Some(First::SendsAndPanics), came: 0, made };
+    let panics = DropOrConsume { first: Some(First::SendsAndPanics), received: 0, made };
     let run = std::panic::AssertUnwindSafe(|| runtime.run(vec![panics], &mut Passive, &Stop::new()));
     assert!(std::panic::catch_unwind(run).is_err());
     assert_all_are_there(&mut runtime);

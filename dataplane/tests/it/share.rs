@@ -68,17 +68,17 @@ fn each_copy_has_its_own_ends_and_the_common_middle() {
     let preferred = vec![(99, vec![false, false]), (100, vec![false, true])];
     let outcome = runtime.run(vec![Shares { preferred }], &mut UntilIdle::new(Passive), &Stop::new());
     drop(runtime);
-    let (sent, came) = (frames(&input), frames(&output));
-    assert_eq!(came.len(), sent.len() * usize::from(COPIES + 1));
-    for (original, copies) in sent.iter().zip(came.chunks(usize::from(COPIES + 1))) {
+    let (sent, received_frames) = (frames(&input), frames(&output));
+    assert_eq!(received_frames.len(), sent.len() * usize::from(COPIES + 1));
+    for (original, copies) in sent.iter().zip(received_frames.chunks(usize::from(COPIES + 1))) {
         let len = original.len();
         for (number, copy) in (1..=COPIES).chain([0]).zip(copies) {
             assert_eq!((copy.len(), copy[0], copy[len - 1]), (len, number, number));
             assert_eq!(copy[1..len - 1], original[1..len - 1]);
         }
     }
-    let bytes: usize = came.iter().map(Vec::len).sum();
-    assert_eq!(outcome.workers[0].ports[1].tx.get(), (came.len() as u64, bytes as u64));
+    let bytes: usize = received_frames.iter().map(Vec::len).sum();
+    assert_eq!(outcome.workers[0].ports[1].tx.get(), (received_frames.len() as u64, bytes as u64));
 }
 
 #[test]

@@ -17,11 +17,11 @@ const LEN: usize = 64;
 /// A driver that accepts a chosen count of frames.
 struct Driver {
     /// Returns the count of offered frames that the port accepts
-    takes: fn(&Driver) -> usize,
+    accepts: fn(&Driver) -> usize,
     /// Count of frames in each offer, and the worker's iterations until then
     offers: Vec<(usize, u64)>,
     /// First byte of each accepted frame
-    taken: Vec<u8>,
+    accepted: Vec<u8>,
     /// The worker's counters; set at the control plane's first tick
     counters: Option<Arc<WorkerCounters>>,
 }
@@ -37,17 +37,17 @@ unsafe extern "C" fn send(_queue: *mut c_void, frames: *mut *mut rte_mbuf, len: 
     driver(|driver| {
         let turns = driver.counters.as_ref().map_or(0, |counters| counters.turns.get());
         driver.offers.push((usize::from(len), turns));
-        let taken = (driver.takes)(driver).min(usize::from(len));
-        for at in 0..taken {
+        let accepted = (driver.accepts)(driver).min(usize::from(len));
+        for at in 0..accepted {
             // SAFETY: `frames` has `len` frames, and the driver owns those that it accepts.
             unsafe {
                 let frame = *frames.add(at);
                 let bytes = (*frame).buf_addr.cast::<u8>().add(usize::from((*frame).data_off));
-                driver.taken.push(*bytes);
+                driver.accepted.push(*bytes);
                 dpdk_sys::rte_pktmbuf_free(frame);
             }
         }
-        taken as u16
+        accepted as u16
     })
 }
 
@@ -102,9 +102,10 @@ impl Control<Sends> for Until {
 
 /// Sends `count` frames through a driver that accepts `takes` of each offer. Returns the driver, and the
 /// result of the run.
-fn run(count: u8, takes: fn(&Driver) -> usize, until: fn(&Driver) -> bool) -> (Driver, Outcome) {
+fn run(count: u8, accepts: fn(&Driver) -> usize, until: fn(&Driver) -> bool) -> (Driver, Outcome) {
     let mut runtime = Runtime::start(config(vec![port("out", Device::Ring)], 1)).unwrap();
-    *DRIVER.lock().unwrap() = Some(Driver { takes, offers: Vec::new(), taken: Vec::new(), counters: None });
+    *DRIVER.lock().unwrap() =
+        Some(Driver { accepts, offers: Vec::new(), accepted: Vec::new(), counters: None });
     // SAFETY: the port is started, and no worker runs yet.
     unsafe { dpdk_sys::rte_eth_fp_ops[0].tx_pkt_burst = Some(send) };
     let outcome = runtime.run(vec![Sends(count)], &mut Until(until), &Stop::new());
@@ -113,7 +114,7 @@ fn run(count: u8, takes: fn(&Driver) -> usize, until: fn(&Driver) -> bool) -> (D
 
 /// Asserts that all frames were sent, in order, and counted.
 fn assert_all_left(count: u8, driver: &Driver, outcome: &Outcome) {
-    assert_eq!(driver.taken, (0..count).collect::<Vec<_>>());
+    assert_eq!(driver.accepted, (0..count).collect::<Vec<_>>());
     let worker = &outcome.workers[0];
     assert_eq!(worker.ports[0].tx.get(), (u64::from(count), u64::from(count) * LEN as u64));
     assert!(worker.drops.iter().all(|count| count.get() == 0));
@@ -122,8 +123,8 @@ fn assert_all_left(count: u8, driver: &Driver, outcome: &Outcome) {
 #[test]
 fn waiting_frames_are_offered_after_each_burst_and_each_iteration() {
     // No frame of the first four offers, then a few frames at a time
-    let takes = |driver: &Driver| if driver.offers.len() <= 4 { 0 } else { 7 };
-    let (driver, outcome) = run(100, takes, |driver| driver.taken.len() == 100);
+    let accepts = |driver: &Driver| if driver.offers.len() <= 4 { 0 } else { 7 };
+    let (driver, outcome) = run(100, accepts, |driver| driver.accepted.len() == 100);
     let offers: Vec<_> = driver.offers.iter().map(|(len, _)| *len).collect();
     let expected: Vec<_> = [32, 64, 96, 100].into_iter().chain((0..=100).rev().step_by(7)).collect();
     assert_eq!(offers, expected);
@@ -133,10 +134,10 @@ fn waiting_frames_are_offered_after_each_burst_and_each_iteration() {
 #[test]
 fn ending_worker_offers_waiting_frames_once_more() {
     // In the first offer that is not the only one since the worker's last iteration, which then was its last
-    let takes = |driver: &Driver| match driver.offers[..] {
+    let accepts = |driver: &Driver| match driver.offers[..] {
         [.., (_, before), (all, now)] if driver.counters.is_some() && before == now => all,
         _ => 0,
     };
-    let (driver, outcome) = run(20, takes, |driver| !driver.offers.is_empty());
+    let (driver, outcome) = run(20, accepts, |driver| !driver.offers.is_empty());
     assert_all_left(20, &driver, &outcome);
 }

@@ -35,13 +35,13 @@ fn header(psn: u32) -> OnePipe {
 fn read_with_parser(frame: &[u8], v6: bool) -> Option<Datagram<'_>> {
     let packet = Packet::parse(frame)?;
     let deth = packet.deth()?;
-    let ours = packet.layout().opcode() == Opcode::UD_SEND_ONLY
+    let matches = packet.layout().opcode() == Opcode::UD_SEND_ONLY
         && packet.bth().dest_qp() == QPN
         && packet.ethernet().dst == MAC
         && packet.dst() == ends(v6).dst
         && deth.qkey.get() == OnePipe::QKEY
         && packet.verify_icrc();
-    let header = packet.onepipe().filter(|_| ours)?;
+    let header = packet.onepipe().filter(|_| matches)?;
     let payload = &packet.payload()[OnePipe::LEN..];
     Some(Datagram { src: packet.src(), src_qp: deth.src_qp(), ecn: packet.ecn(), header, payload })
 }

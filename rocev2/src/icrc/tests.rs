@@ -84,17 +84,17 @@ fn reference_icrc(frame: &[u8], layout: Layout) -> u32 {
 fn masked_fields_do_not_change_the_icrc() {
     for (name, mut frame) in reference_frames() {
         let layout = layout(&frame);
-        let right = compute(&frame, &layout);
+        let expected = compute(&frame, &layout);
         // TOS with ECN, TTL, header checksum, UDP checksum, and FECN, BECN and the reserved bits
         for at in [15, 22, 24, 25, 40, 41, 42 + crate::Bth::MASKED_BYTE] {
             for value in [0x00, 0x40, 0x80, 0x3f, 0xff] {
                 frame[at] = value;
-                assert_eq!(compute(&frame, &layout), right, "{name}, byte {at} = {value:#x}");
+                assert_eq!(compute(&frame, &layout), expected, "{name}, byte {at} = {value:#x}");
             }
         }
         for at in [14 + 4, 14 + 6, 26, 33, 34, 38, 42 + 1, 42 + 5, 42 + 8, layout.icrc() - 1] {
             frame[at] ^= 0x20;
-            assert_ne!(compute(&frame, &layout), right, "{name}, byte {at} is covered");
+            assert_ne!(compute(&frame, &layout), expected, "{name}, byte {at} is covered");
             frame[at] ^= 0x20;
         }
     }
@@ -144,29 +144,29 @@ proptest! {
         let masks = if v6 { &IPV6_MASKS } else { &IPV4_MASKS };
         let masked: Vec<u8> =
             packet.iter().zip(masks.iter().chain(core::iter::repeat(&0))).map(|(byte, mask)| byte | mask).collect();
-        let right = crc32fast::hash(&masked);
-        prop_assert_eq!(!table::update(!0, &masked), right);
-        prop_assert_eq!(!table::update_masked(!0, &packet, masks), right);
+        let expected = crc32fast::hash(&masked);
+        prop_assert_eq!(!table::update(!0, &masked), expected);
+        prop_assert_eq!(!table::update_masked(!0, &packet, masks), expected);
         #[cfg(target_arch = "x86_64")]
         {
-            prop_assert_eq!(!clmul::update::<{ MASKED / 16 }>(!0, &packet, masks).unwrap(), right);
+            prop_assert_eq!(!clmul::update::<{ MASKED / 16 }>(!0, &packet, masks).unwrap(), expected);
             if !v6 {
-                prop_assert_eq!(!clmul::update::<{ MASKED_V4 / 16 }>(!0, &packet, masks).unwrap(), right);
+                prop_assert_eq!(!clmul::update::<{ MASKED_V4 / 16 }>(!0, &packet, masks).unwrap(), expected);
             }
         }
     }
 
     #[test]
     fn carry_less_and_table_products_agree(a: u32, b: u32, c: u32, d: u32) {
-        let right = table::multiply(a, b) ^ table::multiply(c, d);
+        let expected = table::multiply(a, b) ^ table::multiply(c, d);
         prop_assert_eq!(table::multiply(a, 1 << 31), a, "product with x^0");
         #[cfg(target_arch = "x86_64")]
         {
             let sum = clmul::multiply([(a, b)]).unwrap() ^ clmul::multiply([(c, d)]).unwrap();
             prop_assert_eq!(clmul::multiply([(a, b), (c, d)]), Some(sum));
-            prop_assert_eq!(clmul::reduce_product(sum).unwrap(), right);
+            prop_assert_eq!(clmul::reduce_product(sum).unwrap(), expected);
             // Reducing a reduced value does not change it.
-            prop_assert_eq!(clmul::reduce_product(u64::from(right) << 32).unwrap(), right);
+            prop_assert_eq!(clmul::reduce_product(u64::from(expected) << 32).unwrap(), expected);
         }
     }
 
@@ -177,12 +177,12 @@ proptest! {
 
     #[test]
     fn icrc_of_parts_equals_that_of_the_packet(head: [u32; HEAD], behind: [u8; 40]) {
-        fn right<const N: usize>(head: [u32; HEAD], behind: &[u8; 40]) -> (u32, u32) {
+        fn both<const N: usize>(head: [u32; HEAD], behind: &[u8; 40]) -> (u32, u32) {
             let behind = behind.first_chunk::<N>().unwrap();
             let packet: Vec<u8> = head.iter().flat_map(|w| w.to_le_bytes()).chain(*behind).collect();
             (of_parts(head, behind), compute_for(&packet, false, Ipv4::LEN))
         }
-        let made = [right::<0>, right::<4>, right::<8>, right::<12>, right::<16>, right::<24>, right::<28>, right::<40>];
+        let made = [both::<0>, both::<4>, both::<8>, both::<12>, both::<16>, both::<24>, both::<28>, both::<40>];
         for (found, expected) in made.map(|made| made(head, &behind)) {
             prop_assert_eq!(found, expected);
         }

@@ -79,8 +79,8 @@ impl Stations {
             return None;
         }
         match self.entries[self.index.get(&dst)? as usize].port {
-            known if known == port => Some(Verdict::Drop(DropReason::SamePort)),
-            known => Some(Verdict::Forward(known)),
+            to if to == port => Some(Verdict::Drop(DropReason::SamePort)),
+            to => Some(Verdict::Forward(to)),
         }
     }
 

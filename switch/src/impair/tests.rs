@@ -326,16 +326,16 @@ fn jitter_is_within_bounds_and_releases_by_time() {
         assert_eq!(run(&mut impair, &PacketSpec::psn(psn), 0).0, Verdict::Consume);
     }
     let mut spans = vec![];
-    let mut left = vec![];
+    let mut sent = vec![];
     while let Some(Nanos(at)) = impair.next_timer() {
         let frames = psns(&tick(&mut impair, at, 1000));
         assert!(frames.is_sorted() && !frames.is_empty(), "ties leave in order of arrival");
-        left.extend(frames);
+        sent.extend(frames);
         spans.push(at);
     }
     assert_eq!(spans, (100..=150).collect::<Vec<_>>(), "every delay within the bounds occurs");
-    left.sort_unstable();
-    assert_eq!(left, (0..1000).collect::<Vec<_>>());
+    sent.sort_unstable();
+    assert_eq!(sent, (0..1000).collect::<Vec<_>>());
 }
 
 #[test]
@@ -381,11 +381,11 @@ fn slots_run_out_and_are_reused() {
 fn reordered_frames_wait_for_others() {
     let reorder = Action::Reorder { behind: 3, at_most: Nanos::from_millis(10) };
     let mut impair = impair(vec![Rule { skip: 1, times: 2, ..rule(reorder) }]);
-    let mut left = vec![];
+    let mut sent = vec![];
     for psn in 0..8 {
-        left.extend(run(&mut impair, &PacketSpec::psn(psn), u64::from(psn)).1);
+        sent.extend(run(&mut impair, &PacketSpec::psn(psn), u64::from(psn)).1);
     }
-    assert_eq!(psns(&left), [0, 3, 4, 5, 1, 2, 6, 7]);
+    assert_eq!(psns(&sent), [0, 3, 4, 5, 1, 2, 6, 7]);
     assert_eq!((impair.next_timer(), impair.counters().held_now()), (None, 0));
 }
 
@@ -428,21 +428,21 @@ fn corruption_flips_one_bit_and_leaves_the_icrc_wrong() {
         let payload = layout.payload()..layout.payload() + WRITE.payload;
         let header = layout.bth()..layout.bth() + Bth::LEN;
         let icrc = layout.icrc()..layout.end();
-        for (field, place) in [(Field::Payload, payload), (Field::Header, header), (Field::Icrc, icrc)] {
+        for (field, range) in [(Field::Payload, payload), (Field::Header, header), (Field::Icrc, icrc)] {
             let mut impair = impair(vec![rule(Action::Corrupt(field))]);
             let mut hit = std::collections::BTreeSet::new();
             for _ in 0..2000 {
-                let (verdict, left) = run(&mut impair, &frame, 0);
+                let (verdict, sent) = run(&mut impair, &frame, 0);
                 assert_eq!(verdict, Verdict::Forward(B));
-                assert!(!Packet::new(&left[0], layout).verify_icrc());
-                let mut differing = (0..frame.len()).filter(|&at| frame[at] != left[0][at]);
+                assert!(!Packet::new(&sent[0], layout).verify_icrc());
+                let mut differing = (0..frame.len()).filter(|&at| frame[at] != sent[0][at]);
                 let at = differing.next().expect("something is damaged");
                 assert_eq!(differing.next(), None);
-                assert_eq!((frame[at] ^ left[0][at]).count_ones(), 1);
-                assert!(place.contains(&at));
+                assert_eq!((frame[at] ^ sent[0][at]).count_ones(), 1);
+                assert!(range.contains(&at));
                 hit.insert(at);
             }
-            let all = place.filter(|&at| at != layout.bth() + Bth::MASKED_BYTE);
+            let all = range.filter(|&at| at != layout.bth() + Bth::MASKED_BYTE);
             assert_eq!(
                 hit.into_iter().collect::<Vec<_>>(),
                 all.collect::<Vec<_>>(),
@@ -468,12 +468,12 @@ fn marking_sets_congestion_experienced() {
         {
             let spec = PacketSpec { v6, tags, ecn, ..WRITE };
             let mut impair = impair(vec![rule(Action::Mark { force })]);
-            let (_, left) = run(&mut impair, &spec.frame(), 0);
+            let (_, sent) = run(&mut impair, &spec.frame(), 0);
             // An equal packet built from scratch: the IPv4 header checksum is right, and the ICRC is
             // unchanged.
             let expected = PacketSpec { ecn: if marked { 3 } else { ecn }, ..spec }.frame();
-            assert_eq!(left, [expected]);
-            assert!(Packet::parse(&left[0]).unwrap().verify_icrc());
+            assert_eq!(sent, [expected]);
+            assert!(Packet::parse(&sent[0]).unwrap().verify_icrc());
             assert_eq!(counts(&impair, 0), (1, u64::from(marked), u64::from(!marked)));
         }
     }
@@ -488,8 +488,8 @@ fn rules_apply_in_order_until_one_keeps_the_packet() {
         named("hold", Action::Delay { by: Nanos(10), jitter: Nanos::ZERO }),
         named("lose", Action::Drop),
     ]);
-    let (verdict, left) = run(&mut impair, &PacketSpec::psn(0), 0);
-    assert_eq!((verdict, left), (Verdict::Consume, vec![PacketSpec::psn(0)]), "the copy is not marked");
+    let (verdict, sent) = run(&mut impair, &PacketSpec::psn(0), 0);
+    assert_eq!((verdict, sent), (Verdict::Consume, vec![PacketSpec::psn(0)]), "the copy is not marked");
     assert_eq!(tick(&mut impair, 10, 9), [PacketSpec { ecn: 3, ..WRITE }.frame()], "the packet is marked");
     assert_eq!(counts(&impair, 3), (0, 0, 0), "an earlier rule held it back");
     // Without a free slot it continues with the next rule.

@@ -176,14 +176,14 @@ fn tags_options_and_ethernet_padding_are_handled() {
 #[test]
 fn frames_for_other_destinations_pass_unchanged() {
     let innermost = packet(v4(H1), v4(H2), 0);
-    let there = encapsulated(&[(v4(H1), v4(S1))], &innermost);
-    let mut for_another = frame(&there);
+    let to_switch = encapsulated(&[(v4(H1), v4(S1))], &innermost);
+    let mut for_another = frame(&to_switch);
     for_another[..6].copy_from_slice(&NEIGHBOUR.0);
     let elsewhere = frame(&encapsulated(&[(v4(H1), v4(S2))], &innermost));
-    let mut tcp = frame(&there);
+    let mut tcp = frame(&to_switch);
     tcp[14 + 9] = 6;
     for bytes in
-        [for_another, elsewhere, tcp, frame(&innermost), frame(&there)[..30].to_vec(), OWN.0.to_vec()]
+        [for_another, elsewhere, tcp, frame(&innermost), frame(&to_switch)[..30].to_vec(), OWN.0.to_vec()]
     {
         let mut tunnel = tunnel(next_hops());
         let mut sent = MemoryFrame::new(bytes.clone());
@@ -199,33 +199,33 @@ fn each_reason_for_dropping_is_reached() {
     const IP: usize = Ethernet::LEN;
     const INNER: usize = IP + Ipv4::LEN;
     let innermost = packet(v4(H1), v4(H2), 0);
-    let right = frame(&encapsulated(&[(v4(H1), v4(S1))], &innermost));
-    assert!(run(&mut tunnel(next_hops()), &right).is_err_and(|reason| reason == DropReason::SamePort));
-    let wrong = |change: &dyn Fn(&mut Vec<u8>)| {
-        let mut frame = right.clone();
+    let valid = frame(&encapsulated(&[(v4(H1), v4(S1))], &innermost));
+    assert!(run(&mut tunnel(next_hops()), &valid).is_err_and(|reason| reason == DropReason::SamePort));
+    let changed = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut frame = valid.clone();
         change(&mut frame);
         frame
     };
-    refused(&wrong(&|frame| frame.truncate(right.len() - 1)), Refusal::OuterLength);
-    refused(&wrong(&|frame| frame[IP + 3] = 19), Refusal::OuterLength);
-    refused(&wrong(&|frame| frame[IP + 10] ^= 1), Refusal::OuterChecksum);
+    refused(&changed(&|frame| frame.truncate(valid.len() - 1)), Refusal::OuterLength);
+    refused(&changed(&|frame| frame[IP + 3] = 19), Refusal::OuterLength);
+    refused(&changed(&|frame| frame[IP + 10] ^= 1), Refusal::OuterChecksum);
     for flags in [0x20, 0x01] {
-        let fragment = wrong(&|frame| {
+        let fragment = changed(&|frame| {
             frame[IP + 6] = flags;
             correct_checksum(frame, IP);
         });
         refused(&fragment, Refusal::Fragment);
     }
     refused(&frame(&encapsulated(&[(v4(H2), v4(S1))], &innermost)), Refusal::Source);
-    refused(&wrong(&|frame| frame[INNER] = 0x65), Refusal::Inner);
-    refused(&wrong(&|frame| frame[INNER] = 0x44), Refusal::Inner);
-    refused(&wrong(&|frame| frame[INNER + 10] ^= 1), Refusal::Inner);
-    let longer = wrong(&|frame| {
+    refused(&changed(&|frame| frame[INNER] = 0x65), Refusal::Inner);
+    refused(&changed(&|frame| frame[INNER] = 0x44), Refusal::Inner);
+    refused(&changed(&|frame| frame[INNER + 10] ^= 1), Refusal::Inner);
+    let longer = changed(&|frame| {
         frame[INNER + 3] += 1;
         correct_checksum(frame, INNER);
     });
     refused(&longer, Refusal::Inner);
-    let short = wrong(&|frame| {
+    let short = changed(&|frame| {
         frame.truncate(INNER + Ipv4::LEN - 1);
         frame[IP + 3] = (2 * Ipv4::LEN - 1) as u8;
         correct_checksum(frame, IP);
@@ -239,20 +239,20 @@ fn each_reason_for_dropping_is_reached() {
         Refusal::Returning,
     );
     for hops in [0, 1] {
-        let expired = wrong(&|frame| {
+        let expired = changed(&|frame| {
             frame[INNER + 8] = hops;
             correct_checksum(frame, INNER);
         });
         refused(&expired, Refusal::Expired);
     }
-    let marked = wrong(&|frame| {
+    let marked = changed(&|frame| {
         frame[IP + 1] |= 3;
         correct_checksum(frame, IP);
     });
     refused(&marked, Refusal::Congested);
     refused(&frame(&encapsulated(&[(v4(H1), v4(S1))], &packet(v4(H1), v4(77), 0))), Refusal::NoNextHop);
     let mut tunnel = tunnel(next_hops());
-    let mut beginning = MemoryFrame::beginning(right);
+    let mut beginning = MemoryFrame::beginning(valid);
     let verdict = tunnel.on_frame(&mut beginning, PortId(0), Nanos::ZERO, &mut Sent::with_room(0));
     assert_eq!(verdict, Verdict::Drop(Refusal::OuterLength.into()));
 }
