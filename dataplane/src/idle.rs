@@ -7,8 +7,8 @@ use switch::Nanos;
 /// Count of empty iterations before a worker yields: the next frames of a burst in progress arrive within a
 /// few iterations
 const SPINS: u32 = 32;
-/// Idle time below which a worker with `Idle::Sleep` yields instead of sleeping: waking up takes longer than
-/// the sleep itself, and pings took three to eight times as long without this limit
+/// Idle time below which a worker with `Idle::Sleep` yields instead of sleeping: a sleep lasts longer than
+/// requested, and pings took three to eight times as long without this limit
 const MIN_IDLE: Nanos = Nanos::from_micros(50);
 /// Maximum sleep
 const MAX_SLEEP: Nanos = Nanos::from_micros(100);

@@ -35,7 +35,7 @@ pub enum DropReason {
     Unexpected,
     /// The port's link is down: it has no peer
     LinkDown,
-    /// A pending decision may depend on this packet; the sender retransmits it
+    /// The packet may change data on which a decision is pending; the sender retransmits it
     Delayed,
     /// A duplicate of a request in progress or completed
     Repeated,
@@ -149,7 +149,7 @@ impl DropReason {
             Self::Stale => "a response that acknowledges nothing new".into(),
             Self::Unexpected => "a kind of packet that is not valid on the connection".into(),
             Self::LinkDown => "the port has no peer".into(),
-            Self::Delayed => "a pending decision may depend on it; the sender retransmits it".into(),
+            Self::Delayed => "it may change data on which a decision is pending; the sender retransmits it".into(),
             Self::Repeated => "a duplicate of a request in progress or completed".into(),
             Self::OutOfOrder => "it is ahead of the expected PSN; the sender retransmits it".into(),
             Self::NoRoute => "no route matches its destination".into(),

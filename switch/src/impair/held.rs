@@ -42,7 +42,7 @@ impl PortQueue {
 #[derive(Clone, Copy)]
 pub(super) struct Release {
     pub(super) due: Nanos,
-    /// Count of later frames that have to pass first
+    /// Count of later frames whose passing releases the frame before it is due
     pub(super) behind: Option<u64>,
 }
 
