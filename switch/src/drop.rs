@@ -149,7 +149,9 @@ impl DropReason {
             Self::Stale => "a response that acknowledges nothing new".into(),
             Self::Unexpected => "a kind of packet that is not valid on the connection".into(),
             Self::LinkDown => "the port has no peer".into(),
-            Self::Delayed => "it may change data on which a decision is pending; the sender retransmits it".into(),
+            Self::Delayed => {
+                "it may change data on which a decision is pending; the sender retransmits it".into()
+            }
             Self::Repeated => "a duplicate of a request in progress or completed".into(),
             Self::OutOfOrder => "it is ahead of the expected PSN; the sender retransmits it".into(),
             Self::NoRoute => "no route matches its destination".into(),
