@@ -132,7 +132,7 @@ fn mistakes_are_reported_with_what_to_write() {
     );
     wrong(
         &["[runtime]\nstop_when_idle_ms = 5\n", HEAD, PROCESS, BEACONS, PEER],
-        "`stop_when_idle_ms` is nothing to [process]",
+        "`stop_when_idle_ms` is not valid with [process]",
         "until it leaves",
     );
     wrong(

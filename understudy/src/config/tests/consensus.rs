@@ -122,7 +122,7 @@ fn ids_and_servers_have_to_fit_the_host() {
     );
     fails(
         &consensus("id = 0\nservers = [\"here\"] #!"),
-        "`here` is no IP address",
+        "`here` is not an IP address",
         "write an address such as `\"10.0.0.1\"` or `\"fd00::1\"`",
     );
 }

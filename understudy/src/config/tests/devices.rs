@@ -99,7 +99,7 @@ fn pci_addresses_are_complete_and_need_huge_pages() {
     fails(
         &device(r#"pci = "0000:3b:00.0" #!"#),
         "port `a` is hardware, which needs huge pages",
-        "add `hugepages = true` to [runtime] and reserve some (as root: echo 512 > /proc/sys/vm/nr_hugepages); `understudy doctor` shows what there is",
+        "add `hugepages = true` to [runtime] and reserve some (as root: echo 512 > /proc/sys/vm/nr_hugepages); `understudy doctor` shows the reserved pages",
     );
 }
 
@@ -107,13 +107,13 @@ fn pci_addresses_are_complete_and_need_huge_pages() {
 fn driver_arguments_need_hardware() {
     fails(
         &device("ring = {}\ndevargs = [\"mprq_en=1\"] #!"),
-        "`devargs` are for hardware",
-        "remove them, or make the port one of `pci` and `mlx5`",
+        "`devargs` is only valid for hardware",
+        "remove it, or use `pci` or `mlx5` for this port",
     );
     fails(
         &device("tap = { interface = \"us0\" }\ndevargs = [\"a\"] #!"),
-        "`devargs` are for hardware",
-        "remove them, or make the port one of `pci` and `mlx5`",
+        "`devargs` is only valid for hardware",
+        "remove it, or use `pci` or `mlx5` for this port",
     );
 }
 
@@ -168,7 +168,7 @@ fn sockets_have_a_role_and_a_usable_path() {
     fails(&device("vhost = {} #!"), "`vhost` has no `socket`", r#"add `socket = "/run/understudy/vm.sock"`"#);
     fails(
         &device(r#"vhost = { socket = "a,b" } #!"#),
-        "DPDK cannot take the path `a,b`",
+        "DPDK does not accept the path `a,b`",
         "use a path without commas, equals signs and brackets",
     );
     fails(
@@ -176,7 +176,7 @@ fn sockets_have_a_role_and_a_usable_path() {
             r#"vhost = { socket = "/xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx" } #!"#,
         ),
         "a socket has a path of 107 bytes at most, and this has 108",
-        "put it into a folder nearer to the root, such as /run/understudy",
+        "use a shorter path, such as one in /run/understudy",
     );
 }
 
@@ -228,7 +228,7 @@ fn captures_to_play_exist_and_hold_ethernet() {
     fails_in(
         folder.path(),
         &device(r#"pcap = { rx = "any.pcap" } #!"#),
-        "`any.pcap` holds no Ethernet frames, but those of link type 113",
+        "`any.pcap` has frames of link type 113, not of Ethernet",
         "record on an Ethernet interface, not on `any`: tcpdump -w FILE -i eth0",
     );
     fails_in(
@@ -251,8 +251,8 @@ fn captures_are_recorded_into_existing_folders() {
     fails_in(
         folder.path(),
         &device(r#"pcap = { tx = "gone/out.pcap" } #!"#),
-        "there is no folder `gone` to record into",
-        "make it: `mkdir -p gone`",
+        "the folder `gone` to record into does not exist",
+        "create it: `mkdir -p gone`",
     );
     fails_in(
         folder.path(),
@@ -274,25 +274,25 @@ fn captures_without_end_are_not_recorded_and_need_buffers() {
     fails_in(
         folder.path(),
         &device(r#"pcap = { rx = "in.pcap", tx = "out.pcap", infinite = true } #!"#),
-        "a capture that plays without end cannot be recorded",
-        "remove `tx` or `infinite`; what is sent is counted in either case",
+        "a port that plays endlessly cannot record",
+        "remove `tx` or `infinite`; sent frames are counted in either case",
     );
     fails_in(
         folder.path(),
         &device(r#"pcap = { infinite = true, tx = "out.pcap" } #!"#),
-        "there is nothing to play without end",
+        "`infinite` needs a capture to play",
         r#"add `rx = "in.pcap"` in place of `tx`, or remove `infinite`"#,
     );
     fails_in(
         folder.path(),
         &device("buffers = 4000 #!\npcap = { rx = \"many.pcap\", infinite = true }"),
         "port `a` needs 4536 buffers or more",
-        "write `buffers = 8192` (512 descriptors in each of 2 queues, 512 with each worker, 3000 frames of the captures), or ask for fewer `descriptors`",
+        "write `buffers = 8192` (512 descriptors in each of 2 queues, 512 for each worker, 3000 frames of the captures), or reduce `descriptors`",
     );
     fails_in(
         folder.path(),
         &device(r#"pcap = { rx = "long.pcap", infinite = true } #!"#),
-        "port `a` plays frames of 5000 bytes, and its MTU allows 1514",
+        "port `a` plays frames of 5000 bytes, but its MTU allows only 1514",
         "set `mtu = 4986`",
     );
 }
@@ -301,7 +301,7 @@ fn captures_without_end_are_not_recorded_and_need_buffers() {
 fn made_frames_fit_the_mtu() {
     fails(
         &device("null = { size = 1600 } #!"),
-        "port `a` makes frames of 1600 bytes, and its MTU allows 1514",
+        "port `a` generates frames of 1600 bytes, but its MTU allows only 1514",
         "set `mtu = 1586`, or `size = 1514` at most",
     );
     fails(

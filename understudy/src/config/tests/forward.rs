@@ -113,7 +113,7 @@ fn fixed_stations_have_a_port_and_a_unicast_address() {
     );
     fails(
         &forward(r#"mac_table = { fixed = [{ mac = "01:00:5e:00:00:01", port = "a" }] } #!"#),
-        "01:00:5e:00:00:01 is the address of a group, which lies on no single port",
+        "01:00:5e:00:00:01 is a group address, which belongs to no single station",
         "give the address of one station: the first byte of such an address is even, as in `52:54:00:00:00:01`",
     );
     fails(

@@ -163,13 +163,13 @@ fn addresses_are_required_and_have_a_prefix() {
     for text in ["10.0.0.2", "10.0.0.2/33", "fd00::1/129", "here/24"] {
         fails(
             &nic(&format!("addresses = [\"{text}\"] #!")),
-            &format!("`{text}` is no address with the length of its prefix"),
+            &format!("`{text}` is not an IP address with a prefix length"),
             "write `\"10.0.0.1/24\"` or `\"fd00::1/64\"`",
         );
     }
     fails(
         &nic("addresses = [\"10.0.0.2/24\"]\ngateways = [\"there\"] #!"),
-        "`there` is no IP address",
+        "`there` is not an IP address",
         "write an address such as `\"10.0.0.1\"` or `\"fd00::1\"`",
     );
 }

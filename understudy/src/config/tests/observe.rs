@@ -61,6 +61,6 @@ fn invalid_keys_and_addresses_are_reported() {
     fails(
         &observe(&format!("socket = \"{long}\" #!")),
         "a socket has a path of 107 bytes at most, and this has 121",
-        "put it into a folder nearer to the root, such as /run/understudy",
+        "use a shorter path, such as one in /run/understudy",
     );
 }

@@ -120,7 +120,7 @@ fn lists_have_valid_replicas_and_their_own_numbers() {
     );
     fails(
         &list("number = 1\nreplicas = [\"here\"] #!"),
-        "`here` is no IP address",
+        "`here` is not an IP address",
         "write an address such as `\"10.0.0.1\"` or `\"fd00::1\"`",
     );
     fails(

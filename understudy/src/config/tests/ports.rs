@@ -20,7 +20,7 @@ fn ports_need_valid_names_of_their_own() {
     );
     fails(
         "\n[[port]]\nname = \"a\"\nring = {}\n[[port]]\nname = \"b c\" #!\nring = {}\n\n[forward]\npairs = [[\"a\", \"b c\"]]\n",
-        "a port cannot have this name",
+        "not a valid name of a port",
         r#"write up to 32 letters, digits, `-`, `_` and `.`, such as `name = "host-a"`"#,
     );
     fails(
@@ -50,7 +50,7 @@ fn numbers_outside_of_their_range_are_reported() {
     );
     fails(
         &port("descriptors = 500 #!"),
-        "`descriptors` has to be a power of two, and 500 is none",
+        "`descriptors` has to be a power of two, but is 500",
         "the nearest are `256` and `512`",
     );
     fails(
@@ -66,7 +66,7 @@ fn numbers_outside_of_their_range_are_reported() {
     fails(
         &port("buffers = 1000 #!"),
         "port `a` needs 1536 buffers or more",
-        "write `buffers = 8192` (512 descriptors in each of 2 queues, 512 with each worker), or ask for fewer `descriptors`",
+        "write `buffers = 8192` (512 descriptors in each of 2 queues, 512 for each worker), or reduce `descriptors`",
     );
     fails(
         &port("buffers = 10 #!"),
@@ -109,7 +109,7 @@ fn two_ports_cannot_share_a_device() {
     );
     fails(
         &["[[port]]\nname = \"a\"\npcap = { tx = \"o.pcap\" }\n[[port]]\nname = \"b\"\npcap = { tx = \"./o.pcap\" } #!\n", FORWARD].concat(),
-        "port `a` and port `b` both use the file `o.pcap`, and one records to it",
+        "port `a` and port `b` both use the file `o.pcap`, to which one of them records",
         "give each port a device of its own",
     );
 }

@@ -121,8 +121,8 @@ fn unreadable_files_are_reported() {
         ),
         (
             &path,
-            format!("{} is not a text: byte 4 is not UTF-8", path.display()),
-            "save it in UTF-8; is it the right file?",
+            format!("{} is not UTF-8 text: the first invalid byte is at offset 4", path.display()),
+            "save it as UTF-8, or name another file",
         ),
     ] {
         let report = load(path).unwrap_err();

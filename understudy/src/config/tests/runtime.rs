@@ -6,12 +6,12 @@ use super::{fails, runtime};
 fn workers_are_a_list_of_distinct_cpus() {
     fails(
         &runtime("workers = 2 #!"),
-        "`workers` has to be a list: a worker for each of its elements",
+        "`workers` has to be a list: one element for each worker",
         r#"write `workers = [1]` for a worker on CPU 1, or `workers = ["any", "any"]` for two that the kernel places"#,
     );
     fails(
         &runtime(r#"workers = "any" #!"#),
-        "`workers` has to be a list: a worker for each of its elements",
+        "`workers` has to be a list: one element for each worker",
         r#"write `workers = [1]` for a worker on CPU 1, or `workers = ["any", "any"]` for two that the kernel places"#,
     );
     fails(
@@ -27,7 +27,7 @@ fn workers_are_a_list_of_distinct_cpus() {
     fails(
         &runtime("workers = [1, 0, 1] #!"),
         "CPU 1 is listed twice",
-        "give each worker a CPU of its own: two that poll on one CPU take it from each other",
+        "give each worker a CPU of its own: two workers that poll on one CPU slow each other down",
     );
     fails(
         &runtime(r#"workers = ["all"] #!"#),
@@ -69,7 +69,7 @@ fn idle_has_one_of_three_values() {
 fn names_and_sizes_are_checked() {
     fails(
         &runtime(r#"file_prefix = "a/b" #!"#),
-        "`file_prefix` names files, and this cannot be part of a file's name",
+        "`file_prefix` cannot be used in file names",
         r#"write up to 32 letters, digits, `-` and `_`, such as `file_prefix = "understudy"`"#,
     );
     fails(
@@ -79,7 +79,7 @@ fn names_and_sizes_are_checked() {
     );
     fails(
         &runtime("handoff_ring = 1000 #!"),
-        "`handoff_ring` has to be a power of two, and 1000 is none",
+        "`handoff_ring` has to be a power of two, but is 1000",
         "the nearest are `512` and `1024`",
     );
     fails(
@@ -104,11 +104,11 @@ fn memory_has_to_suffice_for_the_buffers() {
     fails(
         &runtime("memory_mb = 16 #!"),
         "the packet buffers of the ports need 67 MB or more",
-        "write `memory_mb = 80`, leave it out, or ask for fewer `buffers`",
+        "write `memory_mb = 80`, leave it out, or reduce `buffers`",
     );
     fails(
         &runtime("hugepages = true\nmemory_mb = 16 #!"),
         "the packet buffers of the ports need 40 MB or more",
-        "write `memory_mb = 64`, leave it out, or ask for fewer `buffers`",
+        "write `memory_mb = 64`, leave it out, or reduce `buffers`",
     );
 }

@@ -202,7 +202,7 @@ fn servers_need_their_own_addresses() {
     );
     fails(
         &swordbox("in_flight = 1000 #!"),
-        "`in_flight` has to be a power of two, and 1000 is none",
+        "`in_flight` has to be a power of two, but is 1000",
         "the nearest are `512` and `1024`",
     );
     let many: Vec<_> = (0..255).map(|n| format!("[[swordbox.server]]\nhost = \"10.0.1.{n}\"\n")).collect();

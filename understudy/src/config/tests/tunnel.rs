@@ -132,7 +132,7 @@ fn invalid_addresses_are_reported() {
             BRIDGE,
         ]
         .concat(),
-        "01:00:00:00:00:01 is the address of a group, which lies on no single port",
+        "01:00:00:00:00:01 is a group address, which belongs to no single station",
         "give the address of one station: the first byte of such an address is even, as in `52:54:00:00:00:01`",
     );
 }

@@ -1,4 +1,4 @@
-//! Devices that two ports cannot both have.
+//! Devices that two ports cannot share.
 
 use crate::device::PlacedDevice;
 use crate::report::Problem;
@@ -6,7 +6,7 @@ use crate::tree::Problems;
 use dataplane::config::Device;
 use std::path::{Path, PathBuf};
 
-/// Reports devices that two ports share.
+/// Reports devices that are used by two ports.
 pub(crate) fn report<'a>(devices: impl IntoIterator<Item = (String, &'a PlacedDevice)>, problems: &Problems) {
     let devices: Vec<_> = devices.into_iter().collect();
     for (index, (called, device)) in devices.iter().enumerate() {
@@ -22,7 +22,7 @@ pub(crate) fn report<'a>(devices: impl IntoIterator<Item = (String, &'a PlacedDe
     }
 }
 
-/// What two devices cannot both have.
+/// Returns the resource that two devices cannot share, or `None` if there is none.
 fn shared(a: &Device, b: &Device) -> Option<String> {
     let interface = |device: &Device| match device {
         Device::AfPacket { interface } | Device::AfXdp { interface, .. } | Device::Tap { interface } => {
@@ -34,7 +34,7 @@ fn shared(a: &Device, b: &Device) -> Option<String> {
         (Device::Pci { address: a, .. }, Device::Pci { address: b, .. }) => {
             (a == b).then(|| format!("the PCI device {a}"))
         }
-        // Each may have queues of its own.
+        // Each may have queues of its own on one interface.
         (Device::AfXdp { start_queue: a, .. }, Device::AfXdp { start_queue: b, .. }) if a != b => None,
         (
             Device::Memif { socket: a, id, server, .. },
@@ -46,11 +46,11 @@ fn shared(a: &Device, b: &Device) -> Option<String> {
             Device::Memif { socket: b, .. } | Device::Vhost { socket: b, .. },
         ) => (canonical(a) == canonical(b)).then(|| format!("the socket {}", a.display())),
         (Device::Pcap { rx: a_rx, tx: a_tx, .. }, Device::Pcap { rx: b_rx, tx: b_tx, .. }) => {
-            let is = |a: &Path, b: &Path| canonical(a) == canonical(b);
+            let same_file = |a: &Path, b: &Path| canonical(a) == canonical(b);
             let recorded = |tx: &Option<PathBuf>, rx: &[PathBuf], other_tx: &Option<PathBuf>| {
                 let tx = tx.as_ref()?;
-                let taken = rx.iter().chain(other_tx).any(|path| is(path, tx));
-                taken.then(|| format!("the file `{}`, and one records to it", tx.display()))
+                let shared = rx.iter().chain(other_tx).any(|path| same_file(path, tx));
+                shared.then(|| format!("the file `{}`, to which one of them records", tx.display()))
             };
             recorded(a_tx, b_rx, b_tx).or_else(|| recorded(b_tx, a_rx, a_tx))
         }
@@ -60,7 +60,7 @@ fn shared(a: &Device, b: &Device) -> Option<String> {
     }
 }
 
-/// The one name of a file that may not be there yet.
+/// Returns the canonical path of a file, which need not exist yet.
 pub(crate) fn canonical(path: &Path) -> PathBuf {
     let folder = |path: &Path| match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),

@@ -1,4 +1,4 @@
-//! The other end of tunnels: what is put in front of a packet.
+//! Tunnel ingress: the outer headers to put in front of a packet.
 
 use super::header::{Family, Header};
 use core::net::IpAddr;
@@ -6,21 +6,21 @@ use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
 use zerocopy::IntoBytes;
 
-/// Why a packet cannot be put into tunnels.
+/// The reason why a packet cannot be encapsulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EntranceError {
-    /// It is no IP packet
-    #[error("what is to go into the tunnel is no IP packet")]
+    /// The payload is not an IP packet
+    #[error("the packet to encapsulate is not an IP packet")]
     NoPacket,
-    /// The ends of one of the tunnels have addresses of different versions
-    #[error("a tunnel from {0} to {1}: the addresses are of different versions of IP")]
+    /// The addresses of a tunnel are of different IP versions
+    #[error("tunnel from {0} to {1}: the addresses are of different IP versions")]
     Versions(IpAddr, IpAddr),
-    /// An IP packet has less than 65,536 bytes
-    #[error("the packet would be longer than IP can say")]
+    /// The IP packet would be longer than 65,535 bytes
+    #[error("the encapsulated packet would be longer than 65,535 bytes")]
     TooLong,
 }
 
-/// Whether there can be such tunnels at all, from one address to another.
+/// Checks that both addresses of each tunnel (source, destination) are of the same IP version.
 pub fn check(tunnels: &[(IpAddr, IpAddr)]) -> Result<(), EntranceError> {
     match tunnels.iter().find(|(src, dst)| src.is_ipv6() != dst.is_ipv6()) {
         Some(&(src, dst)) => Err(EntranceError::Versions(src, dst)),
@@ -28,9 +28,9 @@ pub fn check(tunnels: &[(IpAddr, IpAddr)]) -> Result<(), EntranceError> {
     }
 }
 
-/// The headers that put the IP packet `packet` into tunnels from one address to another, the outermost first; they stand in
-/// front of it in this order. Each has the packet's DSCP, so that it waits in the queues in which the packet itself would, and its
-/// ECN field (RFC 6040, normal mode).
+/// Returns the headers that encapsulate the IP packet `packet` in tunnels (source, destination), the
+/// outermost first, to be put in front of it. Each header copies the packet's DSCP, so that it is queued like
+/// the packet itself, and its ECN field (RFC 6040, normal mode).
 pub fn headers(tunnels: &[(IpAddr, IpAddr)], packet: &[u8]) -> Result<Vec<u8>, EntranceError> {
     let inner = [Family::V4, Family::V6].into_iter().find_map(|family| Header::read(packet, family));
     let inner = inner.ok_or(EntranceError::NoPacket)?;
