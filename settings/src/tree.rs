@@ -168,7 +168,7 @@ impl<'a> Table<'a> {
             key: Some((key, name.span())),
             example,
             span: value.span(),
-            value: value.get_ref(),
+            parsed: value.get_ref(),
             problems: self.problems,
         })
     }
@@ -278,7 +278,7 @@ pub struct Value<'a> {
     key: Option<(&'static str, Range<usize>)>,
     example: &'a str,
     span: Range<usize>,
-    value: &'a DeValue<'a>,
+    parsed: &'a DeValue<'a>,
     problems: &'a Problems,
 }
 
@@ -332,7 +332,7 @@ impl<'a> Value<'a> {
     }
 
     fn wrong_type(&self, wanted: &str, help: String) {
-        let found = kind(self.value);
+        let found = kind(self.parsed);
         self.add(
             self.problem(format!("{} has to be {wanted}, and is {found}", self.name))
                 .label(format!("this is {found}"))
@@ -343,8 +343,8 @@ impl<'a> Value<'a> {
     /// Returns an integer in `range`.
     pub fn number(&self, range: RangeInclusive<u64>, example: u64) -> Option<u64> {
         let example = example.to_string();
-        let Some(integer) = self.value.as_integer() else {
-            let quoted = self.value.as_str().filter(|text| text.parse::<u64>().is_ok());
+        let Some(integer) = self.parsed.as_integer() else {
+            let quoted = self.parsed.as_str().filter(|text| text.parse::<u64>().is_ok());
             self.wrong_type(
                 "a whole number",
                 match quoted {
@@ -369,11 +369,11 @@ impl<'a> Value<'a> {
 
     /// Returns a number with or without a fraction in `range`.
     pub fn fraction(&self, range: RangeInclusive<f64>) -> Option<f64> {
-        let written = match self.value {
+        let written = match self.parsed {
             DeValue::Float(float) => float.as_str(),
             DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str(),
             _ => {
-                let quoted = self.value.as_str().filter(|text| text.parse::<f64>().is_ok());
+                let quoted = self.parsed.as_str().filter(|text| text.parse::<f64>().is_ok());
                 self.wrong_type(
                     "a number",
                     match quoted {
@@ -398,9 +398,9 @@ impl<'a> Value<'a> {
 
     /// Returns a boolean.
     pub fn boolean(&self) -> Option<bool> {
-        let boolean = self.value.as_bool();
+        let boolean = self.parsed.as_bool();
         if boolean.is_none() {
-            let example = match self.value.as_str() {
+            let example = match self.parsed.as_str() {
                 Some(text @ ("true" | "false")) => text,
                 _ => self.example,
             };
@@ -414,12 +414,12 @@ impl<'a> Value<'a> {
 
     /// Returns the value if it is a boolean; reports no problem otherwise.
     pub fn boolean_if_any(&self) -> Option<bool> {
-        self.value.as_bool()
+        self.parsed.as_bool()
     }
 
     /// Returns whether the value is an integer.
     pub fn is_number(&self) -> bool {
-        self.value.as_integer().is_some()
+        self.parsed.as_integer().is_some()
     }
 
     /// Returns the elements of a list, or the value itself if it is not a list.
@@ -430,13 +430,13 @@ impl<'a> Value<'a> {
     /// Returns a non-empty string.
     pub fn text(&self) -> Option<&'a str> {
         let help = format!("write a string in quotes{}", self.such_as());
-        match self.value.as_str() {
+        match self.parsed.as_str() {
             Some("") => {
                 self.add(self.problem(format!("{} is empty", self.name)).label("empty").help(help));
                 None
             }
             None => {
-                let help = match self.value {
+                let help = match self.parsed {
                     DeValue::Integer(number) => {
                         format!("put it in quotes: {}", self.with_key(&format!("\"{number}\"")))
                     }
@@ -451,7 +451,7 @@ impl<'a> Value<'a> {
 
     /// Returns the value if it is a string; reports no problem otherwise.
     pub fn text_if_any(&self) -> Option<&'a str> {
-        self.value.as_str()
+        self.parsed.as_str()
     }
 
     /// Returns the one of `words` that the value equals.
@@ -486,15 +486,15 @@ impl<'a> Value<'a> {
             key: None,
             example: "",
             span: value.span(),
-            value: value.get_ref(),
+            parsed: value.get_ref(),
             ..self.clone()
         };
-        Some(self.value.as_array()?.iter().map(element).collect())
+        Some(self.parsed.as_array()?.iter().map(element).collect())
     }
 
     /// Returns the value as a table, whose name in messages is `name`.
     pub fn table(&self, name: &str) -> Option<Table<'a>> {
-        let Some(entries) = self.value.as_table() else {
+        let Some(entries) = self.parsed.as_table() else {
             self.wrong_type("a table", format!("write a table in braces{}", self.such_as()));
             return None;
         };
@@ -506,12 +506,12 @@ impl<'a> Value<'a> {
 pub fn section<'a>(root: &Table<'a>, key: &'static str) -> Option<Table<'a>> {
     let Some(value) = root.get(key, "") else { return Some(absent(key, root.problems)) };
     let name = header(key);
-    if let Some(entries) = value.value.as_table() {
+    if let Some(entries) = value.parsed.as_table() {
         return Some(Table::new(&name, Some(value.span()), Some(entries), root.problems));
     }
     root.problems.add(
-        Problem::at(value.key_span(), format!("`{key}` has to be a table, and is {}", kind(value.value)))
-            .label(format!("this is {}", kind(value.value)))
+        Problem::at(value.key_span(), format!("`{key}` has to be a table, and is {}", kind(value.parsed)))
+            .label(format!("this is {}", kind(value.parsed)))
             .help(format!("begin it with the line `{name}`, in single brackets, and write its keys below")),
     );
     None
@@ -531,13 +531,13 @@ pub fn sections<'a>(root: &Table<'a>, key: &'static str) -> Option<Vec<Table<'a>
 /// Returns the tables of an array of tables in any table; each element begins with the line `name`.
 pub fn subsections<'a>(table: &Table<'a>, key: &'static str, name: &str) -> Option<Vec<Table<'a>>> {
     let Some(value) = table.get(key, "") else { return Some(Vec::new()) };
-    let list = value.value.as_array().map(|list| list.iter().map(|v| (v.span(), v.get_ref().as_table())));
+    let list = value.parsed.as_array().map(|list| list.iter().map(|v| (v.span(), v.get_ref().as_table())));
     let tables: Option<Vec<_>> =
         list.and_then(|list| list.map(|(span, table)| Some((span, table?))).collect());
     let Some(tables) = tables else {
         table.problems.add(
             Problem::at(value.key_span(), format!("`{key}` has to be a list of tables"))
-                .label(format!("{}, not a list of tables", kind(value.value)))
+                .label(format!("{}, not a list of tables", kind(value.parsed)))
                 .help(format!(
                     "begin each with the line `{name}`, in double brackets, and write its keys below"
                 )),

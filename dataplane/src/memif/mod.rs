@@ -244,7 +244,7 @@ impl Channels {
             match &mut port.state {
                 State::Connected { notified, .. } => *notified = 0,
                 State::Disconnecting { notified, users, .. } => {
-                    (*notified, *users) = (workers, Arc::default())
+                    (*notified, *users) = (workers, Arc::default());
                 }
                 State::Disconnected | State::Connecting { .. } => {}
             }

@@ -4,6 +4,7 @@ use crate::common::{UntilIdle, capture, config, play, port};
 use dataplane::config::Device;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
 use switch::{DropReason, Frame as _, Function, Nanos, Output, PortId, Verdict};
+use understudy_tests::alone;
 use understudy_tests::captures::frames;
 
 /// Punts every frame, generates an event for every third, and arms a timer.
@@ -86,6 +87,7 @@ impl Control<Punting> for &mut Keeper {
 
 #[test]
 fn punted_frame_outlives_the_runtime() {
+    alone!();
     let dir = tempfile::tempdir().unwrap();
     let file = capture("rc_send_64.pcap");
     let out = Device::Pcap { rx: vec![], tx: Some(dir.path().join("out.pcap")), infinite: false };
@@ -129,6 +131,7 @@ impl Control<Punting> for &mut Relay {
 
 #[test]
 fn punted_frames_are_sent_by_the_control_plane() {
+    alone!();
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (capture("rc_send_64.pcap"), dir.path().join("out.pcap"));
     let out = Device::Pcap { rx: vec![], tx: Some(output.clone()), infinite: false };
@@ -170,6 +173,7 @@ impl Control<Punting> for SlowConsumer {
 
 #[test]
 fn full_queue_to_the_control_plane_drops_and_counts() {
+    alone!();
     let out = Device::Null { size: 64, copy: false };
     let mut config =
         config(vec![port("in", play(&capture("rc_write_loss.pcap"), None)), port("out", out)], 1);
@@ -205,6 +209,7 @@ impl<C: Control<Punting>> Control<Punting> for Limited<C> {
 
 #[test]
 fn panic_of_a_worker_ends_the_run() {
+    alone!();
     struct Panics;
     impl Function for Panics {
         type Command = ();

@@ -6,6 +6,7 @@ use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use switch::{Function, Nanos, Output, PortId, Verdict};
+use understudy_tests::alone;
 use understudy_tests::captures::frames;
 
 const OUT: PortId = PortId(0);
@@ -108,6 +109,7 @@ impl Job for Vec<Numbered> {
 
 #[test]
 fn copies_leave_in_order_as_they_were_finished() {
+    alone!();
     let dir = tempfile::tempdir().unwrap();
     let output = dir.path().join("out.pcap");
     let record = Device::Pcap { rx: vec![], tx: Some(output.clone()), infinite: false };
@@ -155,11 +157,13 @@ fn request_too_many(buffers: u32) -> (Vec<usize>, u64, u64) {
 
 #[test]
 fn pool_that_runs_out_gives_all_its_buffers() {
+    alone!();
     assert_eq!(request_too_many(400), (vec![0, 400, 0, 400], 400, 0));
 }
 
 #[test]
 fn frames_that_a_full_port_does_not_accept_are_dropped_and_counted() {
+    alone!();
     let (results, sent, dropped) = request_too_many(4_095);
     assert_eq!(results, [0, 3_000, 3_000, 6_000]);
     // The ring accepts 1,023 frames at once; how many of the returned ones it accepts again depends on
@@ -184,6 +188,7 @@ impl Job for Fill {
 
 #[test]
 fn room_of_a_port_excludes_frames_that_wait_for_it() {
+    alone!();
     let rooms = Arc::default();
     run(port("out", Device::Ring), Fill(Arc::clone(&rooms)));
     let rooms = rooms.lock().unwrap().clone();

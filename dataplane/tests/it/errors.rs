@@ -3,6 +3,7 @@
 use crate::common::{capture, config, play, port};
 use dataplane::config::{Device, Memory};
 use dataplane::{Error, Runtime};
+use understudy_tests::alone;
 
 fn fails(config: dataplane::Config) -> Error {
     Runtime::start(config).expect_err("the start fails")
@@ -10,6 +11,7 @@ fn fails(config: dataplane::Config) -> Error {
 
 #[test]
 fn missing_interface_is_reported() {
+    alone!();
     let error = fails(config(vec![port("wire", Device::AfPacket { interface: "no-such-if".into() })], 1));
     assert_eq!(error.what, "port `wire`: there is no interface `no-such-if`");
     assert!(error.remedy.contains("ip link"));
@@ -18,6 +20,7 @@ fn missing_interface_is_reported() {
 
 #[test]
 fn too_little_memory_is_reported() {
+    alone!();
     let mut config = config(vec![port("in", play(&capture("rc_send_64.pcap"), None))], 1);
     config.eal.memory = Memory::Ordinary { mb: 16 };
     config.ports[0].buffers = 65_535;
@@ -28,18 +31,21 @@ fn too_little_memory_is_reported() {
 
 #[test]
 fn path_that_dpdk_does_not_accept_is_reported() {
+    alone!();
     let error = fails(config(vec![port("in", play("/tmp/a,b.pcap".as_ref(), None))], 1));
     assert!(error.what.contains("a,b.pcap") && error.remedy.contains("commas"), "{error}: {}", error.remedy);
 }
 
 #[test]
 fn file_that_is_no_capture_is_reported() {
+    alone!();
     let error = fails(config(vec![port("in", play(&capture("README.md"), None))], 1));
     assert!(error.what.contains("capture file"), "{error}");
 }
 
 #[test]
 fn second_start_is_refused() {
+    alone!();
     let config = config(vec![port("in", play(&capture("rc_send_64.pcap"), None))], 1);
     let first = Runtime::start(config.clone()).unwrap();
     assert_eq!(first.ports().count(), 1);
@@ -48,6 +54,7 @@ fn second_start_is_refused() {
 
 #[test]
 fn runtime_folder_is_removed_at_the_end() {
+    alone!();
     // The EAL of this prefix creates files in this folder.
     let prefix = format!("understudy-test-{}", std::process::id());
     let root =

@@ -10,6 +10,7 @@ use switch::drop::FaultSet;
 use switch::forward::config::Topology;
 use switch::forward::{Config, Forward};
 use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
+use understudy_tests::alone;
 use understudy_tests::captures::frames;
 
 fn pairs(ports: u16, pairs: &[(u16, u16)]) -> Config {
@@ -71,6 +72,7 @@ fn assert_devices_agree(outcome: &Outcome, drivers: &[Driver]) {
 #[test]
 #[allow(clippy::disallowed_methods, reason = "compares cycles with the time that passes")]
 fn replayed_capture_is_forwarded_unchanged() {
+    alone!();
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (capture("rc_write_loss.pcap"), dir.path().join("out.pcap"));
     let ports = vec![
@@ -104,6 +106,7 @@ fn replayed_capture_is_forwarded_unchanged() {
 
 #[test]
 fn workers_hand_off_frames_to_the_owner_of_the_port() {
+    alone!();
     let dir = tempfile::tempdir().unwrap();
     let output = dir.path().join("out.pcap");
     // Each of three workers polls a port; the fourth port has one send queue, and therefore one owner.
@@ -137,6 +140,7 @@ fn workers_hand_off_frames_to_the_owner_of_the_port() {
 
 #[test]
 fn frames_longer_than_a_buffer_are_oversized() {
+    alone!();
     // damaged.pcap contains frames longer than 8 kB; these buffers hold 2 kB.
     let mut input = port("in", play(&capture("damaged.pcap"), None));
     input.mtu = 1500;
@@ -169,6 +173,7 @@ fn frames_longer_than_a_buffer_are_oversized() {
 
 #[test]
 fn stop_request_ends_an_endless_run() {
+    alone!();
     let ports = vec![port("a", Device::Null { size: 64, copy: false }), port("b", Device::Ring)];
     let mut runtime = Runtime::start(config(ports, 1)).unwrap();
     let stop = Stop::new();
@@ -191,6 +196,7 @@ fn all_accounted_for(outcome: &Outcome) -> bool {
 
 #[test]
 fn full_port_drops_and_counts() {
+    alone!();
     // Frames that the ring returns are sent to it again, in addition to those of the other port.
     let ports = vec![port("source", Device::Null { size: 64, copy: false }), port("ring", Device::Ring)];
     let mut config = config(ports, 1);
@@ -208,6 +214,7 @@ fn full_port_drops_and_counts() {
 
 #[test]
 fn full_hand_off_ring_drops_and_counts() {
+    alone!();
     // The driver copies 64 zero bytes into each frame.
     let source = || port("source", Device::Null { size: 64, copy: true });
     let dir = tempfile::tempdir().unwrap();
@@ -272,6 +279,7 @@ impl Function for PrefetchOrder {
 
 #[test]
 fn prefetch_methods_are_called_before_each_frame() {
+    alone!();
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (capture("rc_write_loss.pcap"), dir.path().join("out.pcap"));
     let ports = vec![

@@ -6,6 +6,7 @@ use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use switch::{Function, Nanos, Output, PortId, Verdict};
+use understudy_tests::alone;
 
 /// Returns the count of the calling thread's voluntary context switches.
 fn sleeps() -> u64 {
@@ -100,12 +101,14 @@ fn run(by_frames: bool, timers: u64, sleeps: u64) -> (u64, u64) {
 
 #[test]
 fn worker_that_receives_in_every_iteration_does_not_sleep() {
+    alone!();
     let (timers, sleeps) = run(true, 2_000, 1_000);
     assert!(timers >= 2_000 && sleeps < 1_000, "{sleeps} sleeps in {timers} iterations");
 }
 
 #[test]
 fn timers_that_send_nothing_do_not_keep_a_worker_awake() {
+    alone!();
     // However busy the machine is, a worker sleeps between some of them.
     let (timers, sleeps) = run(false, 100_000, 100);
     assert!(sleeps >= 100, "{sleeps} sleeps in {timers} timers");

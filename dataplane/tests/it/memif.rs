@@ -17,6 +17,7 @@ use switch::drop::FaultSet;
 use switch::forward::config::Topology;
 use switch::forward::{Config as ForwardConfig, Forward};
 use switch::{DropReason, Function, PortId};
+use understudy_tests::alone;
 
 /// Ends the run when a count of frames has been received from a port.
 struct Until<'a> {
@@ -61,6 +62,7 @@ fn wires(ports: u16, pairs: &[(u16, u16)]) -> ForwardConfig {
 
 #[test]
 fn both_ends_of_a_memif_work_in_one_process() {
+    alone!();
     let folder = tempfile::tempdir().unwrap();
     let ports = vec![
         port("source", Device::Null { size: 64, copy: false }),
@@ -100,6 +102,7 @@ fn abstract_sockets() -> Vec<String> {
 
 #[test]
 fn other_users_cannot_reach_the_sockets_of_a_driver() {
+    alone!();
     let folder = tempfile::tempdir().unwrap();
     let ports = vec![port("server", memif(folder.path(), true)), port("client", memif(folder.path(), false))];
     let runtime = Runtime::start(config(ports, 1)).unwrap();
@@ -112,6 +115,7 @@ fn other_users_cannot_reach_the_sockets_of_a_driver() {
 
 #[test]
 fn socket_in_a_locked_folder_is_reported_as_an_error() {
+    alone!();
     let folder = tempfile::tempdir().unwrap();
     // As any user can who may read the folder
     let held = std::fs::File::open(folder.path()).unwrap();
@@ -203,6 +207,7 @@ fn announce_unsealed_region(socket: &Path) -> String {
 
 #[test]
 fn peer_with_an_unsealed_region_is_refused_with_the_reason() {
+    alone!();
     let folder = tempfile::tempdir().unwrap();
     let mut runtime = Runtime::start(config(vec![port("server", memif(folder.path(), true))], 1)).unwrap();
     let (stop, socket) = (Stop::new(), folder.path().join("m.sock"));
@@ -269,6 +274,7 @@ impl<F: Function> Control<F> for DisconnectPeer {
 
 #[test]
 fn frames_are_lost_with_their_peer_and_other_ports_are_still_polled() {
+    alone!();
     let folder = tempfile::tempdir().unwrap();
     let ports = vec![port("server", memif(folder.path(), true)), port("ring", Device::Ring)];
     let mut runtime = Runtime::start(config(ports, 1)).unwrap();
@@ -291,6 +297,7 @@ fn frames_are_lost_with_their_peer_and_other_ports_are_still_polled() {
 
 #[test]
 fn file_at_the_path_of_the_socket_is_left_alone() {
+    alone!();
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("m.sock"), "a file").unwrap();
     let error = Runtime::start(config(vec![port("server", memif(folder.path(), true))], 1)).unwrap_err();
@@ -312,6 +319,7 @@ fn idle_turns(idle: Idle) -> (u64, u64) {
 
 #[test]
 fn worker_that_sleeps_makes_few_iterations() {
+    alone!();
     let (turns, us) = idle_turns(Idle::Sleep);
     // Awake for the first 50 us; then each iteration takes at least 12 us.
     assert!(turns > 0 && turns < 2_000 + us / 12, "{turns} iterations in {us} us");
@@ -319,6 +327,7 @@ fn worker_that_sleeps_makes_few_iterations() {
 
 #[test]
 fn worker_that_yields_does_its_work() {
+    alone!();
     let mut config =
         config(vec![port("in", Device::Null { size: 64, copy: false }), port("out", Device::Ring)], 1);
     config.workers.idle = Idle::Yield;
@@ -331,6 +340,7 @@ fn worker_that_yields_does_its_work() {
 
 #[test]
 fn failed_port_ends_the_start_in_order() {
+    alone!();
     let folder = tempfile::tempdir().unwrap();
     let nothing = Device::Pcap { rx: vec![], tx: None, infinite: false };
     let ports = vec![

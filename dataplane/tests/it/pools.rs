@@ -6,6 +6,7 @@ use dataplane::{Control, ControlOutput, Live, Mbuf, Passive, Runtime, Stop};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use switch::{DropReason, Function, Nanos, Output, PortId, Verdict};
+use understudy_tests::alone;
 use understudy_tests::captures::frames;
 
 const BUFFERS: u32 = 2047;
@@ -108,6 +109,7 @@ fn assert_all_are_there(runtime: &mut Runtime) {
 
 #[test]
 fn dropped_and_consumed_frames_return_to_the_pool() {
+    alone!();
     let input = capture("rc_write_loss.pcap");
     let mut runtime = start(play(&input, None));
     run(&mut runtime, First::Nothing, frames(&input).len());
@@ -116,6 +118,7 @@ fn dropped_and_consumed_frames_return_to_the_pool() {
 
 #[test]
 fn cached_buffers_return_to_the_pool_when_a_worker_ends() {
+    alone!();
     let mut runtime = start(Device::Ring);
     assert_eq!(run(&mut runtime, First::MakesOne, 0), 1);
     assert_all_are_there(&mut runtime);
@@ -123,6 +126,7 @@ fn cached_buffers_return_to_the_pool_when_a_worker_ends() {
 
 #[test]
 fn waiting_frames_return_to_the_pool_when_a_worker_panics() {
+    alone!();
     let mut runtime = start(Device::Ring);
     let made = Arc::new(AtomicUsize::new(NOT_YET));
     let panics = DropOrConsume { first: Some(First::SendsAndPanics), received: 0, made };

@@ -4,6 +4,7 @@ use crate::common::{Ticks, UntilIdle, capture, config, play, port};
 use dataplane::config::{Device, Port};
 use dataplane::{Passive, Runtime, Stop};
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
+use understudy_tests::alone;
 use understudy_tests::captures::frames;
 
 const COPIES: u8 = 5;
@@ -60,6 +61,7 @@ impl Function for Shares {
 
 #[test]
 fn each_copy_has_its_own_ends_and_the_common_middle() {
+    alone!();
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (capture("ipv6_rc_write_4096.pcap"), dir.path().join("out.pcap"));
     let record = Device::Pcap { rx: vec![], tx: Some(output.clone()), infinite: false };
@@ -83,6 +85,7 @@ fn each_copy_has_its_own_ends_and_the_common_middle() {
 
 #[test]
 fn no_buffer_is_lost() {
+    alone!();
     // Plays endlessly, with a pool that a hundred bursts would empty if a buffer were not returned.
     let input = capture("ipv6_rc_write_4096.pcap");
     let device = Device::Pcap { rx: vec![input], tx: None, infinite: true };
@@ -96,6 +99,7 @@ fn no_buffer_is_lost() {
 
 #[test]
 fn drivers_with_multi_segment_support_get_shared_payloads() {
+    alone!();
     let ports = vec![
         port("in", play(&capture("rc_write_64.pcap"), None)),
         port("out", Device::Null { size: 64, copy: false }),

@@ -9,6 +9,7 @@ use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
 use dpdk_sys::rte_mbuf;
 use std::sync::{Arc, Mutex};
 use switch::{Function, Nanos, Output, PortId, Verdict};
+use understudy_tests::alone;
 
 const OUT: PortId = PortId(0);
 /// Length of each frame, in bytes
@@ -122,6 +123,7 @@ fn assert_all_left(count: u8, driver: &Driver, outcome: &Outcome) {
 
 #[test]
 fn waiting_frames_are_offered_after_each_burst_and_each_iteration() {
+    alone!();
     // No frame of the first four offers, then a few frames at a time
     let accepts = |driver: &Driver| if driver.offers.len() <= 4 { 0 } else { 7 };
     let (driver, outcome) = run(100, accepts, |driver| driver.accepted.len() == 100);
@@ -133,6 +135,7 @@ fn waiting_frames_are_offered_after_each_burst_and_each_iteration() {
 
 #[test]
 fn ending_worker_offers_waiting_frames_once_more() {
+    alone!();
     // In the first offer that is not the only one since the worker's last iteration, which then was its last
     let accepts = |driver: &Driver| match driver.offers[..] {
         [.., (_, before), (all, now)] if driver.counters.is_some() && before == now => all,

@@ -6,6 +6,7 @@ use dataplane::watch::{Sight, Wanted, Watcher, What, watches};
 use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
 use std::sync::Arc;
 use switch::{DropReason, Function, Nanos, Output, PortId, Verdict};
+use understudy_tests::alone;
 
 const IN: PortId = PortId(0);
 const OUT: PortId = PortId(1);
@@ -107,12 +108,14 @@ fn seen(device: Device, condition: impl Fn(&[Sight]) -> bool) -> Vec<Sight> {
 
 #[test]
 fn result_of_a_frame_is_recorded_however_many_frames_were_sent_for_it() {
+    alone!();
     let sights = seen(Device::Null { size: 64, copy: false }, |_| true);
     assert!(sights[1..].iter().all(|sight| sight.what == What::Out(OUT)), "{sights:?}");
 }
 
 #[test]
 fn frames_that_a_full_port_does_not_accept_are_recorded_as_lost() {
+    alone!();
     // No worker receives from the ring: it fills, then the worker's queue in front of it.
     let lost = What::Lost(OUT, DropReason::PortFull);
     let sights = seen(Device::Ring, |sights| sights.last().is_some_and(|last| last.what == lost));

@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
+use understudy_tests::alone;
 use understudy_tests::processes::{Process as Child, Signal, command};
 
 /// Timeout for everything that tests wait for. It is far above all expected times, for busy machines.
@@ -188,6 +189,7 @@ fn assert_check_passes(check: Process) {
 
 #[test]
 fn no_acknowledged_write_is_lost_when_any_process_is_killed() {
+    alone!();
     let cluster = Cluster::new(false);
     let rack = cluster.rack();
     let servers = [0, 1, 2].map(|id| cluster.server(id));
@@ -244,6 +246,7 @@ fn no_acknowledged_write_is_lost_when_any_process_is_killed() {
 
 #[test]
 fn servers_replicate_through_the_switch_and_without_it() {
+    alone!();
     let cluster = Cluster::new(true);
     let rack = cluster.rack();
     let [leader, _first, _second] = [0, 1, 2].map(|id| cluster.server(id));
@@ -272,6 +275,7 @@ fn servers_replicate_through_the_switch_and_without_it() {
 
 #[test]
 fn redis_clients_are_served() {
+    alone!();
     let cluster = Cluster::new(false);
     let _rack = cluster.rack();
     let _servers = [0, 1, 2].map(|id| cluster.server(id));
@@ -331,6 +335,7 @@ fn try_commands(cluster: &Cluster, attempt: u32) -> Option<()> {
 
 #[test]
 fn servers_that_are_all_killed_wait_for_a_bootstrap() {
+    alone!();
     let cluster = Cluster::new(false);
     let _rack = cluster.rack();
     let servers = [0, 1, 2].map(|id| cluster.server(id));

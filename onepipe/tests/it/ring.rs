@@ -10,6 +10,7 @@ use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use understudy_tests::alone;
 
 const LONG: Duration = Duration::from_secs(60);
 const OWN: ProcessId = ProcessId(1);
@@ -68,6 +69,7 @@ fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 
 #[test]
 fn scatterings_arrive_in_order_and_are_settled() {
+    alone!();
     let mut endpoint = Endpoint::init(config()).unwrap();
     let mut sent = Vec::new();
     let mut seen = endpoint.timestamp();
@@ -115,6 +117,7 @@ fn scatterings_arrive_in_order_and_are_settled() {
 
 #[test]
 fn failed_messages_are_called_back() {
+    alone!();
     let mut endpoint = Endpoint::init(config()).unwrap();
     let failed = Arc::new(Mutex::new(Vec::new()));
     let callback_failed = Arc::clone(&failed);
@@ -144,6 +147,7 @@ fn failed_messages_are_called_back() {
 /// One thread sends and another receives, more slowly: nothing is lost, and the sender is stopped.
 #[test]
 fn receiver_that_does_not_receive_stops_the_sender() {
+    alone!();
     let mut config = config();
     config.process.tell_settled = false;
     config.process.process.max_unsettled = 512;
@@ -180,6 +184,7 @@ fn receiver_that_does_not_receive_stops_the_sender() {
 
 #[test]
 fn exit_waits_for_acknowledgements_and_keeps_deliveries() {
+    alone!();
     let (mut sender, mut receiver) = Endpoint::init(config()).unwrap().split();
     let handle = receiver.handle().clone();
     for n in 0..50u8 {
@@ -214,6 +219,7 @@ fn threads() -> Vec<String> {
 /// Without a call to leave, dropping the last part of the endpoint makes it leave.
 #[test]
 fn dropped_endpoint_leaves() {
+    alone!();
     let runs = || threads().iter().any(|name| name.trim() == "onepipe");
     let mut endpoint = Endpoint::init(config()).unwrap();
     assert!(runs());
@@ -234,6 +240,7 @@ fn dropped_endpoint_leaves() {
 /// and then returns at once.
 #[test]
 fn receiver_gets_everything_while_the_endpoint_leaves() {
+    alone!();
     let mut config = config();
     config.process.tell_settled = false;
     let (mut sender, mut receiver) = Endpoint::init(config).unwrap().split();
@@ -288,6 +295,7 @@ fn receiver_gets_everything_while_the_endpoint_leaves() {
 /// the endpoint is gone.
 #[test]
 fn exit_calls_back_for_messages_that_have_failed() {
+    alone!();
     let mut endpoint = Endpoint::init(config()).unwrap();
     let failed = Arc::new(Mutex::new(Vec::new()));
     let callback_failed = Arc::clone(&failed);
@@ -306,6 +314,7 @@ fn exit_calls_back_for_messages_that_have_failed() {
 /// More messages than the rings and the window have room for, none of which is received
 #[test]
 fn exit_does_not_wait_for_a_receiver_that_never_receives() {
+    alone!();
     let mut config = config();
     config.process.tell_settled = false;
     config.process.process.timeout = switch::Nanos::from_millis(20);
@@ -331,6 +340,7 @@ fn exit_does_not_wait_for_a_receiver_that_never_receives() {
 /// One half of an endpoint is dropped: the other goes on.
 #[test]
 fn sender_works_after_its_receiver_is_dropped() {
+    alone!();
     let mut config = config();
     config.process.process.timeout = switch::Nanos::from_millis(30_000);
     config.process.process.receive_window = 1 << 16;
@@ -352,6 +362,7 @@ fn sender_works_after_its_receiver_is_dropped() {
 
 #[test]
 fn receiver_works_after_its_sender_is_dropped() {
+    alone!();
     let (mut sender, mut receiver) = Endpoint::init(config()).unwrap().split();
     for n in 0..100u8 {
         sender.unreliable_send(&[(TWIN, &[n])]).unwrap();
@@ -365,6 +376,7 @@ fn receiver_works_after_its_sender_is_dropped() {
 
 #[test]
 fn invalid_configurations_are_refused_before_dpdk_starts() {
+    alone!();
     let mut wrong = config();
     wrong.process.process.mtu = 1;
     assert!(matches!(Endpoint::init(wrong), Err(InitError::Process(_))));
