@@ -74,7 +74,7 @@ fn pci_addresses_are_complete_and_need_huge_pages() {
     fails(
         &device(r#"pci = "3b:00.0" #!"#),
         "`3b:00.0` is not a PCI address",
-        r#"write it with its domain: `"0000:3b:00.0"`"#,
+        r#"add the domain: `"0000:3b:00.0"`"#,
     );
     fails(
         &device(r#"pci = "0000:3b:00" #!"#),

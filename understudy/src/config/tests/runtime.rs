@@ -22,7 +22,7 @@ fn workers_are_a_list_of_distinct_cpus() {
     fails(
         &runtime("workers = [9] #!"),
         "this machine has no CPU 9",
-        r#"its CPUs are 0-3; `"any"` in place of a number leaves the worker to the kernel"#,
+        r#"its CPUs are 0-3; `"any"` in place of a number lets the kernel place the worker"#,
     );
     fails(
         &runtime("workers = [1, 0, 1] #!"),
