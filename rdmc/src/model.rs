@@ -1,55 +1,57 @@
-//! What transfers take, block by block: schedules executed asynchronously on hosts with one full-duplex port each.
+//! Duration of transfers, block by block: schedules executed asynchronously on hosts with one full-duplex
+//! port each.
 //!
-//! The rules are a group's: a member sends its blocks in the order of its schedule, each when it has
-//! it and the receiver has said that it is ready; one at a time, but for blocks that follow one another to the same
-//! receiver. A receiver waits for one sender at a time. Blocks that leave, or reach, a host at the same time (those of other
-//! objects) share its port equally. There are no packets here, no messages that bring a group together, and no
-//! copies of first blocks: `sim` has those, and agrees within 2 % (`sim/tests/rdmc`). This is for
-//! sizes that a simulation of packets cannot hold.
+//! The rules are those of a group. A member sends its blocks in the order of its schedule, each when it has
+//! the block and the receiver is ready for it; one at a time, except for consecutive blocks to the same
+//! receiver. A receiver waits for one sender at a time. Blocks (of several objects) that leave or reach a
+//! host at the same time share its port equally. The model leaves out packets, the messages that create a
+//! group, and copies of first blocks. `sim` simulates those, and agrees within 2 % (`sim/tests/it/rdmc`). The
+//! model is for sizes that a simulation of packets cannot hold.
 //!
-//! Times are seconds, rates bits a second.
+//! Times are in seconds, rates in bits per second.
 
 use crate::schedule::{Schedule, To};
 use core::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-/// Hosts and what is between them.
+/// Network of hosts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Network {
-    /// How many hosts there are
+    /// Number of hosts.
     pub hosts: usize,
-    /// The rate of a host's port, each way
+    /// Rate of a host's port in each direction, in bits per second.
     pub rate_bps: f64,
-    /// From one host to another (seconds)
+    /// Latency from one host to another, in seconds.
     pub latency: f64,
-    /// Blocks from, or to, the same other member that are dealt with at once
+    /// Maximum number of blocks in flight between the same two members.
     pub ahead: usize,
-    /// Receivers to which a switch copies a block that the root sends once. If there are more, the root sends it several times
+    /// Number of receivers to which a switch copies a block that the root sends once. For more receivers the
+    /// root sends it several times.
     pub copied_at_once: usize,
-    /// Pairs of hosts between which blocks go at another rate, in both directions
+    /// Pairs of hosts between which blocks have another rate, in both directions, in bits per second.
     pub slow: Vec<(usize, usize, f64)>,
 }
 
 impl Network {
-    /// Hosts that are all alike, which deal with two blocks at once and have addresses of IPv4.
+    /// Returns a network of equal hosts with IPv4 addresses and two blocks in flight.
     pub const fn new(hosts: usize, rate_bps: f64, latency: f64) -> Self {
         let copied_at_once = crate::copied_at_once(true);
         Self { hosts, rate_bps, latency, ahead: 2, copied_at_once, slow: Vec::new() }
     }
 }
 
-/// An object to be sent.
+/// Object to be sent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Object {
-    /// Who sends what to whom
+    /// Schedule of its blocks.
     pub schedule: Schedule,
-    /// The hosts that are its nodes, the root first
+    /// Hosts of the schedule's nodes, the root first.
     pub members: Vec<usize>,
-    /// Bytes
+    /// Bytes of the object.
     pub bytes: u64,
-    /// Bytes of a block, but for the last one
+    /// Bytes of a block, except for the last one.
     pub block: u64,
-    /// When the root begins
+    /// Time at which the root begins, in seconds.
     pub at: f64,
 }
 
@@ -60,35 +62,37 @@ impl Object {
     }
 }
 
-/// What became of an object.
+/// Result of an object's transfer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sent {
-    /// When each member had all of it, by node; the root when its last block was acknowledged
+    /// By node: time at which it had the whole object; for the root, the time at which its last block was
+    /// acknowledged.
     pub complete: Vec<f64>,
-    /// Bytes of blocks that each member put on its wire
+    /// By node: bytes of blocks that it sent.
     pub bytes_out: Vec<f64>,
 }
 
 impl Sent {
-    /// When the last one had it
+    /// Returns the time at which the last member was complete.
     pub fn last(&self) -> f64 {
         self.complete.iter().copied().fold(0.0, f64::max)
     }
 
-    /// When the first receiver had it
+    /// Returns the time at which the first receiver was complete.
     pub fn first(&self) -> f64 {
         self.complete.iter().skip(1).copied().fold(f64::INFINITY, f64::min)
     }
 }
 
-/// Runs objects over a network until all are everywhere. The outcome of each, in their order.
+/// Executes the transfers of objects over a network. Returns the result of each, in the order of `objects`.
 ///
 /// # Panics
-/// If an object names hosts that there are not, or fewer than its schedule has nodes.
+/// If an object has another number of members than its schedule has nodes, or a member is no host of the
+/// network.
 pub fn run(network: &Network, objects: &[Object]) -> Vec<Sent> {
     let mut world = World::new(network, objects);
     for (number, object) in objects.iter().enumerate() {
-        assert_eq!(object.members.len(), object.schedule.nodes() as usize, "a host for each node");
+        assert_eq!(object.members.len(), object.schedule.nodes() as usize, "number of members and of nodes");
         world.agenda(object.at, What::Begin(number));
     }
     while let Some((at, what)) = world.next() {
@@ -98,7 +102,7 @@ pub fn run(network: &Network, objects: &[Object]) -> Vec<Sent> {
     world.parts.into_iter().map(Part::sent).collect()
 }
 
-/// A time that can be compared; there are no others here.
+/// A time that can be ordered. Times in the model are never NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct At(f64);
 
@@ -119,16 +123,16 @@ impl Ord for At {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
     Begin(usize),
-    /// A flow has left, if its rate has not changed since
+    /// A flow has left its sender, unless its rate has changed since (`version`).
     Left {
         flow: usize,
         version: u64,
     },
-    /// A block has arrived: object, node, block
+    /// A block has arrived: object, node, block.
     Arrived(usize, u32, u32),
-    /// A send is acknowledged: object, node
+    /// A send is acknowledged: object, node.
     Acknowledged(usize, u32),
-    /// Somebody is ready for another block: object, sender, receiver
+    /// A receiver is ready for another block: object, sender, receiver.
     Ready(usize, u32, u32),
 }
 
@@ -141,25 +145,26 @@ struct Flow {
     block: u32,
     left: f64,
     rate: f64,
-    /// When `left` was true
+    /// Time for which `left` is valid.
     since: f64,
     version: u64,
 }
 
-/// An object under way.
+/// State of an object's transfer.
 #[derive(Debug)]
 struct Part {
-    /// By node: what it sends, in order, and how many it has begun to
+    /// By node: blocks to send, in order, and how many of them it has begun to send.
     sends: Vec<Vec<(To, u32)>>,
     begun: Vec<usize>,
-    /// By node: of these, how many are acknowledged, and whether one is leaving right now
+    /// By node: how many of these are acknowledged, and whether one is leaving the port.
     acknowledged: Vec<usize>,
     leaving: Vec<bool>,
-    /// By node: from whom its blocks come, in order; how many have come, and how many it has said it is ready for
+    /// By node: senders of its blocks, in order; how many blocks have arrived, and for how many it has
+    /// reported to be ready.
     receives: Vec<Vec<u32>>,
     come: Vec<usize>,
     asked: Vec<usize>,
-    /// By sender and receiver: blocks that may be sent
+    /// By sender and receiver: number of blocks that may be sent.
     ready: HashMap<(u32, u32), usize>,
     has: Vec<Vec<bool>>,
     complete: Vec<f64>,
@@ -203,7 +208,7 @@ struct World<'a> {
     scheduled: u64,
     flows: Vec<Flow>,
     free: Vec<usize>,
-    /// Flows that leave and reach each host
+    /// By host: flows that leave it, and flows that reach it.
     out: Vec<Vec<usize>>,
     into: Vec<Vec<usize>>,
 }
@@ -268,7 +273,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// A receiver says that it is ready for the next blocks that come from one sender.
+    /// Reports a receiver's readiness for its next blocks, as far as they come from one sender.
     fn ask(&mut self, object: usize, node: u32) {
         let at = self.now + self.network.latency;
         let part = &mut self.parts[object];
@@ -283,7 +288,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// A member begins to send its next block, if it can.
+    /// Begins to send a member's next block, if possible.
     fn send(&mut self, object: usize, node: u32) {
         let ahead = self.network.ahead;
         let part = &mut self.parts[object];
@@ -315,7 +320,7 @@ impl<'a> World<'a> {
         if number == self.flows.len() {
             self.flows.push(flow);
         } else {
-            // What is still on the agenda of the one before must not be taken for its own.
+            // Events of the previous flow in this slot must not match the new one.
             let version = self.flows[number].version + 1;
             self.flows[number] = Flow { version, ..flow };
         }
@@ -326,7 +331,7 @@ impl<'a> World<'a> {
         self.share(number);
     }
 
-    /// The ports that a flow takes part of: whether it leaves there, and the host
+    /// Returns the ports that a flow shares: whether it leaves there, and the host.
     fn lanes(&self, flow: usize) -> Vec<(bool, usize)> {
         let flow = &self.flows[flow];
         let members = &self.objects[flow.object].members;
@@ -334,7 +339,7 @@ impl<'a> World<'a> {
         core::iter::once((true, members[flow.from as usize])).chain(into).collect()
     }
 
-    /// Something began or ended at the ports of a flow: everything there gets its share anew.
+    /// Recomputes the rates of all flows at the ports of a flow that has begun or ended.
     fn share(&mut self, flow: usize) {
         let mut touched = Vec::new();
         for (leaves, host) in self.lanes(flow) {

@@ -68,7 +68,7 @@ fn what_cannot_be_is_refused() {
     };
     assert_eq!(
         refused(GroupConfig { members: vec![ip(0)], ..base.clone() }).to_string(),
-        "a group of 1 has nobody to send to: two members at least"
+        "a group of 1 has no receiver; use at least 2 members"
     );
     let twice = GroupConfig { members: vec![ip(0), ip(1), ip(1)], ..base.clone() };
     assert_eq!(refused(twice), CallError::Twice(ip(1)));
