@@ -18,12 +18,12 @@ use switch::Nanos;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Receivers are called.
+    /// Links to all receivers are being established, until this time.
     Calling(Nanos),
-    /// They are asked what they have.
+    /// The object is offered, and receivers report what they have, until this time.
     Offering(Nanos),
     Sending,
-    /// They compare what they have.
+    /// The group was closed, and receivers compare digests.
     Storing,
     Over,
 }
@@ -37,6 +37,11 @@ struct Receiver {
 }
 
 /// A delivery at its root.
+///
+/// Call [`start`](Self::start) first. Then call [`run`](Self::run) when something has arrived at the NIC and
+/// when the time of [`next_timer`](Self::next_timer) has come. After each call, provide the segment that
+/// [`wants`](Self::wants) returns and the digest when [`wants_digest`](Self::wants_digest) is true, until
+/// there is an [`outcome`](Self::outcome).
 #[derive(Debug)]
 pub struct Give {
     config: GiveConfig,
@@ -45,34 +50,35 @@ pub struct Give {
     stage: Stage,
     round: u32,
     receivers: BTreeMap<IpAddr, Receiver>,
-    /// For the hybrid: everybody's rack
+    /// For the hybrid algorithm: rack of each member.
     racks: BTreeMap<IpAddr, u32>,
     lost: Vec<(IpAddr, Lost)>,
-    /// Receivers that cannot reach each other, as they have said: (one, another).
-    /// `None` unless the round before ended because receivers did not come together: after any other end they had no time to
+    /// Pairs of receivers that have reported that they cannot reach each other. `None` unless the previous
+    /// round ended because members did not connect to each other in time: after any other end, an unreached
+    /// member shows nothing.
     apart: Option<BTreeSet<(IpAddr, IpAddr)>>,
-    /// How many receivers were lost when the switch failed the last time
+    /// Number of lost receivers when the switch failed the last time.
     switch_failed: Option<usize>,
     open: bool,
-    /// The next segment to be sent
+    /// Index of the next segment to be sent.
     next: u64,
     finished: bool,
-    /// The digest was given, in this round or in one before
+    /// The digest was sent, in this round or in an earlier one.
     told_digest: bool,
-    /// What shows that something goes on, and when it last did
+    /// Count of all signs of progress, and the time at which it last changed.
     signs: u64,
     moved: Nanos,
     buffers: Buffers,
-    /// Memory of messages that are complete
+    /// Memory of messages that are complete.
     complete: Arc<Mutex<Vec<Memory>>>,
     outcome: Option<Result<Given, GiveError>>,
 }
 
 impl Give {
-    /// A delivery by a node of this configuration.
+    /// Returns a delivery by a node of this configuration. It has not started.
     ///
     /// # Errors
-    /// If it cannot be.
+    /// If the configuration is invalid.
     pub fn new(node: Config, config: GiveConfig) -> Result<Self, GiveError> {
         let own = node.address;
         if config.len == 0 {
@@ -130,10 +136,10 @@ impl Give {
         })
     }
 
-    /// Begins.
+    /// Starts the node, and requests links to all receivers.
     ///
     /// # Errors
-    /// If the NIC has no room.
+    /// If the NIC or the node has no room.
     pub fn start(&mut self, nic: &mut Rnic, now: Nanos) -> Result<(), GiveError> {
         self.node.start(nic)?;
         for ip in self.config.receivers.clone() {
@@ -143,33 +149,34 @@ impl Give {
         Ok(())
     }
 
-    /// Segments of the object
+    /// Returns the number of segments of the object.
     pub fn segments(&self) -> u64 {
         self.config.len.div_ceil(self.config.segment_bytes.into())
     }
 
-    /// Bytes of a segment
+    /// Returns the number of bytes of a segment.
     pub fn segment_len(&self, segment: u64) -> u32 {
         let begins = segment * u64::from(self.config.segment_bytes);
         self.config.len.saturating_sub(begins).min(self.config.segment_bytes.into()) as u32
     }
 
-    /// Segments that every receiver has written
+    /// Returns the number of segments that every receiver has written.
     pub fn written(&self) -> u64 {
         self.rest().map(|(_, receiver)| receiver.written).min().unwrap_or(self.segments())
     }
 
-    /// Who has not got it yet
+    /// Returns the receivers that have not stored the object yet.
     fn rest(&self) -> impl Iterator<Item = (IpAddr, &Receiver)> {
         self.receivers.iter().filter(|(_, receiver)| !receiver.stored).map(|(ip, receiver)| (*ip, receiver))
     }
 
-    /// The members of this round's group
+    /// Returns the members of this round's group.
     fn members(&self) -> Vec<IpAddr> {
         core::iter::once(self.own).chain(self.rest().map(|(ip, _)| ip)).collect()
     }
 
-    /// The segment that is wanted next: [`give`](Self::give) it. After a failure it may be one that was given before.
+    /// Returns the index of the segment to be provided next by [`give`](Self::give). After a failure it may
+    /// be one that was provided before. `None` if no segment may be sent now.
     pub fn wants(&self) -> Option<u64> {
         let room = self.written() + u64::from(self.config.window);
         #[cfg(debug_assertions)]
@@ -178,28 +185,29 @@ impl Give {
             .then_some(self.next)
     }
 
-    /// Whether all segments were given, and the object's digest is wanted: [`finish`](Self::finish).
+    /// Returns whether all segments were provided, and the digest of the object has to be provided by
+    /// [`finish`](Self::finish).
     pub fn wants_digest(&self) -> bool {
         self.stage == Stage::Sending && self.open && self.next == self.segments() && !self.finished
     }
 
-    /// Gives the segment that is wanted.
+    /// Sends the segment that [`wants`](Self::wants) returns. Does nothing if that is `None`.
     ///
     /// # Panics
-    /// If it is not [as long as it has to be](Self::segment_len).
+    /// If `bytes` has another length than [`segment_len`](Self::segment_len).
     pub fn give(&mut self, nic: &mut Rnic, bytes: Vec<u8>) {
         let Some(segment) = self.wants() else { return };
-        assert_eq!(bytes.len(), self.segment_len(segment) as usize, "bytes of segment {segment}");
+        assert_eq!(bytes.len(), self.segment_len(segment) as usize, "length of segment {segment}");
         self.next += 1;
         self.send(nic, bytes);
     }
 
-    /// Gives the digest of the whole object.
+    /// Sends the digest of the whole object, if [`wants_digest`](Self::wants_digest) is true.
     pub fn finish(&mut self, nic: &mut Rnic, digest: [u8; DIGEST]) {
         if self.wants_digest() {
             (self.finished, self.told_digest) = (true, true);
             self.send(nic, digest.to_vec());
-            // It cannot be refused: the group is there, or has failed, which is told.
+            // This cannot be refused: the group exists, or has failed, which an event reports.
             _ = self.node.destroy_group(self.round);
         }
     }
@@ -219,29 +227,30 @@ impl Give {
         }
     }
 
-    /// Gives it up. Receivers hear of it.
+    /// Stops the delivery, and informs the receivers.
     pub fn stop(&mut self, nic: &mut Rnic, now: Nanos) {
         if self.stage != Stage::Over {
             for ip in self.receivers.keys() {
                 self.node.tell(nic, *ip, Note::Stop.to_bytes());
             }
-            // There may be no group at the time.
+            // There may be no group at this time.
             _ = self.node.abandon_group(nic, self.round, now);
             self.end(Err(GiveError::Stopped));
         }
     }
 
-    /// What became of it, when it is over; then it runs on until [`is_heard`](Self::is_heard).
+    /// Returns the outcome, once the delivery has ended. Call [`run`](Self::run) after that until
+    /// [`is_heard`](Self::is_heard) is true.
     pub fn outcome(&self) -> Option<&Result<Given, GiveError>> {
         self.outcome.as_ref()
     }
 
-    /// Whether everything that was said to others has been heard.
+    /// Returns whether all messages to receivers are acknowledged.
     pub fn is_heard(&self) -> bool {
         self.node.is_heard()
     }
 
-    /// When [`run`](Self::run) is to be called, if nothing comes in before
+    /// Returns the time at which [`run`](Self::run) is to be called, unless something arrives earlier.
     pub fn next_timer(&self) -> Option<Nanos> {
         let until = match self.stage {
             Stage::Calling(at) | Stage::Offering(at) => Some(at),
@@ -251,7 +260,7 @@ impl Give {
         [self.node.next_timer(), until].into_iter().flatten().min()
     }
 
-    /// Something came in, something was given, or the time has come.
+    /// Handles everything that has arrived, all calls of the application, and all deadlines up to `now`.
     pub fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         self.node.run(nic, now);
         let complete = core::mem::take(&mut *self.complete.lock().unwrap_or_else(PoisonError::into_inner));
@@ -261,7 +270,7 @@ impl Give {
         self.hear(nic, now);
         self.look(now);
         self.on_time(nic, now);
-        // What came of that
+        // Events that the deadlines have caused.
         self.hear(nic, now);
     }
 
@@ -271,7 +280,8 @@ impl Give {
         }
     }
 
-    /// Whether anything goes on: segments that receivers write, and blocks that they get.
+    /// Updates the time of the last progress: segments that receivers have written, and blocks that were
+    /// sent.
     fn look(&mut self, now: Nanos) {
         let written: u64 = self.receivers.values().map(|receiver| receiver.written).sum();
         let signs = written + self.node.counters().blocks_sent;
@@ -280,7 +290,7 @@ impl Give {
         }
     }
 
-    /// Whether a receiver is waited for.
+    /// Returns whether the delivery waits for this receiver.
     fn holds_up(&self, receiver: &Receiver) -> bool {
         match self.stage {
             Stage::Sending if self.next < self.segments() => {
@@ -292,7 +302,7 @@ impl Give {
         }
     }
 
-    /// Whether there is nothing to do but to wait for receivers.
+    /// Returns whether the delivery can do nothing but wait for receivers.
     fn is_held_up(&self) -> bool {
         let may_go_on = self.wants().is_some() || self.wants_digest();
         (self.open || self.stage == Stage::Storing)
@@ -315,7 +325,7 @@ impl Give {
                 }
                 self.offer_if_all_are_reached(nic, now);
             }
-            // It is called again, until the time for that is over: it may be started anew.
+            // The node establishes the link again until the time for that is over: the receiver may restart.
             Event::Lost(ip) if matches!(self.stage, Stage::Calling(_)) => {
                 if let Some(receiver) = self.receivers.get_mut(&ip) {
                     receiver.reached = false;
@@ -339,7 +349,7 @@ impl Give {
                 for memory in unfinished {
                     self.buffers.take(nic, memory);
                 }
-                // It is told here, and forgotten.
+                // The failure is handled here, so the node may forget it.
                 _ = self.node.destroy_group(group);
                 if group == self.round && self.stage == Stage::Sending {
                     self.on_failed(nic, failure, &lacking, now);
@@ -352,8 +362,8 @@ impl Give {
         let ip = failure.member();
         let waited = matches!(failure, Failure::Silent(_) | Failure::Unjoined(_));
         self.apart = waited.then(|| self.apart.take().unwrap_or_default());
-        // A switch ends the group when a receiver does not acknowledge. So it is asked once more, when those who are gone are
-        // known to be.
+        // A switch ends the group when a receiver does not acknowledge. So the root uses the switch once
+        // more, without the receivers that have failed.
         if matches!(failure, Failure::Switch(_))
             && self.switch_failed.replace(self.lost.len()) == Some(self.lost.len())
         {
@@ -361,8 +371,9 @@ impl Give {
         }
         self.stage = Stage::Offering(now);
         let why = match failure {
-            // Others that have not come together say at the next offer whom they lack; the one that is named here may have
-            // been waited for in vain by somebody that nobody reaches.
+            // Members that have not connected to each other report the unreached ones after the next offer.
+            // The member that this failure names may have waited in vain for another one that no member can
+            // reach.
             Failure::Silent(_) | Failure::Unjoined(_) => {
                 let silent = lacking.iter().map(|ip| (*ip, Lost::Silent)).collect::<Vec<_>>();
                 return self.lose_all(nic, &silent, now);
@@ -374,9 +385,9 @@ impl Give {
         self.lose_all(nic, lost.as_slice(), now);
     }
 
-    /// Goes on without some, or ends if nobody is left.
+    /// Removes receivers, and begins the next round with the others, or ends if none is left.
     fn lose_all(&mut self, nic: &mut Rnic, lost: &[(IpAddr, Lost)], now: Nanos) {
-        // All at once, so that there is one round more and not many.
+        // All at once, so that this takes only one more round.
         for (ip, why) in lost {
             if self.receivers.get(ip).is_some_and(|receiver| !receiver.stored) {
                 self.receivers.remove(ip);
@@ -387,7 +398,7 @@ impl Give {
         self.go_on(nic, now);
     }
 
-    /// Begins another round, if there is anybody left for it.
+    /// Begins the next round, or ends if no receiver is left for it.
     fn go_on(&mut self, nic: &mut Rnic, now: Nanos) {
         if self.receivers.is_empty() {
             self.end(Err(GiveError::Alone(self.lost.clone())));
@@ -398,8 +409,8 @@ impl Give {
         }
     }
 
-    /// Of receivers that cannot reach each other, as few as have to go for the others to: each time the one that most others
-    /// are apart from
+    /// Returns the receivers to be left out because they cannot reach others, as few as possible: repeatedly
+    /// the one with the most unreachable peers.
     fn apart(&self) -> Vec<(IpAddr, Lost)> {
         let is_left = |ip: &IpAddr| self.receivers.contains_key(ip);
         let mut apart = self.apart.clone().unwrap_or_default();
@@ -417,7 +428,7 @@ impl Give {
         lost
     }
 
-    /// A receiver is no longer one.
+    /// Removes a receiver.
     fn lose(&mut self, nic: &mut Rnic, ip: IpAddr, why: Lost, now: Nanos) {
         let is_out = |receiver: &Receiver| receiver.stored;
         if self.stage == Stage::Over || self.receivers.get(&ip).is_none_or(is_out) {
@@ -432,7 +443,8 @@ impl Give {
         match self.stage {
             Stage::Calling(_) => self.offer_if_all_are_reached(nic, now),
             Stage::Offering(_) => self.go_on(nic, now),
-            // That its group fails is told by itself; if it is no member, it does not matter.
+            // The failure of the group is reported by an event; if the receiver is no member, the group is
+            // not affected.
             Stage::Sending => _ = self.node.abandon_group(nic, self.round, now),
             Stage::Storing => self.conclude(),
             Stage::Over => {}
@@ -446,7 +458,7 @@ impl Give {
         }
     }
 
-    /// The switch that copies this round's blocks
+    /// Returns the switch that copies this round's blocks, if any.
     fn through(&self) -> Option<Through> {
         self.config.through.filter(|_| self.config.algorithm == Algorithm::InNetwork)
     }
@@ -455,7 +467,7 @@ impl Give {
         self.racks.get(&ip).copied().unwrap_or_default()
     }
 
-    /// Asks everybody who is left what they have, and tells them who they are.
+    /// Begins a round: offers the object to all remaining receivers, and sends them the list of members.
     fn offer(&mut self, nic: &mut Rnic, now: Nanos) {
         let most = 2 * self.config.receivers.len() as u32 + 4;
         if self.round >= most {
@@ -466,7 +478,7 @@ impl Give {
         (self.open, self.finished) = (false, false);
         let name = self.config.name.as_bytes();
         let members = self.members();
-        // Those who are left
+        // The racks of the remaining members.
         let racks: Vec<u32> = members.iter().map(|ip| self.rack(*ip)).collect();
         if let Algorithm::Hybrid(of) = &mut self.config.algorithm
             && let Ok(left) = Racks::new(&racks)
@@ -483,7 +495,7 @@ impl Give {
             algorithm: number(&self.config.algorithm),
             name_len: name.len() as u8,
         };
-        // A name has 255 bytes at most, so its parts begin below 256.
+        // A name has at most 255 bytes, so the offsets of its parts are below 256.
         let parts = name.chunks(PART).enumerate().map(|(n, bytes)| {
             let mut part = [0; PART];
             part[..bytes.len()].copy_from_slice(bytes);
@@ -519,16 +531,16 @@ impl Give {
                     apart.insert((ip.min(other), ip.max(other)));
                 }
             }
-            // Of an earlier round
+            // A response to an earlier round.
             Note::Have { round, .. } if round < self.round => {}
-            // It may be started anew.
+            // The receiver may restart.
             Note::Refuse(Refusal::Stopped) if matches!(self.stage, Stage::Calling(_)) => {
                 receiver.reached = false;
             }
             Note::Refuse(refusal) => self.lose(nic, ip, Lost::Refused(refusal), now),
             Note::Written { segments: written } if written <= segments => {
                 receiver.written = receiver.written.max(written);
-                // Who has everything answers an offer when it has compared it.
+                // A receiver that has all segments responds to the offer after it has compared the digest.
                 if let Stage::Offering(at) = &mut self.stage {
                     *at = now + self.config.patience;
                 }
@@ -536,7 +548,7 @@ impl Give {
             Note::Stored if self.told_digest => {
                 receiver.stored = true;
                 match self.stage {
-                    // It stands among the members that were told.
+                    // The receiver is a member of the offered round.
                     Stage::Offering(_) => self.go_on(nic, now),
                     _ => self.conclude(),
                 }
@@ -546,7 +558,7 @@ impl Give {
         }
     }
 
-    /// Goes on where the one goes on that has least, if all have said what they have.
+    /// Starts the round's group at the lowest number of segments, if all receivers have reported theirs.
     fn begin(&mut self, nic: &mut Rnic, now: Nanos) {
         let have = self.rest().map(|(_, receiver)| receiver.have);
         let Some(first) = have.collect::<Option<Vec<u64>>>().and_then(|all| all.into_iter().min()) else {
@@ -576,7 +588,7 @@ impl Give {
         }
     }
 
-    /// Ends it when everybody who is left has said that it is stored.
+    /// Ends the delivery if all remaining receivers have stored the object.
     fn conclude(&mut self) {
         let all = self.receivers.values().all(|receiver| receiver.stored);
         if all && matches!(self.stage, Stage::Offering(_) | Stage::Storing) {
@@ -601,7 +613,7 @@ impl Give {
                 let silent: Vec<_> = silent.into_iter().map(|ip| (ip, Lost::Silent)).collect();
                 self.lose_all(nic, &silent, now);
             }
-            // Whom nothing comes from any more, though it is there
+            // Removes receivers that are reachable, but make no progress.
             Stage::Sending | Stage::Storing if stalls => {
                 let held = self.receivers.iter().filter(|(_, receiver)| self.holds_up(receiver));
                 for ip in held.map(|(ip, _)| *ip).collect::<Vec<_>>() {

@@ -12,121 +12,121 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use switch::Nanos;
 
-/// From whom an object is taken.
+/// Configuration of a receiver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TakeConfig {
-    /// The root
+    /// Address of the root.
     pub from: IpAddr,
-    /// How long it has to come, and to come back after a failure; twice as long it may send nothing while it is there, as it
-    /// waits for other receivers so long
+    /// Time for the root to appear, and to return after a failure. A root that is reachable may send nothing
+    /// for twice this time, since it waits this long for other receivers.
     pub patience: Nanos,
-    /// Bytes of memory for segments at most. What the root offers needs room for
-    /// [so many](Self::segments_held) of its segments
+    /// Maximum bytes of memory for segments. A root's offer needs room for `2 * window + 1` of its segments.
     pub max_memory: u64,
 }
 
 impl TakeConfig {
-    /// Bytes of memory if nothing else is said: 1 GiB
+    /// Default of [`max_memory`](Self::max_memory): 1 GiB.
     pub const MEMORY: u64 = 1 << 30;
 
-    /// Segments that a receiver holds at most, if the root keeps `window` segments ahead of the slowest receiver: those that
-    /// it has not written; as many that come again after a failure; and the one that comes in.
+    /// Returns the maximum number of segments that a receiver holds if the root stays `window` segments ahead
+    /// of the slowest receiver: those that it has not written; as many that arrive again after a failure; and
+    /// the one that is arriving.
     const fn segments_held(window: u32) -> u64 {
         2 * window as u64 + 1
     }
 }
 
-/// Why nothing is taken (any more).
+/// Reason for which nothing is received, or the delivery has ended without success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TakeError {
-    /// The NIC has no room
+    /// The NIC has no room.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// The node refuses
+    /// The node returned an error.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// It offers nothing
-    #[error("{0} offers nothing")]
+    /// The root made no offer in time.
+    #[error("{0} made no offer in time")]
     Silent(IpAddr),
-    /// It is gone, or goes on without this node
-    #[error("{0} is gone, or goes on without this node")]
+    /// The link to the root was lost, or the root went on without this node.
+    #[error("the connection to {0} is lost, or {0} went on without this receiver")]
     Gone(IpAddr),
-    /// It is there, and sends nothing
-    #[error("{0} is there, and sends nothing any more")]
+    /// The root is reachable, and sends nothing.
+    #[error("{0} is reachable, but sends nothing")]
     Stuck(IpAddr),
-    /// It gave up
-    #[error("{0} has given up")]
+    /// The root stopped the delivery.
+    #[error("{0} stopped the delivery")]
     Left(IpAddr),
-    /// It was not taken
-    #[error("it was not taken: {0}")]
+    /// This receiver refused the object.
+    #[error("this receiver refused the object: {0}")]
     Refused(Refusal),
-    /// What was written is not what was sent
-    #[error("what was written is not what was sent: the digests differ")]
+    /// The digest of what was written differs from the root's.
+    #[error("the received object is damaged: its digest differs from the sender's")]
     Damaged,
-    /// The root does what it must not
-    #[error("{0} breaks the protocol")]
+    /// The root sent an invalid note or message.
+    #[error("{0} violated the protocol")]
     Violation(IpAddr),
 }
 
-/// What is offered.
+/// Object that the root offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// What the root calls it: not to be trusted as a path
+    /// The root's name of the object. Do not trust it as a path.
     pub name: String,
-    /// Bytes
+    /// Bytes of the object.
     pub len: u64,
-    /// Bytes of a segment
+    /// Bytes of a segment.
     pub segment_bytes: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// For the root, an offer, or another one
+    /// Waits for the root and its offer, or for the offer of the next round, until this time.
     Waiting(Nanos),
-    /// For the application, to take it
+    /// Waits for the application to accept or refuse the offer.
     Offered,
-    /// For the root, to begin
+    /// Waits for the root to start the group, until this time.
     Ready(Nanos),
     Receiving,
-    /// For the application, to compare
+    /// Waits for the application to compare the digest.
     Comparing,
     Over,
 }
 
-/// What callbacks of a group share with the receiver.
+/// State that a group's callbacks share with the receiver.
 #[derive(Debug, Default)]
 struct Shared {
     buffers: Buffers,
-    /// Messages that are complete
+    /// Messages that are complete.
     arrived: VecDeque<Vec<u8>>,
-    /// Segments that have come and are not written
+    /// Number of segments that have arrived and are not written.
     unwritten: u64,
 }
 
 impl Shared {
-    /// Segments in memory
+    /// Returns the number of segments in memory.
     fn held(&self) -> u64 {
         (self.buffers.len() + self.arrived.len()) as u64 + self.unwritten
     }
 }
 
-/// An offer while its notes come in. What was offered before stays as it is until this one is complete.
+/// An offer whose notes are arriving. It replaces the previous offer only when it is complete.
 #[derive(Debug, Default)]
 struct Partial {
     name: Vec<u8>,
     terms: Option<Terms>,
     switch: Option<Through>,
-    /// With their racks
+    /// By member index: address and rack.
     members: Vec<Option<(IpAddr, u32)>>,
 }
 
 impl Partial {
-    /// Whether these are the notes of this round's offer.
+    /// Returns whether this is the offer of this round.
     fn is_of(&self, round: u32) -> bool {
         self.terms.is_some_and(|terms| terms.round == round)
     }
 
-    /// The offer, if all of its notes have come.
+    /// Returns the offer, if all of its notes have arrived.
     fn complete(&self) -> Option<Complete> {
         let terms = self.terms?;
         let needs_switch = algorithm(terms.algorithm, &[0, 0]) == Some(Algorithm::InNetwork);
@@ -140,17 +140,22 @@ impl Partial {
     }
 }
 
-/// What the root offered last
+/// The last complete offer of the root.
 #[derive(Debug)]
 struct Complete {
     name: Vec<u8>,
     terms: Terms,
     switch: Option<Through>,
-    /// With their racks
+    /// By member index: address and rack.
     members: Vec<(IpAddr, u32)>,
 }
 
 /// A delivery at a receiver.
+///
+/// Call [`start`](Self::start) first. Then call [`run`](Self::run) when something has arrived at the NIC and
+/// when the time of [`next_timer`](Self::next_timer) has come. After each call, decide on
+/// [`offered`](Self::offered), write the segments of [`poll_segment`](Self::poll_segment), and compare the
+/// digest of [`wants_comparison`](Self::wants_comparison), until there is an [`outcome`](Self::outcome).
 #[derive(Debug)]
 pub struct Take {
     config: TakeConfig,
@@ -159,15 +164,16 @@ pub struct Take {
     partial: Option<Partial>,
     offer: Option<Complete>,
     accepted: bool,
-    /// Segments that have come, in order, and what the next message of this round's group is
+    /// Number of segments that have arrived, in order; and the segment number of the next message of this
+    /// round's group.
     received: u64,
     message: u64,
     written: u64,
     queue: VecDeque<Vec<u8>>,
     digest: Option<[u8; DIGEST]>,
-    /// Who was not reached in the group before
+    /// Members that were not reached in the previous round's group.
     lacks: Vec<IpAddr>,
-    /// What shows that something goes on, and when it last did
+    /// Count of all signs of progress, and the time at which it last changed.
     signs: u64,
     moved: Nanos,
     shared: Arc<Mutex<Shared>>,
@@ -179,7 +185,7 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
 }
 
 impl Take {
-    /// A receiver on a node of this configuration.
+    /// Returns a receiver on a node of this configuration. It has not started.
     pub fn new(node: Config, config: TakeConfig) -> Self {
         Self {
             config,
@@ -201,10 +207,10 @@ impl Take {
         }
     }
 
-    /// Begins.
+    /// Starts the node, and requests a link to the root.
     ///
     /// # Errors
-    /// If the NIC has no room.
+    /// If the NIC or the node has no room.
     pub fn start(&mut self, nic: &mut Rnic, now: Nanos) -> Result<(), TakeError> {
         self.node.start(nic)?;
         self.node.call(nic, self.config.from, now)?;
@@ -212,57 +218,59 @@ impl Take {
         Ok(())
     }
 
-    /// What is offered, if it has not been decided about: [`accept`](Self::accept) it or [`refuse`](Self::refuse).
+    /// Returns the offer, while it is undecided. [`accept`](Self::accept) it or [`refuse`](Self::refuse) it.
     pub fn offered(&self) -> Option<Offer> {
         let Complete { name, terms, .. } = self.offer.as_ref().filter(|_| self.stage == Stage::Offered)?;
         let name = String::from_utf8_lossy(name).into_owned();
         Some(Offer { name, len: terms.len, segment_bytes: terms.segment })
     }
 
-    /// Takes it.
+    /// Accepts the offer.
     pub fn accept(&mut self, nic: &mut Rnic, now: Nanos) {
         self.accepted = true;
-        // If it is being offered anew just now, the answer to that follows when all of its notes have come.
+        // If the next round's offer is arriving, the response follows when all of its notes have arrived.
         if self.stage == Stage::Offered {
             self.tell_have(nic, now);
         }
     }
 
-    /// Does not take it, or not any more. The root hears of it.
+    /// Refuses the object, also after it was accepted, and informs the root.
     pub fn refuse(&mut self, nic: &mut Rnic, refusal: Refusal, now: Nanos) {
         if self.stage != Stage::Over {
             self.tell(nic, Note::Refuse(refusal));
             if let Some(terms) = self.terms() {
-                // There may be no group at the time.
+                // There may be no group at this time.
                 _ = self.node.abandon_group(nic, terms.round, now);
             }
             self.end(Err(TakeError::Refused(refusal)));
         }
     }
 
-    /// The next segment: each once, in order. [`written`](Self::written) says that it is where it belongs.
+    /// Returns the next segment. Each segment is returned once, in order. Call [`written`](Self::written)
+    /// when it is written.
     pub fn poll_segment(&mut self) -> Option<Vec<u8>> {
         self.queue.pop_front()
     }
 
-    /// Segments that have come and are not written
+    /// Returns the number of segments that have arrived and are not written.
     pub fn unwritten(&self) -> u64 {
         self.received - self.written
     }
 
-    /// The next segment has been written.
+    /// Counts the next segment as written, and reports it to the root.
     pub fn written(&mut self, nic: &mut Rnic) {
         self.written += 1;
         self.count_unwritten();
         self.tell(nic, Note::Written { segments: self.written });
     }
 
-    /// The digest to compare with, when everything has come and was written: [`compared`](Self::compared) says how it went.
+    /// Returns the digest to compare with, when the whole object has arrived and is written. Report the
+    /// result by [`compared`](Self::compared).
     pub fn wants_comparison(&self) -> Option<[u8; DIGEST]> {
         self.digest.filter(|_| self.stage == Stage::Comparing && self.written == self.received)
     }
 
-    /// What was written is, or is not, what was sent.
+    /// Reports whether the digest matches to the root, and ends the delivery.
     pub fn compared(&mut self, nic: &mut Rnic, equal: bool) {
         if self.stage == Stage::Comparing {
             self.tell(nic, if equal { Note::Stored } else { Note::Damaged });
@@ -270,17 +278,18 @@ impl Take {
         }
     }
 
-    /// What became of it, when it is over; then it runs on until [`is_heard`](Self::is_heard).
+    /// Returns the outcome, once the delivery has ended. Call [`run`](Self::run) after that until
+    /// [`is_heard`](Self::is_heard) is true.
     pub fn outcome(&self) -> Option<&Result<(), TakeError>> {
         self.outcome.as_ref()
     }
 
-    /// Whether everything that was said to others has been heard.
+    /// Returns whether all messages to the root are acknowledged.
     pub fn is_heard(&self) -> bool {
         self.node.is_heard()
     }
 
-    /// When [`run`](Self::run) is to be called, if nothing comes in before
+    /// Returns the time at which [`run`](Self::run) is to be called, unless something arrives earlier.
     pub fn next_timer(&self) -> Option<Nanos> {
         let until = match self.stage {
             Stage::Waiting(at) | Stage::Ready(at) => Some(at),
@@ -290,7 +299,7 @@ impl Take {
         [self.node.next_timer(), until].into_iter().flatten().min()
     }
 
-    /// Something came in, something was decided, or the time has come.
+    /// Handles everything that has arrived, all calls of the application, and all deadlines up to `now`.
     pub fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         self.node.run(nic, now);
         self.on_arrived();
@@ -318,7 +327,7 @@ impl Take {
         self.terms().is_some_and(|terms| Self::segments(&terms) == self.received) && self.digest.is_some()
     }
 
-    /// Whether everything that has come is written, so that it is the root's turn.
+    /// Returns whether all segments that have arrived are written, so that the root has to act next.
     fn waits_for_root(&self) -> bool {
         self.written == self.received
     }
@@ -354,7 +363,7 @@ impl Take {
         terms.len.div_ceil(terms.segment.into())
     }
 
-    /// What has come in full: segments, and behind the last one the digest.
+    /// Handles complete messages: segments, and the digest after the last one.
     fn on_arrived(&mut self) {
         let arrived = core::mem::take(&mut lock(&self.shared).arrived);
         for bytes in arrived {
@@ -374,7 +383,8 @@ impl Take {
                 self.count_unwritten();
                 self.queue.push_back(bytes);
             }
-            // Any other came in an earlier round; others had not got it.
+            // Any other segment has arrived in an earlier round. It is repeated for receivers that do not
+            // have it.
         }
     }
 
@@ -384,11 +394,11 @@ impl Take {
                 Some(note) => self.on_note(nic, note, now),
                 None => self.violation(),
             },
-            // With everything here, it is only to be compared.
+            // When the whole object has arrived, only the comparison is left.
             Event::Lost(_) if self.offer.is_some() && self.stage != Stage::Comparing => {
                 self.end(Err(TakeError::Gone(self.config.from)));
             }
-            // What it had begun to offer is offered from the beginning, if it comes back.
+            // If the root returns, it begins its offer again.
             Event::Lost(_) => self.partial = None,
             Event::Reached(_) | Event::Open(_) => {}
             Event::Closed(group) => {
@@ -404,10 +414,11 @@ impl Take {
                 for memory in unfinished {
                     lock(&self.shared).buffers.take(nic, memory);
                 }
-                // It is told here, and forgotten.
+                // The failure is handled here, so the node may forget it.
                 _ = self.node.destroy_group(group);
                 if self.stage == Stage::Receiving {
-                    // With everything here, it is only to be compared, whatever becomes of others.
+                    // When the whole object has arrived, only the comparison is left, whatever happens to
+                    // other members.
                     let waiting = Stage::Waiting(now + self.config.patience);
                     self.stage = if self.is_all_here() { Stage::Comparing } else { waiting };
                 }
@@ -417,7 +428,8 @@ impl Take {
 
     fn on_note(&mut self, nic: &mut Rnic, note: Note, now: Nanos) {
         if self.stage == Stage::Comparing {
-            // It has everything, and says soon how that is; another round is others'.
+            // This receiver has the whole object, and reports the result soon. Another round concerns other
+            // receivers.
             return;
         }
         match note {
@@ -444,7 +456,7 @@ impl Take {
         }
     }
 
-    /// Part of a name: the first one begins another offer.
+    /// Handles part of a name. The first part begins a new offer.
     fn on_name(&mut self, at: usize, part: &[u8]) {
         #[cfg(debug_assertions)]
         if self.accepted && self.node.has_bug(crate::Bug::HalfName) {
@@ -477,7 +489,8 @@ impl Take {
         }
     }
 
-    /// Takes an offer over when all of its notes have come. One of another round is of the same object.
+    /// Applies an offer when all of its notes have arrived. The offer of a later round has to be of the same
+    /// object.
     fn on_offer(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(offer) = self.partial.as_ref().and_then(Partial::complete) else { return };
         self.partial = None;
@@ -490,7 +503,7 @@ impl Take {
             if object(before) != object(&offer) || before.terms.round >= terms.round {
                 return self.violation();
             }
-            // The group of the round before is over, whether or not this node has heard of it.
+            // The group of the previous round has ended, whether or not this node has been notified.
             _ = self.node.abandon_group(nic, before.terms.round, now);
         }
         let is_name = core::str::from_utf8(&offer.name).is_ok();
@@ -532,7 +545,7 @@ impl Take {
         let shared = Arc::clone(&self.shared);
         let incoming = move |nic: &mut Rnic, len: u32| {
             let mut shared = lock(&shared);
-            // A root that waits for what is written, as it has to, does not come this far.
+            // A root that respects the window never reaches this limit.
             let bytes = (len <= most && shared.held() < room).then(|| vec![0; len as usize])?;
             shared.buffers.give(nic, pd, bytes, Access::LOCAL_WRITE).ok()
         };

@@ -157,7 +157,7 @@ fn a_file_comes_to_all() {
     std::fs::remove_file(rack.inbox(2).join("the object")).unwrap();
     let receivers: Vec<Machine> = (2..=3).map(|id| rack.receive(id)).collect();
     let (well, report, _) = rack.send(&file, &[2, 3]).end();
-    assert!(!well && report.contains("it has something of this name"), "{report}");
+    assert!(!well && report.contains("an object of this name exists"), "{report}");
     let ends: Vec<_> = receivers.into_iter().map(Machine::end).collect();
     assert!(ends[0].0 && !ends[1].0, "{ends:?}");
     assert!(ends[1].2.contains("exists already"), "{}", ends[1].2);
@@ -288,9 +288,9 @@ fn a_receiver_without_memory_for_segments_says_so() {
         "1",
     ]);
     let (well, _, said) = rack.send(&file, &[2]).end();
-    assert!(!well && said.contains("it has no memory for segments of this size"), "{said}");
+    assert!(!well && said.contains("no memory for segments of this size"), "{said}");
     let (well, _, said) = receiver.end();
-    assert!(!well && said.contains("it has no memory for segments of this size"), "{said}");
+    assert!(!well && said.contains("no memory for segments of this size"), "{said}");
     assert!(entries(&rack.inbox(2)).is_empty());
 }
 
@@ -367,7 +367,7 @@ fn who_is_stopped_says_so() {
     let (well, report, said) = sender.end();
     let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{said}"));
     assert!(!well && report["stored"] == serde_json::json!(["10.0.0.3"]), "{report}");
-    assert_eq!(report["lost"][0]["why"], "does not take it: it was stopped", "{report}");
+    assert_eq!(report["lost"][0]["why"], "refused the object: it was stopped", "{report}");
     let (well, text, said) = other.end();
     assert!(well, "{text}\n{said}");
     assert!(std::fs::read(rack.inbox(3).join("the object")).unwrap() == bytes);

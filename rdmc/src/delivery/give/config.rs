@@ -1,4 +1,4 @@
-//! What a delivery is made with, why it cannot be, and what becomes of it.
+//! Configuration, errors and result of a delivery at its root.
 
 use crate::config::{CallError, GroupConfig, StartError};
 use crate::delivery::Lost;
@@ -7,32 +7,35 @@ use core::net::IpAddr;
 use p4ce::consensus::Through;
 use switch::Nanos;
 
-/// What is to be delivered, and how.
+/// Object to be delivered, and parameters of the delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GiveConfig {
-    /// To whom
+    /// Addresses of the receivers.
     pub receivers: Vec<IpAddr>,
-    /// What receivers are to call it: 1 to 255 bytes
+    /// Name of the object at the receivers: 1 to 255 bytes.
     pub name: String,
-    /// Bytes
+    /// Bytes of the object.
     pub len: u64,
-    /// Bytes of a segment: what a receiver has room for, and what is lost of the work done when the group fails
+    /// Bytes of a segment: the unit of a receiver's memory, and of the work that is lost when the group
+    /// fails.
     pub segment_bytes: u32,
-    /// Bytes of a block
+    /// Bytes of a block.
     pub block_bytes: u32,
-    /// How blocks get around; with a switch that fails twice although no receiver does, the binomial pipeline takes its place. For the
-    /// hybrid, this node is node 0, and receivers follow in their order
+    /// Algorithm that distributes the blocks. If the switch fails twice and no receiver has failed, the
+    /// binomial pipeline replaces [`Algorithm::InNetwork`]. For [`Algorithm::Hybrid`], this node is node 0,
+    /// and the receivers follow in their order.
     pub algorithm: Algorithm,
-    /// The P4CE switch that copies, for [`Algorithm::InNetwork`]: receivers are told of it
+    /// P4CE switch that copies, for [`Algorithm::InNetwork`]. The root sends it to the receivers.
     pub through: Option<Through>,
-    /// Segments that the slowest receiver has not written, at most
+    /// Maximum number of segments that are sent and that the slowest receiver has not written.
     pub window: u32,
-    /// How long receivers have to answer, and to write what they have been given
+    /// Time for receivers to respond, and to write what they have received.
     pub patience: Nanos,
 }
 
 impl GiveConfig {
-    /// A delivery in blocks of 1 MB by the binomial pipeline, in segments of 16; of small objects, one block
+    /// Returns a delivery by the binomial pipeline in blocks of 1 MiB and segments of 16 blocks. An object
+    /// smaller than 1 MiB is one block.
     pub fn new(receivers: Vec<IpAddr>, name: String, len: u64) -> Self {
         let block_bytes = len.clamp(1, 1 << 20) as u32;
         Self {
@@ -49,67 +52,67 @@ impl GiveConfig {
     }
 }
 
-/// Why nothing is delivered (any more).
+/// Reason for which a delivery is impossible, or has ended without success.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GiveError {
-    /// There is nothing to deliver
+    /// The object has no bytes.
     #[error("the object is empty")]
     Empty,
-    /// There is nobody to deliver it to
-    #[error("there are no receivers")]
+    /// The list of receivers is empty.
+    #[error("there are no receivers; name at least one")]
     NoReceivers,
-    /// A receiver is named twice, or is this node
-    #[error("{0} is named twice, or is the sender")]
+    /// A receiver is listed twice, or is this node.
+    #[error("{0} is named twice, or is the sender; name each receiver once")]
     Twice(IpAddr),
-    /// A name that cannot be told
-    #[error("the name has {0} bytes: 1 to 255 are possible")]
+    /// The length of the name is outside of 1 to 255 bytes.
+    #[error("a name of {0} bytes is out of range; use 1 to 255 bytes")]
     Name(usize),
-    /// Blocks of no bytes, or of more than there are
+    /// The block size is zero, or larger than the object or than [`GroupConfig::MAX_BLOCK`].
     #[error("blocks of {block} bytes of an object of {len}: 1 to {most} are possible", most = len.min(&u64::from(GroupConfig::MAX_BLOCK)))]
     Block {
-        /// Bytes of a block
+        /// Bytes of a block.
         block: u32,
-        /// Bytes of the object
+        /// Bytes of the object.
         len: u64,
     },
-    /// A segment that has no block or too many, or a window without a segment
-    #[error("a segment has 1 to {max} blocks, and one segment at least is under way", max = GroupConfig::MAX_BLOCKS)]
+    /// A segment has no block, or more than [`GroupConfig::MAX_BLOCKS`]; or the window is 0.
+    #[error("segment size or window is out of range; use 1 to {max} blocks per segment and a window of at least 1", max = GroupConfig::MAX_BLOCKS)]
     Segment,
-    /// There is no switch that copies
-    #[error("blocks are to be copied by a switch, and no switch was named")]
+    /// The algorithm needs a switch, and the configuration names none.
+    #[error("the in-network algorithm needs a switch that copies, and none is given; name one")]
     NoSwitch,
-    /// The racks are of other nodes
+    /// There are too many receivers, or the racks were made for another number of nodes.
     #[error(transparent)]
     Racks(#[from] ScheduleError),
-    /// The NIC has no room
+    /// The NIC has no room.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// The node refuses
+    /// The node returned an error.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// These do not answer
-    #[error("no answer from {}", .0.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", "))]
+    /// These receivers did not respond in time.
+    #[error("no response from {}", .0.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", "))]
     Silent(Vec<IpAddr>),
-    /// No receiver is left
+    /// All receivers were lost, for these reasons.
     #[error("no receiver is left")]
     Alone(Vec<(IpAddr, Lost)>),
-    /// It was stopped
-    #[error("it was stopped before every receiver had the object")]
+    /// The application stopped the delivery.
+    #[error("the delivery was stopped before every receiver had the object")]
     Stopped,
-    /// Groups fail again and again
-    #[error("the group failed {0} times")]
+    /// The maximum number of rounds was reached.
+    #[error("the delivery failed in {0} rounds, which is the maximum")]
     Rounds(u32),
 }
 
-/// What became of a delivery.
+/// Result of a delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Given {
-    /// Who has it, and has compared the digest
+    /// Receivers that have the object, and have compared its digest.
     pub stored: Vec<IpAddr>,
-    /// Who has not, and why
+    /// Receivers that do not, and the reasons.
     pub lost: Vec<(IpAddr, Lost)>,
-    /// Groups that were made
+    /// Number of rounds, each with one group.
     pub rounds: u32,
-    /// How blocks got around in the last one
+    /// Algorithm of the last round.
     pub algorithm: Algorithm,
 }

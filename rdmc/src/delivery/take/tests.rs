@@ -12,11 +12,11 @@ fn receiver(max_memory: u64) -> (Rnic, Take) {
     let mut nic = Rnic::new(rnic::Config::new(Interface::new(MacAddr([2, 0, 0, 0, 0, 2]), OWN, 24)));
     let config = TakeConfig { from: ROOT, patience: Nanos::from_secs(1), max_memory };
     let mut take = Take::new(Config::new(OWN), config);
-    take.start(&mut nic, NOW).expect("room for a node");
+    take.start(&mut nic, NOW).expect("the NIC has room for a node");
     (nic, take)
 }
 
-/// The notes of an offer, as a root tells them
+/// Returns the notes of an offer, in the order of a root.
 fn offer(name: &str, round: u32, change: impl FnOnce(&mut Terms)) -> Vec<Note> {
     let mut terms = Terms {
         round,
@@ -44,10 +44,10 @@ fn hear(nic: &mut Rnic, take: &mut Take, notes: &[Note]) {
     }
 }
 
-/// Another receiver has refused while this one's disk begins, so there is a second round. The disk answers between any two
-/// of the offer's notes, or before or behind all of them.
+/// Another receiver has refused while this receiver's disk is slow to start, so there is a second round. The
+/// application accepts between any two notes of the second offer, or before or after all of them.
 #[test]
-fn an_offer_is_taken_whenever_the_disk_has_begun() {
+fn second_offer_may_be_accepted_between_any_two_notes() {
     let second = offer(LONG, 2, |_| {});
     for at in 0..=second.len() {
         let (mut nic, mut take) = receiver(TakeConfig::MEMORY);
@@ -62,9 +62,9 @@ fn an_offer_is_taken_whenever_the_disk_has_begun() {
     }
 }
 
-/// A root that begins an offer again from its name takes back what it has said of the one before.
+/// A root that begins a new offer withdraws the one that was incomplete.
 #[test]
-fn an_offer_that_is_cut_short_by_another_one_is_forgotten() {
+fn incomplete_offer_is_replaced_by_the_next_one() {
     for at in 1..offer(LONG, 1, |_| {}).len() {
         let (mut nic, mut take) = receiver(TakeConfig::MEMORY);
         hear(&mut nic, &mut take, &offer(LONG, 1, |_| {})[..at]);
@@ -74,7 +74,7 @@ fn an_offer_that_is_cut_short_by_another_one_is_forgotten() {
 }
 
 #[test]
-fn a_later_round_of_another_object_breaks_the_protocol() {
+fn later_round_of_another_object_is_a_violation() {
     let violation = Some(Err(TakeError::Violation(ROOT)));
     let others = [
         offer("another name", 2, |_| {}),
@@ -89,7 +89,7 @@ fn a_later_round_of_another_object_breaks_the_protocol() {
         hear(&mut nic, &mut take, &other);
         assert_eq!(take.outcome().copied(), violation);
     }
-    // Notes that belong to no offer, or do not fit the one they belong to
+    // Notes that belong to no offer, or do not fit the offer to which they belong.
     let of_none = [Note::Offer(match offer(LONG, 1, |_| {})[3] {
         Note::Offer(terms) => terms,
         note => panic!("{note:?}"),
@@ -104,7 +104,7 @@ fn a_later_round_of_another_object_breaks_the_protocol() {
 }
 
 #[test]
-fn segments_beyond_the_memory_are_refused() {
+fn offer_beyond_the_memory_limit_is_refused() {
     for (segment, window, memory) in
         [(100, 4, 899), (u32::MAX, 4, TakeConfig::MEMORY), (4, u32::MAX, 1 << 30)]
     {
@@ -119,7 +119,7 @@ fn segments_beyond_the_memory_are_refused() {
 }
 
 #[test]
-fn an_offer_to_be_copied_by_a_switch_is_complete_with_the_switch() {
+fn in_network_offer_is_incomplete_without_the_switch() {
     let (mut nic, mut take) = receiver(TakeConfig::MEMORY);
     let mut notes = offer("x", 1, |terms| terms.algorithm = 4);
     let switch = Through { address: [10, 0, 0, 254].into(), port: 18_515 };
