@@ -1,12 +1,12 @@
-//! A group at one of its members: how it comes about, its connections for blocks, and how it ends. [`transfer`] moves
+//! Group state at one member: creation, block connections and closing. [`transfer`] sends and receives
 //! blocks.
 //!
 //! ```text
-//! create_group:  Create to all, with the ends of connections ---> Create of all has come: connections stand
-//!                Joined to all ---> Joined of all has come: open
-//! destroy_group: the root has sent everything: Close to all ---> a member has as many messages: Received to the root
-//!                Received of all has come: Done to all, closed ---> Done: closed
-//! anything else: Failed to all, and on from each of them: failed
+//! create_group:  Create, with the ends of connections, to all ---> Create received from all: connected
+//!                Joined to all ---> Joined received from all: open
+//! destroy_group: root: Close to all when all messages are sent ---> member: Received to the root when complete
+//!                root: Done to all when Received has come from all, closed ---> member: closed
+//! any failure:   Failed to all, relayed by each member to all: failed
 //! ```
 
 mod plan;
@@ -33,53 +33,58 @@ use std::collections::{BTreeMap, VecDeque};
 use switch::Nanos;
 use transfer::{Links, Posted, Transfer};
 
-/// Asked for when a message comes: memory for so many bytes, or nothing if there is none.
+/// Callback for an incoming message of the given number of bytes. Returns memory for it, or `None` if there
+/// is none.
 pub type IncomingMessage = Box<dyn FnMut(&mut Rnic, u32) -> Option<Memory> + Send>;
-/// Told that a message is complete here: where it lies, and its bytes. The memory may be used anew.
+/// Callback for a message that is complete at this member, with its memory and its number of bytes. The
+/// memory may be reused.
 pub type MessageComplete = Box<dyn FnMut(&mut Rnic, Memory, u32) + Send>;
 
-/// What a member knows of another one.
+/// State of another member, as known here.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Other {
     pub(crate) create: Option<Create>,
     joined: bool,
-    /// For the root: it has everything
+    /// At the root: this member has all messages.
     received: bool,
 }
 
-/// A member with whom blocks are exchanged.
+/// Member with which this member exchanges blocks.
 #[derive(Debug)]
 pub(crate) struct Neighbour {
     pub(crate) member: u32,
     pub(crate) qpn: Qpn,
     psn: Psn,
-    /// Where it writes how many blocks it is ready for
+    /// Index of the ready word in which the neighbour reports how many blocks it is ready for.
     pub(crate) word: u32,
-    /// Where we do
+    /// Location of the neighbour's ready word, to which this member writes.
     pub(crate) remote: Option<Remote>,
-    /// Blocks sent to it, and receives posted for blocks from it, since the group began
+    /// Blocks sent to the neighbour, and receives posted for blocks from it, since the group was created.
     pub(crate) sent: u64,
     pub(crate) asked: u64,
-    /// Receives that are posted and have not completed
+    /// Receives that are posted and have not completed.
     pub(crate) posted: VecDeque<Posted>,
-    /// Where the first block of a message goes, if it may come from here: its place in the side buffer
+    /// Index in the staging buffer for the first block of a message, if the neighbour may send that block.
     pub(crate) side: Option<u32>,
-    /// A receive into the side buffer is posted that no block is expected for: it takes the first block of this message
+    /// Message for which a staging receive is posted without an expected block: it takes the first block of
+    /// that message.
     pub(crate) spare: Option<u64>,
-    /// The first block of a message may come from another one, too: it is told of which message a spare receive is
+    /// Another neighbour may send the first block of a message, too. The ready word then carries the message
+    /// of the spare receive.
     pub(crate) doubtful: bool,
-    /// Sends that may wait when a word joins them: the rest of the queue is for blocks
+    /// A ready word is written only while fewer sends than this are pending. The rest of the send queue is
+    /// reserved for blocks.
     words: usize,
-    /// It does not know how many blocks we are ready for, as the send queue was full
+    /// The neighbour's ready word is out of date, because the send queue was full.
     pub(crate) untold: bool,
 }
 
-/// A group whose blocks a switch copies.
+/// State of a group whose blocks a switch copies.
 #[derive(Debug, Default)]
 pub(crate) struct Through {
-    /// The root's queue pairs to the switch, with whether the switch has opened its group; and blocks it has acknowledged
+    /// At the root: queue pairs to the switch, one for each P4CE group.
     pub(crate) lanes: Vec<Lane>,
-    /// A member's queue pair from the switch
+    /// At any other member: queue pair from the switch.
     pub(crate) feed: Option<(Qpn, Conn, Mr, Buffer)>,
     pub(crate) feed_stands: bool,
 }
@@ -92,14 +97,14 @@ pub(crate) struct Lane {
     pub(crate) acknowledged: u64,
 }
 
-/// What comes of a step, for the node to carry out.
+/// Result of [`Group::progress`], for the node to carry out.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// Messages to members, by their places
+    /// Messages to members, by member index.
     pub(crate) say: Vec<(u32, Message)>,
     pub(crate) opened: bool,
     pub(crate) closed: bool,
-    /// It waits for somebody's word that they are ready
+    /// The group waits for the ready word of a receiver.
     pub(crate) waits: bool,
 }
 
@@ -109,51 +114,54 @@ impl Outcome {
     }
 }
 
-/// How far a group has come.
+/// Progress of a group's creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Others' ends are not known, or the switch has not answered.
+    /// A member's `Create` is missing, or the switch has not established its connections.
     Forming,
-    /// Its own connections stand, and others have been told.
+    /// This member's connections are established, and it has sent `Joined`.
     Joined,
-    /// Everybody's do.
+    /// The connections of all members are established.
     Open,
 }
 
-/// A group at a member.
+/// A group at one member.
 pub(crate) struct Group {
     pub(crate) config: GroupConfig,
-    /// This member's place
+    /// Index of this member.
     pub(crate) own: u32,
     pub(crate) life: u64,
     agreement: u64,
     pub(crate) others: Vec<Other>,
     pub(crate) neighbours: Vec<Neighbour>,
-    /// By member: its place among the neighbours
+    /// By member index: index in `neighbours`.
     pub(crate) place: BTreeMap<u32, usize>,
-    /// Room for first blocks
+    /// Staging buffer for first blocks.
     pub(crate) side: Option<(Buffer, Mr)>,
     pub(crate) through: Option<Through>,
     pub(crate) deadline: Nanos,
     stage: Stage,
     pub(crate) transfer: Option<Transfer>,
-    /// The root: what is to be sent next
+    /// At the root: messages that wait to be sent, with their lengths in bytes.
     pub(crate) queue: VecDeque<(Memory, u32)>,
-    /// Given for a message, and not within a region that can be used
+    /// Memory that the application gave for a message, outside of any usable region.
     pub(crate) unusable: Option<Memory>,
-    /// Complete here
+    /// Number of messages that are complete at this member.
     pub(crate) messages: u64,
-    /// The root: nothing more will be sent
+    /// At the root: no more messages will be sent.
     pub(crate) closing: bool,
     close_told: bool,
-    /// A member: how many messages there are, if the root has said so
+    /// At any other member: total number of messages, once the root has announced it.
     close_at: Option<u64>,
     pub(crate) incoming: IncomingMessage,
     pub(crate) complete: MessageComplete,
 }
 
 impl Group {
-    /// A group with its queue pairs and memory; nobody has heard of it yet.
+    /// Creates the state, queue pairs and memory of a group. Sends nothing.
+    ///
+    /// # Errors
+    /// If the NIC has no room, or the node has too few ready words. Nothing is kept then.
     pub(crate) fn new(
         nic: &mut Rnic,
         resources: &mut Resources,
@@ -240,12 +248,13 @@ impl Group {
         Ok(())
     }
 
-    /// Gives everything back to the NIC but the memory of messages, which is the application's: what was not complete.
+    /// Returns all resources to the NIC, except the memory of messages, which belongs to the application.
+    /// Returns the memory of the messages that are not complete.
     pub(crate) fn tear_down(&mut self, nic: &mut Rnic, resources: &mut Resources, now: Nanos) -> Vec<Memory> {
         for neighbour in self.neighbours.drain(..) {
             resources.uses.remove(&neighbour.qpn.get());
             resources.free_words.push(neighbour.word);
-            // All of these are the group's, and nobody else has them.
+            // This cannot fail: the queue pairs belong to this group alone.
             _ = nic.destroy_qp(neighbour.qpn);
         }
         if let Some(through) = self.through.take() {
@@ -257,7 +266,7 @@ impl Group {
             let lanes = through.lanes.into_iter().map(|lane| (lane.qpn, lane.conn));
             for (qpn, conn) in lanes.chain(feed) {
                 resources.uses.remove(&qpn.get());
-                // Otherwise all that is posted would complete.
+                // Without the reset, all posted requests would complete.
                 _ = nic.modify_qp(qpn, Modify::Reset);
                 _ = nic.disconnect(conn, &[], now);
                 _ = nic.destroy_qp(qpn);
@@ -279,7 +288,7 @@ impl Group {
         self.own == 0
     }
 
-    /// The other members
+    /// Returns the other members.
     pub(crate) fn others_of(&self) -> impl Iterator<Item = u32> + use<> {
         let own = self.own;
         (0..self.config.members.len() as u32).filter(move |member| *member != own)
@@ -293,7 +302,7 @@ impl Group {
         self.config.members.iter().position(|member| *member == ip).map(|member| member as u32)
     }
 
-    /// What is said to a member when the group is created
+    /// Returns the `Create` message for a member.
     pub(crate) fn create_for(&self, nic: &Rnic, resources: &Resources, member: u32) -> Message {
         let end = self.place.get(&member).map(|place| {
             let neighbour = &self.neighbours[*place];
@@ -310,7 +319,7 @@ impl Group {
         Message::Create(Create { life: self.life, agreement: self.agreement, end })
     }
 
-    /// A member has created the group.
+    /// Handles a member's `Create`: connects the queue pair to it.
     pub(crate) fn on_create(
         &mut self,
         nic: &mut Rnic,
@@ -350,18 +359,19 @@ impl Group {
                 stands.map_err(|_| Failure::NoRoom(resources.own))
             }
             (None, None) => Ok(()),
-            // They agree about everything from which it follows who exchanges blocks with whom.
+            // The agreed configuration determines which members exchange blocks.
             _ => Err(Failure::Violation(ip)),
         }
     }
 
-    /// Whether every other member has created the group.
+    /// Returns whether every other member has created the group.
     pub(crate) fn is_created_by_all(&self) -> bool {
         self.others_of().all(|member| self.others[member as usize].create.is_some())
     }
 
-    /// Returns why the group is not open when its time is over: a member that has not created it; or the switch that copies,
-    /// if it has not connected every member; or else a member that has not joined.
+    /// Returns the reason for which the group is not open at its deadline. This is a member that has not
+    /// created it; otherwise the switch, if it has not connected every member; otherwise a member that has
+    /// not joined.
     pub(crate) fn late(&self) -> Failure {
         let first = |waits: fn(&Other) -> bool| {
             let other = self.others_of().find(|member| waits(&self.others[*member as usize]));
@@ -372,21 +382,22 @@ impl Group {
         silent.or_else(|| unjoined().map(Failure::Unjoined)).unwrap_or(Failure::Switch(self.ip(0)))
     }
 
-    /// Returns whether the switch that copies, if there is one, has connected every member, as far as this node knows.
+    /// Returns whether the switch, if there is one, has connected every member, as far as this node can tell.
     fn is_switch_ready(&self) -> bool {
-        // The root asks the switch when all members have created the group, and the switch answers when it has connected all
-        // of them. So a member that is connected and has not heard the root join knows what the root waits for.
+        // The root requests the connections when all members have created the group, and the switch answers
+        // when it has connected all of them. So if this member is connected and the root has not joined, the
+        // root still waits for the switch.
         let has_answered = self.through.is_none() || self.is_root() || self.others[0].joined;
         has_answered && self.is_through_switch()
     }
 
-    /// Members that have not created it, as far as this node knows
+    /// Returns the members that have not created the group, as far as this node can tell.
     pub(crate) fn lacking(&self) -> Vec<IpAddr> {
         let lacking = self.others_of().filter(|member| self.others[*member as usize].create.is_none());
         lacking.map(|member| self.ip(member)).collect()
     }
 
-    /// Whether its own ends to the switch and from it stand, if there are any.
+    /// Returns whether this member's connections with the switch are established. True without a switch.
     fn is_through_switch(&self) -> bool {
         self.through.as_ref().is_none_or(|through| {
             if self.own == 0 {
@@ -397,17 +408,17 @@ impl Group {
         })
     }
 
-    /// Whether its own ends stand.
+    /// Returns whether all of this member's connections are established.
     fn stands(&self) -> bool {
         self.is_through_switch() && self.is_created_by_all()
     }
 
-    /// A member's connections stand.
+    /// Handles a member's `Joined`: its connections are established.
     pub(crate) fn on_joined(&mut self, member: u32) {
         self.others[member as usize].joined = true;
     }
 
-    /// The root will send nothing more, and has sent so many messages.
+    /// Handles the root's `Close`: it has sent `messages` messages, and sends no more.
     pub(crate) fn on_close(&mut self, member: u32, messages: u64) -> Result<(), Failure> {
         if member != 0 || self.close_at.is_some() || messages < self.messages {
             return Err(Failure::Violation(self.ip(member)));
@@ -416,7 +427,7 @@ impl Group {
         Ok(())
     }
 
-    /// A member has as many messages.
+    /// Handles a member's `Received`: it has all messages.
     pub(crate) fn on_received(&mut self, member: u32, messages: u64) -> Result<(), Failure> {
         if !self.is_root() || !self.close_told || messages != self.messages {
             return Err(Failure::Violation(self.ip(member)));
@@ -425,12 +436,12 @@ impl Group {
         Ok(())
     }
 
-    /// The root says that everybody has everything.
+    /// Handles the root's `Done`: all members have all messages.
     pub(crate) fn on_done(&self, member: u32) -> Result<(), Failure> {
         if member == 0 && self.close_told { Ok(()) } else { Err(Failure::Violation(self.ip(member))) }
     }
 
-    /// Does what can be done now.
+    /// Advances the group as far as possible: creation, transfers and closing.
     pub(crate) fn progress(&mut self, nic: &mut Rnic, resources: &Resources) -> Result<Outcome, Failure> {
         let mut out = Outcome::default();
         if self.stage == Stage::Forming && self.stands() {
@@ -474,17 +485,19 @@ impl Group {
         Ok(out)
     }
 
-    /// Whether all members are there.
+    /// Returns whether all members have joined.
     pub(crate) fn is_open(&self) -> bool {
         self.stage == Stage::Open
     }
 
-    /// Whether it has nothing to do but to hear that it is closed: others that were told so already take their ends down.
+    /// Returns whether only the end of closing is outstanding. Members that already have it destroy their
+    /// queue pairs, so connections may break.
     pub(crate) fn is_through(&self) -> bool {
         self.close_told
     }
 
-    /// What a group waits for, if it is one member's word: which word, and what it has to say
+    /// Returns the ready word for which the group waits, and what it has to carry, if that is the word of one
+    /// neighbour.
     pub(crate) fn waits_for(&self) -> Option<(u32, Need)> {
         let untold = self.neighbours.iter().any(|neighbour| neighbour.untold);
         let place = self.transfer.as_ref().filter(|_| !untold)?.next_to()?;
@@ -492,7 +505,7 @@ impl Group {
         Some((word, self.transfer.as_ref()?.needs(self, place)))
     }
 
-    /// Whether a group that waits can go on.
+    /// Returns whether a waiting group can go on.
     pub(crate) fn may_go_on(&self, nic: &Rnic, resources: &Resources) -> bool {
         let untold = || self.neighbours.iter().any(|neighbour| neighbour.untold);
         self.transfer.as_ref().is_some_and(|transfer| transfer.is_ready(self, nic, resources)) || untold()
@@ -502,7 +515,7 @@ impl Group {
         Links { group: self, nic, resources }
     }
 
-    /// A block has come.
+    /// Handles a block from the neighbour at index `place`.
     pub(crate) fn on_block(
         &mut self,
         nic: &mut Rnic,
@@ -514,7 +527,8 @@ impl Group {
         self.links(nic, resources).on_block(place, total, len)
     }
 
-    /// A block has been acknowledged by a neighbour, or by a switch for all that it copies to.
+    /// Counts a block that a neighbour has acknowledged, or that a switch has acknowledged for all members to
+    /// which it copies.
     pub(crate) fn on_sent(&mut self, of: Use) {
         let Some(transfer) = &mut self.transfer else { return };
         match (of, &mut self.through) {
@@ -527,7 +541,7 @@ impl Group {
         }
     }
 
-    /// What is due about closing it.
+    /// Sends the messages of closing that are due.
     fn come_to_an_end(&mut self, out: &mut Outcome) -> Result<(), Failure> {
         if self.transfer.is_some() {
             return Ok(());
@@ -556,15 +570,15 @@ impl Group {
         Ok(())
     }
 
-    /// Tells a neighbour how many blocks we are ready for. Whether it could be told: if not, it is tried again when something
-    /// has come in.
+    /// Writes this member's ready word at a neighbour. Returns whether that was possible; if not, the write
+    /// is repeated after the next event.
     pub(crate) fn tell_ready(nic: &mut Rnic, neighbour: &mut Neighbour) -> bool {
         let Some(remote) = neighbour.remote else { return true };
         let only_first_of = neighbour.spare.filter(|_| neighbour.doubtful);
         let word = ready::word(neighbour.asked, only_first_of).to_be_bytes().to_vec();
         let write = SendRequest::new(0, Operation::Write(remote), Data::Inline(word));
         let request = SendRequest { signaled: false, ..write };
-        // A queue that has failed completes it as such.
+        // A queue pair that has failed completes the request with an error.
         let is_room = nic.sends_pending(neighbour.qpn) < neighbour.words;
         neighbour.untold = !is_room || nic.post_send(neighbour.qpn, request).is_err();
         !neighbour.untold

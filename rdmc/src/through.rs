@@ -1,9 +1,9 @@
-//! Groups whose blocks a P4CE switch copies: the root writes each block once, to a P4CE group of all other members, and is
-//! told once that all of them hold it (docs/p4ce.md). Everything else is as in other groups: receivers say that they are
-//! ready by writing to the root, directly.
+//! Groups whose blocks a P4CE switch copies. The root sends each block once, to a P4CE group of all other
+//! members, and gets one acknowledgement when all of them have it (docs/p4ce.md). Everything else is as in
+//! other groups: receivers write their ready words to the root directly.
 //!
-//! A request for a P4CE group names 12 members (3 with IPv6), so a larger group has several, and the root sends a block once
-//! to each.
+//! A request for a P4CE group names at most 12 members (3 with IPv6). For more members there are several P4CE
+//! groups, and the root sends each block once to each of them.
 
 use crate::config::Failure;
 use crate::group::{Depth, Group, Lane, Resources, Use};
@@ -15,17 +15,18 @@ use rnic::{Access, ConnParam, Rnic};
 use std::collections::BTreeMap;
 use switch::Nanos;
 
-/// A replica tells of memory that may be written to. Blocks go to receives that are posted, so there is no more than a
-/// word, which nobody may write to.
+/// Bytes of the region that a member announces to the switch. A P4CE replica has to announce memory that may
+/// be written. Blocks go to posted receives, so this is a single word, without remote access.
 const NOMINAL: usize = 8;
 
-/// To how many receivers a switch copies a block that the root sends once: so many a request for a P4CE group names
+/// Returns the number of receivers to which a switch copies a block that the root sends once: the maximum
+/// number of members in a request for a P4CE group.
 pub const fn copied_at_once(ipv4: bool) -> usize {
     let (head, address) = (8, if ipv4 { 4 } else { 16 });
     (private_data::REQ_CMA - head) / address
 }
 
-/// The root asks the switch for its groups.
+/// Requests the P4CE groups from the switch, at the root.
 pub(crate) fn open(
     group: &mut Group,
     nic: &mut Rnic,
@@ -51,7 +52,7 @@ pub(crate) fn open(
             ack_timeout: resources.ack_timeout,
             retry_count: resources.retry_count,
             private_data,
-            // By this the members know which group they are asked for.
+            // Identifies the RDMC group in the switch's requests to the members.
             src_port: number as u16,
             ..ConnParam::default()
         };
@@ -69,7 +70,8 @@ pub(crate) fn open(
     Ok(())
 }
 
-/// A switch asks a member for a connection on behalf of its root.
+/// Accepts a switch's connection request on behalf of the root, at another member. Returns `None` if it is
+/// not accepted.
 pub(crate) fn join(
     group: &mut Group,
     nic: &mut Rnic,
@@ -104,13 +106,13 @@ pub(crate) fn join(
     Some(())
 }
 
-/// For which group a switch asks: the root, and the group's number
+/// Returns the group of a switch's connection request: the root's address, and the number of the group.
 pub(crate) fn asked_for(private_data: &[u8]) -> Option<(IpAddr, u32)> {
     let MemberRequest { leader, port } = MemberRequest::from_bytes(private_data)?;
     Some((leader, port.into()))
 }
 
-/// Something happened to a group's connection with a switch.
+/// Handles a CM event of a group's connection with a switch.
 pub(crate) fn on_cm(group: &mut Group, of: Use, event: &CmEvent) -> Result<(), Failure> {
     let failed = Failure::Switch(group.ip(0));
     let Some(through) = &mut group.through else { return Ok(()) };

@@ -1,18 +1,22 @@
-//! A message on its way: which block is sent to whom and received from whom next (paper 4.2, 4.3).
+//! Transfer of one message at one member: which block is sent to, and received from, which member next (RDMC,
+//! sections 4.2 and 4.3).
 //!
-//! *Sending.* Blocks leave in the order of the schedule: each when it is here, the receiver has said that it is ready for it,
-//! and the one before is acknowledged; blocks that follow one another to the same member do not wait for that, up to
-//! [`ahead`](crate::GroupConfig::ahead).
+//! *Sending.* Blocks leave in the order of the schedule. A block is sent when this member has it, the
+//! receiver's ready word permits it, and the block before it is acknowledged. Consecutive blocks to the same
+//! member do not wait for acknowledgements, up to [`ahead`](crate::GroupConfig::ahead).
 //!
-//! *Receiving.* A member waits for exactly one sender at a time: it is ready for the next block of its schedule, and for
-//! those behind it as far as they come from the same member. If it were ready for others too, blocks that are not needed
-//! yet would come at the same time, and take half of its port from the one that all the rest waits for.
+//! *Receiving.* A member waits for exactly one sender at a time. It posts receives for the next block of its
+//! schedule, and for the blocks after it as far as the same member sends them. With receives for other
+//! senders as well, blocks that are not needed yet would arrive at the same time, and take half of the port's
+//! rate from the block on which all others depend.
 //!
-//! *The first block.* How long a message is, and so which block comes when, is in the immediate data of every block of it.
-//! Before the first one a member only knows from whom it may come ([`Schedule::first_senders`]): for each of those it has a
-//! block's room aside, from where the block is copied to its place. Where there are two, each is told of which message it may
-//! send that block ([`ready`](super::ready)), and that it may send no other; the one that was not used stays posted, and
-//! takes whatever that member sends next, be it of this message or of a later one.
+//! *The first block.* The immediate data of every block carries the length of the message, which determines
+//! the schedule. Before the first block a member only knows which members may send it
+//! ([`Schedule::first_senders`]). For each of them it has a staging buffer of one block, from which the block
+//! is copied to its position in the message. Where there are two such members, the ready word tells each of
+//! them of which message it may send the first block ([`ready`](super::ready)), and that it may send no other
+//! block. The staging receive that was not used stays posted. It takes the next block from that member,
+//! whether that belongs to this message or to a later one.
 
 use super::ready::Need;
 use super::{Group, Neighbour, Resources};
@@ -20,61 +24,61 @@ use crate::config::{Failure, GroupConfig, Memory};
 use crate::schedule::{Schedule, To};
 use rnic::{Access, Data, Operation, RecvRequest, Rnic, SendRequest, Sge};
 
-/// Stands for all members, by a switch
+/// Marker for all members, through a switch.
 const ALL: u32 = u32::MAX;
-/// The name of a request that sends a block
+/// Identifier of work requests that send or receive a block.
 pub(crate) const BLOCK: u64 = 1;
 
-/// Where a posted receive puts a block.
+/// Destination of a posted receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Posted {
-    /// Where it belongs
+    /// The block's position in the message.
     InPlace,
-    /// Aside
+    /// The staging buffer.
     Aside,
 }
 
-/// A message.
+/// Transfer of one message.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub(crate) memory: Memory,
     pub(crate) len: u32,
-    /// To whom (a neighbour's place, or all) and which block, in order
+    /// Blocks to send, in order: the neighbour's index, or [`ALL`], and the block.
     sends: Vec<(u32, u32)>,
     begun: usize,
     pub(crate) acknowledged: usize,
-    /// From whom (a neighbour's place) and which block, in order; and whether it has come
+    /// Blocks to receive, in order: the neighbour's index and the block; and whether each has arrived.
     receives: Vec<(u32, u32)>,
     come: Vec<bool>,
-    /// The first one that has not
+    /// Index of the first block to receive that has not arrived.
     first: usize,
-    /// A receive is posted for those before
+    /// Number of blocks to receive, in order, for which receives are posted.
     asked: usize,
     has: Vec<bool>,
-    /// By neighbour: the block of this message that it gets before all others, if it gets that from here
+    /// By neighbour: the first block of this message that it receives, if this member sends that block.
     firsts: Vec<Option<u32>>,
-    /// By neighbour: those before in `receives` are from others, or have come
+    /// By neighbour: index in `receives` before which all blocks from this neighbour have arrived.
     cursors: Vec<usize>,
 }
 
 impl Transfer {
-    /// Everything is here, and everything that was sent on is acknowledged.
+    /// Returns whether all blocks have arrived, and all blocks sent are acknowledged.
     pub(crate) fn is_complete(&self) -> bool {
         self.first == self.receives.len() && self.acknowledged == self.sends.len()
     }
 
-    /// Everything is here.
+    /// Returns whether all blocks have arrived.
     #[cfg(debug_assertions)]
     pub(crate) fn is_here(&self) -> bool {
         self.first == self.receives.len()
     }
 
-    /// The neighbour to whom the next block goes, if it is one
+    /// Returns the neighbour to which the next block goes, if it goes to one.
     pub(crate) fn next_to(&self) -> Option<usize> {
         self.sends.get(self.begun).filter(|(to, _)| *to != ALL).map(|(to, _)| *to as usize)
     }
 
-    /// Whether those to whom the next block goes have said that they are ready for it.
+    /// Returns whether the ready words of all receivers of the next block permit it.
     pub(crate) fn is_ready(&self, group: &Group, nic: &Rnic, resources: &Resources) -> bool {
         #[cfg(debug_assertions)]
         if resources.bug == Some(crate::Bug::Unready) {
@@ -89,7 +93,7 @@ impl Transfer {
         }
     }
 
-    /// What a neighbour's word has to say for the next block to be sent to it.
+    /// Returns the condition on a neighbour's ready word for the next block to be sent to it.
     pub(crate) fn needs(&self, group: &Group, place: usize) -> Need {
         let next = self.sends.get(self.begun).copied();
         let is_first = self.firsts[place].is_some_and(|block| next == Some((place as u32, block)));
@@ -97,7 +101,7 @@ impl Transfer {
     }
 }
 
-/// A group with what its blocks need.
+/// A group, with the NIC and the resources that its transfers need.
 pub(crate) struct Links<'a> {
     pub(crate) group: &'a mut Group,
     pub(crate) nic: &'a mut Rnic,
@@ -113,7 +117,8 @@ impl Links<'_> {
         Failure::NoRoom(self.resources.own)
     }
 
-    /// If nothing is under way: receivers wait for the next message, the root begins with it.
+    /// Between messages: starts the next message at the root, and posts receives for its first block at the
+    /// other members.
     pub(crate) fn begin(&mut self) -> Result<(), Failure> {
         if self.group.transfer.is_some() {
             return Ok(());
@@ -139,12 +144,13 @@ impl Links<'_> {
         Ok(())
     }
 
-    /// A message of so many bytes begins here.
+    /// Starts the transfer of a message of `len` bytes.
     fn start(&mut self, memory: Memory, len: u32) -> Result<(), Failure> {
         let group = &mut *self.group;
         let n = group.config.members.len() as u32;
         let blocks = len.div_ceil(group.config.block_bytes);
-        // Nodes and algorithm were looked at when the group was created, and it has a block.
+        // The algorithm and the nodes were checked when the group was created, and the message has at least
+        // one block.
         let Ok(schedule) = Schedule::new(group.config.algorithm.clone(), n, blocks) else {
             return Err(Failure::NoRoom(self.resources.own));
         };
@@ -184,7 +190,7 @@ impl Links<'_> {
         Ok(())
     }
 
-    /// Asks for blocks and sends some. Whether somebody has to say first that they are ready.
+    /// Posts receives and sends blocks. Returns whether a block waits for a ready word.
     pub(crate) fn advance(&mut self) -> Result<bool, Failure> {
         self.ask()?;
         self.send()
@@ -208,7 +214,7 @@ impl Links<'_> {
                 continue;
             }
             let neighbour = &mut self.group.neighbours[place];
-            // It was told already, and has a receive.
+            // A receive for this block is posted, and the sender's ready word counts it.
             if neighbour.spare.take().is_some() {
                 told |= neighbour.doubtful;
                 continue;
@@ -222,7 +228,8 @@ impl Links<'_> {
         Ok(())
     }
 
-    /// Posts a receive for a block from a neighbour; aside, if it is not known which one.
+    /// Posts a receive for a block from a neighbour: in place, or in the staging buffer if the block is
+    /// unknown.
     fn post(&mut self, place: usize, block: Option<u32>) -> Result<(), Failure> {
         let block_bytes = self.group.config.block_bytes;
         let neighbour = &self.group.neighbours[place];
@@ -247,7 +254,7 @@ impl Links<'_> {
         Ok(())
     }
 
-    /// Sends what can be sent. Whether somebody has to say first that they are ready.
+    /// Sends all blocks that may be sent now. Returns whether one waits for a ready word.
     fn send(&mut self) -> Result<bool, Failure> {
         let ahead = self.group.config.ahead as usize;
         loop {
@@ -289,7 +296,7 @@ impl Links<'_> {
         self.nic.post_send(neighbour.qpn, request).map_err(|_| no_room)
     }
 
-    /// A block has come from a neighbour: of a message of `total` bytes, itself `len` bytes.
+    /// Handles a block of `len` bytes from a neighbour, of a message of `total` bytes.
     pub(crate) fn on_block(&mut self, place: usize, total: Option<u32>, len: u32) -> Result<(), Failure> {
         let Some(total) = total.filter(|total| *total > 0) else { return Err(self.violation(place)) };
         let Some(posted) = self.group.neighbours[place].posted.pop_front() else {
@@ -302,17 +309,17 @@ impl Links<'_> {
         }
     }
 
-    /// A block has come that lies aside.
+    /// Handles a block in the staging buffer.
     fn on_aside(&mut self, place: usize, total: u32, len: u32) -> Result<(), Failure> {
         match self.next_from(place) {
             Some(next) => self.on_expected(place, next, Posted::Aside, total, len),
             None if self.group.transfer.is_none() => self.on_first(place, total, len),
-            // Nobody was told of a message beyond this one.
+            // No ready word has permitted a block of a later message.
             None => Err(self.violation(place)),
         }
     }
 
-    /// The place in the order of the next block from a neighbour, if one is to come from it
+    /// Returns the index in `receives` of the next block from a neighbour, if one is to arrive from it.
     fn next_from(&mut self, place: usize) -> Option<usize> {
         let transfer = self.group.transfer.as_mut()?;
         let from = &transfer.receives[transfer.cursors[place]..];
@@ -321,7 +328,7 @@ impl Links<'_> {
         Some(transfer.cursors[place])
     }
 
-    /// The first block of a message, which lies aside.
+    /// Handles the first block of a message, which is in the staging buffer.
     fn on_first(&mut self, place: usize, total: u32, len: u32) -> Result<(), Failure> {
         if total.div_ceil(self.group.config.block_bytes) > GroupConfig::MAX_BLOCKS {
             return Err(self.violation(place));
@@ -361,7 +368,7 @@ impl Links<'_> {
         #[cfg(debug_assertions)]
         let at = if self.resources.bug == Some(crate::Bug::WrongFirst) { 0 } else { at };
         if posted == Posted::Aside {
-            // If it was not expected yet, it is the one that was.
+            // A block that arrives before it was expected has used the spare receive.
             if next >= transfer.asked {
                 neighbour.spare = None;
             }
@@ -387,7 +394,8 @@ impl Links<'_> {
     }
 }
 
-/// Whether so many bytes of memory can be used by a group's queue pairs.
+/// Returns whether `len` bytes from `memory` on lie in one region of the node's protection domain that has
+/// this access right.
 pub(crate) fn is_within(nic: &Rnic, resources: &Resources, memory: Memory, len: u32, access: Access) -> bool {
     nic.region(memory.mr).is_some_and(|region| {
         let at = memory.va.checked_sub(region.va);
