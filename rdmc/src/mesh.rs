@@ -1,8 +1,9 @@
-//! One reliable connection between each two nodes, for short messages: made when the first group needs it, and kept. It
-//! stands for the paper's TCP connections (2, 4.2): groups are brought together over it, failures are told over it, and
-//! while there is a group it shows whether the other node is still there.
+//! Mesh of links: one reliable connection between each two nodes, for control messages. It is made when the
+//! first group needs it, and kept. It takes the place of the paper's TCP connections (RDMC, section 4.2):
+//! nodes create groups over it and relay failures, and while a group exists it shows whether the other node
+//! is alive.
 //!
-//! The node with the higher address asks for the connection, so that there is one.
+//! The node with the higher address requests the connection, so that there is only one.
 
 use crate::config::Config;
 use crate::group::Depth;
@@ -18,23 +19,24 @@ use rocev2::cm::RejReason;
 use std::collections::{BTreeMap, VecDeque};
 use switch::Nanos;
 
-/// Messages that a node has room for, from each other one; and that it sends before the first is acknowledged
+/// Maximum number of messages from one peer for which the node has receives posted, and of messages to it
+/// without acknowledgement.
 const DEPTH: usize = 32;
-/// What its queue pairs have room for
+/// Depth of the links' queue pairs.
 pub(crate) const QUEUES: Depth = Depth { send: DEPTH, recv: DEPTH };
 
-/// What came about.
+/// Event of the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum News {
-    /// The other node can be spoken to
+    /// The link to the peer is established.
     Up(IpAddr),
-    /// What was said last may not have been heard, and nothing will come any more
+    /// The link is lost: the last messages may not have been delivered, and no more will arrive.
     Lost(IpAddr),
-    /// A message about a group
+    /// Message from a peer about a group.
     Message(IpAddr, u32, Message),
 }
 
-/// A queue pair and its receive buffers.
+/// Connection of a link: a queue pair and its receive buffers.
 #[derive(Debug)]
 struct Lane {
     qpn: Qpn,
@@ -45,31 +47,32 @@ struct Lane {
     under_way: usize,
 }
 
-/// What there is between this node and another one.
+/// State of the link between this node and a peer.
 #[derive(Debug, Default)]
 struct Link {
     up: Option<Lane>,
-    /// Being connected
+    /// Connection that is being set up.
     coming: Option<Lane>,
-    /// Groups that need it
+    /// Number of groups and calls that need the link.
     users: usize,
     outbox: VecDeque<[u8; LEN]>,
     heard: Nanos,
     probed: Nanos,
-    /// It was to be asked then, and something waited that would have shown it as well
+    /// The last keepalive was omitted, because messages waited whose acknowledgement would show as well that
+    /// the peer is alive.
     unasked: bool,
-    /// Not asked for before
+    /// Time before which no further connection is requested.
     retry_at: Nanos,
 }
 
-/// What the mesh needs of its NIC.
+/// The node's protection domain and completion queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Queues {
     pub(crate) pd: Pd,
     pub(crate) cq: Cq,
 }
 
-/// The links of a node.
+/// Links of a node.
 #[derive(Debug)]
 pub(crate) struct Mesh {
     own: IpAddr,
@@ -84,9 +87,9 @@ pub(crate) struct Mesh {
     by_qpn: BTreeMap<u32, IpAddr>,
     by_conn: BTreeMap<Conn, IpAddr>,
     news: VecDeque<News>,
-    /// No link's time comes before
+    /// Lower bound of all links' next deadlines.
     timer: Option<Nanos>,
-    /// Messages that were none
+    /// Number of malformed messages.
     pub(crate) malformed: u64,
 }
 
@@ -114,7 +117,8 @@ impl Mesh {
         self.news.pop_front()
     }
 
-    /// Makes room for links to these nodes: links that no group needs, and over which everything is said, make way. How many there would be too many
+    /// Makes room for links to `peers`, by dropping links that no group needs and over which all messages are
+    /// acknowledged. Returns the number of links for which there is still no room.
     pub(crate) fn make_room(&mut self, nic: &mut Rnic, peers: &[IpAddr], now: Nanos) -> usize {
         let new = peers.iter().filter(|peer| !self.links.contains_key(peer)).count();
         let too_many = (self.links.len() + new).saturating_sub(self.max_links);
@@ -130,7 +134,7 @@ impl Mesh {
         too_many - idle.len()
     }
 
-    /// Queue pairs that it has, each with a region
+    /// Returns the number of queue pairs; each has a region.
     pub(crate) fn lanes(&self) -> usize {
         self.links
             .values()
@@ -142,23 +146,23 @@ impl Mesh {
         self.links.get(&peer).is_some_and(|link| link.up.is_some())
     }
 
-    /// Whether everything that was said is acknowledged.
+    /// Returns whether all messages are acknowledged.
     pub(crate) fn is_heard(&self) -> bool {
         self.links.values().all(Link::is_heard)
     }
 
-    /// The numbers of its queue pairs
+    /// Returns the numbers of the queue pairs.
     #[cfg(test)]
     pub(crate) fn queue_pairs(&self) -> impl Iterator<Item = &u32> {
         self.by_qpn.keys()
     }
 
-    /// Messages for others that wait until those before are heard
+    /// Returns the number of messages that wait for earlier ones to be acknowledged.
     pub(crate) fn unsaid(&self) -> usize {
         self.links.values().map(|link| link.outbox.len()).sum()
     }
 
-    /// A group needs the link to a node.
+    /// Adds a user of the link to a peer, and connects it if necessary.
     pub(crate) fn want(&mut self, nic: &mut Rnic, queues: Queues, peer: IpAddr, now: Nanos) {
         let link = self.links.entry(peer).or_default();
         link.users += 1;
@@ -168,14 +172,14 @@ impl Mesh {
         self.tend(nic, queues, peer, now);
     }
 
-    /// A group does not need it any more.
+    /// Removes a user of the link to a peer.
     pub(crate) fn release(&mut self, peer: IpAddr) {
         if let Some(link) = self.links.get_mut(&peer) {
             link.users = link.users.saturating_sub(1);
         }
     }
 
-    /// Says something, if the other node can be spoken to.
+    /// Sends a message, if the link to the peer is established. Otherwise drops it.
     pub(crate) fn send(&mut self, nic: &mut Rnic, peer: IpAddr, group: u32, message: Message) {
         if let Some(link) = self.links.get_mut(&peer).filter(|link| link.up.is_some()) {
             link.outbox.push_back(message.to_bytes(group));
@@ -183,12 +187,13 @@ impl Mesh {
         }
     }
 
-    /// When [`on_timer`](Self::on_timer) is due
+    /// Returns the time at which [`on_timer`](Self::on_timer) is due.
     pub(crate) const fn next_timer(&self) -> Option<Nanos> {
         self.timer
     }
 
-    /// A link's time may have become an earlier one. (That it has become a later one is found when the timer is due.)
+    /// Moves the timer forward to a link's deadline, if that is earlier. (A later deadline is found when the
+    /// timer is due.)
     fn arm(&mut self, peer: IpAddr) {
         let due = self.links.get(&peer).and_then(|link| self.due(peer, link));
         self.timer = [self.timer, due].into_iter().flatten().min();
@@ -208,7 +213,7 @@ impl Mesh {
         [coming, next].into_iter().flatten().min()
     }
 
-    /// Looks after every link whose time has come.
+    /// Handles the deadlines that have passed.
     pub(crate) fn on_timer(&mut self, nic: &mut Rnic, queues: Queues, now: Nanos) {
         let due = |(peer, link): (&IpAddr, &Link)| {
             self.due(*peer, link).is_some_and(|at| at <= now).then_some(*peer)
@@ -238,7 +243,7 @@ impl Mesh {
                 self.lose(nic, peer, now);
             } else if link.probed.max(link.heard) + self.probe_every <= now {
                 link.probed = now;
-                // What waits to be heard shows as well whether it is there.
+                // The acknowledgements of waiting messages show as well whether the peer is alive.
                 link.unasked = !link.outbox.is_empty();
                 if !link.unasked {
                     self.send(nic, peer, 0, Message::Ping);
@@ -297,21 +302,21 @@ impl Mesh {
 
     fn drop_lane(&mut self, nic: &mut Rnic, lane: Option<Lane>, now: Nanos) {
         let Some(lane) = lane else { return };
-        // Otherwise all that is posted would complete: of all links together, more than is polled at once.
+        // Without the reset, all posted requests would complete: over all links, more than one poll takes.
         _ = nic.modify_qp(lane.qpn, Modify::Reset);
         if let Some(conn) = lane.conn {
             self.by_conn.remove(&conn);
-            // It may have ended by itself.
+            // The connection may have ended already.
             _ = nic.disconnect(conn, &[], now);
         }
         self.by_qpn.remove(&lane.qpn.get());
-        // Nothing here can fail: they are ours, and nobody else has them.
+        // These calls cannot fail: the resources belong to this connection alone.
         _ = nic.destroy_qp(lane.qpn);
         _ = nic.deregister(lane.mr);
         _ = nic.free(lane.buffer);
     }
 
-    /// The other node is gone, as far as this link tells.
+    /// Drops the link's connection, and reports the loss of the peer if it was established.
     fn lose(&mut self, nic: &mut Rnic, peer: IpAddr, now: Nanos) {
         let Some(link) = self.links.get_mut(&peer) else { return };
         let lane = link.up.take();
@@ -324,15 +329,15 @@ impl Mesh {
         self.arm(peer);
     }
 
-    /// Another node asks for a connection.
+    /// Handles a connection request from a peer. Returns whether it is accepted.
     fn requested(&mut self, nic: &mut Rnic, queues: Queues, peer: IpAddr, conn: Conn, now: Nanos) -> bool {
-        // It would be one too many, or the wrong way round.
+        // Refuses a request of a node with a lower address, and one for which there is no room.
         if self.own >= peer || (!self.links.contains_key(&peer) && self.links.len() >= self.max_links) {
             return false;
         }
         let Some(mut lane) = Self::lane(nic, queues, now) else { return false };
         lane.conn = Some(conn);
-        // Receives can be posted once the queue pair has left the reset state, which `accept` sees to.
+        // Receives can be posted once the queue pair has left the reset state, to which `accept` moves it.
         if nic.accept(conn, lane.qpn, self.param(), now).is_err() {
             lane.conn = None;
             self.drop_lane(nic, Some(lane), now);
@@ -347,7 +352,8 @@ impl Mesh {
         true
     }
 
-    /// The connection that was being made stands. One that stood before was of an earlier life of the other node.
+    /// Replaces the link's connection by the one that has just been established. An existing one belongs to a
+    /// previous incarnation of the peer.
     fn stands(&mut self, nic: &mut Rnic, peer: IpAddr, now: Nanos) {
         self.lose(nic, peer, now);
         let Some(link) = self.links.get_mut(&peer) else { return };
@@ -357,7 +363,7 @@ impl Mesh {
         self.arm(peer);
     }
 
-    /// Something happened to a connection. Whether it is one between nodes.
+    /// Handles a CM event. Returns whether it belongs to a link.
     pub(crate) fn on_cm(&mut self, nic: &mut Rnic, queues: Queues, event: &CmEvent, now: Nanos) -> bool {
         let conn = event.conn();
         if let CmEvent::Requested { request, .. } = event {
@@ -386,13 +392,14 @@ impl Mesh {
         true
     }
 
-    /// A completion. Whether it was of a connection between nodes.
+    /// Handles a completion. Returns whether it belongs to a link.
     pub(crate) fn on_completion(&mut self, nic: &mut Rnic, done: &Completion, now: Nanos) -> bool {
         let Some(peer) = self.by_qpn.get(&done.qpn.get()).copied() else { return false };
         let Some(link) = self.links.get_mut(&peer) else { return false };
         let of = |lane: &Option<Lane>| lane.as_ref().is_some_and(|lane| lane.qpn == done.qpn);
         if of(&link.coming) {
-            // What comes before the handshake is over ends it, which is told before; only failures are left.
+            // The CM reports the end of the handshake before any message completes, so only failures remain
+            // here.
             if done.status != Status::Success {
                 let lane = link.coming.take();
                 link.retry_at = now + self.attempt;
@@ -405,7 +412,7 @@ impl Mesh {
         if done.status != Status::Success {
             self.lose(nic, peer, now);
         } else if done.of == Completed::RecvWriteImm {
-            // An empty WRITE, which needs no right to write anywhere
+            // An empty WRITE with immediate data, which needs no access right.
             lane.post(nic, done.id);
             self.malformed += 1;
         } else if done.of == Completed::Recv {
@@ -415,8 +422,8 @@ impl Mesh {
             let message = Message::from_bytes(bytes);
             lane.post(nic, done.id);
             match message {
-                // What waits already says as much, as soon as there is room for it; and one that asks without hearing must not
-                // make it grow.
+                // Messages that wait serve as a response as well, once there is room for them. A peer that
+                // sends requests and acknowledges nothing must not make the queue grow.
                 Some((_, Message::Ping)) if link.outbox.is_empty() => self.send(nic, peer, 0, Message::Pong),
                 Some((_, Message::Ping | Message::Pong)) => {}
                 Some((group, message)) => self.news.push_back(News::Message(peer, group, message)),
@@ -425,7 +432,7 @@ impl Mesh {
         } else {
             lane.under_way -= 1;
             link.flush(nic);
-            // While something waited, nobody was asked; and who took it may have nothing to say.
+            // No keepalive was sent while messages waited, and the peer need not respond to those.
             if link.outbox.is_empty() && link.unasked {
                 link.unasked = false;
                 self.send(nic, peer, 0, Message::Ping);
@@ -436,7 +443,7 @@ impl Mesh {
 }
 
 impl Link {
-    /// Whether everything that was said over it is acknowledged.
+    /// Returns whether all messages over this link are acknowledged.
     fn is_heard(&self) -> bool {
         self.outbox.is_empty() && self.up.as_ref().is_none_or(|lane| lane.under_way == 0)
     }
@@ -447,7 +454,7 @@ impl Link {
             && let Some(bytes) = self.outbox.pop_front()
         {
             let request = SendRequest::new(0, Operation::Send, Data::Inline(bytes.to_vec()));
-            // A queue pair that is not ready to send has failed, and says so by its completions.
+            // A queue pair that cannot send has failed, and its completions report that.
             if nic.post_send(lane.qpn, request).is_ok() {
                 lane.under_way += 1;
             }
@@ -458,7 +465,7 @@ impl Link {
 impl Lane {
     fn post(&self, nic: &mut Rnic, slot: u64) {
         let sge = Sge { mr: self.mr, va: slot * LEN as u64, len: LEN as u32 };
-        // In the error state it comes back as flushed.
+        // In the error state the receive completes as flushed.
         _ = nic.post_recv(self.qpn, RecvRequest { id: slot, data: Some(sge) });
     }
 

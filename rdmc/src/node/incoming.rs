@@ -1,4 +1,5 @@
-//! What comes in at a node: completions, connections and messages, what its groups make of them, and how they end.
+//! Events from outside at a node: completions, CM events and messages; their effect on groups, and the end of
+//! groups.
 
 use super::{Ahead, Event, MAX_AHEAD, Node};
 use crate::config::{Failure, Memory};
@@ -14,7 +15,7 @@ use std::collections::BTreeMap;
 use switch::Nanos;
 
 impl Node {
-    /// Groups that waited, and can go on
+    /// Marks waiting groups that can go on as due.
     pub(super) fn wake(&mut self, nic: &Rnic) {
         let Some(resources) = &self.resources else { return };
         let Self { waiting, groups, due, .. } = self;
@@ -30,7 +31,7 @@ impl Node {
         });
     }
 
-    /// What there is to hear from others.
+    /// Handles the events of the mesh.
     pub(super) fn hear(&mut self, nic: &mut Rnic, now: Nanos) {
         while let Some(news) = self.mesh.poll() {
             match news {
@@ -47,7 +48,7 @@ impl Node {
                     }
                 }
                 News::Message(peer, _, Message::Note(note)) => {
-                    // Who was not called has nothing to say.
+                    // Notes from nodes that were not called are ignored.
                     if self.called.contains(&peer) {
                         self.events.push_back(Event::Note(peer, note));
                     }
@@ -57,7 +58,7 @@ impl Node {
         }
     }
 
-    /// Tells another node of the groups with it.
+    /// Sends a peer the `Create` messages of all groups with it.
     fn introduce(&mut self, nic: &mut Rnic, peer: IpAddr) {
         let Some(resources) = &self.resources else { return };
         for (number, group) in &self.groups {
@@ -68,7 +69,8 @@ impl Node {
         }
     }
 
-    /// A node is gone: with it all groups in which it has said something, and what it has said of others.
+    /// Handles the loss of a peer: all groups that it has created fail, and what it has announced of other
+    /// groups is dropped.
     fn on_lost(&mut self, nic: &mut Rnic, peer: IpAddr, now: Nanos) {
         self.ahead.remove(&peer);
         #[cfg(debug_assertions)]
@@ -91,19 +93,19 @@ impl Node {
         message: Message,
         now: Nanos,
     ) {
-        // What is said behind the announcement of a later life of the group is about that one.
+        // A message after the announcement of a later incarnation of the group belongs to that incarnation.
         let ahead = self.ahead.get_mut(&peer).and_then(|ahead| ahead.get_mut(&number));
         if let Some(ahead) = ahead {
             match message {
                 Message::Create(create) => *ahead = Ahead { create, failed: None },
                 Message::Failed { code, member } => {
-                    // Members that are about to create it have as long as those that have done so. Behind that it would be
-                    // another group of this number that fails.
+                    // This node has as much time to create the group as the members that have created it.
+                    // After that, the failure would apply to another group of the same number.
                     let until = now + self.config.create_timeout;
                     ahead.failed = Some((code, member, until));
                     self.deadline = Some(self.deadline.map_or(until, |at| at.min(until)));
                 }
-                // Nothing else can be said before this node has created it, too.
+                // A peer sends no other message before this node has created the group, too.
                 _ => {}
             }
             return;
@@ -118,7 +120,7 @@ impl Node {
                     let made = group.on_create(nic, resources, member, create);
                     self.settle(nic, number, made, now);
                 }
-                // It was introduced twice.
+                // A repeated `Create`.
                 (Some(_), Some(known)) if known.life == create.life => {}
                 _ => {
                     let ahead = self.ahead.entry(peer).or_default();
@@ -131,7 +133,7 @@ impl Node {
             }
             return;
         }
-        // What is about an earlier life of the group is no news.
+        // Messages about a previous incarnation of the group are ignored.
         let (Some((group, member)), Some(_)) = (of, known) else { return };
         let heard = match message {
             Message::Joined => {
@@ -153,7 +155,7 @@ impl Node {
         self.settle(nic, number, heard, now);
     }
 
-    /// After something happened to a group: it goes on, or fails.
+    /// Continues after an event of a group: the group is due, or fails.
     fn settle(&mut self, nic: &mut Rnic, number: u32, result: Result<(), Failure>, now: Nanos) {
         match result {
             Ok(()) => _ = self.due.insert(number),
@@ -206,7 +208,7 @@ impl Node {
                     group.on_sent(of);
                     Ok(())
                 }
-                // A WRITE with an immediate value has taken the receive of a block.
+                // A WRITE with immediate data has consumed the receive of a block.
                 _ => Err(Failure::Violation(match of {
                     Use::Neighbour(place) => group.ip(group.neighbours[place].member),
                     Use::Lane(_) | Use::Feed => group.ip(0),
@@ -223,7 +225,7 @@ impl Node {
                             Failure::Gone(ip)
                         }
                         Status::LocalProtection => Failure::NoMemory(self.config.address),
-                        // A block that is longer than it can be, a word where none is, ...
+                        // For instance a block that is too long, or a ready word at an invalid address.
                         _ => Failure::Violation(ip),
                     }
                 }
@@ -289,14 +291,14 @@ impl Node {
         }
     }
 
-    /// Everything is everywhere.
+    /// Closes a group: all members have all messages.
     fn close(&mut self, nic: &mut Rnic, number: u32, now: Nanos) {
         if self.remove(nic, number, now).is_some() {
             self.events.push_back(Event::Closed(number));
         }
     }
 
-    /// A group has failed: whoever can be told is told.
+    /// Fails a group, and reports the failure to all members that can be reached.
     pub(super) fn fail(&mut self, nic: &mut Rnic, number: u32, failure: Failure, now: Nanos) {
         let Some((group, unfinished)) = self.remove(nic, number, now) else { return };
         let late = matches!(failure, Failure::Silent(_) | Failure::Unjoined(_) | Failure::Switch(_));
