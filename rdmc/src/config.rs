@@ -73,8 +73,10 @@ impl Config {
     pub const fn completions(&self) -> usize {
         let links = self.links.saturating_mul(2 * mesh::QUEUES.completions());
         let ahead = GroupConfig::MAX_AHEAD as usize;
-        let (lane, feed) = (Depth::lane(ahead).completions(), Depth::feed(ahead).completions());
-        let each = Depth::blocks(ahead).completions() + if lane > feed { lane } else { feed };
+        let (to_switch, from_switch) =
+            (Depth::to_switch(ahead).completions(), Depth::from_switch(ahead).completions());
+        let each = Depth::blocks(ahead).completions()
+            + if to_switch > from_switch { to_switch } else { from_switch };
         links.saturating_add(self.connections.saturating_mul(each))
     }
 }

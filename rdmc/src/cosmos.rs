@@ -16,10 +16,10 @@ pub const RATE_BPS: f64 = 100e9;
 /// Cosmos: the mean of the logarithm is that of the median, and its variance is twice the logarithm of mean
 /// over median. Sizes are clamped to 300 bytes to 900 MB.
 pub fn sizes(count: usize, seed: u64) -> Vec<u64> {
-    let mut chance = Chance::new(seed);
-    let mut unit = || chance.below(1 << 53) as f64 / (1_u64 << 53) as f64;
+    let mut rng = Chance::new(seed);
+    let mut uniform = || rng.below(1 << 53) as f64 / (1_u64 << 53) as f64;
     let sigma = (2.0 * (29.0_f64 / 12.0).ln()).sqrt();
-    let mut normal = || (-2.0 * (1.0 - unit()).ln()).sqrt() * (core::f64::consts::TAU * unit()).cos();
+    let mut normal = || (-2.0 * (1.0 - uniform()).ln()).sqrt() * (core::f64::consts::TAU * uniform()).cos();
     (0..count).map(|_| (12.0 * MB * (sigma * normal()).exp()).clamp(300.0, 900.0 * MB) as u64).collect()
 }
 
@@ -41,9 +41,9 @@ pub fn groups() -> Vec<[usize; 3]> {
 /// If `groups` is empty, or names a host above 15.
 pub fn latencies(algorithm: &Algorithm, sizes: &[u64], groups: &[[usize; 3]]) -> Vec<f64> {
     let network = Network::new(16, RATE_BPS, 1.5e-6);
-    let mut chance = Chance::new(3);
-    let one = |bytes: &u64| {
-        let [a, b, c] = *chance.pick(groups);
+    let mut rng = Chance::new(3);
+    let latency = |bytes: &u64| {
+        let [a, b, c] = *rng.pick(groups);
         let schedule = Schedule::new(algorithm.clone(), 4, bytes.div_ceil(BLOCK) as u32);
         let object = Object {
             schedule: schedule.expect("four nodes and at least one block"),
@@ -54,5 +54,5 @@ pub fn latencies(algorithm: &Algorithm, sizes: &[u64], groups: &[[usize; 3]]) ->
         };
         run(&network, &[object])[0].last()
     };
-    sizes.iter().map(one).collect()
+    sizes.iter().map(latency).collect()
 }

@@ -18,19 +18,19 @@ mod config;
 pub mod cosmos;
 pub mod delivery;
 mod group;
+mod in_network;
 mod mesh;
 pub mod model;
 mod node;
 pub mod schedule;
-mod through;
 mod wire;
 
 pub use config::{CallError, Config, Failure, GroupConfig, Memory, StartError};
 pub use group::{IncomingMessage, MessageComplete};
+pub use in_network::copied_at_once;
 pub use node::{Counters, Event, Node};
 pub use p4ce::consensus::Through;
 pub use schedule::{Algorithm, Racks, Receive, Schedule, ScheduleError, Send, To};
-pub use through::copied_at_once;
 
 /// Bugs that can be planted, to check that tests find them.
 #[cfg(debug_assertions)]

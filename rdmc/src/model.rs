@@ -93,35 +93,35 @@ pub fn run(network: &Network, objects: &[Object]) -> Vec<Sent> {
     let mut world = World::new(network, objects);
     for (number, object) in objects.iter().enumerate() {
         assert_eq!(object.members.len(), object.schedule.nodes() as usize, "number of members and of nodes");
-        world.agenda(object.at, What::Begin(number));
+        world.schedule(object.at, Event::Begin(number));
     }
-    while let Some((at, what)) = world.next() {
+    while let Some((at, event)) = world.next() {
         world.now = at;
-        world.happen(what);
+        world.handle(event);
     }
-    world.parts.into_iter().map(Part::sent).collect()
+    world.transfers.into_iter().map(TransferState::into_result).collect()
 }
 
 /// A time that can be ordered. Times in the model are never NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct At(f64);
+struct Time(f64);
 
-impl Eq for At {}
+impl Eq for Time {}
 
-impl PartialOrd for At {
+impl PartialOrd for Time {
     fn partial_cmp(&self, other: &Self) -> Option<core::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for At {
+impl Ord for Time {
     fn cmp(&self, other: &Self) -> core::cmp::Ordering {
         self.0.total_cmp(&other.0)
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum What {
+enum Event {
     Begin(usize),
     /// A flow has left its sender, unless its rate has changed since (`version`).
     Left {
@@ -143,58 +143,60 @@ struct Flow {
     from: u32,
     to: Vec<u32>,
     block: u32,
-    left: f64,
+    remaining_bits: f64,
     rate: f64,
-    /// Time for which `left` is valid.
+    /// Time for which `remaining_bits` is valid.
     since: f64,
     version: u64,
 }
 
 /// State of an object's transfer.
 #[derive(Debug)]
-struct Part {
+struct TransferState {
     /// By node: blocks to send, in order, and how many of them it has begun to send.
     sends: Vec<Vec<(To, u32)>>,
-    begun: Vec<usize>,
+    sends_begun: Vec<usize>,
     /// By node: how many of these are acknowledged, and whether one is leaving the port.
     acknowledged: Vec<usize>,
     leaving: Vec<bool>,
     /// By node: senders of its blocks, in order; how many blocks have arrived, and for how many it has
     /// reported to be ready.
     receives: Vec<Vec<u32>>,
-    come: Vec<usize>,
-    asked: Vec<usize>,
+    arrived: Vec<usize>,
+    ready_reported: Vec<usize>,
     /// By sender and receiver: number of blocks that may be sent.
     ready: HashMap<(u32, u32), usize>,
-    has: Vec<Vec<bool>>,
+    has_block: Vec<Vec<bool>>,
     complete: Vec<f64>,
     bytes_out: Vec<f64>,
 }
 
-impl Part {
+impl TransferState {
     fn new(object: &Object) -> Self {
         let schedule = &object.schedule;
         let n = schedule.nodes();
-        let mut has = vec![vec![false; schedule.blocks() as usize]; n as usize];
-        has[0].fill(true);
+        let mut has_block = vec![vec![false; schedule.blocks() as usize]; n as usize];
+        has_block[0].fill(true);
         Self {
             sends: (0..n)
                 .map(|node| schedule.sends(node).map(|(_, send)| (send.to, send.block)).collect())
                 .collect(),
-            begun: vec![0; n as usize],
+            sends_begun: vec![0; n as usize],
             acknowledged: vec![0; n as usize],
             leaving: vec![false; n as usize],
-            receives: (0..n).map(|node| schedule.receives(node).map(|(_, one)| one.from).collect()).collect(),
-            come: vec![0; n as usize],
-            asked: vec![0; n as usize],
+            receives: (0..n)
+                .map(|node| schedule.receives(node).map(|(_, receive)| receive.from).collect())
+                .collect(),
+            arrived: vec![0; n as usize],
+            ready_reported: vec![0; n as usize],
             ready: HashMap::new(),
-            has,
+            has_block,
             complete: vec![f64::NAN; n as usize],
             bytes_out: vec![0.0; n as usize],
         }
     }
 
-    fn sent(self) -> Sent {
+    fn into_result(self) -> Sent {
         Sent { complete: self.complete, bytes_out: self.bytes_out }
     }
 }
@@ -202,10 +204,10 @@ impl Part {
 struct World<'a> {
     network: &'a Network,
     objects: &'a [Object],
-    parts: Vec<Part>,
+    transfers: Vec<TransferState>,
     now: f64,
-    agenda: BinaryHeap<Reverse<(At, u64, What)>>,
-    scheduled: u64,
+    events: BinaryHeap<Reverse<(Time, u64, Event)>>,
+    sequence: u64,
     flows: Vec<Flow>,
     free: Vec<usize>,
     /// By host: flows that leave it, and flows that reach it.
@@ -218,10 +220,10 @@ impl<'a> World<'a> {
         Self {
             network,
             objects,
-            parts: objects.iter().map(Part::new).collect(),
+            transfers: objects.iter().map(TransferState::new).collect(),
             now: 0.0,
-            agenda: BinaryHeap::new(),
-            scheduled: 0,
+            events: BinaryHeap::new(),
+            sequence: 0,
             flows: Vec::new(),
             free: Vec::new(),
             out: vec![Vec::new(); network.hosts],
@@ -229,93 +231,103 @@ impl<'a> World<'a> {
         }
     }
 
-    fn agenda(&mut self, at: f64, what: What) {
-        self.scheduled += 1;
-        self.agenda.push(Reverse((At(at), self.scheduled, what)));
+    fn schedule(&mut self, at: f64, event: Event) {
+        self.sequence += 1;
+        self.events.push(Reverse((Time(at), self.sequence, event)));
     }
 
-    fn next(&mut self) -> Option<(f64, What)> {
-        self.agenda.pop().map(|Reverse((at, _, what))| (at.0, what))
+    fn next(&mut self) -> Option<(f64, Event)> {
+        self.events.pop().map(|Reverse((at, _, event))| (at.0, event))
     }
 
-    fn happen(&mut self, what: What) {
-        match what {
-            What::Begin(object) => {
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Begin(object) => {
                 for node in 0..self.objects[object].schedule.nodes() {
-                    self.ask(object, node);
+                    self.report_ready(object, node);
                 }
                 self.send(object, 0);
             }
-            What::Left { flow, version } if self.flows[flow].version == version => self.left(flow),
-            What::Left { .. } => {}
-            What::Arrived(object, node, block) => {
-                let part = &mut self.parts[object];
-                part.has[node as usize][block as usize] = true;
-                part.come[node as usize] += 1;
-                if part.come[node as usize] == part.receives[node as usize].len() {
-                    part.complete[node as usize] = self.now;
+            Event::Left { flow, version } if self.flows[flow].version == version => self.on_left(flow),
+            Event::Left { .. } => {}
+            Event::Arrived(object, node, block) => {
+                let transfer = &mut self.transfers[object];
+                transfer.has_block[node as usize][block as usize] = true;
+                transfer.arrived[node as usize] += 1;
+                if transfer.arrived[node as usize] == transfer.receives[node as usize].len() {
+                    transfer.complete[node as usize] = self.now;
                 }
-                self.ask(object, node);
+                self.report_ready(object, node);
                 self.send(object, node);
             }
-            What::Acknowledged(object, node) => {
-                let part = &mut self.parts[object];
-                part.acknowledged[node as usize] += 1;
-                if node == 0 && part.acknowledged[0] == part.sends[0].len() {
-                    part.complete[0] = self.now;
+            Event::Acknowledged(object, node) => {
+                let transfer = &mut self.transfers[object];
+                transfer.acknowledged[node as usize] += 1;
+                if node == 0 && transfer.acknowledged[0] == transfer.sends[0].len() {
+                    transfer.complete[0] = self.now;
                 }
                 self.send(object, node);
             }
-            What::Ready(object, from, to) => {
-                *self.parts[object].ready.entry((from, to)).or_default() += 1;
+            Event::Ready(object, from, to) => {
+                *self.transfers[object].ready.entry((from, to)).or_default() += 1;
                 self.send(object, from);
             }
         }
     }
 
     /// Reports a receiver's readiness for its next blocks, as far as they come from one sender.
-    fn ask(&mut self, object: usize, node: u32) {
+    fn report_ready(&mut self, object: usize, node: u32) {
         let at = self.now + self.network.latency;
-        let part = &mut self.parts[object];
-        let (come, receives) = (part.come[node as usize], &part.receives[node as usize]);
-        let next = receives[come..].iter().take(self.network.ahead);
-        let till = come + next.take_while(|from| **from == receives[come]).count();
-        let asked = part.asked[node as usize];
-        part.asked[node as usize] = asked.max(till);
-        for number in asked..till {
-            let from = self.parts[object].receives[node as usize][number];
-            self.agenda(at, What::Ready(object, from, node));
+        let transfer = &mut self.transfers[object];
+        let (arrived, receives) = (transfer.arrived[node as usize], &transfer.receives[node as usize]);
+        let upcoming = receives[arrived..].iter().take(self.network.ahead);
+        let end = arrived + upcoming.take_while(|from| **from == receives[arrived]).count();
+        let ready_reported = transfer.ready_reported[node as usize];
+        transfer.ready_reported[node as usize] = ready_reported.max(end);
+        for number in ready_reported..end {
+            let from = self.transfers[object].receives[node as usize][number];
+            self.schedule(at, Event::Ready(object, from, node));
         }
     }
 
     /// Begins to send a member's next block, if possible.
     fn send(&mut self, object: usize, node: u32) {
         let ahead = self.network.ahead;
-        let part = &mut self.parts[object];
-        let (begun, acknowledged) = (part.begun[node as usize], part.acknowledged[node as usize]);
-        let Some((to, block)) = part.sends[node as usize].get(begun).copied() else { return };
-        let follows = || begun - acknowledged < ahead && part.sends[node as usize][begun - 1].0 == to;
-        if part.leaving[node as usize] || (begun > acknowledged && !follows()) {
+        let transfer = &mut self.transfers[object];
+        let (sends_begun, acknowledged) =
+            (transfer.sends_begun[node as usize], transfer.acknowledged[node as usize]);
+        let Some((to, block)) = transfer.sends[node as usize].get(sends_begun).copied() else { return };
+        let follows =
+            || sends_begun - acknowledged < ahead && transfer.sends[node as usize][sends_begun - 1].0 == to;
+        if transfer.leaving[node as usize] || (sends_begun > acknowledged && !follows()) {
             return;
         }
         let to: Vec<u32> = match to {
             To::Node(to) => vec![to],
-            To::All => (1..part.sends.len() as u32).collect(),
+            To::All => (1..transfer.sends.len() as u32).collect(),
         };
-        let ready = to.iter().all(|to| part.ready.get(&(node, *to)).is_some_and(|ready| *ready > 0));
-        if !part.has[node as usize][block as usize] || !ready {
+        let ready = to.iter().all(|to| transfer.ready.get(&(node, *to)).is_some_and(|ready| *ready > 0));
+        if !transfer.has_block[node as usize][block as usize] || !ready {
             return;
         }
         for to in &to {
-            *part.ready.entry((node, *to)).or_default() -= 1;
+            *transfer.ready.entry((node, *to)).or_default() -= 1;
         }
-        part.leaving[node as usize] = true;
-        part.begun[node as usize] += 1;
+        transfer.leaving[node as usize] = true;
+        transfer.sends_begun[node as usize] += 1;
         let times = to.len().div_ceil(self.network.copied_at_once);
         let bytes = self.objects[object].block_bytes(block) * times as f64;
-        part.bytes_out[node as usize] += bytes;
-        let flow =
-            Flow { object, from: node, to, block, left: bytes * 8.0, rate: 0.0, since: self.now, version: 0 };
+        transfer.bytes_out[node as usize] += bytes;
+        let flow = Flow {
+            object,
+            from: node,
+            to,
+            block,
+            remaining_bits: bytes * 8.0,
+            rate: 0.0,
+            since: self.now,
+            version: 0,
+        };
         let number = self.free.pop().unwrap_or(self.flows.len());
         if number == self.flows.len() {
             self.flows.push(flow);
@@ -324,15 +336,15 @@ impl<'a> World<'a> {
             let version = self.flows[number].version + 1;
             self.flows[number] = Flow { version, ..flow };
         }
-        for (lanes, host) in self.lanes(number) {
-            let lane = if lanes { &mut self.out[host] } else { &mut self.into[host] };
-            lane.push(number);
+        for (leaves, host) in self.ports(number) {
+            let flows = if leaves { &mut self.out[host] } else { &mut self.into[host] };
+            flows.push(number);
         }
-        self.share(number);
+        self.update_rates(number);
     }
 
     /// Returns the ports that a flow shares: whether it leaves there, and the host.
-    fn lanes(&self, flow: usize) -> Vec<(bool, usize)> {
+    fn ports(&self, flow: usize) -> Vec<(bool, usize)> {
         let flow = &self.flows[flow];
         let members = &self.objects[flow.object].members;
         let into = flow.to.iter().map(|to| (false, members[*to as usize]));
@@ -340,34 +352,34 @@ impl<'a> World<'a> {
     }
 
     /// Recomputes the rates of all flows at the ports of a flow that has begun or ended.
-    fn share(&mut self, flow: usize) {
+    fn update_rates(&mut self, flow: usize) {
         let mut touched = Vec::new();
-        for (leaves, host) in self.lanes(flow) {
+        for (leaves, host) in self.ports(flow) {
             touched.extend_from_slice(if leaves { &self.out[host] } else { &self.into[host] });
         }
         touched.sort_unstable();
         touched.dedup();
-        for one in touched {
-            let rate = self.rate(one);
+        for sharer in touched {
+            let rate = self.rate(sharer);
             let now = self.now;
-            let flow = &mut self.flows[one];
+            let flow = &mut self.flows[sharer];
             if (flow.rate - rate).abs() < f64::EPSILON {
                 continue;
             }
-            flow.left -= (now - flow.since) * flow.rate;
+            flow.remaining_bits -= (now - flow.since) * flow.rate;
             (flow.since, flow.rate) = (now, rate);
             flow.version += 1;
-            let (at, version) = (now + flow.left.max(0.0) / rate, flow.version);
-            self.agenda(at, What::Left { flow: one, version });
+            let (at, version) = (now + flow.remaining_bits.max(0.0) / rate, flow.version);
+            self.schedule(at, Event::Left { flow: sharer, version });
         }
     }
 
     fn rate(&self, flow: usize) -> f64 {
         let members = &self.objects[self.flows[flow].object].members;
         let mut rate = f64::INFINITY;
-        for (leaves, host) in self.lanes(flow) {
-            let sharers = if leaves { self.out[host].len() } else { self.into[host].len() };
-            rate = rate.min(self.network.rate_bps / sharers as f64);
+        for (leaves, host) in self.ports(flow) {
+            let flow_count = if leaves { self.out[host].len() } else { self.into[host].len() };
+            rate = rate.min(self.network.rate_bps / flow_count as f64);
         }
         let from = members[self.flows[flow].from as usize];
         for (a, b, slow) in &self.network.slow {
@@ -379,21 +391,21 @@ impl<'a> World<'a> {
         rate
     }
 
-    fn left(&mut self, flow: usize) {
-        for (leaves, host) in self.lanes(flow) {
-            let lane = if leaves { &mut self.out[host] } else { &mut self.into[host] };
-            lane.retain(|other| *other != flow);
+    fn on_left(&mut self, flow: usize) {
+        for (leaves, host) in self.ports(flow) {
+            let flows = if leaves { &mut self.out[host] } else { &mut self.into[host] };
+            flows.retain(|other| *other != flow);
         }
-        self.share(flow);
+        self.update_rates(flow);
         self.flows[flow].version += 1;
         let Flow { object, from, block, .. } = self.flows[flow];
         let latency = self.network.latency;
         for to in self.flows[flow].to.clone() {
-            self.agenda(self.now + latency, What::Arrived(object, to, block));
+            self.schedule(self.now + latency, Event::Arrived(object, to, block));
         }
-        self.agenda(self.now + 2.0 * latency, What::Acknowledged(object, from));
+        self.schedule(self.now + 2.0 * latency, Event::Acknowledged(object, from));
         self.free.push(flow);
-        self.parts[object].leaving[from as usize] = false;
+        self.transfers[object].leaving[from as usize] = false;
         self.send(object, from);
     }
 }

@@ -4,10 +4,12 @@
 mod incoming;
 
 use crate::config::{CallError, Config, Failure, GroupConfig, Memory, StartError};
-use crate::group::ready::Need;
+use crate::group::ready::ReadyCondition;
 use crate::group::transfer::is_within;
-use crate::group::{self, Group, IncomingMessage, MessageComplete, READY_VA, Resources, Use, WORD};
-use crate::mesh::{Mesh, Queues};
+use crate::group::{
+    self, Group, IncomingMessage, MessageComplete, QpUse, READY_VA, READY_WORD_LEN, Resources,
+};
+use crate::mesh::{Mesh, NicHandles};
 use crate::wire::{Create, Message, NOTE};
 use core::net::IpAddr;
 use rnic::cm::{Conn, PortSpace};
@@ -16,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use switch::{Chance, Nanos};
 
 /// Maximum number of groups that one other node has created and this node has not (yet).
-const MAX_AHEAD: usize = 4096;
+const MAX_EARLY: usize = 4096;
 
 /// Event of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,7 +63,7 @@ pub struct Counters {
 
 /// State of another member for a group that this node has not created (yet).
 #[derive(Clone, Copy, Debug)]
-struct Ahead {
+struct EarlyCreate {
     create: Create,
     /// The failure that the member has reported: code, index of the member at fault, and the time at which
     /// this entry expires.
@@ -83,16 +85,16 @@ pub struct Node {
     /// Groups that have failed and were not destroyed.
     failed: BTreeMap<u32, Failure>,
     /// By node and group number.
-    ahead: BTreeMap<IpAddr, BTreeMap<u32, Ahead>>,
+    early: BTreeMap<IpAddr, BTreeMap<u32, EarlyCreate>>,
     /// Nodes to which the application keeps a link besides those of groups.
     called: BTreeSet<IpAddr>,
     /// Connections with switches.
-    conns: BTreeMap<Conn, (u32, Use)>,
+    conns: BTreeMap<Conn, (u32, QpUse)>,
     /// Groups that may be able to make progress.
     due: BTreeSet<u32>,
     /// Groups that wait for ready words. If it is the word of one neighbour: its index, and the condition on
     /// it. A WRITE completes nothing where it is executed, so these words are read after every event.
-    waiting: BTreeMap<u32, Option<(u32, Need)>>,
+    waiting: BTreeMap<u32, Option<(u32, ReadyCondition)>>,
     /// Lower bound of the deadlines of groups and of the expiry of failures reported early.
     deadline: Option<Nanos>,
     events: VecDeque<Event>,
@@ -107,7 +109,7 @@ impl Node {
             resources: None,
             groups: BTreeMap::new(),
             failed: BTreeMap::new(),
-            ahead: BTreeMap::new(),
+            early: BTreeMap::new(),
             called: BTreeSet::new(),
             conns: BTreeMap::new(),
             due: BTreeSet::new(),
@@ -126,15 +128,16 @@ impl Node {
     pub fn start(&mut self, nic: &mut Rnic) -> Result<(), StartError> {
         let pd = nic.alloc_pd();
         let cq = nic.create_cq(self.config.completions())?;
-        let words = self.config.connections as u32;
-        let ready = nic.register_new(pd, words as usize * WORD, READY_VA, Access::REMOTE_WRITE)?;
+        let word_count = self.config.connections as u32;
+        let ready_words =
+            nic.register_new(pd, word_count as usize * READY_WORD_LEN, READY_VA, Access::REMOTE_WRITE)?;
         nic.listen(PortSpace::Tcp, self.config.port)?;
         self.resources = Some(Resources {
             pd,
             cq,
-            ready,
-            free_words: (0..words).rev().collect(),
-            chance: Chance::stream(self.config.seed, 0x5244),
+            ready_words,
+            free_ready_words: (0..word_count).rev().collect(),
+            rng: Chance::stream(self.config.seed, 0x5244),
             uses: BTreeMap::new(),
             ack_timeout: self.config.ack_timeout,
             retry_count: self.config.retry_count,
@@ -154,14 +157,16 @@ impl Node {
     /// Returns the resources that the node has taken of its NIC besides those of groups and their messages: a
     /// queue pair and a region for each link to another node, and a region for the ready words of all groups.
     pub fn held(&self) -> Held {
-        let links = self.mesh.lanes();
+        let links = self.mesh.connection_count();
         let regions = links + usize::from(self.resources.is_some());
         Held { queue_pairs: links, regions, buffers: regions }
     }
 
     /// Returns the number of ready words in use by groups, one for each block connection.
     pub fn words(&self) -> usize {
-        self.resources.as_ref().map_or(0, |resources| self.config.connections - resources.free_words.len())
+        self.resources
+            .as_ref()
+            .map_or(0, |resources| self.config.connections - resources.free_ready_words.len())
     }
 
     /// Returns the node's counters.
@@ -206,10 +211,10 @@ impl Node {
         let callbacks = (incoming_message, message_complete);
         let group = Group::new(nic, resources, config, own, deadline, callbacks)?;
         self.deadline = Some(self.deadline.map_or(deadline, |at| at.min(deadline)));
-        let queues = Queues { pd: resources.pd, cq: resources.cq };
+        let handles = NicHandles { pd: resources.pd, cq: resources.cq };
         self.failed.remove(&number);
         for peer in &peers {
-            self.mesh.want(nic, queues, *peer, now);
+            self.mesh.acquire(nic, handles, *peer, now);
             if let Some(member) = group.member(*peer).filter(|_| self.mesh.is_up(*peer)) {
                 let create = group.create_for(nic, resources, member);
                 self.mesh.send(nic, *peer, number, create);
@@ -218,8 +223,8 @@ impl Node {
         self.groups.insert(number, group);
         self.due.insert(number);
         for peer in peers {
-            let ahead = self.ahead.get_mut(&peer).and_then(|ahead| ahead.remove(&number));
-            if let Some(Ahead { create, failed }) = ahead {
+            let early = self.early.get_mut(&peer).and_then(|early| early.remove(&number));
+            if let Some(EarlyCreate { create, failed }) = early {
                 self.on_message(nic, peer, number, Message::Create(create), now);
                 if let Some((code, member, _)) = failed {
                     self.on_message(nic, peer, number, Message::Failed { code, member }, now);
@@ -295,13 +300,13 @@ impl Node {
     /// Returns whether all messages to other nodes are acknowledged. A process that ends earlier leaves its
     /// peers without them.
     pub fn is_heard(&self) -> bool {
-        self.mesh.is_heard()
+        self.mesh.is_acknowledged()
     }
 
     /// Returns the number of messages to other nodes that wait for earlier ones to be acknowledged. Messages
     /// from peers do not make it larger than the node's own groups and calls require.
     pub fn unsaid(&self) -> usize {
-        self.mesh.unsaid()
+        self.mesh.queued_messages()
     }
 
     /// Returns whether this bug was planted.
@@ -335,7 +340,7 @@ impl Node {
             return Err(CallError::Links(lacking));
         }
         self.called.insert(peer);
-        self.mesh.want(nic, Queues { pd: resources.pd, cq: resources.cq }, peer, now);
+        self.mesh.acquire(nic, NicHandles { pd: resources.pd, cq: resources.cq }, peer, now);
         if self.mesh.is_up(peer) {
             self.events.push_back(Event::Reached(peer));
         }
@@ -366,13 +371,13 @@ impl Node {
     /// Handles everything that has arrived, all requests of the application, and all deadlines up to `now`.
     pub fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(resources) = &self.resources else { return };
-        let queues = Queues { pd: resources.pd, cq: resources.cq };
+        let handles = NicHandles { pd: resources.pd, cq: resources.cq };
         loop {
-            self.take_in(nic, queues, now);
+            self.poll_nic(nic, handles, now);
             // Completions and CM events carry the same information.
             while nic.poll_event().is_some() {}
-            self.mesh.on_timer(nic, queues, now);
-            self.hear(nic, now);
+            self.mesh.on_timer(nic, handles, now);
+            self.handle_mesh_events(nic, now);
             self.on_deadline(nic, now);
             self.wake(nic);
             while let Some(number) = self.due.pop_first() {
@@ -380,28 +385,28 @@ impl Node {
             }
             // A request may fail as soon as it is posted. Nothing is left in the completion queue, which has
             // room for all completions until the next call.
-            if !nic.cq_has_some(queues.cq) {
+            if !nic.cq_has_some(handles.cq) {
                 break;
             }
         }
     }
 
     /// Handles all CM events and completions.
-    fn take_in(&mut self, nic: &mut Rnic, queues: Queues, now: Nanos) {
+    fn poll_nic(&mut self, nic: &mut Rnic, handles: NicHandles, now: Nanos) {
         loop {
             // CM events come first: a completion needs the connection to which it belongs.
             if let Some(event) = nic.poll_cm_event() {
-                if !self.mesh.on_cm(nic, queues, &event, now) {
+                if !self.mesh.on_cm(nic, handles, &event, now) {
                     self.on_cm(nic, &event, now);
                 }
-            } else if let Some(done) = nic.poll_cq(queues.cq) {
+            } else if let Some(done) = nic.poll_cq(handles.cq) {
                 if !self.mesh.on_completion(nic, &done, now) {
                     self.on_completion(nic, &done, now);
                 }
             } else {
                 break;
             }
-            self.hear(nic, now);
+            self.handle_mesh_events(nic, now);
         }
     }
 }

@@ -36,7 +36,7 @@ struct Layout {
     kind: u8,
     group: U32,
     value: U64,
-    agreement: U64,
+    config_hash: U64,
     va: U64,
     rkey: U32,
     qpn: U32,
@@ -63,16 +63,16 @@ pub(crate) struct End {
     pub(crate) psn: Psn,
     pub(crate) mtu: u16,
     /// Ready word of this end: the peer writes here how many blocks it is ready to receive.
-    pub(crate) ready: Remote,
+    pub(crate) ready_word: Remote,
 }
 
 /// Contents of the message with which a member announces that it has created a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Create {
     /// Incarnation of the group at this member.
-    pub(crate) life: u64,
+    pub(crate) incarnation: u64,
     /// Hash of the configuration on which all members have to agree.
-    pub(crate) agreement: u64,
+    pub(crate) config_hash: u64,
     /// End of the block connection, if the two members exchange blocks.
     pub(crate) end: Option<End>,
 }
@@ -118,7 +118,7 @@ impl Message {
             kind: 0,
             group: group.into(),
             value: 0.into(),
-            agreement: 0.into(),
+            config_hash: 0.into(),
             va: 0.into(),
             rkey: 0.into(),
             qpn: 0.into(),
@@ -127,11 +127,11 @@ impl Message {
         };
         layout.kind = match self {
             Self::Create(create) => {
-                layout.value = create.life.into();
-                layout.agreement = create.agreement.into();
+                layout.value = create.incarnation.into();
+                layout.config_hash = create.config_hash.into();
                 if let Some(end) = create.end {
-                    layout.va = end.ready.va.into();
-                    layout.rkey = end.ready.rkey.into();
+                    layout.va = end.ready_word.va.into();
+                    layout.rkey = end.ready_word.rkey.into();
                     layout.qpn = end.qpn.get().into();
                     layout.psn = end.psn.get().into();
                     layout.mtu = u32::from(end.mtu).into();
@@ -182,9 +182,9 @@ impl Message {
                     qpn: Qpn::new(qpn),
                     psn: Psn::new(layout.psn.get()),
                     mtu: layout.mtu.get().min(u16::MAX.into()) as u16,
-                    ready: Remote { va: layout.va.get(), rkey: layout.rkey.get() },
+                    ready_word: Remote { va: layout.va.get(), rkey: layout.rkey.get() },
                 });
-                Self::Create(Create { life: value, agreement: layout.agreement.get(), end })
+                Self::Create(Create { incarnation: value, config_hash: layout.config_hash.get(), end })
             }
             2 => Self::Joined,
             3 => Self::Failed { code: (value >> 32) as u32, member: value as u32 },
@@ -210,11 +210,11 @@ mod tests {
             qpn: Qpn::new(0x12_3456),
             psn: Psn::new(0xff_ffff),
             mtu: 4096,
-            ready: Remote { va: 1 << 50, rkey: 77 },
+            ready_word: Remote { va: 1 << 50, rkey: 77 },
         };
         let all = [
-            Message::Create(Create { life: 1 << 63, agreement: 3, end: Some(end) }),
-            Message::Create(Create { life: 0, agreement: u64::MAX, end: None }),
+            Message::Create(Create { incarnation: 1 << 63, config_hash: 3, end: Some(end) }),
+            Message::Create(Create { incarnation: 0, config_hash: u64::MAX, end: None }),
             Message::Joined,
             Message::Failed { code: 7, member: u32::MAX },
             Message::Close { messages: 1 << 40 },

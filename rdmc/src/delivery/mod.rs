@@ -19,12 +19,12 @@
 //! [`Give`] is the root's side, [`Take`] a receiver's. Neither does I/O: the application reads and writes the
 //! object.
 
-mod give;
 mod note;
-mod take;
+mod receive;
+mod send;
 
-pub use give::{Give, GiveConfig, GiveError, Given};
-pub use take::{Offer, Take, TakeConfig, TakeError};
+pub use receive::{Offer, Take, TakeConfig, TakeError};
+pub use send::{Give, GiveConfig, GiveError, Given};
 
 use crate::config::{CallError, Failure, Memory};
 use core::net::IpAddr;
@@ -107,7 +107,7 @@ impl Buffers {
     }
 
     /// Registers `bytes`.
-    fn give(
+    fn register(
         &mut self,
         nic: &mut Rnic,
         pd: Pd,
@@ -129,7 +129,7 @@ impl Buffers {
     }
 
     /// Deregisters the memory of a segment, and returns its bytes.
-    fn take(&mut self, nic: &mut Rnic, memory: Memory) -> Vec<u8> {
+    fn deregister(&mut self, nic: &mut Rnic, memory: Memory) -> Vec<u8> {
         _ = nic.deregister(memory.mr);
         let buffer = self.0.remove(&memory.mr.0);
         buffer.and_then(|buffer| nic.free(buffer).ok()).unwrap_or_default()

@@ -10,22 +10,22 @@ use p4ce::consensus::Through;
 type Bytes = [u8; Node::NOTE];
 
 /// Maximum bytes of a name in one note.
-pub(super) const PART: usize = 32;
+pub(super) const NAME_PART_LEN: usize = 32;
 /// Maximum bytes of a name.
-pub(super) const NAME: usize = 255;
+pub(super) const MAX_NAME_LEN: usize = 255;
 
 /// A note.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Note {
     /// From the root: part of the object's name, from byte `at` on.
-    Name { at: u8, len: u8, part: [u8; PART] },
+    Name { at: u8, len: u8, part: [u8; NAME_PART_LEN] },
     /// From the root: offer of an object, by a group with this number of members.
     Offer(Terms),
     /// From the root: the switch that copies that group's blocks. Follows the offer, if the algorithm needs a
     /// switch.
     Switch { round: u32, switch: Through },
     /// From the root: a member of that group.
-    Member { round: u32, place: u32, rack: u32, ip: IpAddr },
+    Member { round: u32, index: u32, rack: u32, ip: IpAddr },
     /// From a receiver: it has this number of segments.
     Have { round: u32, segments: u64 },
     /// From a receiver: in the previous round's group it did not reach this member in time.
@@ -104,10 +104,10 @@ impl Note {
                 put(8, &switch.port.to_be_bytes());
                 put(16, &octets(switch.address));
             }
-            Self::Member { round, place, rack, ip } => {
+            Self::Member { round, index, rack, ip } => {
                 put(0, &[3]);
                 put(4, &round.to_be_bytes());
-                put(8, &place.to_be_bytes());
+                put(8, &index.to_be_bytes());
                 put(12, &rack.to_be_bytes());
                 put(16, &octets(ip));
             }
@@ -143,7 +143,7 @@ impl Note {
         Some(match bytes[0] {
             1 => {
                 let len = bytes[2];
-                if len == 0 || usize::from(len) > PART {
+                if len == 0 || usize::from(len) > NAME_PART_LEN {
                     return None;
                 }
                 Self::Name { at: bytes[1], len, part: *bytes[8..].first_chunk()? }
@@ -158,7 +158,7 @@ impl Note {
                 algorithm: bytes[1],
                 name_len: bytes[2],
             }),
-            3 => Self::Member { round, place: u32_at(bytes, 8), rack: u32_at(bytes, 12), ip: ip_at(bytes)? },
+            3 => Self::Member { round, index: u32_at(bytes, 8), rack: u32_at(bytes, 12), ip: ip_at(bytes)? },
             4 => Self::Have { round, segments: u64_at(bytes, 8) },
             5 => Self::Refuse(*Refusal::ALL.get(usize::from(bytes[1]))?),
             6 => Self::Start { round, first: u64_at(bytes, 8) },
@@ -181,12 +181,12 @@ const ALGORITHMS: [Algorithm; 5] =
     [Algorithm::Sequential, Algorithm::Chain, Algorithm::Tree, Algorithm::Pipeline, Algorithm::InNetwork];
 
 /// Returns the number of an algorithm. The hybrid's follows those of [`ALGORITHMS`].
-pub(super) fn number(algorithm: &Algorithm) -> u8 {
+pub(super) fn algorithm_number(algorithm: &Algorithm) -> u8 {
     ALGORITHMS.iter().position(|other| other == algorithm).unwrap_or(ALGORITHMS.len()) as u8
 }
 
 /// Returns the algorithm of a number, for members in these racks; `None` if there is no such algorithm.
-pub(super) fn algorithm(number: u8, racks: &[u32]) -> Option<Algorithm> {
+pub(super) fn algorithm_from_number(number: u8, racks: &[u32]) -> Option<Algorithm> {
     match ALGORITHMS.get(usize::from(number)) {
         None if usize::from(number) == ALGORITHMS.len() => Racks::new(racks).ok().map(Algorithm::Hybrid),
         algorithm => algorithm.cloned(),
@@ -211,10 +211,10 @@ mod tests {
             name_len: 255,
         };
         let all = [
-            Note::Name { at: 224, len: 31, part: [7; PART] },
+            Note::Name { at: 224, len: 31, part: [7; NAME_PART_LEN] },
             Note::Offer(terms),
-            Note::Member { round: 1, place: 2, rack: 0, ip: [10, 0, 0, 1].into() },
-            Note::Member { round: 1, place: 2, rack: 7, ip: "fd00::7".parse().unwrap() },
+            Note::Member { round: 1, index: 2, rack: 0, ip: [10, 0, 0, 1].into() },
+            Note::Member { round: 1, index: 2, rack: 7, ip: "fd00::7".parse().unwrap() },
             Note::Have { round: 9, segments: u64::MAX },
             Note::Start { round: 9, first: 5 },
             Note::Written { segments: 77 },

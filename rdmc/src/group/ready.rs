@@ -16,26 +16,27 @@ fn tag(message: u64) -> u64 {
 }
 
 /// Returns the word of a member that has posted `posted` receives, the last of which is reserved for the
-/// first block of message `only_first_of`, if that is given.
-pub(super) fn word(posted: u64, only_first_of: Option<u64>) -> u64 {
-    posted << MESSAGE_BITS | only_first_of.map_or(0, tag)
+/// first block of message `reserved_for`, if that is given.
+pub(super) fn ready_word(posted: u64, reserved_for: Option<u64>) -> u64 {
+    posted << MESSAGE_BITS | reserved_for.map_or(0, tag)
 }
 
 /// Condition on a ready word under which a block may be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Need {
+pub(crate) struct ReadyCondition {
     /// Number of this block among those that the sender sends to the receiver, from 1 since the group was
     /// created.
     pub(crate) block: u64,
     /// Message of which this block is the first one that the receiver gets, if it is.
-    pub(crate) first_of: Option<u64>,
+    pub(crate) first_of_message: Option<u64>,
 }
 
-impl Need {
+impl ReadyCondition {
     /// Returns whether a ready word permits the block.
-    pub(crate) fn is_met(self, word: u64) -> bool {
-        let (posted, only) = (word >> MESSAGE_BITS, word & MESSAGE);
-        posted > self.block || posted == self.block && (only == 0 || self.first_of.map(tag) == Some(only))
+    pub(crate) fn is_met(self, ready_word: u64) -> bool {
+        let (posted, only) = (ready_word >> MESSAGE_BITS, ready_word & MESSAGE);
+        posted > self.block
+            || posted == self.block && (only == 0 || self.first_of_message.map(tag) == Some(only))
     }
 }
 
@@ -45,17 +46,19 @@ mod tests {
 
     #[test]
     fn ready_word_permits_the_right_blocks() {
-        let first = |message| Need { block: 7, first_of: Some(message) };
-        let any = Need { block: 7, first_of: None };
-        for need in [any, first(3)] {
-            assert!(!need.is_met(word(6, None)) && need.is_met(word(7, None)));
-            assert!(need.is_met(word(8, Some(9))), "only the last one is for a first block");
+        let first = |message| ReadyCondition { block: 7, first_of_message: Some(message) };
+        let any = ReadyCondition { block: 7, first_of_message: None };
+        for condition in [any, first(3)] {
+            assert!(!condition.is_met(ready_word(6, None)) && condition.is_met(ready_word(7, None)));
+            assert!(condition.is_met(ready_word(8, Some(9))), "only the last one is for a first block");
         }
-        assert!(!any.is_met(word(7, Some(3))));
-        assert!(first(3).is_met(word(7, Some(3))));
-        assert!(!first(3).is_met(word(7, Some(2))) && !first(3).is_met(word(7, Some(4))));
+        assert!(!any.is_met(ready_word(7, Some(3))));
+        assert!(first(3).is_met(ready_word(7, Some(3))));
+        assert!(!first(3).is_met(ready_word(7, Some(2))) && !first(3).is_met(ready_word(7, Some(4))));
         let far = (1 << 40) - 1;
-        assert!(first(far).is_met(word(7, Some(far))) && !first(far).is_met(word(7, Some(far - 1))));
-        assert!(first(0).is_met(word(7, Some(0))) && !any.is_met(word(7, Some(0))));
+        assert!(
+            first(far).is_met(ready_word(7, Some(far))) && !first(far).is_met(ready_word(7, Some(far - 1)))
+        );
+        assert!(first(0).is_met(ready_word(7, Some(0))) && !any.is_met(ready_word(7, Some(0))));
     }
 }

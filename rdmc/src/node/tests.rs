@@ -4,7 +4,7 @@
 use super::*;
 use crate::config::Failure;
 use crate::group::Neighbour;
-use crate::group::transfer::{Links, Posted};
+use crate::group::transfer::{ReceiveTarget, TransferContext};
 use crate::schedule::Algorithm;
 use crate::wire::{Create, Message};
 use core::net::Ipv4Addr;
@@ -25,7 +25,7 @@ fn ip(n: u16) -> IpAddr {
 }
 
 /// Returns a node that has started. Its address is the highest of all, so it requests the connections.
-fn started(links: usize, connections: usize) -> (Node, Rnic) {
+fn started_node(links: usize, connections: usize) -> (Node, Rnic) {
     let own = ip(u16::MAX - 1);
     let nic = rnic::Config {
         max_qps: links + connections + 16,
@@ -53,7 +53,7 @@ fn fail_all(node: &Node, nic: &mut Rnic) -> u64 {
 #[test]
 fn completion_queue_has_room_when_all_links_fail_at_once() {
     let links = 2_100;
-    let (mut node, mut nic) = started(links, 1);
+    let (mut node, mut nic) = started_node(links, 1);
     for peer in 0..links as u16 {
         node.call(&mut nic, ip(peer), Nanos::ZERO).unwrap();
     }
@@ -67,7 +67,7 @@ fn completion_queue_has_room_when_all_links_fail_at_once() {
 /// Attempts that time out leave no completions in the queue.
 #[test]
 fn connection_attempts_that_time_out_leave_no_completions() {
-    let (mut node, mut nic) = started(100, 1);
+    let (mut node, mut nic) = started_node(100, 1);
     for peer in 0..100 {
         node.call(&mut nic, ip(peer), Nanos::ZERO).unwrap();
     }
@@ -82,7 +82,7 @@ fn connection_attempts_that_time_out_leave_no_completions() {
 fn completion_queue_has_room_when_all_blocks_fail_at_once() {
     let own = ip(u16::MAX - 1);
     let (groups, receivers) = (5, 20);
-    let (mut node, mut nic) = started(receivers.into(), usize::from(groups * receivers));
+    let (mut node, mut nic) = started_node(receivers.into(), usize::from(groups * receivers));
     for number in 0..groups.into() {
         let config = GroupConfig {
             algorithm: Algorithm::Sequential,
@@ -118,7 +118,7 @@ fn completion_queue_has_room_when_all_blocks_fail_at_once() {
 /// block.
 #[test]
 fn a_write_in_place_of_a_block_is_a_violation() {
-    let (mut node, mut nic) = started(1, 1);
+    let (mut node, mut nic) = started_node(1, 1);
     let config = GroupConfig {
         algorithm: Algorithm::Chain,
         ..GroupConfig::new(1, [ip(u16::MAX - 1), ip(7)].into_iter().collect())
@@ -126,7 +126,7 @@ fn a_write_in_place_of_a_block_is_a_violation() {
     let (incoming, complete) = (Box::new(|_: &mut Rnic, _| None), Box::new(|_: &mut Rnic, _, _| ()));
     node.create_group(&mut nic, config, incoming, complete, Nanos::ZERO).unwrap();
     let qpn = *node.resources.as_ref().unwrap().uses.keys().next().unwrap();
-    let done = Completion { of: Completed::RecvWriteImm, ..block(qpn, 5, 0) };
+    let done = Completion { of: Completed::RecvWriteImm, ..block_completion(qpn, 5, 0) };
     node.on_completion(&mut nic, &done, Nanos(1));
     let event = node.poll_event();
     let is_violation =
@@ -137,16 +137,16 @@ fn a_write_in_place_of_a_block_is_a_violation() {
 
 #[test]
 fn peer_may_create_a_bounded_number_of_groups_first() {
-    let (mut node, mut nic) = started(1, 1);
-    for number in 0..=MAX_AHEAD as u32 {
-        let create = Message::Create(Create { life: 1, agreement: 1, end: None });
+    let (mut node, mut nic) = started_node(1, 1);
+    for number in 0..=MAX_EARLY as u32 {
+        let create = Message::Create(Create { incarnation: 1, config_hash: 1, end: None });
         node.on_message(&mut nic, ip(7), number, create, Nanos::ZERO);
     }
-    assert_eq!((node.ahead[&ip(7)].len(), node.counters().forgotten), (MAX_AHEAD, 1));
+    assert_eq!((node.early[&ip(7)].len(), node.counters().forgotten), (MAX_EARLY, 1));
 }
 
 /// Returns the completion of a received block of `len` bytes, of a message of `total` bytes.
-fn block(qpn: u32, total: u32, len: u32) -> Completion {
+fn block_completion(qpn: u32, total: u32, len: u32) -> Completion {
     Completion {
         id: 0,
         qpn: Qpn::new(qpn),
@@ -163,7 +163,7 @@ fn block(qpn: u32, total: u32, len: u32) -> Completion {
 /// Returns a node that is the receiver of a group of two with blocks of two bytes, and its queue pair in that
 /// group.
 fn receiver() -> (Node, Rnic, u32) {
-    let (mut node, mut nic) = started(1, 1);
+    let (mut node, mut nic) = started_node(1, 1);
     let config = GroupConfig {
         algorithm: Algorithm::Chain,
         block_bytes: 2,
@@ -176,13 +176,16 @@ fn receiver() -> (Node, Rnic, u32) {
 }
 
 /// Sets the callback that provides memory for messages.
-fn give(node: &mut Node, incoming: impl FnMut(&mut Rnic, u32) -> Option<Memory> + Send + 'static) {
+fn set_memory_callback(
+    node: &mut Node,
+    incoming: impl FnMut(&mut Rnic, u32) -> Option<Memory> + Send + 'static,
+) {
     node.groups.get_mut(&1).unwrap().incoming = Box::new(incoming);
 }
 
 /// Receives a block in the staging buffer. Returns the failure of the group, if any.
-fn take_aside(node: &mut Node, nic: &mut Rnic, done: &Completion) -> Option<Failure> {
-    node.groups.get_mut(&1).unwrap().neighbours[0].posted.push_back(Posted::Aside);
+fn receive_staged(node: &mut Node, nic: &mut Rnic, done: &Completion) -> Option<Failure> {
+    node.groups.get_mut(&1).unwrap().neighbours[0].receive_targets.push_back(ReceiveTarget::Staging);
     node.on_completion(nic, done, Nanos(1));
     match node.poll_event() {
         Some(Event::Failed { failure, .. }) => Some(failure),
@@ -196,37 +199,42 @@ fn message_without_blocks_or_with_too_many_is_a_violation() {
     let most = 2 * GroupConfig::MAX_BLOCKS;
     // The last block of a message of `most - 1` bytes has one byte.
     for (total, is_violation) in [(0, true), (most - 1, false), (most, false), (most + 1, true)] {
-        let asked = Arc::new(AtomicU32::new(u32::MAX));
-        let requested = Arc::clone(&asked);
+        let requested_len = Arc::new(AtomicU32::new(u32::MAX));
+        let reported = Arc::clone(&requested_len);
         let (mut node, mut nic, qpn) = receiver();
-        give(&mut node, move |_, len| {
-            requested.store(len, Ordering::Relaxed);
+        set_memory_callback(&mut node, move |_, len| {
+            reported.store(len, Ordering::Relaxed);
             None
         });
-        let failure = take_aside(&mut node, &mut nic, &block(qpn, total, 2));
+        let failure = receive_staged(&mut node, &mut nic, &block_completion(qpn, total, 2));
         let (expected, memory) = if is_violation {
             (Failure::Violation(ip(7)), u32::MAX)
         } else {
             (Failure::NoMemory(ip(u16::MAX - 1)), total)
         };
-        assert_eq!((failure, asked.load(Ordering::Relaxed)), (Some(expected), memory), "{total} bytes");
+        assert_eq!(
+            (failure, requested_len.load(Ordering::Relaxed)),
+            (Some(expected), memory),
+            "{total} bytes"
+        );
     }
 }
 
 /// No ready word has permitted a block of a later message.
 #[test]
 fn a_block_beyond_a_message_is_a_violation() {
-    let asked = Arc::new(AtomicU32::new(0));
-    let requested = Arc::clone(&asked);
+    let requested_len = Arc::new(AtomicU32::new(0));
+    let reported = Arc::clone(&requested_len);
     let (mut node, mut nic, qpn) = receiver();
     let (_, mr) = nic.register_new(node.pd().unwrap(), 4, 0x1000, Access::LOCAL_WRITE).unwrap();
-    give(&mut node, move |_, _| {
-        requested.fetch_add(1, Ordering::Relaxed);
+    set_memory_callback(&mut node, move |_, _| {
+        reported.fetch_add(1, Ordering::Relaxed);
         Some(Memory { mr, va: 0x1000 })
     });
-    let failures: Vec<_> = (0..3).map(|_| take_aside(&mut node, &mut nic, &block(qpn, 4, 2))).collect();
+    let failures: Vec<_> =
+        (0..3).map(|_| receive_staged(&mut node, &mut nic, &block_completion(qpn, 4, 2))).collect();
     assert_eq!(failures, [None, None, Some(Failure::Violation(ip(7)))]);
-    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    assert_eq!(requested_len.load(Ordering::Relaxed), 1);
 }
 
 /// Receives the first block, of `len` bytes, of a message of `total` bytes. The application provides memory
@@ -236,8 +244,8 @@ fn first_block(total: u32, len: u32, access: Access, is_foreign: bool, room: usi
     let (mut node, mut nic, qpn) = receiver();
     let pd = if is_foreign { nic.alloc_pd() } else { node.pd().unwrap() };
     let (_, mr) = nic.register_new(pd, room, 0x1000, access).unwrap();
-    give(&mut node, move |_, _| Some(Memory { mr, va: 0x1000 }));
-    take_aside(&mut node, &mut nic, &block(qpn, total, len))
+    set_memory_callback(&mut node, move |_, _| Some(Memory { mr, va: 0x1000 }));
+    receive_staged(&mut node, &mut nic, &block_completion(qpn, total, len))
 }
 
 #[test]
@@ -288,8 +296,8 @@ fn connect(nic: &mut Rnic, qpn: Qpn) {
 
 /// Starts a message of five blocks to a member that is ready for `ready` blocks. Returns how many blocks
 /// leave before the first acknowledgement, and whether the root waits for a ready word then.
-fn leaves_at_once(algorithm: Algorithm, ready: u64) -> (u64, bool) {
-    let (mut node, mut nic) = started(1, 1);
+fn sent_before_acknowledgement(algorithm: Algorithm, ready: u64) -> (u64, bool) {
+    let (mut node, mut nic) = started_node(1, 1);
     let config = GroupConfig {
         algorithm,
         block_bytes: 2,
@@ -303,14 +311,15 @@ fn leaves_at_once(algorithm: Algorithm, ready: u64) -> (u64, bool) {
     node.send(&nic, 1, Memory { mr, va: 0x1000 }, 10).unwrap();
     let resources = node.resources.as_ref().unwrap();
     let group = node.groups.get_mut(&1).unwrap();
-    let Neighbour { qpn, word, .. } = group.neighbours[0];
+    let Neighbour { qpn, ready_word, .. } = group.neighbours[0];
     connect(&mut nic, qpn);
     // The ready word that the member would write.
-    let at = word as usize * WORD;
-    nic.bytes_mut(resources.ready.0)[at..at + WORD].copy_from_slice(&(ready << 24).to_be_bytes());
-    let mut links = Links { group, nic: &mut nic, resources };
-    links.begin().unwrap();
-    let waits = links.advance().unwrap();
+    let at = ready_word as usize * READY_WORD_LEN;
+    nic.bytes_mut(resources.ready_words.0)[at..at + READY_WORD_LEN]
+        .copy_from_slice(&(ready << 24).to_be_bytes());
+    let mut context = TransferContext { group, nic: &mut nic, resources };
+    context.begin().unwrap();
+    let waits = context.advance().unwrap();
     (group.neighbours[0].sent, waits)
 }
 
@@ -320,7 +329,11 @@ fn blocks_leave_up_to_the_ready_word_and_the_limit_in_flight() {
         for (ready, left) in
             [(0, (0, true)), (1, (1, true)), (2, (2, true)), (3, (3, false)), (5, (3, false))]
         {
-            assert_eq!(leaves_at_once(algorithm.clone(), ready), left, "{algorithm:?}: ready for {ready}");
+            assert_eq!(
+                sent_before_acknowledgement(algorithm.clone(), ready),
+                left,
+                "{algorithm:?}: ready for {ready}"
+            );
         }
     }
 }

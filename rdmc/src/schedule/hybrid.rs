@@ -15,7 +15,7 @@ type Pair = Option<(u32, u32)>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Racks {
     /// By node: its rack, and its index there.
-    places: Vec<(u32, u32)>,
+    positions: Vec<(u32, u32)>,
     /// By rack: its nodes, the leader first. The root's rack is the first one.
     racks: Vec<Vec<u32>>,
 }
@@ -36,21 +36,21 @@ impl Racks {
         }
         let mut numbers = std::collections::BTreeMap::new();
         let mut racks: Vec<Vec<u32>> = Vec::new();
-        let mut places = Vec::with_capacity(of.len());
+        let mut positions = Vec::with_capacity(of.len());
         for (node, name) in (0..).zip(of) {
             let rack = *numbers.entry(name).or_insert_with(|| {
                 racks.push(Vec::new());
                 racks.len() - 1
             });
-            places.push((rack as u32, racks[rack].len() as u32));
+            positions.push((rack as u32, racks[rack].len() as u32));
             racks[rack].push(node);
         }
-        Ok(Self { places, racks })
+        Ok(Self { positions, racks })
     }
 
     /// Returns the number of nodes in all racks.
     pub fn nodes(&self) -> usize {
-        self.places.len()
+        self.positions.len()
     }
 
     /// Returns the rack of `node`, numbered in the order of their first nodes.
@@ -58,7 +58,7 @@ impl Racks {
     /// # Panics
     /// If there is no such node.
     pub fn rack(&self, node: u32) -> u32 {
-        self.places[node as usize].0
+        self.positions[node as usize].0
     }
 
     fn pipeline(nodes: usize, k: u32) -> Option<Pipeline> {
@@ -66,7 +66,7 @@ impl Racks {
     }
 
     /// Returns the number of steps of the pipeline over the leaders.
-    fn between_steps(&self, k: u32) -> u64 {
+    fn leader_steps(&self, k: u32) -> u64 {
         Self::pipeline(self.racks.len(), k).map_or(0, Pipeline::steps)
     }
 
@@ -74,30 +74,30 @@ impl Racks {
         // A pipeline never has zero nodes: each rack has at least one node, and only a rack with more has
         // steps.
         let within = |rack: &Vec<u32>| Self::pipeline(rack.len(), k).map_or(0, Pipeline::steps);
-        self.between_steps(k) + self.racks.iter().map(within).max().unwrap_or(0)
+        self.leader_steps(k) + self.racks.iter().map(within).max().unwrap_or(0)
     }
 
-    fn at(&self, k: u32, node: u32, step: u64, of: impl Fn(Pipeline, u32, u64) -> Pair) -> Pair {
-        let (rack, place) = self.places[node as usize];
-        match step.checked_sub(self.between_steps(k)) {
-            None if place == 0 => {
+    fn step_of(&self, k: u32, node: u32, step: u64, of: impl Fn(Pipeline, u32, u64) -> Pair) -> Pair {
+        let (rack, position) = self.positions[node as usize];
+        match step.checked_sub(self.leader_steps(k)) {
+            None if position == 0 => {
                 let (other, block) = of(Self::pipeline(self.racks.len(), k)?, rack, step)?;
                 Some((self.racks[other as usize][0], block))
             }
             None => None,
             Some(step) => {
                 let nodes = &self.racks[rack as usize];
-                let (other, block) = of(Self::pipeline(nodes.len(), k)?, place, step)?;
+                let (other, block) = of(Self::pipeline(nodes.len(), k)?, position, step)?;
                 Some((nodes[other as usize], block))
             }
         }
     }
 
     pub(super) fn send(&self, k: u32, node: u32, step: u64) -> Pair {
-        self.at(k, node, step, Pipeline::send)
+        self.step_of(k, node, step, Pipeline::send)
     }
 
     pub(super) fn receive(&self, k: u32, node: u32, step: u64) -> Pair {
-        self.at(k, node, step, Pipeline::receive)
+        self.step_of(k, node, step, Pipeline::receive)
     }
 }

@@ -226,7 +226,7 @@ impl Schedule {
         // The pairs of a pipeline repeat after twice the hypercube's dimension, which is at most 16.
         for blocks in [1, 4 * 16 + 8] {
             let Ok(schedule) = Self::new(algorithm.clone(), nodes, blocks) else { continue };
-            all.extend(schedule.receives(node).map(|(_, one)| one.from));
+            all.extend(schedule.receives(node).map(|(_, receive)| receive.from));
             for (_, send) in schedule.sends(node) {
                 match send.to {
                     To::Node(to) => _ = all.insert(to),

@@ -37,12 +37,12 @@ impl Pipeline {
     }
 
     /// Returns the number of steps in which vertices exchange blocks.
-    fn outside_steps(self) -> u64 {
+    fn vertex_steps(self) -> u64 {
         u64::from(self.d) + u64::from(self.k) - 1
     }
 
     pub(super) fn steps(self) -> u64 {
-        self.outside_steps() + u64::from(!self.n.is_power_of_two())
+        self.vertex_steps() + u64::from(!self.n.is_power_of_two())
     }
 
     /// Returns the vertex of a node, and whether the node is the second one of that vertex.
@@ -72,12 +72,12 @@ impl Pipeline {
 
     /// Returns the block that a vertex sends to its neighbour at a step, by the closed form.
     fn block(self, vertex: u32, step: u64) -> Option<u32> {
-        if step >= self.outside_steps() {
+        if step >= self.vertex_steps() {
             return None;
         }
-        let by = self.direction(step);
-        let low = vertex & ((1 << by) - 1);
-        let rotated = vertex >> by | low << (self.d - by);
+        let direction = self.direction(step);
+        let low = vertex & ((1 << direction) - 1);
+        let rotated = vertex >> direction | low << (self.d - direction);
         let block = match rotated {
             0 => step,
             1 => return None,
@@ -88,25 +88,25 @@ impl Pipeline {
 
     /// Returns whether the second node of a vertex with two nodes is the taker at a step. The other node is
     /// the sender.
-    fn second_takes(self, vertex: u32, step: u64) -> bool {
+    fn second_is_taker(self, vertex: u32, step: u64) -> bool {
         let rounds = step / u64::from(self.d);
-        let begun = vertex & ((1 << self.direction(step)) - 1);
-        let turns = rounds * u64::from(vertex.count_ones()) + u64::from(begun.count_ones());
-        turns % 2 == 1
+        let partial_round = vertex & ((1 << self.direction(step)) - 1);
+        let swaps = rounds * u64::from(vertex.count_ones()) + u64::from(partial_round.count_ones());
+        swaps % 2 == 1
     }
 
     fn taker(self, vertex: u32, step: u64) -> u32 {
-        self.node(vertex, self.is_double(vertex) && self.second_takes(vertex, step))
+        self.node(vertex, self.is_double(vertex) && self.second_is_taker(vertex, step))
     }
 
     fn sender(self, vertex: u32, step: u64) -> u32 {
-        self.node(vertex, self.is_double(vertex) && !self.second_takes(vertex, step))
+        self.node(vertex, self.is_double(vertex) && !self.second_is_taker(vertex, step))
     }
 
     /// Returns the last step before `step` at which this node of a vertex with two nodes was the taker.
-    fn took(self, vertex: u32, second: bool, step: u64) -> Option<u64> {
+    fn last_taken(self, vertex: u32, second: bool, step: u64) -> Option<u64> {
         let last = step.checked_sub(1)?;
-        if self.second_takes(vertex, last) == second {
+        if self.second_is_taker(vertex, last) == second {
             return Some(last);
         }
         // The two nodes swapped roles after the last step before `last` whose direction is a one bit of the
@@ -122,10 +122,10 @@ impl Pipeline {
 
     /// Returns the block that a node of a vertex with two nodes passes on to the other node at a step.
     fn passed_on(self, vertex: u32, second: bool, step: u64) -> Option<u32> {
-        let passes = if step < self.outside_steps() {
+        let passes = if step < self.vertex_steps() {
             // A taker that receives from another vertex is free to send, and the other node is free to
             // receive.
-            self.second_takes(vertex, step) == second
+            self.second_is_taker(vertex, step) == second
                 && self.block(self.neighbour(vertex, step), step).is_some()
         } else {
             step < self.steps()
@@ -133,16 +133,16 @@ impl Pipeline {
         if !passes {
             return None;
         }
-        let took = self.took(vertex, second, step)?;
-        self.block(self.neighbour(vertex, took), took)
+        let step_taken = self.last_taken(vertex, second, step)?;
+        self.block(self.neighbour(vertex, step_taken), step_taken)
     }
 
     pub(super) fn send(self, node: u32, step: u64) -> Pair {
         let (vertex, second) = self.vertex(node);
         let double = self.is_double(vertex);
-        if !double || self.second_takes(vertex, step) != second {
-            let outside = self.block(vertex, step);
-            if let Some(block) = outside {
+        if !double || self.second_is_taker(vertex, step) != second {
+            let block_for_neighbour = self.block(vertex, step);
+            if let Some(block) = block_for_neighbour {
                 return Some((self.taker(self.neighbour(vertex, step), step), block));
             }
         }
@@ -153,7 +153,7 @@ impl Pipeline {
     pub(super) fn receive(self, node: u32, step: u64) -> Pair {
         let (vertex, second) = self.vertex(node);
         let double = self.is_double(vertex);
-        if !double || self.second_takes(vertex, step) == second {
+        if !double || self.second_is_taker(vertex, step) == second {
             let neighbour = self.neighbour(vertex, step);
             if let Some(block) = self.block(neighbour, step) {
                 return Some((self.sender(neighbour, step), block));

@@ -39,8 +39,8 @@ pub(super) fn tree_steps(n: u32, k: u32) -> u64 {
 /// In phase p, which has k steps, each node i below 2^p sends all blocks to node i + 2^p.
 pub(super) fn tree_send(n: u32, k: u32, node: u32, step: u64) -> Pair {
     let (phase, block) = (step / u64::from(k), step % u64::from(k));
-    let others = 1_u32 << phase;
-    (node < others && others < n - node).then(|| (node + others, block as u32))
+    let senders = 1_u32 << phase;
+    (node < senders && senders < n - node).then(|| (node + senders, block as u32))
 }
 
 pub(super) fn tree_receive(k: u32, node: u32, step: u64) -> Pair {

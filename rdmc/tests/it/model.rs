@@ -17,7 +17,7 @@ fn object(algorithm: Algorithm, n: u32, bytes: u64, block: u64) -> Object {
     }
 }
 
-fn sent(network: &Network, object: Object) -> Sent {
+fn run_object(network: &Network, object: Object) -> Sent {
     run(network, &[object]).pop().unwrap()
 }
 
@@ -35,11 +35,11 @@ fn transfer_times_are_the_number_of_steps() {
                 // times.
                 let times = if algorithm == Algorithm::InNetwork { (n - 1).div_ceil(12) } else { 1 };
                 let steps = object.schedule.steps() as f64 * f64::from(times);
-                let took = sent(&Network::new(n as usize, 8000.0, 0.0), object).last();
+                let duration = run_object(&Network::new(n as usize, 8000.0, 0.0), object).last();
                 // Asynchronous execution is never slower than the steps. It is faster where a node is idle.
-                assert!(took <= steps + 1e-9, "{algorithm:?} {n} {k}: {took} of {steps}");
+                assert!(duration <= steps + 1e-9, "{algorithm:?} {n} {k}: {duration} of {steps}");
                 if !matches!(algorithm, Algorithm::Hybrid(_)) && (n.is_power_of_two() || k > 8) {
-                    assert!(took >= steps - 1.0 - 1e-9, "{algorithm:?} {n} {k}: {took} of {steps}");
+                    assert!(duration >= steps - 1.0 - 1e-9, "{algorithm:?} {n} {k}: {duration} of {steps}");
                 }
             }
         }
@@ -54,7 +54,8 @@ fn slow_link_reduces_bandwidth_as_the_paper_predicts() {
     for l in [2_u32, 3, 4, 6] {
         let n = 1 << l;
         let fast = Network::new(n as usize, 8000.0, 0.0);
-        let time = |network: &Network, algorithm| sent(network, object(algorithm, n, k * 1000, 1000)).last();
+        let time =
+            |network: &Network, algorithm| run_object(network, object(algorithm, n, k * 1000, 1000)).last();
         let paper = f64::from(l) * 0.5 / (1.0 + f64::from(l - 1) * 0.5);
         for (a, b) in [(0, 1), (0, n / 2), (n / 2, n / 2 + 1), (n - 1, n - 2)] {
             let slow = Network { slow: vec![(a as usize, b as usize, 4000.0)], ..fast.clone() };
@@ -65,8 +66,8 @@ fn slow_link_reduces_bandwidth_as_the_paper_predicts() {
         let slow = Network { slow: vec![(1, 2, 4000.0)], ..fast.clone() };
         let share = time(&fast, Algorithm::Chain) / time(&slow, Algorithm::Chain);
         // The first block takes time to reach the end of the chain, whatever the rate of one link.
-        let (blocks, way) = (k as f64, f64::from(n - 2));
-        let expected = (blocks + way) / (2.0 * blocks + way);
+        let (blocks, hops) = (k as f64, f64::from(n - 2));
+        let expected = (blocks + hops) / (2.0 * blocks + hops);
         assert!((share - expected).abs() < 0.005, "{share}, not {expected}");
     }
 }
@@ -79,10 +80,14 @@ fn hundreds_of_copies_take_hardly_longer_than_few() {
         let network = Network::new(n as usize, 40.0 * GIGA, 1.5e-6);
         let object = object(Algorithm::Pipeline, n, 256 * MB, MB);
         let bound = object.schedule.steps() as f64 * MB as f64 * 8.0 / (40.0 * GIGA);
-        let took = sent(&network, object).last();
-        println!("{n} hosts: {:.2} ms, {:.2} % over the bound", took * 1e3, (took / bound - 1.0) * 100.0);
-        assert!(took < bound * 1.03, "{n} hosts: {took} s where the bound is {bound} s");
-        took
+        let duration = run_object(&network, object).last();
+        println!(
+            "{n} hosts: {:.2} ms, {:.2} % over the bound",
+            duration * 1e3,
+            (duration / bound - 1.0) * 100.0
+        );
+        assert!(duration < bound * 1.03, "{n} hosts: {duration} s where the bound is {bound} s");
+        duration
     };
     for n in [4, 5, 8, 12, 16, 32, 48, 64, 100] {
         time(n);
@@ -96,7 +101,7 @@ fn hundreds_of_copies_take_hardly_longer_than_few() {
 #[test]
 fn algorithms_have_the_order_of_figure_4() {
     let time = |algorithm, n: u32, bytes| {
-        sent(&Network::new(n as usize, 100.0 * GIGA, 1e-6), object(algorithm, n, bytes, MB)).last()
+        run_object(&Network::new(n as usize, 100.0 * GIGA, 1e-6), object(algorithm, n, bytes, MB)).last()
     };
     for n in [3, 4, 6, 8, 10, 12, 14, 16] {
         for mb in [256, 8] {
@@ -119,7 +124,7 @@ fn delay_of_a_block_delays_the_transfer_by_no_more() {
     for n in [4, 8, 13, 16] {
         let network = Network::new(n as usize, 8000.0, 0.0);
         let base = object(Algorithm::Pipeline, n, 40_000, 1000);
-        let took = sent(&network, base.clone()).last();
+        let duration = run_object(&network, base.clone()).last();
         // A block of another object, of half the size, shares one port for a while.
         for (from, to) in [(0, 1), (1, 2), (2, 3), (3, 1)] {
             for begins in [0, 7, 20, 39] {
@@ -130,7 +135,7 @@ fn delay_of_a_block_delays_the_transfer_by_no_more() {
                     block: 500,
                     at: f64::from(begins),
                 };
-                let late = run(&network, &[base.clone(), other])[0].last() - took;
+                let late = run(&network, &[base.clone(), other])[0].last() - duration;
                 // It shares two ports, and delays the block at each of them by at most half a block.
                 assert!(late <= 1.0 + 1e-9, "n {n}, {from} to {to} at {begins}: {late}");
             }

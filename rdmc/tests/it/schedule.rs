@@ -23,11 +23,11 @@ fn execute(schedule: &Schedule) -> Result<Executed, String> {
     let mut done = Executed::default();
     for step in 0..schedule.steps() {
         // All sends of this step, by receiver. A second send to the same receiver is an error.
-        let mut flying = HashMap::new();
+        let mut in_flight = HashMap::new();
         for node in 0..n {
             let Some(Send { to, block }) = schedule.send(node, step) else { continue };
-            let held = has[node as usize].get(block as usize).copied();
-            if !held.ok_or(format!("step {step}: {node} sends block {block}, which does not exist"))? {
+            let is_held = has[node as usize].get(block as usize).copied();
+            if !is_held.ok_or(format!("step {step}: {node} sends block {block}, which does not exist"))? {
                 return Err(format!("step {step}: {node} sends block {block}, which it does not have"));
             }
             done.root_sends += u64::from(node == 0);
@@ -36,24 +36,24 @@ fn execute(schedule: &Schedule) -> Result<Executed, String> {
                 To::All => 1..n,
             };
             for to in to {
-                if flying.insert(to, Receive { from: node, block }).is_some() {
+                if in_flight.insert(to, Receive { from: node, block }).is_some() {
                     return Err(format!("step {step}: two nodes send to {to}"));
                 }
             }
         }
         for node in 0..n {
-            let (comes, expected) = (flying.remove(&node), schedule.receive(node, step));
-            if comes != expected {
-                return Err(format!("step {step}: {node} expects {expected:?} and receives {comes:?}"));
+            let (received, expected) = (in_flight.remove(&node), schedule.receive(node, step));
+            if received != expected {
+                return Err(format!("step {step}: {node} expects {expected:?} and receives {received:?}"));
             }
-            let Some(Receive { block, .. }) = comes else { continue };
+            let Some(Receive { block, .. }) = received else { continue };
             if std::mem::replace(&mut has[node as usize][block as usize], true) {
                 return Err(format!("step {step}: {node} receives block {block} twice"));
             }
             done.transfers += 1;
             done.busy_steps = step + 1;
         }
-        if let Some((to, _)) = flying.iter().next() {
+        if let Some((to, _)) = in_flight.iter().next() {
             return Err(format!("step {step}: a block is sent to {to}, which does not exist"));
         }
     }
@@ -101,8 +101,8 @@ fn check(algorithm: &Algorithm, n: u32, k: u32) {
 }
 
 fn racks_of(n: u32, racks: u32, seed: u64) -> Racks {
-    let mut chance = switch::Chance::new(seed);
-    let of: Vec<u64> = (0..n).map(|_| chance.below(racks.into())).collect();
+    let mut rng = switch::Chance::new(seed);
+    let of: Vec<u64> = (0..n).map(|_| rng.below(racks.into())).collect();
     Racks::new(&of).unwrap()
 }
 
@@ -174,9 +174,9 @@ proptest! {
             let senders = Schedule::first_senders(&algorithm, n, node);
             let (_, first) = schedule.receives(node).next().unwrap();
             let neighbours = Schedule::neighbours(&algorithm, n, node);
-            let strange = |other: u32| neighbours.binary_search(&other).is_err();
-            prop_assert!(!schedule.receives(node).any(|(_, one)| strange(one.from)));
-            prop_assert!(!schedule.sends(node).any(|(_, one)| matches!(one.to, To::Node(to) if strange(to))));
+            let is_no_neighbour = |other: u32| neighbours.binary_search(&other).is_err();
+            prop_assert!(!schedule.receives(node).any(|(_, one)| is_no_neighbour(one.from)));
+            prop_assert!(!schedule.sends(node).any(|(_, one)| matches!(one.to, To::Node(to) if is_no_neighbour(to))));
             prop_assert!(senders.len() <= 2 && senders.contains(&first.from), "{algorithm:?} {node} {senders:?} {first:?}");
         }
     }
@@ -231,17 +231,17 @@ fn average_slack_is_that_of_the_paper() {
     for l in 2_u64..=9 {
         let (n, k) = (1_u32 << l, 40_u32);
         let schedule = Schedule::new(Algorithm::Pipeline, n, k).unwrap();
-        let mut came = HashMap::new();
+        let mut received_at = HashMap::new();
         for step in 0..u64::from(k) {
             let mut slack = Vec::new();
             for node in 1..n {
                 if let Some(send) = schedule.send(node, step) {
-                    slack.push(step - came[&(node, send.block)]);
+                    slack.push(step - received_at[&(node, send.block)]);
                 }
             }
             for node in 1..n {
                 if let Some(receive) = schedule.receive(node, step) {
-                    came.insert((node, receive.block), step);
+                    received_at.insert((node, receive.block), step);
                 }
             }
             if step >= l {

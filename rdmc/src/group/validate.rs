@@ -6,7 +6,7 @@ use core::net::IpAddr;
 
 /// Returns a hash of everything on which all members have to agree. It protects against mistakes, not against
 /// attackers.
-pub(super) fn agreement(config: &GroupConfig) -> u64 {
+pub(super) fn config_hash(config: &GroupConfig) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut add = |bytes: &[u8]| {
         for byte in bytes {
@@ -63,6 +63,6 @@ pub(crate) fn check(config: &GroupConfig, own: IpAddr) -> Result<u32, CallError>
             return Err(CallError::Number(config.number));
         }
     }
-    let place = members.iter().position(|member| *member == own).ok_or(CallError::NotAMember(own))?;
-    Ok(place as u32)
+    let index = members.iter().position(|member| *member == own).ok_or(CallError::NotAMember(own))?;
+    Ok(index as u32)
 }

@@ -1,6 +1,6 @@
 //! A receiver's side of a delivery.
 
-use super::note::{Note, Terms, algorithm};
+use super::note::{Note, Terms, algorithm_from_number};
 use super::{Buffers, DIGEST, Refusal, is_fatal};
 use crate::config::{CallError, Config, GroupConfig, Memory, StartError};
 use crate::node::{Event, Node};
@@ -112,7 +112,7 @@ impl Shared {
 
 /// An offer whose notes are arriving. It replaces the previous offer only when it is complete.
 #[derive(Debug, Default)]
-struct Partial {
+struct PartialOffer {
     name: Vec<u8>,
     terms: Option<Terms>,
     switch: Option<Through>,
@@ -120,18 +120,18 @@ struct Partial {
     members: Vec<Option<(IpAddr, u32)>>,
 }
 
-impl Partial {
+impl PartialOffer {
     /// Returns whether this is the offer of this round.
-    fn is_of(&self, round: u32) -> bool {
+    fn is_of_round(&self, round: u32) -> bool {
         self.terms.is_some_and(|terms| terms.round == round)
     }
 
     /// Returns the offer, if all of its notes have arrived.
-    fn complete(&self) -> Option<Complete> {
+    fn complete(&self) -> Option<CompleteOffer> {
         let terms = self.terms?;
-        let needs_switch = algorithm(terms.algorithm, &[0, 0]) == Some(Algorithm::InNetwork);
+        let needs_switch = algorithm_from_number(terms.algorithm, &[0, 0]) == Some(Algorithm::InNetwork);
         let members = self.members.iter().copied().collect::<Option<Vec<_>>>()?;
-        (!needs_switch || self.switch.is_some()).then(|| Complete {
+        (!needs_switch || self.switch.is_some()).then(|| CompleteOffer {
             name: self.name.clone(),
             terms,
             switch: self.switch,
@@ -142,7 +142,7 @@ impl Partial {
 
 /// The last complete offer of the root.
 #[derive(Debug)]
-struct Complete {
+struct CompleteOffer {
     name: Vec<u8>,
     terms: Terms,
     switch: Option<Through>,
@@ -161,8 +161,8 @@ pub struct Take {
     config: TakeConfig,
     node: Node,
     stage: Stage,
-    partial: Option<Partial>,
-    offer: Option<Complete>,
+    partial: Option<PartialOffer>,
+    offer: Option<CompleteOffer>,
     accepted: bool,
     /// Number of segments that have arrived, in order; and the segment number of the next message of this
     /// round's group.
@@ -172,10 +172,10 @@ pub struct Take {
     queue: VecDeque<Vec<u8>>,
     digest: Option<[u8; DIGEST]>,
     /// Members that were not reached in the previous round's group.
-    lacks: Vec<IpAddr>,
+    unreached: Vec<IpAddr>,
     /// Count of all signs of progress, and the time at which it last changed.
-    signs: u64,
-    moved: Nanos,
+    progress_count: u64,
+    last_progress: Nanos,
     shared: Arc<Mutex<Shared>>,
     outcome: Option<Result<(), TakeError>>,
 }
@@ -199,9 +199,9 @@ impl Take {
             written: 0,
             queue: VecDeque::new(),
             digest: None,
-            lacks: Vec::new(),
-            signs: 0,
-            moved: Nanos::ZERO,
+            unreached: Vec::new(),
+            progress_count: 0,
+            last_progress: Nanos::ZERO,
             shared: Arc::default(),
             outcome: None,
         }
@@ -220,7 +220,8 @@ impl Take {
 
     /// Returns the offer, while it is undecided. [`accept`](Self::accept) it or [`refuse`](Self::refuse) it.
     pub fn offered(&self) -> Option<Offer> {
-        let Complete { name, terms, .. } = self.offer.as_ref().filter(|_| self.stage == Stage::Offered)?;
+        let CompleteOffer { name, terms, .. } =
+            self.offer.as_ref().filter(|_| self.stage == Stage::Offered)?;
         let name = String::from_utf8_lossy(name).into_owned();
         Some(Offer { name, len: terms.len, segment_bytes: terms.segment })
     }
@@ -230,14 +231,14 @@ impl Take {
         self.accepted = true;
         // If the next round's offer is arriving, the response follows when all of its notes have arrived.
         if self.stage == Stage::Offered {
-            self.tell_have(nic, now);
+            self.send_have(nic, now);
         }
     }
 
     /// Refuses the object, also after it was accepted, and informs the root.
     pub fn refuse(&mut self, nic: &mut Rnic, refusal: Refusal, now: Nanos) {
         if self.stage != Stage::Over {
-            self.tell(nic, Note::Refuse(refusal));
+            self.send_note(nic, Note::Refuse(refusal));
             if let Some(terms) = self.terms() {
                 // There may be no group at this time.
                 _ = self.node.abandon_group(nic, terms.round, now);
@@ -261,7 +262,7 @@ impl Take {
     pub fn written(&mut self, nic: &mut Rnic) {
         self.written += 1;
         self.count_unwritten();
-        self.tell(nic, Note::Written { segments: self.written });
+        self.send_note(nic, Note::Written { segments: self.written });
     }
 
     /// Returns the digest to compare with, when the whole object has arrived and is written. Report the
@@ -273,7 +274,7 @@ impl Take {
     /// Reports whether the digest matches to the root, and ends the delivery.
     pub fn compared(&mut self, nic: &mut Rnic, equal: bool) {
         if self.stage == Stage::Comparing {
-            self.tell(nic, if equal { Note::Stored } else { Note::Damaged });
+            self.send_note(nic, if equal { Note::Stored } else { Note::Damaged });
             self.end(if equal { Ok(()) } else { Err(TakeError::Damaged) });
         }
     }
@@ -293,7 +294,7 @@ impl Take {
     pub fn next_timer(&self) -> Option<Nanos> {
         let until = match self.stage {
             Stage::Waiting(at) | Stage::Ready(at) => Some(at),
-            Stage::Receiving if self.waits_for_root() => Some(self.given_up_at()),
+            Stage::Receiving if self.waits_for_root() => Some(self.root_deadline()),
             _ => None,
         };
         [self.node.next_timer(), until].into_iter().flatten().min()
@@ -302,15 +303,15 @@ impl Take {
     /// Handles everything that has arrived, all calls of the application, and all deadlines up to `now`.
     pub fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         self.node.run(nic, now);
-        self.on_arrived();
+        self.on_complete_messages();
         while let Some(event) = self.node.poll_event() {
             self.on_event(nic, event, now);
         }
-        let signs = self.node.counters().blocks_received + self.written;
-        if signs != self.signs {
-            (self.signs, self.moved) = (signs, now);
+        let progress_count = self.node.counters().blocks_received + self.written;
+        if progress_count != self.progress_count {
+            (self.progress_count, self.last_progress) = (progress_count, now);
         }
-        if self.stage == Stage::Receiving && self.waits_for_root() && self.given_up_at() <= now {
+        if self.stage == Stage::Receiving && self.waits_for_root() && self.root_deadline() <= now {
             _ = self.terms().map(|terms| self.node.abandon_group(nic, terms.round, now));
             self.end(Err(TakeError::Stuck(self.config.from)));
         }
@@ -323,7 +324,7 @@ impl Take {
         }
     }
 
-    fn is_all_here(&self) -> bool {
+    fn has_whole_object(&self) -> bool {
         self.terms().is_some_and(|terms| Self::segments(&terms) == self.received) && self.digest.is_some()
     }
 
@@ -332,8 +333,8 @@ impl Take {
         self.written == self.received
     }
 
-    fn given_up_at(&self) -> Nanos {
-        Nanos(self.moved.0.saturating_add(self.config.patience.0.saturating_mul(2)))
+    fn root_deadline(&self) -> Nanos {
+        Nanos(self.last_progress.0.saturating_add(self.config.patience.0.saturating_mul(2)))
     }
 
     fn end(&mut self, outcome: Result<(), TakeError>) {
@@ -347,7 +348,7 @@ impl Take {
         self.end(Err(TakeError::Violation(self.config.from)));
     }
 
-    fn tell(&mut self, nic: &mut Rnic, note: Note) {
+    fn send_note(&mut self, nic: &mut Rnic, note: Note) {
         self.node.tell(nic, self.config.from, note.to_bytes());
     }
 
@@ -364,7 +365,7 @@ impl Take {
     }
 
     /// Handles complete messages: segments, and the digest after the last one.
-    fn on_arrived(&mut self) {
+    fn on_complete_messages(&mut self) {
         let arrived = core::mem::take(&mut lock(&self.shared).arrived);
         for bytes in arrived {
             let Some(terms) = self.terms() else { return };
@@ -403,16 +404,16 @@ impl Take {
             Event::Reached(_) | Event::Open(_) => {}
             Event::Closed(group) => {
                 let round = self.terms().map(|terms| terms.round);
-                if round == Some(group) && self.stage == Stage::Receiving && self.is_all_here() {
+                if round == Some(group) && self.stage == Stage::Receiving && self.has_whole_object() {
                     self.stage = Stage::Comparing;
                 } else {
                     self.violation();
                 }
             }
             Event::Failed { group, unfinished, lacking, .. } => {
-                self.lacks = lacking;
+                self.unreached = lacking;
                 for memory in unfinished {
-                    lock(&self.shared).buffers.take(nic, memory);
+                    lock(&self.shared).buffers.deregister(nic, memory);
                 }
                 // The failure is handled here, so the node may forget it.
                 _ = self.node.destroy_group(group);
@@ -420,7 +421,7 @@ impl Take {
                     // When the whole object has arrived, only the comparison is left, whatever happens to
                     // other members.
                     let waiting = Stage::Waiting(now + self.config.patience);
-                    self.stage = if self.is_all_here() { Stage::Comparing } else { waiting };
+                    self.stage = if self.has_whole_object() { Stage::Comparing } else { waiting };
                 }
             }
         }
@@ -436,15 +437,15 @@ impl Take {
             Note::Name { at, len, part } => self.on_name(usize::from(at), &part[..usize::from(len)]),
             Note::Offer(terms) => self.on_terms(terms),
             Note::Switch { round, switch } => {
-                match self.partial.as_mut().filter(|partial| partial.is_of(round)) {
+                match self.partial.as_mut().filter(|partial| partial.is_of_round(round)) {
                     Some(partial) => partial.switch = Some(switch),
                     None => self.violation(),
                 }
                 self.on_offer(nic, now);
             }
-            Note::Member { round, place, rack, ip } => {
-                let partial = self.partial.as_mut().filter(|partial| partial.is_of(round));
-                match partial.and_then(|partial| partial.members.get_mut(place as usize)) {
+            Note::Member { round, index, rack, ip } => {
+                let partial = self.partial.as_mut().filter(|partial| partial.is_of_round(round));
+                match partial.and_then(|partial| partial.members.get_mut(index as usize)) {
                     Some(member) => *member = Some((ip, rack)),
                     None => self.violation(),
                 }
@@ -463,7 +464,7 @@ impl Take {
             return;
         }
         if at == 0 {
-            self.partial = Some(Partial::default());
+            self.partial = Some(PartialOffer::default());
         }
         match self.partial.as_mut().filter(|partial| partial.terms.is_none() && partial.name.len() == at) {
             Some(partial) => partial.name.extend_from_slice(part),
@@ -472,15 +473,15 @@ impl Take {
     }
 
     fn on_terms(&mut self, terms: Terms) {
-        let right = terms.len > 0
+        let is_valid = terms.len > 0
             && terms.window > 0
             && (1..=terms.segment).contains(&terms.block)
             && (2..=crate::Schedule::MAX_NODES).contains(&terms.members)
-            && algorithm(terms.algorithm, &[0, 0]).is_some();
-        let named = |partial: &&mut Partial| {
+            && algorithm_from_number(terms.algorithm, &[0, 0]).is_some();
+        let has_name = |partial: &&mut PartialOffer| {
             partial.terms.is_none() && partial.name.len() == usize::from(terms.name_len)
         };
-        match self.partial.as_mut().filter(named).filter(|_| right) {
+        match self.partial.as_mut().filter(has_name).filter(|_| is_valid) {
             Some(partial) => {
                 partial.terms = Some(terms);
                 partial.members = vec![None; terms.members as usize];
@@ -492,14 +493,14 @@ impl Take {
     /// Applies an offer when all of its notes have arrived. The offer of a later round has to be of the same
     /// object.
     fn on_offer(&mut self, nic: &mut Rnic, now: Nanos) {
-        let Some(offer) = self.partial.as_ref().and_then(Partial::complete) else { return };
+        let Some(offer) = self.partial.as_ref().and_then(PartialOffer::complete) else { return };
         self.partial = None;
         if self.stage == Stage::Over {
             return;
         }
         let terms = offer.terms;
         if let Some(before) = &self.offer {
-            let object = |offer: &Complete| (offer.terms.len, offer.terms.segment, offer.name.clone());
+            let object = |offer: &CompleteOffer| (offer.terms.len, offer.terms.segment, offer.name.clone());
             if object(before) != object(&offer) || before.terms.round >= terms.round {
                 return self.violation();
             }
@@ -514,19 +515,19 @@ impl Take {
         } else if held > self.config.max_memory {
             self.refuse(nic, Refusal::Memory, now);
         } else if self.accepted {
-            self.tell_have(nic, now);
+            self.send_have(nic, now);
         } else {
             self.stage = Stage::Offered;
         }
     }
 
-    fn tell_have(&mut self, nic: &mut Rnic, now: Nanos) {
+    fn send_have(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(terms) = self.terms() else { return };
         self.stage = Stage::Ready(now + self.config.patience);
-        for ip in core::mem::take(&mut self.lacks) {
-            self.tell(nic, Note::Lacks { ip });
+        for ip in core::mem::take(&mut self.unreached) {
+            self.send_note(nic, Note::Lacks { ip });
         }
-        self.tell(nic, Note::Have { round: terms.round, segments: self.received });
+        self.send_note(nic, Note::Have { round: terms.round, segments: self.received });
     }
 
     fn on_start(&mut self, nic: &mut Rnic, round: u32, first: u64, now: Nanos) {
@@ -536,28 +537,28 @@ impl Take {
         };
         let (terms, through) = (offer.terms, offer.switch);
         let (members, racks): (Vec<_>, Vec<_>) = offer.members.iter().copied().unzip();
-        let Some(algorithm) = algorithm(terms.algorithm, &racks) else { return self.violation() };
-        (self.stage, self.message, self.digest, self.moved) = (Stage::Receiving, first, None, now);
+        let Some(algorithm) = algorithm_from_number(terms.algorithm, &racks) else { return self.violation() };
+        (self.stage, self.message, self.digest, self.last_progress) = (Stage::Receiving, first, None, now);
         let group =
             GroupConfig { algorithm, block_bytes: terms.block, through, ..GroupConfig::new(round, members) };
-        let most = terms.segment.max(DIGEST as u32);
-        let room = TakeConfig::segments_held(terms.window);
+        let max_len = terms.segment.max(DIGEST as u32);
+        let max_held = TakeConfig::segments_held(terms.window);
         let shared = Arc::clone(&self.shared);
         let incoming = move |nic: &mut Rnic, len: u32| {
             let mut shared = lock(&shared);
             // A root that respects the window never reaches this limit.
-            let bytes = (len <= most && shared.held() < room).then(|| vec![0; len as usize])?;
-            shared.buffers.give(nic, pd, bytes, Access::LOCAL_WRITE).ok()
+            let bytes = (len <= max_len && shared.held() < max_held).then(|| vec![0; len as usize])?;
+            shared.buffers.register(nic, pd, bytes, Access::LOCAL_WRITE).ok()
         };
         let shared = Arc::clone(&self.shared);
         let complete = move |nic: &mut Rnic, memory: Memory, _: u32| {
             let mut shared = lock(&shared);
-            let bytes = shared.buffers.take(nic, memory);
+            let bytes = shared.buffers.deregister(nic, memory);
             shared.arrived.push_back(bytes);
         };
         match self.node.create_group(nic, group, Box::new(incoming), Box::new(complete), now) {
             Err(error) if is_fatal(&error) => {
-                self.tell(nic, Note::Refuse(Refusal::Group));
+                self.send_note(nic, Note::Refuse(Refusal::Group));
                 self.end(Err(error.into()));
             }
             _ => {}
