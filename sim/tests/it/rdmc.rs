@@ -68,7 +68,7 @@ fn invalid_calls_are_refused_with_the_reason() {
     };
     assert_eq!(
         refused(GroupConfig { members: vec![ip(0)], ..base.clone() }).to_string(),
-        "a group of 1 has nobody to send to: two members at least"
+        "a group of 1 has no receiver; use at least 2 members"
     );
     let duplicated = GroupConfig { members: vec![ip(0), ip(1), ip(1)], ..base.clone() };
     assert_eq!(refused(duplicated), CallError::Twice(ip(1)));

@@ -375,7 +375,7 @@ mod tests {
             ("-n 4 --bytes 10 --block-bytes 11", "use 1 to 10"),
             ("-n 4 -k 2 --algorithm hybrid", "--racks"),
             ("-n 4 -k 2 --racks 2,2", "--racks"),
-            ("-n 4 -k 2 --algorithm hybrid --racks 2,1", "the racks are of 3 nodes, the group has 4"),
+            ("-n 4 -k 2 --algorithm hybrid --racks 2,1", "racks are given for 3 nodes, but the group has 4"),
             ("-n 60000 -k 60000", "too many to print"),
             ("-n 4 --bytes 10 --block-bytes 2 --rate-gbps 0", "a rate above 0"),
         ] {

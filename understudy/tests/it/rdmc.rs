@@ -160,7 +160,7 @@ fn a_file_is_stored_by_all_receivers() {
     std::fs::remove_file(rack.inbox(2).join("the object")).unwrap();
     let receivers: Vec<Machine> = (2..=3).map(|id| rack.receive(id)).collect();
     let (succeeded, report, _) = rack.send(&file, &[2, 3]).end();
-    assert!(!succeeded && report.contains("it has something of this name"), "{report}");
+    assert!(!succeeded && report.contains("an object of this name exists"), "{report}");
     let ends: Vec<_> = receivers.into_iter().map(Machine::end).collect();
     assert!(ends[0].0 && !ends[1].0, "{ends:?}");
     assert!(ends[1].2.contains("exists already"), "{}", ends[1].2);
@@ -297,9 +297,9 @@ fn a_receiver_without_memory_for_segments_reports_it() {
         "1",
     ]);
     let (succeeded, _, printed) = rack.send(&file, &[2]).end();
-    assert!(!succeeded && printed.contains("it has no memory for segments of this size"), "{printed}");
+    assert!(!succeeded && printed.contains("no memory for segments of this size"), "{printed}");
     let (succeeded, _, printed) = receiver.end();
-    assert!(!succeeded && printed.contains("it has no memory for segments of this size"), "{printed}");
+    assert!(!succeeded && printed.contains("no memory for segments of this size"), "{printed}");
     assert!(entries(&rack.inbox(2)).is_empty());
 }
 
@@ -377,7 +377,7 @@ fn a_receiver_that_is_stopped_notifies_the_sender() {
     let (succeeded, report, printed) = sender.end();
     let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{printed}"));
     assert!(!succeeded && report["stored"] == serde_json::json!(["10.0.0.3"]), "{report}");
-    assert_eq!(report["lost"][0]["why"], "does not take it: it was stopped", "{report}");
+    assert_eq!(report["lost"][0]["why"], "refused the object: it was stopped", "{report}");
     let (succeeded, text, printed) = other.end();
     assert!(succeeded, "{text}\n{printed}");
     assert!(std::fs::read(rack.inbox(3).join("the object")).unwrap() == bytes);

@@ -55,7 +55,10 @@ fn invalid_configurations_are_refused_with_the_reason() {
     let hybrid = Delivery::new(&setup, 50_000, &[Habit::Sound; 2], |give| {
         give.algorithm = Algorithm::Hybrid(racks);
     });
-    assert_eq!(hybrid.unwrap_err().to_string(), "the racks are of 4 nodes, the group has 3");
+    assert_eq!(
+        hybrid.unwrap_err().to_string(),
+        "racks are given for 4 nodes, but the group has 3; give the rack of every node"
+    );
 }
 
 #[test]

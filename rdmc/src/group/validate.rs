@@ -1,11 +1,12 @@
-//! What a group is to be: whether it can be, and whether all members mean the same.
+//! Checks of a group's configuration: whether it is valid, and whether all members have the same one.
 
 use crate::config::{CallError, GroupConfig};
 use crate::schedule::{Algorithm, Schedule};
 use core::net::IpAddr;
 
-/// What all members have to agree about, as a number. Not against malice: against mistakes.
-pub(super) fn agreement(config: &GroupConfig) -> u64 {
+/// Returns a hash of everything on which all members have to agree. It protects against mistakes, not against
+/// attackers.
+pub(super) fn config_hash(config: &GroupConfig) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut add = |bytes: &[u8]| {
         for byte in bytes {
@@ -35,7 +36,7 @@ pub(super) fn agreement(config: &GroupConfig) -> u64 {
     hash
 }
 
-/// Looks at what a group is to be. This member's place in it
+/// Checks a group's configuration. Returns the index of this member.
 pub(crate) fn check(config: &GroupConfig, own: IpAddr) -> Result<u32, CallError> {
     let members = &config.members;
     Schedule::new(config.algorithm.clone(), members.len() as u32, 1)?;
@@ -62,6 +63,6 @@ pub(crate) fn check(config: &GroupConfig, own: IpAddr) -> Result<u32, CallError>
             return Err(CallError::Number(config.number));
         }
     }
-    let place = members.iter().position(|member| *member == own).ok_or(CallError::NotAMember(own))?;
-    Ok(place as u32)
+    let index = members.iter().position(|member| *member == own).ok_or(CallError::NotAMember(own))?;
+    Ok(index as u32)
 }
