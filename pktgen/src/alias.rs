@@ -1,9 +1,10 @@
-//! Which of many: in turn, evenly by chance, or by Zipf's law, at the cost of one random number and one look into a table.
+//! Choice among a fixed number of items: round robin, uniform, or by Zipf's law, at the cost of one random
+//! number and one table lookup.
 
 use crate::profile::Choice;
 use switch::Chance;
 
-/// A choice among a fixed number.
+/// Chooses among a fixed number of items.
 #[derive(Clone, Debug)]
 pub(crate) enum Chooser {
     Turn { next: u32, of: u32 },
@@ -31,7 +32,7 @@ impl Chooser {
     }
 }
 
-/// One of so many after the other.
+/// Returns the next of `of` items in round-robin order.
 #[inline]
 pub(crate) const fn turn(next: &mut u32, of: u32) -> u32 {
     let chosen = *next;
@@ -39,19 +40,21 @@ pub(crate) const fn turn(next: &mut u32, of: u32) -> u32 {
     chosen
 }
 
-/// A distribution as Walker's alias table: each column has a share of its own, and one other that takes the rest.
+/// A distribution as Walker's alias table: each column has its own share, and one other item that takes the
+/// rest.
 #[derive(Clone, Debug)]
 pub(crate) struct Alias(Box<[Column]>);
 
 #[derive(Clone, Copy, Debug)]
 struct Column {
-    /// Of 2^32
+    /// Probability of the own item, in units of 2^-32
     own: u32,
     other: u32,
 }
 
 impl Alias {
-    /// The k-th of `of` is chosen with a chance proportional to 1 / k^`exponent`.
+    /// Creates a table in which the k-th of `of` items is chosen with a probability proportional to 1 /
+    /// k^`exponent`.
     pub(crate) fn zipf(of: u32, exponent: f64) -> Self {
         let weights: Vec<f64> = (1..=of.max(1)).map(|k| f64::from(k).powf(-exponent)).collect();
         let mean = weights.iter().sum::<f64>() / weights.len() as f64;
@@ -84,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn zipf_is_as_frequent_as_its_law_says() {
+    fn zipf_draws_follow_the_law() {
         let mut chance = Chance::new(3);
         for exponent in [0.0, 0.99, 1.5] {
             let (of, draws) = (1000, 400_000);
@@ -94,7 +97,7 @@ mod tests {
                 counts[alias.choose(&mut chance) as usize] += 1;
             }
             let total: f64 = (1..=of).map(|k| f64::from(k).powf(-exponent)).sum();
-            // Five standard deviations of a binomial, for the first ranks and for the tail together
+            // Within five standard deviations of a binomial, for the first ranks and for the tail together
             let check = |count: u32, share: f64, what: &str| {
                 let (mean, deviation) =
                     (f64::from(draws) * share, (f64::from(draws) * share * (1.0 - share)).sqrt());
@@ -111,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn all_choices_stay_in_range_and_reach_all() {
+    fn every_choice_reaches_all_items_of_its_range() {
         let mut chance = Chance::new(1);
         for choice in [Choice::Turn, Choice::Uniform, Choice::Zipf { thousandths: 990 }] {
             for of in [1, 2, 7] {

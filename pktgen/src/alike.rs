@@ -1,4 +1,4 @@
-//! Packets of a stream that are all alike but for their queue pair, PSN, place and time: how they are made.
+//! Fast path for a stream whose packets differ only in queue pair, PSN, slot and time.
 
 use crate::message::{Part, Va};
 use crate::template::{Address, Template};
@@ -6,55 +6,56 @@ use rocev2::Psn;
 use rocev2::icrc::{Changes, Weight};
 use switch::{Output, PortId};
 
-/// In the word with the PSN: an acknowledgement is asked for
+/// AckReq bit, in the word with the PSN
 const ACK_REQ: u32 = 1 << 31;
 
-/// A queue pair.
+/// State of a queue pair.
 #[derive(Clone, Copy)]
 pub(crate) struct Qp {
-    /// The next PSN; it does not wrap with 24 bits, so that it is known how often that has
+    /// Next position: a PSN that does not wrap at 24 bits, so that the number of wraps is known
     pub(crate) position: u32,
     pub(crate) address: Address,
-    /// If all packets are alike: what its address changes the one template by
+    /// Contribution of its address to the ICRC of the only template, if all packets are alike
     pub(crate) effect: u32,
 }
 
 impl Qp {
-    /// The PSN that its next packet has.
+    /// Returns the PSN of its next packet.
     #[inline]
     pub(crate) const fn psn(&self) -> Psn {
         Psn::new(self.position)
     }
 }
 
-/// What packets of one kind are made of. Everything is asked once a burst that is the same in all of its packets.
+/// Parameters of the packets of a burst. Everything that is the same in all of them is read once a burst.
 pub(crate) struct Alike<'a> {
     pub(crate) template: &'a Template,
     pub(crate) queue_pairs: &'a mut [Qp],
-    /// Empty, if all ask for acknowledgements, or none does
+    /// Messages since the last AckReq, by queue pair; empty if all messages request acknowledgements, or none
+    /// does
     pub(crate) unasked: &'a mut [u32],
     pub(crate) ack_every: u32,
     pub(crate) step: u32,
     pub(crate) place: Place,
 }
 
-/// The lower half of an address in memory, which stands behind the BTH's first word after it: in a packet that names no place, or
-/// always the same, what the template has there.
+/// How the lower half of the virtual address differs. It is the second word behind the BTH. In a packet
+/// without an address, or always with the same one, the template's word is kept.
 #[derive(Clone, Copy)]
 pub(crate) struct Place {
-    /// Of the first place
+    /// Lower half of the first slot's address
     first: u32,
-    /// From one to the next
+    /// Bytes from one slot to the next
     len: u32,
     weight: Weight,
 }
 
 impl Place {
-    /// None, if more than four bytes differ, or there is nothing at that place.
+    /// Returns `None` if more than four bytes differ, or the packet has no such word.
     pub(crate) fn of(part: &Part, va: u64, slot_len: u64) -> Option<Self> {
         let at = part.template.extended() + 4;
         match part.va {
-            // What stands there is not the ICRC.
+            // The word has to be in front of the ICRC.
             Va::Fixed if at + 8 <= part.template.bytes.len() => {
                 Some(Self { first: 0, len: 0, weight: Weight::NONE })
             }
@@ -65,15 +66,15 @@ impl Place {
         }
     }
 
-    /// Whether there are several.
+    /// Returns whether addresses differ.
     pub(crate) const fn differs(self) -> bool {
         self.len != 0
     }
 }
 
 impl Alike<'_> {
-    /// Sends so many, unless buffers run out; how many it were. `choose` says the next queue pair, and place. The UDP header begins
-    /// at `UDP`, and the place in memory ends at `HEAD`.
+    /// Sends `most` packets, or fewer if buffers run out. Returns the packets sent. `choose` returns the next
+    /// queue pair and slot. The UDP header begins at `UDP`, and the virtual address ends at `HEAD`.
     #[inline]
     pub(crate) fn send<const UDP: usize, const HEAD: usize, O: Output>(
         &mut self,
@@ -85,7 +86,7 @@ impl Alike<'_> {
         let Place { first, len, weight } = self.place;
         let (bytes, icrc, psn_weight) =
             (&*self.template.bytes, self.template.icrc(), self.template.psn_weight());
-        let as_it_is = bytes[..HEAD].last_chunk().expect("four bytes of some");
+        let as_it_is = bytes[..HEAD].last_chunk().expect("HEAD is at least 4");
         let first = if len == 0 { u32::from_be_bytes(*as_it_is) } else { first };
         let always = if self.ack_every > 0 { ACK_REQ } else { 0 };
         let step = self.step;
@@ -104,7 +105,7 @@ impl Alike<'_> {
             let icrc = icrc ^ qp.effect ^ changes.effect();
             let to = qp.address;
             let head = copy.first_chunk_mut::<HEAD>().expect("a copy is as long as the template");
-            // In the word with the queue pair, the first byte is one that the ICRC leaves out, and stays 0.
+            // In the word with the queue pair, the first byte is one that the ICRC excludes, and stays 0.
             let words = u64::from(to.qpn()) << 32 | u64::from(psn);
             head[UDP..UDP + 2].copy_from_slice(&to.src_port().to_be_bytes());
             head[HEAD - 16..HEAD - 8].copy_from_slice(&words.to_be_bytes());
@@ -114,7 +115,7 @@ impl Alike<'_> {
     }
 }
 
-/// Whether this message of a queue pair is to be acknowledged.
+/// Returns whether this message of a queue pair requests an acknowledgement, and counts it.
 #[inline]
 pub(crate) fn asks(unasked: &mut [u32], qp: u32, every: u32) -> bool {
     let Some(unasked) = unasked.get_mut(qp as usize) else { return true };

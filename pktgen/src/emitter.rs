@@ -1,4 +1,5 @@
-//! A stream at work: chooses queue pairs, sizes and places, makes packets from templates, and sends them when they are due.
+//! The sending side of a stream: chooses queue pairs, sizes and slots, makes packets from templates, and
+//! sends them when they are due.
 
 use crate::alias::{Chooser, turn};
 use crate::alike::{Alike, Place, Qp, asks};
@@ -20,43 +21,45 @@ use rocev2::{Bth, Fault, Opcode, Packet, Psn};
 use switch::{Chance, Frame as _, Full, Nanos, Output, PortId, Share};
 use zerocopy::IntoBytes as _;
 
-/// Packets of a stream that leave in one turn at most, so that other streams and what comes in have their turn
+/// Packets that a stream sends in one turn of the worker at most, so that other streams and received frames
+/// get their turn
 const TURN: u64 = 256;
-/// Queue pairs that are looked at for one that need not wait
+/// Queue pairs that are tried to find one with room for another request
 const LOOKS: u32 = 16;
-/// Where UDP headers begin, and where the first half of a RETH's address ends
+/// Offsets in the frame: the UDP header, and the end of the first 8 bytes behind the BTH (a RETH's virtual
+/// address)
 const UDP_V4: usize = Ethernet::LEN + Ipv4::LEN;
 const HEAD_V4: usize = UDP_V4 + Udp::LEN + Bth::LEN + 8;
 const UDP_V6: usize = Ethernet::LEN + Ipv6::LEN;
 const HEAD_V6: usize = UDP_V6 + Udp::LEN + Bth::LEN + 8;
-/// No time at which anything is due
+/// Time of a timer that is not set
 pub(crate) const NEVER: Nanos = Nanos(u64::MAX);
 
-/// A message of which some packets have been sent, or none.
+/// A message that is being sent.
 #[derive(Clone, Copy)]
 struct Current {
     message: usize,
     qp: u32,
-    /// Packets sent
+    /// Packets sent so far
     at: u32,
     slot: u32,
 }
 
-/// The lock that a queue pair holds, or wants.
+/// The lock that a queue pair holds or wants.
 #[derive(Clone, Copy, Default)]
 struct Lock {
     slot: u32,
     held: bool,
 }
 
-/// Why the next packet is not sent now.
+/// Reason why the next packet is not sent now.
 enum Wait {
     NoBuffer,
-    /// For answers
+    /// No queue pair that was tried has room for another request
     Answers,
 }
 
-/// A stream at work.
+/// Sending side of a stream.
 pub(crate) struct Emitter {
     verb: Verb,
     first_qpn: u32,
@@ -65,7 +68,7 @@ pub(crate) struct Emitter {
     seed: u64,
     index: u64,
     first_psn: Option<Psn>,
-    /// By number, from the first
+    /// Queue pairs, by number from the first
     queue_pairs: Box<[Qp]>,
     messages: Box<[Message]>,
     current: Option<Current>,
@@ -76,35 +79,36 @@ pub(crate) struct Emitter {
     chance: Chance,
     rate: Rate,
     pace: Pace,
-    /// Packets that leave together, and a packet's length in the rate's units
+    /// Packets of a burst, and a packet's mean length in the rate's units
     burst: u64,
     packet_units: u64,
-    /// On a ramp without a burst of its own: what says how long one is
+    /// The stream, if its burst follows a ramp: the burst is recomputed from it
     climbs: Option<Box<Stream>>,
-    /// The last burst did not leave whole: what is due does not wait for a whole one
+    /// Whether the last burst did not leave whole: the rest does not wait for a whole burst
     cut: bool,
-    /// The same of the last burst before its time was over: it has not kept up
+    /// Whether the last burst before the end of the sending time did not leave whole: the stream has not kept
+    /// up with its rate
     behind: bool,
-    /// Packets to send
+    /// Packets left to send
     left: u64,
     ack_every: u32,
-    /// Messages of a queue pair since the last that asked for an acknowledgement; empty if all or none do
+    /// Messages of a queue pair since the last that requested an acknowledgement; empty if all or none do
     unasked: Box<[u32]>,
     malformed: Share,
     broken: Box<[(Fault, Box<[u8]>)]>,
     requester: Option<Requester>,
-    /// Compare and swap: by queue pair
+    /// Locks of compare and swap, by queue pair
     locks: Box<[Lock]>,
-    /// Whether all packets are alike but for what each queue pair, time and place changes
+    /// Whether all packets are equal but for what queue pair, PSN, time and slot change
     alike: bool,
-    /// And nothing is waited for: how places in memory differ
+    /// How virtual addresses differ, if packets are `alike` and none waits for a response
     place: Option<Place>,
-    /// 1Pipe's time at 0
+    /// 1Pipe timestamp at the run's time 0
     epoch: Timestamp,
     pub(crate) due: Nanos,
 }
 
-/// Where the PSNs of a queue pair begin.
+/// Returns the first PSN of a queue pair: `fixed`, or one derived from the seed.
 pub(crate) fn first_psn(seed: u64, stream: u64, qp: u32, fixed: Option<Psn>) -> Psn {
     if let Some(psn) = fixed {
         return psn;
@@ -125,7 +129,7 @@ impl Emitter {
         let messages = messages(stream);
         let unit = stream.rate.unit();
         let mean = {
-            // Of a packet: messages of each size are equally frequent.
+            // Mean over packets: messages of each size are equally frequent.
             let (mut packets, mut bytes) = (0, 0);
             for message in &messages {
                 packets += u64::from(message.packets);
@@ -198,13 +202,13 @@ impl Emitter {
         })
     }
 
-    /// Its rate begins.
+    /// Starts the rate.
     pub(crate) fn begin(&mut self, now: Nanos, catch_up: Nanos) {
         self.pace = Pace::new(self.rate, now, catch_up);
         self.due = self.pace.next(now, self.burst(now) * self.packet_units);
     }
 
-    /// Packets that leave together now.
+    /// Returns the packets of a burst now.
     #[inline]
     fn burst(&self, now: Nanos) -> u64 {
         let burst =
@@ -212,9 +216,9 @@ impl Emitter {
         self.climbs.as_deref().map_or(self.burst, burst)
     }
 
-    /// It sends no more: it was to send until then.
+    /// Stops sending. The stream was to send until `until`.
     pub(crate) fn end(&mut self, until: Nanos, counters: &StreamCounters) {
-        // One that never began is due never.
+        // The timer of a stream that never began is not set.
         if self.left > 0 && self.due != NEVER {
             self.note_time(until, counters);
         }
@@ -222,7 +226,7 @@ impl Emitter {
         self.left = 0;
     }
 
-    /// How long it has sent for.
+    /// Notes how long the stream has sent.
     fn note_time(&self, now: Nanos, counters: &StreamCounters) {
         counters.sending_ns.add(self.pace.time(now).0.saturating_sub(counters.sending_ns.get()));
     }
@@ -231,57 +235,57 @@ impl Emitter {
         self.left == 0
     }
 
-    /// Whether its requests wait for answers.
+    /// Returns whether the stream limits its outstanding requests.
     pub(crate) const fn waits(&self) -> bool {
         self.requester.is_some()
     }
 
-    /// Whether an answer to one of its requests is still to come.
+    /// Returns whether a response to one of its requests is still to arrive.
     pub(crate) fn awaits(&self) -> bool {
         self.requester.as_ref().is_some_and(Requester::awaits)
     }
 
-    /// Requests that are under way, counted where they wait.
+    /// Returns the number of outstanding requests, counted in the rings of the queue pairs.
     pub(crate) fn under_way(&self) -> u64 {
         self.requester.iter().flat_map(Requester::under_way).sum()
     }
 
-    /// Its worker has lived through so much: requests are given up by that.
+    /// Sets the worker's run time, which drives request timeouts.
     pub(crate) const fn live(&mut self, lived: Nanos) {
         if let Some(requester) = &mut self.requester {
             requester.live(lived);
         }
     }
 
-    /// What its packets have in common, if they are all alike.
+    /// Returns the template that received packets are compared with, if all are alike.
     pub(crate) fn known(&self) -> Option<Known> {
         self.alike.then(|| Known::of(&self.messages[0].first))?
     }
 
-    /// A queue pair, as what comes to it is checked.
+    /// Returns the state of a queue pair, to check packets that arrive there.
     #[inline]
     pub(crate) fn queue_pair(&self, qp: u32) -> &Qp {
         &self.queue_pairs[qp as usize]
     }
 
-    /// The position that the next packet of a queue pair will have.
+    /// Returns the position of the next packet of a queue pair.
     #[inline]
     pub(crate) fn next_position(&self, qp: u32) -> u32 {
         self.queue_pairs[qp as usize].position
     }
 
-    /// How many queue pairs it has.
+    /// Returns the number of queue pairs.
     pub(crate) const fn queue_pairs(&self) -> u32 {
         self.qps
     }
 
-    /// Whether it has a rate other than the most.
+    /// Returns whether the stream has a rate other than the maximum.
     pub(crate) fn is_paced(&self) -> bool {
         self.rate != Rate::Max
     }
 
-    /// Sends what is due at `at`, which may be earlier than now, but no more than its `share` of what the port has room for; how
-    /// many packets left. At the end of its time, what is due need not be a whole burst.
+    /// Sends what is due at `at`, which may be before `now`, but no more than its `share` of the port's room.
+    /// Returns the packets sent. If the sending time `ends`, what is due need not be a whole burst.
     pub(crate) fn emit<O: Output>(
         &mut self,
         (now, at, ends): (Nanos, Nanos, bool),
@@ -300,7 +304,7 @@ impl Emitter {
             Rate::Max => burst,
             _ if by_bits && allowance < whole * self.packet_units => 0,
             _ if by_bits => TURN,
-            // Whole bursts, or what is left to send
+            // Whole bursts, or the rest of the packets to send
             _ if allowance >= self.left => self.left,
             _ => allowance / whole * whole,
         };
@@ -342,7 +346,8 @@ impl Emitter {
         }
         self.pace.spend(units);
         counters.forfeited.add(self.pace.forfeited() - counters.forfeited.get());
-        // Who had kept up until a worker came late to the end has sent for as long as it was to, and not until then.
+        // A stream that had kept up until its worker came late to the end has sent until `at`, and not until
+        // `now`.
         self.note_time(if taken > 0 && (self.behind || !ends) { now } else { at }, counters);
         let over = if by_bits { units >= allowance } else { taken == due };
         self.cut = due > 0 && !over;
@@ -355,8 +360,8 @@ impl Emitter {
         taken
     }
 
-    /// Sends packets of a stream of which all are alike: as [`packet`](Self::packet) does, without asking what cannot be. How many
-    /// were sent.
+    /// Sends packets of a stream whose packets are all alike: as [`packet`](Self::packet), without the checks
+    /// that cannot apply. Returns the packets sent.
     #[inline]
     fn alike<O: Output>(
         &mut self,
@@ -380,7 +385,7 @@ impl Emitter {
             place,
         };
         let chance = &mut self.chance;
-        // How they are chosen is asked once a burst.
+        // The choosers' kinds are matched once a burst.
         let sent = match (&mut self.qp, &mut self.slot) {
             (
                 &mut Chooser::Turn { ref mut next, of },
@@ -409,7 +414,8 @@ impl Emitter {
         sent
     }
 
-    /// Sends a packet: its bytes, and whether it is one of the stream's rather than a malformed one.
+    /// Sends a packet. Returns its length in bytes, and whether it is one of the stream rather than a
+    /// malformed one.
     #[inline]
     fn packet<O: Output>(
         &mut self,
@@ -422,7 +428,7 @@ impl Emitter {
             let (_, bytes) = self.chance.pick(&self.broken);
             let frame = out.make_from(bytes).map_err(|Full| Wait::NoBuffer)?;
             counters.malformed.count(bytes.len());
-            // What is not taken is counted by the runner.
+            // The runner counts a frame that the port does not take.
             _ = out.send(frame, port);
             return Ok((bytes.len(), false));
         }
@@ -462,7 +468,8 @@ impl Emitter {
                 piece.write_va(&mut patch, va(lock.slot));
                 patch.long(at + 12, swap);
                 patch.long(at + 20, compare);
-                // If nobody tells whether it is held, every other one lets go.
+                // Without responses it is unknown whether the lock is held, so the queue pair releases it
+                // with every other request.
                 lock.held ^= self.requester.is_none();
             }
             Verb::Ack { .. } => {
@@ -476,13 +483,14 @@ impl Emitter {
                 header.set_first(!beacon);
                 header.set_end_of_message(!beacon);
                 patch.words(template.payload, header.as_bytes());
-                // Behind its key, a datagram's header names who sent it.
+                // Behind the Q_Key, the DETH has the sender's queue pair number.
                 patch.low_24(template.extended() + 4, self.first_qpn + n);
             }
         }
         patch.finish();
         let len = template.bytes.len();
-        // What is not taken is counted by the runner, and is lost like what others lose.
+        // The runner counts a frame that the port does not take; to the generator it is lost like one that
+        // the network loses.
         _ = out.send(frame, port);
         if is_last {
             counters.messages.add(1);
@@ -499,7 +507,7 @@ impl Emitter {
         Ok((len, true))
     }
 
-    /// Chooses what is next; nothing, if all that was looked at waits for answers.
+    /// Chooses the next message. Returns `None` if all queue pairs that were tried wait for responses.
     #[inline]
     fn next_message(&mut self, counters: &StreamCounters) -> Option<Current> {
         let mut qp = self.qp.choose(&mut self.chance);
@@ -523,8 +531,9 @@ impl Emitter {
         Some(Current { message, qp, at: 0, slot: self.slot.choose(&mut self.chance) })
     }
 
-    /// A packet came back to a queue pair. `came` says whether all packets of a request, by the position of the first and their
-    /// number, are known to have arrived; whoever cannot know says yes.
+    /// Handles a response to a queue pair. `came` returns whether all packets of a request, given as the
+    /// position of the first and their number, are known to have arrived; it returns true where this is not
+    /// known.
     #[inline]
     pub(crate) fn on_response(
         &mut self,
@@ -543,7 +552,7 @@ impl Emitter {
         if !self.verb.is_request() {
             return counters.unexpected.add(1);
         }
-        // Who believed an answer to what was never asked would take all that is under way for answered.
+        // A response to a PSN that was not sent yet would acknowledge all outstanding requests.
         if psn.distance(Psn::new(self.next_position(qp))) >= 0 {
             return counters.unexpected_responses.add(1);
         }
@@ -555,7 +564,7 @@ impl Emitter {
         let Some(requester) = &mut self.requester else { return };
         let acknowledged = matches!(self.verb, Verb::Write | Verb::Send);
         let ended = match opcode {
-            // Who reads, or asks for a word, has no answer without it.
+            // A READ or an atomic has no response without its data.
             Opcode::RC_ACKNOWLEDGE if refuses => {
                 requester.refuse(qp, psn, |request| acknowledged && came(request.first, request.psns))
             }
@@ -591,18 +600,18 @@ impl Emitter {
     }
 }
 
-/// Whether an answer of this kind could end a request.
+/// Returns whether a response of this kind can complete a request.
 const fn is_whole(opcode: Opcode) -> bool {
     !matches!(opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_MIDDLE)
 }
 
 impl Lock {
-    /// What the word was.
+    /// Handles the original value of the word.
     fn on_answer(&mut self, original: u64, owner: u64, counters: &StreamCounters) {
         let compare = if self.held { owner } else { 0 };
         let swapped = original == compare;
         if swapped { &counters.swapped } else { &counters.not_swapped }.add(1);
-        // It may have been taken before, and the answer to that was lost.
+        // The lock may have been taken by an earlier request whose response was lost.
         self.held = !self.held && (swapped || original == owner);
     }
 }

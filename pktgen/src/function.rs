@@ -1,4 +1,5 @@
-//! The generator as a function: what it sends when time has come, and what it makes of what comes in.
+//! The generator as a [`Function`]: the state machine of a run, which sends when the timer is due and passes
+//! received frames to the receiver.
 
 use crate::counters::{Counters, StreamCounters};
 use crate::emitter::{Emitter, NEVER};
@@ -7,68 +8,73 @@ use crate::receiver::Receiver;
 use std::sync::Arc;
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
-/// How often it is looked whether the last packets have come
+/// Interval of the checks whether the last packets have arrived
 const LOOK: Nanos = Nanos::from_micros(100);
-/// What a worker's turn may take. Who is not looked after for longer was not there
+/// Longest turn of a worker: a longer time between two calls of the timer counts as absence
 const TURN: Nanos = Nanos::from_micros(20);
 
-/// What the control plane can tell a generator.
+/// Commands from the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Begin to send
+    /// Begin sending
     Begin,
-    /// Send no more, wait for what is under way, and say that it is [done](Event::Done)
+    /// Stop sending, wait for outstanding packets and responses, then report [`Event::Done`]
     End,
 }
 
-/// What a generator tells.
+/// Events for the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Everything was sent, and has come or been waited for
+    /// All packets were sent, and have arrived or were waited for: the counters are final
     Done,
 }
 
-/// Where a run is.
+/// Phase of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Until it is told to begin
+    /// Waits for [`Command::Begin`]
     Ready,
-    /// Since then
+    /// Sends, since this time
     Sending(Nanos),
-    /// Everything is sent; packets are waited for until then
+    /// Everything was sent; waits for outstanding packets until this time at most
     Draining(Nanos),
-    /// It is to be told
+    /// Over; [`Event::Done`] is not reported yet
     Ended,
     Done,
 }
 
-/// A packet generator, its receiver and its responder.
+/// A packet generator, its receiver and its responder: one [`Function`].
 pub struct Pktgen {
     emitters: Box<[Emitter]>,
     receiver: Receiver,
     send: PortId,
     receive: Option<PortId>,
     responds: bool,
-    /// Whether what comes to the port that sends is looked at
+    /// Whether frames from the port that sends are processed
     listens: bool,
     duration: Option<Nanos>,
     drain: Nanos,
     catch_up: Nanos,
     state: State,
     next: Nanos,
-    /// When it was looked last whether something is due
+    /// Time of the last check whether something is due
     looked: Nanos,
-    /// For how long nobody looked though something was due, but for what turns may take
+    /// Time during which something was due and the worker did not call the timer, without what a turn may
+    /// take
     absent: Nanos,
-    /// Whether a stream waits for answers
+    /// Whether a stream limits its outstanding requests
     waits: bool,
-    /// Whose turn it is to be the first that a port has room for
+    /// Index of the stream that is first to use the port's room
     turn: usize,
     counters: Arc<Counters>,
 }
 
 impl Pktgen {
-    /// A generator of this profile.
+    /// Creates a generator for the profile. It sends nothing before [`Command::Begin`].
+    ///
+    /// # Errors
+    ///
+    /// The profile is invalid, or there is too little memory for its state ([`ProfileError::Memory`]).
     pub fn new(profile: &Profile) -> Result<Self, ProfileError> {
         profile.check()?;
         let emitters: Box<[_]> =
@@ -93,15 +99,16 @@ impl Pktgen {
         })
     }
 
-    /// What it has counted so far, and goes on to count.
+    /// Returns the counters, which are updated during the run.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
     }
 
-    /// Whether nothing is to be waited for any more. What was overtaken may still come.
+    /// Returns whether the drain can end: all packets and responses have arrived. Overtaken packets may still
+    /// arrive, so they are waited for.
     fn all_came(&self) -> bool {
         let came = |counters: &StreamCounters, emitter: &Emitter| {
-            // Of our own responder, it is known how many answers are to come.
+            // Our own responder has counted how many responses are to arrive.
             let answers = counters.responses.get() - counters.cnps.get();
             (self.receive.is_none() || counters.received.frames.get() == counters.sent.frames.get())
                 && (!self.responds || answers >= counters.replies.get())
@@ -110,7 +117,7 @@ impl Pktgen {
         self.counters.streams.iter().zip(&self.emitters).all(|(counters, emitter)| came(counters, emitter))
     }
 
-    /// Nothing is sent any more: what was to be sent was to be sent until then.
+    /// Stops sending. Streams were to send until `until`, which may be before `now`.
     fn end(&mut self, now: Nanos, until: Nanos) {
         for (emitter, counters) in self.emitters.iter_mut().zip(&self.counters.streams) {
             emitter.end(until, counters);
@@ -119,11 +126,11 @@ impl Pktgen {
         self.next = now;
     }
 
-    /// Sends what is due. Streams take turns: each has its part of the room that its port has left, and who was first is last the
-    /// next time, so that a port that is full starves none.
+    /// Sends what is due. Streams take turns: each gets its share of the port's remaining room, and the
+    /// stream that was first is last the next time, so that a full port starves none.
     fn send_due<O: Output>(&mut self, began: Nanos, now: Nanos, out: &mut O) {
         let limit = self.duration.map_or(NEVER, |duration| began + duration);
-        // What came due in time is sent, though the worker may look at the clock late.
+        // What came due in time is sent even if the worker calls late.
         let (at, late, ends) = (now.min(limit), now.since(limit), now >= limit);
         // At the end, a part of a burst may be due.
         let due = |emitter: &Emitter| {
@@ -151,14 +158,14 @@ impl Pktgen {
         if let Some(first) = first {
             self.turn = if first + 1 < self.emitters.len() { first + 1 } else { 0 };
         }
-        // Who waits for answers has to know when it was away.
+        // A stream that waits for responses has to detect when the worker was away.
         self.next = if self.waits { next.min(now + TURN) } else { next };
         if over || (ends && (!owes || late >= self.catch_up)) {
             self.end(now, at);
         }
     }
 
-    /// How long it took until somebody looked at what was due.
+    /// Notes how long something was due before the worker called the timer.
     #[inline]
     fn note_absence(&mut self, now: Nanos) {
         let away = now.since(self.next.max(self.looked)).0;
@@ -183,7 +190,7 @@ impl Function for Pktgen {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        // What has been told is not changed any more.
+        // Counters are final after the end.
         if matches!(self.state, State::Ended | State::Done) {
             self.counters.too_late.add(1);
         } else {

@@ -1,7 +1,8 @@
-//! Packets that came as they were sent, known without parsing them: all that does not change from one packet of the stream to the
-//! next is compared with the template, and what does change has to make up for the rest of the ICRC. A CRC is linear, so the
-//! constant part is known, and only words that differ are multiplied; a packet whose ICRC is right by that is right in all
-//! bytes that the ICRC covers. Whatever a router, or chance, has changed makes it another packet, which is to be parsed.
+//! Recognizes intact packets without parsing them. All bytes that are the same in every packet of the stream
+//! are compared with the template, and the ICRC is computed from the bytes that differ: a CRC is linear, so
+//! the constant part is known, and only words that differ are multiplied. A packet whose ICRC is right by
+//! that is right in all bytes that the ICRC covers. A packet that a router has changed, or that was damaged,
+//! does not match, and has to be parsed.
 
 use crate::message::{Part, Va};
 use crate::template::{Address, layout};
@@ -15,17 +16,17 @@ const UDP: usize = Ethernet::LEN + Ipv4::LEN;
 const BTH: usize = UDP + Udp::LEN;
 const QPN_WORD: usize = BTH + Bth::DEST_QP_WORD;
 const PSN_WORD: usize = QPN_WORD + 4;
-/// Where the lower half of an address in memory stands, in requests that have one
+/// Offset of the lower half of the virtual address, in requests that have one
 const VA_WORD: usize = BTH + Bth::LEN + 4;
-/// Bytes up to there
+/// Bytes up to the end of that word
 const HEAD: usize = VA_WORD + 4;
-/// Where payloads begin, and with them times of sending
+/// Offsets of the payload, where time stamps are
 const PAYLOAD: usize = BTH + Bth::LEN;
 const PAYLOAD_OF_WRITE: usize = PAYLOAD + 16;
 /// Bytes that are compared at once
 const BLOCK: usize = 32;
 
-/// A block of the template, and which bits of it are always the same.
+/// A block of the template, and a mask of the bits that are the same in all packets.
 #[derive(Clone, Copy)]
 struct Block {
     bytes: [u8; BLOCK],
@@ -41,53 +42,53 @@ impl Block {
         };
         let (frame, bytes, mask) = (words(frame), words(&self.bytes), words(&self.mask));
         let differ = [0, 1, 2, 3].map(|n| (frame[n] ^ bytes[n]) & mask[n]);
-        // At once: most of the time none does.
+        // One comparison at the end: most of the time no word differs.
         differ[0] | differ[1] | differ[2] | differ[3] == 0
     }
 }
 
-/// Where the time of sending stands.
+/// Position of the time stamp.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stamp {
     Payload,
     PayloadOfWrite,
 }
 
-/// What the packets of a stream have in common.
+/// Template that received packets of a stream are compared with.
 pub(crate) struct Known {
     len: usize,
     blocks: Box<[Block]>,
-    /// The last bytes, some of which may be in a block before, too
+    /// Last bytes, some of which may also be in the block before
     tail: Block,
-    /// The ICRC of the template, in which all that changes is 0
+    /// ICRC of the template, in which all fields that differ are 0
     icrc: u32,
     psn_weight: Weight,
-    /// Nothing, if all packets have the same address in memory, or none
+    /// [`Weight::NONE`] if all packets have the same virtual address, or none
     va_weight: Weight,
     stamp: Option<Stamp>,
-    /// The last time of sending, and what it changed the ICRC by: a burst has one time
+    /// Last time stamp, and its contribution to the ICRC: the packets of a burst have one time stamp
     stamped: (u64, u32),
-    /// Where headers lie
+    /// Layout of the frame
     pub(crate) layout: Layout,
 }
 
-/// What changes from packet to packet.
+/// Fields that differ from packet to packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Changing {
-    /// The queue pair that it is for
+    /// Destination queue pair number
     pub(crate) qpn: u32,
-    /// The word with the PSN, and the bit that asks for an acknowledgement
+    /// Word with the PSN and the AckReq bit
     pub(crate) psn: u32,
-    /// When it was sent
+    /// Time stamp
     pub(crate) stamp: Option<u64>,
     src_port: u16,
-    /// What its ICRC says, but for what its queue pair has to do with it
+    /// The packet's ICRC without the contributions of all fields but the destination
     rest: u32,
 }
 
 impl Changing {
-    /// Whether the ICRC is right, and the packet is of the flow that those to this queue pair are of. `effect` is what its address
-    /// changes the template's ICRC by.
+    /// Returns whether the ICRC is right, and the source port is that of the queue pair's flow. `effect` is
+    /// the contribution of its address to the template's ICRC.
     #[inline]
     pub(crate) fn is_right(&self, to: Address, effect: u32) -> bool {
         self.rest == effect && self.src_port == to.src_port()
@@ -95,7 +96,7 @@ impl Changing {
 }
 
 impl Known {
-    /// None, if packets are not over IPv4, or differ in more than is looked at.
+    /// Returns `None` if packets are not over IPv4, or differ in more fields than are handled here.
     pub(crate) fn of(part: &Part) -> Option<Self> {
         let template = &part.template;
         let bytes = &template.bytes;
@@ -115,8 +116,9 @@ impl Known {
             return None;
         }
         let mut mask = vec![0xff; bytes.len()];
-        // Addresses of stations are the network's. The source port, the queue pair (in front of it the byte that the ICRC leaves
-        // out), the PSN, and what else changes is judged by the ICRC, which stands at the end.
+        // MAC addresses belong to the network. The UDP source port, the queue pair number (behind the byte
+        // that the ICRC excludes), the PSN, and the other fields that differ are checked by the ICRC, which
+        // is at the end.
         let changing = [(0, 12), (UDP, 2), (QPN_WORD, 8), (layout.icrc(), 4)];
         for (at, len) in changing.into_iter().chain(va_word).chain(part.stamp.map(|at| (at, 8))) {
             mask[at..at + len].fill(0);
@@ -137,7 +139,7 @@ impl Known {
         })
     }
 
-    /// What changes in a packet that is the same in all else.
+    /// Returns the fields that differ of a packet that matches the template in all others.
     #[inline]
     pub(crate) fn changing(&mut self, frame: &[u8]) -> Option<Changing> {
         let head: &[u8; HEAD] = frame.first_chunk()?;
@@ -179,7 +181,7 @@ impl Known {
             && frame.last_chunk().is_some_and(|tail| self.tail.is_same(tail))
     }
 
-    /// Another time.
+    /// Computes the contribution of a new time stamp.
     #[inline]
     fn restamp(&mut self, at: usize, value: u64) {
         let mut changes = Changes::new();
@@ -201,9 +203,10 @@ mod tests {
     use switch::Nanos;
 
     proptest! {
-        /// A packet is known as it was sent, and none of which a bit was changed, but for those that are nobody's business.
+        /// Intact packets are recognized, and none with a flipped bit is, but for bits that neither the ICRC
+        /// nor the mask covers.
         #[test]
-        fn a_glance_sees_what_parsing_sees(
+        fn recognized_packets_are_those_that_parsing_finds_intact(
             verb in prop::sample::select(vec![Verb::Write, Verb::Send, Verb::Read, Verb::FetchAdd]),
             size in 8u32..300,
             slots in 1u32..9,
@@ -219,7 +222,7 @@ mod tests {
             stream.memory = Memory { slots, choice: Choice::Turn, ..stream.memory };
             let mut all = messages(&stream);
             let part = &mut all[0].first;
-            let mut known = Known::of(part).expect("it is over IPv4, and of one packet");
+            let mut known = Known::of(part).expect("over IPv4, and of one packet");
             part.stamp(Nanos(now));
             let mut frame = part.template.bytes.to_vec();
             let to = Address::new(qpn);
@@ -232,7 +235,7 @@ mod tests {
                     changing.is_right(to, part.template.effect_of_address(to))
                 })
             };
-            let seen = sees(&mut known, &frame).expect("as it was sent");
+            let seen = sees(&mut known, &frame).expect("intact");
             prop_assert_eq!((seen.qpn, seen.psn), (qpn, psn | u32::from(ack) << 31));
             prop_assert_eq!(seen.stamp, stream.stamp.then_some(now));
             prop_assert!(Packet::parse(&frame).unwrap().verify_icrc());
@@ -250,7 +253,7 @@ mod tests {
                     }
                 }
             }
-            // Addresses of stations, and the byte that congestion is marked in
+            // The 12 bytes of MAC addresses, and the BTH byte with the FECN and BECN bits
             prop_assert_eq!(unseen, 13 * 8);
             for other in [&frame[..frame.len() - 1], &[&frame[..], &[0]].concat(), &[]] {
                 prop_assert_eq!(known.changing(other), None);

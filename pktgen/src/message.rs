@@ -1,4 +1,4 @@
-//! The messages of a stream, packet by packet, ready to be copied.
+//! Templates of a stream's messages, packet by packet, ready to be copied.
 
 use crate::profile::{STAMP_LEN, Stream, Verb};
 use crate::template::{Patch, Template, acknowledging};
@@ -15,25 +15,25 @@ use switch::Nanos;
 /// A packet of a message.
 pub(crate) struct Part {
     pub(crate) template: Template,
-    /// Where the time stands in the frame
+    /// Offset of the time stamp in the frame
     pub(crate) stamp: Option<usize>,
-    /// The last time
+    /// Time stamp that the template holds now
     stamped: u64,
     pub(crate) va: Va,
 }
 
-/// How a packet says which place in memory it is for.
+/// How a packet carries the virtual address of its request.
 #[derive(Clone, Copy)]
 pub(crate) enum Va {
-    /// Not at all, or always the same
+    /// No address, or always the same one
     Fixed,
-    /// All places have the upper half of their addresses in common: where the lower one stands
+    /// All addresses have the upper half in common: offset of the lower half
     Low(usize, Weight),
-    /// Where it stands
+    /// Offset of the whole address
     Whole(usize),
 }
 
-/// A message of one size.
+/// Templates of a message of one size.
 pub(crate) struct Message {
     pub(crate) packets: u32,
     pub(crate) first: Part,
@@ -42,7 +42,7 @@ pub(crate) struct Message {
 }
 
 impl Part {
-    /// Packets carry this time from now on.
+    /// Sets the time stamp of all further copies.
     #[inline]
     pub(crate) fn stamp(&mut self, now: Nanos) {
         if let Some(at) = self.stamp
@@ -63,7 +63,7 @@ impl Part {
     }
 }
 
-/// Every message that a stream sends.
+/// Returns the templates of every message that the stream sends, one for each size.
 pub(crate) fn messages(stream: &Stream) -> Box<[Message]> {
     let stamp_end = stream.stamp_end();
     let front = if stream.verb.is_onepipe() { OnePipe::LEN } else { 0 };
@@ -75,7 +75,7 @@ pub(crate) fn messages(stream: &Stream) -> Box<[Message]> {
         let zeros = if stamped { stamp_end } else { front };
         let template = Template::new(stream.src, stream.dst, opcode, extended, payload, zeros);
         let stamp = stamped.then(|| template.payload + stamp_end - STAMP_LEN);
-        // RETH and AtomicETH begin with the address.
+        // RETH and AtomicETH begin with the virtual address.
         let at = template.extended();
         let va = if !names_memory(opcode) || stream.memory.slots == 1 {
             Va::Fixed
@@ -140,7 +140,7 @@ pub(crate) fn messages(stream: &Stream) -> Box<[Message]> {
     }
 }
 
-/// Whether a packet says which memory it is for.
+/// Returns whether packets of this opcode carry a virtual address.
 fn names_memory(opcode: Opcode) -> bool {
     let headers = opcode.headers();
     headers.has(Headers::RETH) || headers.has(Headers::ATOMIC)

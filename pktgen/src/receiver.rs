@@ -1,4 +1,5 @@
-//! What came, compared with what was sent: each packet's place in the order of its queue pair, its ICRC, and its age.
+//! The receiving side: compares received packets with what was sent, by order within the queue pair, ICRC,
+//! and age.
 
 use crate::counters::{Counters, StreamCounters};
 use crate::emitter::{Emitter, first_psn};
@@ -10,45 +11,45 @@ use core::net::IpAddr;
 use rocev2::{Class, Fault, Opcode, Packet, Psn, classify};
 use switch::{Frame, Nanos, Output, PortId};
 
-/// What is known of a stream where its packets arrive.
+/// Receiver's state of a stream.
 struct Expected {
     src: IpAddr,
     dst: IpAddr,
     first_qpn: u32,
     qps: u32,
     verb: Verb,
-    /// What packets of the stream have in common that come as they were sent, if they are alike
+    /// Template that intact packets are compared with, if all packets are alike
     known: Option<Known>,
     windows: Windows,
-    /// Bytes from the payload's beginning to the end of the stamp, if there is one
+    /// Offset in the payload at which the time stamp ends, if there is one
     stamp_end: Option<usize>,
     responder: Option<Responder>,
 }
 
-/// Whose packet it is.
+/// Direction of a packet.
 #[derive(Clone, Copy)]
 enum Way {
     Request,
     Response,
 }
 
-/// Where no port is
+/// Port number of a receiver without a port
 const NO_PORT: u32 = u32::MAX;
 
-/// The receiving side of a generator.
+/// Receiving side of a generator.
 pub(crate) struct Receiver {
     streams: Box<[Expected]>,
-    /// Where answers arrive
+    /// Port on which responses arrive
     send: PortId,
-    /// The number of the port where requests arrive, or [`NO_PORT`]
+    /// Port on which requests arrive, or [`NO_PORT`]
     port: u32,
-    /// Where the last packet belonged: most of the time the next one does, too
+    /// Index of the last packet's stream: most of the time the next packet is of the same one
     last: usize,
-    /// Whether there is more of windows than the nearest cache holds
+    /// Whether windows exceed the first-level cache
     many: bool,
 }
 
-/// Bytes of windows that stay in the nearest cache, beside packets
+/// Bytes of windows that stay in the first-level cache, beside packets
 const NEAR: usize = 16 << 10;
 
 impl Expected {
@@ -71,8 +72,8 @@ impl Expected {
         })
     }
 
-    /// The queue pair of the stream that the packet is for, and on which way it is.
-    #[expect(clippy::inline_always, reason = "most of the time it is asked once a packet")]
+    /// Returns the queue pair of the stream that the packet is for, and its direction.
+    #[expect(clippy::inline_always, reason = "called about once a packet")]
     #[inline(always)]
     fn has(&self, packet: &Packet<'_>) -> Option<(u32, Way)> {
         let qp = packet.bth().dest_qp().get().wrapping_sub(self.first_qpn);
@@ -85,7 +86,7 @@ impl Expected {
         is(packet, self.src).then_some((qp, Way::Response))
     }
 
-    /// Whether the stream sends such packets.
+    /// Returns whether the stream sends packets of this opcode.
     #[inline]
     const fn sends(&self, opcode: Opcode) -> bool {
         match self.verb {
@@ -109,7 +110,7 @@ impl Expected {
     }
 }
 
-/// Whether the packet goes to this address.
+/// Returns whether the packet is sent to this address.
 #[inline]
 fn is(packet: &Packet<'_>, ip: IpAddr) -> bool {
     match ip {
@@ -132,7 +133,7 @@ impl Receiver {
         })
     }
 
-    /// A frame came in.
+    /// Handles a received frame.
     #[inline]
     pub(crate) fn on_frame<O: Output>(
         &mut self,
@@ -143,7 +144,8 @@ impl Receiver {
         out: &mut O,
         counters: &Counters,
     ) {
-        // Most packets are like those of the stream that the last one was of: no header of it is to be searched for.
+        // Fast path: most packets are of the same stream as the last one, and differ from its template only
+        // where they may.
         let (stream, bytes) = (self.last, frame.bytes());
         let arrives = u32::from(port.0) == self.port;
         let expected = &mut self.streams[stream];
@@ -154,7 +156,7 @@ impl Receiver {
             let qp = changing.qpn.wrapping_sub(expected.first_qpn);
             if qp < expected.qps {
                 let to = emitters[stream].queue_pair(qp);
-                // A packet that is not right is parsed, to say what is wrong.
+                // A packet whose ICRC or flow is wrong is parsed, to find out why.
                 if changing.is_right(to.address, to.effect) {
                     let (psn, layout, own) =
                         (Psn::new(changing.psn), known.layout, &counters.streams[stream]);
@@ -169,7 +171,7 @@ impl Receiver {
                 }
             }
         }
-        // A frame longer than a buffer shows its beginning only, and is malformed by that.
+        // Of a frame longer than a buffer only the beginning is visible; it is counted as malformed.
         let layout = match classify(frame.bytes()) {
             Class::Roce(layout) => layout,
             Class::Other => return counters.other.add(1),
@@ -192,10 +194,12 @@ impl Receiver {
                 }
                 expected.on_request(&packet, frame.bytes().len(), qp, port, now, emitter, out, own);
             }
-            // What our own responder has sent has not been anywhere.
+            // A response of our own responder that arrives where the responder sends did not reach the
+            // requester.
             Way::Response if port != self.send && expected.responder.is_some() => own.reflected.add(1),
             Way::Response => {
-                // What our own responder acknowledges has come, or is told here as lost: it answers what comes, gaps or not.
+                // Our own responder answers what arrives, gaps or not. So what it acknowledges counts as
+                // answered only if all of it arrived.
                 let came = |first: u32, psns| {
                     let mut all = (0..psns).map(|n| first.wrapping_add(n));
                     expected.responder.is_none() || all.all(|position| expected.windows.came(qp, position))
@@ -205,13 +209,13 @@ impl Receiver {
         }
     }
 
-    /// Packets of a stream behind which none of their queue pair has come.
+    /// Returns the packets of a stream behind which none of their queue pair was received.
     pub(crate) fn behind(&self, stream: usize, emitter: &Emitter) -> u64 {
         let behind = |qp| u64::from(self.streams[stream].windows.behind(qp, emitter.next_position(qp)));
         (0..emitter.queue_pairs()).map(behind).sum()
     }
 
-    /// Where what is known of the frame's queue pair lies in memory, if that can be said at a glance.
+    /// Prefetches the window of the frame's queue pair, for IPv4 frames of the last stream.
     #[inline]
     pub(crate) fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
         const QPN: usize = 14 + 20 + 8 + 5;
@@ -240,8 +244,8 @@ impl Receiver {
 }
 
 impl Expected {
-    /// A packet came of a kind that the stream sends.
-    #[expect(clippy::too_many_arguments, reason = "all that is known of a packet")]
+    /// Handles a packet of an opcode that the stream sends.
+    #[expect(clippy::too_many_arguments, reason = "the properties of a packet")]
     fn on_request<O: Output>(
         &mut self,
         packet: &Packet<'_>,
@@ -262,12 +266,9 @@ impl Expected {
         }
     }
 
-    /// A packet of this PSN, length and time of sending came to a queue pair whose `next` position is to be sent; whether it came
-    /// for the first time.
-    #[expect(
-        clippy::inline_always,
-        reason = "asked once a packet, it costs less than a call with all that is known of one"
-    )]
+    /// Records a packet of this PSN, length and time stamp, to a queue pair whose `next` position is the next
+    /// to be sent. Returns whether it was received for the first time.
+    #[expect(clippy::inline_always, reason = "called once a packet; a call with these arguments costs more")]
     #[inline(always)]
     fn arrive(
         &mut self,
@@ -286,10 +287,11 @@ impl Expected {
         true
     }
 
-    /// What such a packet is, if it is not the very next one; whether it came for the first time.
+    /// Classifies and counts a packet that is not the next one expected. Returns whether it was received for
+    /// the first time.
     #[inline(never)]
     fn arrive_out_of_order(&mut self, qp: u32, psn: Psn, next: u32, counters: &StreamCounters) -> bool {
-        // What was never sent is no packet of the stream's, whoever sent it.
+        // A PSN that was not sent yet is not a packet of the stream.
         let ahead = psn.distance(Psn::new(next));
         let seen =
             if ahead < 0 { self.windows.see(qp, next.wrapping_sub(ahead.unsigned_abs())) } else { Seen::Off };

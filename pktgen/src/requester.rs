@@ -1,22 +1,23 @@
-//! Requests that wait for answers: a ring of them for each queue pair. What an answer covers is IB 9.7.5: an acknowledgement
-//! covers all up to its PSN, a NAK all before its PSN, and a response of a READ or an atomic nothing but its own request.
+//! Outstanding requests: a ring for each queue pair. A response covers requests as in IB 9.7.5: an
+//! acknowledgement covers all up to its PSN, a NAK all before its PSN, and a response to a READ or an atomic
+//! only its own request.
 
 use crate::memory::filled;
 use rocev2::Psn;
 use switch::Nanos;
 
-/// A request under way.
+/// An outstanding request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Request {
-    /// When its last packet was sent
+    /// Time at which its last packet was sent
     pub(crate) sent_at: Nanos,
-    /// How much its worker had lived through by then, in microseconds; it wraps
+    /// Run time of the worker at that time, in microseconds; it wraps
     lived_us: u32,
-    /// The position of its first packet: a PSN that does not wrap with 24 bits
+    /// Position of its first packet: a PSN that does not wrap at 24 bits
     pub(crate) first: u32,
-    /// PSNs that it takes, its response's included
+    /// PSNs that it takes, including those of its response
     pub(crate) psns: u32,
-    /// Whether it asks for an answer; one that does not is answered with the next one that does
+    /// Whether it requests a response; otherwise the response to the next one that does covers it
     asks: bool,
 }
 
@@ -24,54 +25,60 @@ pub(crate) struct Request {
 const _: () = assert!(size_of::<Request>() == 24);
 
 impl Request {
-    /// A request that is sent now.
+    /// Creates a request that is sent now.
     pub(crate) const fn new(sent_at: Nanos, first: u32, psns: u32, asks: bool) -> Self {
         Self { sent_at, lived_us: 0, first, psns, asks }
     }
 
-    /// The PSN that answers it
+    /// Returns the PSN of the response that completes it.
     fn last(&self) -> Psn {
         Psn::new(self.first.wrapping_add(self.psns - 1))
     }
 }
 
-/// What an answer ended.
+/// What a response completed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ended {
-    /// Requests that it answered, and those that no answer can come to any more
+    /// Requests that it answered
     pub(crate) answered: u32,
+    /// Requests that cannot be answered any more
     pub(crate) unanswered: u32,
-    /// When the request was sent that it is the very answer to
+    /// Time at which the request was sent whose own response this is
     pub(crate) sent_at: Option<Nanos>,
 }
 
-/// The requests under way of a queue pair.
+/// Ring of a queue pair's outstanding requests.
 #[derive(Clone, Copy, Debug, Default)]
 struct Ring {
-    /// Where the oldest is
+    /// Index of the oldest
     oldest: u16,
     len: u16,
-    /// Packets of the oldest one's response that came, in order
+    /// Packets of the oldest request's response received in order
     came: u32,
 }
 
-/// The requests under way of a stream.
+/// Outstanding requests of a stream.
 #[derive(Clone, Debug)]
 pub(crate) struct Requester {
     requests: Box<[Request]>,
     /// By queue pair
     rings: Box<[Ring]>,
-    /// Of each queue pair
+    /// Capacity of each ring
     most: u16,
     timeout_us: u32,
-    /// Requests under way that ask for an answer
+    /// Outstanding requests that request a response
     asking: u32,
-    /// What the worker has lived through, in microseconds: who is kept from looking does not see that an answer came. It wraps
+    /// Run time of the worker, in microseconds; it wraps. It excludes absences: a worker that is kept from
+    /// its CPU does not see that a response arrived
     lived_us: u32,
 }
 
 impl Requester {
-    /// An error is how many MB there are not.
+    /// Creates empty rings of capacity `most`.
+    ///
+    /// # Errors
+    ///
+    /// The size in MB, if it could not be allocated.
     pub(crate) fn new(qps: u32, most: u16, timeout: Nanos) -> Result<Self, u64> {
         Ok(Self {
             requests: filled(qps as usize * usize::from(most), Request::default())?.into(),
@@ -83,13 +90,13 @@ impl Requester {
         })
     }
 
-    /// What those of so many queue pairs take in memory.
+    /// Returns the memory that the rings of `qps` queue pairs need, in bytes.
     pub(crate) fn bytes_of(qps: u32, most: u16) -> u64 {
         let ring = size_of::<Ring>() as u64 + u64::from(most) * size_of::<Request>() as u64;
         u64::from(qps) * ring
     }
 
-    /// So much was lived through so far.
+    /// Sets the worker's run time.
     pub(crate) const fn live(&mut self, lived: Nanos) {
         self.lived_us = (lived.0 / 1_000) as u32;
     }
@@ -103,12 +110,13 @@ impl Requester {
         (self.rings[qp as usize].len > 0).then(|| self.requests[self.at(qp, 0)])
     }
 
-    /// Whether an answer is still to come: those behind the last that asks wait for nothing.
+    /// Returns whether a response is still to arrive. Requests after the last that requests a response await
+    /// none.
     pub(crate) const fn awaits(&self) -> bool {
         self.asking > 0
     }
 
-    /// Requests that are under way, by queue pair.
+    /// Returns the number of outstanding requests of each queue pair.
     pub(crate) fn under_way(&self) -> impl Iterator<Item = u64> {
         self.rings.iter().map(|ring| ring.len.into())
     }
@@ -119,7 +127,8 @@ impl Requester {
         *ring = Ring { oldest: (ring.oldest + 1) % self.most, len: ring.len - 1, came: 0 };
     }
 
-    /// Whether there is room for another request; how many were given up to make it.
+    /// Makes room for another request by giving up overdue ones. Returns whether there is room, and how many
+    /// were given up.
     #[inline]
     pub(crate) fn make_room(&mut self, qp: u32) -> (bool, u32) {
         let mut given_up = 0;
@@ -133,16 +142,16 @@ impl Requester {
         (true, given_up)
     }
 
-    /// Whether the oldest of a full ring should have been answered: it, or the first behind it that asks, was sent longer ago than
-    /// the timeout.
+    /// Returns whether the oldest request of a full ring is overdue: it, and the first from it on that
+    /// requests a response, were sent longer ago than the timeout.
     fn is_overdue(&self, qp: u32) -> bool {
         let mut requests = (0..self.most).map(|n| &self.requests[self.at(qp, n)]);
         let is_old = |request: &Request| self.lived_us.wrapping_sub(request.lived_us) > self.timeout_us;
-        // Those behind the oldest are younger.
+        // Requests behind the oldest are younger.
         is_old(&self.requests[self.at(qp, 0)]) && requests.find(|request| request.asks).is_none_or(is_old)
     }
 
-    /// A request was sent; there was room for it.
+    /// Adds a request that was sent. The ring has to have room.
     #[inline]
     pub(crate) fn push(&mut self, qp: u32, request: Request) {
         let at = self.at(qp, self.rings[qp as usize].len);
@@ -151,8 +160,8 @@ impl Requester {
         self.rings[qp as usize].len += 1;
     }
 
-    /// An acknowledgement of all up to this PSN came. `came` says of a request whether all of its packets are known to have
-    /// arrived.
+    /// Handles an acknowledgement of all PSNs up to `psn`. `came` returns whether all packets of a request
+    /// are known to have arrived.
     #[inline]
     pub(crate) fn acknowledge(&mut self, qp: u32, psn: Psn, came: impl Fn(&Request) -> bool) -> Ended {
         let mut ended = Ended::default();
@@ -172,8 +181,8 @@ impl Requester {
         ended
     }
 
-    /// A NAK of this PSN came: the request that has it was refused, and is not repeated; of those before it, `covers` says whether
-    /// they are covered.
+    /// Handles a NAK of `psn`: the request that has this PSN was refused, and is not repeated. For those
+    /// before it, `covers` returns whether they are acknowledged.
     pub(crate) fn refuse(&mut self, qp: u32, psn: Psn, covers: impl Fn(&Request) -> bool) -> Ended {
         let mut ended = Ended::default();
         while let Some(oldest) = self.oldest(qp)
@@ -188,8 +197,8 @@ impl Requester {
         ended
     }
 
-    /// A packet of a response came. It answers its request if it is the last, and all others came before it, in order; a request
-    /// before it whose response is not whole will never have an answer.
+    /// Handles a packet of a response. The last packet completes its request if all others arrived before it,
+    /// in order. A request before it whose response is not complete will never be answered.
     #[inline]
     pub(crate) fn respond(&mut self, qp: u32, psn: Psn) -> Ended {
         let mut ended = Ended::default();
@@ -229,7 +238,7 @@ mod tests {
         Ended { answered, unanswered, sent_at: sent_at.map(Nanos) }
     }
 
-    /// Of one, four and two PSNs, over the end of their circle.
+    /// A ring of requests of one, four and two PSNs, across the wrap of PSNs.
     fn three() -> Requester {
         let mut requester = Requester::new(2, 3, Nanos::from_micros(100)).unwrap();
         for (n, (first, psns)) in [(0xff_fffe, 1), (0xff_ffff, 4), (0x100_0003, 2)].into_iter().enumerate() {
@@ -237,35 +246,39 @@ mod tests {
             requester.push(1, request(n as u64, first, psns));
         }
         assert_eq!(requester.make_room(1), (false, 0));
-        assert_eq!(requester.make_room(0), (true, 0), "queue pairs have their own");
+        assert_eq!(requester.make_room(0), (true, 0), "queue pairs have rings of their own");
         requester
     }
 
     #[test]
-    fn an_acknowledgement_covers_what_is_before_it() {
+    fn an_acknowledgement_covers_all_requests_up_to_its_psn() {
         let mut requester = three();
         assert_eq!(
             requester.acknowledge(1, Psn::new(1), |_| true),
             ended(1, 0, None),
-            "a part of the second"
+            "the second is covered only in part"
         );
         assert_eq!(requester.acknowledge(1, Psn::new(2), |_| true), ended(1, 0, Some(1)));
-        assert_eq!(requester.acknowledge(1, Psn::new(2), |_| true), Ended::default(), "it says nothing new");
+        assert_eq!(
+            requester.acknowledge(1, Psn::new(2), |_| true),
+            Ended::default(),
+            "it covers no further request"
+        );
         assert_eq!(requester.acknowledge(1, Psn::new(9), |_| true), ended(1, 0, None));
         let mut requester = three();
         let came = |request: &Request| request.first != 0xff_ffff;
         assert_eq!(
             requester.acknowledge(1, Psn::new(4), came),
             ended(2, 1, Some(2)),
-            "but for what did not come"
+            "all but the one that did not arrive"
         );
     }
 
     #[test]
-    fn a_nak_covers_what_is_before_it_and_refuses_one() {
+    fn a_nak_covers_requests_before_its_psn_and_refuses_one() {
         let mut requester = three();
         assert_eq!(requester.refuse(1, Psn::new(1), |_| true), ended(1, 1, None));
-        assert_eq!(requester.refuse(1, Psn::new(1), |_| true), Ended::default(), "it was refused before");
+        assert_eq!(requester.refuse(1, Psn::new(1), |_| true), Ended::default(), "already refused");
         assert_eq!(requester.acknowledge(1, Psn::new(4), |_| true), ended(1, 0, Some(2)));
         let mut requester = three();
         assert_eq!(
@@ -276,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_answers_when_it_is_whole() {
+    fn a_response_completes_its_request_when_all_packets_arrived() {
         let mut requester = three();
         let respond = |requester: &mut Requester, psns: &[u32]| {
             psns.iter().map(|psn| requester.respond(1, Psn::new(*psn))).collect::<Vec<_>>()
@@ -290,10 +303,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_answered_is_given_up() {
+    fn a_request_without_a_response_is_given_up_after_the_timeout() {
         let mut requester = Requester::new(1, 2, Nanos::from_micros(100)).unwrap();
-        assert!(Requester::new(u32::MAX, u16::MAX, Nanos::ZERO).is_err(), "nobody has got so much");
-        // Over the end of the microseconds that are counted
+        assert!(Requester::new(u32::MAX, u16::MAX, Nanos::ZERO).is_err(), "too large to allocate");
+        // Across the wrap of the microseconds
         let end = 1_000 << 32;
         let room = |requester: &mut Requester, us: u64| {
             requester.live(Nanos(end - 70_000 + us * 1_000));
@@ -311,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn who_did_not_ask_waits_for_who_did() {
+    fn a_silent_request_is_as_old_as_the_next_that_requests_a_response() {
         let mut requester = Requester::new(1, 3, Nanos::from_micros(100)).unwrap();
         let mut send = |us: u64, first, asks| {
             requester.live(Nanos::from_micros(us));
@@ -322,10 +335,10 @@ mod tests {
             room
         };
         assert_eq!([send(0, 0, false), send(500, 1, true), send(510, 2, false)], [(true, 0); 3]);
-        assert_eq!(send(600, 3, true), (false, 0), "nobody asked for so long");
+        assert_eq!(send(600, 3, true), (false, 0), "no request for a response is older than the timeout");
         assert_eq!(send(601, 3, true), (true, 1));
-        assert_eq!(send(601, 4, false), (true, 1), "the one that asked");
-        assert_eq!(send(701, 5, false), (false, 0), "the next that asked is the one sent at 601");
+        assert_eq!(send(601, 4, false), (true, 1), "the one that requested a response");
+        assert_eq!(send(701, 5, false), (false, 0), "the next that requests a response was sent at 601");
         assert_eq!(send(702, 5, false), (true, 1));
     }
 }

@@ -1,46 +1,51 @@
-//! Which packets of a queue pair have come: the highest, and a bit for each of some behind it. Packets are known by their
-//! positions: PSNs that do not wrap with 24 bits, because the sender, which is in the same process, knows how often they have.
+//! Receive windows of queue pairs: the highest packet received, and a bit for each of some packets behind it.
+//! Packets are identified by their positions: PSNs that do not wrap at 24 bits. The receiver derives them
+//! because the sender, in the same process, counts how often PSNs have wrapped.
 
 use crate::memory::filled;
 use rocev2::Psn;
 
-/// What a packet is to those that came before it.
+/// Classification of a packet relative to those received before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Seen {
-    /// The highest so far, so many behind the next one
+    /// The highest so far
     New {
-        /// Packets that were skipped
+        /// Packets that were skipped, between this one and the highest before
         skipped: u32,
     },
     /// One that was skipped
     Late,
-    /// One that came before
+    /// One that was received before
     Duplicate,
-    /// So far behind that nobody knows whether it came before
+    /// Further behind than the window: whether it was received before is not recorded
     Stale,
-    /// Between two packets: not one of the stream's
+    /// Between two packets' positions: not a packet of the stream
     Off,
 }
 
-/// A window for each queue pair, one behind the other in memory.
+/// Windows of all queue pairs, contiguous in memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Windows {
-    /// By queue pair: the position after the highest (upper half) and the number of packets up to there (lower half), then the
-    /// bits
+    /// By queue pair: a head word, with the position after the highest (upper half) and the number of packets
+    /// up to there (lower half), then the bits
     words: Box<[u64]>,
     stride: usize,
-    /// Packets that a window reaches back
+    /// Packets that a window covers behind the highest
     reach: u32,
     /// PSNs from one packet to the next
     step: u32,
 }
 
 impl Windows {
-    /// `first` says where the positions of each queue pair begin. Windows that reach nowhere are for who receives nothing. An error
-    /// is how many MB there are not.
+    /// Creates windows in which nothing was received; `first` returns the first position of each queue pair.
+    /// A `reach` of 0 is for a generator that receives nothing.
+    ///
+    /// # Errors
+    ///
+    /// The size in MB, if it could not be allocated.
     pub(crate) fn new(qps: u32, reach: u32, step: u32, first: impl Fn(u32) -> u32) -> Result<Self, u64> {
         let stride = stride(reach);
-        // What comes before the first counts as if it had come.
+        // What precedes the first position counts as received.
         let mut words = filled(stride.saturating_mul(qps as usize), u64::MAX)?;
         for qp in 0..qps {
             words[stride * qp as usize] = u64::from(first(qp)) << 32;
@@ -48,23 +53,24 @@ impl Windows {
         Ok(Self { words: words.into(), stride, reach, step })
     }
 
-    /// What so many of them take in memory.
+    /// Returns the memory that the windows of `qps` queue pairs need, in bytes.
     pub(crate) fn bytes_of(qps: u32, reach: u32) -> u64 {
         u64::from(qps) * stride(reach) as u64 * 8
     }
 
-    /// What all of them take in memory.
+    /// Returns the memory of all windows, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         size_of_val(&*self.words)
     }
 
-    /// Where what is known of a queue pair lies in memory.
+    /// Returns the address of a queue pair's window, for prefetching.
     #[inline]
     pub(crate) fn place(&self, qp: u32) -> *const u8 {
         self.words[self.stride * qp as usize..].as_ptr().cast()
     }
 
-    /// Packets up to `sent`, the position that is next to be sent, that come behind the highest that has come.
+    /// Returns how many packets before the position `sent`, the next to be sent, are behind the highest
+    /// received.
     pub(crate) fn behind(&self, qp: u32, sent: u32) -> u32 {
         let next = (self.words[self.stride * qp as usize] >> 32) as u32;
         sent.wrapping_sub(next) / self.step
@@ -75,7 +81,7 @@ impl Windows {
         (self.words[self.stride * qp as usize] >> 32) as u32
     }
 
-    /// Whether the packet at this position has come, as far back as that is known.
+    /// Returns whether the packet at this position was received, as far as the window reaches.
     pub(crate) fn came(&self, qp: u32, position: u32) -> bool {
         let [head, bits @ ..] = &self.words[self.stride * qp as usize..][..self.stride] else {
             unreachable!("a window has a head")
@@ -89,15 +95,16 @@ impl Windows {
         bits[at as usize / 64] & 1 << (at % 64) != 0
     }
 
-    /// A packet of this PSN has come that is the very next one, of a queue pair of which all before `sent` has been sent: as
-    /// [`see`](Self::see) does, for what most packets are. False, and nothing is done, if it is another.
-    #[expect(clippy::inline_always, reason = "asked once a packet")]
+    /// Records a packet of this PSN if it is the next one expected, of a queue pair that has sent all
+    /// positions before `sent`. This is the fast path of [`see`](Self::see). Returns false and does nothing
+    /// if it is another packet.
+    #[expect(clippy::inline_always, reason = "called once a packet")]
     #[inline(always)]
     pub(crate) fn see_next(&mut self, qp: u32, psn: Psn, sent: u32) -> bool {
         let at = self.stride * qp as usize;
         let Some([head, bits @ ..]) = self.words.get_mut(at..at + self.stride) else { return false };
         let (next, count) = ((*head >> 32) as u32, *head as u32);
-        // Further behind, a PSN might be one of another round.
+        // Further behind, the PSN might be one of another cycle.
         if Psn::new(next) != psn || sent.wrapping_sub(next).wrapping_sub(1) >= 1 << 23 {
             return false;
         }
@@ -107,7 +114,7 @@ impl Windows {
         true
     }
 
-    /// The packet at this position has come.
+    /// Records the packet at this position.
     pub(crate) fn see(&mut self, qp: u32, position: u32) -> Seen {
         let [head, bits @ ..] = &mut self.words[self.stride * qp as usize..][..self.stride] else {
             unreachable!("a window has a head")
@@ -145,12 +152,12 @@ impl Windows {
     }
 }
 
-/// Words of a window.
+/// Words of a window, with its head.
 const fn stride(reach: u32) -> usize {
     1 + reach as usize / 64
 }
 
-/// None of these has come.
+/// Marks skipped packets as not received.
 #[cold]
 fn skip(bits: &mut [u64], reach: u32, count: u32, skipped: u32) {
     if skipped >= reach {
@@ -174,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind() {
+    fn classifies_new_late_duplicate_and_stale_packets() {
         let mut windows = Windows::new(2, 64, 1, |_| u32::MAX - 1).unwrap();
         let new = |skipped| Seen::New { skipped };
         assert_eq!(
@@ -185,11 +192,11 @@ mod tests {
             see(&mut windows, &[101, 37, 38, 38, 2]),
             [new(99), Seen::Stale, Seen::Late, Seen::Duplicate, Seen::Stale]
         );
-        assert_eq!(windows.see(1, u32::MAX - 1), new(0), "queue pairs have their own");
+        assert_eq!(windows.see(1, u32::MAX - 1), new(0), "queue pairs have windows of their own");
     }
 
     #[test]
-    fn steps() {
+    fn packets_of_several_psns_count_by_steps() {
         let mut windows = Windows::new(1, 64, 4, |_| u32::MAX - 1).unwrap();
         let new = |skipped| Seen::New { skipped };
         assert_eq!(
@@ -204,18 +211,18 @@ mod tests {
     }
 
     #[test]
-    fn who_receives_nothing_needs_none() {
+    fn a_reach_of_zero_needs_only_the_heads() {
         let windows = Windows::new(5, 0, 1, |qp| qp).unwrap();
         assert_eq!((windows.bytes(), windows.behind(3, 7)), (5 * 8, 4));
         let windows = Windows::new(5, 128, 1, |qp| qp).unwrap();
         assert_eq!((windows.bytes() as u64, Windows::bytes_of(5, 128)), (5 * 24, 5 * 24));
-        assert!(Windows::new(u32::MAX, 1 << 31, 1, |qp| qp).is_err(), "nobody has got so much");
+        assert!(Windows::new(u32::MAX, 1 << 31, 1, |qp| qp).is_err(), "too large to allocate");
     }
 
     proptest! {
-        /// Against a set of all that ever came.
+        /// Compares with a set of all packets that were ever received.
         #[test]
-        fn agrees_with_a_memory_of_everything(
+        fn agrees_with_a_set_of_all_received_packets(
             first: u32,
             reach in prop::sample::select(vec![64u32, 256]),
             step in prop::sample::select(vec![1u32, 3, 1024]),
@@ -238,16 +245,16 @@ mod tests {
                 } else {
                     Seen::Duplicate
                 };
-                // Most packets are asked for by their PSN first.
+                // As in the receiver, the fast path is tried first.
                 let sent = position.wrapping_add(step * (1 + at as u32 % 3));
                 if at % 2 == 0 && windows.see_next(0, Psn::new(position), sent) {
                     prop_assert_eq!(expected, Seen::New { skipped: 0 });
                 } else {
                     let in_order = expected == Seen::New { skipped: 0 };
-                    prop_assert!(at % 2 != 0 || !in_order, "it was the very next one");
+                    prop_assert!(at % 2 != 0 || !in_order, "the next packet has to take the fast path");
                     prop_assert_eq!(windows.see(0, position), expected);
                 }
-                prop_assert!(!windows.see_next(0, Psn::new(windows.next(0)), windows.next(0)), "it was not sent yet");
+                prop_assert!(!windows.see_next(0, Psn::new(windows.next(0)), windows.next(0)), "not sent yet");
                 at += 1;
             }
         }

@@ -280,7 +280,7 @@ fn what_is_wrong_is_said_at_its_place() {
         ),
         (format!("{one}rate = {{}}"), "`rate` says no rate", "packets_per_s"),
         (format!("{one}coalesce = 3"), "`coalesce` is nothing to `verb = \"write\"`", "verb = \"ack\""),
-        (format!("{one}outstanding = 4\nack_every = 9"), "have to ask for them", "ack_every = 1"),
+        (format!("{one}outstanding = 4\nack_every = 9"), "never requests an acknowledgement", "ack_every = 1"),
         (
             format!("{one}name = \"x\"\n{one}first_qpn = 8000\nname = \"x\""),
             "two streams are called `x`",
@@ -309,12 +309,12 @@ fn what_is_wrong_is_said_at_its_place() {
         ),
         (
             format!("respond = true\nreceive = \"out\"\n{one}size = 8192\nmtu = 1024\noutstanding = 256"),
-            "2048 packets of a queue pair wait for answers at once, and it is known of 1024 only",
+            "2048 packets of a queue pair are outstanding at once, but `window` covers only 1024",
             "write `window = 2048`",
         ),
         (
             format!("{one}malformed = 1.0\npackets = 7"),
-            "of those that are not 7 are to be sent: that would never end",
+            "do not count towards `packets` = 7: the run would never end",
             "leave `packets` out",
         ),
         (String::new(), "[pktgen] has no stream", "[[pktgen.stream]]"),

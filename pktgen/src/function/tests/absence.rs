@@ -1,9 +1,11 @@
-//! A worker that is kept from its CPU: what it did not see in that time is not blamed on others.
+//! A worker that is kept from its CPU: what it did not see in that time is not blamed on the network or the
+//! responder.
 
 use super::*;
 
-/// A lossless loop of which each turn of a worker takes a step, as the runtime does: what has come, then what is due. `pause` says how
-/// long the worker is away before a turn, by the number of the turn and whether requests are under way.
+/// Runs a lossless loop. Each turn of the worker takes one step, as in the runtime: first what was received,
+/// then what is due. `pause` returns how long the worker is away before a turn, from the number of the turn
+/// and whether requests are in flight.
 fn looped(profile: &Profile, turns: u64, pause: impl Fn(u64, bool) -> Nanos) -> Pktgen {
     let mut pktgen = begun(profile, Nanos::ZERO);
     let (mut now, mut under_way) = (Nanos::ZERO, Vec::<(MemoryFrame, PortId)>::new());
@@ -22,7 +24,7 @@ fn looped(profile: &Profile, turns: u64, pause: impl Fn(u64, bool) -> Nanos) -> 
 }
 
 #[test]
-fn who_was_away_gives_up_nothing() {
+fn an_absence_of_the_worker_times_out_no_request() {
     let long = |turn: u64, asked: bool, slow: bool| {
         Nanos(if if slow { asked } else { turn % 97 == 40 } { 8_500_000 } else { 0 })
     };
@@ -50,9 +52,10 @@ fn who_was_away_gives_up_nothing() {
     }
 }
 
-/// What came due in time is sent, and was sent in time: a rate that was met was met, however late the worker sees the end.
+/// What came due in time is sent, and counts as sent in time: a rate that was met stays met, however late the
+/// worker notices the end.
 #[test]
-fn who_comes_late_to_the_end_has_met_its_rate() {
+fn a_late_look_at_the_end_does_not_lower_the_rate() {
     for (unit, per_second, burst) in [
         (Unit::Packets, 1_000_000, None),
         (Unit::Packets, 1_000_000, Some(1)),
@@ -63,7 +66,7 @@ fn who_comes_late_to_the_end_has_met_its_rate() {
         let mut profile = profile(1, vec![steady]);
         (profile.receive, profile.drain) = (None, Nanos::ZERO);
         profile.duration = Some(Nanos::from_millis(300));
-        // Away from 5 ms before the end until 4 ms behind it
+        // Away from 5 ms before the end until 4 ms after it
         let pktgen = looped(&profile, 80_000, |turn, _| Nanos(if turn == 59_000 { 9_000_000 } else { 0 }));
         let c = &pktgen.counters.streams[0];
         assert_eq!(c.part_of_rate(&profile.streams[0]), Some(1.0), "{unit:?}, {burst:?}");
@@ -74,9 +77,9 @@ fn who_comes_late_to_the_end_has_met_its_rate() {
     }
 }
 
-/// Nobody is to wait for ever because turns are long.
+/// Requests time out even if every turn is long.
 #[test]
-fn who_is_slow_gives_up_later() {
+fn long_turns_postpone_timeouts_but_do_not_prevent_them() {
     let mut asks = stream(Verb::Write, 0x10, 1);
     (asks.outstanding, asks.packets, asks.timeout) = (Some(1), None, Nanos::from_micros(100));
     let mut profile = profile(1, vec![asks]);
@@ -85,22 +88,24 @@ fn who_is_slow_gives_up_later() {
         let pktgen = looped(&profile, 1_000, |_, _| pause);
         pktgen.counters.streams[0].unanswered.get()
     };
-    // A turn of 5 us counts as that, and one of 65 us as 20
+    // A turn of 5 us counts in full, and one of 65 us as 20
     assert!((43..=48).contains(&given_up(Nanos::ZERO)), "{}", given_up(Nanos::ZERO));
     let slow = given_up(Nanos::from_micros(60));
     assert!((155..=200).contains(&slow), "{slow}");
 }
 
-/// A message that asks for no acknowledgement is answered with the next one that does, however late that is sent.
+/// A message that requests no acknowledgement is covered by the next one that does, however late that is
+/// sent.
 #[test]
-fn what_did_not_ask_is_not_given_up_before_somebody_asked() {
+fn a_silent_message_does_not_time_out_before_the_next_ack_request() {
     let mut asks = stream(Verb::Write, 0x10, 1);
     (asks.outstanding, asks.ack_every, asks.packets, asks.burst) = (Some(4), 4, None, Some(5));
     (asks.rate, asks.timeout) =
         (Rate::Steady { unit: Unit::Packets, per_second: 1_000 }, Nanos::from_micros(2_500));
     let mut profile = profile(1, vec![asks]);
     profile.respond = true;
-    // Of the five that are due every 5 ms, one may have been sent with those before; and the last waits for the one that asks.
+    // Of the five that are due every 5 ms, one may have been sent with the previous five; and the last waits
+    // for the next one that requests an acknowledgement.
     let pktgen = looped(&profile, 20_000, |_, _| Nanos::ZERO);
     let c = &pktgen.counters.streams[0];
     assert!(c.answered.get() > 90 && c.unanswered.get() == 0, "{} {}", c.answered.get(), c.unanswered.get());
