@@ -1,5 +1,5 @@
-//! `understudy bench consensus`: what a leader saves with the switch, and what failures cost, in virtual time: the same
-//! numbers on any machine.
+//! `understudy bench consensus`: the packets and goodput of a leader with and without the switch, and the
+//! cost of failures, in virtual time: the same numbers on any machine.
 
 use clap::Args;
 use comfy_table::{Cell, CellAlignment, Table, presets};
@@ -9,16 +9,16 @@ use sim::consensus::costs::{self, Failure, Load, Pace, pause};
 use std::io::Write as _;
 use switch::Nanos;
 
-/// Bits a second of every link: the leader's is the limit
+/// Rate of every link, in bits a second: the leader's link is the bottleneck
 pub(crate) const RATE: u64 = 10_000_000_000;
-/// Of every run
+/// Seed of every run
 const SEED: u64 = 1;
 const SIZES: [usize; 5] = [64, 512, 1024, 4096, 8192];
 
 /// Compare consensus with and without the switch: packets, goodput, fail-over (simulated; about a minute)
 #[derive(Args)]
 pub struct ConsensusArgs {
-    /// Moments at which each failure is tried
+    /// Number of times at which each failure is tried
     #[arg(long, default_value_t = 5)]
     moments: u64,
     /// Print JSON
@@ -37,17 +37,17 @@ pub fn run(args: &ConsensusArgs) -> Result<(), Report> {
         return writeln!(out, "{all}").into_diagnostic();
     }
     let text = [
-        "The leader's packets for each value of 64 bytes (beside heartbeats, of which there are few):".into(),
+        "The leader's packets for each value of 64 bytes (heartbeats excluded):".into(),
         table(&packets, &["replicas", "out", "in", "out_through", "in_through"]),
         format!("\nGoodput of a leader with a link of {} Gb/s:", RATE / 1_000_000_000),
         table(&goodput, &["replicas", "value_bytes", "gbps", "gbps_through", "ratio"]),
         format!(
-            "\nFor how long (us) nothing is decided when one crashes, with heartbeats of 100 us (median of {} moments):",
+            "\nTime (us) without decisions after a crash, with heartbeats every 100 us (median of {} crash times):",
             args.moments
         ),
         table(&failures, &["replicas", "crashed", "us", "us_through", "ratio"]),
         format!(
-            "\nA crashed switch begins anew after {} ms or somewhat more; nobody reaches anybody meanwhile. `through`: by the \
+            "\nA crashed switch restarts after {} ms or slightly more; until then no host reaches another. `through`: through the \
              switch.",
             costs::OUTAGE.0 / 1_000_000
         ),
@@ -60,24 +60,24 @@ pub(crate) fn wrong(error: String) -> Report {
     miette!("{error}")
 }
 
-/// A leader's pace without the switch and with it
+/// Paces of a leader without the switch and with it
 #[derive(Clone, Copy, Debug)]
 pub struct Paces {
-    /// Replicas beside it
+    /// Number of replicas besides the leader
     pub replicas: u8,
-    /// Bytes of a value
+    /// Size of a value, in bytes
     pub size: usize,
-    /// Without
+    /// Pace without the switch
     pub directly: Pace,
-    /// With
+    /// Pace with the switch
     pub through: Pace,
 }
 
 impl Paces {
-    /// Measures both.
+    /// Measures both paces.
     ///
     /// # Errors
-    /// What was wrong with a run.
+    /// The simulation's error.
     pub fn measure(replicas: u8, size: usize, seed: u64) -> Result<Self, Report> {
         let load = |through| Load { replicas, size, through, rate_bps: RATE, window: None, seed };
         let directly = load(false).pace().map_err(wrong)?;
@@ -86,24 +86,24 @@ impl Paces {
     }
 }
 
-/// How long nothing is decided when something crashes, without the switch and with it
+/// Times without decisions after a crash, without the switch and with it
 #[derive(Clone, Copy, Debug)]
 pub struct Pauses {
-    /// Replicas beside the leader
+    /// Number of replicas besides the leader
     pub replicas: u8,
-    /// What crashes
+    /// The component that crashes
     pub failure: Failure,
-    /// Without, the median
+    /// Median without the switch
     pub directly: Nanos,
-    /// With
+    /// Median with the switch
     pub through: Nanos,
 }
 
 impl Pauses {
-    /// Measures both, at so many moments.
+    /// Measures both, as medians over `moments` crash times.
     ///
     /// # Errors
-    /// What was wrong with a run.
+    /// The simulation's error.
     pub fn measure(replicas: u8, failure: Failure, moments: u64, seed: u64) -> Result<Self, Report> {
         let (directly, _) = pause(failure, false, replicas, moments, seed).map_err(wrong)?;
         let (through, _) = pause(failure, true, replicas, moments, seed).map_err(wrong)?;

@@ -1,7 +1,9 @@
-//! `understudy bench observe`: what it costs a worker that its instance is looked at, by Prometheus and by `understudy top`.
+//! `understudy bench observe`: the cost to a worker of monitoring its instance with Prometheus and
+//! `understudy top`.
 //!
-//! The same instance forwards the same packets, with `[observe]` on: while nobody looks, while both look once a second, and while
-//! both look ten times a second. What they cost the control thread, and those that look, is not counted: the worker has a core.
+//! The same instance forwards the same packets, with `[observe]` on: without any monitoring, with both
+//! polling once a second, and with both polling ten times a second. The cost to the control thread, and to
+//! the monitoring programs, is not counted: the worker has a core of its own.
 
 use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, Room};
 use crate::process::{Company, Counts, Program};
@@ -17,32 +19,33 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Queue pairs in the traffic, each of which is counted: as many as are by default, and as many as fit into 16 bits
+/// Queue pairs in the traffic, each of which is counted: the default number, and the number that fits into 16
+/// bits
 const QPS: [u32; 2] = [1_024, 65_536];
-/// Length of a sample in seconds, unless it is said: a second has a look or two
+/// Default length of a sample in seconds: one second would have only a poll or two
 const SECONDS: f64 = 5.0;
-/// Part of the rate that has to be left when both look once a second
+/// Fraction of the rate that has to remain when both poll once a second
 const LEFT: f64 = 0.99;
-/// How long an answer may take
+/// Longest time for a response
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How the line begins in which an instance says where its metrics are
+/// Prefix of the line in which an instance reports the address of its metrics
 const METRICS_AT: &str = "Metrics for Prometheus are at http://";
 
-/// Measure what `top` and Prometheus cost the worker of an instance that they look at
+/// Measure the cost to a worker of monitoring its instance with `top` and Prometheus
 #[derive(Args)]
 pub struct ObserveArgs {
     #[command(flatten)]
     compare: CompareArgs,
 }
 
-/// Who looks, by how many looks a second
+/// Name of each case, and its polls a second
 const LOOKS: [(&str, u32); 3] = [("nobody looks", 0), ("a look a second", 1), ("ten looks a second", 10)];
 
 fn called(qps: u32) -> String {
     format!("{qps} queue pairs")
 }
 
-/// Runs the comparison and prints it. `understudy` is the program itself.
+/// Runs the comparison and prints it. `understudy` is the path of the program itself.
 pub fn run(args: &ObserveArgs, understudy: &Path) -> Result<(), Report> {
     let mut compare = args.compare.clone();
     compare.seconds.get_or_insert(SECONDS);
@@ -57,7 +60,7 @@ pub fn run(args: &ObserveArgs, understudy: &Path) -> Result<(), Report> {
                 traffic: called(qps),
                 capture: capture.clone(),
                 launch: observed(qps),
-                help: "does `understudy run` work without the benchmark?",
+                help: "check that `understudy run` works without the benchmark",
                 counts: Counts::Sent,
                 company: (looks > 0).then(|| looking(Duration::from_secs(1) / looks)),
             });
@@ -70,7 +73,7 @@ fn socket(bench: &Bench) -> PathBuf {
     bench.dir.path().join("observe.sock")
 }
 
-/// The instance, as open to looks when nobody looks as otherwise.
+/// Launches the instance, with the same configuration with and without monitoring.
 fn observed(qps: u32) -> Launch {
     Box::new(move |bench, capture, file_prefix| {
         let path = bench.dir.path().join("observe.toml");
@@ -88,12 +91,12 @@ fn observed(qps: u32) -> Launch {
     })
 }
 
-/// Prometheus and `top`, each of which looks this often.
+/// Returns observers that act as Prometheus and as `top`, and poll at this interval.
 fn looking(every: Duration) -> Company {
     Box::new(move |bench| {
         let said = std::fs::read_to_string(bench.log())?;
-        let metrics =
-            metrics_at(&said).ok_or_else(|| io::Error::other("it does not say where its metrics are"))?;
+        let metrics = metrics_at(&said)
+            .ok_or_else(|| io::Error::other("the instance did not report the address of its metrics"))?;
         let socket = socket(bench);
         let mut top = None;
         let ways: [Box<dyn FnMut() -> io::Result<()> + Send>; 2] =
@@ -102,12 +105,12 @@ fn looking(every: Duration) -> Company {
     })
 }
 
-/// Where an instance that said this has its metrics
+/// Returns the address of the metrics from the instance's log.
 fn metrics_at(said: &str) -> Option<SocketAddr> {
     said.lines().find_map(|line| line.strip_prefix(METRICS_AT)?.strip_suffix("/metrics.")?.parse().ok())
 }
 
-/// A scrape, as Prometheus makes it.
+/// Scrapes the metrics as Prometheus does.
 fn scrape(metrics: SocketAddr) -> io::Result<()> {
     let mut stream = TcpStream::connect_timeout(&metrics, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -115,10 +118,10 @@ fn scrape(metrics: SocketAddr) -> io::Result<()> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let whole = answer.starts_with("HTTP/1.1 200 ") && answer.contains("\nunderstudy_uptime_seconds ");
-    if whole { Ok(()) } else { Err(io::Error::other("what was scraped are no metrics")) }
+    if whole { Ok(()) } else { Err(io::Error::other("the scraped page has no metrics")) }
 }
 
-/// The question that `understudy top` asks, over a connection that it keeps.
+/// Requests a snapshot as `understudy top` does, over a connection that is kept open.
 fn ask(socket: &Path, top: &mut Option<BufReader<UnixStream>>) -> io::Result<()> {
     let stream = if let Some(stream) = top {
         stream
@@ -131,10 +134,10 @@ fn ask(socket: &Path, top: &mut Option<BufReader<UnixStream>>) -> io::Result<()>
     let mut answer = String::new();
     stream.read_line(&mut answer)?;
     let whole = answer.starts_with("{\"instance\":") && answer.ends_with("}\n");
-    if whole { Ok(()) } else { Err(io::Error::other("what came back is no snapshot")) }
+    if whole { Ok(()) } else { Err(io::Error::other("the response is not a snapshot")) }
 }
 
-/// Threads that look, each in its way, until they are told to end.
+/// Threads that poll until they are stopped.
 struct Lookers {
     ends: Vec<Sender<()>>,
     threads: Vec<JoinHandle<io::Result<u64>>>,
@@ -166,7 +169,7 @@ impl crate::process::Guest for Lookers {
         let Self { ends, threads } = *self;
         drop(ends);
         for thread in threads {
-            thread.join().map_err(|_| io::Error::other("a thread that looks has panicked"))??;
+            thread.join().map_err(|_| io::Error::other("a polling thread has panicked"))??;
         }
         Ok(())
     }
@@ -190,13 +193,13 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn instances_say_where_their_metrics_are() {
+    fn the_metrics_address_is_found_in_the_log() {
         let said = "EAL: something\nMetrics for Prometheus are at http://127.0.0.1:40123/metrics.\nunderstudy is ready\n";
         assert_eq!(metrics_at(said), Some(([127, 0, 0, 1], 40_123).into()));
         assert_eq!(metrics_at("understudy is ready\n"), None);
     }
 
-    /// Answers so many scrapes with this.
+    /// Serves these responses, one per connection.
     fn serve(answers: &'static [&'static str]) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
@@ -212,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_no_look() {
+    fn invalid_responses_are_errors() {
         let metrics = serve(&[
             "HTTP/1.1 200 OK\r\n\r\n# HELP\nunderstudy_uptime_seconds 1\n",
             "HTTP/1.1 503 No\r\n\r\n",
@@ -236,11 +239,11 @@ mod tests {
         let mut top = None;
         ask(&path, &mut top).unwrap();
         ask(&path, &mut top).unwrap();
-        assert!(ask(&path, &mut top).unwrap_err().to_string().contains("no snapshot"));
+        assert!(ask(&path, &mut top).unwrap_err().to_string().contains("not a snapshot"));
     }
 
     #[test]
-    fn who_looks_looks_until_told_to_leave_and_says_what_went_wrong() {
+    fn pollers_run_until_stopped_and_report_errors() {
         let (looked, looks) = channel();
         let every = Duration::from_millis(1);
         let way = move || looked.send(()).map_err(io::Error::other);
@@ -249,11 +252,11 @@ mod tests {
             looks.recv().unwrap();
         }
         Box::new(lookers).leave().unwrap();
-        // It has left.
+        // All polling threads have ended.
         while looks.try_recv().is_ok() {}
         assert!(looks.recv().is_err());
 
-        let lookers = Lookers::new(every, [Box::new(|| Err(io::Error::other("nobody is there")))]);
-        assert!(Box::new(lookers).leave().unwrap_err().to_string().contains("nobody is there"));
+        let lookers = Lookers::new(every, [Box::new(|| Err(io::Error::other("connection refused")))]);
+        assert!(Box::new(lookers).leave().unwrap_err().to_string().contains("connection refused"));
     }
 }

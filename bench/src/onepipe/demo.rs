@@ -1,5 +1,5 @@
-//! `understudy demo onepipe`: the paper's testbed in one process, whose hosts all broadcast, with the barriers in the switches, on
-//! their CPUs, and on hosts beside them. Then a host, a link and a switch die.
+//! `understudy demo onepipe`: the paper's testbed in one process. All hosts broadcast, with the barriers in
+//! the switches, on their CPUs, and on hosts beside them. Then a host, a link and a switch fail.
 
 use clap::Args;
 use comfy_table::{Cell, CellAlignment, Table, presets};
@@ -11,11 +11,11 @@ use sim::onepipe::{BEACON_INTERVAL, FatTree, Habits, Host, Made};
 use std::io::{IsTerminal as _, Write as _};
 use switch::Nanos;
 
-/// Show 1Pipe on the paper's testbed of 32 hosts: total order and what it costs, also while a host, a link and a switch die
-/// (simulated)
+/// Show 1Pipe on the paper's testbed of 32 hosts: total order and its cost, also while a host, a link and a
+/// switch fail (simulated)
 #[derive(Args)]
 pub struct DemoArgs {
-    /// Half as long
+    /// Halve the duration
     #[arg(long)]
     quick: bool,
     /// Print a line of JSON for each row instead
@@ -23,15 +23,16 @@ pub struct DemoArgs {
     json: bool,
 }
 
-/// A host of the second rack, one of the third, and the fourth rack's switch with all who have no other
+/// A host of the second rack, a host of the third, and the fourth rack's switch with its hosts, which have no
+/// other switch
 const DIES: usize = 9;
 const CUT_OFF: usize = 17;
 const RACK: usize = 3;
 const IN_RACK: usize = 8;
-/// After this, those who go on are told who has failed, as a controller would
+/// Time after which the surviving hosts are informed of the failure, as a controller would
 const TOLD_AFTER: Nanos = Nanos::from_micros(50);
 
-/// What happens at the beginning of a row.
+/// Event at the beginning of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Happens {
     Nothing,
@@ -59,7 +60,7 @@ impl Happens {
         }
     }
 
-    /// Who cannot be reached any more
+    /// Returns the hosts that are unreachable from now on.
     fn dead(self) -> Vec<usize> {
         match self {
             Self::Nothing => Vec::new(),
@@ -70,23 +71,24 @@ impl Happens {
     }
 }
 
-/// What those who go on saw in a stretch of time.
+/// Observations of the surviving hosts in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Row {
     hosts: usize,
     delivered: usize,
     mean_ns: f64,
-    /// The longest time in which a host's barrier did not rise
+    /// Longest time in which a host's barrier did not rise
     stall: Nanos,
     failed: usize,
 }
 
-/// A testbed that runs.
+/// A running testbed.
 struct Run {
     made: Made,
     at: Nanos,
     alive: Vec<usize>,
-    /// Sums at the end of the last row: messages delivered, how long they took, and those that failed
+    /// Sums at the end of the last row: messages delivered, their latencies in nanoseconds, and messages that
+    /// failed
     before: (usize, u64, usize),
 }
 
@@ -109,13 +111,13 @@ impl Run {
         })
     }
 
-    /// Time passes.
+    /// Advances virtual time.
     fn pass(&mut self, time: Nanos) {
         self.at = self.at + time;
         self.made.world.run_until(self.at);
     }
 
-    /// Something happens, and time passes.
+    /// Injects the event, and advances virtual time by `lasts`.
     fn row(&mut self, happens: Happens, lasts: Nanos) -> Result<Row, Report> {
         if let Some(fault) = happens.fault(&self.made) {
             self.made.world.schedule(self.at, fault);
@@ -146,26 +148,27 @@ impl Run {
     }
 }
 
-/// Something that failed on the testbed, and what those who go on saw of it
+/// A failure on the testbed, and the observations of the surviving hosts
 #[derive(Clone, Copy, Debug)]
 pub struct Failed {
-    /// What
+    /// Failed component
     pub what: &'static str,
-    /// Hosts that go on
+    /// Number of surviving hosts
     pub hosts: usize,
     /// Messages that they delivered afterwards
     pub delivered: usize,
-    /// The longest time in which the barrier of one of them did not rise
+    /// Longest time in which the barrier of one of them did not rise
     pub stall: Nanos,
 }
 
-/// What happens when nothing fails, and then a host, a host's link and a rack's switch, one after the other: best effort.
+/// Measures a run without failures, then the failure of a host, of a host's link and of a rack's switch, one
+/// after the other, with best-effort delivery.
 ///
 /// # Errors
-/// Order was violated.
+/// The total order was violated.
 pub fn failures(incarnation: Incarnation, seed: u64) -> Result<Vec<Failed>, Report> {
     let mut run = Run::new(incarnation, seed);
-    // Barriers come down for the first time.
+    // The first barriers arrive.
     run.pass(Nanos::from_micros(60));
     let happenings = [
         ("nothing", Happens::Nothing),
@@ -188,13 +191,13 @@ const fn name(incarnation: Incarnation) -> &'static str {
     }
 }
 
-/// What the demonstration is drawn from
+/// Seed of the demonstration
 const SEED: u64 = 1;
 
-/// What is shown so far
+/// Rows printed so far
 struct Shown {
     json: bool,
-    /// Lines that stand there, to be written over
+    /// Lines of the table on the terminal, to be overwritten
     lines: usize,
     rows: Vec<Value>,
 }
@@ -240,10 +243,10 @@ impl Shown {
     }
 }
 
-/// Shows it, row by row. Fails if order is violated, or somebody's barrier stands still for good.
+/// Prints the demonstration row by row.
 ///
 /// # Errors
-/// So it was.
+/// The total order was violated, or a barrier did not rise for more than 20 beacon intervals.
 pub fn demo(args: &DemoArgs) -> Result<(), Report> {
     let lasts = Nanos::from_micros(if args.quick { 150 } else { 300 });
     let mut shown = Shown { json: args.json, lines: 0, rows: Vec::new() };
@@ -252,8 +255,8 @@ pub fn demo(args: &DemoArgs) -> Result<(), Report> {
             "The paper's testbed in virtual time: 32 hosts in 4 racks, 4 spine and 2 core switches, links of 100 Gb/s and 500 ns,\n\
              beacons every {} us. Every host broadcasts to all, every 15 us on average; all deliver in one order, which is\n\
              checked. Barriers are kept in the switches (chip), on their CPUs (switch-cpu), or on a host beside each (host).\n\
-             Whoever is silent for ten intervals is dead, and the others go on; 50 us after a failure they are told whom to\n\
-             send nothing to.\n",
+             A host that is silent for ten intervals is declared dead, and the rest go on; 50 us after a failure they learn\n\
+             which hosts to exclude.\n",
             BEACON_INTERVAL.0 / 1000
         );
     }
@@ -261,14 +264,14 @@ pub fn demo(args: &DemoArgs) -> Result<(), Report> {
     let happenings = [Happens::Nothing, Happens::HostDies, Happens::LinkDies, Happens::SwitchDies];
     for incarnation in all {
         let mut run = Run::new(incarnation, SEED);
-        // Barriers come down for the first time.
+        // The first barriers arrive.
         run.pass(Nanos::from_micros(60));
         for happens in happenings {
             let row = run.row(happens, lasts)?;
             if row.delivered == 0 || row.stall.0 > 20 * BEACON_INTERVAL.0 {
                 let what = happens.name();
                 return Err(miette!(
-                    "{}, {what}: barriers stand still for {} ns",
+                    "{}, {what}: barriers did not rise for {} ns",
                     name(incarnation),
                     row.stall.0
                 ));
@@ -289,7 +292,7 @@ pub fn demo(args: &DemoArgs) -> Result<(), Report> {
         }
     }
     if !args.json {
-        println!("\nOne order everywhere, in every row.");
+        println!("\nAll hosts delivered in one order, in every row.");
     }
     Ok(())
 }
@@ -299,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_dies_stalls_the_others_for_ten_intervals_and_no_longer() {
+    fn a_failure_stalls_the_survivors_for_about_ten_intervals() {
         for incarnation in [Incarnation::Chip, Incarnation::Host] {
             let mut run = Run::new(incarnation, SEED);
             run.pass(Nanos::from_micros(60));
@@ -314,7 +317,7 @@ mod tests {
                 assert!(row.hosts == hosts && row.delivered > 1_000, "{incarnation:?} {happens:?}: {row:?}");
                 let intervals = row.stall.0 / BEACON_INTERVAL.0;
                 assert!((8..18).contains(&intervals), "{incarnation:?} {happens:?}: {row:?}");
-                assert!(row.failed > 0, "what was sent to the dead: {row:?}");
+                assert!(row.failed > 0, "messages to failed hosts fail: {row:?}");
             }
         }
     }
