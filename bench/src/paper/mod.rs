@@ -1,7 +1,8 @@
-//! `understudy bench paper`: the figures and tables of the four papers, as far as software can show them, and one report.
+//! `understudy bench paper`: reproduces the figures and tables of the four papers, as far as software can,
+//! and writes one report.
 //!
-//! What a paper says of a figure, how it is measured here and what is checked stand beside one another: a file for each paper.
-//! All of it is measured in virtual time, so it is the same on any machine.
+//! For each figure, a file for each paper has what the paper reports, how it is measured here, and what is
+//! checked. All measurements are in virtual time, so the results are the same on any machine.
 
 pub mod figure;
 mod machine;
@@ -26,34 +27,35 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Repeat the papers' figures and tables, as far as software can show them, and write a report (simulated; some minutes)
+/// Reproduce the papers' figures and tables, as far as software can, and write a report (simulated; some
+/// minutes)
 #[derive(Args)]
 pub struct PaperArgs {
-    /// Papers
+    /// Papers to reproduce
     #[arg(value_enum, default_value = "all")]
     papers: Vec<Which>,
     /// Only these figures, such as fig5 (see --list)
     #[arg(long, value_delimiter = ',', value_name = "FIGURE")]
     only: Vec<String>,
-    /// Shorter, and with fewer points
+    /// Run shorter experiments, with fewer points
     #[arg(long)]
     quick: bool,
-    /// Where results and the report are kept: what is there is not measured again
+    /// Folder of results and the report: results that it has are not measured again
     #[arg(long, value_name = "FOLDER", default_value = "results")]
     results: PathBuf,
-    /// Measure what is there, too
+    /// Measure again what the folder already has
     #[arg(long)]
     fresh: bool,
-    /// For everything that is drawn at random; --list names the figures of which nothing is
+    /// Seed of all random choices; --list names the figures that have none
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Experiments at the same time [default: as many as there are CPUs]
+    /// Number of concurrent experiments [default: the number of CPUs]
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
-    /// Only list the figures, and why some cannot be shown
+    /// Only list the figures, with the reason why some cannot be shown
     #[arg(long)]
     list: bool,
-    /// The commit that the report names [default: that of the work tree that the program lies in]
+    /// Commit to name in the report [default: that of the work tree that contains the program]
     #[arg(long)]
     commit: Option<String>,
 }
@@ -81,34 +83,35 @@ impl Which {
     }
 }
 
-/// The figures of all papers, in their order
+/// Returns the figures of all papers, in the papers' order.
 pub fn figures() -> impl Iterator<Item = &'static Figure> {
     [onepipe::FIGURES, p4ce::FIGURES, swordbox::FIGURES, rdmc::FIGURES].into_iter().flatten()
 }
 
-/// Which figures are meant.
+/// Returns the selected figures.
 fn chosen(papers: &[Which], only: &[String]) -> Result<Vec<&'static Figure>, Report> {
     let of_papers = || figures().filter(|figure| papers.iter().any(|which| which.has(figure.paper)));
     if let Some(unknown) = only.iter().find(|only| !of_papers().any(|figure| figure.id == **only)) {
         let known: Vec<_> = of_papers().map(|figure| figure.id).collect();
         return Err(miette!(
-            help = format!("there are {}", known.join(", ")),
+            help = format!("use one of {}", known.join(", ")),
             "there is no figure {unknown}"
         ));
     }
     Ok(of_papers().filter(|figure| only.is_empty() || only.iter().any(|only| only == figure.id)).collect())
 }
 
-/// Runs what is asked for, and writes the report. `own` is the program itself; `dpdk` is the version of DPDK that it has.
+/// Runs the selected experiments, and writes the report. `own` is the path of the program itself; `dpdk` is
+/// the version of DPDK that it uses.
 ///
 /// # Errors
-/// An experiment failed, or something cannot be written.
+/// An experiment failed, or a file cannot be written.
 pub fn run(args: &PaperArgs, own: &Path, dpdk: &str) -> Result<(), Report> {
     let figures = chosen(&args.papers, &args.only)?;
     if args.list {
         return list(&figures);
     }
-    // Who names none is content with what there is.
+    // Reasons are only printed for figures that were selected by name.
     if !args.only.is_empty() {
         for why in unshown(&figures)? {
             eprintln!("{why}");
@@ -129,7 +132,7 @@ pub fn run(args: &PaperArgs, own: &Path, dpdk: &str) -> Result<(), Report> {
     }
 }
 
-/// Why some of these figures are not shown; an error, if none of them is.
+/// Returns the reasons why some of these figures are not shown. Fails if none of them can be.
 fn unshown(figures: &[&Figure]) -> Result<Vec<String>, Report> {
     let why = |figure: &&Figure| match figure.shown {
         Shown::Not(why) => Some(format!("{figure} is not shown: {why}")),
@@ -140,8 +143,8 @@ fn unshown(figures: &[&Figure]) -> Result<Vec<String>, Report> {
         return Ok(not);
     }
     Err(miette!(
-        help = "`--list` says what can be measured",
-        "nothing of what was named can be measured: {}",
+        help = "run with `--list` to see what can be measured",
+        "none of the selected figures can be measured: {}",
         not.join("; ")
     ))
 }
@@ -151,7 +154,7 @@ fn list(figures: &[&Figure]) -> Result<(), Report> {
     figures.iter().try_for_each(|figure| writeln!(out, "{}", row(figure))).into_diagnostic()
 }
 
-/// A figure in the list
+/// Returns the figure's line in the list.
 fn row(figure: &Figure) -> String {
     let note = match figure.shown {
         Shown::Measured { by: By::Packets, .. } => String::new(),
@@ -162,10 +165,10 @@ fn row(figure: &Figure) -> String {
     format!("{:<9} {:<16} {}{note}", figure.paper.key(), figure.id, figure.title)
 }
 
-/// An experiment that failed, and why
+/// An experiment that failed, and the reason
 type Failed = (&'static Figure, String);
 
-/// Measures what is not known yet, several figures at a time. Those that failed.
+/// Measures the figures that have no result yet, several at a time. Returns those that failed.
 fn measure(
     figures: &[&'static Figure],
     settings: &Settings,
@@ -185,7 +188,7 @@ fn measure(
     }
     let all = figures.iter().filter(|figure| matches!(figure.shown, Shown::Measured { .. })).count();
     if left.len() < all {
-        eprintln!("{} of {all} experiments are there already", all - left.len());
+        eprintln!("{} of {all} experiments already have results", all - left.len());
     }
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
@@ -211,7 +214,7 @@ fn measure(
     Ok(failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner))
 }
 
-/// Runs an experiment and keeps what it finds. What is told of it.
+/// Runs an experiment and stores its result. Returns a line for the terminal.
 fn one(figure: &Figure, settings: &Settings, store: &Store, machine: &Machine) -> Result<String, Report> {
     let Shown::Measured { run, .. } = figure.shown else { return Ok(String::new()) };
     let began = cpu_s();
@@ -230,7 +233,8 @@ fn one(figure: &Figure, settings: &Settings, store: &Store, machine: &Machine) -
     Ok(format!("{verdict} ({seconds:.1} s of CPU)"))
 }
 
-/// The CPU time of this thread so far, in seconds: others may use the machine as well
+/// Returns the CPU time of this thread so far, in seconds. Wall-clock time would include other programs on
+/// the machine.
 fn cpu_s() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

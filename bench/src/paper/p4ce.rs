@@ -23,48 +23,47 @@ pub(super) const FIGURES: &[Figure] = &[
     Figure::not((Paper::P4ce, "fig4", "Principle of packet duplication"), "", DRAWING),
     Figure::measured(
         (Paper::P4ce, "fig5", "Goodput by the size of values"),
-        "Goodput is that of Mu times 2 with 2 replicas, and times 4 with 4. At link speed from 500 B on: 11 GB/s of goodput, \
-         12.5 GB/s in total, on links of 100 Gb/s.",
-        "A leader proposes values as fast as its link takes them, in virtual time on links of 10 Gb/s; goodput is given as a share \
-         of the link.",
+        "The goodput of Mu times 2 with 2 replicas, and times 4 with 4. Link speed from 500 B on: 11 GB/s of goodput, 12.5 GB/s in \
+         total, on links of 100 Gb/s.",
+        "A leader proposes values as fast as its link allows, in virtual time on links of 10 Gb/s; goodput is given as a share of the \
+         link.",
         goodput,
     ),
     Figure::measured(
         (Paper::P4ce, "consensus-rate", "Packets of a consensus with values of 64 B (section V-C)"),
-        "2.3 million a second, 1.9 times as many as Mu with 2 replicas and about 3.8 times with 4: the leader's CPU makes fewer \
-         packets (half, a quarter) and gathers no ACKs.",
-        "The leader's packets for each decision are counted in virtual time, heartbeats included: what its CPU has to do, without \
-         what that takes.",
+        "2.3 million decisions a second, 1.9 times as many as Mu with 2 replicas and about 3.8 times with 4: the leader's CPU creates \
+         fewer packets (half, a quarter) and gathers no ACKs.",
+        "The leader's packets for each decision are counted in virtual time, heartbeats included. This is the work of its CPU, without \
+         the time that it takes.",
         packets,
     ),
     Figure::measured(
         (Paper::P4ce, "fig6", "Latency by throughput with values of 64 B"),
-        "Below 700,000 decisions a second (2 replicas; 400,000 with 4) latency is 10 % lower than Mu's. Mu ends at 1.2 million \
+        "Below 700,000 decisions a second (2 replicas; 400,000 with 4) latency is 10 % lower than Mu's. Mu saturates at 1.2 million \
          (600,000), P4CE at 2.3 million with either number of replicas.",
-        "Closed loop in virtual time: so many values are under way at once, from 1 up; a value's latency is measured from its proposal \
-         until the leader knows that it is decided. \
-         The leader's limit here is its link of 10 Gb/s, not its CPU.",
+        "Closed loop in virtual time, with a fixed number of values outstanding, from 1 up. A value's latency is the time from its \
+         proposal until the leader learns that it is decided. The leader's bottleneck here is its link of 10 Gb/s, not its CPU.",
         latency,
     ),
     Figure::measured(
         (Paper::P4ce, "fig7", "Latency of bursts of values of 64 B"),
-        "Mu is limited by its CPU with more than 10 values at once; with bursts of 100, P4CE's latency is half of Mu's.",
-        "Values are proposed at once to an idle cluster of 3 in virtual time; from then until the leader knows that all are decided. \
-         The leader's limit is its link of 10 Gb/s.",
+        "Mu is limited by its CPU for more than 10 values at once; for bursts of 100, P4CE's latency is half of Mu's.",
+        "Values are proposed at once to an idle cluster of 3 in virtual time. Latency ends when the leader learns that all of them are \
+         decided. The leader's bottleneck is its link of 10 Gb/s.",
         bursts,
     ),
     Figure::measured(
         (Paper::P4ce, "table4", "Average fail-over times"),
-        "Replica: 0.1 ms with Mu, 40.1 ms with P4CE. Leader: 0.9 and 40.9 ms. Switch: 60 ms both. The 40 ms are the switch's \
-         reconfiguration; were it asynchronous, the authors expect the times of Mu.",
-        "By how much longer than usual nothing is decided when a replica, the leader or the switch crashes, in virtual time with \
-         heartbeats of 100 us; the median over moments of the crash. Reconfiguration is asynchronous here. The switch is down for \
-         5 ms, and there is no other route.",
+        "Replica: 0.1 ms with Mu, 40.1 ms with P4CE. Leader: 0.9 and 40.9 ms. Switch: 60 ms with both. The 40 ms are the switch's \
+         reconfiguration; with an asynchronous one, the authors expect the times of Mu.",
+        "The additional time without decisions when a replica, the leader or the switch crashes, in virtual time with heartbeats of \
+         100 us; the median over several crash times. Reconfiguration is asynchronous here. The switch is down for 5 ms, and there \
+         is no other route.",
         fail_over,
     ),
 ];
 
-/// Without the switch, and with it
+/// Returns the names of the curves without the switch and with it.
 fn names(replicas: u8) -> (String, String) {
     (format!("{replicas} replicas, direct"), format!("{replicas} replicas, switch"))
 }
@@ -263,7 +262,7 @@ fn fail_over(settings: &Settings) -> Result<Outcome, Report> {
                 30.0..=50.0,
             ));
         }
-        // A packet more or less is no failure.
+        // A packet more or less, within 10 % and 1 us, is not a longer fail-over.
         outcome.checks.push(shape::within(
             format!(
                 "{}: no longer than without, as the authors expect of what is asynchronous (ms)",

@@ -1,7 +1,8 @@
-//! Swordbox: the figures of the draft, and those of the authors' artefact that it names or lacks.
+//! Swordbox: the figures of the draft, and those of the authors' artefact that the draft mentions or lacks.
 //!
-//! The server's NIC takes as long for requests as the authors measured (`sim::Costs::connect_x5`), and one number of the
-//! clients is fitted to the success without Swordbox. So what compares is two switches under the same clients.
+//! The server's NIC takes as long for requests as the authors measured (`sim::Costs::connect_x5`), and one
+//! parameter of the clients is fitted to the success rate without Swordbox. So the comparison is between two
+//! switches under the same clients.
 
 use super::figure::{Axis, Figure, Outcome, Paper, Series, Settings};
 use super::shape;
@@ -20,64 +21,64 @@ use swordbox::clients::clover::{Layout, Options};
 use swordbox::clients::ycsb::Mix;
 
 const DRAWING: &str = "a drawing of the design, not a measurement";
-const LISTS: &str = "Threads on 8 machines read and update 1,024 keys of a store of lists like Clover, over a switch that forwards and over a \
-                     Swordbox that steers, in virtual time; the server's NIC takes as long as the authors measured.";
+const LISTS: &str = "Threads on 8 machines read and update 1,024 keys of a list-based store like Clover, through a switch that only forwards and \
+                     through a Swordbox that steers, in virtual time. The server's NIC takes as long as the authors measured.";
 const KEYS: u64 = 1024;
-/// Nodes that any thread may still take for the last one
+/// Nodes for which a thread may still have a stale tail pointer
 const REMEMBERED: usize = 1 << 18;
 
 pub(super) const FIGURES: &[Figure] = &[
     Figure::not(
         (Paper::Swordbox, "fig1", "Reordering of requests in the NIC"),
-        "97 % of requests keep their order; others are overtaken by up to 15.",
-        "needs a ConnectX and its PCIe bus; the simulated NIC takes the authors' measurement as an input",
+        "97 % of requests keep their order; the rest are overtaken by up to 15 requests.",
+        "needs a ConnectX and its PCIe bus; the authors' measurement is an input of the simulated NIC",
     ),
     Figure::not(
         (Paper::Swordbox, "fig2", "Verbs on independent addresses"),
-        "With 360 requests under way: 103.6 M WRITEs, 84.5 M READs and 50.6 M CAS a second; 2.7 M CAS a queue pair.",
-        "needs a ConnectX-5; the simulated NIC takes the authors' measurement as an input",
+        "With 360 outstanding requests: 103.6 M WRITEs, 84.5 M READs and 50.6 M CAS a second; 2.7 M CAS per queue pair.",
+        "needs a ConnectX-5; the authors' measurement is an input of the simulated NIC",
     ),
     Figure::measured(
         (Paper::Swordbox, "fig3", "CAS and WRITE on one address"),
         "On one address WRITEs are 6.2 times as fast as CAS in the host's memory (18.26 and 2.93 M a second), and 2.5 times in the \
-         NIC's (22.14 and 8.97 M): what a switch could gain that resolves CAS and sends WRITEs.",
-        "240 clients take and release one lock in virtual time, without Swordbox and with each of its layers (--quick: with all of them); the NIC's rates are \
-         inputs, what Swordbox makes of them is measured.",
+         NIC's (22.14 and 8.97 M). This is the possible gain of a switch that resolves CAS and sends WRITEs.",
+        "240 clients take and release one lock in virtual time, without Swordbox and with each of its layers (--quick: with all \
+         layers only). The NIC's rates are inputs; the rates with Swordbox are measured.",
         cas_and_write,
     ),
     Figure::measured(
         (Paper::Swordbox, "fig4", "Operations that succeed, by the number of threads"),
         "Half reads, half updates, Zipf 0.99: 32.3 % with 6 threads, less than 4 % with 240.",
-        "Threads on 8 machines read and update 1,024 keys of a store of lists like Clover, in virtual time. For how long clients \
-         remember where a list ends is fitted to the authors' curve, its fall is not; with steering nothing is fitted.",
+        "Threads on 8 machines read and update 1,024 keys of a list-based store like Clover, in virtual time. The time for which \
+         clients remember where a list ends is fitted to the authors' curve; its decline is not. Nothing is fitted with steering.",
         success,
     ),
     Figure::not((Paper::Swordbox, "fig5", "RoCEv2 headers"), "", DRAWING),
     Figure::not((Paper::Swordbox, "fig6", "Queue pair mapping data structure"), "", DRAWING),
     Figure::measured(
         (Paper::Swordbox, "throughput", "Throughput by the number of threads (artefact)"),
-        "Half updates at 280 threads: 0.87 to 28.1 M operations a second; 5 % updates at 392: 12.4 to 35.3 M; updates only at 392: \
-         0.55 to 17.6 M; reads only reach about 40 M.",
+        "Half updates at 280 threads: from 0.87 to 28.1 M operations a second with Swordbox; 5 % updates at 392: from 12.4 to 35.3 M; \
+         updates only at 392: from 0.55 to 17.6 M; reads only reach about 40 M.",
         LISTS,
         throughput,
     ),
     Figure::measured(
         (Paper::Swordbox, "bandwidth", "Bytes of an operation (bandwidth_reduction)"),
-        "With 5, 50 and 100 % updates: 284, 1,888 and 1,860 bytes an operation, and 113, 117 and 129 with Swordbox: 2.5 to 16 times \
+        "With 5, 50 and 100 % updates: 284, 1,888 and 1,860 bytes per operation, and 113, 117 and 129 with Swordbox: 2.5 to 16 times \
          fewer.",
         LISTS,
         bandwidth,
     ),
     Figure::measured(
         (Paper::Swordbox, "tail-latency", "Latency of the slowest percent (tail_latency)"),
-        "READs 70 us with 5 % updates and 2,559 us with 50 %, 8.9 and 8.5 us with Swordbox (301 times less); updates 0.37, 8.4 and \
-         10.5 ms, and 21, 44 and 42 us with it.",
+        "READs take 70 us with 5 % updates and 2,559 us with 50 %, and 8.9 and 8.5 us with Swordbox (301 times less); updates take \
+         0.37, 8.4 and 10.5 ms, and 21, 44 and 42 us with Swordbox.",
         LISTS,
         tails,
     ),
     Figure::measured(
         (Paper::Swordbox, "partial-steering", "Some keys steered (artefact)"),
-        "Zipf 1.5: 126,000 operations a second without, 1.20 M with 8 keys (9.5 times), 3.43 M with 64 (27 times), 3.99 M with 128.",
+        "Zipf 1.5: 126,000 operations a second without steering, 1.20 M with 8 steered keys (9.5 times), 3.43 M with 64 (27 times), 3.99 M with 128.",
         LISTS,
         partial,
     ),
@@ -89,14 +90,14 @@ pub(super) const FIGURES: &[Figure] = &[
     ),
     Figure::measured(
         (Paper::Swordbox, "payload", "Throughput by the size of values (artefact)"),
-        "128, 256, 512, 1,024 bytes: 27.0, 26.3, 18.9, 11.5 M operations a second with Swordbox; 1.16, 1.08, 0.92, 0.66 M without.",
+        "128, 256, 512 and 1,024 bytes: 27.0, 26.3, 18.9 and 11.5 M operations a second with Swordbox; 1.16, 1.08, 0.92 and 0.66 M without.",
         LISTS,
         payload,
     ),
     Figure::not(
         (Paper::Swordbox, "cas-to-write", "CAS to WRITE in the DPDK prototype (artefact)"),
         "At most 2.8 M CAS a second on one core (2.46 M without Swordbox).",
-        "a packet rate of one core, which needs a quiet machine and DPDK: `understudy bench swordbox` measures it against testpmd",
+        "the packet rate of one core, which needs an idle machine with DPDK: `understudy bench swordbox` compares it with testpmd",
     ),
     Figure::not(
         (Paper::Swordbox, "resources", "Resources of the Tofino (artefact)"),
@@ -141,21 +142,21 @@ fn cas_and_write(settings: &Settings) -> Result<Outcome, Report> {
     Ok(outcome)
 }
 
-/// What is run on the lists
+/// Parameters of a run on the list-based store
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Lists {
     threads: usize,
-    /// Updates of a hundred operations
+    /// Updates, in percent of operations
     updates: u8,
     /// Zipf's parameter, in hundredths
     theta: u32,
     node_len: usize,
-    /// Keys that a Swordbox steers; there is none, if none are
+    /// Number of keys that a Swordbox steers; 0 for a switch that only forwards
     tracked: usize,
     settings: (bool, u64),
 }
 
-/// Several figures show the same runs.
+/// Results of runs: several figures show the same runs.
 static DONE: Mutex<Option<HashMap<Lists, Rack>>> = Mutex::new(None);
 
 impl Lists {
@@ -175,7 +176,7 @@ impl Lists {
         }
         let (quick, seed) = self.settings;
         let theta = f64::from(self.theta) / 100.0;
-        // Long enough that each key has been appended to, or each that counts
+        // Long enough that each key has been appended to, or, with a high skew, each frequent key
         let warm_up = Nanos::from_millis(if theta > 1.0 { 2 } else { 5 });
         let span = Nanos::from_millis(if quick { 1 } else { 10 });
         let run = Run { seed, warm_up, span, ..Run::new(self.threads) };
@@ -273,7 +274,7 @@ fn throughput(settings: &Settings) -> Result<Outcome, Report> {
     Ok(outcome)
 }
 
-/// Updates of a hundred operations
+/// Updates, in percent of operations
 const UPDATES: [u8; 3] = [5, 50, 100];
 
 fn bandwidth(settings: &Settings) -> Result<Outcome, Report> {
@@ -291,7 +292,7 @@ fn bandwidth(settings: &Settings) -> Result<Outcome, Report> {
     }
     let paper = [[284.0, 1888.0, 1860.0], [113.0, 117.0, 129.0]];
     let [before, after] = paper.map(|bytes| UPDATES.map(f64::from).into_iter().zip(bytes));
-    // Updates have a WRITE and a CAS where reads have a READ.
+    // An update has a WRITE and a CAS, a read only a READ.
     outcome.checks.push(shape::flat("with Swordbox, updates matter little", &with, 3.0));
     outcome.plot(
         "Bytes of an operation",

@@ -17,7 +17,7 @@ fn machine(program: &str) -> Machine {
     }
 }
 
-/// What could be found, with all that is special in HTML and Markdown
+/// Returns a result with all characters that are special in HTML and Markdown.
 fn outcome(holds: bool) -> Outcome {
     let mut outcome = Outcome::default();
     let series = Series::ours("a < b & \"c\" | d", [(1.0, 1.0), (2.0, 1.0 / 3.0)]);
@@ -48,10 +48,10 @@ fn record(program: &str, figure: &Figure) -> Record {
 }
 
 #[test]
-fn every_figure_can_be_asked_for_and_says_what_it_is() {
+fn every_figure_can_be_selected_and_is_described() {
     let mut seen = BTreeSet::new();
     for figure in figures() {
-        assert!(seen.insert((figure.paper, figure.id)), "{figure} is there twice");
+        assert!(seen.insert((figure.paper, figure.id)), "{figure} exists twice");
         assert!(!figure.title.is_empty(), "{figure}");
         let which = Which::from_str(figure.paper.key(), false).unwrap();
         let found = chosen(&[which], &[figure.id.to_owned()]).unwrap();
@@ -76,7 +76,7 @@ fn every_figure_can_be_asked_for_and_says_what_it_is() {
     assert!(format!("{error:?}").contains("fig5"), "{error:?}");
 }
 
-/// A command line of it.
+/// A command line with the arguments of `bench paper`.
 #[derive(clap::Parser)]
 struct Line {
     #[command(flatten)]
@@ -84,17 +84,20 @@ struct Line {
 }
 
 #[test]
-fn who_names_what_cannot_be_shown_is_told_why() {
+fn selecting_only_figures_that_are_not_shown_is_an_error() {
     let is_shown = |figure: &&&Figure| matches!(figure.shown, Shown::Measured { .. });
     let all: Vec<_> = figures().collect();
     let (shown, not): (Vec<_>, Vec<_>) = all.iter().partition(is_shown);
     let (shown, not): (&Figure, &Figure) = (shown[0], not[0]);
-    let Shown::Not(why) = not.shown else { panic!("it is not shown") };
+    let Shown::Not(why) = not.shown else { panic!("not shown") };
     assert_eq!(unshown(&[shown]).unwrap(), Vec::<String>::new());
     assert_eq!(unshown(&[shown, not]).unwrap(), [format!("{not} is not shown: {why}")]);
     let error = unshown(&[not, not]).unwrap_err().to_string();
-    assert!(error.starts_with("nothing of what was named can be measured") && error.contains(why), "{error}");
-    // The command as a whole: nothing is measured, and no report is written.
+    assert!(
+        error.starts_with("none of the selected figures can be measured") && error.contains(why),
+        "{error}"
+    );
+    // The whole command: nothing is measured, and no report is written.
     let folder = tempfile::tempdir().unwrap();
     let results = folder.path().join("results");
     let words = ["paper", not.paper.key(), "--only", not.id, "--results", results.to_str().unwrap()];
@@ -110,7 +113,7 @@ fn verdicts_follow_from_checks() {
     let mut none = outcome(false);
     none.checks.truncate(1);
     assert_eq!(none.verdict(), Verdict::No);
-    assert_eq!(Outcome::default().verdict(), Verdict::No, "what is not checked does not hold");
+    assert_eq!(Outcome::default().verdict(), Verdict::No, "a result without checks does not hold");
 }
 
 static RUNS: AtomicUsize = AtomicUsize::new(0);
@@ -122,7 +125,7 @@ const FAILING: Figure =
     Figure::measured((Paper::P4ce, "failing", "t"), "s", "h", |_| Err(miette!("it is broken")));
 
 #[test]
-fn what_is_done_is_not_done_again() {
+fn results_are_reused_for_the_same_program_and_settings() {
     static FIGURE: Figure = COUNTED;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("p4ce-counted.quick.json");
@@ -130,7 +133,7 @@ fn what_is_done_is_not_done_again() {
         let store = Store::open(folder.path(), program).unwrap();
         let failed = measure(&[&FIGURE], &settings, &store, &machine(program), fresh, 2).unwrap();
         let record = store.find(&FIGURE, &settings).unwrap();
-        // What is there is not measured again, unless it is asked for.
+        // The recorded command measures again even if there is a result.
         assert!(failed.is_empty() && record.command.ends_with(" --fresh"), "{}", record.command);
         RUNS.load(Ordering::Relaxed)
     };
@@ -141,17 +144,17 @@ fn what_is_done_is_not_done_again() {
     assert_eq!(
         go("one", Settings { seed: 2, ..SETTINGS }, false),
         3,
-        "quick and full are kept beside one another"
+        "results of quick and full runs are separate"
     );
     assert_eq!(go("another", Settings { seed: 2, ..SETTINGS }, false), 4);
     assert_eq!(go("another", Settings { seed: 2, ..SETTINGS }, true), 5);
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, &text[..text.len() / 2]).unwrap();
-    assert_eq!(go("another", Settings { seed: 2, ..SETTINGS }, false), 6, "half a file is none");
+    assert_eq!(go("another", Settings { seed: 2, ..SETTINGS }, false), 6, "a truncated file is ignored");
 }
 
 #[test]
-fn what_fails_is_told_and_not_kept() {
+fn a_failed_experiment_is_reported_and_not_stored() {
     static FIGURE: Figure = FAILING;
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path(), "one").unwrap();
@@ -161,7 +164,7 @@ fn what_fails_is_told_and_not_kept() {
 }
 
 #[test]
-fn records_come_back_as_they_were() {
+fn records_are_read_back_unchanged() {
     let figure = figures().next().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path(), "one").unwrap();
@@ -173,7 +176,7 @@ fn records_come_back_as_they_were() {
     assert_eq!(store.find(figure, &SETTINGS), None);
 }
 
-/// A report in which there is everything: figures that are done, not yet, failed, and that cannot be shown
+/// Writes a report with all states: measured, not measured yet, failed, and not shown.
 fn written() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let (store, machine) = (Store::open(folder.path(), "one").unwrap(), machine("one"));
@@ -191,7 +194,7 @@ fn written() -> tempfile::TempDir {
 }
 
 #[test]
-fn the_page_is_well_formed_and_asks_nobody() {
+fn the_page_is_well_formed_and_self_contained() {
     let folder = written();
     let page = std::fs::read_to_string(folder.path().join("report.html")).unwrap();
     let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
@@ -202,7 +205,7 @@ fn the_page_is_well_formed_and_asks_nobody() {
             match attribute.name() {
                 "src" | "srcset" | "data" | "action" => panic!("{attribute:?}"),
                 "href" => assert!(attribute.value().starts_with('#'), "{attribute:?}"),
-                "id" => assert!(ids.insert(attribute.value().to_owned()), "{attribute:?} is there twice"),
+                "id" => assert!(ids.insert(attribute.value().to_owned()), "{attribute:?} exists twice"),
                 _ => {}
             }
         }
@@ -240,24 +243,24 @@ fn markdown_and_json_have_every_figure() {
         assert_eq!(states.iter().filter(|state| !value[**state].is_null()).count(), 1, "{value}");
     }
     assert!(all.iter().any(|value| value["outcome"]["plots"][0]["series"][0]["points"][0][0] == 1.0));
-    assert!(markdown.contains("a \\| b <i>"), "tables hold");
+    assert!(markdown.contains("a \\| b <i>"), "cells are escaped");
     let histograms: Vec<_> = std::fs::read_dir(folder.path().join("histograms")).unwrap().collect();
     let text = std::fs::read_to_string(histograms[0].as_ref().unwrap().path()).unwrap();
     assert!(text.contains("Total count    =            4]"), "{text}");
 }
 
-/// One that takes no time, all the way from schedules to the verdict
+/// Runs a figure that takes no time, from schedules to the verdict.
 #[test]
-fn a_figure_is_measured() {
+fn figure_4b_of_rdmc_holds() {
     let figure = figures().find(|figure| (figure.paper, figure.id) == (Paper::Rdmc, "fig4b")).unwrap();
-    let Shown::Measured { run, .. } = figure.shown else { panic!("it can be shown") };
+    let Shown::Measured { run, .. } = figure.shown else { panic!("measured") };
     let outcome = run(&SETTINGS).unwrap();
     assert_eq!(outcome.verdict(), Verdict::Holds, "{:?}", outcome.checks);
     assert!(outcome.plots[0].series.iter().all(|series| series.points.len() == 8));
 }
 
 #[test]
-fn what_is_computed_is_the_same_with_any_seed_and_says_so() {
+fn computed_figures_are_independent_of_the_seed() {
     let cosmos = figures().find(|figure| (figure.paper, figure.id) == (Paper::Rdmc, "fig9")).unwrap();
     assert!(row(cosmos).ends_with(" [computed]"), "{}", row(cosmos));
     let computed: Vec<_> =
@@ -265,12 +268,12 @@ fn what_is_computed_is_the_same_with_any_seed_and_says_so() {
     let ids: Vec<_> = computed.iter().map(|figure| figure.id).collect();
     assert_eq!(ids, ["fig4a", "fig4b", "fig6", "fig8", "fig10a"]);
     let figure = computed[1];
-    let Shown::Measured { run, .. } = figure.shown else { panic!("it can be shown") };
+    let Shown::Measured { run, .. } = figure.shown else { panic!("measured") };
     assert_eq!(run(&SETTINGS).unwrap(), run(&Settings { seed: 2, ..SETTINGS }).unwrap());
     assert!(row(figure).ends_with("[computed: the same with any seed]"), "{}", row(figure));
 }
 
-/// Figures whose checks take a few seconds together; `understudy bench paper` runs all of them
+/// Figures whose checks take a few seconds together; `understudy bench paper` runs all figures
 const QUICK: [(Paper, &str); 7] = [
     (Paper::P4ce, "fig7"),
     (Paper::Rdmc, "fig4a"),
@@ -287,7 +290,7 @@ fn checks_of_quick_figures_hold() {
         for (paper, id) in QUICK {
             scope.spawn(move || {
                 let figure = figures().find(|figure| (figure.paper, figure.id) == (paper, id)).unwrap();
-                let Shown::Measured { run, .. } = figure.shown else { panic!("it can be shown") };
+                let Shown::Measured { run, .. } = figure.shown else { panic!("measured") };
                 let outcome = run(&SETTINGS).unwrap();
                 assert_eq!(outcome.verdict(), Verdict::Holds, "{figure}: {:?}", outcome.checks);
             });
@@ -295,9 +298,9 @@ fn checks_of_quick_figures_hold() {
     });
 }
 
-/// What is drawn for experiments whose networks lose nothing: who speaks when, whom, and by which clock
+/// The seed determines when hosts send, to which hosts, and their clocks, even if the network loses nothing.
 #[test]
-fn another_seed_is_another_run() {
+fn different_seeds_give_different_runs() {
     let stalls = |seed| {
         let failures = crate::onepipe::demo::failures(representative::Incarnation::Chip, seed).unwrap();
         failures.iter().map(|failed| (failed.delivered, failed.stall)).collect::<Vec<_>>()

@@ -1,4 +1,4 @@
-//! The report as a page: one file, which asks nobody for anything.
+//! The report as one self-contained HTML page.
 
 use super::super::figure::{Figure, Outcome, Paper, Plot, Shown, Verdict, Whose};
 use super::style::STYLE;
@@ -6,12 +6,12 @@ use super::{Content, PREFACE, State, number, plot};
 use core::fmt::Write as _;
 use miette::Report;
 
-/// Text in a page
+/// Escapes text for HTML.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// The page
+/// Returns the page.
 pub(super) fn page(content: &Content<'_>) -> Result<String, Report> {
     let mut page = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
@@ -47,7 +47,7 @@ const fn class(verdict: Verdict) -> &'static str {
     }
 }
 
-/// What there is of a figure, in a word, and how it looks
+/// Returns the wording and the CSS class of a figure's state.
 fn word(state: &State) -> (&'static str, &'static str) {
     match state {
         State::Done(record) => {

@@ -1,10 +1,10 @@
-//! The report as Markdown: the same without the curves, whose points are in the JSON.
+//! The report as Markdown: without the curves, whose points are in the JSON.
 
 use super::super::figure::{Figure, Paper, Shown};
 use super::{Content, PREFACE, State, number};
 use core::fmt::Write as _;
 
-/// A cell of a table
+/// Escapes text for a cell of a table.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }
@@ -18,7 +18,7 @@ fn word(state: &State) -> &'static str {
     }
 }
 
-/// A line for each figure that is measured
+/// Returns a line for each figure that was measured or failed.
 pub(super) fn summary(content: &Content<'_>) -> String {
     let mut text = String::new();
     for (figure, state) in
@@ -36,7 +36,7 @@ pub(super) fn summary(content: &Content<'_>) -> String {
     text
 }
 
-/// All of it
+/// Returns the whole report.
 pub(super) fn text(content: &Content<'_>) -> String {
     let mut text = format!("# The papers' figures, in software\n\n{PREFACE}\n\n| | |\n|---|---|\n");
     for (name, fact) in content.facts() {
