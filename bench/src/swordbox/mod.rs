@@ -1,7 +1,9 @@
-//! `understudy bench swordbox`: what sharing connections and resolving atomics costs, against `dpdk-testpmd`.
+//! `understudy bench swordbox`: the cost of sharing connections and resolving atomics, compared with
+//! `dpdk-testpmd`.
 //!
-//! Requests of many clients and acknowledgements of the server, as a Swordbox between them gets them ([`load`]): each frame
-//! that comes in makes one that goes out, if acknowledgements cover one operation each.
+//! The traffic is requests of many clients and acknowledgements of the server, as a Swordbox between them
+//! receives them ([`load`]). Each received frame makes one sent frame, if acknowledgements cover one
+//! operation each.
 
 pub mod load;
 mod rack;
@@ -21,38 +23,38 @@ const SWORDBOX: &str = "understudy swordbox";
 
 /// Requests of 1,024 clients
 const FEW: Load = Load { verb: Verb::Cas, connections: 1024, requests: 1, lines: 64, covered: 1 };
-/// As many as of 65,536 clients: the capture is longer than caches are
+/// As many requests as 65,536 clients make with one each: the capture exceeds the caches
 const MANY: Load = Load { connections: 65_536, lines: 256, ..FEW };
 const FEW_FOR_LONG: Load = Load { connections: 1024, requests: 64, ..MANY };
 /// Operations that an acknowledgement covers
 const COVERED: [usize; 3] = [2, 8, 32];
 
-/// Compare sharing connections and resolving atomics with dpdk-testpmd (macswap), on one core; and contended locks with
-/// Swordbox and without (simulated)
+/// Compare sharing connections and resolving atomics with dpdk-testpmd (macswap), on one core; and contended
+/// locks with Swordbox and without (simulated)
 #[derive(Args)]
 pub struct SwordboxArgs {
-    /// Only what is simulated
+    /// Run only the simulation
     #[arg(long)]
     simulated: bool,
     #[command(flatten)]
     compare: CompareArgs,
 }
 
-/// Run the data plane on traffic that it has been prepared for (for `bench swordbox`)
+/// Run the data plane on synthetic Swordbox traffic (used by `bench swordbox`)
 #[derive(Args)]
 pub struct LoadArgs {
-    /// A configuration with a port that plays the traffic's capture
+    /// Configuration with a port that plays the traffic's capture
     pub config: PathBuf,
-    /// What clients do
+    /// Verb of the clients' requests
     #[arg(long)]
     verb: Verb,
-    /// Clients
+    /// Number of clients
     #[arg(long)]
     connections: u32,
-    /// Requests of each
+    /// Requests of each client
     #[arg(long)]
     requests: u32,
-    /// Lines on each shared connection
+    /// Cached lines on each shared connection
     #[arg(long)]
     lines: usize,
     /// Operations that an acknowledgement covers
@@ -61,14 +63,14 @@ pub struct LoadArgs {
 }
 
 impl LoadArgs {
-    /// The traffic
+    /// Returns the traffic.
     pub const fn load(&self) -> Load {
         let &Self { verb, connections, requests, lines, covered, .. } = self;
         Load { verb, connections, requests, lines, covered }
     }
 }
 
-/// Runs the comparison and prints it. `understudy` is the program itself.
+/// Runs the comparison and prints it. `understudy` is the path of the program itself.
 pub fn run(args: &SwordboxArgs, understudy: &Path) -> Result<(), Report> {
     if args.simulated {
         return simulated::run(args.compare.json);
@@ -96,7 +98,7 @@ fn capture(bench: &Bench, load: Load) -> Result<PathBuf, Report> {
     Ok(path)
 }
 
-/// What a load is called
+/// Returns the name of a load in the figures.
 fn name(load: Load) -> String {
     let verb = if load.verb == Verb::Cas { "CAS" } else { "WRITE 64 B" };
     let Load { connections, requests, covered, .. } = load;
@@ -111,7 +113,7 @@ fn entry(program: &str, load: Load, capture: &Path, launch: Launch) -> Entry {
         traffic: name(load),
         capture: capture.into(),
         launch,
-        help: "`understudy doctor` says what is missing; dpdk-testpmd is in Debian's package dpdk-dev",
+        help: "run `understudy doctor` to see what is missing; dpdk-testpmd is in Debian's package dpdk-dev",
         counts: Counts::Received,
         company: None,
     }
@@ -144,12 +146,12 @@ fn replaying(load: Load) -> Launch {
     })
 }
 
-/// Whether a replay did what was to be measured.
+/// Checks that a replay handled the traffic as intended.
 ///
 /// # Errors
-/// It did not; how so.
+/// The difference from the intended behaviour.
 pub fn check(load: &Load, tally: &Tally, frames: u64) -> Result<(), Report> {
-    tally.check(load, frames).map_err(|what| miette!("this is no measurement of {}: {what}", name(*load)))
+    tally.check(load, frames).map_err(|what| miette!("invalid measurement of {}: {what}", name(*load)))
 }
 
 fn ratios(figures: &Figures) -> Vec<Ratio> {

@@ -1,4 +1,5 @@
-//! Clients and a memory server in memory, and a Swordbox between them: what leads to the traffic that is measured.
+//! Clients and a memory server in memory, with a Swordbox between them: brings the Swordbox into the state
+//! from which the measured traffic starts.
 
 use rocev2::aeth::{Aeth, Credit, Syndrome};
 use rocev2::atomic::{AtomicAckEth, AtomicEth};
@@ -18,25 +19,25 @@ use swordbox::{Command, Config, Event, Layers, Server, Swordbox, Table};
 
 /// Shared connections
 pub(super) const LANES: usize = 4;
-/// The key of the server's region
+/// Remote key of the server's region
 const RKEY: u32 = 0x77;
-/// Where words lie that clients contend for
+/// Address of the words that clients contend for
 const TABLE: u64 = 0x1000_0000;
-/// Where nothing lies that is shared
+/// Address of memory that is not shared
 const ELSEWHERE: u64 = 0x2000_0000;
 /// Machines on which the clients run
 const MACHINES: u32 = 64;
 const SERVER: [u8; 4] = [10, 0, 0, 1];
 const SERVER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
-/// Lines of the table that are not measured, in front of those that are
+/// Lines at the beginning of the table that are not measured
 const UNMEASURED: u64 = 64;
 
-/// Where line `n` begins
+/// Returns the address of line `n`.
 const fn line(n: u64) -> u64 {
     TABLE + (UNMEASURED + n) * 64
 }
 
-/// The server's queue pair for client `n`, and the client's own
+/// Returns the server's queue pair for client `n`, and the client's own.
 const fn qpns(n: u32) -> (Qpn, Qpn) {
     (Qpn::new(0x10_0000 + n), Qpn::new(0x100 + n))
 }
@@ -45,7 +46,7 @@ const fn client_of(server: Qpn) -> u32 {
     server.get() - 0x10_0000
 }
 
-/// What a request asks for.
+/// A request.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ask {
     Cas {
@@ -53,13 +54,13 @@ pub(super) enum Ask {
         compare: u64,
         swap: u64,
     },
-    /// Of 64 bytes
+    /// WRITE of 64 bytes
     Write {
         va: u64,
     },
 }
 
-/// A frame between client `n` and the server, in either direction.
+/// Returns a frame between client `n` and the server, in either direction.
 fn frame(n: u32, to_server: bool, bth: Bth, extended: Extended, payload: &[u8]) -> Vec<u8> {
     let machine = (n % MACHINES) as u8;
     let client = ([10, 0, 1, machine], MacAddr([2, 0, 0, 0, 1, machine]));
@@ -75,7 +76,7 @@ fn frame(n: u32, to_server: bool, bth: Bth, extended: Extended, payload: &[u8]) 
     frame
 }
 
-/// A request of client `n`.
+/// Returns a request of client `n`.
 pub(super) fn request(n: u32, psn: Psn, ask: Ask) -> Vec<u8> {
     let (server, _) = qpns(n);
     let (opcode, mut extended, payload) = (
@@ -102,7 +103,7 @@ pub(super) fn request(n: u32, psn: Psn, ask: Ask) -> Vec<u8> {
     frame(n, true, bth, extended, if matches!(ask, Ask::Write { .. }) { &payload } else { &[] })
 }
 
-/// The server's answer to client `n`; to an atomic, with what it found.
+/// Returns the server's response to client `n`; to an atomic, with the original value.
 pub(super) fn answer(n: u32, psn: Psn, msn: Msn, found: Option<u64>) -> Vec<u8> {
     let aeth = zerocopy::transmute!(Aeth::new(Syndrome::Ack(Credit::UNLIMITED), msn));
     let mut extended = Extended { aeth, ..Extended::default() };
@@ -116,14 +117,15 @@ pub(super) fn answer(n: u32, psn: Psn, msn: Msn, found: Option<u64>) -> Vec<u8> 
     frame(n, false, Bth::new(opcode, qpns(n).1, psn), extended, &[])
 }
 
-/// The two messages with which the connection manager makes a connection, both PSNs being `psn`.
+/// Returns the two messages with which the connection manager establishes a connection, both with the
+/// starting PSN `psn`.
 fn handshake(n: u32, psn: Psn) -> [Vec<u8>; 2] {
     let (server, client) = qpns(n);
     let (mut req, mut rep) = (cm::Req::zeroed(), cm::Rep::zeroed());
     req.local_comm_id = (n + 1).into();
     req.set_qpn(client);
     req.set_starting_psn(psn);
-    // 1,024 bytes
+    // Path MTU of 1,024 bytes
     req.mtu_rnr = 3 << 4;
     rep.local_comm_id = (n + 1).into();
     rep.remote_comm_id = (n + 1).into();
@@ -140,33 +142,35 @@ fn handshake(n: u32, psn: Psn) -> [Vec<u8>; 2] {
     [datagram(true, &mads[0]), datagram(false, &mads[1])]
 }
 
-/// What the server knows of a queue pair.
+/// The server's state of a queue pair.
 #[derive(Clone, Copy, Debug)]
 struct QueuePair {
     expected: Psn,
     done: Msn,
 }
 
-/// Clients, a Swordbox, a server: frames go through at once.
+/// Clients, a Swordbox and a server. Frames pass through without delay.
 pub(super) struct Rack {
     pub(super) function: Swordbox,
     pub(super) now: Nanos,
     queue_pairs: Vec<QueuePair>,
     memory: HashMap<u64, u64>,
-    /// The next PSN of each client
+    /// Next PSN of each client
     next: Vec<Psn>,
-    /// Whose connections are shared, in the order in which they came to be
+    /// Clients whose connections are shared, in the order in which they were shared
     pub(super) owners: Vec<u32>,
-    /// Lines by shared connection
+    /// Addresses of lines, by shared connection
     pub(super) lines: Vec<Vec<u64>>,
 }
 
 impl Rack {
-    /// A rack of `clients`, all of which are connected and have used the server's memory on their own connections; `lines`
-    /// lines on each shared connection, whose words are known; and beside them the clients whose connections are shared. The
-    /// next request of each client, and the next on each shared connection, has PSN 0.
+    /// Creates a rack of `clients` clients, all of which are connected and have used the server's memory on
+    /// their own connections. There are `lines` lines on each shared connection, whose words' values are
+    /// cached, and additional clients whose connections are shared. The next request of each client, and the
+    /// next on each shared connection, has PSN 0.
     pub(super) fn new(clients: u32, lines: usize) -> Self {
-        // How many requests it takes until all is so is seen in a first run.
+        // A first run counts the requests that it takes; the second starts at the PSNs from which they end at
+        // 0.
         let first = Self::begin(clients, lines, &vec![Psn::ZERO; clients as usize + LANES]);
         let begin: Vec<_> = first.queue_pairs.iter().map(|qp| Psn::ZERO.sub(qp.expected.get())).collect();
         Self::begin(clients, lines, &begin)
@@ -185,13 +189,14 @@ impl Rack {
             owners: Vec::new(),
             lines: vec![Vec::new(); LANES],
         };
-        // Each shares connections of those before it: a later one may be to a server that has restarted since.
+        // A connection shares only connections that were made before it: the server of a later one may have
+        // restarted meanwhile.
         for n in (clients..all).rev().chain(0..clients) {
             for frame in handshake(n, first[n as usize]) {
                 rack.pass(&frame);
             }
-            // With these it shows that it has the key. The second is on a word that may be contended for, so the Swordbox asks
-            // whether the connection's sides may differ from then on.
+            // These requests prove that the client has the key. The second addresses a word that may be
+            // contended for, so the Swordbox requests permission to let the connection's sides differ.
             rack.ask(n, Ask::Write { va: ELSEWHERE });
             rack.ask(n, Ask::Cas { va: TABLE, compare: 0, swap: 0 });
         }
@@ -200,7 +205,7 @@ impl Rack {
             rack.ask(clients + lane, Ask::Cas { va, compare: 0, swap: 0 });
         }
         let shared = rack.function.usage()[1];
-        assert_eq!(shared, LANES, "connections are shared");
+        assert_eq!(shared, LANES, "all shared connections exist");
         rack.owners = (clients..all).collect();
         for n in 0.. {
             if rack.lines.iter().all(|own| own.len() == lines) {
@@ -212,7 +217,7 @@ impl Rack {
                 rack.lines[lane].push(line(n));
             }
         }
-        // From now on it is known that nothing else is on its way to the lines.
+        // After the settling time, no earlier request can be in flight to the lines.
         rack.now = rack.now + settle + settle;
         for va in rack.lines.concat() {
             rack.ask(clients, Ask::Cas { va, compare: 0, swap: 0 });
@@ -220,7 +225,8 @@ impl Rack {
         rack
     }
 
-    /// A client asks for something and gets its answer; whose connection it went over.
+    /// Sends a request of a client and passes the response to it. Returns the client whose connection it went
+    /// over.
     fn ask(&mut self, n: u32, ask: Ask) -> u32 {
         let psn = self.next[n as usize];
         self.next[n as usize] = psn.add(1);
@@ -228,13 +234,18 @@ impl Rack {
         let [request] = &to_server[..] else { panic!("{} frames for a request", to_server.len()) };
         let (whose, answer) = self.serve(request);
         let to_client = self.pass(&answer);
-        let [answer] = &to_client[..] else { panic!("{} frames for an answer", to_client.len()) };
-        let packet = Packet::parse(answer).expect("an answer");
-        assert_eq!((packet.bth().dest_qp(), packet.bth().psn()), (qpns(n).1, psn), "its answer");
+        let [answer] = &to_client[..] else { panic!("{} frames for a response", to_client.len()) };
+        let packet = Packet::parse(answer).expect("a response");
+        assert_eq!(
+            (packet.bth().dest_qp(), packet.bth().psn()),
+            (qpns(n).1, psn),
+            "the response of the request"
+        );
         whose
     }
 
-    /// A frame goes through the Swordbox: what comes out. The control plane permits what it is asked for.
+    /// Passes a frame through the Swordbox. The control plane grants every requested permission. Returns the
+    /// frames that the Swordbox sends.
     pub(super) fn pass(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
         self.now = self.now + Nanos(10);
         let (_, frames) = run_frame(&mut self.function, frame, PortId(0), self.now);
@@ -246,10 +257,10 @@ impl Rack {
         frames.into_iter().map(|(frame, _)| frame).collect()
     }
 
-    /// The server does what it is asked for: on whose connection, and its answer.
+    /// Executes a request at the server. Returns the client whose connection it arrived on, and the response.
     fn serve(&mut self, frame: &[u8]) -> (u32, Vec<u8>) {
         let packet = Packet::parse(frame).expect("a request");
-        assert!(packet.verify_icrc(), "its ICRC");
+        assert!(packet.verify_icrc(), "the ICRC is valid");
         let n = client_of(packet.bth().dest_qp());
         let qp = &mut self.queue_pairs[n as usize];
         assert_eq!(packet.bth().psn(), qp.expected, "a request in order");
@@ -267,7 +278,7 @@ impl Rack {
     }
 }
 
-/// As users have it, with room for as many connections as there are.
+/// Returns the default configuration, with room for this many connections and lines.
 fn config(connections: u32, lines: usize) -> Config {
     let forward = ForwardConfig {
         topology: Topology::Pairs(vec![(PortId(0), PortId(0))]),

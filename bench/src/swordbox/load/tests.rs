@@ -2,7 +2,8 @@ use super::*;
 use rocev2::{Opcode, Packet};
 use switch::memory::run_frame;
 
-/// Plays a load three times over: each request goes to the server as a WRITE, and each client gets its answer.
+/// Plays a load three times: each request has to reach the server as a WRITE, and each client has to get its
+/// response.
 fn plays(load: Load) {
     let (frames, mut replay) = load.make();
     assert_eq!(frames.len(), load.frames());
@@ -41,25 +42,25 @@ fn plays(load: Load) {
 const LOAD: Load = Load { verb: Verb::Cas, connections: 256, requests: 4, lines: 16, covered: 1 };
 
 #[test]
-fn every_turn_is_new_operations() {
+fn every_pass_has_new_operations() {
     plays(LOAD);
     plays(Load { verb: Verb::Write, ..LOAD });
 }
 
 #[test]
-fn one_acknowledgement_covers_many() {
+fn one_acknowledgement_covers_several_operations() {
     for covered in [2, 8, 32] {
         plays(Load { covered, ..LOAD });
     }
 }
 
 #[test]
-fn a_request_each() {
+fn every_client_sends_one_request() {
     plays(Load { connections: 2048, requests: 1, ..LOAD });
 }
 
 #[test]
-fn what_is_not_done_is_noticed() {
+fn a_tally_that_differs_from_the_load_is_an_error() {
     let tally = Tally { remapped: 100_000, decided: 100_000, acks: 100_000, ..Tally::default() };
     assert_eq!(tally.check(&LOAD, 200_000), Ok(()));
     assert!(tally.check(&LOAD, 300_000).is_err());
