@@ -32,7 +32,7 @@ pub struct Counters {
 }
 
 /// Tolerance of rates: a worker that checks a turn late is not slow
-const LATE: Nanos = Nanos::from_micros(200);
+const RATE_TOLERANCE: Nanos = Nanos::from_micros(200);
 
 /// Counters of a stream.
 #[derive(Debug, Default)]
@@ -134,15 +134,15 @@ impl StreamCounters {
         let due = stream.rate.earned(time);
         let per_packet = sent / u128::from(packets.max(1));
         let burst = per_packet * u128::from(stream.burst.unwrap_or(1));
-        let least = stream.rate.earned(Nanos(time.0.saturating_sub(LATE.0)));
+        let least = stream.rate.earned(Nanos(time.0.saturating_sub(RATE_TOLERANCE.0)));
         let kept = sent + burst >= least && sent <= due + burst;
         Some(if kept { 1.0 } else { sent as f64 / due as f64 })
     }
 
     /// Returns the outstanding requests, computed from the completed ones.
     pub fn under_way(&self) -> u64 {
-        let over = self.answered.get() + self.unanswered.get();
-        self.messages.get().saturating_sub(over)
+        let completed = self.answered.get() + self.unanswered.get();
+        self.messages.get().saturating_sub(completed)
     }
 }
 

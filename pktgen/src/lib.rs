@@ -27,14 +27,12 @@
 
 #![forbid(unsafe_code)]
 
-mod alias;
-mod alike;
+mod chooser;
 pub mod counters;
-mod emitter;
 mod function;
 mod histogram;
-mod known;
 mod malformed;
+mod matcher;
 mod memory;
 mod message;
 pub mod pace;
@@ -42,7 +40,9 @@ pub mod profile;
 mod receiver;
 mod requester;
 mod responder;
+mod sender;
 mod template;
+mod uniform;
 mod window;
 
 pub use counters::Counters;

@@ -8,18 +8,18 @@ use rocev2::udp::Udp;
 use rocev2::{Bth, Class, Fault, Opcode, Packet, classify};
 
 /// Returns every malformed variant of a frame like `template`, with the fault that a receiver finds.
-pub(crate) fn of(template: &Template) -> Box<[(Fault, Box<[u8]>)]> {
-    let broken = Fault::ALL.into_iter().filter_map(|fault| {
+pub(crate) fn variants_of(template: &Template) -> Box<[(Fault, Box<[u8]>)]> {
+    let malformed = Fault::ALL.into_iter().filter_map(|fault| {
         let mut frame = template.bytes.to_vec();
-        spoil(&mut frame, fault);
+        break_frame(&mut frame, fault);
         // Not every frame can have every fault.
-        (found(&frame) == Some(fault)).then(|| (fault, frame.into()))
+        (fault_of(&frame) == Some(fault)).then(|| (fault, frame.into()))
     });
-    broken.collect()
+    malformed.collect()
 }
 
 /// Returns the fault that a receiver finds that verifies ICRCs.
-fn found(frame: &[u8]) -> Option<Fault> {
+fn fault_of(frame: &[u8]) -> Option<Fault> {
     match classify(frame) {
         Class::Malformed(fault) => Some(fault),
         Class::Roce(layout) => (!Packet::new(frame, layout).verify_icrc()).then_some(Fault::Icrc),
@@ -27,7 +27,7 @@ fn found(frame: &[u8]) -> Option<Fault> {
     }
 }
 
-fn spoil(frame: &mut Vec<u8>, fault: Fault) {
+fn break_frame(frame: &mut Vec<u8>, fault: Fault) {
     let at = layout(frame);
     let (l3, udp, bth, v6) = (at.l3(), at.udp(), at.bth(), at.is_ipv6());
     match fault {
@@ -95,14 +95,14 @@ mod tests {
             let host = |n: u8| Host { mac: MacAddr([2, 0, 0, 0, 0, n]), ip: ip(n) };
             let payload = if opcode == Opcode::RC_WRITE_ONLY { 64 } else { 0 };
             let template = Template::new(host(1), host(2), opcode, Extended::default(), payload, 0);
-            let all = of(&template);
+            let all = variants_of(&template);
             assert!(
                 all.len() >= least,
                 "{opcode}, IPv6 {v6}: {:?}",
                 all.iter().map(|(fault, _)| fault).collect::<Vec<_>>()
             );
             for (fault, frame) in &all {
-                assert_eq!(found(frame), Some(*fault));
+                assert_eq!(fault_of(frame), Some(*fault));
             }
         }
     }

@@ -5,7 +5,7 @@
 /// # Errors
 ///
 /// The size in MB, if it could not be allocated.
-pub(crate) fn filled<T: Clone>(len: usize, value: T) -> Result<Vec<T>, u64> {
+pub(crate) fn try_filled<T: Clone>(len: usize, value: T) -> Result<Vec<T>, u64> {
     let mut all = Vec::new();
     all.try_reserve_exact(len).map_err(|_| mb((len as u64).saturating_mul(size_of::<T>() as u64)))?;
     all.resize(len, value);
@@ -23,9 +23,9 @@ mod tests {
 
     #[test]
     fn allocations_beyond_the_address_space_fail() {
-        assert_eq!(filled(3, 7u64), Ok(vec![7; 3]));
+        assert_eq!(try_filled(3, 7u64), Ok(vec![7; 3]));
         // More bytes than an address space has, and more than `usize` counts
-        assert_eq!(filled(1 << 50, 0u64), Err(9_007_199_255));
-        assert!(filled(usize::MAX, 0u64).is_err());
+        assert_eq!(try_filled(1 << 50, 0u64), Err(9_007_199_255));
+        assert!(try_filled(usize::MAX, 0u64).is_err());
     }
 }

@@ -1,9 +1,9 @@
 //! The profile of a run: streams, each of one verb between two hosts, on its own queue pairs, at its own
 //! rate.
 
-use crate::alike::Qp;
 use crate::pace::Rate;
 use crate::requester::Requester;
+use crate::uniform::Qp;
 use crate::window::Windows;
 use core::net::IpAddr;
 use rocev2::ethernet::MacAddr;
@@ -57,11 +57,11 @@ pub const MAX_RESPONSE_PACKETS: u32 = 256;
 /// Length of the time stamp in a payload, in bytes
 pub const STAMP_LEN: usize = 8;
 /// Half of the PSN space: a packet that is further behind cannot be told from one that is ahead
-const HALF_THE_CIRCLE: u64 = 1 << 23;
+const HALF_OF_PSNS: u64 = 1 << 23;
 /// Largest burst in packets if the profile states none
-const MOST_BURST: u64 = 32;
+const MAX_BURST: u64 = 32;
 /// Bursts a second that a rate is divided into if the profile states no burst
-const BURSTS_A_SECOND: u64 = 100_000;
+const BURSTS_PER_SECOND: u64 = 100_000;
 /// Largest window, in packets
 pub const MAX_WINDOW: u32 = 1 << 16;
 
@@ -379,7 +379,7 @@ impl Stream {
 
     /// Returns the packets of a burst at a rate of `packets_per_s`.
     pub(crate) fn burst_at(&self, packets_per_s: u64) -> u64 {
-        self.burst.map_or_else(|| (packets_per_s / BURSTS_A_SECOND).clamp(1, MOST_BURST), u64::from)
+        self.burst.map_or_else(|| (packets_per_s / BURSTS_PER_SECOND).clamp(1, MAX_BURST), u64::from)
     }
 
     /// Returns the packets of a message of `size` bytes.
@@ -466,36 +466,41 @@ impl Stream {
             Verb::Write | Verb::Send => self.packets_of(self.sizes.iter().copied().max().unwrap_or(0)),
             _ => 1,
         };
-        let under_way = u32::from(self.outstanding.unwrap_or(0)).saturating_mul(longest);
-        if profile.respond && under_way > profile.window {
-            return Err(ProfileError::Window { stream, packets: under_way, window: profile.window });
+        let outstanding_packets = u32::from(self.outstanding.unwrap_or(0)).saturating_mul(longest);
+        if profile.respond && outstanding_packets > profile.window {
+            return Err(ProfileError::Window {
+                stream,
+                packets: outstanding_packets,
+                window: profile.window,
+            });
         }
-        let packets = profile.window.max(if self.outstanding.is_some() { under_way } else { profile.queued });
+        let packets =
+            profile.window.max(if self.outstanding.is_some() { outstanding_packets } else { profile.queued });
         let step = self.psn_step();
-        if u64::from(packets) * u64::from(step) >= HALF_THE_CIRCLE {
+        if u64::from(packets) * u64::from(step) >= HALF_OF_PSNS {
             return Err(ProfileError::HalfTheCircle { stream, packets, step });
         }
         self.check_rate(stream)?;
-        self.check_answers(stream)
+        self.check_outstanding(stream)
     }
 
     fn check_rate(&self, stream: usize) -> Result<(), ProfileError> {
-        let wrong = |what, value| Err(ProfileError::Value { stream: Some(stream), what, value });
-        let possible = 1..=Rate::FASTEST;
+        let invalid = |what, value| Err(ProfileError::Value { stream: Some(stream), what, value });
+        let valid = 1..=Rate::FASTEST;
         match self.rate {
-            Rate::Steady { per_second, .. } if !possible.contains(&per_second) => {
-                wrong("the rate", per_second)
+            Rate::Steady { per_second, .. } if !valid.contains(&per_second) => {
+                invalid("the rate", per_second)
             }
-            Rate::Ramp { to, .. } if !possible.contains(&to) => wrong("the rate", to),
-            Rate::Ramp { from, .. } if from > Rate::FASTEST => wrong("the rate", from),
+            Rate::Ramp { to, .. } if !valid.contains(&to) => invalid("the rate", to),
+            Rate::Ramp { from, .. } if from > Rate::FASTEST => invalid("the rate", from),
             Rate::Ramp { over, .. } if over > Rate::LONGEST_RAMP || over == Nanos::ZERO => {
-                wrong("the length of a ramp in ns", over.0)
+                invalid("the length of a ramp in ns", over.0)
             }
             _ => Ok(()),
         }
     }
 
-    fn check_answers(&self, stream: usize) -> Result<(), ProfileError> {
+    fn check_outstanding(&self, stream: usize) -> Result<(), ProfileError> {
         let Some(outstanding) = self.outstanding else { return Ok(()) };
         if !self.verb.is_request() {
             return Err(ProfileError::NotAnswered { stream, verb: self.verb.name() });
@@ -507,8 +512,8 @@ impl Stream {
                 value: outstanding.into(),
             });
         }
-        let asks = matches!(self.verb, Verb::Write | Verb::Send);
-        if asks && (self.ack_every == 0 || self.ack_every > outstanding.into()) {
+        let acknowledged = matches!(self.verb, Verb::Write | Verb::Send);
+        if acknowledged && (self.ack_every == 0 || self.ack_every > outstanding.into()) {
             return Err(ProfileError::NeverAsked { stream, ack_every: self.ack_every, outstanding });
         }
         if self.verb == Verb::CompareSwap && outstanding != 1 {
@@ -518,7 +523,7 @@ impl Stream {
     }
 
     /// Returns the lowest queue pair number that both streams use.
-    fn meets(&self, other: &Self) -> Option<Qpn> {
+    fn shared_qpn(&self, other: &Self) -> Option<Qpn> {
         let (a, b) = (self.first_qpn.get(), other.first_qpn.get());
         let first = a.max(b);
         (first < a + self.qps && first < b + other.qps).then(|| Qpn::new(first))
@@ -577,7 +582,7 @@ impl Profile {
                 let ends =
                     [(a.dst.ip, b.dst.ip), (a.src.ip, b.src.ip), (a.dst.ip, b.src.ip), (a.src.ip, b.dst.ip)];
                 let host = ends.into_iter().find(|(a, b)| a == b).map(|(host, _)| host);
-                if let (Some(host), Some(qpn)) = (host, a.meets(b)) {
+                if let (Some(host), Some(qpn)) = (host, a.shared_qpn(b)) {
                     return Err(ProfileError::PsnsCollide { first, second, qpn, host });
                 }
             }

@@ -2,7 +2,7 @@
 //! acknowledgement covers all up to its PSN, a NAK all before its PSN, and a response to a READ or an atomic
 //! only its own request.
 
-use crate::memory::filled;
+use crate::memory::try_filled;
 use rocev2::Psn;
 use switch::Nanos;
 
@@ -12,13 +12,13 @@ pub(crate) struct Request {
     /// Time at which its last packet was sent
     pub(crate) sent_at: Nanos,
     /// Run time of the worker at that time, in microseconds; it wraps
-    lived_us: u32,
+    run_time_us: u32,
     /// Position of its first packet: a PSN that does not wrap at 24 bits
     pub(crate) first: u32,
     /// PSNs that it takes, including those of its response
     pub(crate) psns: u32,
     /// Whether it requests a response; otherwise the response to the next one that does covers it
-    asks: bool,
+    requests_response: bool,
 }
 
 // There may be 256 of them for each of a million queue pairs.
@@ -26,8 +26,8 @@ const _: () = assert!(size_of::<Request>() == 24);
 
 impl Request {
     /// Creates a request that is sent now.
-    pub(crate) const fn new(sent_at: Nanos, first: u32, psns: u32, asks: bool) -> Self {
-        Self { sent_at, lived_us: 0, first, psns, asks }
+    pub(crate) const fn new(sent_at: Nanos, first: u32, psns: u32, requests_response: bool) -> Self {
+        Self { sent_at, run_time_us: 0, first, psns, requests_response }
     }
 
     /// Returns the PSN of the response that completes it.
@@ -38,7 +38,7 @@ impl Request {
 
 /// What a response completed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Ended {
+pub(crate) struct Completed {
     /// Requests that it answered
     pub(crate) answered: u32,
     /// Requests that cannot be answered any more
@@ -54,7 +54,7 @@ struct Ring {
     oldest: u16,
     len: u16,
     /// Packets of the oldest request's response received in order
-    came: u32,
+    received: u32,
 }
 
 /// Outstanding requests of a stream.
@@ -64,67 +64,68 @@ pub(crate) struct Requester {
     /// By queue pair
     rings: Box<[Ring]>,
     /// Capacity of each ring
-    most: u16,
+    capacity: u16,
     timeout_us: u32,
     /// Outstanding requests that request a response
-    asking: u32,
+    awaiting: u32,
     /// Run time of the worker, in microseconds; it wraps. It excludes absences: a worker that is kept from
     /// its CPU does not see that a response arrived
-    lived_us: u32,
+    run_time_us: u32,
 }
 
 impl Requester {
-    /// Creates empty rings of capacity `most`.
+    /// Creates empty rings of capacity `capacity`.
     ///
     /// # Errors
     ///
     /// The size in MB, if it could not be allocated.
-    pub(crate) fn new(qps: u32, most: u16, timeout: Nanos) -> Result<Self, u64> {
+    pub(crate) fn new(qps: u32, capacity: u16, timeout: Nanos) -> Result<Self, u64> {
         Ok(Self {
-            requests: filled(qps as usize * usize::from(most), Request::default())?.into(),
-            rings: filled(qps as usize, Ring::default())?.into(),
-            most,
+            requests: try_filled(qps as usize * usize::from(capacity), Request::default())?.into(),
+            rings: try_filled(qps as usize, Ring::default())?.into(),
+            capacity,
             timeout_us: u32::try_from(timeout.0.div_ceil(1_000)).unwrap_or(u32::MAX),
-            asking: 0,
-            lived_us: 0,
+            awaiting: 0,
+            run_time_us: 0,
         })
     }
 
     /// Returns the memory that the rings of `qps` queue pairs need, in bytes.
-    pub(crate) fn bytes_of(qps: u32, most: u16) -> u64 {
-        let ring = size_of::<Ring>() as u64 + u64::from(most) * size_of::<Request>() as u64;
+    pub(crate) fn bytes_of(qps: u32, capacity: u16) -> u64 {
+        let ring = size_of::<Ring>() as u64 + u64::from(capacity) * size_of::<Request>() as u64;
         u64::from(qps) * ring
     }
 
     /// Sets the worker's run time.
-    pub(crate) const fn live(&mut self, lived: Nanos) {
-        self.lived_us = (lived.0 / 1_000) as u32;
+    pub(crate) const fn set_run_time(&mut self, run_time: Nanos) {
+        self.run_time_us = (run_time.0 / 1_000) as u32;
     }
 
-    fn at(&self, qp: u32, n: u16) -> usize {
-        let place = (usize::from(self.rings[qp as usize].oldest) + usize::from(n)) % usize::from(self.most);
-        qp as usize * usize::from(self.most) + place
+    fn index(&self, qp: u32, n: u16) -> usize {
+        let offset =
+            (usize::from(self.rings[qp as usize].oldest) + usize::from(n)) % usize::from(self.capacity);
+        qp as usize * usize::from(self.capacity) + offset
     }
 
     fn oldest(&self, qp: u32) -> Option<Request> {
-        (self.rings[qp as usize].len > 0).then(|| self.requests[self.at(qp, 0)])
+        (self.rings[qp as usize].len > 0).then(|| self.requests[self.index(qp, 0)])
     }
 
     /// Returns whether a response is still to arrive. Requests after the last that requests a response await
     /// none.
-    pub(crate) const fn awaits(&self) -> bool {
-        self.asking > 0
+    pub(crate) const fn awaits_response(&self) -> bool {
+        self.awaiting > 0
     }
 
     /// Returns the number of outstanding requests of each queue pair.
-    pub(crate) fn under_way(&self) -> impl Iterator<Item = u64> {
+    pub(crate) fn outstanding(&self) -> impl Iterator<Item = u64> {
         self.rings.iter().map(|ring| ring.len.into())
     }
 
     fn pop(&mut self, qp: u32) {
-        self.asking -= u32::from(self.requests[self.at(qp, 0)].asks);
+        self.awaiting -= u32::from(self.requests[self.index(qp, 0)].requests_response);
         let ring = &mut self.rings[qp as usize];
-        *ring = Ring { oldest: (ring.oldest + 1) % self.most, len: ring.len - 1, came: 0 };
+        *ring = Ring { oldest: (ring.oldest + 1) % self.capacity, len: ring.len - 1, received: 0 };
     }
 
     /// Makes room for another request by giving up overdue ones. Returns whether there is room, and how many
@@ -132,7 +133,7 @@ impl Requester {
     #[inline]
     pub(crate) fn make_room(&mut self, qp: u32) -> (bool, u32) {
         let mut given_up = 0;
-        while self.rings[qp as usize].len == self.most {
+        while self.rings[qp as usize].len == self.capacity {
             if !self.is_overdue(qp) {
                 return (false, given_up);
             }
@@ -145,84 +146,85 @@ impl Requester {
     /// Returns whether the oldest request of a full ring is overdue: it, and the first from it on that
     /// requests a response, were sent longer ago than the timeout.
     fn is_overdue(&self, qp: u32) -> bool {
-        let mut requests = (0..self.most).map(|n| &self.requests[self.at(qp, n)]);
-        let is_old = |request: &Request| self.lived_us.wrapping_sub(request.lived_us) > self.timeout_us;
+        let mut requests = (0..self.capacity).map(|n| &self.requests[self.index(qp, n)]);
+        let is_old = |request: &Request| self.run_time_us.wrapping_sub(request.run_time_us) > self.timeout_us;
         // Requests behind the oldest are younger.
-        is_old(&self.requests[self.at(qp, 0)]) && requests.find(|request| request.asks).is_none_or(is_old)
+        is_old(&self.requests[self.index(qp, 0)])
+            && requests.find(|request| request.requests_response).is_none_or(is_old)
     }
 
     /// Adds a request that was sent. The ring has to have room.
     #[inline]
     pub(crate) fn push(&mut self, qp: u32, request: Request) {
-        let at = self.at(qp, self.rings[qp as usize].len);
-        self.requests[at] = Request { lived_us: self.lived_us, ..request };
-        self.asking += u32::from(request.asks);
+        let at = self.index(qp, self.rings[qp as usize].len);
+        self.requests[at] = Request { run_time_us: self.run_time_us, ..request };
+        self.awaiting += u32::from(request.requests_response);
         self.rings[qp as usize].len += 1;
     }
 
-    /// Handles an acknowledgement of all PSNs up to `psn`. `came` returns whether all packets of a request
+    /// Handles an acknowledgement of all PSNs up to `psn`. `arrived` returns whether all packets of a request
     /// are known to have arrived.
     #[inline]
-    pub(crate) fn acknowledge(&mut self, qp: u32, psn: Psn, came: impl Fn(&Request) -> bool) -> Ended {
-        let mut ended = Ended::default();
+    pub(crate) fn on_ack(&mut self, qp: u32, psn: Psn, arrived: impl Fn(&Request) -> bool) -> Completed {
+        let mut completed = Completed::default();
         while let Some(oldest) = self.oldest(qp)
             && psn.distance(oldest.last()) >= 0
         {
             self.pop(qp);
-            if !came(&oldest) {
-                ended.unanswered += 1;
+            if !arrived(&oldest) {
+                completed.unanswered += 1;
                 continue;
             }
-            ended.answered += 1;
+            completed.answered += 1;
             if psn == oldest.last() {
-                ended.sent_at = Some(oldest.sent_at);
+                completed.sent_at = Some(oldest.sent_at);
             }
         }
-        ended
+        completed
     }
 
     /// Handles a NAK of `psn`: the request that has this PSN was refused, and is not repeated. For those
     /// before it, `covers` returns whether they are acknowledged.
-    pub(crate) fn refuse(&mut self, qp: u32, psn: Psn, covers: impl Fn(&Request) -> bool) -> Ended {
-        let mut ended = Ended::default();
+    pub(crate) fn on_nak(&mut self, qp: u32, psn: Psn, covers: impl Fn(&Request) -> bool) -> Completed {
+        let mut completed = Completed::default();
         while let Some(oldest) = self.oldest(qp)
             && psn.distance(Psn::new(oldest.first)) >= 0
         {
             self.pop(qp);
             let before = psn.distance(oldest.last()) > 0;
             let covered = before && covers(&oldest);
-            ended.answered += u32::from(covered);
-            ended.unanswered += u32::from(!covered);
+            completed.answered += u32::from(covered);
+            completed.unanswered += u32::from(!covered);
         }
-        ended
+        completed
     }
 
     /// Handles a packet of a response. The last packet completes its request if all others arrived before it,
     /// in order. A request before it whose response is not complete will never be answered.
     #[inline]
-    pub(crate) fn respond(&mut self, qp: u32, psn: Psn) -> Ended {
-        let mut ended = Ended::default();
+    pub(crate) fn on_response(&mut self, qp: u32, psn: Psn) -> Completed {
+        let mut completed = Completed::default();
         while let Some(oldest) = self.oldest(qp) {
             let distance = psn.distance(oldest.last());
             if distance > 0 {
                 self.pop(qp);
-                ended.unanswered += 1;
+                completed.unanswered += 1;
                 continue;
             }
             let ring = &mut self.rings[qp as usize];
-            ring.came += u32::from(psn == Psn::new(oldest.first).add(ring.came));
+            ring.received += u32::from(psn == Psn::new(oldest.first).add(ring.received));
             if distance == 0 {
-                if ring.came == oldest.psns {
-                    ended.answered += 1;
-                    ended.sent_at = Some(oldest.sent_at);
+                if ring.received == oldest.psns {
+                    completed.answered += 1;
+                    completed.sent_at = Some(oldest.sent_at);
                 } else {
-                    ended.unanswered += 1;
+                    completed.unanswered += 1;
                 }
                 self.pop(qp);
             }
             break;
         }
-        ended
+        completed
     }
 }
 
@@ -234,12 +236,12 @@ mod tests {
         Request::new(Nanos(at), first, psns, true)
     }
 
-    fn ended(answered: u32, unanswered: u32, sent_at: Option<u64>) -> Ended {
-        Ended { answered, unanswered, sent_at: sent_at.map(Nanos) }
+    fn completed(answered: u32, unanswered: u32, sent_at: Option<u64>) -> Completed {
+        Completed { answered, unanswered, sent_at: sent_at.map(Nanos) }
     }
 
     /// A ring of requests of one, four and two PSNs, across the wrap of PSNs.
-    fn three() -> Requester {
+    fn ring_of_three() -> Requester {
         let mut requester = Requester::new(2, 3, Nanos::from_micros(100)).unwrap();
         for (n, (first, psns)) in [(0xff_fffe, 1), (0xff_ffff, 4), (0x100_0003, 2)].into_iter().enumerate() {
             assert_eq!(requester.make_room(1), (true, 0));
@@ -252,54 +254,60 @@ mod tests {
 
     #[test]
     fn an_acknowledgement_covers_all_requests_up_to_its_psn() {
-        let mut requester = three();
+        let mut requester = ring_of_three();
         assert_eq!(
-            requester.acknowledge(1, Psn::new(1), |_| true),
-            ended(1, 0, None),
+            requester.on_ack(1, Psn::new(1), |_| true),
+            completed(1, 0, None),
             "the second is covered only in part"
         );
-        assert_eq!(requester.acknowledge(1, Psn::new(2), |_| true), ended(1, 0, Some(1)));
+        assert_eq!(requester.on_ack(1, Psn::new(2), |_| true), completed(1, 0, Some(1)));
         assert_eq!(
-            requester.acknowledge(1, Psn::new(2), |_| true),
-            Ended::default(),
+            requester.on_ack(1, Psn::new(2), |_| true),
+            Completed::default(),
             "it covers no further request"
         );
-        assert_eq!(requester.acknowledge(1, Psn::new(9), |_| true), ended(1, 0, None));
-        let mut requester = three();
-        let came = |request: &Request| request.first != 0xff_ffff;
+        assert_eq!(requester.on_ack(1, Psn::new(9), |_| true), completed(1, 0, None));
+        let mut requester = ring_of_three();
+        let arrived = |request: &Request| request.first != 0xff_ffff;
         assert_eq!(
-            requester.acknowledge(1, Psn::new(4), came),
-            ended(2, 1, Some(2)),
+            requester.on_ack(1, Psn::new(4), arrived),
+            completed(2, 1, Some(2)),
             "all but the one that did not arrive"
         );
     }
 
     #[test]
     fn a_nak_covers_requests_before_its_psn_and_refuses_one() {
-        let mut requester = three();
-        assert_eq!(requester.refuse(1, Psn::new(1), |_| true), ended(1, 1, None));
-        assert_eq!(requester.refuse(1, Psn::new(1), |_| true), Ended::default(), "already refused");
-        assert_eq!(requester.acknowledge(1, Psn::new(4), |_| true), ended(1, 0, Some(2)));
-        let mut requester = three();
+        let mut requester = ring_of_three();
+        assert_eq!(requester.on_nak(1, Psn::new(1), |_| true), completed(1, 1, None));
+        assert_eq!(requester.on_nak(1, Psn::new(1), |_| true), Completed::default(), "already refused");
+        assert_eq!(requester.on_ack(1, Psn::new(4), |_| true), completed(1, 0, Some(2)));
+        let mut requester = ring_of_three();
         assert_eq!(
-            requester.refuse(1, Psn::new(3), |_| false),
-            ended(0, 3, None),
+            requester.on_nak(1, Psn::new(3), |_| false),
+            completed(0, 3, None),
             "responses are not covered"
         );
     }
 
     #[test]
     fn a_response_completes_its_request_when_all_packets_arrived() {
-        let mut requester = three();
-        let respond = |requester: &mut Requester, psns: &[u32]| {
-            psns.iter().map(|psn| requester.respond(1, Psn::new(*psn))).collect::<Vec<_>>()
+        let mut requester = ring_of_three();
+        let on_response = |requester: &mut Requester, psns: &[u32]| {
+            psns.iter().map(|psn| requester.on_response(1, Psn::new(*psn))).collect::<Vec<_>>()
         };
-        let nothing = Ended::default();
-        let first = respond(&mut requester, &[0xff_fffe, 0xff_fffe, 0xff_ffff, 0, 1, 2]);
-        assert_eq!(first, [ended(1, 0, Some(0)), nothing, nothing, nothing, nothing, ended(1, 0, Some(1))]);
-        let mut requester = three();
-        let hole = respond(&mut requester, &[0xff_ffff, 1, 2, 3, 4]);
-        assert_eq!(hole, [ended(0, 1, None), nothing, ended(0, 1, None), nothing, ended(1, 0, Some(2))]);
+        let nothing = Completed::default();
+        let first = on_response(&mut requester, &[0xff_fffe, 0xff_fffe, 0xff_ffff, 0, 1, 2]);
+        assert_eq!(
+            first,
+            [completed(1, 0, Some(0)), nothing, nothing, nothing, nothing, completed(1, 0, Some(1))]
+        );
+        let mut requester = ring_of_three();
+        let hole = on_response(&mut requester, &[0xff_ffff, 1, 2, 3, 4]);
+        assert_eq!(
+            hole,
+            [completed(0, 1, None), nothing, completed(0, 1, None), nothing, completed(1, 0, Some(2))]
+        );
     }
 
     #[test]
@@ -309,7 +317,7 @@ mod tests {
         // Across the wrap of the microseconds
         let end = 1_000 << 32;
         let room = |requester: &mut Requester, us: u64| {
-            requester.live(Nanos(end - 70_000 + us * 1_000));
+            requester.set_run_time(Nanos(end - 70_000 + us * 1_000));
             requester.make_room(0)
         };
         assert_eq!(room(&mut requester, 10), (true, 0));
@@ -320,17 +328,17 @@ mod tests {
         assert_eq!(room(&mut requester, 111), (true, 1));
         requester.push(0, request(111, 2, 1));
         assert_eq!(room(&mut requester, 500), (true, 1), "one at a time, as room is needed");
-        assert_eq!(requester.acknowledge(0, Psn::new(2), |_| true).answered, 1);
+        assert_eq!(requester.on_ack(0, Psn::new(2), |_| true).answered, 1);
     }
 
     #[test]
     fn a_silent_request_is_as_old_as_the_next_that_requests_a_response() {
         let mut requester = Requester::new(1, 3, Nanos::from_micros(100)).unwrap();
-        let mut send = |us: u64, first, asks| {
-            requester.live(Nanos::from_micros(us));
+        let mut send = |us: u64, first, requests_response| {
+            requester.set_run_time(Nanos::from_micros(us));
             let room = requester.make_room(0);
             if room.0 {
-                requester.push(0, Request::new(Nanos::from_micros(us), first, 1, asks));
+                requester.push(0, Request::new(Nanos::from_micros(us), first, 1, requests_response));
             }
             room
         };

@@ -2,12 +2,12 @@
 //! Packets are identified by their positions: PSNs that do not wrap at 24 bits. The receiver derives them
 //! because the sender, in the same process, counts how often PSNs have wrapped.
 
-use crate::memory::filled;
+use crate::memory::try_filled;
 use rocev2::Psn;
 
 /// Classification of a packet relative to those received before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Seen {
+pub(crate) enum Arrival {
     /// The highest so far
     New {
         /// Packets that were skipped, between this one and the highest before
@@ -46,7 +46,7 @@ impl Windows {
     pub(crate) fn new(qps: u32, reach: u32, step: u32, first: impl Fn(u32) -> u32) -> Result<Self, u64> {
         let stride = stride(reach);
         // What precedes the first position counts as received.
-        let mut words = filled(stride.saturating_mul(qps as usize), u64::MAX)?;
+        let mut words = try_filled(stride.saturating_mul(qps as usize), u64::MAX)?;
         for qp in 0..qps {
             words[stride * qp as usize] = u64::from(first(qp)) << 32;
         }
@@ -65,7 +65,7 @@ impl Windows {
 
     /// Returns the address of a queue pair's window, for prefetching.
     #[inline]
-    pub(crate) fn place(&self, qp: u32) -> *const u8 {
+    pub(crate) fn address_of(&self, qp: u32) -> *const u8 {
         self.words[self.stride * qp as usize..].as_ptr().cast()
     }
 
@@ -82,7 +82,7 @@ impl Windows {
     }
 
     /// Returns whether the packet at this position was received, as far as the window reaches.
-    pub(crate) fn came(&self, qp: u32, position: u32) -> bool {
+    pub(crate) fn has_received(&self, qp: u32, position: u32) -> bool {
         let [head, bits @ ..] = &self.words[self.stride * qp as usize..][..self.stride] else {
             unreachable!("a window has a head")
         };
@@ -100,7 +100,7 @@ impl Windows {
     /// if it is another packet.
     #[expect(clippy::inline_always, reason = "called once a packet")]
     #[inline(always)]
-    pub(crate) fn see_next(&mut self, qp: u32, psn: Psn, sent: u32) -> bool {
+    pub(crate) fn record_next(&mut self, qp: u32, psn: Psn, sent: u32) -> bool {
         let at = self.stride * qp as usize;
         let Some([head, bits @ ..]) = self.words.get_mut(at..at + self.stride) else { return false };
         let (next, count) = ((*head >> 32) as u32, *head as u32);
@@ -115,7 +115,7 @@ impl Windows {
     }
 
     /// Records the packet at this position.
-    pub(crate) fn see(&mut self, qp: u32, position: u32) -> Seen {
+    pub(crate) fn record(&mut self, qp: u32, position: u32) -> Arrival {
         let [head, bits @ ..] = &mut self.words[self.stride * qp as usize..][..self.stride] else {
             unreachable!("a window has a head")
         };
@@ -123,32 +123,32 @@ impl Windows {
         let mut distance = position.wrapping_sub(next) as i32;
         if self.step != 1 {
             if distance % self.step as i32 != 0 {
-                return Seen::Off;
+                return Arrival::Off;
             }
             distance /= self.step as i32;
         }
-        let place = |count: u32| ((count & (self.reach - 1)) as usize / 64, 1u64 << (count % 64));
+        let bit_of = |count: u32| ((count & (self.reach - 1)) as usize / 64, 1u64 << (count % 64));
         if distance < 0 {
             let back = distance.unsigned_abs();
             if back > self.reach {
-                return Seen::Stale;
+                return Arrival::Stale;
             }
-            let (word, bit) = place(count.wrapping_sub(back));
+            let (word, bit) = bit_of(count.wrapping_sub(back));
             if bits[word] & bit != 0 {
-                return Seen::Duplicate;
+                return Arrival::Duplicate;
             }
             bits[word] |= bit;
-            return Seen::Late;
+            return Arrival::Late;
         }
         let skipped = distance.unsigned_abs();
         if skipped > 0 {
             skip(bits, self.reach, count, skipped);
         }
-        let (word, bit) = place(count.wrapping_add(skipped));
+        let (word, bit) = bit_of(count.wrapping_add(skipped));
         bits[word] |= bit;
         let next = position.wrapping_add(self.step);
         *head = u64::from(next) << 32 | u64::from(count.wrapping_add(skipped + 1));
-        Seen::New { skipped }
+        Arrival::New { skipped }
     }
 }
 
@@ -176,38 +176,42 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashSet;
 
-    fn see(windows: &mut Windows, psns: &[u32]) -> Vec<Seen> {
-        psns.iter().map(|psn| windows.see(0, *psn)).collect()
+    fn record_all(windows: &mut Windows, psns: &[u32]) -> Vec<Arrival> {
+        psns.iter().map(|psn| windows.record(0, *psn)).collect()
     }
 
     #[test]
     fn classifies_new_late_duplicate_and_stale_packets() {
         let mut windows = Windows::new(2, 64, 1, |_| u32::MAX - 1).unwrap();
-        let new = |skipped| Seen::New { skipped };
+        let new = |skipped| Arrival::New { skipped };
         assert_eq!(
-            see(&mut windows, &[u32::MAX - 1, 0, u32::MAX, u32::MAX, 1, u32::MAX - 2]),
-            [new(0), new(1), Seen::Late, Seen::Duplicate, new(0), Seen::Duplicate]
+            record_all(&mut windows, &[u32::MAX - 1, 0, u32::MAX, u32::MAX, 1, u32::MAX - 2]),
+            [new(0), new(1), Arrival::Late, Arrival::Duplicate, new(0), Arrival::Duplicate]
         );
         assert_eq!(
-            see(&mut windows, &[101, 37, 38, 38, 2]),
-            [new(99), Seen::Stale, Seen::Late, Seen::Duplicate, Seen::Stale]
+            record_all(&mut windows, &[101, 37, 38, 38, 2]),
+            [new(99), Arrival::Stale, Arrival::Late, Arrival::Duplicate, Arrival::Stale]
         );
-        assert_eq!(windows.see(1, u32::MAX - 1), new(0), "queue pairs have windows of their own");
+        assert_eq!(windows.record(1, u32::MAX - 1), new(0), "queue pairs have windows of their own");
     }
 
     #[test]
     fn packets_of_several_psns_count_by_steps() {
         let mut windows = Windows::new(1, 64, 4, |_| u32::MAX - 1).unwrap();
-        let new = |skipped| Seen::New { skipped };
+        let new = |skipped| Arrival::New { skipped };
         assert_eq!(
-            see(&mut windows, &[u32::MAX - 1, 2, 3, 10, 6, 6]),
-            [new(0), new(0), Seen::Off, new(1), Seen::Late, Seen::Duplicate]
+            record_all(&mut windows, &[u32::MAX - 1, 2, 3, 10, 6, 6]),
+            [new(0), new(0), Arrival::Off, new(1), Arrival::Late, Arrival::Duplicate]
         );
-        assert!(windows.came(0, u32::MAX - 1) && windows.came(0, 6) && !windows.came(0, 14));
+        assert!(
+            windows.has_received(0, u32::MAX - 1)
+                && windows.has_received(0, 6)
+                && !windows.has_received(0, 14)
+        );
         assert_eq!((windows.behind(0, 14), windows.behind(0, 26)), (0, 3));
         // More of them in a row than half of the PSNs of 24 bits
-        assert_eq!(see(&mut windows, &[14 + 4 * 3_000_000, 14]), [new(3_000_000), Seen::Stale]);
-        assert!(!windows.came(0, 14) && windows.came(0, 14 + 4 * 3_000_000));
+        assert_eq!(record_all(&mut windows, &[14 + 4 * 3_000_000, 14]), [new(3_000_000), Arrival::Stale]);
+        assert!(!windows.has_received(0, 14) && windows.has_received(0, 14 + 4 * 3_000_000));
     }
 
     #[test]
@@ -229,32 +233,32 @@ mod tests {
             jumps in proptest::collection::vec(-300i64..300, 1..400),
         ) {
             let mut windows = Windows::new(1, reach, step, |_| first).unwrap();
-            let (mut came, mut next, mut at) = (HashSet::new(), 0i64, 0i64);
+            let (mut received, mut next, mut at) = (HashSet::new(), 0i64, 0i64);
             for jump in jumps {
                 at = (at + jump / 4).max(0);
                 let position = first.wrapping_add((at as u32).wrapping_mul(step));
                 let expected = if at >= next {
                     let skipped = (at - next) as u32;
                     next = at + 1;
-                    came.insert(at);
-                    Seen::New { skipped }
+                    received.insert(at);
+                    Arrival::New { skipped }
                 } else if next - at > i64::from(reach) {
-                    Seen::Stale
-                } else if came.insert(at) {
-                    Seen::Late
+                    Arrival::Stale
+                } else if received.insert(at) {
+                    Arrival::Late
                 } else {
-                    Seen::Duplicate
+                    Arrival::Duplicate
                 };
                 // As in the receiver, the fast path is tried first.
                 let sent = position.wrapping_add(step * (1 + at as u32 % 3));
-                if at % 2 == 0 && windows.see_next(0, Psn::new(position), sent) {
-                    prop_assert_eq!(expected, Seen::New { skipped: 0 });
+                if at % 2 == 0 && windows.record_next(0, Psn::new(position), sent) {
+                    prop_assert_eq!(expected, Arrival::New { skipped: 0 });
                 } else {
-                    let in_order = expected == Seen::New { skipped: 0 };
+                    let in_order = expected == Arrival::New { skipped: 0 };
                     prop_assert!(at % 2 != 0 || !in_order, "the next packet has to take the fast path");
-                    prop_assert_eq!(windows.see(0, position), expected);
+                    prop_assert_eq!(windows.record(0, position), expected);
                 }
-                prop_assert!(!windows.see_next(0, Psn::new(windows.next(0)), windows.next(0)), "not sent yet");
+                prop_assert!(!windows.record_next(0, Psn::new(windows.next(0)), windows.next(0)), "not sent yet");
                 at += 1;
             }
         }

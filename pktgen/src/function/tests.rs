@@ -14,8 +14,8 @@ use switch::impair::{Action, Config, Field, Impair, Match, Rule};
 use switch::memory::{MemoryFrame, Sent};
 
 mod absence;
-mod answers;
-mod review;
+mod regressions;
+mod responses;
 
 const A: PortId = PortId(0);
 const B: PortId = PortId(1);
@@ -95,7 +95,7 @@ fn mix() -> Vec<Stream> {
 }
 
 /// Returns a generator that has begun to send.
-fn begun(profile: &Profile, now: Nanos) -> Pktgen {
+fn begin(profile: &Profile, now: Nanos) -> Pktgen {
     let mut pktgen = Pktgen::new(profile).unwrap();
     assert_eq!(pktgen.next_timer(), None);
     pktgen.on_command(Command::Begin, now);
@@ -105,15 +105,15 @@ fn begun(profile: &Profile, now: Nanos) -> Pktgen {
 /// A link of one microsecond between the two ports, with rules that impair it.
 struct World {
     pktgen: Pktgen,
-    wire: Impair,
+    link: Impair,
     /// Frames in flight, by time and order of arrival, with the port where they arrive
     arrivals: BTreeMap<(Nanos, u64), (PortId, Vec<u8>)>,
     order: u64,
     now: Nanos,
     /// All frames that arrived at B
-    came: Vec<Vec<u8>>,
+    arrived_at_b: Vec<Vec<u8>>,
     /// All frames that left A
-    left: Vec<Vec<u8>>,
+    left_a: Vec<Vec<u8>>,
     done: bool,
 }
 
@@ -132,13 +132,13 @@ impl World {
             rules,
         };
         Self {
-            pktgen: begun(profile, Nanos(777)),
-            wire: Impair::new(&config, 0),
+            pktgen: begin(profile, Nanos(777)),
+            link: Impair::new(&config, 0),
             arrivals: BTreeMap::new(),
             order: 0,
             now: Nanos(777),
-            came: Vec::new(),
-            left: Vec::new(),
+            arrived_at_b: Vec::new(),
+            left_a: Vec::new(),
             done: false,
         }
     }
@@ -154,10 +154,10 @@ impl World {
     fn pass(&mut self, sent: Sent) {
         for (mut frame, port) in sent.frames {
             if port == A {
-                self.left.push(frame.clone().into_bytes());
+                self.left_a.push(frame.clone().into_bytes());
             }
             let mut out = Sent::with_room(usize::MAX);
-            let verdict = self.wire.on_frame(&mut frame, port, self.now, &mut out);
+            let verdict = self.link.on_frame(&mut frame, port, self.now, &mut out);
             if let Verdict::Forward(port) = verdict {
                 out.frames.push((frame, port));
             }
@@ -173,13 +173,13 @@ impl World {
                 assert!(*at <= self.now);
                 let (_, (port, bytes)) = self.arrivals.pop_first().unwrap();
                 if port == B {
-                    self.came.push(bytes.clone());
+                    self.arrived_at_b.push(bytes.clone());
                 }
                 let mut frame = MemoryFrame::new(bytes);
                 assert_eq!(self.pktgen.on_frame(&mut frame, port, self.now, &mut out), Verdict::Consume);
-            } else if self.wire.next_timer().is_some_and(|at| at <= self.now) {
+            } else if self.link.next_timer().is_some_and(|at| at <= self.now) {
                 let mut out = Sent::with_room(usize::MAX);
-                self.wire.on_timer(self.now, &mut out);
+                self.link.on_timer(self.now, &mut out);
                 self.arrive(out.frames);
             } else if self.pktgen.next_timer().is_some_and(|at| at <= self.now) {
                 let before = self.now;
@@ -188,7 +188,7 @@ impl World {
                 self.now = before + Nanos(50);
             } else {
                 let arrival = self.arrivals.first_key_value().map(|((at, _), _)| *at);
-                let times = [arrival, self.wire.next_timer(), self.pktgen.next_timer()];
+                let times = [arrival, self.link.next_timer(), self.pktgen.next_timer()];
                 let Some(next) = times.into_iter().flatten().min() else { break };
                 assert!(next > self.now);
                 self.now = next;
@@ -215,17 +215,17 @@ fn rule(name: &str, share: f64, action: Action) -> Rule {
 
 /// What arrived at one stream, computed from all received packets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Truth {
+struct StreamTruth {
     received: u64,
     duplicates: u64,
     late: u64,
 }
 
 /// Returns what arrived at each stream, and how many packets were damaged.
-fn truth(profile: &Profile, came: &[Vec<u8>]) -> (Vec<Truth>, u64) {
-    let mut truths = vec![Truth::default(); profile.streams.len()];
+fn truth(profile: &Profile, arrived: &[Vec<u8>]) -> (Vec<StreamTruth>, u64) {
+    let mut truths = vec![StreamTruth::default(); profile.streams.len()];
     let (mut highest, mut seen, mut damaged) = (HashMap::new(), HashSet::new(), 0);
-    for frame in came {
+    for frame in arrived {
         let Some(packet) = Packet::parse(frame).filter(Packet::verify_icrc) else {
             damaged += 1;
             continue;
@@ -236,26 +236,26 @@ fn truth(profile: &Profile, came: &[Vec<u8>]) -> (Vec<Truth>, u64) {
             .iter()
             .position(|s| (s.first_qpn.get()..s.first_qpn.get() + s.qps).contains(&qpn.get()));
         let (n, psn) = (n.unwrap(), packet.bth().psn());
-        let first = crate::emitter::first_psn(
+        let first = crate::sender::first_psn(
             profile.seed,
             n as u64,
             qpn.get() - profile.streams[n].first_qpn.get(),
             profile.streams[n].first_psn,
         );
-        let place = psn.sub(first.get()).get();
-        if !seen.insert((qpn, place)) {
+        let offset = psn.sub(first.get()).get();
+        if !seen.insert((qpn, offset)) {
             truths[n].duplicates += 1;
             continue;
         }
         truths[n].received += 1;
-        let highest = highest.entry(qpn).or_insert(place);
-        truths[n].late += u64::from(place < *highest);
-        *highest = place.max(*highest);
+        let highest = highest.entry(qpn).or_insert(offset);
+        truths[n].late += u64::from(offset < *highest);
+        *highest = offset.max(*highest);
     }
     (truths, damaged)
 }
 
-fn adds_up(world: &World, profile: &Profile) {
+fn assert_adds_up(world: &World, profile: &Profile) {
     let counters = &world.pktgen.counters;
     for (stream, c) in profile.streams.iter().zip(&counters.streams) {
         let sent = c.sent.frames.get();
@@ -275,7 +275,7 @@ fn adds_up(world: &World, profile: &Profile) {
     let faults: u64 = counters.faults.iter().map(switch::counters::Counter::get).sum();
     let at_b = sum(|c| c.received.frames.get() + c.duplicates.get() + c.stale.get() + c.unexpected.get());
     let all = at_b + faults + counters.foreign.get() + counters.other.get();
-    assert_eq!(all, world.came.len() as u64, "each received frame is counted once");
+    assert_eq!(all, world.arrived_at_b.len() as u64, "each received frame is counted once");
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn a_lossless_link_delivers_all_packets_in_order() {
     let profile = profile(1, mix());
     let mut world = World::new(&profile, Vec::new());
     world.run();
-    adds_up(&world, &profile);
+    assert_adds_up(&world, &profile);
     for (stream, c) in profile.streams.iter().zip(&world.pktgen.counters.streams) {
         assert_eq!((c.sent.frames.get(), c.received.frames.get()), (2_000, 2_000), "{}", stream.name);
         assert_eq!(c.sent.bytes.get(), c.received.bytes.get());
@@ -297,9 +297,9 @@ fn a_lossless_link_delivers_all_packets_in_order() {
         // The last packet of some messages is too short for a time stamp.
         assert!(c.latency.count() <= stamped && c.latency.count() * 2 >= stamped, "{}", stream.name);
     }
-    assert!(world.came.iter().all(|frame| Packet::parse(frame).unwrap().verify_icrc()));
+    assert!(world.arrived_at_b.iter().all(|frame| Packet::parse(frame).unwrap().verify_icrc()));
     let opcodes: HashSet<_> =
-        world.came.iter().map(|frame| Packet::parse(frame).unwrap().layout().opcode()).collect();
+        world.arrived_at_b.iter().map(|frame| Packet::parse(frame).unwrap().layout().opcode()).collect();
     assert_eq!(opcodes.len(), 12, "{opcodes:?}");
 }
 
@@ -325,16 +325,16 @@ fn the_receiver_counts_what_was_done_to_its_packets() {
         ];
         let mut world = World::new(&profile, rules);
         world.run();
-        adds_up(&world, &profile);
-        let (truths, damaged) = truth(&profile, &world.came);
+        assert_adds_up(&world, &profile);
+        let (truths, damaged) = truth(&profile, &world.arrived_at_b);
         let counters = &world.pktgen.counters;
         for ((stream, truth), c) in profile.streams.iter().zip(truths).zip(&counters.streams) {
-            let said = Truth {
+            let counted = StreamTruth {
                 received: c.received.frames.get(),
                 duplicates: c.duplicates.get(),
                 late: c.late.get(),
             };
-            assert_eq!(said, truth, "{}, seed {seed}", stream.name);
+            assert_eq!(counted, truth, "{}, seed {seed}", stream.name);
             assert_eq!(c.lost() + c.unseen(), 300 - truth.received, "{}, seed {seed}", stream.name);
             assert_eq!((c.stale.get(), c.unexpected.get()), (0, 0), "{}, seed {seed}", stream.name);
             (lost, late, twice) = (lost + c.lost(), late + truth.late, twice + truth.duplicates);
@@ -362,7 +362,7 @@ fn a_packet_behind_the_window_is_stale() {
     };
     let mut world = World::new(&profile, vec![late]);
     world.run();
-    adds_up(&world, &profile);
+    assert_adds_up(&world, &profile);
     let c = &world.pktgen.counters.streams[0];
     assert_eq!((c.received.frames.get(), c.stale.get(), c.lost(), c.late.get()), (497, 3, 3, 0));
 }
@@ -374,7 +374,7 @@ fn packets_of_no_stream_and_unsent_packets_are_counted_apart() {
     world.run();
     // As if it still waited for packets
     world.pktgen.state = State::Draining(NEVER);
-    let frame = world.came.last().unwrap().clone();
+    let frame = world.arrived_at_b.last().unwrap().clone();
     let mut see = |change: &dyn Fn(&mut rocev2::repr::Repr<'_>)| {
         let mut repr = rocev2::repr::Repr::parse(&frame).unwrap();
         change(&mut repr);
@@ -437,7 +437,7 @@ fn steady_rates_are_met() {
         profile.receive = None;
         profile.duration = Some(Nanos::from_millis(ms));
         let (mut now, mut turn) = (Nanos(99), 0);
-        let mut pktgen = begun(&profile, now);
+        let mut pktgen = begin(&profile, now);
         while let Some(next) = pktgen.next_timer() {
             turn += 1;
             now = now.max(next) + Nanos(turn * 7919 % 300);
@@ -464,7 +464,7 @@ fn a_port_that_takes_too_little_forfeits_packets() {
     stream.packets = None;
     let mut profile = profile(1, vec![stream]);
     profile.duration = Some(Nanos::from_millis(50));
-    let mut pktgen = begun(&profile, Nanos::ZERO);
+    let mut pktgen = begin(&profile, Nanos::ZERO);
     let mut now = Nanos::ZERO;
     while pktgen.next_timer().is_some() && now < Nanos::from_millis(60) {
         // 10 packets every 10 us: a million a second instead of five
@@ -490,7 +490,7 @@ fn equal_seeds_give_equal_runs() {
         let profile = Profile { respond: true, ..profile(seed, mix()) };
         let mut world = World::new(&profile, vec![rule("lose", 0.05, Action::Drop)]);
         world.run();
-        (world.left, world.came)
+        (world.left_a, world.arrived_at_b)
     };
     assert!(run(1) == run(1));
     assert!(run(1).0 != run(2).0);
@@ -501,7 +501,7 @@ fn the_end_command_stops_sending_and_drains() {
     let mut endless = stream(Verb::Write, 0x10, 1);
     endless.packets = None;
     let profile = profile(1, vec![endless]);
-    let mut pktgen = begun(&profile, Nanos::ZERO);
+    let mut pktgen = begin(&profile, Nanos::ZERO);
     let mut sent = Sent::with_room(512);
     for now in [0, 10_000, 20_000] {
         pktgen.on_timer(Nanos(now), &mut sent);
@@ -524,11 +524,11 @@ fn the_end_command_stops_sending_and_drains() {
 
 #[test]
 fn state_bytes_counts_windows_requests_and_words() {
-    let mut asks = stream(Verb::FetchAdd, 0x100, 1_000);
-    (asks.outstanding, asks.memory.slots) = (Some(16), 500);
-    let mut profile = profile(1, vec![asks]);
+    let mut adds = stream(Verb::FetchAdd, 0x100, 1_000);
+    (adds.outstanding, adds.memory.slots) = (Some(16), 500);
+    let mut profile = profile(1, vec![adds]);
     (profile.respond, profile.window) = (true, 65_536);
-    let qp = size_of::<crate::alike::Qp>() as u64;
+    let qp = size_of::<crate::uniform::Qp>() as u64;
     assert_eq!(profile.state_bytes(), 1_000 * (qp + 8 + 65_536 / 8 + 8 + 16 * 24) + 500 * 8);
     (profile.respond, profile.receive) = (false, None);
     assert_eq!(

@@ -1,6 +1,6 @@
 //! Fast path for a stream whose packets differ only in queue pair, PSN, slot and time.
 
-use crate::message::{Part, Va};
+use crate::message::{PacketTemplate, Va};
 use crate::template::{Address, Template};
 use rocev2::Psn;
 use rocev2::icrc::{Changes, Weight};
@@ -28,39 +28,39 @@ impl Qp {
 }
 
 /// Parameters of the packets of a burst. Everything that is the same in all of them is read once a burst.
-pub(crate) struct Alike<'a> {
+pub(crate) struct UniformBurst<'a> {
     pub(crate) template: &'a Template,
     pub(crate) queue_pairs: &'a mut [Qp],
     /// Messages since the last AckReq, by queue pair; empty if all messages request acknowledgements, or none
     /// does
-    pub(crate) unasked: &'a mut [u32],
+    pub(crate) since_ack_req: &'a mut [u32],
     pub(crate) ack_every: u32,
     pub(crate) step: u32,
-    pub(crate) place: Place,
+    pub(crate) address_field: AddressField,
 }
 
 /// How the lower half of the virtual address differs. It is the second word behind the BTH. In a packet
 /// without an address, or always with the same one, the template's word is kept.
 #[derive(Clone, Copy)]
-pub(crate) struct Place {
+pub(crate) struct AddressField {
     /// Lower half of the first slot's address
     first: u32,
     /// Bytes from one slot to the next
-    len: u32,
+    slot_len: u32,
     weight: Weight,
 }
 
-impl Place {
+impl AddressField {
     /// Returns `None` if more than four bytes differ, or the packet has no such word.
-    pub(crate) fn of(part: &Part, va: u64, slot_len: u64) -> Option<Self> {
-        let at = part.template.extended() + 4;
-        match part.va {
+    pub(crate) fn of(packet_template: &PacketTemplate, va: u64, slot_len: u64) -> Option<Self> {
+        let at = packet_template.template.extended() + 4;
+        match packet_template.va {
             // The word has to be in front of the ICRC.
-            Va::Fixed if at + 8 <= part.template.bytes.len() => {
-                Some(Self { first: 0, len: 0, weight: Weight::NONE })
+            Va::Fixed if at + 8 <= packet_template.template.bytes.len() => {
+                Some(Self { first: 0, slot_len: 0, weight: Weight::NONE })
             }
-            Va::Low(place, weight) if place == at => {
-                Some(Self { first: va as u32, len: slot_len as u32, weight })
+            Va::Low(offset, weight) if offset == at => {
+                Some(Self { first: va as u32, slot_len: slot_len as u32, weight })
             }
             _ => None,
         }
@@ -68,36 +68,37 @@ impl Place {
 
     /// Returns whether addresses differ.
     pub(crate) const fn differs(self) -> bool {
-        self.len != 0
+        self.slot_len != 0
     }
 }
 
-impl Alike<'_> {
-    /// Sends `most` packets, or fewer if buffers run out. Returns the packets sent. `choose` returns the next
+impl UniformBurst<'_> {
+    /// Sends `count` packets, or fewer if buffers run out. Returns the packets sent. `choose` returns the next
     /// queue pair and slot. The UDP header begins at `UDP`, and the virtual address ends at `HEAD`.
     #[inline]
     pub(crate) fn send<const UDP: usize, const HEAD: usize, O: Output>(
         &mut self,
-        most: u64,
+        count: u64,
         port: PortId,
         out: &mut O,
         mut choose: impl FnMut() -> (u32, u32),
     ) -> u64 {
-        let Place { first, len, weight } = self.place;
+        let AddressField { first, slot_len, weight } = self.address_field;
         let (bytes, icrc, psn_weight) =
             (&*self.template.bytes, self.template.icrc(), self.template.psn_weight());
-        let as_it_is = bytes[..HEAD].last_chunk().expect("HEAD is at least 4");
-        let first = if len == 0 { u32::from_be_bytes(*as_it_is) } else { first };
-        let always = if self.ack_every > 0 { ACK_REQ } else { 0 };
+        let in_template = bytes[..HEAD].last_chunk().expect("HEAD is at least 4");
+        let first = if slot_len == 0 { u32::from_be_bytes(*in_template) } else { first };
+        let ack_bit = if self.ack_every > 0 { ACK_REQ } else { 0 };
         let step = self.step;
-        let (queue_pairs, unasked, ack_every) = (&mut *self.queue_pairs, &mut *self.unasked, self.ack_every);
-        let all_alike = unasked.is_empty();
-        out.send_copies(bytes, most as usize, port, |copy| {
+        let (queue_pairs, since_ack_req, ack_every) =
+            (&mut *self.queue_pairs, &mut *self.since_ack_req, self.ack_every);
+        let all_or_none = since_ack_req.is_empty();
+        out.send_copies(bytes, count as usize, port, |copy| {
             let (n, slot) = choose();
             let qp = &mut queue_pairs[n as usize];
-            let ack_req = if all_alike || asks(unasked, n, ack_every) { always } else { 0 };
+            let ack_req = if all_or_none || requests_ack(since_ack_req, n, ack_every) { ack_bit } else { 0 };
             let psn = qp.psn().get() | ack_req;
-            let va = first.wrapping_add(slot.wrapping_mul(len));
+            let va = first.wrapping_add(slot.wrapping_mul(slot_len));
             qp.position = qp.position.wrapping_add(step);
             let mut changes = Changes::new();
             changes.weighted(psn.swap_bytes(), psn_weight);
@@ -117,12 +118,12 @@ impl Alike<'_> {
 
 /// Returns whether this message of a queue pair requests an acknowledgement, and counts it.
 #[inline]
-pub(crate) fn asks(unasked: &mut [u32], qp: u32, every: u32) -> bool {
-    let Some(unasked) = unasked.get_mut(qp as usize) else { return true };
-    *unasked += 1;
-    if *unasked < every {
+pub(crate) fn requests_ack(since_ack_req: &mut [u32], qp: u32, every: u32) -> bool {
+    let Some(since_ack_req) = since_ack_req.get_mut(qp as usize) else { return true };
+    *since_ack_req += 1;
+    if *since_ack_req < every {
         return false;
     }
-    *unasked = 0;
+    *since_ack_req = 0;
     true
 }

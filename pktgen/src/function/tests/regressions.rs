@@ -9,7 +9,7 @@ use rocev2::{Bth, Msn};
 use zerocopy::IntoBytes as _;
 
 /// Runs turns of a generator on a port that has `room` frames of room in each.
-fn turns(pktgen: &mut Pktgen, turns: u64, room: impl Fn(u64) -> usize) {
+fn run_turns(pktgen: &mut Pktgen, turns: u64, room: impl Fn(u64) -> usize) {
     for turn in 0..turns {
         pktgen.on_timer(Nanos(turn * 10_000), &mut Sent::with_room(room(turn)));
     }
@@ -24,8 +24,8 @@ fn streams_share_a_full_port() {
     let rooms: [fn(u64) -> usize; 4] = [|_| 32, |_| 1, |_| 3, |turn| if turn % 2 == 0 { 7 } else { 0 }];
     for (n, room) in rooms.into_iter().enumerate() {
         let profile = profile(1, vec![fast(0x10), fast(0x20), fast(0x40), slow.clone()]);
-        let mut pktgen = begun(&profile, Nanos::ZERO);
-        turns(&mut pktgen, 6_000, room);
+        let mut pktgen = begin(&profile, Nanos::ZERO);
+        run_turns(&mut pktgen, 6_000, room);
         let sent: Vec<_> = pktgen.counters.streams.iter().map(|c| c.sent.frames.get()).collect();
         let (least, most) = (sent[..3].iter().min().unwrap(), sent[..3].iter().max().unwrap());
         assert!(most - least <= most / 50, "streams with equal demand send equally, room {n}: {sent:?}");
@@ -47,7 +47,7 @@ fn a_run_that_would_never_end_is_refused() {
 }
 
 /// Returns a packet to a requester: an acknowledgement with this syndrome, or one of another opcode.
-fn answer(opcode: Opcode, syndrome: Syndrome, qpn: u32, psn: Psn) -> MemoryFrame {
+fn response(opcode: Opcode, syndrome: Syndrome, qpn: u32, psn: Psn) -> MemoryFrame {
     let mut extended = Extended::default();
     extended.aeth.copy_from_slice(Aeth::new(syndrome, Msn::ZERO).as_bytes());
     let template = Template::new(host(2, false), host(1, false), opcode, extended, 0, 0);
@@ -64,36 +64,36 @@ fn a_nak_refuses_a_request_and_a_cnp_answers_none() {
     (writes.outstanding, writes.packets, writes.sizes) = (Some(8), Some(14), vec![3000]);
     writes.first_psn = Some(Psn::new(0xff_fffc));
     let profile = profile(1, vec![writes]);
-    let mut pktgen = begun(&profile, Nanos::ZERO);
+    let mut pktgen = begin(&profile, Nanos::ZERO);
     let mut out = Sent::with_room(512);
     pktgen.on_timer(Nanos(10_000), &mut out);
     assert_eq!(out.frames.len(), 14, "four messages of three packets, and two of the fifth");
     let first = Psn::new(0xff_fffc);
     let counters = pktgen.counters();
     let c = &counters.streams[0];
-    let mut see = |opcode, syndrome, psn| {
-        let mut frame = answer(opcode, syndrome, 0x10, psn);
+    let mut receive = |opcode, syndrome, psn| {
+        let mut frame = response(opcode, syndrome, 0x10, psn);
         pktgen.on_frame(&mut frame, A, Nanos(20_000), &mut Sent::with_room(9));
         (c.answered.get(), c.unanswered.get(), c.stale_responses.get())
     };
     let ack = Syndrome::Ack(rocev2::aeth::Credit::UNLIMITED);
     let sequence = Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR);
-    assert_eq!(see(Opcode::CNP, ack, first.add(8)), (0, 0, 0), "a CNP is no response");
+    assert_eq!(receive(Opcode::CNP, ack, first.add(8)), (0, 0, 0), "a CNP is no response");
     assert_eq!(
-        see(Opcode::RC_ACKNOWLEDGE, sequence, first.add(4)),
+        receive(Opcode::RC_ACKNOWLEDGE, sequence, first.add(4)),
         (1, 1, 0),
         "covers the one before, refuses that one"
     );
-    assert_eq!(see(Opcode::RC_ACKNOWLEDGE, sequence, first.add(4)), (1, 1, 1), "refused only once");
-    assert_eq!(see(Opcode::RC_ACKNOWLEDGE, Syndrome::RnrNak(RnrTimer(1)), first.add(6)), (1, 2, 1));
+    assert_eq!(receive(Opcode::RC_ACKNOWLEDGE, sequence, first.add(4)), (1, 1, 1), "refused only once");
+    assert_eq!(receive(Opcode::RC_ACKNOWLEDGE, Syndrome::RnrNak(RnrTimer(1)), first.add(6)), (1, 2, 1));
     assert_eq!(
-        see(Opcode::RC_READ_RESPONSE_ONLY, ack, first.add(11)),
+        receive(Opcode::RC_READ_RESPONSE_ONLY, ack, first.add(11)),
         (1, 2, 2),
         "a response of another opcode"
     );
-    assert_eq!(see(Opcode::RC_ACKNOWLEDGE, ack, first.add(11)), (2, 2, 2));
+    assert_eq!(receive(Opcode::RC_ACKNOWLEDGE, ack, first.add(11)), (2, 2, 2));
     assert_eq!(
-        see(Opcode::RC_ACKNOWLEDGE, ack, first.add(13)),
+        receive(Opcode::RC_ACKNOWLEDGE, ack, first.add(13)),
         (2, 2, 3),
         "of a message that is not sent in full"
     );
@@ -103,16 +103,16 @@ fn a_nak_refuses_a_request_and_a_cnp_answers_none() {
 /// Returns for each stream the number of messages of which all packets arrived.
 fn whole(world: &World, profile: &Profile) -> Vec<u64> {
     let mut came = HashSet::new();
-    for frame in &world.came {
+    for frame in &world.arrived_at_b {
         let packet = Packet::parse(frame).unwrap();
         came.insert((packet.bth().dest_qp(), packet.bth().psn()));
     }
     let mut whole = vec![0; profile.streams.len()];
-    let mut so_far = HashMap::new();
-    for frame in &world.left {
+    let mut all_arrived = HashMap::new();
+    for frame in &world.left_a {
         let packet = Packet::parse(frame).unwrap();
         let (qpn, psn) = (packet.bth().dest_qp(), packet.bth().psn());
-        let good = so_far.entry(qpn).or_insert(true);
+        let good = all_arrived.entry(qpn).or_insert(true);
         *good &= came.contains(&(qpn, psn));
         let opcode = packet.layout().opcode();
         if !matches!(opcode, Opcode::RC_WRITE_FIRST | Opcode::RC_WRITE_MIDDLE) {
@@ -126,7 +126,7 @@ fn whole(world: &World, profile: &Profile) -> Vec<u64> {
 
 #[test]
 fn a_lost_message_is_not_counted_as_answered() {
-    let mut told = 0;
+    let mut answered_total = 0;
     for seed in 0..12 {
         let mut streams =
             vec![stream(Verb::Write, 0x10, 2), stream(Verb::Write, 0x20, 2), stream(Verb::Write, 0x30, 2)];
@@ -141,13 +141,13 @@ fn a_lost_message_is_not_counted_as_answered() {
         world.run();
         let whole = whole(&world, &profile);
         for ((stream, c), whole) in profile.streams.iter().zip(&world.pktgen.counters.streams).zip(whole) {
-            let said = c.answered.get();
-            assert!(said <= whole, "{}, seed {seed}: {said} answered, {whole} arrived", stream.name);
+            let counted = c.answered.get();
+            assert!(counted <= whole, "{}, seed {seed}: {counted} answered, {whole} arrived", stream.name);
             assert_eq!(c.waiting.get(), c.under_way(), "{}: requests in rings", stream.name);
-            told += said;
+            answered_total += counted;
         }
     }
-    assert!(told > 6_000, "{told}");
+    assert!(answered_total > 6_000, "{answered_total}");
 }
 
 #[test]
@@ -156,15 +156,15 @@ fn a_read_whose_response_has_a_gap_is_not_answered() {
     (reads.outstanding, reads.packets, reads.sizes) = (Some(4), Some(3), vec![2500]);
     let mut profile = profile(1, vec![reads]);
     profile.respond = true;
-    let mut pktgen = begun(&profile, Nanos::ZERO);
+    let mut pktgen = begin(&profile, Nanos::ZERO);
     let mut out = Sent::with_room(512);
     pktgen.on_timer(Nanos(10_000), &mut out);
-    let mut answers = Sent::with_room(512);
+    let mut responses = Sent::with_room(512);
     for (mut request, _) in out.frames {
-        pktgen.on_frame(&mut request, B, Nanos(20_000), &mut answers);
+        pktgen.on_frame(&mut request, B, Nanos(20_000), &mut responses);
     }
-    assert_eq!(answers.frames.len(), 9);
-    for (n, (mut packet, _)) in answers.frames.into_iter().enumerate() {
+    assert_eq!(responses.frames.len(), 9);
+    for (n, (mut packet, _)) in responses.frames.into_iter().enumerate() {
         // A middle packet of the first response, and the last of the second
         if n != 1 && n != 5 {
             pktgen.on_frame(&mut packet, A, Nanos(30_000), &mut Sent::with_room(9));
@@ -184,7 +184,7 @@ fn long_steps_do_not_reach_the_other_half_of_the_psn_space() {
     let lose = Rule { skip: 100, times: 1_100, ..rule("lose", 1.0, Action::Drop) };
     let mut world = World::new(&profile, vec![lose]);
     world.run();
-    adds_up(&world, &profile);
+    assert_adds_up(&world, &profile);
     let c = &world.pktgen.counters.streams[0];
     assert_eq!((c.received.frames.get(), c.lost(), c.unseen(), c.stale.get()), (900, 1_100, 0, 0));
 
@@ -203,7 +203,7 @@ fn each_datagram_carries_its_source_queue_pair() {
         let mut world = World::new(&profile, Vec::new());
         world.run();
         let mut named = HashSet::new();
-        for frame in &world.came {
+        for frame in &world.arrived_at_b {
             let packet = Packet::parse(frame).unwrap();
             assert!(packet.verify_icrc());
             assert_eq!(packet.deth().unwrap().src_qp(), packet.bth().dest_qp(), "{}", verb.name());
@@ -215,16 +215,16 @@ fn each_datagram_carries_its_source_queue_pair() {
 
 /// Runs a generator whose worker calls the timer every `every` at most. Returns the generator, and when
 /// packets left.
-fn paced(profile: &Profile, every: Nanos, room: usize) -> (Pktgen, Vec<Nanos>) {
-    let mut pktgen = begun(profile, Nanos::ZERO);
-    let (mut now, mut left) = (Nanos::ZERO, Vec::new());
+fn run_paced(profile: &Profile, every: Nanos, room: usize) -> (Pktgen, Vec<Nanos>) {
+    let mut pktgen = begin(profile, Nanos::ZERO);
+    let (mut now, mut departures) = (Nanos::ZERO, Vec::new());
     while let Some(next) = pktgen.next_timer() {
         now = next.max(now + every);
         let mut out = Sent::with_room(room);
         pktgen.on_timer(now, &mut out);
-        left.extend(out.frames.iter().map(|_| now));
+        departures.extend(out.frames.iter().map(|_| now));
     }
-    (pktgen, left)
+    (pktgen, departures)
 }
 
 #[test]
@@ -239,9 +239,9 @@ fn slow_rates_are_exact_and_even() {
         let mut profile = profile(1, vec![slow]);
         (profile.duration, profile.receive, profile.drain) =
             (Some(Nanos::from_millis(2_050)), None, Nanos::ZERO);
-        let (pktgen, left) = paced(&profile, Nanos(300), 512);
-        assert_eq!(left.len(), packets, "{per_second} a second");
-        let longest = left.windows(2).map(|two| two[1].since(two[0]).0).max().unwrap();
+        let (pktgen, departures) = run_paced(&profile, Nanos(300), 512);
+        assert_eq!(departures.len(), packets, "{per_second} a second");
+        let longest = departures.windows(2).map(|two| two[1].since(two[0]).0).max().unwrap();
         assert!(longest <= gap_ns, "{per_second} a second: gap of {longest} ns");
         assert_eq!(pktgen.counters.streams[0].part_of_rate(&profile.streams[0]), Some(1.0));
     }
@@ -255,7 +255,7 @@ fn slow_rates_are_exact_and_even() {
     ramp.rate = Rate::Ramp { unit: Unit::Packets, from: 0, to: 10_000_000, over: Nanos::from_secs(100) };
     let mut profile = profile(1, vec![bursts, ramp]);
     (profile.duration, profile.receive, profile.drain) = (Some(Nanos::from_millis(20)), None, Nanos::ZERO);
-    let (pktgen, _) = paced(&profile, Nanos(300), 512);
+    let (pktgen, _) = run_paced(&profile, Nanos(300), 512);
     let sent: Vec<_> = pktgen.counters.streams.iter().map(|c| c.sent.frames.get()).collect();
     assert_eq!(sent, [20, 20]);
 }
@@ -269,7 +269,7 @@ fn a_missed_rate_is_detected_for_any_length_of_run() {
         let mut profile = profile(1, vec![fast]);
         (profile.duration, profile.drain) = (duration, Nanos::ZERO);
         // The port takes a million packets a second, 20 every 20 us.
-        let (pktgen, _) = paced(&profile, Nanos::from_micros(20), 20);
+        let (pktgen, _) = run_paced(&profile, Nanos::from_micros(20), 20);
         pktgen.counters.streams[0].part_of_rate(&profile.streams[0]).unwrap()
     };
     let ms = Nanos::from_millis;
@@ -297,7 +297,7 @@ fn the_drain_waits_for_overtaken_packets() {
     };
     let mut world = World::new(&profile, vec![late]);
     world.run();
-    adds_up(&world, &profile);
+    assert_adds_up(&world, &profile);
     let c = &world.pktgen.counters.streams[0];
     assert_eq!(
         (c.received.frames.get(), c.lost(), c.late.get()),
@@ -305,7 +305,7 @@ fn the_drain_waits_for_overtaken_packets() {
         "all arrived, one of them late"
     );
     // A packet that arrives after the end changes no other counter.
-    let frame = world.came.last().unwrap().clone();
+    let frame = world.arrived_at_b.last().unwrap().clone();
     world.pktgen.on_frame(&mut MemoryFrame::new(frame), B, world.now, &mut Sent::with_room(1));
     let counters = &world.pktgen.counters;
     assert_eq!((counters.too_late.get(), counters.streams[0].duplicates.get()), (1, 0));
@@ -317,7 +317,7 @@ fn the_longest_absence_of_the_worker_is_recorded() {
         let mut writes = stream(Verb::Write, 0x10, 1);
         (writes.packets, writes.rate) = (None, Rate::Steady { unit: Unit::Packets, per_second });
         let profile = profile(1, vec![writes]);
-        let mut pktgen = begun(&profile, Nanos::ZERO);
+        let mut pktgen = begin(&profile, Nanos::ZERO);
         let mut now = Nanos::ZERO;
         for turn in 0..1_000 {
             // In time, but for once
@@ -358,7 +358,7 @@ fn packets_in_flight_never_span_half_of_the_psn_space() {
 
     // As many packets leave as the queues hold before any arrives.
     let profile = acks(8_191);
-    let mut pktgen = begun(&profile, Nanos::ZERO);
+    let mut pktgen = begin(&profile, Nanos::ZERO);
     let mut out = Sent::with_room(1_024);
     for turn in 1.. {
         pktgen.on_timer(Nanos(turn * 1_000_000), &mut out);
@@ -378,41 +378,41 @@ fn a_response_to_an_unsent_psn_is_ignored_and_counted() {
     let ack = Syndrome::Ack(rocev2::aeth::Credit::UNLIMITED);
     let sequence = Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR);
     let first = Psn::new(0xff_fffc);
-    for (verb, size, answers) in [
+    for (verb, size, response_opcode) in [
         (Verb::Write, 3000, Opcode::RC_ACKNOWLEDGE),
         (Verb::Read, 3000, Opcode::RC_READ_RESPONSE_ONLY),
         (Verb::FetchAdd, 8, Opcode::RC_ATOMIC_ACKNOWLEDGE),
     ] {
-        let mut asked = stream(verb, 0x10, 1);
+        let mut requests = stream(verb, 0x10, 1);
         let is_sized = verb != Verb::FetchAdd;
-        (asked.outstanding, asked.packets) = (Some(4), Some(12));
-        (asked.first_psn, asked.sizes) = (Some(first), if is_sized { vec![size] } else { Vec::new() });
-        let profile = profile(1, vec![asked]);
-        let mut pktgen = begun(&profile, Nanos::ZERO);
+        (requests.outstanding, requests.packets) = (Some(4), Some(12));
+        (requests.first_psn, requests.sizes) = (Some(first), if is_sized { vec![size] } else { Vec::new() });
+        let profile = profile(1, vec![requests]);
+        let mut pktgen = begin(&profile, Nanos::ZERO);
         let mut out = Sent::with_room(512);
         pktgen.on_timer(Nanos(10_000), &mut out);
         let counters = pktgen.counters();
         let c = &counters.streams[0];
-        let under_way = c.under_way();
-        assert_eq!(under_way, 4);
+        let in_flight = c.under_way();
+        assert_eq!(in_flight, 4);
         // Four messages or responses of three packets each, or four words
         let next = first.add(if is_sized { 12 } else { 4 });
-        let mut see = |opcode, syndrome, psn| {
-            let mut frame = answer(opcode, syndrome, 0x10, psn);
+        let mut receive = |opcode, syndrome, psn| {
+            let mut frame = response(opcode, syndrome, 0x10, psn);
             pktgen.on_frame(&mut frame, A, Nanos(20_000), &mut Sent::with_room(9));
         };
         let mut unexpected = 0;
         for psn in [next, next.add(1), next.add(1 << 20), next.add((1 << 23) - 1)] {
-            for (opcode, syndrome) in [(answers, ack), (Opcode::RC_ACKNOWLEDGE, sequence)] {
-                see(opcode, syndrome, psn);
+            for (opcode, syndrome) in [(response_opcode, ack), (Opcode::RC_ACKNOWLEDGE, sequence)] {
+                receive(opcode, syndrome, psn);
                 unexpected += 1;
                 assert_eq!(c.unexpected_responses.get(), unexpected, "{verb:?} {opcode:?} {psn:?}");
-                assert_eq!(c.under_way(), under_way, "{verb:?} {opcode:?} {psn:?}");
+                assert_eq!(c.under_way(), in_flight, "{verb:?} {opcode:?} {psn:?}");
             }
         }
         assert_eq!((c.responses.get(), c.naks.get(), c.round_trip.count()), (0, 0, 0));
         // The last PSN that was sent
-        see(answers, ack, next.sub(1));
+        receive(response_opcode, ack, next.sub(1));
         assert_eq!(c.under_way(), 0);
         // An acknowledgement covers all requests before it; a response only its own request, and has to be
         // complete.
@@ -420,15 +420,15 @@ fn a_response_to_an_unsent_psn_is_ignored_and_counted() {
         assert!(answered.contains(&(verb, c.answered.get())), "{verb:?}: {}", c.answered.get());
         assert_eq!((c.responses.get(), c.unexpected_responses.get()), (1, unexpected));
         // The PSN of a congestion notification has no meaning.
-        see(Opcode::CNP, ack, next.add(7));
+        receive(Opcode::CNP, ack, next.add(7));
         assert_eq!((c.cnps.get(), c.responses.get(), c.unexpected_responses.get()), (1, 2, unexpected));
     }
     // To a verb that has no responses
-    let asked = Stream { outstanding: Some(1), ..stream(Verb::Write, 0x20, 1) };
-    let profile = profile(1, vec![stream(Verb::Ack { coalesce: 1 }, 0x10, 1), asked]);
-    let mut pktgen = begun(&profile, Nanos::ZERO);
+    let requests = Stream { outstanding: Some(1), ..stream(Verb::Write, 0x20, 1) };
+    let profile = profile(1, vec![stream(Verb::Ack { coalesce: 1 }, 0x10, 1), requests]);
+    let mut pktgen = begin(&profile, Nanos::ZERO);
     pktgen.on_timer(Nanos(10_000), &mut Sent::with_room(512));
-    let mut frame = answer(Opcode::RC_ACKNOWLEDGE, ack, 0x10, Psn::ZERO);
+    let mut frame = response(Opcode::RC_ACKNOWLEDGE, ack, 0x10, Psn::ZERO);
     pktgen.on_frame(&mut frame, A, Nanos(20_000), &mut Sent::with_room(9));
     let c = &pktgen.counters.streams[0];
     assert_eq!((c.unexpected.get(), c.responses.get()), (1, 0));
@@ -448,25 +448,25 @@ fn a_frame_reflected_to_the_sending_port_is_not_received() {
         streams.push(Stream { packets: Some(40), ..stream(Verb::Send, 0x40, 2) });
         let mut profile = profile(1, streams);
         (profile.receive, profile.respond) = (receive, receive.is_some());
-        let mut pktgen = begun(&profile, Nanos::ZERO);
+        let mut pktgen = begin(&profile, Nanos::ZERO);
         let (mut sent, mut replies, mut now) = (0, 0, Nanos::ZERO);
         for _ in 0..400 {
             now = now + Nanos::from_micros(20);
             let mut out = Sent::with_room(512);
             pktgen.on_timer(now, &mut out);
-            let mut answers = Sent::with_room(512);
+            let mut responses = Sent::with_room(512);
             for (mut frame, port) in out.frames {
                 assert_eq!(port, A);
                 sent += 1;
                 let mut again = frame.clone();
                 if receive.is_some() {
-                    pktgen.on_frame(&mut frame, B, now, &mut answers);
+                    pktgen.on_frame(&mut frame, B, now, &mut responses);
                 }
-                let before = answers.frames.len();
-                pktgen.on_frame(&mut again, A, now, &mut answers);
-                assert_eq!(answers.frames.len(), before, "a reflected request is not answered");
+                let before = responses.frames.len();
+                pktgen.on_frame(&mut again, A, now, &mut responses);
+                assert_eq!(responses.frames.len(), before, "a reflected request is not answered");
             }
-            for (mut frame, _) in answers.frames {
+            for (mut frame, _) in responses.frames {
                 // First reflected to the port that sent it
                 replies += 1;
                 let mut again = frame.clone();

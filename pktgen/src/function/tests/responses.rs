@@ -15,7 +15,7 @@ fn requests_are_answered() {
     profile.respond = true;
     let mut world = World::new(&profile, Vec::new());
     world.run();
-    adds_up(&world, &profile);
+    assert_adds_up(&world, &profile);
     for (stream, c) in profile.streams.iter().zip(&world.pktgen.counters.streams) {
         assert_eq!((c.sent.frames.get(), c.lost(), c.unseen()), (1_200, 0, 0), "{}", stream.name);
         assert_eq!(
@@ -26,12 +26,12 @@ fn requests_are_answered() {
         );
         assert_eq!(c.responses.get(), c.replies.get(), "{}", stream.name);
         // The last messages of a queue pair need not request an acknowledgement.
-        let asks = matches!(stream.verb, Verb::Write | Verb::Send);
-        assert!(c.under_way() <= if asks { 7 } else { 0 }, "{}: {}", stream.name, c.under_way());
+        let requests_ack = matches!(stream.verb, Verb::Write | Verb::Send);
+        assert!(c.under_way() <= if requests_ack { 7 } else { 0 }, "{}: {}", stream.name, c.under_way());
         assert!(c.round_trip.buckets().all(|(time, _)| time >= DELAY + DELAY), "{}", stream.name);
         assert_eq!(
             c.round_trip.count() == c.answered.get(),
-            !asks,
+            !requests_ack,
             "each response of these verbs is for one request"
         );
         if stream.verb == Verb::Read {
@@ -51,17 +51,17 @@ fn atomics_are_executed_one_after_the_other() {
     add.memory.slots = 1;
     let mut profile = profile(5, vec![add]);
     profile.respond = true;
-    let mut pktgen = begun(&profile, Nanos::ZERO);
+    let mut pktgen = begin(&profile, Nanos::ZERO);
     let mut found = Vec::new();
     let mut now = Nanos::ZERO;
     while found.len() < 100 {
         let mut out = Sent::with_room(512);
         pktgen.on_timer(now, &mut out);
         for (mut frame, _) in out.frames {
-            let mut answer = Sent::with_room(1);
-            pktgen.on_frame(&mut frame, B, now, &mut answer);
-            let (answer, port) = answer.frames.pop().unwrap();
-            let packet = Packet::parse(answer.bytes()).unwrap();
+            let mut responses = Sent::with_room(1);
+            pktgen.on_frame(&mut frame, B, now, &mut responses);
+            let (response, port) = responses.frames.pop().unwrap();
+            let packet = Packet::parse(response.bytes()).unwrap();
             assert!(packet.verify_icrc() && port == B);
             assert_eq!(packet.bth().dest_qp(), Packet::parse(frame.bytes()).unwrap().bth().dest_qp());
             found.push(packet.atomic_ack().unwrap().original.get());
@@ -82,15 +82,15 @@ fn the_drain_waits_for_the_last_responses() {
         (Verb::Write, Some(8), 3),
         (Verb::Ack { coalesce: 1 }, None, 1),
     ] {
-        let mut asks = stream(verb, 0x10, 2);
-        (asks.outstanding, asks.ack_every, asks.packets) = (outstanding, ack_every, Some(400));
-        asks.timeout = Nanos::from_millis(1);
-        let mut profile = profile(1, vec![asks]);
+        let mut requests = stream(verb, 0x10, 2);
+        (requests.outstanding, requests.ack_every, requests.packets) = (outstanding, ack_every, Some(400));
+        requests.timeout = Nanos::from_millis(1);
+        let mut profile = profile(1, vec![requests]);
         (profile.respond, profile.drain) = (true, Nanos::from_millis(50));
         let drain = |profile: &Profile, rules| {
             let mut world = World::new(profile, rules);
             world.run();
-            adds_up(&world, profile);
+            assert_adds_up(&world, profile);
             let State::Done = world.pktgen.state else { panic!("the run is over") };
             let all = &world.pktgen.counters;
             (
@@ -99,18 +99,18 @@ fn the_drain_waits_for_the_last_responses() {
                 world.now,
             )
         };
-        let answers = |action| Rule {
+        let on_responses = |action| Rule {
             matching: Match { port: Some(B), ..Match::default() },
             ..rule("answers", 1.0, action)
         };
-        let late = answers(Action::Delay { by: Nanos::from_micros(300), jitter: Nanos::ZERO });
+        let late = on_responses(Action::Delay { by: Nanos::from_micros(300), jitter: Nanos::ZERO });
         let (missing, expired, ended) = drain(&profile, vec![late]);
         assert_eq!((missing, expired), (0, 0), "{}", verb.name());
         let most = if outstanding.is_some() { 12 } else { 2 };
         assert!(ended < Nanos::from_millis(most), "the drain ends with the last response: {ended:?}");
         if verb == Verb::Read {
             // The last response is lost, which is not detected before the drain ends.
-            let last = Rule { skip: 399, ..answers(Action::Drop) };
+            let last = Rule { skip: 399, ..on_responses(Action::Drop) };
             let (missing, expired, ended) = drain(&profile, vec![last]);
             assert_eq!((missing, expired), (1, 1));
             assert!(ended > profile.drain, "{ended:?}");
