@@ -4,7 +4,7 @@
 //! polling thread, which other load hardly affects; a sample whose thread had less than nine tenths of a core
 //! is discarded nevertheless.
 
-use crate::process::{Company, Counts, Program, Sample, measure};
+use crate::process::{CountedFrames, Program, Sample, StartObserver, measure};
 use clap::Args;
 use miette::{IntoDiagnostic as _, Report, miette};
 use serde::Serialize;
@@ -51,9 +51,9 @@ pub(crate) struct Entry {
     /// Help text if it cannot be measured
     pub(crate) help: &'static str,
     /// Frames that are counted
-    pub(crate) counts: Counts,
+    pub(crate) counts: CountedFrames,
     /// Observer that is present during the measurement
-    pub(crate) company: Option<Company>,
+    pub(crate) observer: Option<StartObserver>,
 }
 
 /// Result of one program with one traffic.
@@ -113,25 +113,25 @@ struct Comparison {
 /// Memory and buffers of a program, for the frames of its capture, which it holds in memory, and for those
 /// that it handles.
 #[derive(Clone, Copy)]
-pub(crate) struct Room {
+pub(crate) struct Capacity {
     memory_mb: usize,
     buffers: usize,
 }
 
-impl Default for Room {
+impl Default for Capacity {
     fn default() -> Self {
         Self { memory_mb: 256, buffers: 16_383 }
     }
 }
 
-impl Room {
+impl Capacity {
     /// Returns enough room for a capture of `frames` frames.
     pub(crate) fn for_frames(frames: usize) -> Self {
-        let few = Self::default();
-        if frames < few.buffers / 2 {
-            return few;
+        let default = Self::default();
+        if frames < default.buffers / 2 {
+            return default;
         }
-        let buffers = frames + few.buffers;
+        let buffers = frames + default.buffers;
         // A buffer and its metadata take less than 4 kB.
         Self { memory_mb: buffers * 4 / 1024 + 64, buffers }
     }
@@ -191,8 +191,8 @@ impl Bench {
     fn sample(&self, entry: &Entry, length: Duration) -> Result<Sample, Report> {
         let file_prefix = format!("understudy-bench-{}", std::process::id());
         let program = (entry.launch)(self, &entry.capture, file_prefix)?;
-        let invite = || entry.company.as_ref().map(|company| company(self)).transpose();
-        measure(program, entry.counts, length, &self.log(), invite)
+        let start_observer = || entry.observer.as_ref().map(|observer| observer(self)).transpose();
+        measure(program, entry.counts, length, &self.log(), start_observer)
             .map_err(|error| miette!(help = entry.help, "{error}"))
     }
 
@@ -225,8 +225,8 @@ impl Bench {
     }
 
     /// Returns the beginning of a configuration for `understudy run` with one worker on a capture.
-    pub(crate) fn runtime(&self, capture: &Path, file_prefix: &str, mtu: u16, room: Room) -> String {
-        let Room { memory_mb, buffers } = room;
+    pub(crate) fn runtime(&self, capture: &Path, file_prefix: &str, mtu: u16, capacity: Capacity) -> String {
+        let Capacity { memory_mb, buffers } = capacity;
         format!(
             "[runtime]\nworkers = [{}]\nmemory_mb = {memory_mb}\nfile_prefix = \"{file_prefix}\"\ntelemetry = true\n\
              [[port]]\nname = \"loop\"\nmtu = {mtu}\nbuffers = {buffers}\ndescriptors = 512\npcap = {{ rx = \"{}\", infinite = true }}\n",
@@ -276,7 +276,7 @@ impl Comparison {
         for f in &self.figures {
             let number = |n: Option<f64>| n.map_or_else(|| "lost its core".into(), |n| format!("{n:.2}"));
             let at = |i: usize| number(f.mpps.map(|m| m[i]));
-            let thrown =
+            let discarded =
                 if f.lost_core > 0 { format!(", {} thrown away", f.lost_core) } else { String::new() };
             let mut row = vec![
                 f.program.clone(),
@@ -285,7 +285,7 @@ impl Comparison {
                 at(1),
                 at(2),
                 number(f.on_cpu),
-                format!("{}{thrown}", f.samples),
+                format!("{}{discarded}", f.samples),
             ];
             row.extend(own.then(|| f.own_ns.map_or_else(String::new, |ns| format!("{ns:.1}"))));
             table.add_row(row);
@@ -337,15 +337,15 @@ mod tests {
             capture: PathBuf::new(),
             launch: Box::new(|_, _, _| Err(miette!("not started in this test"))),
             help: "",
-            counts: Counts::Sent,
-            company: None,
+            counts: CountedFrames::Sent,
+            observer: None,
         };
-        let few = Figures(vec![figure(&entry, &[sample; 4], 6, 5)]);
-        assert_eq!((few.rate("one", "some"), few.own_ns("one", "some")), (None, None));
+        let too_few = Figures(vec![figure(&entry, &[sample; 4], 6, 5)]);
+        assert_eq!((too_few.rate("one", "some"), too_few.own_ns("one", "some")), (None, None));
         let enough = Figures(vec![figure(&entry, &[sample; 5], 6, 5)]);
         assert_eq!(enough.ratio("one", "one", "some"), Some(1.0));
         assert_eq!(enough.own_ns("one", "some"), Some(20.0));
-        let ratios = vec![Ratio { what: "it".into(), value: few.rate("one", "some"), at_least: 1.0 }];
-        assert!(Comparison { ratios, figures: few.0 }.text().contains("no number"));
+        let ratios = vec![Ratio { what: "it".into(), value: too_few.rate("one", "some"), at_least: 1.0 }];
+        assert!(Comparison { ratios, figures: too_few.0 }.text().contains("no number"));
     }
 }

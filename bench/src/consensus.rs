@@ -56,7 +56,7 @@ pub fn run(args: &ConsensusArgs) -> Result<(), Report> {
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "for `map_err`")]
-pub(crate) fn wrong(error: String) -> Report {
+pub(crate) fn simulation_error(error: String) -> Report {
     miette!("{error}")
 }
 
@@ -68,9 +68,9 @@ pub struct Paces {
     /// Size of a value, in bytes
     pub size: usize,
     /// Pace without the switch
-    pub directly: Pace,
+    pub without_switch: Pace,
     /// Pace with the switch
-    pub through: Pace,
+    pub with_switch: Pace,
 }
 
 impl Paces {
@@ -80,9 +80,9 @@ impl Paces {
     /// The simulation's error.
     pub fn measure(replicas: u8, size: usize, seed: u64) -> Result<Self, Report> {
         let load = |through| Load { replicas, size, through, rate_bps: RATE, window: None, seed };
-        let directly = load(false).pace().map_err(wrong)?;
-        let through = load(true).pace().map_err(wrong)?;
-        Ok(Self { replicas, size, directly, through })
+        let without_switch = load(false).pace().map_err(simulation_error)?;
+        let with_switch = load(true).pace().map_err(simulation_error)?;
+        Ok(Self { replicas, size, without_switch, with_switch })
     }
 }
 
@@ -94,9 +94,9 @@ pub struct Pauses {
     /// The component that crashes
     pub failure: Failure,
     /// Median without the switch
-    pub directly: Nanos,
+    pub without_switch: Nanos,
     /// Median with the switch
-    pub through: Nanos,
+    pub with_switch: Nanos,
 }
 
 impl Pauses {
@@ -105,21 +105,21 @@ impl Pauses {
     /// # Errors
     /// The simulation's error.
     pub fn measure(replicas: u8, failure: Failure, moments: u64, seed: u64) -> Result<Self, Report> {
-        let (directly, _) = pause(failure, false, replicas, moments, seed).map_err(wrong)?;
-        let (through, _) = pause(failure, true, replicas, moments, seed).map_err(wrong)?;
-        Ok(Self { replicas, failure, directly, through })
+        let (without_switch, _) = pause(failure, false, replicas, moments, seed).map_err(simulation_error)?;
+        let (with_switch, _) = pause(failure, true, replicas, moments, seed).map_err(simulation_error)?;
+        Ok(Self { replicas, failure, without_switch, with_switch })
     }
 }
 
 fn packets() -> Result<Vec<Value>, Report> {
     let row = |replicas: u8| {
-        let Paces { directly, through, .. } = Paces::measure(replicas, 64, SEED)?;
+        let Paces { without_switch, with_switch, .. } = Paces::measure(replicas, 64, SEED)?;
         Ok(json!({
             "replicas": replicas,
-            "out": rounded(directly.packets_out, 2),
-            "in": rounded(directly.packets_in, 2),
-            "out_through": rounded(through.packets_out, 2),
-            "in_through": rounded(through.packets_in, 2),
+            "out": rounded(without_switch.packets_out, 2),
+            "in": rounded(without_switch.packets_in, 2),
+            "out_through": rounded(with_switch.packets_out, 2),
+            "in_through": rounded(with_switch.packets_in, 2),
         }))
     };
     [2, 4, 8].into_iter().map(row).collect()
@@ -129,13 +129,13 @@ fn goodput() -> Result<Vec<Value>, Report> {
     let mut rows = Vec::new();
     for replicas in [2, 4] {
         for size in SIZES {
-            let Paces { directly, through, .. } = Paces::measure(replicas, size, SEED)?;
+            let Paces { without_switch, with_switch, .. } = Paces::measure(replicas, size, SEED)?;
             rows.push(json!({
                 "replicas": replicas,
                 "value_bytes": size,
-                "gbps": rounded(directly.goodput_bps / 1e9, 2),
-                "gbps_through": rounded(through.goodput_bps / 1e9, 2),
-                "ratio": rounded(through.goodput_bps / directly.goodput_bps, 2),
+                "gbps": rounded(without_switch.goodput_bps / 1e9, 2),
+                "gbps_through": rounded(with_switch.goodput_bps / 1e9, 2),
+                "ratio": rounded(with_switch.goodput_bps / without_switch.goodput_bps, 2),
             }));
         }
     }
@@ -146,14 +146,15 @@ fn failures(moments: u64) -> Result<Vec<Value>, Report> {
     let mut rows = Vec::new();
     for replicas in [2, 4] {
         for failure in Failure::ALL {
-            let Pauses { directly, through, .. } = Pauses::measure(replicas, failure, moments, SEED)?;
+            let Pauses { without_switch, with_switch, .. } =
+                Pauses::measure(replicas, failure, moments, SEED)?;
             let us = |span: Nanos| rounded(span.0 as f64 / 1000.0, 1);
             rows.push(json!({
                 "replicas": replicas,
                 "crashed": failure.name(),
-                "us": us(directly),
-                "us_through": us(through),
-                "ratio": (directly.0 > 0).then(|| rounded(through.0 as f64 / directly.0 as f64, 2)),
+                "us": us(without_switch),
+                "us_through": us(with_switch),
+                "ratio": (without_switch.0 > 0).then(|| rounded(with_switch.0 as f64 / without_switch.0 as f64, 2)),
             }));
         }
     }

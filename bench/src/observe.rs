@@ -5,8 +5,8 @@
 //! polling once a second, and with both polling ten times a second. The cost to the control thread, and to
 //! the monitoring programs, is not counted: the worker has a core of its own.
 
-use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, Room};
-use crate::process::{Company, Counts, Program};
+use crate::compare::{Bench, Capacity, CompareArgs, Entry, Figures, Launch, Ratio};
+use crate::process::{CountedFrames, Program, StartObserver};
 use crate::traffic;
 use clap::Args;
 use miette::{IntoDiagnostic as _, Report};
@@ -25,9 +25,9 @@ const QPS: [u32; 2] = [1_024, 65_536];
 /// Default length of a sample in seconds: one second would have only a poll or two
 const SECONDS: f64 = 5.0;
 /// Fraction of the rate that has to remain when both poll once a second
-const LEFT: f64 = 0.99;
+const MIN_RATE: f64 = 0.99;
 /// Longest time for a response
-const PATIENCE: Duration = Duration::from_secs(5);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Prefix of the line in which an instance reports the address of its metrics
 const METRICS_AT: &str = "Metrics for Prometheus are at http://";
 
@@ -39,9 +39,9 @@ pub struct ObserveArgs {
 }
 
 /// Name of each case, and its polls a second
-const LOOKS: [(&str, u32); 3] = [("nobody looks", 0), ("a look a second", 1), ("ten looks a second", 10)];
+const CASES: [(&str, u32); 3] = [("nobody looks", 0), ("a look a second", 1), ("ten looks a second", 10)];
 
-fn called(qps: u32) -> String {
+fn traffic_name(qps: u32) -> String {
     format!("{qps} queue pairs")
 }
 
@@ -54,15 +54,15 @@ pub fn run(args: &ObserveArgs, understudy: &Path) -> Result<(), Report> {
     for qps in QPS {
         let capture = bench.dir.path().join(format!("write-{qps}.pcap"));
         traffic::write(&capture, (0..qps).map(|n| traffic::write_only(n, 64))).into_diagnostic()?;
-        for (program, looks) in LOOKS {
+        for (program, polls) in CASES {
             entries.push(Entry {
                 program: program.into(),
-                traffic: called(qps),
+                traffic: traffic_name(qps),
                 capture: capture.clone(),
                 launch: observed(qps),
                 help: "check that `understudy run` works without the benchmark",
-                counts: Counts::Sent,
-                company: (looks > 0).then(|| looking(Duration::from_secs(1) / looks)),
+                counts: CountedFrames::Sent,
+                observer: (polls > 0).then(|| polling(Duration::from_secs(1) / polls)),
             });
         }
     }
@@ -77,8 +77,8 @@ fn socket(bench: &Bench) -> PathBuf {
 fn observed(qps: u32) -> Launch {
     Box::new(move |bench, capture, file_prefix| {
         let path = bench.dir.path().join("observe.toml");
-        let room = Room::for_frames(qps as usize);
-        let config = bench.runtime(capture, &file_prefix, 1500, room)
+        let capacity = Capacity::for_frames(qps as usize);
+        let config = bench.runtime(capture, &file_prefix, 1500, capacity)
             + &format!(
                 "[forward]\npairs = [[\"loop\", \"loop\"]]\ncounted_qps = {qps}\n\
                  [observe]\nsocket = \"{}\"\nprometheus = \"127.0.0.1:0\"\n",
@@ -92,82 +92,85 @@ fn observed(qps: u32) -> Launch {
 }
 
 /// Returns observers that act as Prometheus and as `top`, and poll at this interval.
-fn looking(every: Duration) -> Company {
+fn polling(every: Duration) -> StartObserver {
     Box::new(move |bench| {
-        let said = std::fs::read_to_string(bench.log())?;
-        let metrics = metrics_at(&said)
+        let log = std::fs::read_to_string(bench.log())?;
+        let metrics = metrics_at(&log)
             .ok_or_else(|| io::Error::other("the instance did not report the address of its metrics"))?;
         let socket = socket(bench);
         let mut top = None;
-        let ways: [Box<dyn FnMut() -> io::Result<()> + Send>; 2] =
-            [Box::new(move || scrape(metrics)), Box::new(move || ask(&socket, &mut top))];
-        Ok(Box::new(Lookers::new(every, ways)))
+        let poll_functions: [Box<dyn FnMut() -> io::Result<()> + Send>; 2] =
+            [Box::new(move || scrape(metrics)), Box::new(move || request_snapshot(&socket, &mut top))];
+        Ok(Box::new(Pollers::new(every, poll_functions)))
     })
 }
 
 /// Returns the address of the metrics from the instance's log.
-fn metrics_at(said: &str) -> Option<SocketAddr> {
-    said.lines().find_map(|line| line.strip_prefix(METRICS_AT)?.strip_suffix("/metrics.")?.parse().ok())
+fn metrics_at(log: &str) -> Option<SocketAddr> {
+    log.lines().find_map(|line| line.strip_prefix(METRICS_AT)?.strip_suffix("/metrics.")?.parse().ok())
 }
 
 /// Scrapes the metrics as Prometheus does.
 fn scrape(metrics: SocketAddr) -> io::Result<()> {
-    let mut stream = TcpStream::connect_timeout(&metrics, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut stream = TcpStream::connect_timeout(&metrics, RESPONSE_TIMEOUT)?;
+    stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: understudy\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let whole = answer.starts_with("HTTP/1.1 200 ") && answer.contains("\nunderstudy_uptime_seconds ");
+    let mut response = String::new();
+    stream.read_to_string(&mut response)?;
+    let whole = response.starts_with("HTTP/1.1 200 ") && response.contains("\nunderstudy_uptime_seconds ");
     if whole { Ok(()) } else { Err(io::Error::other("the scraped page has no metrics")) }
 }
 
 /// Requests a snapshot as `understudy top` does, over a connection that is kept open.
-fn ask(socket: &Path, top: &mut Option<BufReader<UnixStream>>) -> io::Result<()> {
+fn request_snapshot(socket: &Path, top: &mut Option<BufReader<UnixStream>>) -> io::Result<()> {
     let stream = if let Some(stream) = top {
         stream
     } else {
         let stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
         top.insert(BufReader::new(stream))
     };
     stream.get_mut().write_all(b"{\"ask\":\"snapshot\"}\n")?;
-    let mut answer = String::new();
-    stream.read_line(&mut answer)?;
-    let whole = answer.starts_with("{\"instance\":") && answer.ends_with("}\n");
+    let mut response = String::new();
+    stream.read_line(&mut response)?;
+    let whole = response.starts_with("{\"instance\":") && response.ends_with("}\n");
     if whole { Ok(()) } else { Err(io::Error::other("the response is not a snapshot")) }
 }
 
 /// Threads that poll until they are stopped.
-struct Lookers {
-    ends: Vec<Sender<()>>,
+struct Pollers {
+    stop_senders: Vec<Sender<()>>,
     threads: Vec<JoinHandle<io::Result<u64>>>,
 }
 
-impl Lookers {
-    fn new<const N: usize>(every: Duration, ways: [Box<dyn FnMut() -> io::Result<()> + Send>; N]) -> Self {
-        let looker = |mut look: Box<dyn FnMut() -> io::Result<()> + Send>| {
-            let (end, ended) = channel();
+impl Pollers {
+    fn new<const N: usize>(
+        every: Duration,
+        poll_functions: [Box<dyn FnMut() -> io::Result<()> + Send>; N],
+    ) -> Self {
+        let poller = |mut poll: Box<dyn FnMut() -> io::Result<()> + Send>| {
+            let (stop_sender, stop_receiver) = channel();
             let thread = thread::spawn(move || {
-                let mut looks = 0;
+                let mut polls = 0;
                 loop {
-                    look()?;
-                    looks += 1;
-                    if ended.recv_timeout(every) != Err(RecvTimeoutError::Timeout) {
-                        return Ok(looks);
+                    poll()?;
+                    polls += 1;
+                    if stop_receiver.recv_timeout(every) != Err(RecvTimeoutError::Timeout) {
+                        return Ok(polls);
                     }
                 }
             });
-            (end, thread)
+            (stop_sender, thread)
         };
-        let (ends, threads) = ways.map(looker).into_iter().unzip();
-        Self { ends, threads }
+        let (stop_senders, threads) = poll_functions.map(poller).into_iter().unzip();
+        Self { stop_senders, threads }
     }
 }
 
-impl crate::process::Guest for Lookers {
-    fn leave(self: Box<Self>) -> io::Result<()> {
-        let Self { ends, threads } = *self;
-        drop(ends);
+impl crate::process::Observer for Pollers {
+    fn stop(self: Box<Self>) -> io::Result<()> {
+        let Self { stop_senders, threads } = *self;
+        drop(stop_senders);
         for thread in threads {
             thread.join().map_err(|_| io::Error::other("a polling thread has panicked"))??;
         }
@@ -176,39 +179,39 @@ impl crate::process::Guest for Lookers {
 }
 
 fn ratios(figures: &Figures) -> Vec<Ratio> {
-    let [(nobody, _), (once, _), (often, _)] = LOOKS;
+    let [(unmonitored, _), (once, _), (often, _)] = CASES;
     let ratio = |qps, with: &str, at_least| Ratio {
-        what: format!("{}: {with} / {nobody}", called(qps)),
-        value: figures.ratio(with, nobody, &called(qps)),
+        what: format!("{}: {with} / {unmonitored}", traffic_name(qps)),
+        value: figures.ratio(with, unmonitored, &traffic_name(qps)),
         at_least,
     };
-    QPS.into_iter().flat_map(|qps| [ratio(qps, once, LEFT), ratio(qps, often, 0.0)]).collect()
+    QPS.into_iter().flat_map(|qps| [ratio(qps, once, MIN_RATE), ratio(qps, often, 0.0)]).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::Guest as _;
+    use crate::process::Observer as _;
     use std::net::TcpListener;
     use std::os::unix::net::UnixListener;
 
     #[test]
     fn the_metrics_address_is_found_in_the_log() {
-        let said = "EAL: something\nMetrics for Prometheus are at http://127.0.0.1:40123/metrics.\nunderstudy is ready\n";
-        assert_eq!(metrics_at(said), Some(([127, 0, 0, 1], 40_123).into()));
+        let log = "EAL: something\nMetrics for Prometheus are at http://127.0.0.1:40123/metrics.\nunderstudy is ready\n";
+        assert_eq!(metrics_at(log), Some(([127, 0, 0, 1], 40_123).into()));
         assert_eq!(metrics_at("understudy is ready\n"), None);
     }
 
     /// Serves these responses, one per connection.
-    fn serve(answers: &'static [&'static str]) -> SocketAddr {
+    fn serve(responses: &'static [&'static str]) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         thread::spawn(move || {
-            for answer in answers {
+            for response in responses {
                 let (mut stream, _) = listener.accept().unwrap();
                 let mut request = [0; 1024];
                 assert!(stream.read(&mut request).unwrap() > 0);
-                stream.write_all(answer.as_bytes()).unwrap();
+                stream.write_all(response.as_bytes()).unwrap();
             }
         });
         at
@@ -228,35 +231,35 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
-            let mut questions = BufReader::new(stream);
-            for answer in ["{\"instance\":{}}\n", "{\"instance\":{}}\n", "{\"error\":\"no\"}\n"] {
-                let mut question = String::new();
-                questions.read_line(&mut question).unwrap();
-                assert_eq!(question, "{\"ask\":\"snapshot\"}\n");
-                questions.get_mut().write_all(answer.as_bytes()).unwrap();
+            let mut requests = BufReader::new(stream);
+            for response in ["{\"instance\":{}}\n", "{\"instance\":{}}\n", "{\"error\":\"no\"}\n"] {
+                let mut request = String::new();
+                requests.read_line(&mut request).unwrap();
+                assert_eq!(request, "{\"ask\":\"snapshot\"}\n");
+                requests.get_mut().write_all(response.as_bytes()).unwrap();
             }
         });
         let mut top = None;
-        ask(&path, &mut top).unwrap();
-        ask(&path, &mut top).unwrap();
-        assert!(ask(&path, &mut top).unwrap_err().to_string().contains("not a snapshot"));
+        request_snapshot(&path, &mut top).unwrap();
+        request_snapshot(&path, &mut top).unwrap();
+        assert!(request_snapshot(&path, &mut top).unwrap_err().to_string().contains("not a snapshot"));
     }
 
     #[test]
     fn pollers_run_until_stopped_and_report_errors() {
-        let (looked, looks) = channel();
+        let (poll_sender, polls) = channel();
         let every = Duration::from_millis(1);
-        let way = move || looked.send(()).map_err(io::Error::other);
-        let lookers = Lookers::new(every, [Box::new(way)]);
+        let poll_function = move || poll_sender.send(()).map_err(io::Error::other);
+        let pollers = Pollers::new(every, [Box::new(poll_function)]);
         for _ in 0..3 {
-            looks.recv().unwrap();
+            polls.recv().unwrap();
         }
-        Box::new(lookers).leave().unwrap();
+        Box::new(pollers).stop().unwrap();
         // All polling threads have ended.
-        while looks.try_recv().is_ok() {}
-        assert!(looks.recv().is_err());
+        while polls.try_recv().is_ok() {}
+        assert!(polls.recv().is_err());
 
-        let lookers = Lookers::new(every, [Box::new(|| Err(io::Error::other("connection refused")))]);
-        assert!(Box::new(lookers).leave().unwrap_err().to_string().contains("connection refused"));
+        let pollers = Pollers::new(every, [Box::new(|| Err(io::Error::other("connection refused")))]);
+        assert!(Box::new(pollers).stop().unwrap_err().to_string().contains("connection refused"));
     }
 }

@@ -4,8 +4,8 @@
 //! The traffic is leaders' WRITEs to 1,024 groups, or to one, and replicas' acknowledgements that do not
 //! complete a quorum.
 
-use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, Room, WORKERS};
-use crate::process::{Counts, Program};
+use crate::compare::{Bench, Capacity, CompareArgs, Entry, Figures, Launch, Ratio, WORKERS};
+use crate::process::{CountedFrames, Program};
 use crate::traffic;
 use clap::Args;
 use core::net::IpAddr;
@@ -109,20 +109,20 @@ pub fn run(args: &P4ceArgs, understudy: &Path) -> Result<(), Report> {
             ROOF,
             &name,
             &path,
-            Box::new(move |bench, capture, prefix| Ok(roofed(bench, &roof, capture, prefix))),
+            Box::new(move |bench, capture, prefix| Ok(rewriting(bench, &roof, capture, prefix))),
         ));
         for replicas in [1, 4] {
-            entries.push(entry(&to(replicas), &name, &path, replicating(GROUPS, replicas, None)));
+            entries.push(entry(&program_to(replicas), &name, &path, replicating(GROUPS, replicas, None)));
         }
     }
     let path = capture("one");
     traffic::write(&path, (0..GROUPS).map(|_| traffic::write_only(0, 64))).into_diagnostic()?;
-    entries.push(entry(&to(1), "WRITE 64 B, one group", &path, replicating(1, 1, None)));
+    entries.push(entry(&program_to(1), "WRITE 64 B, one group", &path, replicating(1, 1, None)));
     let path = capture("ack");
     traffic::write(&path, (0..GROUPS).map(|n| acknowledgement(n, 0))).into_diagnostic()?;
     entries.push(entry(MACSWAP, "ACK", &path, macswap()));
     entries.push(Entry {
-        counts: Counts::Received,
+        counts: CountedFrames::Received,
         ..entry(GATHER, "ACK", &path, replicating(GROUPS, 2, None))
     });
     for payload in SHARED {
@@ -131,7 +131,7 @@ pub fn run(args: &P4ceArgs, understudy: &Path) -> Result<(), Report> {
         traffic::write(&path, (0..32).map(|n| traffic::write_only(n, payload))).into_diagnostic()?;
         // The port takes segments, although its driver does not announce it.
         for (name, from) in [(COPIED, usize::MAX), (SHARED_BY, 0)] {
-            entries.push(entry(name, &write(payload), &path, replicating(32, 4, Some(from))));
+            entries.push(entry(name, &write_traffic(payload), &path, replicating(32, 4, Some(from))));
         }
     }
     bench.compare(&args.compare, &entries, ratios)
@@ -143,13 +143,13 @@ const COPIED: &str = "understudy p4ce to 4, payload copied";
 const SHARED_BY: &str = "understudy p4ce to 4, payload shared";
 
 /// Returns the name of the traffic of WRITEs to 32 groups.
-fn write(payload: usize) -> String {
+fn write_traffic(payload: usize) -> String {
     format!("WRITE {payload} B, 32 groups")
 }
 
 const GATHER: &str = "understudy p4ce, absorbed, ICRC verified";
 
-fn to(replicas: u32) -> String {
+fn program_to(replicas: u32) -> String {
     format!("understudy p4ce to {replicas} (frames out)")
 }
 
@@ -160,8 +160,8 @@ fn entry(program: &str, traffic: &str, capture: &Path, launch: Launch) -> Entry 
         capture: capture.into(),
         launch,
         help: "run `understudy doctor` to see what is missing; dpdk-testpmd is in Debian's package dpdk-dev",
-        counts: Counts::Sent,
-        company: None,
+        counts: CountedFrames::Sent,
+        observer: None,
     }
 }
 
@@ -173,7 +173,7 @@ fn replicating(groups: u32, replicas: u32, share_from: Option<usize>) -> Launch 
     Box::new(move |bench, capture, file_prefix| {
         let path = bench.dir.path().join("p4ce.toml");
         let mtu = if share_from.is_some() { 4200 } else { 1500 };
-        let config = bench.runtime(capture, &file_prefix, mtu, Room::default())
+        let config = bench.runtime(capture, &file_prefix, mtu, Capacity::default())
             + &format!(
                 "[p4ce]\nmac = \"{OWN}\"\naddresses = [\"198.18.0.1/16\"]\ncounted_qps = 0\nsilent_after_ms = 0\n"
             );
@@ -188,7 +188,7 @@ fn replicating(groups: u32, replicas: u32, share_from: Option<usize>) -> Launch 
     })
 }
 
-fn roofed(bench: &Bench, roof: &Path, capture: &Path, file_prefix: String) -> Program {
+fn rewriting(bench: &Bench, roof: &Path, capture: &Path, file_prefix: String) -> Program {
     let mut command = Command::new(roof);
     bench.eal(&mut command, capture, &file_prefix);
     command.arg("--force-max-simd-bitwidth=512");
@@ -213,22 +213,27 @@ fn compile_roof(bench: &Bench) -> Result<PathBuf, Report> {
 }
 
 fn ratios(figures: &Figures) -> Vec<Ratio> {
-    let growth = figures.rate(&to(1), "WRITE 64 B").zip(figures.rate(&to(1), "WRITE 64 B, one group"));
+    let growth =
+        figures.rate(&program_to(1), "WRITE 64 B").zip(figures.rate(&program_to(1), "WRITE 64 B, one group"));
     let ratio = |what: &str, value, at_least| Ratio { what: what.into(), value, at_least };
     let mut all = vec![
-        ratio("to one replica / testpmd macswap, 64 B", figures.ratio(&to(1), MACSWAP, "WRITE 64 B"), 0.40),
+        ratio(
+            "to one replica / testpmd macswap, 64 B",
+            figures.ratio(&program_to(1), MACSWAP, "WRITE 64 B"),
+            0.40,
+        ),
         ratio(
             "to four, frames out / testpmd macswap, 64 B",
-            figures.ratio(&to(4), MACSWAP, "WRITE 64 B"),
+            figures.ratio(&program_to(4), MACSWAP, "WRITE 64 B"),
             0.35,
         ),
         ratio("ACKs absorbed / testpmd macswap", figures.ratio(GATHER, MACSWAP, "ACK"), 0.35),
-        ratio("to one replica / C roof, 1 KB", figures.ratio(&to(1), ROOF, "WRITE 1024 B"), 0.90),
+        ratio("to one replica / C roof, 1 KB", figures.ratio(&program_to(1), ROOF, "WRITE 1024 B"), 0.90),
         ratio("1,024 groups / one group, 64 B", growth.map(|(many, one)| many / one), 0.90),
     ];
     all.extend(SHARED.map(|payload| {
         // From 3,072 bytes on payloads are shared by default.
-        let (name, at_least) = (write(payload), if payload < 3072 { 0.0 } else { 1.0 });
+        let (name, at_least) = (write_traffic(payload), if payload < 3072 { 0.0 } else { 1.0 });
         let what = format!("to four, payload shared / copied, {payload} B");
         Ratio { what, value: figures.ratio(SHARED_BY, COPIED, &name), at_least }
     }));

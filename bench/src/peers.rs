@@ -1,8 +1,8 @@
 //! `understudy bench peers`: forwarding compared with `dpdk-testpmd`. Each program sends the frames of 1,024
 //! queue pairs back where they came from. `--against` adds any other DPDK program to the comparison.
 
-use crate::compare::{Bench, CompareArgs, Entry, Figures, Ratio, Room};
-use crate::process::{BUSIEST, Counts, Program};
+use crate::compare::{Bench, Capacity, CompareArgs, Entry, Figures, Ratio};
+use crate::process::{BUSIEST, CountedFrames, Program};
 use crate::traffic;
 use clap::Args;
 use miette::{IntoDiagnostic as _, Report};
@@ -28,9 +28,11 @@ pub struct PeersArgs {
 /// Checks that a command has the placeholders for the capture to play and for the file prefix, by which its
 /// telemetry is found.
 fn command(text: &str) -> Result<String, String> {
-    for (place, what) in [("{capture}", "the capture that its port plays"), ("{prefix}", "its file prefix")] {
-        if !text.contains(place) {
-            return Err(format!("{place} is missing; write it in place of {what}, such as: {EXAMPLE}"));
+    for (placeholder, what) in
+        [("{capture}", "the capture that its port plays"), ("{prefix}", "its file prefix")]
+    {
+        if !text.contains(placeholder) {
+            return Err(format!("{placeholder} is missing; write it in place of {what}, such as: {EXAMPLE}"));
         }
     }
     Ok(text.to_owned())
@@ -40,7 +42,7 @@ const EXAMPLE: &str = "dpdk-l2fwd --lcores 0@0,1@{cpu} --no-huge -m 256 --no-pci
                        --vdev=net_pcap0,rx_pcap={capture},infinite_rx=1 -- -p 1";
 
 /// Replaces the placeholders of a command.
-fn filled(command: &str, capture: &Path, prefix: &str, cpu: usize) -> String {
+fn expand(command: &str, capture: &Path, prefix: &str, cpu: usize) -> String {
     let quoted = format!("'{}'", capture.display().to_string().replace('\'', "'\\''"));
     command.replace("{capture}", &quoted).replace("{prefix}", prefix).replace("{cpu}", &cpu.to_string())
 }
@@ -58,8 +60,8 @@ pub fn run(args: &PeersArgs, understudy: &Path) -> Result<(), Report> {
             capture: capture.clone(),
             launch,
             help,
-            counts: Counts::Sent,
-            company: None,
+            counts: CountedFrames::Sent,
+            observer: None,
         };
         for mode in ["io", "macswap"] {
             entries.push(entry(
@@ -76,7 +78,7 @@ pub fn run(args: &PeersArgs, understudy: &Path) -> Result<(), Report> {
                 name(against),
                 Box::new(move |bench: &Bench, capture: &Path, file_prefix: String| {
                     let mut shell = Command::new("sh");
-                    let command = filled(&command, capture, &file_prefix, bench.cpu);
+                    let command = expand(&command, capture, &file_prefix, bench.cpu);
                     shell.arg("-c").arg(format!("exec {command}"));
                     Ok(Program { command: shell, file_prefix, thread_names: BUSIEST })
                 }),
@@ -111,7 +113,7 @@ fn forward_name(counted_qps: u32) -> String {
 
 fn forward(bench: &Bench, counted_qps: u32, capture: &Path, file_prefix: String) -> Result<Program, Report> {
     let path = bench.dir.path().join("forward.toml");
-    let config = bench.runtime(capture, &file_prefix, 1500, Room::default())
+    let config = bench.runtime(capture, &file_prefix, 1500, Capacity::default())
         + &format!("[forward]\npairs = [[\"loop\", \"loop\"]]\ncounted_qps = {counted_qps}\n");
     std::fs::write(&path, config).into_diagnostic()?;
     let mut command = Command::new(&bench.understudy);
@@ -162,7 +164,7 @@ mod tests {
         for wrong in ["dpdk-l2fwd", "dpdk-l2fwd {capture}", "dpdk-l2fwd {prefix}"] {
             assert!(command(wrong).unwrap_err().contains("such as"), "{wrong}");
         }
-        let text = filled("x {cpu} --prefix={prefix} {capture} {prefix}", Path::new("/a b's.pcap"), "p", 3);
+        let text = expand("x {cpu} --prefix={prefix} {capture} {prefix}", Path::new("/a b's.pcap"), "p", 3);
         assert_eq!(text, "x 3 --prefix=p '/a b'\\''s.pcap' p");
     }
 }

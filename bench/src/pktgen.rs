@@ -6,7 +6,7 @@
 //! takes no longer than sending one.
 
 use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, WORKERS};
-use crate::process::{Counts, Program};
+use crate::process::{CountedFrames, Program};
 use clap::Args;
 use miette::{IntoDiagnostic as _, Report};
 use std::path::{Path, PathBuf};
@@ -40,8 +40,8 @@ pub fn run(args: &PktgenArgs, understudy: &Path) -> Result<(), Report> {
         capture: PathBuf::new(),
         launch,
         help: "run `understudy doctor` to see what is missing; dpdk-testpmd is in Debian's package dpdk-dev",
-        counts: Counts::Sent,
-        company: None,
+        counts: CountedFrames::Sent,
+        observer: None,
     };
     let mut entries = vec![entry(TXONLY, "datagrams of this length", txonly())];
     for (qps, traffic, _) in STREAMS {

@@ -32,21 +32,21 @@ pub(crate) struct Program {
 }
 
 /// An observer of the program under measurement.
-pub(crate) trait Guest {
+pub(crate) trait Observer {
     /// Stops observing.
     ///
     /// # Errors
     ///
     /// The observer failed; the measurement is invalid.
-    fn leave(self: Box<Self>) -> io::Result<()>;
+    fn stop(self: Box<Self>) -> io::Result<()>;
 }
 
 /// Starts an observer of a running program.
-pub(crate) type Company = Box<dyn Fn(&Bench) -> io::Result<Box<dyn Guest>>>;
+pub(crate) type StartObserver = Box<dyn Fn(&Bench) -> io::Result<Box<dyn Observer>>>;
 
 /// Frames that count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Counts {
+pub(crate) enum CountedFrames {
     /// Sent frames
     Sent,
     /// Received frames
@@ -71,8 +71,8 @@ impl Running {
     fn stop(&mut self) -> Option<i32> {
         // SIGINT first: DPDK then removes its files.
         _ = kill_process(Pid::from_child(&self.0), Signal::INT);
-        let began = now();
-        while now().duration_since(began) < STOP_LIMIT {
+        let started = now();
+        while now().duration_since(started) < STOP_LIMIT {
             if let Ok(Some(status)) = self.0.try_wait() {
                 return status.code();
             }
@@ -92,14 +92,14 @@ impl Drop for Running {
     }
 }
 
-/// Starts the program, lets it warm up, and measures it for `length`. The observer that `invite` starts is
-/// present from before the warm-up on.
+/// Starts the program, lets it warm up, and measures it for `length`. The observer that `start_observer`
+/// starts is present from before the warm-up on.
 pub(crate) fn measure(
     mut program: Program,
-    counts: Counts,
+    counts: CountedFrames,
     length: Duration,
     log: &std::path::Path,
-    invite: impl FnOnce() -> io::Result<Option<Box<dyn Guest>>>,
+    start_observer: impl FnOnce() -> io::Result<Option<Box<dyn Observer>>>,
 ) -> io::Result<Sample> {
     let name = program.command.get_program().to_string_lossy().into_owned();
     let failed = |what: String| {
@@ -111,12 +111,12 @@ pub(crate) fn measure(
     // Standard input stays open: testpmd ends when it is closed.
     let child = program.command.stdin(Stdio::piped()).stdout(file.try_clone()?).stderr(file).spawn();
     let mut running = Running(child.map_err(|error| failed(format!("cannot be started: {error}")))?);
-    let began = now();
+    let started = now();
     let (mut telemetry, thread) = loop {
         if let Some(status) = running.0.try_wait()? {
             return Err(failed(format!("ended by itself with {status}")));
         }
-        if now().duration_since(began) > START_LIMIT {
+        if now().duration_since(started) > START_LIMIT {
             let threads = program.thread_names.join(" or ");
             let which =
                 if threads.is_empty() { String::new() } else { format!(" in a thread called {threads}") };
@@ -130,22 +130,23 @@ pub(crate) fn measure(
             break (telemetry, thread);
         }
     };
-    let guest = invite().map_err(|error| failed(format!("its observers cannot start: {error}")))?;
+    let observer =
+        start_observer().map_err(|error| failed(format!("its observers cannot start: {error}")))?;
     sleep(WARM_UP);
     let (frames, on_cpu, at) = (telemetry.frames(counts)?, on_cpu_nanos(&thread)?, now());
     sleep(length);
     let (frames, on_cpu, wall) =
         (telemetry.frames(counts)? - frames, on_cpu_nanos(&thread)? - on_cpu, now().duration_since(at));
-    if let Some(guest) = guest {
-        guest.leave().map_err(|error| failed(format!("an observer failed: {error}")))?;
+    if let Some(observer) = observer {
+        observer.stop().map_err(|error| failed(format!("an observer failed: {error}")))?;
     }
     // The program fails if it did not handle the traffic as intended.
     if let Some(code @ 1..) = running.stop() {
         return Err(failed(format!("ended with code {code}")));
     }
-    let said = fs::read_to_string(log).unwrap_or_default();
+    let output = fs::read_to_string(log).unwrap_or_default();
     Ok(Sample {
-        own_ns: said.lines().find_map(|line| line.strip_prefix(OWN_TIME)?.parse().ok()),
+        own_ns: output.lines().find_map(|line| line.strip_prefix(OWN_TIME)?.parse().ok()),
         per_cpu_second: frames as f64 * 1e9 / on_cpu.max(1) as f64,
         on_cpu: on_cpu as f64 / wall.as_nanos() as f64,
     })

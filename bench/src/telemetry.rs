@@ -1,7 +1,7 @@
 //! Client of a DPDK process's telemetry socket: the same counters, read in the same way, from every program
 //! that is compared.
 
-use crate::process::Counts;
+use crate::process::CountedFrames;
 use serde_json::Value;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::{self, Read as _, Write as _};
@@ -34,10 +34,10 @@ impl Telemetry {
     }
 
     /// Returns the frames that port 0 has sent or received.
-    pub(crate) fn frames(&mut self, counts: Counts) -> io::Result<u64> {
+    pub(crate) fn frames(&mut self, counts: CountedFrames) -> io::Result<u64> {
         let counter = match counts {
-            Counts::Sent => "opackets",
-            Counts::Received => "ipackets",
+            CountedFrames::Sent => "opackets",
+            CountedFrames::Received => "ipackets",
         };
         self.0.write_all(b"/ethdev/stats,0")?;
         let reply = self.receive()?;

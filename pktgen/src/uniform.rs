@@ -73,8 +73,8 @@ impl AddressField {
 }
 
 impl UniformBurst<'_> {
-    /// Sends `count` packets, or fewer if buffers run out. Returns the packets sent. `choose` returns the next
-    /// queue pair and slot. The UDP header begins at `UDP`, and the virtual address ends at `HEAD`.
+    /// Sends `count` packets, or fewer if buffers run out. Returns the packets sent. `choose` returns the
+    /// next queue pair and slot. The UDP header begins at `UDP`, and the virtual address ends at `HEAD`.
     #[inline]
     pub(crate) fn send<const UDP: usize, const HEAD: usize, O: Output>(
         &mut self,

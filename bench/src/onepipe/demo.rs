@@ -25,38 +25,38 @@ pub struct DemoArgs {
 
 /// A host of the second rack, a host of the third, and the fourth rack's switch with its hosts, which have no
 /// other switch
-const DIES: usize = 9;
-const CUT_OFF: usize = 17;
-const RACK: usize = 3;
-const IN_RACK: usize = 8;
+const FAILED_HOST: usize = 9;
+const FAILED_LINK: usize = 17;
+const FAILED_RACK: usize = 3;
+const HOSTS_PER_RACK: usize = 8;
 /// Time after which the surviving hosts are informed of the failure, as a controller would
-const TOLD_AFTER: Nanos = Nanos::from_micros(50);
+const INFORMED_AFTER: Nanos = Nanos::from_micros(50);
 
 /// Event at the beginning of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Happens {
+enum FailureEvent {
     Nothing,
-    HostDies,
-    LinkDies,
-    SwitchDies,
+    HostFails,
+    LinkFails,
+    SwitchFails,
 }
 
-impl Happens {
+impl FailureEvent {
     const fn name(self) -> &'static str {
         match self {
             Self::Nothing => "",
-            Self::HostDies => "host 9 dies",
-            Self::LinkDies => "host 17's link dies",
-            Self::SwitchDies => "switch of rack 3 dies",
+            Self::HostFails => "host 9 dies",
+            Self::LinkFails => "host 17's link dies",
+            Self::SwitchFails => "switch of rack 3 dies",
         }
     }
 
     fn fault(self, made: &Made) -> Option<Fault> {
         match self {
             Self::Nothing => None,
-            Self::HostDies => Some(Fault::Crash(made.hosts[DIES])),
-            Self::LinkDies => Some(Fault::Cut(vec![made.access[CUT_OFF]])),
-            Self::SwitchDies => Some(Fault::Crash(made.switches[RACK])),
+            Self::HostFails => Some(Fault::Crash(made.hosts[FAILED_HOST])),
+            Self::LinkFails => Some(Fault::Cut(vec![made.access[FAILED_LINK]])),
+            Self::SwitchFails => Some(Fault::Crash(made.switches[FAILED_RACK])),
         }
     }
 
@@ -64,9 +64,9 @@ impl Happens {
     fn dead(self) -> Vec<usize> {
         match self {
             Self::Nothing => Vec::new(),
-            Self::HostDies => vec![DIES],
-            Self::LinkDies => vec![CUT_OFF],
-            Self::SwitchDies => (RACK * IN_RACK..(RACK + 1) * IN_RACK).collect(),
+            Self::HostFails => vec![FAILED_HOST],
+            Self::LinkFails => vec![FAILED_LINK],
+            Self::SwitchFails => (FAILED_RACK * HOSTS_PER_RACK..(FAILED_RACK + 1) * HOSTS_PER_RACK).collect(),
         }
     }
 }
@@ -112,28 +112,28 @@ impl Run {
     }
 
     /// Advances virtual time.
-    fn pass(&mut self, time: Nanos) {
+    fn advance(&mut self, time: Nanos) {
         self.at = self.at + time;
         self.made.world.run_until(self.at);
     }
 
-    /// Injects the event, and advances virtual time by `lasts`.
-    fn row(&mut self, happens: Happens, lasts: Nanos) -> Result<Row, Report> {
-        if let Some(fault) = happens.fault(&self.made) {
+    /// Injects the event, and advances virtual time by `duration`.
+    fn row(&mut self, event: FailureEvent, duration: Nanos) -> Result<Row, Report> {
+        if let Some(fault) = event.fault(&self.made) {
             self.made.world.schedule(self.at, fault);
         }
-        let dead = happens.dead();
+        let dead = event.dead();
         self.alive.retain(|host| !dead.contains(host));
         self.before = self.sums();
         for &host in &self.alive {
             self.made.world.node_mut::<Host>(self.made.hosts[host]).stall = Nanos::ZERO;
         }
-        self.pass(TOLD_AFTER);
+        self.advance(INFORMED_AFTER);
         let now = self.made.world.now();
         for &host in &self.alive {
             self.made.world.node_mut::<Host>(self.made.hosts[host]).forget(&dead, now);
         }
-        self.pass(lasts.since(TOLD_AFTER));
+        self.advance(duration.since(INFORMED_AFTER));
         self.made.check_order().map_err(|what| miette!("{what}"))?;
         let (delivered, took, failed) = self.sums();
         let (delivered, took) = (delivered - self.before.0, took - self.before.1);
@@ -150,7 +150,7 @@ impl Run {
 
 /// A failure on the testbed, and the observations of the surviving hosts
 #[derive(Clone, Copy, Debug)]
-pub struct Failed {
+pub struct Failure {
     /// Failed component
     pub what: &'static str,
     /// Number of surviving hosts
@@ -166,21 +166,21 @@ pub struct Failed {
 ///
 /// # Errors
 /// The total order was violated.
-pub fn failures(incarnation: Incarnation, seed: u64) -> Result<Vec<Failed>, Report> {
+pub fn failures(incarnation: Incarnation, seed: u64) -> Result<Vec<Failure>, Report> {
     let mut run = Run::new(incarnation, seed);
     // The first barriers arrive.
-    run.pass(Nanos::from_micros(60));
-    let happenings = [
-        ("nothing", Happens::Nothing),
-        ("host", Happens::HostDies),
-        ("host link", Happens::LinkDies),
-        ("ToR switch", Happens::SwitchDies),
+    run.advance(Nanos::from_micros(60));
+    let events = [
+        ("nothing", FailureEvent::Nothing),
+        ("host", FailureEvent::HostFails),
+        ("host link", FailureEvent::LinkFails),
+        ("ToR switch", FailureEvent::SwitchFails),
     ];
-    let one = |(what, happens)| {
-        let Row { hosts, delivered, stall, .. } = run.row(happens, Nanos::from_micros(150))?;
-        Ok(Failed { what, hosts, delivered, stall })
+    let one = |(what, event)| {
+        let Row { hosts, delivered, stall, .. } = run.row(event, Nanos::from_micros(150))?;
+        Ok(Failure { what, hosts, delivered, stall })
     };
-    happenings.into_iter().map(one).collect()
+    events.into_iter().map(one).collect()
 }
 
 const fn name(incarnation: Incarnation) -> &'static str {
@@ -195,7 +195,7 @@ const fn name(incarnation: Incarnation) -> &'static str {
 const SEED: u64 = 1;
 
 /// Rows printed so far
-struct Shown {
+struct Output {
     json: bool,
     /// Lines of the table on the terminal, to be overwritten
     lines: usize,
@@ -205,7 +205,7 @@ struct Shown {
 const COLUMNS: [&str; 8] =
     ["barriers", "time us", "what happens", "hosts", "delivered", "failed", "mean us", "longest stall us"];
 
-impl Shown {
+impl Output {
     fn table(&self) -> String {
         let mut table = Table::new();
         table.load_style(presets::NOTHING);
@@ -248,8 +248,8 @@ impl Shown {
 /// # Errors
 /// The total order was violated, or a barrier did not rise for more than 20 beacon intervals.
 pub fn demo(args: &DemoArgs) -> Result<(), Report> {
-    let lasts = Nanos::from_micros(if args.quick { 150 } else { 300 });
-    let mut shown = Shown { json: args.json, lines: 0, rows: Vec::new() };
+    let duration = Nanos::from_micros(if args.quick { 150 } else { 300 });
+    let mut output = Output { json: args.json, lines: 0, rows: Vec::new() };
     if !args.json {
         println!(
             "The paper's testbed in virtual time: 32 hosts in 4 racks, 4 spine and 2 core switches, links of 100 Gb/s and 500 ns,\n\
@@ -261,34 +261,35 @@ pub fn demo(args: &DemoArgs) -> Result<(), Report> {
         );
     }
     let all = [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host];
-    let happenings = [Happens::Nothing, Happens::HostDies, Happens::LinkDies, Happens::SwitchDies];
+    let events =
+        [FailureEvent::Nothing, FailureEvent::HostFails, FailureEvent::LinkFails, FailureEvent::SwitchFails];
     for incarnation in all {
         let mut run = Run::new(incarnation, SEED);
         // The first barriers arrive.
-        run.pass(Nanos::from_micros(60));
-        for happens in happenings {
-            let row = run.row(happens, lasts)?;
+        run.advance(Nanos::from_micros(60));
+        for event in events {
+            let row = run.row(event, duration)?;
             if row.delivered == 0 || row.stall.0 > 20 * BEACON_INTERVAL.0 {
-                let what = happens.name();
+                let what = event.name();
                 return Err(miette!(
                     "{}, {what}: barriers did not rise for {} ns",
                     name(incarnation),
                     row.stall.0
                 ));
             }
-            let last = incarnation == all[2] && happens == happenings[3];
+            let last = incarnation == all[2] && event == events[3];
             let us = |ns: f64| (ns / 10.0).round() / 100.0;
             let value = json!({
                 "barriers": name(incarnation),
                 "time_us": run.at.0 / 1000,
-                "what_happens": happens.name(),
+                "what_happens": event.name(),
                 "hosts": row.hosts,
                 "delivered": row.delivered,
                 "failed": row.failed,
                 "mean_us": us(row.mean_ns),
                 "longest_stall_us": us(row.stall.0 as f64),
             });
-            shown.add(value, last)?;
+            output.add(value, last)?;
         }
     }
     if !args.json {
@@ -305,18 +306,26 @@ mod tests {
     fn a_failure_stalls_the_survivors_for_about_ten_intervals() {
         for incarnation in [Incarnation::Chip, Incarnation::Host] {
             let mut run = Run::new(incarnation, SEED);
-            run.pass(Nanos::from_micros(60));
-            let lasts = Nanos::from_micros(120);
-            let well = run.row(Happens::Nothing, lasts).unwrap();
-            assert!(well.hosts == 32 && well.delivered > 5_000, "{incarnation:?}: {well:?}");
-            assert!(well.failed == 0 && well.stall.0 < 4 * BEACON_INTERVAL.0, "{incarnation:?}: {well:?}");
-            for (happens, hosts) in
-                [(Happens::HostDies, 31), (Happens::LinkDies, 30), (Happens::SwitchDies, 22)]
-            {
-                let row = run.row(happens, lasts).unwrap();
-                assert!(row.hosts == hosts && row.delivered > 1_000, "{incarnation:?} {happens:?}: {row:?}");
+            run.advance(Nanos::from_micros(60));
+            let duration = Nanos::from_micros(120);
+            let undisturbed = run.row(FailureEvent::Nothing, duration).unwrap();
+            assert!(
+                undisturbed.hosts == 32 && undisturbed.delivered > 5_000,
+                "{incarnation:?}: {undisturbed:?}"
+            );
+            assert!(
+                undisturbed.failed == 0 && undisturbed.stall.0 < 4 * BEACON_INTERVAL.0,
+                "{incarnation:?}: {undisturbed:?}"
+            );
+            for (event, hosts) in [
+                (FailureEvent::HostFails, 31),
+                (FailureEvent::LinkFails, 30),
+                (FailureEvent::SwitchFails, 22),
+            ] {
+                let row = run.row(event, duration).unwrap();
+                assert!(row.hosts == hosts && row.delivered > 1_000, "{incarnation:?} {event:?}: {row:?}");
                 let intervals = row.stall.0 / BEACON_INTERVAL.0;
-                assert!((8..18).contains(&intervals), "{incarnation:?} {happens:?}: {row:?}");
+                assert!((8..18).contains(&intervals), "{incarnation:?} {event:?}: {row:?}");
                 assert!(row.failed > 0, "messages to failed hosts fail: {row:?}");
             }
         }

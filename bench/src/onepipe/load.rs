@@ -2,9 +2,9 @@
 //!
 //! Timestamps wrap at 48 bits, and the capture wraps with them: they increase from each frame, or round of
 //! beacons, to the next, and from the last to the first as well, so that every message raises its link's
-//! register, however often the capture is played. Messages are [`APART_NS`] apart, with a jump every [`RUN`],
-//! without which one capture would not cover the 48 bits; rounds of beacons are an equal part of the 48 bits
-//! apart.
+//! register, however often the capture is played. Messages are [`MESSAGE_GAP_NS`] apart, with a jump every
+//! [`MESSAGES_PER_RUN`], without which one capture would not cover the 48 bits; rounds of beacons are an
+//! equal part of the 48 bits apart.
 
 use clap::ValueEnum;
 use core::fmt;
@@ -30,12 +30,12 @@ const OWN_IP: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const FIRST_QP: Qpn = Qpn::new(0x100);
 /// Messages from one jump of time to the next, and nanoseconds from a message to the next: 20 million a
 /// second
-const RUN: usize = 128;
-const APART_NS: u64 = 50;
-/// Beacon interval with messages. With beacons it is `SHARE_NS` times the number of links, so that a round
-/// takes about one interval
+const MESSAGES_PER_RUN: usize = 128;
+const MESSAGE_GAP_NS: u64 = 50;
+/// Beacon interval with messages. With beacons it is `INTERVAL_PER_LINK_NS` times the number of links, so
+/// that a round takes about one interval
 const INTERVAL: Nanos = Nanos::from_micros(3);
-const SHARE_NS: u64 = 100;
+const INTERVAL_PER_LINK_NS: u64 = 100;
 
 /// Kind of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -79,7 +79,10 @@ impl Load {
         let rounds = FRAMES.div_ceil(links).next_power_of_two();
         let step = (1 << 48) / rounds as u64;
         let time = |round: usize| match self.kind {
-            Kind::Messages => step * (round / RUN * RUN) as u64 + APART_NS * (round % RUN) as u64,
+            Kind::Messages => {
+                step * (round / MESSAGES_PER_RUN * MESSAGES_PER_RUN) as u64
+                    + MESSAGE_GAP_NS * (round % MESSAGES_PER_RUN) as u64
+            }
             Kind::Beacons => step * round as u64,
         };
         let frame = |round: usize, link: u16| self.frame(link, Timestamp::new(time(round) + step / 2));
@@ -133,7 +136,9 @@ impl Load {
             registers: Registers { va: 0, rkey: 0 },
             beacon_interval: match self.kind {
                 Kind::Messages => INTERVAL,
-                Kind::Beacons => Nanos((SHARE_NS * u64::from(self.links)).clamp(1_000, 1_000_000)),
+                Kind::Beacons => {
+                    Nanos((INTERVAL_PER_LINK_NS * u64::from(self.links)).clamp(1_000, 1_000_000))
+                }
             },
             dead_after_intervals: 1_000_000_000,
             join_window: Nanos::from_secs(1 << 20),
@@ -163,14 +168,14 @@ impl Load {
         if let Some(why) = Refusal::ALL.into_iter().find(|&why| counters.refused(why) > 0) {
             return Err(format!("{} refused: {}", counters.refused(why), why.name()));
         }
-        let (taken, beacons) = match self.kind {
+        let (accepted, beacons) = match self.kind {
             Kind::Messages => (counters.messages.get(), 0),
             // With fewer links than a burst has frames, one beacon may answer several rounds.
             Kind::Beacons if self.links < 32 => (counters.datagrams.get(), frames / 8),
             Kind::Beacons => (counters.datagrams.get(), frames / 10 * 9),
         };
-        if taken != frames {
-            return Err(format!("{taken} of {frames} frames were taken"));
+        if accepted != frames {
+            return Err(format!("{accepted} of {frames} frames were accepted"));
         }
         if counters.beacons.get() < beacons || counters.dead.get() > 0 {
             return Err(format!("{} beacons were sent for {frames}", counters.beacons.get()));

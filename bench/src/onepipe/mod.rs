@@ -10,8 +10,8 @@ pub mod demo;
 pub mod load;
 pub mod simulated;
 
-use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, Room};
-use crate::process::{Counts, Program};
+use crate::compare::{Bench, Capacity, CompareArgs, Entry, Figures, Launch, Ratio};
+use crate::process::{CountedFrames, Program};
 use crate::traffic;
 use clap::Args;
 use load::{Kind, Load};
@@ -37,7 +37,7 @@ const ACK_EVERY: u32 = 64;
 const PAYLOADS: [usize; 2] = [64, 1024];
 const LINKS: [u16; 5] = [8, 32, 128, 512, 1024];
 /// Number of links that one core should serve, and the beacon interval in nanoseconds
-const HELD: [(u16, f64); 2] = [(32, 1_000.0), (128, 3_000.0)];
+const BEACON_GOALS: [(u16, f64); 2] = [(32, 1_000.0), (128, 3_000.0)];
 
 /// Compare writing barriers into messages with dpdk-testpmd (macswap), and measure beacons of up to 1,024
 /// links, on one core; or measure delivery latency under loss or in large networks (simulated)
@@ -101,10 +101,10 @@ pub fn run(args: &OnePipeArgs, understudy: &Path) -> Result<(), Report> {
     entries.push(entry(PROCESS, load, &capture(&bench, load)?, process(PAYLOADS[0])));
     for load in LINKS.map(beacons) {
         let capture = capture(&bench, load)?;
-        if HELD.iter().any(|&(links, _)| links == load.links) {
+        if BEACON_GOALS.iter().any(|&(links, _)| links == load.links) {
             entries.push(entry(FORWARD, load, &capture, forwarding()));
         }
-        entries.push(Entry { counts: Counts::Received, ..entry(HOST, load, &capture, playing(load)) });
+        entries.push(Entry { counts: CountedFrames::Received, ..entry(HOST, load, &capture, playing(load)) });
     }
     bench.compare(&args.compare, &entries, ratios)
 }
@@ -122,8 +122,8 @@ fn entry(program: &str, load: Load, capture: &Path, launch: Launch) -> Entry {
         capture: capture.into(),
         launch,
         help: "run `understudy doctor` to see what is missing; dpdk-testpmd is in Debian's package dpdk-dev",
-        counts: Counts::Sent,
-        company: None,
+        counts: CountedFrames::Sent,
+        observer: None,
     }
 }
 
@@ -134,7 +134,7 @@ fn macswap() -> Launch {
 /// Writes a configuration that reflects what its port plays.
 fn reflecting(bench: &Bench, capture: &Path, file_prefix: &str) -> Result<PathBuf, Report> {
     let path = bench.dir.path().join("onepipe.toml");
-    let config = bench.runtime(capture, file_prefix, 1500, Room::default())
+    let config = bench.runtime(capture, file_prefix, 1500, Capacity::default())
         + "[forward]\npairs = [[\"loop\", \"loop\"]]\ncounted_qps = 0\n";
     std::fs::write(&path, config).into_diagnostic()?;
     Ok(path)
@@ -164,13 +164,13 @@ fn playing(load: Load) -> Launch {
 fn process(payload: usize) -> Launch {
     Box::new(move |bench, _capture, file_prefix| {
         let path = bench.dir.path().join("process.toml");
-        let place = "mac = \"02:00:00:00:00:01\"\naddress = \"10.0.0.1\"\nqpn = 0x11\n";
+        let own_endpoint = "mac = \"02:00:00:00:00:01\"\naddress = \"10.0.0.1\"\nqpn = 0x11\n";
         let config = format!(
             "[runtime]\nworkers = [{}]\nmemory_mb = 256\nfile_prefix = \"{file_prefix}\"\ntelemetry = true\n\
              [[port]]\nname = \"loop\"\nbuffers = 16383\nring = {{}}\n\
              [process]\nid = 1\nmac = \"02:00:00:00:00:01\"\naddress = \"10.0.0.1/24\"\nbarriers_in_messages = false\n\
              ack_every = {ACK_EVERY}\nack_delay_us = 100\ntimeout_us = 1000000\n\
-             [[process.beacons]]\n{place}[[process.peers]]\nid = 2\n{place}",
+             [[process.beacons]]\n{own_endpoint}[[process.peers]]\nid = 2\n{own_endpoint}",
             bench.cpu
         );
         std::fs::write(&path, config).into_diagnostic()?;
@@ -210,27 +210,27 @@ fn ratios(figures: &Figures) -> Vec<Ratio> {
     let process = figures.rate(PROCESS, &name).map(messages_of);
     let what = format!("million messages of {} B a second, out and in of a process", PAYLOADS[0]);
     all.push(ratio(what, process, PROCESS_GOAL));
-    let roof = figures.rate(MACSWAP, &name);
-    let value = process.zip(roof).map(|(process, roof)| process / roof);
+    let macswap_rate = figures.rate(MACSWAP, &name);
+    let value = process.zip(macswap_rate).map(|(process, macswap_rate)| process / macswap_rate);
     all.push(ratio(
         format!("messages of {} B, a process out and in / testpmd macswap", PAYLOADS[0]),
         value,
         0.0,
     ));
-    let whole_ns =
+    let total_ns =
         |program: &str, links| figures.rate(program, &beacons(links).to_string()).map(|mpps| 1_000.0 / mpps);
-    for (links, interval_ns) in HELD {
+    for (links, interval_ns) in BEACON_GOALS {
         // Beacon interval, divided by the work of one core in it
-        let held = |ns: Option<f64>| ns.map(|ns| interval_ns / (ns * f64::from(links)));
+        let intervals_held = |ns: Option<f64>| ns.map(|ns| interval_ns / (ns * f64::from(links)));
         let name = format!("beacons in and out of {links} links at {interval_ns} ns: interval / work");
         let own = figures.own_ns(HOST, &beacons(links).to_string());
-        all.push(ratio(format!("{name} of the function"), held(own), 1.0));
-        all.push(ratio(format!("{name} with the device"), held(whole_ns(HOST, links)), 0.0));
-        let forward = whole_ns(FORWARD, links);
+        all.push(ratio(format!("{name} of the function"), intervals_held(own), 1.0));
+        all.push(ratio(format!("{name} with the device"), intervals_held(total_ns(HOST, links)), 0.0));
+        let forward = total_ns(FORWARD, links);
         all.push(ratio(format!("nanoseconds a beacon that is only forwarded, {links} links"), forward, 0.0));
     }
     all.extend(LINKS.map(|links| {
-        ratio(format!("nanoseconds a beacon in and out, {links} links"), whole_ns(HOST, links), 0.0)
+        ratio(format!("nanoseconds a beacon in and out, {links} links"), total_ns(HOST, links), 0.0)
     }));
     all
 }

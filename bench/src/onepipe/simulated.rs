@@ -12,11 +12,11 @@ use switch::Nanos;
 
 /// Latency without loss of best-effort delivery with barriers on hosts and 512 processes, in microseconds
 /// (1Pipe, figure 9a)
-const PAPER_US: f64 = 15.97;
+const PAPER_LOSSLESS_US: f64 = 15.97;
 /// Loss probabilities of a packet on a link: none, and those of figure 9b; and the paper's latency in
 /// microseconds, where known
 pub(crate) const LOSSES: [(f64, Option<f64>); 9] = [
-    (0.0, Some(PAPER_US)),
+    (0.0, Some(PAPER_LOSSLESS_US)),
     (1e-8, None),
     (1e-7, None),
     (1e-6, None),
@@ -27,13 +27,13 @@ pub(crate) const LOSSES: [(f64, Option<f64>); 9] = [
     (1e-1, Some(27.19)),
 ];
 /// Hosts of each of the four racks: each process of the paper's testbed is a host here
-pub(crate) const IN_RACK: usize = 128;
+pub(crate) const HOSTS_PER_RACK: usize = 128;
 /// Peers of each host: with all hosts as peers, each host would have a table of all hosts
-const FRIENDS: usize = 32;
+const PEERS: usize = 32;
 /// Duration of measurements with loss
-const LOSS_LASTS: Nanos = Nanos::from_micros(200);
+const LOSS_DURATION: Nanos = Nanos::from_micros(200);
 /// Duration of measurements without loss, in networks of any size
-const SCALE_LASTS: Nanos = Nanos::from_micros(30);
+const SCALE_DURATION: Nanos = Nanos::from_micros(30);
 /// Rate of the testbed's links, in bits a second
 pub const RATE_BPS: u64 = 100_000_000_000;
 /// Length of a beacon datagram, with its frame check sequence, in bytes
@@ -75,36 +75,40 @@ fn with(mut row: Value, more: Value) -> Value {
     row
 }
 
-/// Measures the latency of best-effort delivery on the paper's testbed with `in_rack` hosts in each of its
-/// four racks, where each packet is lost on each link with probability `loss`.
+/// Measures the latency of best-effort delivery on the paper's testbed with `hosts_per_rack` hosts in each of
+/// its four racks, where each packet is lost on each link with probability `loss`.
 ///
-/// # Errors
-/// The simulation's error.
-pub fn lossy(incarnation: Incarnation, loss: f64, in_rack: usize, seed: u64) -> Result<Latency, Report> {
+/// # Errors The simulation's error.
+pub fn lossy(
+    incarnation: Incarnation,
+    loss: f64,
+    hosts_per_rack: usize,
+    seed: u64,
+) -> Result<Latency, Report> {
     let mut tree = FatTree::testbed(incarnation);
-    tree.hosts = in_rack;
-    tree.habits.friends = FRIENDS.min(2 * in_rack);
-    let measured = tree.losing(loss).latency(Span::new(LOSS_LASTS), seed);
+    tree.hosts = hosts_per_rack;
+    tree.habits.friends = PEERS.min(2 * hosts_per_rack);
+    let measured = tree.losing(loss).latency(Span::new(LOSS_DURATION), seed);
     let measured =
         measured.map_err(|what| miette!("{} barriers, a loss of {loss:e}: {what}", name(incarnation)));
     Ok(measured?.0)
 }
 
-/// Returns a row of the table of losses. `whole` is the mean latency without loss.
+/// Returns a row of the table of losses. `lossless` is the mean latency without loss.
 fn loss_row(
     incarnation: Incarnation,
     (loss, paper): (f64, Option<f64>),
-    whole: Option<f64>,
+    lossless: Option<f64>,
 ) -> Result<(Value, f64), Report> {
-    let latency = lossy(incarnation, loss, IN_RACK, 1)?;
+    let latency = lossy(incarnation, loss, HOSTS_PER_RACK, 1)?;
     let paper = paper.filter(|_| incarnation == Incarnation::Host);
     let row = json!({
         "barriers": name(incarnation),
         "loss": loss,
         "lost_percent": percent(latency.lost),
-        "times": ratio(latency.mean_ns, whole.unwrap_or(latency.mean_ns)),
+        "times": ratio(latency.mean_ns, lossless.unwrap_or(latency.mean_ns)),
         "paper_us": paper,
-        "paper_times": paper.map(|us| ratio(us, PAPER_US)),
+        "paper_times": paper.map(|us| ratio(us, PAPER_LOSSLESS_US)),
     });
     Ok((with(of_latency(&latency), row), latency.mean_ns))
 }
@@ -161,8 +165,8 @@ pub fn scale(hosts: usize, rate_bps: u64, seed: u64) -> Result<Scale, Report> {
         ));
     };
     tree.link.rate_bps = rate_bps;
-    tree.habits.friends = FRIENDS.min(hosts / 2);
-    let span = Span { settles: Nanos(10 * BEACON_INTERVAL.0), ..Span::new(SCALE_LASTS) };
+    tree.habits.friends = PEERS.min(hosts / 2);
+    let span = Span { settles: Nanos(10 * BEACON_INTERVAL.0), ..Span::new(SCALE_DURATION) };
     let measured = tree.losing(0.0).latency(span, seed);
     let (latency, made) = measured.map_err(|what| miette!("{hosts} hosts: {what}"))?;
     Ok(Scale {
@@ -218,10 +222,10 @@ pub(super) fn run(hosts: &[usize], as_json: bool) -> Result<(), Report> {
     }
     let mut rows = Vec::new();
     for incarnation in [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host] {
-        let mut whole = None;
+        let mut lossless = None;
         for loss in LOSSES {
-            let (row, mean) = loss_row(incarnation, loss, whole)?;
-            whole.get_or_insert(mean);
+            let (row, mean) = loss_row(incarnation, loss, lossless)?;
+            lossless.get_or_insert(mean);
             rows.push(row);
         }
     }
@@ -244,7 +248,7 @@ pub(super) fn run(hosts: &[usize], as_json: bool) -> Result<(), Report> {
         out,
 "The paper's testbed with {} hosts, best effort, with this probability of loss per packet and link (virtual time; figure\n\
          9b, whose hosts take time for each packet). Times: the mean divided by that without loss:\n{}",
-        4 * IN_RACK,
+        4 * HOSTS_PER_RACK,
         table(&rows, &columns)
     )
     .into_diagnostic()

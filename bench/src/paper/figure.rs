@@ -74,39 +74,39 @@ pub struct Figure {
     /// Title
     pub title: &'static str,
     /// Result in the paper
-    pub says: &'static str,
+    pub paper_result: &'static str,
     /// How it is reproduced here
-    pub shown: Shown,
+    pub reproduction: Reproduction,
 }
 
 /// How a figure is reproduced.
 #[derive(Clone, Copy, Debug)]
-pub enum Shown {
+pub enum Reproduction {
     /// By an experiment
     Measured {
         /// Description of the experiment
         how: &'static str,
         /// Whether the experiment depends on [`Settings::seed`]
-        drawn: bool,
+        random: bool,
         /// Source of the numbers
-        by: By,
+        source: NumberSource,
         /// Function that runs the experiment
         run: fn(&Settings) -> Result<Outcome, Report>,
     },
     /// Not reproduced, for this reason
-    Not(&'static str),
+    Omitted(&'static str),
 }
 
 /// Source of a figure's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum By {
+pub enum NumberSource {
     /// Simulation of packets in virtual time
     Packets,
     /// Formulas of a model, without packets: the model's assumptions hold by construction
     Model,
 }
 
-impl By {
+impl NumberSource {
     /// Returns the heading of the description of our numbers in reports.
     pub(super) const fn heading(self) -> &'static str {
         match self {
@@ -126,40 +126,58 @@ impl Figure {
     /// Returns a figure that is measured by simulating packets.
     pub(super) const fn measured(
         (paper, id, title): (Paper, &'static str, &'static str),
-        says: &'static str,
+        paper_result: &'static str,
         how: &'static str,
         run: fn(&Settings) -> Result<Outcome, Report>,
     ) -> Self {
-        Self { paper, id, title, says, shown: Shown::Measured { how, drawn: true, by: By::Packets, run } }
+        Self {
+            paper,
+            id,
+            title,
+            paper_result,
+            reproduction: Reproduction::Measured { how, random: true, source: NumberSource::Packets, run },
+        }
     }
 
     /// Returns a figure that is computed by a model without random input.
     pub(super) const fn computed(
         (paper, id, title): (Paper, &'static str, &'static str),
-        says: &'static str,
+        paper_result: &'static str,
         how: &'static str,
         run: fn(&Settings) -> Result<Outcome, Report>,
     ) -> Self {
-        Self { paper, id, title, says, shown: Shown::Measured { how, drawn: false, by: By::Model, run } }
+        Self {
+            paper,
+            id,
+            title,
+            paper_result,
+            reproduction: Reproduction::Measured { how, random: false, source: NumberSource::Model, run },
+        }
     }
 
     /// Returns a figure that is computed by a model, from random objects.
-    pub(super) const fn computed_of_drawn(
+    pub(super) const fn computed_from_random(
         (paper, id, title): (Paper, &'static str, &'static str),
-        says: &'static str,
+        paper_result: &'static str,
         how: &'static str,
         run: fn(&Settings) -> Result<Outcome, Report>,
     ) -> Self {
-        Self { paper, id, title, says, shown: Shown::Measured { how, drawn: true, by: By::Model, run } }
+        Self {
+            paper,
+            id,
+            title,
+            paper_result,
+            reproduction: Reproduction::Measured { how, random: true, source: NumberSource::Model, run },
+        }
     }
 
     /// Returns a figure that is not reproduced.
-    pub(super) const fn not(
+    pub(super) const fn omitted(
         (paper, id, title): (Paper, &'static str, &'static str),
-        says: &'static str,
+        paper_result: &'static str,
         why: &'static str,
     ) -> Self {
-        Self { paper, id, title, says, shown: Shown::Not(why) }
+        Self { paper, id, title, paper_result, reproduction: Reproduction::Omitted(why) }
     }
 
     /// Returns the command that measures this figure, unless there is a result.
@@ -175,7 +193,7 @@ impl Figure {
     }
 
     /// Returns the command that measures this figure again, even if there is a result.
-    pub fn again(&self, settings: &Settings) -> String {
+    pub fn fresh_command(&self, settings: &Settings) -> String {
         self.command(settings) + " --fresh"
     }
 
@@ -188,7 +206,7 @@ impl Figure {
 /// Origin of a series
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Whose {
+pub enum Origin {
     /// The paper, or its authors' own data
     Paper,
     /// Measured here
@@ -201,7 +219,8 @@ pub struct Series {
     /// Name in legends
     pub name: String,
     /// Origin
-    pub whose: Whose,
+    #[serde(rename = "whose")]
+    pub origin: Origin,
     /// Points, x and y
     pub points: Vec<(f64, f64)>,
 }
@@ -209,12 +228,12 @@ pub struct Series {
 impl Series {
     /// Returns a curve that was measured here.
     pub fn ours(name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
-        Self { name: name.into(), whose: Whose::Ours, points: points.into_iter().collect() }
+        Self { name: name.into(), origin: Origin::Ours, points: points.into_iter().collect() }
     }
 
     /// Returns a curve of the paper.
     pub fn paper(name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
-        Self { name: name.into(), whose: Whose::Paper, points: points.into_iter().collect() }
+        Self { name: name.into(), origin: Origin::Paper, points: points.into_iter().collect() }
     }
 
     /// Returns the value at `x`, if there is a point.

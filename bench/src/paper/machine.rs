@@ -31,8 +31,8 @@ impl Machine {
     ///
     /// # Errors
     /// The program's file cannot be read.
-    pub(super) fn look(own: &Path, dpdk: &str, commit: Option<&str>) -> Result<Self, Report> {
-        let digest = Sha256::digest(std::fs::read(own).into_diagnostic()?);
+    pub(super) fn detect(program_path: &Path, dpdk: &str, commit: Option<&str>) -> Result<Self, Report> {
+        let digest = Sha256::digest(std::fs::read(program_path).into_diagnostic()?);
         let mut program = format!("{} ", env!("CARGO_PKG_VERSION"));
         for byte in &digest[..6] {
             _ = write!(program, "{byte:02x}");
@@ -42,7 +42,7 @@ impl Machine {
         let kib: u64 = kib.split_whitespace().next().and_then(|kib| kib.parse().ok()).unwrap_or(0);
         Ok(Self {
             program,
-            commit: commit.map(Into::into).or_else(|| git(own)),
+            commit: commit.map(Into::into).or_else(|| git(program_path)),
             cpu: field(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| std::env::consts::ARCH.into()),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             memory_mib: kib / 1024,
@@ -62,16 +62,16 @@ fn field(text: &str, name: &str) -> Option<String> {
 }
 
 /// Returns git's description of the work tree that contains the program, such as one in `target/release`.
-fn git(own: &Path) -> Option<String> {
-    let folder = own.parent()?;
-    let told = Command::new("git")
+fn git(program_path: &Path) -> Option<String> {
+    let folder = program_path.parent()?;
+    let output = Command::new("git")
         .arg("-C")
         .arg(folder)
         .args(["describe", "--always", "--dirty", "--abbrev=12"])
         .output()
         .ok()?;
-    let name = String::from_utf8(told.stdout).ok()?;
-    (told.status.success() && !name.trim().is_empty()).then(|| name.trim().to_owned())
+    let name = String::from_utf8(output.stdout).ok()?;
+    (output.status.success() && !name.trim().is_empty()).then(|| name.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -91,7 +91,7 @@ mod tests {
         let of = |bytes: &[u8]| {
             let path = folder.path().join("program");
             std::fs::write(&path, bytes).unwrap();
-            Machine::look(&path, "DPDK 22.11.1", Some("abc")).unwrap()
+            Machine::detect(&path, "DPDK 22.11.1", Some("abc")).unwrap()
         };
         let (one, other) = (of(b"one"), of(b"other"));
         assert_ne!(one.program, other.program);

@@ -17,7 +17,7 @@ mod swordbox;
 mod tests;
 
 use clap::{Args, ValueEnum};
-use figure::{By, Figure, Paper, Settings, Shown};
+use figure::{Figure, NumberSource, Paper, Reproduction, Settings};
 use machine::Machine;
 use miette::{IntoDiagnostic as _, Report, miette};
 use results::{Record, Store};
@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub struct PaperArgs {
     /// Papers to reproduce
     #[arg(value_enum, default_value = "all")]
-    papers: Vec<Which>,
+    papers: Vec<PaperSelection>,
     /// Only these figures, such as fig5 (see --list)
     #[arg(long, value_delimiter = ',', value_name = "FIGURE")]
     only: Vec<String>,
@@ -61,7 +61,7 @@ pub struct PaperArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Which {
+enum PaperSelection {
     #[value(name = "1pipe")]
     OnePipe,
     P4ce,
@@ -70,7 +70,7 @@ enum Which {
     All,
 }
 
-impl Which {
+impl PaperSelection {
     const fn has(self, paper: Paper) -> bool {
         matches!(
             (self, paper),
@@ -89,14 +89,11 @@ pub fn figures() -> impl Iterator<Item = &'static Figure> {
 }
 
 /// Returns the selected figures.
-fn chosen(papers: &[Which], only: &[String]) -> Result<Vec<&'static Figure>, Report> {
+fn selected(papers: &[PaperSelection], only: &[String]) -> Result<Vec<&'static Figure>, Report> {
     let of_papers = || figures().filter(|figure| papers.iter().any(|which| which.has(figure.paper)));
     if let Some(unknown) = only.iter().find(|only| !of_papers().any(|figure| figure.id == **only)) {
-        let known: Vec<_> = of_papers().map(|figure| figure.id).collect();
-        return Err(miette!(
-            help = format!("use one of {}", known.join(", ")),
-            "there is no figure {unknown}"
-        ));
+        let ids: Vec<_> = of_papers().map(|figure| figure.id).collect();
+        return Err(miette!(help = format!("use one of {}", ids.join(", ")), "there is no figure {unknown}"));
     }
     Ok(of_papers().filter(|figure| only.is_empty() || only.iter().any(|only| only == figure.id)).collect())
 }
@@ -107,18 +104,18 @@ fn chosen(papers: &[Which], only: &[String]) -> Result<Vec<&'static Figure>, Rep
 /// # Errors
 /// An experiment failed, or a file cannot be written.
 pub fn run(args: &PaperArgs, own: &Path, dpdk: &str) -> Result<(), Report> {
-    let figures = chosen(&args.papers, &args.only)?;
+    let figures = selected(&args.papers, &args.only)?;
     if args.list {
         return list(&figures);
     }
     // Reasons are only printed for figures that were selected by name.
     if !args.only.is_empty() {
-        for why in unshown(&figures)? {
+        for why in reasons_not_shown(&figures)? {
             eprintln!("{why}");
         }
     }
     let settings = Settings { quick: args.quick, seed: args.seed };
-    let machine = Machine::look(own, dpdk, args.commit.as_deref())?;
+    let machine = Machine::detect(own, dpdk, args.commit.as_deref())?;
     let store = Store::open(&args.results, &machine.program)?;
     let jobs = args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let failed = measure(&figures, &settings, &store, &machine, args.fresh, jobs)?;
@@ -133,10 +130,10 @@ pub fn run(args: &PaperArgs, own: &Path, dpdk: &str) -> Result<(), Report> {
 }
 
 /// Returns the reasons why some of these figures are not shown. Fails if none of them can be.
-fn unshown(figures: &[&Figure]) -> Result<Vec<String>, Report> {
-    let why = |figure: &&Figure| match figure.shown {
-        Shown::Not(why) => Some(format!("{figure} is not shown: {why}")),
-        Shown::Measured { .. } => None,
+fn reasons_not_shown(figures: &[&Figure]) -> Result<Vec<String>, Report> {
+    let why = |figure: &&Figure| match figure.reproduction {
+        Reproduction::Omitted(why) => Some(format!("{figure} is not shown: {why}")),
+        Reproduction::Measured { .. } => None,
     };
     let not: Vec<_> = figures.iter().filter_map(why).collect();
     if not.len() < figures.len() {
@@ -156,11 +153,11 @@ fn list(figures: &[&Figure]) -> Result<(), Report> {
 
 /// Returns the figure's line in the list.
 fn row(figure: &Figure) -> String {
-    let note = match figure.shown {
-        Shown::Measured { by: By::Packets, .. } => String::new(),
-        Shown::Measured { drawn: false, .. } => " [computed: the same with any seed]".into(),
-        Shown::Measured { by: By::Model, .. } => " [computed]".into(),
-        Shown::Not(why) => format!(" [not shown: {why}]"),
+    let note = match figure.reproduction {
+        Reproduction::Measured { source: NumberSource::Packets, .. } => String::new(),
+        Reproduction::Measured { random: false, .. } => " [computed: the same with any seed]".into(),
+        Reproduction::Measured { source: NumberSource::Model, .. } => " [computed]".into(),
+        Reproduction::Omitted(why) => format!(" [not shown: {why}]"),
     };
     format!("{:<9} {:<16} {}{note}", figure.paper.key(), figure.id, figure.title)
 }
@@ -177,32 +174,34 @@ fn measure(
     fresh: bool,
     jobs: usize,
 ) -> Result<Vec<Failed>, Report> {
-    let mut left = Vec::new();
-    for figure in figures.iter().filter(|figure| matches!(figure.shown, Shown::Measured { .. })) {
+    let mut pending = Vec::new();
+    for figure in figures.iter().filter(|figure| matches!(figure.reproduction, Reproduction::Measured { .. }))
+    {
         if fresh {
-            store.forget(figure, settings)?;
+            store.remove(figure, settings)?;
         }
-        if store.find(figure, settings).is_none() {
-            left.push(*figure);
+        if store.load(figure, settings).is_none() {
+            pending.push(*figure);
         }
     }
-    let all = figures.iter().filter(|figure| matches!(figure.shown, Shown::Measured { .. })).count();
-    if left.len() < all {
-        eprintln!("{} of {all} experiments already have results", all - left.len());
+    let all =
+        figures.iter().filter(|figure| matches!(figure.reproduction, Reproduction::Measured { .. })).count();
+    if pending.len() < all {
+        eprintln!("{} of {all} experiments already have results", all - pending.len());
     }
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
-        for _ in 0..jobs.clamp(1, left.len().max(1)) {
+        for _ in 0..jobs.clamp(1, pending.len().max(1)) {
             scope.spawn(|| {
-                while let Some(figure) = left.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let place =
-                        left.iter().position(|other| core::ptr::eq(*other, *figure)).map_or(0, |n| n + 1);
-                    let place = format!("[{place}/{}]", left.len());
-                    eprintln!("{place} {figure}: {} ...", figure.title);
-                    match one(figure, settings, store, machine) {
-                        Ok(told) => eprintln!("{place} {figure}: {told}"),
+                while let Some(figure) = pending.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let position =
+                        pending.iter().position(|other| core::ptr::eq(*other, *figure)).map_or(0, |n| n + 1);
+                    let position = format!("[{position}/{}]", pending.len());
+                    eprintln!("{position} {figure}: {} ...", figure.title);
+                    match run_one(figure, settings, store, machine) {
+                        Ok(verdict) => eprintln!("{position} {figure}: {verdict}"),
                         Err(error) => {
-                            eprintln!("{place} {figure}: failed: {error}");
+                            eprintln!("{position} {figure}: failed: {error}");
                             let mut failed = failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                             failed.push((*figure, error.to_string()));
                         }
@@ -215,8 +214,8 @@ fn measure(
 }
 
 /// Runs an experiment and stores its result. Returns a line for the terminal.
-fn one(figure: &Figure, settings: &Settings, store: &Store, machine: &Machine) -> Result<String, Report> {
-    let Shown::Measured { run, .. } = figure.shown else { return Ok(String::new()) };
+fn run_one(figure: &Figure, settings: &Settings, store: &Store, machine: &Machine) -> Result<String, Report> {
+    let Reproduction::Measured { run, .. } = figure.reproduction else { return Ok(String::new()) };
     let began = cpu_s();
     let outcome = run(settings)?;
     let seconds = cpu_s() - began;
@@ -225,11 +224,11 @@ fn one(figure: &Figure, settings: &Settings, store: &Store, machine: &Machine) -
         program: machine.program.clone(),
         commit: machine.commit.clone(),
         settings: *settings,
-        command: figure.again(settings),
+        command: figure.fresh_command(settings),
         cpu_seconds: (seconds * 10.0).round() / 10.0,
         outcome,
     };
-    store.keep(figure, &record)?;
+    store.save(figure, &record)?;
     Ok(format!("{verdict} ({seconds:.1} s of CPU)"))
 }
 

@@ -3,7 +3,7 @@
 use super::figure::{Axis, Distribution, Figure, Outcome, Paper, Series, Settings};
 use super::shape;
 use crate::onepipe::demo::failures;
-use crate::onepipe::simulated::{IN_RACK, LOSSES, RATE_BPS, lossy, name, scale};
+use crate::onepipe::simulated::{HOSTS_PER_RACK, LOSSES, RATE_BPS, lossy, name, scale};
 use hdrhistogram::Histogram;
 use miette::{Report, miette};
 use representative::Incarnation;
@@ -15,25 +15,25 @@ const APPLICATION: &str = "the application and the systems that it is compared w
                            its throughput is limited by the CPUs of 32 servers";
 
 pub(super) const FIGURES: &[Figure] = &[
-    Figure::not((Paper::OnePipe, "fig1", "1Pipe abstraction"), "", DRAWING),
-    Figure::not(
+    Figure::omitted((Paper::OnePipe, "fig1", "1Pipe abstraction"), "", DRAWING),
+    Figure::omitted(
         (Paper::OnePipe, "table1", "Programming API"),
         "",
         "an interface, not a measurement (crate `onepipe`)",
     ),
-    Figure::not((Paper::OnePipe, "fig2", "Ordering hazards"), "", DRAWING),
-    Figure::not((Paper::OnePipe, "fig3", "Routing topology of a data center"), "", DRAWING),
-    Figure::not((Paper::OnePipe, "fig4", "Architecture of a switch"), "", DRAWING),
-    Figure::not((Paper::OnePipe, "fig5", "Hierarchical aggregation of barriers"), "", DRAWING),
-    Figure::not((Paper::OnePipe, "fig6", "Two-phase commit in reliable 1Pipe"), "", DRAWING),
-    Figure::not((Paper::OnePipe, "fig7", "Failure recovery in reliable 1Pipe"), "", DRAWING),
-    Figure::not(
+    Figure::omitted((Paper::OnePipe, "fig2", "Ordering hazards"), "", DRAWING),
+    Figure::omitted((Paper::OnePipe, "fig3", "Routing topology of a data center"), "", DRAWING),
+    Figure::omitted((Paper::OnePipe, "fig4", "Architecture of a switch"), "", DRAWING),
+    Figure::omitted((Paper::OnePipe, "fig5", "Hierarchical aggregation of barriers"), "", DRAWING),
+    Figure::omitted((Paper::OnePipe, "fig6", "Two-phase commit in reliable 1Pipe"), "", DRAWING),
+    Figure::omitted((Paper::OnePipe, "fig7", "Failure recovery in reliable 1Pipe"), "", DRAWING),
+    Figure::omitted(
         (Paper::OnePipe, "fig8a", "Throughput of total order broadcast"),
         "5 million messages a second and process, linear to 512 processes; 25 % less with reliable delivery; sequencers and tokens saturate.",
         "limited by the CPUs and NICs of 32 servers; `understudy bench onepipe` measures one process with DPDK on an idle machine. The \
          other systems are not implemented here",
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::OnePipe, "fig8b", "Latency of total order broadcast"),
         "The latency of sequencers rises steeply when they saturate.",
         "the sequencers, the token and the Lamport timestamps that 1Pipe is compared with are not implemented here",
@@ -65,17 +65,17 @@ pub(super) const FIGURES: &[Figure] = &[
          is not implemented.",
         detection,
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::OnePipe, "fig11", "Reorder overhead on a host"),
         "The rate falls from 6.1 to 4.3 million messages a second as messages wait up to 125 us; memory is rate times delay.",
         "limited by a host's CPU, which needs an idle machine; `understudy bench onepipe` measures it without a delay",
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::OnePipe, "fig12", "Queuing delay by background flows"),
         "10 background flows per host add 30 us (best effort) and 50 us (reliable).",
         "needs TCP flows and PFC on 32 servers; the simulator has neither",
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::OnePipe, "fig13a", "CPU cores for a switch's beacons"),
         "One host core sustains an interval of 3 us for 32 ports (5 cores at 1 us and 0.5 at 10 us in the authors' data).",
         "the rate of one core, which needs an idle machine with DPDK: `understudy bench onepipe` measures it for 8 to 1,024 links",
@@ -95,17 +95,17 @@ pub(super) const FIGURES: &[Figure] = &[
          virtual time.",
         larger,
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::OnePipe, "fig14", "Transactional key-value store"),
         "90 % of the throughput of the store without transactions.",
         APPLICATION,
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::OnePipe, "fig15", "TPC-C"),
         "71 % of the throughput of the system without transactions, 10 times that of locks, 17 times that of OCC.",
         APPLICATION,
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::OnePipe, "fig16", "Replicated remote hash table"),
         "1.9 times the insertions (3.4 times with 3 replicas), 10 % fewer lookups.",
         APPLICATION,
@@ -201,16 +201,16 @@ fn counts(took: &[u64]) -> Vec<(u64, u64)> {
 const NO_LOSS: f64 = 1e-9;
 
 fn loss(settings: &Settings) -> Result<Outcome, Report> {
-    let in_rack = settings.choose(8, IN_RACK);
+    let hosts_per_rack = settings.choose(8, HOSTS_PER_RACK);
     let mut outcome = Outcome::default();
     let mut curves = Vec::new();
     for incarnation in BOTH {
         let mut curve = Series::ours(name(incarnation), []);
         for (loss, _) in LOSSES {
-            let latency = lossy(incarnation, loss, in_rack, settings.seed)?;
+            let latency = lossy(incarnation, loss, hosts_per_rack, settings.seed)?;
             curve.points.push((loss.max(NO_LOSS), latency.mean_ns / 1e3));
         }
-        let whole = curve.points[0].1;
+        let lossless = curve.points[0].1;
         let part = |keep: fn(f64) -> bool| {
             Series::ours("", curve.points.iter().copied().filter(move |point| keep(point.0)))
         };
@@ -224,12 +224,12 @@ fn loss(settings: &Settings) -> Result<Outcome, Report> {
             &part(|loss| loss >= 0.9e-3),
             0.0,
         ));
-        let grown = curve.last() / whole;
+        let grown = curve.last() / lossless;
         let paper = (incarnation == Incarnation::Host).then_some("1.70");
         outcome.value(format!("times the latency without loss at 1e-1, {}", name(incarnation)), paper, grown);
         if incarnation == Incarnation::Host {
             let at = |loss: f64| curve.points.iter().find(|point| (point.0 / loss - 1.0).abs() < 0.1);
-            let at_1e3 = at(1e-3).map_or(f64::NAN, |point| point.1 / whole);
+            let at_1e3 = at(1e-3).map_or(f64::NAN, |point| point.1 / lossless);
             outcome.value("times the latency without loss at 1e-3, host", Some("1.23"), at_1e3);
             outcome.checks.push(shape::within(
                 "host: times the latency at 1e-3, as in the paper",

@@ -2,7 +2,7 @@
 
 use super::figure::{Axis, Figure, Outcome, Paper, Series, Settings};
 use super::shape;
-use crate::consensus::{Paces, Pauses, RATE, wrong};
+use crate::consensus::{Paces, Pauses, RATE, simulation_error};
 use miette::Report;
 use sim::consensus::costs::{Failure, Load};
 
@@ -10,17 +10,21 @@ const DRAWING: &str = "a drawing of the design, not a measurement";
 const REPLICAS: [u8; 2] = [2, 4];
 
 pub(super) const FIGURES: &[Figure] = &[
-    Figure::not(
+    Figure::omitted(
         (Paper::P4ce, "table1", "Metadata contained in an RDMA packet"),
         "A list of header fields.",
         DRAWING,
     ),
-    Figure::not((Paper::P4ce, "fig1", "Portable switch architecture pipeline"), "", DRAWING),
-    Figure::not((Paper::P4ce, "fig2", "Communications in Mu and in P4CE"), "", DRAWING),
-    Figure::not((Paper::P4ce, "fig3", "Communication pattern used for consensus"), "", DRAWING),
-    Figure::not((Paper::P4ce, "table2", "Multicast metadata"), "A list of the switch's fields.", DRAWING),
-    Figure::not((Paper::P4ce, "table3", "Connection structure"), "A list of the switch's fields.", DRAWING),
-    Figure::not((Paper::P4ce, "fig4", "Principle of packet duplication"), "", DRAWING),
+    Figure::omitted((Paper::P4ce, "fig1", "Portable switch architecture pipeline"), "", DRAWING),
+    Figure::omitted((Paper::P4ce, "fig2", "Communications in Mu and in P4CE"), "", DRAWING),
+    Figure::omitted((Paper::P4ce, "fig3", "Communication pattern used for consensus"), "", DRAWING),
+    Figure::omitted((Paper::P4ce, "table2", "Multicast metadata"), "A list of the switch's fields.", DRAWING),
+    Figure::omitted(
+        (Paper::P4ce, "table3", "Connection structure"),
+        "A list of the switch's fields.",
+        DRAWING,
+    ),
+    Figure::omitted((Paper::P4ce, "fig4", "Principle of packet duplication"), "", DRAWING),
     Figure::measured(
         (Paper::P4ce, "fig5", "Goodput by the size of values"),
         "The goodput of Mu times 2 with 2 replicas, and times 4 with 4. Link speed from 500 B on: 11 GB/s of goodput, 12.5 GB/s in \
@@ -79,8 +83,8 @@ fn goodput(settings: &Settings) -> Result<Outcome, Report> {
         for &size in sizes {
             let paces = Paces::measure(replicas, size, settings.seed)?;
             let share = |pace: sim::consensus::costs::Pace| 100.0 * pace.goodput_bps / RATE as f64;
-            series[0].points.push((size as f64, share(paces.directly)));
-            series[1].points.push((size as f64, share(paces.through)));
+            series[0].points.push((size as f64, share(paces.without_switch)));
+            series[1].points.push((size as f64, share(paces.with_switch)));
         }
         let [direct, switch] = series;
         let times = f64::from(replicas);
@@ -122,19 +126,19 @@ fn packets(settings: &Settings) -> Result<Outcome, Report> {
     for (replicas, paper) in [(2, Some("2")), (4, Some("4")), (8, None)] {
         let paces = Paces::measure(replicas, 64, settings.seed)?;
         let n = f64::from(replicas);
-        let times = paces.directly.packets_out / paces.through.packets_out;
-        out.points.push((n, paces.directly.packets_out));
-        into.points.push((n, paces.through.packets_out));
+        let times = paces.without_switch.packets_out / paces.with_switch.packets_out;
+        out.points.push((n, paces.without_switch.packets_out));
+        into.points.push((n, paces.with_switch.packets_out));
         outcome.value(format!("times the packets without the switch, {replicas} replicas"), paper, times);
         outcome.value(
             format!("packets out for a value with the switch, {replicas} replicas"),
             Some("1"),
-            paces.through.packets_out,
+            paces.with_switch.packets_out,
         );
         outcome.value(
             format!("packets in for a value with the switch, {replicas} replicas"),
             Some("1"),
-            paces.through.packets_in,
+            paces.with_switch.packets_in,
         );
         outcome.checks.push(shape::within(
             format!("{replicas} replicas: {replicas} times the packets without the switch"),
@@ -143,7 +147,7 @@ fn packets(settings: &Settings) -> Result<Outcome, Report> {
         ));
         outcome.checks.push(shape::within(
             format!("{replicas} replicas: one packet in with the switch"),
-            paces.through.packets_in,
+            paces.with_switch.packets_in,
             1.0..=1.05,
         ));
     }
@@ -168,7 +172,7 @@ fn latency(settings: &Settings) -> Result<Outcome, Report> {
             for &window in windows {
                 let (rate_bps, seed) = (RATE, settings.seed);
                 let load = Load { replicas, size: 64, through, rate_bps, window: Some(window), seed };
-                let pace = load.pace().map_err(wrong)?;
+                let pace = load.pace().map_err(simulation_error)?;
                 series.points.push((pace.entries_per_s / 1e6, pace.latency_s * 1e6));
             }
         }
@@ -219,7 +223,7 @@ fn bursts(settings: &Settings) -> Result<Outcome, Report> {
         for &size in sizes {
             let (rate_bps, seed) = (RATE, settings.seed);
             let load = Load { replicas: 2, size: 64, through, rate_bps, window: None, seed };
-            let took = load.burst(size).map_err(wrong)?;
+            let took = load.burst(size).map_err(simulation_error)?;
             series.points.push((size as f64, took.0 as f64 / 1000.0));
         }
     }
@@ -252,7 +256,7 @@ fn fail_over(settings: &Settings) -> Result<Outcome, Report> {
     ] {
         let pauses = Pauses::measure(2, failure, moments, settings.seed)?;
         let ms = |span: switch::Nanos| span.0 as f64 / 1e6;
-        let (direct, switch) = (ms(pauses.directly), ms(pauses.through));
+        let (direct, switch) = (ms(pauses.without_switch), ms(pauses.with_switch));
         outcome.value(format!("ms, the {} crashes, direct", failure.name()), Some(mu), direct);
         outcome.value(format!("ms, the {} crashes, switch", failure.name()), Some(p4ce), switch);
         if failure != Failure::Switch {

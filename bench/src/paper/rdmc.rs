@@ -3,7 +3,7 @@
 
 use super::figure::{Axis, Figure, Outcome, Paper, Series, Settings};
 use super::shape;
-use crate::consensus::wrong;
+use crate::consensus::simulation_error;
 use miette::Report;
 use rdmc::model::{Network, Object, Sent, run};
 use rdmc::{Algorithm, Schedule, cosmos};
@@ -22,17 +22,17 @@ const STAMPEDE_BPS: u64 = 40_000_000_000;
 const PAYLOAD: f64 = 4096.0 / (4096.0 + 14.0 + 20.0 + 8.0 + 12.0 + 4.0 + 24.0);
 
 pub(super) const FIGURES: &[Figure] = &[
-    Figure::not(
+    Figure::omitted(
         (Paper::Rdmc, "fig1", "RDMC library interface"),
         "",
         "an interface, not a measurement (crate `rdmc`)",
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::Rdmc, "fig2", "RDMC with a sender and two receivers"),
         "",
         "a drawing of the design, not a measurement",
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::Rdmc, "fig3", "Binomial tree and binomial pipeline"),
         "",
         "a drawing of schedules, not a measurement; `understudy rdmc schedule` draws them for any group",
@@ -89,7 +89,7 @@ pub(super) const FIGURES: &[Figure] = &[
         "Schedules executed block by block (`rdmc::model`) at Sierra's 40 Gb/s, blocks of 1 MB.",
         hundreds,
     ),
-    Figure::computed_of_drawn(
+    Figure::computed_from_random(
         (Paper::Rdmc, "fig9", "Latencies of a load like Cosmos'"),
         "The pipeline is almost twice as fast as the binomial tree and about three times as fast as sequential send; about 93 Gb/s \
          replicated, a petabyte a day.",
@@ -105,17 +105,17 @@ pub(super) const FIGURES: &[Figure] = &[
          bytes of all objects divided by the time until all members have all of them.",
         overlapping,
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::Rdmc, "fig10b", "Concurrent multicasts in overlapping groups (Apt)"),
         "Apt's top-of-rack network is oversubscribed, and degrades to about 16 Gb/s per link; the protocols adapt.",
         "needs racks with shared uplinks; `rdmc::model` has contention at hosts' ports only",
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::Rdmc, "fig11", "Polling and interrupts"),
         "With interrupts only, CPU load falls from 100 % to 10 % (100 MB) and 50 % (1 MB), with hardly any loss of bandwidth.",
         "needs a NIC's interrupts; in virtual time software takes no CPU time",
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::Rdmc, "fig12", "CORE-Direct"),
         "A chain send of 100 MB with CORE-Direct's work requests is 5 % faster.",
         "needs a Mellanox NIC with cross-channel work requests",
@@ -203,7 +203,9 @@ fn delayed(settings: &Settings) -> Result<Outcome, Report> {
     const LASTS: Nanos = Nanos::from_micros(100);
     let blocks = settings.choose(16, 64);
     let (block, link) = (MB as u32, FRACTUS.0 as u64);
-    let time = |pause| Transfer { pause, ..pipeline(4, blocks * block, link, settings) }.run().map_err(wrong);
+    let time = |pause| {
+        Transfer { pause, ..pipeline(4, blocks * block, link, settings) }.run().map_err(simulation_error)
+    };
     let usual = time(None)?.time;
     let mut added = Series::ours("added", []);
     for after in settings.choose(&[100, 600][..], &[100, 900, 1_700, 2_500, 3_300, 4_100, 4_900][..]) {
@@ -226,7 +228,7 @@ fn delayed(settings: &Settings) -> Result<Outcome, Report> {
 
 fn breakdown(settings: &Settings) -> Result<Outcome, Report> {
     let blocks: u32 = settings.choose(32, 256);
-    let took = pipeline(4, blocks * MB as u32, STAMPEDE_BPS, settings).run().map_err(wrong)?;
+    let took = pipeline(4, blocks * MB as u32, STAMPEDE_BPS, settings).run().map_err(simulation_error)?;
     // l + k - 1 steps, in each of which each host's link carries one block
     let step = MB as f64 * 8.0 / (STAMPEDE_BPS as f64 * PAYLOAD);
     let transfers = f64::from(2 + blocks - 1) * step;
@@ -286,7 +288,7 @@ fn block_sizes(settings: &Settings) -> Result<Outcome, Report> {
 fn tiny_messages(settings: &Settings) -> Result<Outcome, Report> {
     let mut rates = Series::ours("pipeline", []);
     for &hosts in settings.choose(&[2, 4, 16][..], &[2, 3, 4, 6, 8, 12, 16][..]) {
-        let took = pipeline(hosts, 1, FRACTUS.0 as u64, settings).run().map_err(wrong)?;
+        let took = pipeline(hosts, 1, FRACTUS.0 as u64, settings).run().map_err(simulation_error)?;
         rates.points.push((f64::from(hosts), 1.0 / took.time));
     }
     let mut outcome = Outcome::default();

@@ -58,7 +58,7 @@ impl Store {
 
     /// Returns this program's result for a figure with these settings, if there is one. A file that cannot be
     /// parsed counts as missing.
-    pub fn find(&self, figure: &Figure, settings: &Settings) -> Option<Record> {
+    pub fn load(&self, figure: &Figure, settings: &Settings) -> Option<Record> {
         let text = fs::read_to_string(self.path(figure, settings)).ok()?;
         let record: Record = serde_json::from_str(&text).ok()?;
         (record.program == self.program && record.settings == *settings).then_some(record)
@@ -68,7 +68,7 @@ impl Store {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn keep(&self, figure: &Figure, record: &Record) -> Result<(), Report> {
+    pub fn save(&self, figure: &Figure, record: &Record) -> Result<(), Report> {
         let path = self.path(figure, &record.settings);
         let text = serde_json::to_string(record).into_diagnostic()?;
         write(&path, &text)
@@ -78,7 +78,7 @@ impl Store {
     ///
     /// # Errors
     /// The file cannot be removed.
-    pub fn forget(&self, figure: &Figure, settings: &Settings) -> Result<(), Report> {
+    pub fn remove(&self, figure: &Figure, settings: &Settings) -> Result<(), Report> {
         match fs::remove_file(self.path(figure, settings)) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error).into_diagnostic(),
             _ => Ok(()),

@@ -41,7 +41,7 @@ fn record(program: &str, figure: &Figure) -> Record {
         program: program.into(),
         commit: None,
         settings: SETTINGS,
-        command: figure.again(&SETTINGS),
+        command: figure.fresh_command(&SETTINGS),
         cpu_seconds: 0.3,
         outcome: outcome(true),
     }
@@ -53,12 +53,14 @@ fn every_figure_can_be_selected_and_is_described() {
     for figure in figures() {
         assert!(seen.insert((figure.paper, figure.id)), "{figure} exists twice");
         assert!(!figure.title.is_empty(), "{figure}");
-        let which = Which::from_str(figure.paper.key(), false).unwrap();
-        let found = chosen(&[which], &[figure.id.to_owned()]).unwrap();
+        let which = PaperSelection::from_str(figure.paper.key(), false).unwrap();
+        let found = selected(&[which], &[figure.id.to_owned()]).unwrap();
         assert!(found.len() == 1 && core::ptr::eq(found[0], figure), "{figure}");
-        match figure.shown {
-            Shown::Not(why) => assert!(!why.is_empty(), "{figure}"),
-            Shown::Measured { how, .. } => assert!(!how.is_empty() && !figure.says.is_empty(), "{figure}"),
+        match figure.reproduction {
+            Reproduction::Omitted(why) => assert!(!why.is_empty(), "{figure}"),
+            Reproduction::Measured { how, .. } => {
+                assert!(!how.is_empty() && !figure.paper_result.is_empty(), "{figure}")
+            }
         }
         let command = figure.command(&SETTINGS);
         assert_eq!(
@@ -67,12 +69,13 @@ fn every_figure_can_be_selected_and_is_described() {
         );
     }
     for paper in Paper::ALL {
-        let measured = figures()
-            .filter(|figure| figure.paper == paper && matches!(figure.shown, Shown::Measured { .. }));
+        let measured = figures().filter(|figure| {
+            figure.paper == paper && matches!(figure.reproduction, Reproduction::Measured { .. })
+        });
         assert!(measured.count() >= 5, "{paper:?}");
     }
-    assert_eq!(chosen(&[Which::All], &[]).unwrap().len(), seen.len());
-    let error = chosen(&[Which::P4ce], &["fig99".to_owned()]).unwrap_err();
+    assert_eq!(selected(&[PaperSelection::All], &[]).unwrap().len(), seen.len());
+    let error = selected(&[PaperSelection::P4ce], &["fig99".to_owned()]).unwrap_err();
     assert!(format!("{error:?}").contains("fig5"), "{error:?}");
 }
 
@@ -85,14 +88,14 @@ struct Line {
 
 #[test]
 fn selecting_only_figures_that_are_not_shown_is_an_error() {
-    let is_shown = |figure: &&&Figure| matches!(figure.shown, Shown::Measured { .. });
+    let is_shown = |figure: &&&Figure| matches!(figure.reproduction, Reproduction::Measured { .. });
     let all: Vec<_> = figures().collect();
     let (shown, not): (Vec<_>, Vec<_>) = all.iter().partition(is_shown);
     let (shown, not): (&Figure, &Figure) = (shown[0], not[0]);
-    let Shown::Not(why) = not.shown else { panic!("not shown") };
-    assert_eq!(unshown(&[shown]).unwrap(), Vec::<String>::new());
-    assert_eq!(unshown(&[shown, not]).unwrap(), [format!("{not} is not shown: {why}")]);
-    let error = unshown(&[not, not]).unwrap_err().to_string();
+    let Reproduction::Omitted(why) = not.reproduction else { panic!("not shown") };
+    assert_eq!(reasons_not_shown(&[shown]).unwrap(), Vec::<String>::new());
+    assert_eq!(reasons_not_shown(&[shown, not]).unwrap(), [format!("{not} is not shown: {why}")]);
+    let error = reasons_not_shown(&[not, not]).unwrap_err().to_string();
     assert!(
         error.starts_with("none of the selected figures can be measured") && error.contains(why),
         "{error}"
@@ -132,7 +135,7 @@ fn results_are_reused_for_the_same_program_and_settings() {
     let go = |program: &str, settings: Settings, fresh| {
         let store = Store::open(folder.path(), program).unwrap();
         let failed = measure(&[&FIGURE], &settings, &store, &machine(program), fresh, 2).unwrap();
-        let record = store.find(&FIGURE, &settings).unwrap();
+        let record = store.load(&FIGURE, &settings).unwrap();
         // The recorded command measures again even if there is a result.
         assert!(failed.is_empty() && record.command.ends_with(" --fresh"), "{}", record.command);
         RUNS.load(Ordering::Relaxed)
@@ -160,7 +163,7 @@ fn a_failed_experiment_is_reported_and_not_stored() {
     let store = Store::open(folder.path(), "one").unwrap();
     let failed = measure(&[&FIGURE], &SETTINGS, &store, &machine("one"), false, 1).unwrap();
     assert_eq!((failed.len(), failed[0].0.id, failed[0].1.as_str()), (1, "failing", "it is broken"));
-    assert!(store.find(&FIGURE, &SETTINGS).is_none());
+    assert!(store.load(&FIGURE, &SETTINGS).is_none());
 }
 
 #[test]
@@ -169,11 +172,11 @@ fn records_are_read_back_unchanged() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path(), "one").unwrap();
     let record = record("one", figure);
-    store.keep(figure, &record).unwrap();
-    assert_eq!(store.find(figure, &SETTINGS), Some(record));
-    store.forget(figure, &SETTINGS).unwrap();
-    store.forget(figure, &SETTINGS).unwrap();
-    assert_eq!(store.find(figure, &SETTINGS), None);
+    store.save(figure, &record).unwrap();
+    assert_eq!(store.load(figure, &SETTINGS), Some(record));
+    store.remove(figure, &SETTINGS).unwrap();
+    store.remove(figure, &SETTINGS).unwrap();
+    assert_eq!(store.load(figure, &SETTINGS), None);
 }
 
 /// Writes a report with all states: measured, not measured yet, failed, and not shown.
@@ -181,13 +184,16 @@ fn written() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let (store, machine) = (Store::open(folder.path(), "one").unwrap(), machine("one"));
     let measured: Vec<_> =
-        figures().filter(|figure| matches!(figure.shown, Shown::Measured { .. })).collect();
+        figures().filter(|figure| matches!(figure.reproduction, Reproduction::Measured { .. })).collect();
     for figure in &measured[2..] {
-        store.keep(figure, &record("one", figure)).unwrap();
+        store.save(figure, &record("one", figure)).unwrap();
     }
     let failed = [(measured[0], "it <fell> & broke".to_owned())];
-    let told = report::write(&store, &SETTINGS, &machine, &failed).unwrap();
-    assert!(told.contains("failed") && told.contains("holds") && told.contains("report.html"), "{told}");
+    let summary = report::write(&store, &SETTINGS, &machine, &failed).unwrap();
+    assert!(
+        summary.contains("failed") && summary.contains("holds") && summary.contains("report.html"),
+        "{summary}"
+    );
     let content = Content::new(&store, &SETTINGS, &machine, &failed);
     assert_eq!(content.figures.len(), figures().count());
     folder
@@ -220,7 +226,7 @@ fn the_page_is_well_formed_and_self_contained() {
     let texts: String = document.descendants().filter_map(|node| node.text()).collect();
     for figure in figures() {
         assert!(texts.contains(figure.title), "{figure}");
-        if let Shown::Not(why) = figure.shown {
+        if let Reproduction::Omitted(why) = figure.reproduction {
             assert!(texts.contains(why), "{figure}");
         }
     }
@@ -253,7 +259,7 @@ fn markdown_and_json_have_every_figure() {
 #[test]
 fn figure_4b_of_rdmc_holds() {
     let figure = figures().find(|figure| (figure.paper, figure.id) == (Paper::Rdmc, "fig4b")).unwrap();
-    let Shown::Measured { run, .. } = figure.shown else { panic!("measured") };
+    let Reproduction::Measured { run, .. } = figure.reproduction else { panic!("measured") };
     let outcome = run(&SETTINGS).unwrap();
     assert_eq!(outcome.verdict(), Verdict::Holds, "{:?}", outcome.checks);
     assert!(outcome.plots[0].series.iter().all(|series| series.points.len() == 8));
@@ -263,12 +269,13 @@ fn figure_4b_of_rdmc_holds() {
 fn computed_figures_are_independent_of_the_seed() {
     let cosmos = figures().find(|figure| (figure.paper, figure.id) == (Paper::Rdmc, "fig9")).unwrap();
     assert!(row(cosmos).ends_with(" [computed]"), "{}", row(cosmos));
-    let computed: Vec<_> =
-        figures().filter(|figure| matches!(figure.shown, Shown::Measured { drawn: false, .. })).collect();
+    let computed: Vec<_> = figures()
+        .filter(|figure| matches!(figure.reproduction, Reproduction::Measured { random: false, .. }))
+        .collect();
     let ids: Vec<_> = computed.iter().map(|figure| figure.id).collect();
     assert_eq!(ids, ["fig4a", "fig4b", "fig6", "fig8", "fig10a"]);
     let figure = computed[1];
-    let Shown::Measured { run, .. } = figure.shown else { panic!("measured") };
+    let Reproduction::Measured { run, .. } = figure.reproduction else { panic!("measured") };
     assert_eq!(run(&SETTINGS).unwrap(), run(&Settings { seed: 2, ..SETTINGS }).unwrap());
     assert!(row(figure).ends_with("[computed: the same with any seed]"), "{}", row(figure));
 }
@@ -290,7 +297,7 @@ fn checks_of_quick_figures_hold() {
         for (paper, id) in QUICK {
             scope.spawn(move || {
                 let figure = figures().find(|figure| (figure.paper, figure.id) == (paper, id)).unwrap();
-                let Shown::Measured { run, .. } = figure.shown else { panic!("measured") };
+                let Reproduction::Measured { run, .. } = figure.reproduction else { panic!("measured") };
                 let outcome = run(&SETTINGS).unwrap();
                 assert_eq!(outcome.verdict(), Verdict::Holds, "{figure}: {:?}", outcome.checks);
             });

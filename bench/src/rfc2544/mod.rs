@@ -164,14 +164,14 @@ impl Outcome {
     }
 
     /// Returns why the trial is no evidence about the device.
-    fn thrown(&self, test: Test, min_core: f64) -> Option<Thrown> {
+    fn discard_reason(&self, test: Test, min_core: f64) -> Option<DiscardReason> {
         let lost = self.received < self.sent;
         if self.core < min_core {
-            Some(Thrown::LostCore)
+            Some(DiscardReason::LostCore)
         } else if test != Test::Most && lost && self.away_frames > self.held {
-            Some(Thrown::Away)
+            Some(DiscardReason::Away)
         } else if matches!(test, Test::Loss | Test::Latency) && lost && self.lost_here > 0 {
-            Some(Thrown::LostHere)
+            Some(DiscardReason::LostHere)
         } else {
             None
         }
@@ -181,7 +181,7 @@ impl Outcome {
 /// Reason why a trial is no evidence about the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Thrown {
+pub enum DiscardReason {
     /// The polling thread waited for its CPU for too much of the time
     LostCore,
     /// The polling thread was away for so long that the ports' queues could not hold what arrived meanwhile,
@@ -206,7 +206,7 @@ pub struct Times {
 
 /// A trial with its outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Done {
+pub struct TrialResult {
     /// The trial
     #[serde(flatten)]
     pub trial: Trial,
@@ -216,7 +216,7 @@ pub struct Done {
     /// Whether it counts
     pub counts: bool,
     /// Why it does not count
-    pub thrown: Option<Thrown>,
+    pub thrown: Option<DiscardReason>,
 }
 
 /// Runs trials.
@@ -235,19 +235,19 @@ pub trait Tester {
 struct Bench<'a, T> {
     settings: &'a Settings,
     tester: &'a mut T,
-    done: Vec<Done>,
+    done: Vec<TrialResult>,
 }
 
 /// Result of the trials of one figure; `None` if one of them was no evidence about the device.
-type Kept<V> = Option<V>;
+type Valid<V> = Option<V>;
 
 impl<T: Tester> Bench<'_, T> {
     /// Runs a trial until it counts, for [`ATTEMPTS`] attempts at most.
-    fn run(&mut self, trial: Trial) -> Result<Kept<Outcome>, T::Error> {
+    fn run(&mut self, trial: Trial) -> Result<Valid<Outcome>, T::Error> {
         for _ in 0..ATTEMPTS {
             let outcome = self.tester.run(&trial)?;
-            let thrown = outcome.thrown(trial.test, self.settings.min_core);
-            self.done.push(Done { trial, outcome, counts: thrown.is_none(), thrown });
+            let thrown = outcome.discard_reason(trial.test, self.settings.min_core);
+            self.done.push(TrialResult { trial, outcome, counts: thrown.is_none(), thrown });
             if thrown.is_none() {
                 return Ok(Some(outcome));
             }
@@ -258,7 +258,7 @@ impl<T: Tester> Bench<'_, T> {
     /// Measures a figure as often as `repeats` requires.
     fn figure(
         &mut self,
-        mut one: impl FnMut(&mut Self) -> Result<Kept<f64>, T::Error>,
+        mut one: impl FnMut(&mut Self) -> Result<Valid<f64>, T::Error>,
     ) -> Result<Figure, T::Error> {
         let mut values = Values::after(self.done.len());
         for _ in 0..self.settings.repeats {
@@ -272,7 +272,7 @@ impl<T: Tester> Bench<'_, T> {
     }
 
     /// Returns the highest rate to offer in frames a second: from the settings, or measured.
-    fn most(&mut self, frame: u32) -> Result<Kept<u64>, T::Error> {
+    fn most(&mut self, frame: u32) -> Result<Valid<u64>, T::Error> {
         if let Some(most) = self.settings.most {
             return Ok(Some(most.packets_per_s(frame).max(1)));
         }
@@ -292,7 +292,7 @@ impl<T: Tester> Bench<'_, T> {
     }
 
     /// Searches the greatest rate without loss. Adds the reason why it is not greater to `limits`.
-    fn throughput(&mut self, frame: u32, most: u64, limits: &mut Vec<Limit>) -> Result<Kept<f64>, T::Error> {
+    fn throughput(&mut self, frame: u32, most: u64, limits: &mut Vec<Limit>) -> Result<Valid<f64>, T::Error> {
         let mut search = Search::new(most, self.resolution(most));
         let mut limit = Limit::Most;
         while let Some(rate) = search.next() {
@@ -300,7 +300,7 @@ impl<T: Tester> Bench<'_, T> {
             let Some(outcome) = self.run(trial)? else { return Ok(None) };
             let failed = outcome.limit();
             limit = failed.unwrap_or(limit);
-            search.tell(rate, failed.is_none());
+            search.report(rate, failed.is_none());
         }
         limits.push(limit);
         Ok(Some(search.found() as f64))
@@ -379,12 +379,12 @@ impl<T: Tester> Bench<'_, T> {
                 let Some(outcome) = bench.run(trial)? else { return Ok(None) };
                 let failed = outcome.limit().or((outcome.sent != length).then_some(Limit::Generator));
                 limit = failed.unwrap_or(limit);
-                search.tell(length, failed.is_none());
+                search.report(length, failed.is_none());
             }
             limits.push(limit);
             Ok(Some(search.found() as f64))
         })?;
-        Ok(BackToBack { longest, limit: first(limits).filter(|_| frames.median.is_some()), frames })
+        Ok(BackToBack { longest, limit: main_limit(limits).filter(|_| frames.median.is_some()), frames })
     }
 
     /// Measures everything for one frame length. If the tester fails, the report has what was measured
@@ -399,7 +399,7 @@ impl<T: Tester> Bench<'_, T> {
         };
         let mut limits = Vec::new();
         let throughput = self.figure(|bench| bench.throughput(frame, most, &mut limits))?;
-        report.limit = first(limits).filter(|_| throughput.median.is_some());
+        report.limit = main_limit(limits).filter(|_| throughput.median.is_some());
         report.throughput = throughput;
         self.loss_curve(frame, most, &mut report.loss)?;
         if let Some(median) = throughput.median.filter(|median| *median > 0.0) {
@@ -411,7 +411,7 @@ impl<T: Tester> Bench<'_, T> {
 }
 
 /// Returns the limit of a figure's repeats: the one that blames the generator most.
-fn first(mut limits: Vec<Limit>) -> Option<Limit> {
+fn main_limit(mut limits: Vec<Limit>) -> Option<Limit> {
     limits.sort();
     limits.first().copied()
 }
@@ -419,16 +419,16 @@ fn first(mut limits: Vec<Limit>) -> Option<Limit> {
 /// Runs all tests. Returns what was measured, and the error of the tester if it ended them early.
 pub fn measure<T: Tester>(settings: &Settings, tester: &mut T) -> (Report, Option<T::Error>) {
     let mut bench = Bench { settings, tester, done: Vec::new() };
-    let (mut frames, mut wrong) = (Vec::new(), None);
+    let (mut frames, mut error) = (Vec::new(), None);
     for &frame in &settings.frames {
         let mut report = FrameReport::new(frame);
-        wrong = bench.frame(&mut report).err();
+        error = bench.frame(&mut report).err();
         frames.push(report);
-        if wrong.is_some() {
+        if error.is_some() {
             break;
         }
     }
-    (Report::new(settings.clone(), frames, bench.done, wrong.is_none()), wrong)
+    (Report::new(settings.clone(), frames, bench.done, error.is_none()), error)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Report of the tests: as tables for people, as JSON for programs.
 
-use super::{Done, Settings, Thrown};
+use super::{DiscardReason, Settings, TrialResult};
 use serde::Serialize;
 use std::fmt::Write as _;
 
@@ -18,7 +18,7 @@ pub struct Figure {
     /// Number of discarded trials
     pub thrown: usize,
     /// Reason for the last discarded trial
-    pub why: Option<Thrown>,
+    pub why: Option<DiscardReason>,
     /// Smallest fraction of the time that the polling thread was on a CPU, in the trials that count
     pub on_cpu: Option<f64>,
 }
@@ -41,13 +41,13 @@ impl Values {
     }
 
     /// Returns the figure, from these trials.
-    pub(super) fn figure(&self, trials: &[Done]) -> Figure {
+    pub(super) fn figure(&self, trials: &[TrialResult]) -> Figure {
         Figure::new(&self.values, &trials[self.from..])
     }
 }
 
 impl Figure {
-    fn new(values: &[Option<f64>], trials: &[Done]) -> Self {
+    fn new(values: &[Option<f64>], trials: &[TrialResult]) -> Self {
         let counted = trials.iter().filter(|done| done.counts).map(|done| done.outcome.on_cpu);
         let all: Option<Vec<f64>> = values.iter().copied().collect();
         let [median, least, most] = match all.and_then(|all| crate::compare::median(all.into_iter())) {
@@ -72,9 +72,9 @@ impl Figure {
             }
             (Some(median), ..) => unit(median),
             _ => match self.why {
-                Some(Thrown::LostCore) => "lost its core",
-                Some(Thrown::Away) => "was away",
-                Some(Thrown::LostHere) => "lost frames here",
+                Some(DiscardReason::LostCore) => "lost its core",
+                Some(DiscardReason::Away) => "was away",
+                Some(DiscardReason::LostHere) => "lost frames here",
                 None => "not measured",
             }
             .into(),
@@ -198,7 +198,7 @@ pub struct Report {
     /// Results by frame length
     pub frames: Vec<FrameReport>,
     /// Every trial, in order
-    pub trials: Vec<Done>,
+    pub trials: Vec<TrialResult>,
     /// Whether sent = received + lost + unseen in each trial
     pub adds_up: bool,
     /// Whether all tests were completed
@@ -209,10 +209,10 @@ impl Report {
     pub(super) fn new(
         settings: Settings,
         frames: Vec<FrameReport>,
-        trials: Vec<Done>,
+        trials: Vec<TrialResult>,
         complete: bool,
     ) -> Self {
-        let adds_up = |done: &Done| {
+        let adds_up = |done: &TrialResult| {
             let o = &done.outcome;
             o.adds_up && o.sent == o.received + o.lost + o.unseen
         };
@@ -220,13 +220,13 @@ impl Report {
     }
 
     /// Reports duplicates, and trials that lost frames while the polling thread was away.
-    fn robberies(&self, text: &mut String) {
+    fn anomalies(&self, text: &mut String) {
         let twice: u64 = self.trials.iter().map(|done| done.outcome.duplicates).sum();
         if twice > 0 {
             _ = writeln!(text, "{twice} frames came back more than once, in all trials together.");
         }
-        let away = || self.trials.iter().filter(|done| done.thrown == Some(Thrown::Away));
-        if let Some(Done { outcome: o, .. }) = away().max_by_key(|done| done.outcome.away_frames) {
+        let away = || self.trials.iter().filter(|done| done.thrown == Some(DiscardReason::Away));
+        if let Some(TrialResult { outcome: o, .. }) = away().max_by_key(|done| done.outcome.away_frames) {
             _ = writeln!(
                 text,
                 "{} trials lost frames and were discarded: the polling thread was away for up to {:.2} ms, in which {} frames arrive at \
@@ -311,7 +311,7 @@ impl Report {
             ]);
         }
         _ = writeln!(text, "Back-to-back frames (26.4)\n{bursts}\n");
-        self.robberies(&mut text);
+        self.anomalies(&mut text);
         if !self.complete {
             text += "ENDED EARLY: not all tests were completed.\n";
         }

@@ -32,7 +32,7 @@ impl Search {
     }
 
     /// Reports the result of the value that [`next`](Self::next) returned.
-    pub const fn tell(&mut self, at: u64, passed: bool) {
+    pub const fn report(&mut self, at: u64, passed: bool) {
         if passed {
             self.passed = at;
         } else {
@@ -57,7 +57,7 @@ mod tests {
         let mut trials = 0;
         while let Some(at) = search.next() {
             trials += 1;
-            search.tell(at, passes(at));
+            search.report(at, passes(at));
         }
         (search.found(), trials)
     }

@@ -10,17 +10,17 @@ struct Device {
     generator: f64,
     /// One trial in `noise` loses a frame at random
     noise: u64,
-    /// One trial in `steals` loses its core
-    steals: u64,
+    /// One trial in `core_losses` loses its core
+    core_losses: u64,
     /// Longest time in each trial in which the polling thread was away, in milliseconds
     away_ms: f64,
     /// Fraction of frames that are duplicated
-    twice: f64,
+    duplicated: f64,
     /// Fraction of frames that our own port loses
     lost_here: f64,
     /// Number of trials after which the run is interrupted
-    ends: u64,
-    chance: u64,
+    interrupted_after: u64,
+    rng_state: u64,
     trials: u64,
 }
 
@@ -31,20 +31,20 @@ impl Device {
             buffer: 1_000.0,
             generator: 1e7,
             noise: 0,
-            steals: 0,
+            core_losses: 0,
             away_ms: 0.0,
-            twice: 0.0,
+            duplicated: 0.0,
             lost_here: 0.0,
-            ends: u64::MAX,
-            chance: 1,
+            interrupted_after: u64::MAX,
+            rng_state: 1,
             trials: 0,
         }
     }
 
     fn one_in(&mut self, n: u64) -> bool {
-        self.chance =
-            self.chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        n > 0 && (self.chance >> 33).is_multiple_of(n)
+        self.rng_state =
+            self.rng_state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        n > 0 && (self.rng_state >> 33).is_multiple_of(n)
     }
 }
 
@@ -57,7 +57,7 @@ impl Tester for Device {
     fn run(&mut self, trial: &Trial) -> Result<Outcome, Self::Error> {
         self.trials += 1;
         assert!(self.trials < 100_000, "the tests have to end");
-        if self.trials > self.ends {
+        if self.trials > self.interrupted_after {
             return Err(Interrupted);
         }
         let asked = match trial.load {
@@ -75,11 +75,11 @@ impl Tester for Device {
         if self.one_in(self.noise) {
             lost += 1;
         }
-        let (sent, core) = (sent as u64, if self.one_in(self.steals) { 0.5 } else { 1.0 });
+        let (sent, core) = (sent as u64, if self.one_in(self.core_losses) { 0.5 } else { 1.0 });
         let lost_here = (sent as f64 * self.lost_here) as u64;
         let lost = (lost + lost_here).min(sent);
         Ok(Outcome {
-            duplicates: (sent as f64 * self.twice) as u64,
+            duplicates: (sent as f64 * self.duplicated) as u64,
             reordered: 0,
             lost_here,
             away_ns: (self.away_ms * 1e6) as u64,
@@ -114,8 +114,8 @@ fn settings() -> Settings {
 }
 
 fn run(settings: &Settings, mut device: Device) -> Report {
-    let (report, wrong) = measure(settings, &mut device);
-    assert!(report.adds_up && report.complete && wrong.is_none());
+    let (report, error) = measure(settings, &mut device);
+    assert!(report.adds_up && report.complete && error.is_none());
     assert_eq!(report.frames.len(), settings.frames.len());
     report
 }
@@ -203,7 +203,7 @@ fn noise_lowers_the_result_and_widens_the_range() {
 #[test]
 fn a_figure_is_missing_if_all_its_trials_lost_their_core() {
     let mut device = Device::new(2e6);
-    device.steals = 1;
+    device.core_losses = 1;
     let report = run(&settings(), device);
     assert_eq!(report.frames[0].throughput.median, None);
     assert!(report.trials.iter().all(|done| !done.counts));
@@ -211,7 +211,7 @@ fn a_figure_is_missing_if_all_its_trials_lost_their_core() {
 
     // Occasional losses of the core are compensated by repeated trials.
     let mut device = Device::new(2e6);
-    device.steals = 5;
+    device.core_losses = 5;
     let report = run(&settings(), device);
     let figure = report.frames[0].throughput;
     assert!(figure.thrown > 0 && figure.on_cpu == Some(0.99), "{figure:?}");
@@ -260,7 +260,7 @@ fn a_loss_during_an_absence_of_the_thread_is_discarded() {
     device.away_ms = 1.0;
     let report = run(&settings(), device);
     let frame = &report.frames[0];
-    assert_eq!((frame.throughput.median, frame.throughput.why), (None, Some(Thrown::Away)));
+    assert_eq!((frame.throughput.median, frame.throughput.why), (None, Some(DiscardReason::Away)));
     let text = report.text();
     assert!(
         text.contains("was away for up to 1.00 ms, in which 5000 frames arrive at 5.0000 Mpps"),
@@ -280,7 +280,7 @@ fn a_loss_during_an_absence_of_the_thread_is_discarded() {
 #[test]
 fn duplicates_limit_the_throughput() {
     let mut device = Device::new(1e12);
-    device.twice = 0.001;
+    device.duplicated = 0.001;
     let report = run(&settings(), device);
     assert_eq!(report.frames[0].limit, Some(Limit::Duplicates));
     // 0.1 % of fewer than 1,000 frames rounds to none.
@@ -312,9 +312,9 @@ fn an_interrupted_run_reports_what_was_measured() {
     // Three trials find the throughput at once, and two rates without loss take three each: nine trials
     // before latency
     let mut device = Device::new(1e12);
-    device.ends = 12;
-    let (report, wrong) = measure(&settings(), &mut device);
-    assert_eq!((wrong, report.complete, report.trials.len()), (Some(Interrupted), false, 12));
+    device.interrupted_after = 12;
+    let (report, error) = measure(&settings(), &mut device);
+    assert_eq!((error, report.complete, report.trials.len()), (Some(Interrupted), false, 12));
     let frame = &report.frames[0];
     assert_eq!((frame.throughput.median, frame.loss.len(), frame.latency.len()), (Some(5e6), 2, 1));
     assert_eq!((frame.back_to_back.is_none(), report.frames.len()), (true, 1));

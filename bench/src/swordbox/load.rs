@@ -7,7 +7,7 @@
 //! ICRC. That is two XORs a frame, and they count as the function's work. Thereby every pass has new
 //! operations of existing connections, as in a rack.
 
-use super::rack::{Ask, LANES, Rack, answer, request};
+use super::rack::{Rack, Request, SHARED_QPS, request_frame, response_frame};
 use clap::ValueEnum;
 use rocev2::icrc::Changes;
 use rocev2::packet::ICRC_LEN;
@@ -17,7 +17,7 @@ use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 use swordbox::{Counters, Swordbox};
 
 /// Outstanding operations on all shared connections
-const WINDOW: usize = 64 * LANES;
+const WINDOW: usize = 64 * SHARED_QPS;
 
 /// Verb of the clients' requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -64,17 +64,17 @@ impl Load {
     pub fn make(&self) -> (Vec<Vec<u8>>, Replay) {
         let rack = Rack::new(self.connections, self.lines);
         let frames = self.play(&rack);
-        let lane = self.operations() / LANES;
+        let shared_qp = self.operations() / SHARED_QPS;
         let acknowledgement = frames.last().map_or(0, Vec::len);
         let of = |frame: &[u8], shift| Patch::new(frame, shift);
         let replay = Replay {
             requests: of(&frames[0], self.requests.trailing_zeros()),
-            acknowledgements: of(&frames[frames.len() - 1], lane.trailing_zeros()),
+            acknowledgements: of(&frames[frames.len() - 1], shared_qp.trailing_zeros()),
             acknowledgement,
             function: rack.function,
             at: 0,
             len: frames.len(),
-            turn: 0,
+            pass: 0,
         };
         (frames, replay)
     }
@@ -86,31 +86,31 @@ impl Load {
         // Each client waits for its response before its next request.
         let window = WINDOW.min(clients / 2);
         let mut frames = Vec::with_capacity(self.frames());
-        let mut sent = [0usize; LANES];
-        let mut done = [0usize; LANES];
+        let mut sent = [0usize; SHARED_QPS];
+        let mut done = [0usize; SHARED_QPS];
         let mut values = std::collections::HashMap::new();
         let mut acknowledge = |n: usize, frames: &mut Vec<Vec<u8>>| {
-            let lane = self.lane_of(n);
-            done[lane] += 1;
-            if done[lane].is_multiple_of(self.covered) {
-                let psn = Psn::new(done[lane] as u32 - 1);
-                frames.push(answer(rack.owners[lane], psn, Msn::ZERO, None));
+            let shared_qp = self.shared_qp_of(n);
+            done[shared_qp] += 1;
+            if done[shared_qp].is_multiple_of(self.covered) {
+                let psn = Psn::new(done[shared_qp] as u32 - 1);
+                frames.push(response_frame(rack.owners[shared_qp], psn, Msn::ZERO, None));
             }
         };
         for n in 0..self.operations() {
-            let lane = self.lane_of(n);
-            let va = rack.lines[lane][sent[lane] % self.lines];
-            sent[lane] += 1;
-            let ask = match self.verb {
+            let shared_qp = self.shared_qp_of(n);
+            let va = rack.lines[shared_qp][sent[shared_qp] % self.lines];
+            sent[shared_qp] += 1;
+            let operation = match self.verb {
                 Verb::Cas => {
                     let value = values.entry(va).or_insert(0u64);
                     let compare = core::mem::replace(value, *value ^ 1);
-                    Ask::Cas { va, compare, swap: *value }
+                    Request::Cas { va, compare, swap: *value }
                 }
-                Verb::Write => Ask::Write { va },
+                Verb::Write => Request::Write { va },
             };
             let psn = Psn::new((n / clients) as u32);
-            frames.push(request((n % clients) as u32, psn, ask));
+            frames.push(request_frame((n % clients) as u32, psn, operation));
             if n >= window {
                 acknowledge(n - window, &mut frames);
             }
@@ -125,8 +125,8 @@ impl Load {
     }
 
     /// Returns the shared connection of request `n`.
-    const fn lane_of(&self, n: usize) -> usize {
-        (n + n / self.connections as usize) % LANES
+    const fn shared_qp_of(&self, n: usize) -> usize {
+        (n + n / self.connections as usize) % SHARED_QPS
     }
 }
 
@@ -148,8 +148,8 @@ impl Patch {
         Self { psn: layout.bth() + 8, icrc: layout.icrc(), shift, bits: [0; 4], effect: [0; 4] }
     }
 
-    fn turn(&mut self, turn: u32) {
-        self.bits = Psn::new(turn << self.shift).get().to_be_bytes();
+    fn pass(&mut self, pass: u32) {
+        self.bits = Psn::new(pass << self.shift).get().to_be_bytes();
         let mut changes = Changes::new();
         changes.word(u32::from_le_bytes(self.bits), self.icrc - self.psn - 4);
         self.effect = changes.effect().to_le_bytes();
@@ -258,7 +258,7 @@ pub struct Replay {
     acknowledgement: usize,
     at: usize,
     len: usize,
-    turn: u32,
+    pass: u32,
 }
 
 impl Replay {
@@ -269,11 +269,11 @@ impl Replay {
     }
 
     #[cold]
-    fn turn(&mut self) {
+    fn pass(&mut self) {
         self.at = 0;
-        self.turn = self.turn.wrapping_add(1);
-        self.requests.turn(self.turn);
-        self.acknowledgements.turn(self.turn);
+        self.pass = self.pass.wrapping_add(1);
+        self.requests.pass(self.pass);
+        self.acknowledgements.pass(self.pass);
     }
 }
 
@@ -294,7 +294,7 @@ impl Function for Replay {
         patch.apply(bytes);
         self.at += 1;
         if self.at == self.len {
-            self.turn();
+            self.pass();
         }
         self.function.on_frame(frame, port, now, out)
     }

@@ -9,8 +9,8 @@ pub mod load;
 mod rack;
 pub mod simulated;
 
-use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, Room};
-use crate::process::{Counts, Program};
+use crate::compare::{Bench, Capacity, CompareArgs, Entry, Figures, Launch, Ratio};
+use crate::process::{CountedFrames, Program};
 use crate::traffic;
 use clap::Args;
 use load::{Load, Tally, Verb};
@@ -22,10 +22,10 @@ const MACSWAP: &str = "testpmd macswap";
 const SWORDBOX: &str = "understudy swordbox";
 
 /// Requests of 1,024 clients
-const FEW: Load = Load { verb: Verb::Cas, connections: 1024, requests: 1, lines: 64, covered: 1 };
+const CLIENTS_1024: Load = Load { verb: Verb::Cas, connections: 1024, requests: 1, lines: 64, covered: 1 };
 /// As many requests as 65,536 clients make with one each: the capture exceeds the caches
-const MANY: Load = Load { connections: 65_536, lines: 256, ..FEW };
-const FEW_FOR_LONG: Load = Load { connections: 1024, requests: 64, ..MANY };
+const CLIENTS_65536: Load = Load { connections: 65_536, lines: 256, ..CLIENTS_1024 };
+const CLIENTS_1024_LONG: Load = Load { connections: 1024, requests: 64, ..CLIENTS_65536 };
 /// Operations that an acknowledgement covers
 const COVERED: [usize; 3] = [2, 8, 32];
 
@@ -78,13 +78,13 @@ pub fn run(args: &SwordboxArgs, understudy: &Path) -> Result<(), Report> {
     let bench = Bench::new(&args.compare, understudy)?;
     let mut entries = Vec::new();
     for verb in [Verb::Write, Verb::Cas] {
-        let load = Load { verb, ..FEW };
+        let load = Load { verb, ..CLIENTS_1024 };
         let capture = capture(&bench, load)?;
         entries.push(entry(MACSWAP, load, &capture, macswap()));
         entries.push(entry(SWORDBOX, load, &capture, replaying(load)));
     }
-    let covering = COVERED.map(|covered| Load { covered, ..FEW });
-    for load in [FEW_FOR_LONG, MANY].into_iter().chain(covering) {
+    let covering = COVERED.map(|covered| Load { covered, ..CLIENTS_1024 });
+    for load in [CLIENTS_1024_LONG, CLIENTS_65536].into_iter().chain(covering) {
         entries.push(entry(SWORDBOX, load, &capture(&bench, load)?, replaying(load)));
     }
     bench.compare(&args.compare, &entries, ratios)?;
@@ -114,8 +114,8 @@ fn entry(program: &str, load: Load, capture: &Path, launch: Launch) -> Entry {
         capture: capture.into(),
         launch,
         help: "run `understudy doctor` to see what is missing; dpdk-testpmd is in Debian's package dpdk-dev",
-        counts: Counts::Received,
-        company: None,
+        counts: CountedFrames::Received,
+        observer: None,
     }
 }
 
@@ -126,8 +126,8 @@ fn macswap() -> Launch {
 fn replaying(load: Load) -> Launch {
     Box::new(move |bench, capture, file_prefix| {
         let path = bench.dir.path().join("swordbox.toml");
-        let room = Room::for_frames(load.frames());
-        let config = bench.runtime(capture, &file_prefix, 1500, room)
+        let capacity = Capacity::for_frames(load.frames());
+        let config = bench.runtime(capture, &file_prefix, 1500, capacity)
             + "[forward]\npairs = [[\"loop\", \"loop\"]]\ncounted_qps = 0\n";
         std::fs::write(&path, config).into_diagnostic()?;
         let mut command = Command::new(&bench.understudy);
@@ -156,19 +156,23 @@ pub fn check(load: &Load, tally: &Tally, frames: u64) -> Result<(), Report> {
 
 fn ratios(figures: &Figures) -> Vec<Ratio> {
     let ratio = |what: String, value, at_least| Ratio { what, value, at_least };
-    let write = name(Load { verb: Verb::Write, ..FEW });
+    let write = name(Load { verb: Verb::Write, ..CLIENTS_1024 });
     let mut all = vec![
         ratio(
             "WRITEs on shared connections / testpmd macswap".into(),
             figures.ratio(SWORDBOX, MACSWAP, &write),
             0.35,
         ),
-        ratio("CAS to WRITE / testpmd macswap".into(), figures.ratio(SWORDBOX, MACSWAP, &name(FEW)), 0.28),
+        ratio(
+            "CAS to WRITE / testpmd macswap".into(),
+            figures.ratio(SWORDBOX, MACSWAP, &name(CLIENTS_1024)),
+            0.28,
+        ),
         ratio(
             "65,536 clients / 1,024 clients".into(),
             figures
-                .rate(SWORDBOX, &name(MANY))
-                .zip(figures.rate(SWORDBOX, &name(FEW_FOR_LONG)))
+                .rate(SWORDBOX, &name(CLIENTS_65536))
+                .zip(figures.rate(SWORDBOX, &name(CLIENTS_1024_LONG)))
                 .map(|(many, few)| many / few),
             0.70,
         ),
@@ -176,7 +180,7 @@ fn ratios(figures: &Figures) -> Vec<Ratio> {
     let operations =
         |load: Load| figures.rate(SWORDBOX, &name(load)).map(|frames| frames * load.operations_per_frame());
     all.extend(COVERED.map(|covered| {
-        let both = operations(Load { covered, ..FEW }).zip(operations(FEW));
+        let both = operations(Load { covered, ..CLIENTS_1024 }).zip(operations(CLIENTS_1024));
         let what = format!("operations a second, an ACK for {covered} / an ACK each");
         ratio(what, both.map(|(one, each)| one / each), 1.0)
     }));

@@ -18,13 +18,13 @@ use switch::{Function as _, Nanos, PortId};
 use swordbox::{Command, Config, Event, Layers, Server, Swordbox, Table};
 
 /// Shared connections
-pub(super) const LANES: usize = 4;
+pub(super) const SHARED_QPS: usize = 4;
 /// Remote key of the server's region
 const RKEY: u32 = 0x77;
 /// Address of the words that clients contend for
 const TABLE: u64 = 0x1000_0000;
 /// Address of memory that is not shared
-const ELSEWHERE: u64 = 0x2000_0000;
+const UNSHARED: u64 = 0x2000_0000;
 /// Machines on which the clients run
 const MACHINES: u32 = 64;
 const SERVER: [u8; 4] = [10, 0, 0, 1];
@@ -33,7 +33,7 @@ const SERVER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const UNMEASURED: u64 = 64;
 
 /// Returns the address of line `n`.
-const fn line(n: u64) -> u64 {
+const fn line_address(n: u64) -> u64 {
     TABLE + (UNMEASURED + n) * 64
 }
 
@@ -48,7 +48,7 @@ const fn client_of(server: Qpn) -> u32 {
 
 /// A request.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Ask {
+pub(super) enum Request {
     Cas {
         va: u64,
         compare: u64,
@@ -77,18 +77,18 @@ fn frame(n: u32, to_server: bool, bth: Bth, extended: Extended, payload: &[u8]) 
 }
 
 /// Returns a request of client `n`.
-pub(super) fn request(n: u32, psn: Psn, ask: Ask) -> Vec<u8> {
+pub(super) fn request_frame(n: u32, psn: Psn, request: Request) -> Vec<u8> {
     let (server, _) = qpns(n);
     let (opcode, mut extended, payload) = (
-        match ask {
-            Ask::Cas { .. } => Opcode::RC_COMPARE_SWAP,
-            Ask::Write { .. } => Opcode::RC_WRITE_ONLY,
+        match request {
+            Request::Cas { .. } => Opcode::RC_COMPARE_SWAP,
+            Request::Write { .. } => Opcode::RC_WRITE_ONLY,
         },
         Extended::default(),
         [n as u8; 64],
     );
-    match ask {
-        Ask::Cas { va, compare, swap } => {
+    match request {
+        Request::Cas { va, compare, swap } => {
             extended.atomic = AtomicEth {
                 va: va.into(),
                 rkey: RKEY.into(),
@@ -96,20 +96,20 @@ pub(super) fn request(n: u32, psn: Psn, ask: Ask) -> Vec<u8> {
                 compare: compare.into(),
             };
         }
-        Ask::Write { va } => extended.reth = Reth { va: va.into(), rkey: RKEY.into(), len: 64.into() },
+        Request::Write { va } => extended.reth = Reth { va: va.into(), rkey: RKEY.into(), len: 64.into() },
     }
     let mut bth = Bth::new(opcode, server, psn);
     bth.set_ack_req(true);
-    frame(n, true, bth, extended, if matches!(ask, Ask::Write { .. }) { &payload } else { &[] })
+    frame(n, true, bth, extended, if matches!(request, Request::Write { .. }) { &payload } else { &[] })
 }
 
 /// Returns the server's response to client `n`; to an atomic, with the original value.
-pub(super) fn answer(n: u32, psn: Psn, msn: Msn, found: Option<u64>) -> Vec<u8> {
+pub(super) fn response_frame(n: u32, psn: Psn, msn: Msn, original: Option<u64>) -> Vec<u8> {
     let aeth = zerocopy::transmute!(Aeth::new(Syndrome::Ack(Credit::UNLIMITED), msn));
     let mut extended = Extended { aeth, ..Extended::default() };
-    let opcode = match found {
-        Some(found) => {
-            extended.atomic_ack = AtomicAckEth { original: found.into() };
+    let opcode = match original {
+        Some(original) => {
+            extended.atomic_ack = AtomicAckEth { original: original.into() };
             Opcode::RC_ATOMIC_ACKNOWLEDGE
         }
         None => Opcode::RC_ACKNOWLEDGE,
@@ -156,7 +156,7 @@ pub(super) struct Rack {
     queue_pairs: Vec<QueuePair>,
     memory: HashMap<u64, u64>,
     /// Next PSN of each client
-    next: Vec<Psn>,
+    next_psn: Vec<Psn>,
     /// Clients whose connections are shared, in the order in which they were shared
     pub(super) owners: Vec<u32>,
     /// Addresses of lines, by shared connection
@@ -171,82 +171,83 @@ impl Rack {
     pub(super) fn new(clients: u32, lines: usize) -> Self {
         // A first run counts the requests that it takes; the second starts at the PSNs from which they end at
         // 0.
-        let first = Self::begin(clients, lines, &vec![Psn::ZERO; clients as usize + LANES]);
+        let first = Self::begin(clients, lines, &vec![Psn::ZERO; clients as usize + SHARED_QPS]);
         let begin: Vec<_> = first.queue_pairs.iter().map(|qp| Psn::ZERO.sub(qp.expected.get())).collect();
         Self::begin(clients, lines, &begin)
     }
 
     fn begin(clients: u32, lines: usize, first: &[Psn]) -> Self {
-        let all = clients + LANES as u32;
-        let config = config(all, lines * LANES);
+        let all = clients + SHARED_QPS as u32;
+        let config = config(all, lines * SHARED_QPS);
         let settle = config.settle;
         let mut rack = Self {
             function: Swordbox::new(config),
             now: Nanos::ZERO,
             queue_pairs: first.iter().map(|psn| QueuePair { expected: *psn, done: Msn::ZERO }).collect(),
             memory: HashMap::new(),
-            next: first.to_vec(),
+            next_psn: first.to_vec(),
             owners: Vec::new(),
-            lines: vec![Vec::new(); LANES],
+            lines: vec![Vec::new(); SHARED_QPS],
         };
         // A connection shares only connections that were made before it: the server of a later one may have
         // restarted meanwhile.
         for n in (clients..all).rev().chain(0..clients) {
             for frame in handshake(n, first[n as usize]) {
-                rack.pass(&frame);
+                rack.relay(&frame);
             }
             // These requests prove that the client has the key. The second addresses a word that may be
             // contended for, so the Swordbox requests permission to let the connection's sides differ.
-            rack.ask(n, Ask::Write { va: ELSEWHERE });
-            rack.ask(n, Ask::Cas { va: TABLE, compare: 0, swap: 0 });
+            rack.execute(n, Request::Write { va: UNSHARED });
+            rack.execute(n, Request::Cas { va: TABLE, compare: 0, swap: 0 });
         }
-        for lane in 0..LANES as u32 {
-            let va = TABLE + u64::from(1 + lane) * 64;
-            rack.ask(clients + lane, Ask::Cas { va, compare: 0, swap: 0 });
+        for shared_qp in 0..SHARED_QPS as u32 {
+            let va = TABLE + u64::from(1 + shared_qp) * 64;
+            rack.execute(clients + shared_qp, Request::Cas { va, compare: 0, swap: 0 });
         }
         let shared = rack.function.usage()[1];
-        assert_eq!(shared, LANES, "all shared connections exist");
+        assert_eq!(shared, SHARED_QPS, "all shared connections exist");
         rack.owners = (clients..all).collect();
         for n in 0.. {
             if rack.lines.iter().all(|own| own.len() == lines) {
                 break;
             }
-            let asked = rack.ask(clients, Ask::Cas { va: line(n), compare: 0, swap: 0 });
-            let lane = rack.owners.iter().position(|owner| *owner == asked).expect("a shared connection");
-            if rack.lines[lane].len() < lines {
-                rack.lines[lane].push(line(n));
+            let owner = rack.execute(clients, Request::Cas { va: line_address(n), compare: 0, swap: 0 });
+            let shared_qp =
+                rack.owners.iter().position(|candidate| *candidate == owner).expect("a shared connection");
+            if rack.lines[shared_qp].len() < lines {
+                rack.lines[shared_qp].push(line_address(n));
             }
         }
         // After the settling time, no earlier request can be in flight to the lines.
         rack.now = rack.now + settle + settle;
         for va in rack.lines.concat() {
-            rack.ask(clients, Ask::Cas { va, compare: 0, swap: 0 });
+            rack.execute(clients, Request::Cas { va, compare: 0, swap: 0 });
         }
         rack
     }
 
     /// Sends a request of a client and passes the response to it. Returns the client whose connection it went
     /// over.
-    fn ask(&mut self, n: u32, ask: Ask) -> u32 {
-        let psn = self.next[n as usize];
-        self.next[n as usize] = psn.add(1);
-        let to_server = self.pass(&request(n, psn, ask));
+    fn execute(&mut self, n: u32, request: Request) -> u32 {
+        let psn = self.next_psn[n as usize];
+        self.next_psn[n as usize] = psn.add(1);
+        let to_server = self.relay(&request_frame(n, psn, request));
         let [request] = &to_server[..] else { panic!("{} frames for a request", to_server.len()) };
-        let (whose, answer) = self.serve(request);
-        let to_client = self.pass(&answer);
-        let [answer] = &to_client[..] else { panic!("{} frames for a response", to_client.len()) };
-        let packet = Packet::parse(answer).expect("a response");
+        let (owner, response) = self.serve(request);
+        let to_client = self.relay(&response);
+        let [response] = &to_client[..] else { panic!("{} frames for a response", to_client.len()) };
+        let packet = Packet::parse(response).expect("a response");
         assert_eq!(
             (packet.bth().dest_qp(), packet.bth().psn()),
             (qpns(n).1, psn),
             "the response of the request"
         );
-        whose
+        owner
     }
 
     /// Passes a frame through the Swordbox. The control plane grants every requested permission. Returns the
     /// frames that the Swordbox sends.
-    pub(super) fn pass(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
+    pub(super) fn relay(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
         self.now = self.now + Nanos(10);
         let (_, frames) = run_frame(&mut self.function, frame, PortId(0), self.now);
         while let Some(event) = self.function.poll_event() {
@@ -266,15 +267,15 @@ impl Rack {
         assert_eq!(packet.bth().psn(), qp.expected, "a request in order");
         let psn = qp.expected;
         *qp = QueuePair { expected: psn.add(1), done: qp.done.add(1) };
-        let found = packet.atomic().map(|atomic| {
+        let original = packet.atomic().map(|atomic| {
             let word = self.memory.entry(atomic.va.get()).or_default();
-            let found = *word;
-            if found == atomic.compare.get() {
+            let original = *word;
+            if original == atomic.compare.get() {
                 *word = atomic.swap_or_add.get();
             }
-            found
+            original
         });
-        (n, answer(n, psn, qp.done, found))
+        (n, response_frame(n, psn, qp.done, original))
     }
 }
 
@@ -285,11 +286,11 @@ fn config(connections: u32, lines: usize) -> Config {
         ..ForwardConfig::bridge(1, 16)
     };
     let base = Config::new(forward);
-    let table = Table { rkey: None, range: TABLE..ELSEWHERE, stride: 8, writable: true };
+    let table = Table { rkey: None, range: TABLE..UNSHARED, stride: 8, writable: true };
     Config {
         connections: base.connections.max(connections as usize),
         lines: base.lines.max(4 * lines),
-        servers: vec![Server { tables: vec![table], lanes: LANES, ..Server::new(SERVER.into()) }],
+        servers: vec![Server { tables: vec![table], lanes: SHARED_QPS, ..Server::new(SERVER.into()) }],
         layers: Layers::CAS_TO_WRITE,
         ..base
     }

@@ -16,20 +16,20 @@ use swordbox::clients::lock::Unlock;
 use swordbox::{Config, Connection, Control, Journal, Layers, Server, Swordbox, Table};
 
 /// Clients that contend for one lock
-const MANY: usize = 240;
+const CLIENTS: usize = 240;
 /// Longer than any packet is in flight in this rack, whose round trips take microseconds
 const SETTLE: Nanos = Nanos::from_millis(1);
 
 /// The switch between clients and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Between {
+pub enum SwitchKind {
     /// A switch that only forwards
     Forward,
     /// A Swordbox with these layers
     Swordbox(Layers),
 }
 
-impl Between {
+impl SwitchKind {
     /// All switches, each with one more layer
     pub const ALL: [Self; 4] = [
         Self::Forward,
@@ -50,9 +50,9 @@ impl Between {
 }
 
 /// A journal that stores nothing, because the simulation has no restart.
-struct Unkept;
+struct NullJournal;
 
-impl Journal for Unkept {
+impl Journal for NullJournal {
     fn add(&mut self, _connection: Connection) -> std::io::Result<()> {
         Ok(())
     }
@@ -70,7 +70,7 @@ fn swordbox(machines: usize, layers: Layers) -> Controlled<Control> {
         settle: SETTLE,
         ..Config::new(ForwardConfig::bridge(machines as u16 + 1, 2 * machines + 2))
     };
-    Controlled::new(move || Swordbox::new(config.clone()), |_| Control::new(Box::new(Unkept)))
+    Controlled::new(move || Swordbox::new(config.clone()), |_| Control::new(Box::new(NullJournal)))
 }
 
 /// Workload of clients that take and release locks.
@@ -98,15 +98,15 @@ impl Contention {
     ///
     /// # Errors
     /// The simulation's error.
-    pub fn over(&self, between: Between) -> Result<Outcome, Report> {
+    pub fn measure(&self, switch: SwitchKind) -> Result<Outcome, Report> {
         // A Swordbox resolves nothing before no earlier request can be in flight past it (`settle`). And each
         // client takes the lock once on its own connection, past the Swordbox, to prove that it may write.
         let warm_up = SETTLE + SETTLE + Nanos::from_micros(200 * self.clients as u64);
         let Self { device, span, seed, .. } = *self;
         let run = Run { seed, device, warm_up, span, ..Run::new(self.clients) };
-        let outcome = match between {
-            Between::Forward => locks(&run, self.locks, 0.0, Unlock::Write, rack::forward(run.machines)),
-            Between::Swordbox(layers) => {
+        let outcome = match switch {
+            SwitchKind::Forward => locks(&run, self.locks, 0.0, Unlock::Write, rack::forward(run.machines)),
+            SwitchKind::Swordbox(layers) => {
                 locks(&run, self.locks, 0.0, Unlock::Write, swordbox(run.machines, layers))
             }
         };
@@ -119,14 +119,14 @@ impl Contention {
     }
 }
 
-fn row(contention: &Contention, between: Between, outcome: &Outcome) -> Value {
+fn row(contention: &Contention, switch: SwitchKind, outcome: &Outcome) -> Value {
     let lock = outcome.latency(Kind::Lock);
     let us = |span: Nanos| rounded(span.0 as f64 / 1000.0, 1);
     json!({
         "memory": if contention.device { "NIC" } else { "host" },
         "clients": contention.clients,
         "locks": contention.locks,
-        "switch": between.name(),
+        "switch": switch.name(),
         "requests_per_s": contention.requests_per_s(outcome).round() as u64,
         "locks_per_s": outcome.operations_per_s.round() as u64,
         "cas_succeed_percent": rounded(100.0 * outcome.tally.cas_share(), 1),
@@ -146,13 +146,13 @@ pub(super) fn run(as_json: bool) -> Result<(), Report> {
     let mut layers = Vec::new();
     let mut gains = Vec::new();
     for device in [true, false] {
-        let contention = Contention::new(MANY, device);
-        let outcomes = Between::ALL.map(|between| contention.over(between));
+        let contention = Contention::new(CLIENTS, device);
+        let outcomes = SwitchKind::ALL.map(|switch| contention.measure(switch));
         let mut rates = Vec::new();
-        for (between, outcome) in Between::ALL.into_iter().zip(outcomes) {
+        for (switch, outcome) in SwitchKind::ALL.into_iter().zip(outcomes) {
             let outcome = outcome?;
             rates.push((contention.requests_per_s(&outcome), outcome.operations_per_s));
-            layers.push(row(&contention, between, &outcome));
+            layers.push(row(&contention, switch, &outcome));
         }
         let gain = rates.last().zip(rates.first());
         let (tries, taken) =
@@ -163,8 +163,8 @@ pub(super) fn run(as_json: bool) -> Result<(), Report> {
     let contentions = [1, 8, 16, 64, 128].map(|clients| Contention::new(clients, false)).into_iter();
     let spread = [16, 1024].map(|locks| Contention { locks, ..Contention::new(64, false) });
     for contention in contentions.chain(spread) {
-        for between in [Between::ALL[0], Between::ALL[3]] {
-            scan.push(row(&contention, between, &contention.over(between)?));
+        for switch in [SwitchKind::ALL[0], SwitchKind::ALL[3]] {
+            scan.push(row(&contention, switch, &contention.measure(switch)?));
         }
     }
     let mut out = std::io::stdout().lock();
@@ -244,14 +244,14 @@ pub fn demo(args: &DemoArgs) -> Result<(), Report> {
         )
         .into_diagnostic()?;
     }
-    let mut gained = Ok(());
+    let mut result = Ok(());
     for &clients in clients {
         let contention = Contention { span, ..Contention::new(clients, false) };
         let mut rates = Vec::new();
-        for between in [Between::ALL[0], Between::ALL[3]] {
-            let outcome = contention.over(between)?;
+        for switch in [SwitchKind::ALL[0], SwitchKind::ALL[3]] {
+            let outcome = contention.measure(switch)?;
             rates.push(outcome.operations_per_s);
-            let row = row(&contention, between, &outcome);
+            let row = row(&contention, switch, &outcome);
             if args.json {
                 writeln!(out, "{row}").into_diagnostic()?;
                 continue;
@@ -261,7 +261,7 @@ pub fn demo(args: &DemoArgs) -> Result<(), Report> {
                 [without, with] => format!("   {:.1} times", with / without),
                 _ => String::new(),
             };
-            let name = if between == Between::Forward { "without" } else { "Swordbox" };
+            let name = if switch == SwitchKind::Forward { "without" } else { "Swordbox" };
             writeln!(
                 out,
                 "{clients:>7}  {name:<12} {:>10} {:>10} % {:>10} {:>9} {:>9}{gain}",
@@ -275,12 +275,12 @@ pub fn demo(args: &DemoArgs) -> Result<(), Report> {
             out.flush().into_diagnostic()?;
         }
         if clients >= 64 && rates[1] < 2.0 * rates[0] {
-            gained = Err(miette!(
+            result = Err(miette!(
                 "{clients} clients take {:.0} locks/s with Swordbox, and {:.0} without: expected at least twice as many",
                 rates[1],
                 rates[0]
             ));
         }
     }
-    gained
+    result
 }

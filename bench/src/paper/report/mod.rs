@@ -7,7 +7,7 @@ mod plot;
 mod style;
 
 use super::Failed;
-use super::figure::{By, Figure, Paper, Settings, Shown};
+use super::figure::{Figure, NumberSource, Paper, Reproduction, Settings};
 use super::machine::Machine;
 use super::results::{self, Record, Store};
 use super::{figures, shape};
@@ -20,13 +20,13 @@ use std::fmt::Write as _;
 #[derive(Debug)]
 pub(super) enum State {
     /// Measured
-    Done(Box<Record>),
+    Measured(Box<Record>),
     /// Not measured yet
-    Open,
+    Pending,
     /// The experiment failed, with this error
     Failed(String),
     /// Not reproduced, for this reason
-    Not(&'static str),
+    Omitted(&'static str),
 }
 
 /// Content of a report: every figure, in the papers' order.
@@ -43,9 +43,9 @@ impl<'a> Content<'a> {
         machine: &'a Machine,
         failed: &[Failed],
     ) -> Self {
-        let state = |figure: &'static Figure| match figure.shown {
-            Shown::Not(why) => State::Not(why),
-            Shown::Measured { .. } => {
+        let state = |figure: &'static Figure| match figure.reproduction {
+            Reproduction::Omitted(why) => State::Omitted(why),
+            Reproduction::Measured { .. } => {
                 let why = failed
                     .iter()
                     .find(|(other, _)| core::ptr::eq(*other, figure))
@@ -53,8 +53,8 @@ impl<'a> Content<'a> {
                 why.map_or_else(
                     || {
                         store
-                            .find(figure, settings)
-                            .map_or(State::Open, |record| State::Done(Box::new(record)))
+                            .load(figure, settings)
+                            .map_or(State::Pending, |record| State::Measured(Box::new(record)))
                     },
                     State::Failed,
                 )
@@ -107,18 +107,18 @@ pub(super) fn write(
     results::write(&folder.join(HTML), &html::page(&content)?)?;
     results::write(&folder.join(MARKDOWN), &markdown::text(&content))?;
     results::write(&folder.join(JSON), &serde_json::to_string_pretty(&json(&content)).into_diagnostic()?)?;
-    let mut told = markdown::summary(&content);
+    let mut summary = markdown::summary(&content);
     let histograms = histograms(store, &content)?;
-    _ = write!(told, "\n{}", folder.join(HTML).display());
-    _ = write!(told, ", {MARKDOWN}, {JSON} and {histograms} histograms (.hgrm) beside it");
-    Ok(told)
+    _ = write!(summary, "\n{}", folder.join(HTML).display());
+    _ = write!(summary, ", {MARKDOWN}, {JSON} and {histograms} histograms (.hgrm) beside it");
+    Ok(summary)
 }
 
 fn histograms(store: &Store, content: &Content<'_>) -> Result<usize, Report> {
     let folder = store.folder().join("histograms");
     let mut written = 0;
     for (figure, state) in &content.figures {
-        let State::Done(record) = state else { continue };
+        let State::Measured(record) = state else { continue };
         for distribution in &record.outcome.histograms {
             std::fs::create_dir_all(&folder)
                 .into_diagnostic()
@@ -142,13 +142,13 @@ fn json(content: &Content<'_>) -> Value {
             "paper": figure.paper.key(),
             "figure": figure.id,
             "title": figure.title,
-            "paper_says": figure.says,
+            "paper_says": figure.paper_result,
         });
         match state {
-            State::Done(record) => {
-                if let Shown::Measured { how, by, .. } = figure.shown {
+            State::Measured(record) => {
+                if let Reproduction::Measured { how, source, .. } = figure.reproduction {
                     value["how"] = json!(how);
-                    value["computed"] = json!(by == By::Model);
+                    value["computed"] = json!(source == NumberSource::Model);
                 }
                 value["verdict"] = json!(record.outcome.verdict());
                 value["command"] = json!(record.command);
@@ -159,9 +159,9 @@ fn json(content: &Content<'_>) -> Value {
                     "checks": record.outcome.checks,
                 });
             }
-            State::Open => value["not_measured_yet"] = json!(figure.command(content.settings)),
+            State::Pending => value["not_measured_yet"] = json!(figure.command(content.settings)),
             State::Failed(why) => value["failed"] = json!(why),
-            State::Not(why) => value["not_shown"] = json!(why),
+            State::Omitted(why) => value["not_shown"] = json!(why),
         }
         value
     };

@@ -1,6 +1,6 @@
 //! Plots as SVG whose colours are CSS variables of the page that contains them.
 
-use super::super::figure::{Axis, Plot, Series, Whose};
+use super::super::figure::{Axis, Origin, Plot, Series};
 use miette::{Report, miette};
 use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
 use plotters::prelude::*;
@@ -12,22 +12,23 @@ const SIZE: (u32, u32) = (480, 300);
 pub(super) const COLOURS: usize = 6;
 
 /// Returns a placeholder colour that [`themed`] replaces by a variable of the page.
-const fn stands_for(n: u8) -> RGBColor {
+const fn placeholder(n: u8) -> RGBColor {
     RGBColor(1, 2, n)
 }
 
-const TEXT: RGBColor = stands_for(200);
-const GRID: RGBColor = stands_for(201);
-const BACK: RGBColor = stands_for(202);
+const TEXT: RGBColor = placeholder(200);
+const GRID: RGBColor = placeholder(201);
+const BACK: RGBColor = placeholder(202);
 
 /// Returns the number of the colour variable of a curve. The paper's curve `paper, NAME` has the colour of
 /// our curve `NAME`, so that curves to compare look alike.
 pub(super) fn colour(plot: &Plot, series: usize) -> usize {
     let one = &plot.series[series];
-    let place = |end: usize, whose| plot.series[..end].iter().filter(|other| other.whose == whose).count();
-    let name = one.name.strip_prefix("paper, ").filter(|_| one.whose == Whose::Paper);
+    let index_among =
+        |end: usize, origin| plot.series[..end].iter().filter(|other| other.origin == origin).count();
+    let name = one.name.strip_prefix("paper, ").filter(|_| one.origin == Origin::Paper);
     let same = name.and_then(|name| plot.series.iter().position(|other| other.name == name));
-    same.map_or_else(|| place(series, one.whose), |same| place(same, Whose::Ours)) % COLOURS
+    same.map_or_else(|| index_among(series, one.origin), |same| index_among(same, Origin::Ours)) % COLOURS
 }
 
 /// Draws a plot as SVG.
@@ -80,14 +81,14 @@ where
     X::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
     Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
-    let told = |error: DrawingAreaErrorKind<_>| format!("{error}");
+    let to_text = |error: DrawingAreaErrorKind<_>| format!("{error}");
     let mut chart = ChartBuilder::on(area)
         .margin(6)
         .margin_right(16)
         .x_label_area_size(50)
         .y_label_area_size(66)
         .build_cartesian_2d(x, y)
-        .map_err(told)?;
+        .map_err(to_text)?;
     let font = ("sans-serif", 16).into_font().color(&TEXT);
     chart
         .configure_mesh()
@@ -104,17 +105,17 @@ where
         .x_desc(&plot.x.label)
         .y_desc(&plot.y.label)
         .draw()
-        .map_err(told)?;
+        .map_err(to_text)?;
     for (n, series) in plot.series.iter().enumerate() {
-        let colour = stands_for(colour(plot, n) as u8);
+        let colour = placeholder(colour(plot, n) as u8);
         let points = points(series, plot);
-        if series.whose == Whose::Ours {
+        if series.origin == Origin::Ours {
             chart
                 .draw_series(LineSeries::new(points.clone(), ShapeStyle::from(colour).stroke_width(2)))
-                .map_err(told)?;
+                .map_err(to_text)?;
             chart
                 .draw_series(points.into_iter().map(|at| Circle::new(at, 3, colour.filled())))
-                .map_err(told)?;
+                .map_err(to_text)?;
         } else {
             chart
                 .draw_series(DashedLineSeries::new(
@@ -123,13 +124,13 @@ where
                     4,
                     ShapeStyle::from(colour).stroke_width(1),
                 ))
-                .map_err(told)?;
+                .map_err(to_text)?;
             let hollow = |at| {
                 EmptyElement::at(at)
                     + Circle::new((0, 0), 4, BACK.filled())
                     + Circle::new((0, 0), 4, colour.stroke_width(2))
             };
-            chart.draw_series(points.into_iter().map(hollow)).map_err(told)?;
+            chart.draw_series(points.into_iter().map(hollow)).map_err(to_text)?;
         }
     }
     Ok(())
