@@ -134,7 +134,7 @@ impl Pktgen {
     /// stream that was first is last the next time, so that a full port starves none.
     fn send_due<O: Output>(&mut self, began: Nanos, now: Nanos, out: &mut O) {
         let limit = self.duration.map_or(NEVER, |duration| began + duration);
-        // What came due in time is sent even if the worker calls late.
+        // Packets that came due in time are sent even if the worker calls late.
         let (at, late, ends) = (now.min(limit), now.since(limit), now >= limit);
         // At the end, a part of a burst may be due.
         let due = |sender: &Sender| {

@@ -86,7 +86,7 @@ pub(crate) fn messages(stream: &Stream) -> Box<[Message]> {
         };
         PacketTemplate { template, stamp, last_stamp: 0, va }
     };
-    // What all packets' addresses have in common
+    // Upper half of all packets' virtual addresses, or the only address
     let common = if stream.memory.slots == 1 { first } else { upper.unwrap_or(0) };
     let single = |opcode, extended, payload| Message {
         packets: 1,

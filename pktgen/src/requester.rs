@@ -36,7 +36,7 @@ impl Request {
     }
 }
 
-/// What a response completed.
+/// Requests that a response completed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Completed {
     /// Requests that it answered

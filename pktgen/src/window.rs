@@ -13,9 +13,9 @@ pub(crate) enum Arrival {
         /// Packets that were skipped, between this one and the highest before
         skipped: u32,
     },
-    /// One that was skipped
+    /// A packet that was skipped
     Late,
-    /// One that was received before
+    /// A packet that was received before
     Duplicate,
     /// Further behind than the window: whether it was received before is not recorded
     Stale,
@@ -45,7 +45,7 @@ impl Windows {
     /// The size in MB, if it could not be allocated.
     pub(crate) fn new(qps: u32, reach: u32, step: u32, first: impl Fn(u32) -> u32) -> Result<Self, u64> {
         let stride = stride(reach);
-        // What precedes the first position counts as received.
+        // Positions before the first one count as received.
         let mut words = try_filled(stride.saturating_mul(qps as usize), u64::MAX)?;
         for qp in 0..qps {
             words[stride * qp as usize] = u64::from(first(qp)) << 32;

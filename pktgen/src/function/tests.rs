@@ -213,7 +213,7 @@ fn rule(name: &str, share: f64, action: Action) -> Rule {
     }
 }
 
-/// What arrived at one stream, computed from all received packets.
+/// Expected counters of one stream, computed from all received packets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct StreamTruth {
     received: u64,
@@ -473,7 +473,7 @@ fn a_port_that_takes_too_little_forfeits_packets() {
     }
     let c = &pktgen.counters;
     let sent = c.streams[0].sent.frames.get();
-    // It sends for ten more milliseconds, in which it could still catch up with what came due in time.
+    // Sending goes on for ten more milliseconds, to catch up with packets that came due in time.
     assert!(
         sent.abs_diff(60_000) < 500 && c.streams[0].sending_ns.get().abs_diff(60_000_000) < 20_000,
         "{sent}"
