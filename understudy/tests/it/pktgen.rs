@@ -283,7 +283,7 @@ fn configuration_errors_are_reported_with_a_remedy() {
         ),
         (format!("{one}rate = {{}}"), "`rate` has no rate", "packets_per_s"),
         (format!("{one}coalesce = 3"), "`coalesce` is not valid for `verb = \"write\"`", "verb = \"ack\""),
-        (format!("{one}outstanding = 4\nack_every = 9"), "have to ask for them", "ack_every = 1"),
+        (format!("{one}outstanding = 4\nack_every = 9"), "never requests an acknowledgement", "ack_every = 1"),
         (
             format!("{one}name = \"x\"\n{one}first_qpn = 8000\nname = \"x\""),
             "two streams have the name `x`",
@@ -312,12 +312,12 @@ fn configuration_errors_are_reported_with_a_remedy() {
         ),
         (
             format!("respond = true\nreceive = \"out\"\n{one}size = 8192\nmtu = 1024\noutstanding = 256"),
-            "2048 packets of a queue pair wait for answers at once, and it is known of 1024 only",
+            "2048 packets of a queue pair are outstanding at once, but `window` covers only 1024",
             "write `window = 2048`",
         ),
         (
             format!("{one}malformed = 1.0\npackets = 7"),
-            "of those that are not 7 are to be sent: that would never end",
+            "do not count towards `packets` = 7: the run would never end",
             "replace `packets` by `duration_s`",
         ),
         (String::new(), "[pktgen] has no stream", "[[pktgen.stream]]"),

@@ -31,12 +31,12 @@ fn workers_are_a_list_of_distinct_cpus() {
     );
     fails(
         &runtime(r#"workers = ["all"] #!"#),
-        r#"a worker is placed on a CPU number or on `"any"`"#,
+        r#"a worker's CPU has to be a number or `"any"`"#,
         r#"write `workers = [1]`, or `workers = ["any"]`"#,
     );
     fails(
         &runtime(r#"workers = ["1"] #!"#),
-        r#"a worker is placed on a CPU number or on `"any"`"#,
+        r#"a worker's CPU has to be a number or `"any"`"#,
         r#"write `workers = [1]`, or `workers = ["any"]`"#,
     );
     fails(

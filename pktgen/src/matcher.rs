@@ -1,9 +1,10 @@
-//! Packets that came as they were sent, known without parsing them: all that does not change from one packet of the stream to the
-//! next is compared with the template, and what does change has to make up for the rest of the ICRC. A CRC is linear, so the
-//! constant part is known, and only words that differ are multiplied; a packet whose ICRC is right by that is right in all
-//! bytes that the ICRC covers. Whatever a router, or chance, has changed makes it another packet, which is to be parsed.
+//! Recognizes intact packets without parsing them. All bytes that are the same in every packet of the stream
+//! are compared with the template, and the ICRC is computed from the bytes that differ: a CRC is linear, so
+//! the constant part is known, and only words that differ are multiplied. A packet whose ICRC is right by
+//! that is right in all bytes that the ICRC covers. A packet that a router has changed, or that was damaged,
+//! does not match, and has to be parsed.
 
-use crate::message::{Part, Va};
+use crate::message::{PacketTemplate, Va};
 use crate::template::{Address, layout};
 use rocev2::ethernet::Ethernet;
 use rocev2::icrc::{Changes, Weight};
@@ -15,17 +16,17 @@ const UDP: usize = Ethernet::LEN + Ipv4::LEN;
 const BTH: usize = UDP + Udp::LEN;
 const QPN_WORD: usize = BTH + Bth::DEST_QP_WORD;
 const PSN_WORD: usize = QPN_WORD + 4;
-/// Where the lower half of an address in memory stands, in requests that have one
+/// Offset of the lower half of the virtual address, in requests that have one
 const VA_WORD: usize = BTH + Bth::LEN + 4;
-/// Bytes up to there
+/// Bytes up to the end of that word
 const HEAD: usize = VA_WORD + 4;
-/// Where payloads begin, and with them times of sending
+/// Offsets of the payload, where time stamps are
 const PAYLOAD: usize = BTH + Bth::LEN;
 const PAYLOAD_OF_WRITE: usize = PAYLOAD + 16;
 /// Bytes that are compared at once
 const BLOCK: usize = 32;
 
-/// A block of the template, and which bits of it are always the same.
+/// A block of the template, and a mask of the bits that are the same in all packets.
 #[derive(Clone, Copy)]
 struct Block {
     bytes: [u8; BLOCK],
@@ -34,77 +35,77 @@ struct Block {
 
 impl Block {
     #[inline]
-    fn is_same(&self, frame: &[u8; BLOCK]) -> bool {
+    fn matches(&self, frame: &[u8; BLOCK]) -> bool {
         let words = |block: &[u8; BLOCK]| {
             let (words, _) = block.as_chunks();
             [0, 1, 2, 3].map(|n| u64::from_ne_bytes(words[n]))
         };
         let (frame, bytes, mask) = (words(frame), words(&self.bytes), words(&self.mask));
         let differ = [0, 1, 2, 3].map(|n| (frame[n] ^ bytes[n]) & mask[n]);
-        // At once: most of the time none does.
+        // One comparison at the end: most of the time no word differs.
         differ[0] | differ[1] | differ[2] | differ[3] == 0
     }
 }
 
-/// Where the time of sending stands.
+/// Position of the time stamp.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stamp {
     Payload,
     PayloadOfWrite,
 }
 
-/// What the packets of a stream have in common.
-pub(crate) struct Known {
+/// Template that received packets of a stream are compared with.
+pub(crate) struct FrameMatcher {
     len: usize,
     blocks: Box<[Block]>,
-    /// The last bytes, some of which may be in a block before, too
+    /// Last bytes, some of which may also be in the block before
     tail: Block,
-    /// The ICRC of the template, in which all that changes is 0
+    /// ICRC of the template, in which all fields that differ are 0
     icrc: u32,
     psn_weight: Weight,
-    /// Nothing, if all packets have the same address in memory, or none
+    /// [`Weight::NONE`] if all packets have the same virtual address, or none
     va_weight: Weight,
     stamp: Option<Stamp>,
-    /// The last time of sending, and what it changed the ICRC by: a burst has one time
-    stamped: (u64, u32),
-    /// Where headers lie
+    /// Last time stamp, and its contribution to the ICRC: the packets of a burst have one time stamp
+    last_stamp: (u64, u32),
+    /// Layout of the frame
     pub(crate) layout: Layout,
 }
 
-/// What changes from packet to packet.
+/// Fields that differ from packet to packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Changing {
-    /// The queue pair that it is for
+pub(crate) struct VaryingFields {
+    /// Destination queue pair number
     pub(crate) qpn: u32,
-    /// The word with the PSN, and the bit that asks for an acknowledgement
+    /// Word with the PSN and the AckReq bit
     pub(crate) psn: u32,
-    /// When it was sent
+    /// Time stamp
     pub(crate) stamp: Option<u64>,
     src_port: u16,
-    /// What its ICRC says, but for what its queue pair has to do with it
-    rest: u32,
+    /// The packet's ICRC without the contributions of all fields but the destination
+    icrc_rest: u32,
 }
 
-impl Changing {
-    /// Whether the ICRC is right, and the packet is of the flow that those to this queue pair are of. `effect` is what its address
-    /// changes the template's ICRC by.
+impl VaryingFields {
+    /// Returns whether the ICRC is right, and the source port is that of the queue pair's flow. `effect` is
+    /// the contribution of its address to the template's ICRC.
     #[inline]
-    pub(crate) fn is_right(&self, to: Address, effect: u32) -> bool {
-        self.rest == effect && self.src_port == to.src_port()
+    pub(crate) fn is_intact(&self, to: Address, effect: u32) -> bool {
+        self.icrc_rest == effect && self.src_port == to.src_port()
     }
 }
 
-impl Known {
-    /// None, if packets are not over IPv4, or differ in more than is looked at.
-    pub(crate) fn of(part: &Part) -> Option<Self> {
-        let template = &part.template;
+impl FrameMatcher {
+    /// Returns `None` if packets are not over IPv4, or differ in more fields than are handled here.
+    pub(crate) fn new(packet_template: &PacketTemplate) -> Option<Self> {
+        let template = &packet_template.template;
         let bytes = &template.bytes;
-        let (va_weight, va_word) = match part.va {
+        let (va_weight, va_word) = match packet_template.va {
             Va::Fixed => (Weight::NONE, None),
             Va::Low(VA_WORD, weight) => (weight, Some((VA_WORD, 4))),
             Va::Low(..) | Va::Whole(_) => return None,
         };
-        let stamp = match part.stamp {
+        let stamp = match packet_template.stamp {
             None => None,
             Some(PAYLOAD) => Some(Stamp::Payload),
             Some(PAYLOAD_OF_WRITE) => Some(Stamp::PayloadOfWrite),
@@ -115,10 +116,13 @@ impl Known {
             return None;
         }
         let mut mask = vec![0xff; bytes.len()];
-        // Addresses of stations are the network's. The source port, the queue pair (in front of it the byte that the ICRC leaves
-        // out), the PSN, and what else changes is judged by the ICRC, which stands at the end.
-        let changing = [(0, 12), (UDP, 2), (QPN_WORD, 8), (layout.icrc(), 4)];
-        for (at, len) in changing.into_iter().chain(va_word).chain(part.stamp.map(|at| (at, 8))) {
+        // MAC addresses belong to the network. The UDP source port, the queue pair number (behind the byte
+        // that the ICRC excludes), the PSN, and the other fields that differ are checked by the ICRC, which
+        // is at the end.
+        let varying_fields = [(0, 12), (UDP, 2), (QPN_WORD, 8), (layout.icrc(), 4)];
+        for (at, len) in
+            varying_fields.into_iter().chain(va_word).chain(packet_template.stamp.map(|at| (at, 8)))
+        {
             mask[at..at + len].fill(0);
         }
         let block = |bytes: &[u8; BLOCK], mask: &[u8; BLOCK]| Block { bytes: *bytes, mask: *mask };
@@ -132,16 +136,16 @@ impl Known {
             psn_weight: template.weight(PSN_WORD),
             va_weight,
             stamp,
-            stamped: (0, 0),
+            last_stamp: (0, 0),
             layout,
         })
     }
 
-    /// What changes in a packet that is the same in all else.
+    /// Returns the fields that differ of a packet that matches the template in all others.
     #[inline]
-    pub(crate) fn changing(&mut self, frame: &[u8]) -> Option<Changing> {
+    pub(crate) fn varying_fields(&mut self, frame: &[u8]) -> Option<VaryingFields> {
         let head: &[u8; HEAD] = frame.first_chunk()?;
-        if frame.len() != self.len || !self.is_same(frame) {
+        if frame.len() != self.len || !self.matches(frame) {
             return None;
         }
         let word = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
@@ -149,7 +153,7 @@ impl Known {
         let mut changes = Changes::new();
         changes.weighted(psn.swap_bytes(), self.psn_weight);
         changes.weighted(word(VA_WORD).swap_bytes(), self.va_weight);
-        let mut rest = self.icrc ^ u32::from_le_bytes(*frame.last_chunk()?);
+        let mut icrc_rest = self.icrc ^ u32::from_le_bytes(*frame.last_chunk()?);
         let stamp = match self.stamp {
             None => None,
             Some(Stamp::Payload) => Some((PAYLOAD, frame.get(PAYLOAD..PAYLOAD + 8)?)),
@@ -161,32 +165,32 @@ impl Known {
             None => None,
             Some((at, bytes)) => {
                 let value = u64::from_be_bytes(*bytes.first_chunk()?);
-                if value != self.stamped.0 {
+                if value != self.last_stamp.0 {
                     self.restamp(at, value);
                 }
-                rest ^= self.stamped.1;
+                icrc_rest ^= self.last_stamp.1;
                 Some(value)
             }
         };
         let src_port = u16::from_be_bytes([head[UDP], head[UDP + 1]]);
-        Some(Changing { qpn, psn, stamp, src_port, rest: rest ^ changes.effect() })
+        Some(VaryingFields { qpn, psn, stamp, src_port, icrc_rest: icrc_rest ^ changes.effect() })
     }
 
     #[inline]
-    fn is_same(&self, frame: &[u8]) -> bool {
+    fn matches(&self, frame: &[u8]) -> bool {
         let mut blocks = frame.as_chunks().0.iter().zip(&self.blocks);
-        blocks.all(|(frame, block)| block.is_same(frame))
-            && frame.last_chunk().is_some_and(|tail| self.tail.is_same(tail))
+        blocks.all(|(frame, block)| block.matches(frame))
+            && frame.last_chunk().is_some_and(|tail| self.tail.matches(tail))
     }
 
-    /// Another time.
+    /// Computes the contribution of a new time stamp.
     #[inline]
     fn restamp(&mut self, at: usize, value: u64) {
         let mut changes = Changes::new();
         let follow = self.len - 4 - at;
         changes.word(((value >> 32) as u32).swap_bytes(), follow - 4);
         changes.word((value as u32).swap_bytes(), follow - 8);
-        self.stamped = (value, changes.effect());
+        self.last_stamp = (value, changes.effect());
     }
 }
 
@@ -201,9 +205,10 @@ mod tests {
     use switch::Nanos;
 
     proptest! {
-        /// A packet is known as it was sent, and none of which a bit was changed, but for those that are nobody's business.
+        /// Intact packets are recognized, and none with a flipped bit is, but for bits that neither the ICRC
+        /// nor the mask covers.
         #[test]
-        fn a_glance_sees_what_parsing_sees(
+        fn recognized_packets_are_those_that_parsing_finds_intact(
             verb in prop::sample::select(vec![Verb::Write, Verb::Send, Verb::Read, Verb::FetchAdd]),
             size in 8u32..300,
             slots in 1u32..9,
@@ -218,42 +223,42 @@ mod tests {
             }
             stream.memory = Memory { slots, choice: Choice::Turn, ..stream.memory };
             let mut all = messages(&stream);
-            let part = &mut all[0].first;
-            let mut known = Known::of(part).expect("it is over IPv4, and of one packet");
-            part.stamp(Nanos(now));
-            let mut frame = part.template.bytes.to_vec();
+            let packet_template = &mut all[0].first;
+            let mut matcher = FrameMatcher::new(packet_template).expect("over IPv4, and of one packet");
+            packet_template.stamp(Nanos(now));
+            let mut frame = packet_template.template.bytes.to_vec();
             let to = Address::new(qpn);
-            let mut patch = part.template.begin(&mut frame, to, psn, ack);
-            part.write_va(&mut patch, stream.memory.va + u64::from(slots - 1) * stream.slot_len());
+            let mut patch = packet_template.template.begin(&mut frame, to, psn, ack);
+            packet_template.write_va(&mut patch, stream.memory.va + u64::from(slots - 1) * stream.slot_len());
             patch.finish();
-            let sees = |known: &mut Known, frame: &[u8]| {
-                known.changing(frame).filter(|changing| {
-                    let to = Address::new(changing.qpn);
-                    changing.is_right(to, part.template.effect_of_address(to))
+            let recognize = |matcher: &mut FrameMatcher, frame: &[u8]| {
+                matcher.varying_fields(frame).filter(|fields| {
+                    let to = Address::new(fields.qpn);
+                    fields.is_intact(to, packet_template.template.effect_of_address(to))
                 })
             };
-            let seen = sees(&mut known, &frame).expect("as it was sent");
-            prop_assert_eq!((seen.qpn, seen.psn), (qpn, psn | u32::from(ack) << 31));
-            prop_assert_eq!(seen.stamp, stream.stamp.then_some(now));
+            let recognized = recognize(&mut matcher, &frame).expect("intact");
+            prop_assert_eq!((recognized.qpn, recognized.psn), (qpn, psn | u32::from(ack) << 31));
+            prop_assert_eq!(recognized.stamp, stream.stamp.then_some(now));
             prop_assert!(Packet::parse(&frame).unwrap().verify_icrc());
-            let mut unseen = 0;
+            let mut unchecked_bits = 0;
             for at in 0..frame.len() {
                 for bit in 0..8 {
                     let mut other = frame.clone();
                     other[at] ^= 1 << bit;
                     let parsed = classify(&other);
-                    if let Some(other_seen) = sees(&mut known, &other) {
-                        prop_assert_eq!(other_seen, seen, "bit {} of byte {}", bit, at);
-                        prop_assert!(matches!(parsed, Class::Roce(layout) if layout == known.layout));
-                        prop_assert!(Packet::new(&other, known.layout).verify_icrc());
-                        unseen += 1;
+                    if let Some(other_recognized) = recognize(&mut matcher, &other) {
+                        prop_assert_eq!(other_recognized, recognized, "bit {} of byte {}", bit, at);
+                        prop_assert!(matches!(parsed, Class::Roce(layout) if layout == matcher.layout));
+                        prop_assert!(Packet::new(&other, matcher.layout).verify_icrc());
+                        unchecked_bits += 1;
                     }
                 }
             }
-            // Addresses of stations, and the byte that congestion is marked in
-            prop_assert_eq!(unseen, 13 * 8);
+            // The 12 bytes of MAC addresses, and the BTH byte with the FECN and BECN bits
+            prop_assert_eq!(unchecked_bits, 13 * 8);
             for other in [&frame[..frame.len() - 1], &[&frame[..], &[0]].concat(), &[]] {
-                prop_assert_eq!(known.changing(other), None);
+                prop_assert_eq!(matcher.varying_fields(other), None);
             }
         }
     }
