@@ -367,8 +367,8 @@ mod tests {
     #[test]
     fn invalid_arguments_are_refused() {
         for (line, what) in [
-            ("-n 1 -k 3", "two members at least"),
-            ("-n 4 -k 0", "one block at least"),
+            ("-n 1 -k 3", "at least 2 members"),
+            ("-n 4 -k 0", "use at least 1 block"),
             ("-n 4 -k 3 --node 4", "use 0 to 3"),
             ("-n 4 --bytes 0 --block-bytes 1", "nothing to send"),
             ("-n 4 --bytes 10 --block-bytes 0", "use 1 to 10"),

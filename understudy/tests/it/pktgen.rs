@@ -283,7 +283,11 @@ fn configuration_errors_are_reported_with_a_remedy() {
         ),
         (format!("{one}rate = {{}}"), "`rate` has no rate", "packets_per_s"),
         (format!("{one}coalesce = 3"), "`coalesce` is not valid for `verb = \"write\"`", "verb = \"ack\""),
-        (format!("{one}outstanding = 4\nack_every = 9"), "never requests an acknowledgement", "ack_every = 1"),
+        (
+            format!("{one}outstanding = 4\nack_every = 9"),
+            "never requests an acknowledgement",
+            "ack_every = 1",
+        ),
         (
             format!("{one}name = \"x\"\n{one}first_qpn = 8000\nname = \"x\""),
             "two streams have the name `x`",
