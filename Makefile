@@ -9,6 +9,7 @@ CARGO ?= cargo
 # Where cargo builds
 BUILT := $(or $(CARGO_TARGET_DIR),target)
 PROGRAM := $(BUILT)/release/understudy
+NEXTEST := $(shell $(CARGO) nextest --version 2>/dev/null)
 AS_ROOT = $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 
 help: ## this list
@@ -31,19 +32,21 @@ build: ## build the program (target/release/understudy)
 	@scripts/deps.sh build
 	$(CARGO) build --release --locked --bin understudy
 
-test: ## every test that needs no privileges, and a short run of the fuzz targets
+test: ## run every test that needs no privileges (by cargo-nextest if that is installed)
 	@scripts/deps.sh build test
+ifdef NEXTEST
 	$(CARGO) nextest run --locked --workspace
-	$(CARGO) nextest run --locked -p understudy --features canary --test canary
-	$(CARGO) nextest run --locked -p sim --features canary --test groups --test consensus --test words --test swordbox --test onepipe --test rdmc --test steering --test verbs planted
-	fuzz/run.sh all -runs=20000
+	$(CARGO) test --locked --workspace --doc
+else
+	$(CARGO) test --locked --workspace --no-fail-fast -- --quiet
+endif
 
 lint: ## formatting and clippy, warnings denied; licences and sources of dependencies (deny.toml)
 	@scripts/deps.sh build lint
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) deny --locked check licenses bans sources
-	$(CARGO) deny --locked --manifest-path fuzz/Cargo.toml --config $(CURDIR)/deny.toml check licenses bans sources
+	$(CARGO) deny --locked --manifest-path fuzz/libfuzzer/Cargo.toml --config $(CURDIR)/deny.toml check licenses bans sources
 
 fresh: ## what a new machine sees: `make run` and `make test` in a minimal Debian 12 (root); 25 minutes (COMMANDS="'make run'": others)
 	$(AS_ROOT) scripts/fresh.sh $(COMMANDS)
@@ -59,8 +62,8 @@ e2e: build ## real RDMA programs in virtual machines, joined by understudy, and 
 	$(AS_ROOT) tests/e2e/onepipe.py --understudy $(PROGRAM)
 
 soak: build ## new seeds for every suite of the simulator, every scenario and fuzz target, for SECONDS=60 each or SEEDS=100000 FROM=1; what fails becomes a test. First consensus after every packet of three changes of leader, and every order of deliveries through Swordbox around a restart (some minutes each)
-	DEPTH=3 $(CARGO) nextest run --release --locked -p sim --test consensus a_leader_is_gone_after_every_packet
-	DEPTH=8 $(CARGO) nextest run --release --locked -p sim --test swordbox every_order
+	DEPTH=3 $(CARGO) test --release --locked -p sim --test it consensus::exhaustive::
+	DEPTH=8 $(CARGO) test --release --locked -p sim --test it swordbox::exhaustive::
 	scripts/soak.py $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FROM),--from $(FROM))
 
 bench: build ## forwarding and replicating against dpdk-testpmd; the costs of parsing, the ICRC, the NIC, the simulator
@@ -81,15 +84,15 @@ check-report: build ## run the quick report, and compare the checks that do not 
 	scripts/check_report.py $(BUILT)/report/report.json $(if $(RENEW),--renew)
 
 mutants: ## change the code in ways that tests have to notice (tests/mutants.toml), one at a time; half an hour (ONLY=rnic: some; FILE=p4ce/src/gather.rs: every change of a file)
-	@scripts/deps.sh build test $(if $(FILE),mutants)
+	@scripts/deps.sh build test mutants $(if $(FILE),mutants-of-a-file)
 	scripts/mutants.py $(if $(FILE),--file '$(FILE)',$(ONLY))
 
 instructions: ## count the instructions of the hot paths and compare them with the baseline; RENEW=1 writes it
 	@scripts/deps.sh build instructions
 	$(CARGO) bench --locked -p understudy-tests --bench instructions -- $(if $(RENEW),--renew)
 
-fuzz: ## fuzz for long: make fuzz TARGET=classify SECONDS=600
-	@scripts/deps.sh build test
+fuzz: ## fuzz with libFuzzer: make fuzz TARGET=classify SECONDS=600
+	@scripts/deps.sh build
 	fuzz/run.sh $(or $(TARGET),all) -max_total_time=$(or $(SECONDS),60)
 
 doctor: build ## what this machine lacks for hardware ports
@@ -97,4 +100,4 @@ doctor: build ## what this machine lacks for hardware ports
 
 clean: ## remove everything that was built
 	$(CARGO) clean
-	rm -rf fuzz/target
+	rm -rf fuzz/libfuzzer/target

@@ -1,10 +1,10 @@
-//! Generates bindings for the libdpdk that pkg-config finds, and compiles its static inline functions into a small
-//! library so that Rust can call them.
+//! Generates bindings for the libdpdk that pkg-config finds, and compiles its static inline functions into a
+//! small library that Rust can call.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
-/// Functions and types that `dataplane` uses; what they need comes along.
+/// Functions that `dataplane` uses; bindgen adds the types that they need.
 const FUNCTIONS: &str = "understudy_.*|rte_(eal_init|eal_cleanup|eal_get_runtime_dir|eal_alarm_set|strerror|version|openlog_stream|log_set_global_level|\
     socket_id|thread_register|thread_unregister|get_tsc_hz|get_tsc_cycles|mempool_(free|avail_count|get_bulk)|\
     pktmbuf_(pool_create|alloc|alloc_bulk|attach|free|free_bulk|copy|linearize)|\
@@ -18,7 +18,7 @@ const TYPES: &str = "rte_mbuf|rte_mempool|rte_eth_.*";
 fn main() {
     println!("cargo::rerun-if-changed=src/wrapper.h");
     println!("cargo::rerun-if-env-changed=PKG_CONFIG_PATH");
-    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
 
     let statik = env::var_os("CARGO_FEATURE_STATIC").is_some();
     if let Err(error) =
@@ -27,8 +27,8 @@ fn main() {
         panic!("DPDK 21.11 or later is needed to build. On Debian: apt install libdpdk-dev. {error}");
     }
     let mut cflags = pkg_config(&["--cflags"]);
-    // Debian's flags ask for the oldest CPU that DPDK runs on, and the last -march counts. A build for this machine
-    // comes from the target CPU that Rust is told, not from here, so only the floor is kept.
+    // Debian's flags select the oldest CPU that DPDK supports, and the last -march takes effect. The code for
+    // a specific machine is selected by Rust's target CPU, not here, so only the minimum is kept.
     let march = cflags.iter().position(|flag| flag.starts_with("-march=")).map(|at| cflags.remove(at));
     cflags.insert(0, march.unwrap_or_else(|| "-march=native".into()));
 
@@ -39,7 +39,7 @@ fn main() {
         .allowlist_function(FUNCTIONS)
         .allowlist_var(VARIABLES)
         .allowlist_type(TYPES)
-        // Packed and aligned at once, which Rust cannot say; only its size matters here.
+        // These types are both packed and aligned, which Rust cannot express; only their size matters here.
         .opaque_type("rte_arp_.*|rte_l2tpv2_.*|rte_gtp_.*")
         .wrap_static_fns(true)
         .wrap_static_fns_path(&wrappers)
@@ -47,9 +47,9 @@ fn main() {
         .derive_default(true)
         .generate_comments(false)
         .generate()
-        .expect("bindings for libdpdk")
+        .expect("bindgen generates bindings for libdpdk")
         .write_to_file(out.join("bindings.rs"))
-        .expect("OUT_DIR can be written to");
+        .expect("OUT_DIR is writable");
 
     let mut build = cc::Build::new();
     build.file(&wrappers).include(Path::new(env!("CARGO_MANIFEST_DIR"))).opt_level(3).warnings(false);
@@ -61,21 +61,21 @@ fn main() {
     link(statik);
 }
 
-/// The words that `pkg-config ARGUMENTS libdpdk` prints.
+/// Returns the words that `pkg-config ARGUMENTS libdpdk` prints.
 fn pkg_config(arguments: &[&str]) -> Vec<String> {
     let program = env::var_os("PKG_CONFIG").unwrap_or_else(|| "pkg-config".into());
     let output = std::process::Command::new(program)
         .args(arguments)
         .arg("libdpdk")
         .output()
-        .expect("pkg-config runs: it did a moment ago");
-    let text = String::from_utf8(output.stdout).expect("flags are text");
+        .expect("pkg-config ran before, when it found libdpdk");
+    let text = String::from_utf8(output.stdout).expect("pkg-config prints UTF-8");
     text.split_whitespace().map(str::to_owned).collect()
 }
 
 fn link(statik: bool) {
     if !statik {
-        // The driver libraries are loaded by the EAL from its plug-in folder.
+        // The EAL loads the driver libraries from its plug-in folder.
         for word in pkg_config(&["--libs"]) {
             if let Some(dir) = word.strip_prefix("-L") {
                 println!("cargo::rustc-link-search=native={dir}");
@@ -84,14 +84,15 @@ fn link(statik: bool) {
         for library in
             ["rte_eal", "rte_ethdev", "rte_mbuf", "rte_mempool", "rte_ring", "rte_log", "rte_bus_vdev"]
         {
-            // Newer releases move the log into a library of its own.
+            // Newer releases have the log in a library of its own.
             if library != "rte_log" || has_library("rte_log") {
                 println!("cargo::rustc-link-lib=dylib={library}");
             }
         }
         return;
     }
-    // Drivers register themselves in constructors, so every object has to be linked although nothing refers to it.
+    // Drivers register themselves in constructors, so every object has to be linked although nothing refers
+    // to it.
     for word in pkg_config(&["--libs", "--static"]) {
         if let Some(dir) = word.strip_prefix("-L") {
             println!("cargo::rustc-link-search=native={dir}");
@@ -99,7 +100,7 @@ fn link(statik: bool) {
             let name = archive.strip_suffix(".a").unwrap_or(archive);
             println!("cargo::rustc-link-lib=static:+whole-archive,-bundle={name}");
         } else if let Some(library) = word.strip_prefix("-l")
-            // These two are libpcap's own, which is linked dynamically and brings them along.
+            // These two are dependencies of libpcap, which is linked dynamically and loads them itself.
             && !library.starts_with("rte_")
             && !matches!(library, "systemd" | "dbus-1")
         {

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing, by the names of Debian's packages: deps.sh [build] [test] [demo] [e2e] [bench] [instructions] [fresh] [lint] [mutants]
+# Installs what is missing, by the names of Debian's packages: deps.sh [build] [test] [demo] [e2e] [bench] [instructions] [fresh] [lint] [mutants] [mutants-of-a-file]
 # Says nothing when nothing is missing. Uses sudo when not root.
 set -euo pipefail
 
@@ -13,6 +13,7 @@ declare -A packages=(
     [fresh]="mmdebstrap"
     [lint]=""
     [mutants]=""
+    [mutants-of-a-file]=""
 )
 
 missing=()
@@ -37,18 +38,18 @@ if ((${#missing[@]})); then
     "${sudo[@]}" apt-get install -y -q --no-install-recommends "${missing[@]}"
 fi
 
-if [[ " $* " == *" test "* ]] && ! cargo nextest --version >/dev/null 2>&1; then
-    echo "installing: cargo-nextest (this takes a few minutes, once)"
-    cargo install --locked cargo-nextest
-fi
-
 # Only what reads manifests and licences: nothing that looks for advisories over the network.
 if [[ " $* " == *" lint "* ]] && ! cargo deny --version >/dev/null 2>&1; then
     echo "installing: cargo-deny (this takes a few minutes, once)"
     cargo install --locked --no-default-features cargo-deny
 fi
 
-if [[ " $* " == *" mutants "* ]] && ! cargo mutants --version >/dev/null 2>&1; then
+if [[ " $* " == *" mutants "* ]] && ! cargo nextest --version >/dev/null 2>&1; then
+    echo "installing: cargo-nextest (this takes a few minutes, once)"
+    cargo install --locked cargo-nextest
+fi
+
+if [[ " $* " == *" mutants-of-a-file "* ]] && ! cargo mutants --version >/dev/null 2>&1; then
     echo "installing: cargo-mutants (this takes a few minutes, once)"
     cargo install --locked cargo-mutants
 fi

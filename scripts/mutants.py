@@ -26,19 +26,19 @@ COPY = ROOT / "target/mutants/copy"
 # A failure need not be made smaller, and is not to be tried again with the next mutant.
 PROPTEST = {"PROPTEST_MAX_SHRINK_ITERS": "0", "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1"}
 
-# Tests of a crate that take seconds, where they are not its units alone
+# Tests that take seconds, for crates in which they are not the unit tests alone. Filters of tests come after `--`.
 QUICK = [
-    ("swordbox/", "-p swordbox --lib --test frames"),
-    ("rdmc/", "-p sim --test rdmc"),
-    ("dataplane/", "-p dataplane --test forward --test watch --test copies --test share --test stalls --test pools --test idle"),
+    ("swordbox/", "-p swordbox --lib --test it"),
+    ("rdmc/", "-p sim --test it -- rdmc::"),
+    ("dataplane/", "-p dataplane --test it"),
 ]
 # Tests of the simulator, and other programs, that notice what these do not
 OTHERS = [
-    ("p4ce/src/consensus/", "-p sim --test consensus"),
-    ("p4ce/", "-p sim --test groups"),
-    ("swordbox/", "-p sim --test swordbox"),
-    ("representative/", "-p sim --test onepipe"),
-    ("rnic/", "-p sim --test verbs"),
+    ("p4ce/src/consensus/", "-p sim --test it -- consensus::"),
+    ("p4ce/", "-p sim --test it -- groups::"),
+    ("swordbox/", "-p sim --test it -- swordbox::"),
+    ("representative/", "-p sim --test it -- onepipe::"),
+    ("rnic/", "-p sim --test it -- verbs::"),
     ("rdmc/", "-p rdmc --lib"),
 ]
 
@@ -135,6 +135,7 @@ def places(text):
 
 def build(tests):
     """Builds tests. Returns their programs, the errors as rustc has them, and cargo's exit code."""
+    tests = tests[: tests.index("--")] if "--" in tests else tests
     done = subprocess.run(
         ["cargo", "test", "--locked", "--no-run", "--message-format=json", *tests], cwd=COPY, text=True,
         stdout=subprocess.PIPE, env={**os.environ, "CARGO_TARGET_DIR": str(ROOT / "target/mutants/target")}, stderr=subprocess.DEVNULL,
@@ -195,15 +196,9 @@ def blamed(error, texts, regions, mutants):
 
 
 def commands(programs, tests):
-    """Returns what runs these programs. DPDK starts once a process, so its tests have a process each."""
-    if "dataplane" not in tests:
-        return [([program], directory) for program, directory in programs]
-    found = []
-    for program, directory in programs:
-        done = subprocess.run([program, "--list", "--format=terse"], check=True, text=True, stdout=subprocess.PIPE)
-        names = [line.removesuffix(": test") for line in done.stdout.splitlines() if line.endswith(": test")]
-        found += [([program, "--exact", name], directory) for name in names]
-    return found
+    """Returns the commands that run these programs with the filters of the tests."""
+    filters = tests[tests.index("--") + 1 :] if "--" in tests else []
+    return [([program, *filters], directory) for program, directory in programs]
 
 
 def passes(programs, number, limit, output=subprocess.DEVNULL):

@@ -18,7 +18,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILT = ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
 SEEDS = ROOT / "sim/tests/seeds.txt"
-# By test binary: the tests that take seeds, and how many seeds take some ten seconds on two CPUs
+# By suite, a module of sim/tests/it: the tests that take seeds, and how many seeds take some ten seconds on two CPUs
 SUITES = {
     "verbs": (["verbs_", "memory_is_not", "connections_fail"], 200),
     "words": (["bad_wires", "crashes"], 500),
@@ -64,7 +64,8 @@ class Soak:
 
     def suite(self, name):
         filters, size = SUITES[name]
-        test = ["cargo", "test", "--quiet", "--release", "--locked", "-p", "sim", "--test", name]
+        test = ["cargo", "test", "--quiet", "--release", "--locked", "-p", "sim", "--test", "it"]
+        filters = [f"{name}::{filter}" for filter in filters]
         code, output = run([*test, "--no-run"])
         if code != 0:
             sys.exit(output)
@@ -101,7 +102,7 @@ class Soak:
         self.told(name, int(count.group(1)) if count else 0, began)
 
     def fuzz(self):
-        """Fuzzes each target; corpora stay in fuzz/corpus, and an input that crashes in fuzz/target."""
+        """Fuzzes each target; corpora stay in fuzz/corpus, and an input that crashes in fuzz/libfuzzer/target."""
         began = time.monotonic()
         code, output = run(["fuzz/run.sh", "all", f"-max_total_time={self.options.seconds}"])
         print(output if code == 0 else output[-4000:])

@@ -1,8 +1,8 @@
-/* What can be reached: a program that does nothing but rewrite WRITEs to 1,024 queue pairs, written by hand, without any
- * check that a real one needs. One port, one worker.
+/* Upper bound for a rewriting program, written by hand: it only rewrites WRITEs to 1,024 queue pairs, without the checks
+ * that a real one needs. One port, one worker.
  *
- * arguments: mode  0 no ICRC, 1 the whole ICRC anew (rte_net_crc), 2 corrected for what changed
- *            table 0 rte_hash by (address, QPN), 1 an array by QPN */
+ * arguments: mode  0 no ICRC, 1 ICRC recomputed (rte_net_crc), 2 ICRC corrected by the difference
+ *            table 0 rte_hash by (address, QPN), 1 array by QPN */
 #include <rte_eal.h>
 #include <rte_ethdev.h>
 #include <rte_mbuf.h>

@@ -1,9 +1,10 @@
-//! Programs against each other on the same virtual devices, alternating, on one core.
+//! Compares programs on the same virtual devices, alternating, on one core.
 //!
-//! Each plays a capture over and over (`net_pcap` with `infinite_rx`). Rates count by the polling thread's time on the CPU,
-//! which other load hardly moves; a sample whose thread had less than nine tenths of a core is thrown away all the same.
+//! Each program plays a capture repeatedly (`net_pcap` with `infinite_rx`). Rates are per CPU time of the
+//! polling thread, which other load hardly affects; a sample whose thread had less than nine tenths of a core
+//! is discarded nevertheless.
 
-use crate::process::{Company, Counts, Program, Sample, measure};
+use crate::process::{CountedFrames, Program, Sample, StartObserver, measure};
 use clap::Args;
 use miette::{IntoDiagnostic as _, Report, miette};
 use serde::Serialize;
@@ -13,23 +14,23 @@ use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// The part of a core that a sample's polling thread has to have had
+/// Smallest fraction of a core that the polling thread of a valid sample had
 const MIN_ON_CPU: f64 = 0.9;
 /// Attempts at a sample that keeps its core
 const ATTEMPTS: usize = 4;
-/// Length of a sample in seconds, unless it is said
+/// Default length of a sample in seconds
 const SECONDS: f64 = 1.5;
 
-/// How a comparison is made
+/// Options of a comparison
 #[derive(Clone, Args)]
 pub struct CompareArgs {
-    /// Samples of each program; the median counts
+    /// Samples of each program, of which the median is reported
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=99))]
     pub(crate) rounds: u32,
     /// Length of a sample in seconds [default: 1.5; 5 for `observe`]
     #[arg(long)]
     pub(crate) seconds: Option<f64>,
-    /// CPU of the polling thread; the last one unless said
+    /// CPU of the polling thread [default: the last one]
     #[arg(long)]
     pub(crate) cpu: Option<usize>,
     /// Print the figures as JSON
@@ -37,68 +38,69 @@ pub struct CompareArgs {
     pub(crate) json: bool,
 }
 
-/// Starts a program on a capture, with this file prefix.
+/// Returns the command that runs a program on a capture, with this file prefix.
 pub(crate) type Launch = Box<dyn Fn(&Bench, &Path, String) -> Result<Program, Report>>;
 
-/// A program on a traffic.
+/// A program with its traffic.
 pub(crate) struct Entry {
-    /// What figures call it
+    /// Name in the figures
     pub(crate) program: String,
     pub(crate) traffic: String,
     pub(crate) capture: PathBuf,
     pub(crate) launch: Launch,
-    /// What to do if it cannot be measured
+    /// Help text if it cannot be measured
     pub(crate) help: &'static str,
-    /// What is counted
-    pub(crate) counts: Counts,
-    /// Who is there meanwhile
-    pub(crate) company: Option<Company>,
+    /// Frames that are counted
+    pub(crate) counts: CountedFrames,
+    /// Observer that is present during the measurement
+    pub(crate) observer: Option<StartObserver>,
 }
 
-/// One program on one traffic.
+/// Result of one program with one traffic.
 #[derive(Serialize)]
 pub(crate) struct Figure {
     program: String,
     traffic: String,
-    /// Million frames a second of on-CPU time: median, least, most. Null when too few samples kept their core.
+    /// Million frames per second of CPU time: median, least, most. Null when too few samples kept their core.
     mpps: Option<[f64; 3]>,
-    /// Samples that counted, and that were thrown away
+    /// Number of samples that counted
     samples: usize,
+    /// Number of samples that were discarded
     lost_core: usize,
-    /// Median part of a core
+    /// Median fraction of a core
     on_cpu: Option<f64>,
-    /// Median of the nanoseconds a frame that its function takes, without the drivers
+    /// Median of the nanoseconds per frame of its function, without the drivers
     #[serde(skip_serializing_if = "Option::is_none")]
     own_ns: Option<f64>,
 }
 
-/// What has been measured.
+/// Results of all programs.
 pub(crate) struct Figures(pub(crate) Vec<Figure>);
 
 impl Figures {
-    /// A program's median on a traffic, in million frames a second
+    /// Returns a program's median rate with a traffic, in million frames a second.
     pub(crate) fn rate(&self, program: &str, traffic: &str) -> Option<f64> {
         let figure = self.0.iter().find(|f| f.traffic == traffic && f.program == program)?;
         figure.mpps.map(|[median, ..]| median)
     }
 
-    /// Nanoseconds a frame that a program's function takes on a traffic, without the drivers
+    /// Returns the nanoseconds per frame of a program's function with a traffic, without the drivers.
     pub(crate) fn own_ns(&self, program: &str, traffic: &str) -> Option<f64> {
         self.0.iter().find(|f| f.traffic == traffic && f.program == program)?.own_ns
     }
 
-    /// Two programs on one traffic
+    /// Returns the ratio of the rates of two programs with one traffic.
     pub(crate) fn ratio(&self, a: &str, b: &str, traffic: &str) -> Option<f64> {
         Some(self.rate(a, traffic)? / self.rate(b, traffic)?)
     }
 }
 
-/// A ratio of medians, and what it should reach.
+/// A ratio of medians, and its goal.
 #[derive(Serialize)]
 pub(crate) struct Ratio {
     pub(crate) what: String,
     pub(crate) value: Option<f64>,
-    /// Zero if it is there to be known
+    /// Goal; 0 if the ratio is only reported
     pub(crate) at_least: f64,
 }
 
@@ -108,33 +110,34 @@ struct Comparison {
     ratios: Vec<Ratio>,
 }
 
-/// What a program gets for the frames of its capture, which it holds in memory, and for those that it handles.
+/// Memory and buffers of a program, for the frames of its capture, which it holds in memory, and for those
+/// that it handles.
 #[derive(Clone, Copy)]
-pub(crate) struct Room {
+pub(crate) struct Capacity {
     memory_mb: usize,
     buffers: usize,
 }
 
-impl Default for Room {
+impl Default for Capacity {
     fn default() -> Self {
         Self { memory_mb: 256, buffers: 16_383 }
     }
 }
 
-impl Room {
-    /// Enough for a capture of so many frames
+impl Capacity {
+    /// Returns enough room for a capture of `frames` frames.
     pub(crate) fn for_frames(frames: usize) -> Self {
-        let few = Self::default();
-        if frames < few.buffers / 2 {
-            return few;
+        let default = Self::default();
+        if frames < default.buffers / 2 {
+            return default;
         }
-        let buffers = frames + few.buffers;
-        // A buffer and what belongs to it takes less than 4 kB.
+        let buffers = frames + default.buffers;
+        // A buffer and its metadata take less than 4 kB.
         Self { memory_mb: buffers * 4 / 1024 + 64, buffers }
     }
 }
 
-/// Where programs find what they need.
+/// Environment of the programs: folder for files, CPU, and the path of `understudy`.
 pub(crate) struct Bench {
     pub(crate) dir: TempDir,
     pub(crate) cpu: usize,
@@ -142,7 +145,7 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// `understudy` is the program itself.
+    /// Creates the environment. `understudy` is the path of the program itself.
     pub(crate) fn new(args: &CompareArgs, understudy: &Path) -> Result<Self, Report> {
         let cpus = std::thread::available_parallelism().into_diagnostic()?.get();
         let dir = tempfile::tempdir().into_diagnostic()?;
@@ -160,7 +163,7 @@ impl Bench {
         let mut samples = vec![(Vec::<Sample>::new(), 0); entries.len()];
         for round in 0..args.rounds {
             for n in 0..entries.len() {
-                // There and back, so that a drift of the machine's speed favours nobody.
+                // Alternating order, so that a drift of the machine's speed favours no program.
                 let n = if round % 2 == 0 { n } else { entries.len() - 1 - n };
                 let Entry { program, traffic, .. } = &entries[n];
                 eprint!("\r\x1b[Kround {} of {}: {program}, {traffic}", round + 1, args.rounds);
@@ -188,17 +191,17 @@ impl Bench {
     fn sample(&self, entry: &Entry, length: Duration) -> Result<Sample, Report> {
         let file_prefix = format!("understudy-bench-{}", std::process::id());
         let program = (entry.launch)(self, &entry.capture, file_prefix)?;
-        let invite = || entry.company.as_ref().map(|company| company(self)).transpose();
-        measure(program, entry.counts, length, &self.log(), invite)
+        let start_observer = || entry.observer.as_ref().map(|observer| observer(self)).transpose();
+        measure(program, entry.counts, length, &self.log(), start_observer)
             .map_err(|error| miette!(help = entry.help, "{error}"))
     }
 
-    /// What the program that is measured says
+    /// Returns the path of the log of the program under measurement.
     pub(crate) fn log(&self) -> PathBuf {
         self.dir.path().join("log")
     }
 
-    /// `dpdk-testpmd` on a capture.
+    /// Returns the command of `dpdk-testpmd` on a capture.
     pub(crate) fn testpmd(&self, mode: &str, capture: &Path, file_prefix: String) -> Program {
         let mut command = Command::new("dpdk-testpmd");
         self.eal(&mut command, capture, &file_prefix);
@@ -213,7 +216,7 @@ impl Bench {
         Program { command, file_prefix, thread_names: WORKERS }
     }
 
-    /// What a DPDK program with one worker is told. Its main thread waits, wherever the kernel puts it.
+    /// Adds the EAL arguments of a DPDK program with one worker. Its main thread waits, on any CPU.
     pub(crate) fn eal(&self, command: &mut Command, capture: &Path, file_prefix: &str) {
         let lcores = format!("0@(0-{}),1@{}", self.cpu.max(1), self.cpu);
         command.args(["--lcores", &lcores, "--no-huge", "-m", "256", "--no-pci"]);
@@ -221,9 +224,9 @@ impl Bench {
         command.arg(format!("--vdev=net_pcap0,rx_pcap={},infinite_rx=1", capture.display()));
     }
 
-    /// The beginning of a configuration for `understudy run` with one worker on a capture.
-    pub(crate) fn runtime(&self, capture: &Path, file_prefix: &str, mtu: u16, room: Room) -> String {
-        let Room { memory_mb, buffers } = room;
+    /// Returns the beginning of a configuration for `understudy run` with one worker on a capture.
+    pub(crate) fn runtime(&self, capture: &Path, file_prefix: &str, mtu: u16, capacity: Capacity) -> String {
+        let Capacity { memory_mb, buffers } = capacity;
         format!(
             "[runtime]\nworkers = [{}]\nmemory_mb = {memory_mb}\nfile_prefix = \"{file_prefix}\"\ntelemetry = true\n\
              [[port]]\nname = \"loop\"\nmtu = {mtu}\nbuffers = {buffers}\ndescriptors = 512\npcap = {{ rx = \"{}\", infinite = true }}\n",
@@ -233,7 +236,7 @@ impl Bench {
     }
 }
 
-/// What DPDK's programs call their one worker
+/// Names of the only worker of DPDK programs, by DPDK version
 pub(crate) const WORKERS: &[&str] = &["rte-worker-1", "lcore-worker-1", "dpdk-worker1"];
 
 pub(crate) fn median(values: impl Iterator<Item = f64>) -> Option<[f64; 3]> {
@@ -273,7 +276,7 @@ impl Comparison {
         for f in &self.figures {
             let number = |n: Option<f64>| n.map_or_else(|| "lost its core".into(), |n| format!("{n:.2}"));
             let at = |i: usize| number(f.mpps.map(|m| m[i]));
-            let thrown =
+            let discarded =
                 if f.lost_core > 0 { format!(", {} thrown away", f.lost_core) } else { String::new() };
             let mut row = vec![
                 f.program.clone(),
@@ -282,7 +285,7 @@ impl Comparison {
                 at(1),
                 at(2),
                 number(f.on_cpu),
-                format!("{}{thrown}", f.samples),
+                format!("{}{discarded}", f.samples),
             ];
             row.extend(own.then(|| f.own_ns.map_or_else(String::new, |ns| format!("{ns:.1}"))));
             table.add_row(row);
@@ -293,7 +296,7 @@ impl Comparison {
         }
         text.push('\n');
         for ratio in &self.ratios {
-            // What is to cost a percent at most is told to a tenth of one.
+            // Ratios close to 1, such as a goal of at most one percent of cost, need one more digit.
             let digits = if (ratio.value.unwrap_or(0.0) - 1.0).abs() < 0.02 { 3 } else { 2 };
             _ = match ratio.value {
                 Some(value) if ratio.at_least == 0.0 => writeln!(text, "{value:.digits$}  {}", ratio.what),
@@ -319,30 +322,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians() {
+    fn median_also_returns_least_and_most() {
         assert_eq!(median([].into_iter()), None);
         assert_eq!(median([3.0, 1.0, 2.0].into_iter()), Some([2.0, 1.0, 3.0]));
         assert_eq!(median([4.0, 1.0].into_iter()), Some([2.5, 1.0, 4.0]));
     }
 
     #[test]
-    fn too_few_samples_make_no_number() {
+    fn too_few_samples_give_no_result() {
         let sample = Sample { per_cpu_second: 1e6, on_cpu: 0.95, own_ns: Some(20.0) };
         let entry = Entry {
             program: "one".into(),
             traffic: "some".into(),
             capture: PathBuf::new(),
-            launch: Box::new(|_, _, _| Err(miette!("it is not started"))),
+            launch: Box::new(|_, _, _| Err(miette!("not started in this test"))),
             help: "",
-            counts: Counts::Sent,
-            company: None,
+            counts: CountedFrames::Sent,
+            observer: None,
         };
-        let few = Figures(vec![figure(&entry, &[sample; 4], 6, 5)]);
-        assert_eq!((few.rate("one", "some"), few.own_ns("one", "some")), (None, None));
+        let too_few = Figures(vec![figure(&entry, &[sample; 4], 6, 5)]);
+        assert_eq!((too_few.rate("one", "some"), too_few.own_ns("one", "some")), (None, None));
         let enough = Figures(vec![figure(&entry, &[sample; 5], 6, 5)]);
         assert_eq!(enough.ratio("one", "one", "some"), Some(1.0));
         assert_eq!(enough.own_ns("one", "some"), Some(20.0));
-        let ratios = vec![Ratio { what: "it".into(), value: few.rate("one", "some"), at_least: 1.0 }];
-        assert!(Comparison { ratios, figures: few.0 }.text().contains("no number"));
+        let ratios = vec![Ratio { what: "it".into(), value: too_few.rate("one", "some"), at_least: 1.0 }];
+        assert!(Comparison { ratios, figures: too_few.0 }.text().contains("no number"));
     }
 }

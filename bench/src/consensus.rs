@@ -1,5 +1,5 @@
-//! `understudy bench consensus`: what a leader saves with the switch, and what failures cost, in virtual time: the same
-//! numbers on any machine.
+//! `understudy bench consensus`: the packets and goodput of a leader with and without the switch, and the
+//! cost of failures, in virtual time: the same numbers on any machine.
 
 use clap::Args;
 use comfy_table::{Cell, CellAlignment, Table, presets};
@@ -9,16 +9,16 @@ use sim::consensus::costs::{self, Failure, Load, Pace, pause};
 use std::io::Write as _;
 use switch::Nanos;
 
-/// Bits a second of every link: the leader's is the limit
+/// Rate of every link, in bits a second: the leader's link is the bottleneck
 pub(crate) const RATE: u64 = 10_000_000_000;
-/// Of every run
+/// Seed of every run
 const SEED: u64 = 1;
 const SIZES: [usize; 5] = [64, 512, 1024, 4096, 8192];
 
 /// Compare consensus with and without the switch: packets, goodput, fail-over (simulated; about a minute)
 #[derive(Args)]
 pub struct ConsensusArgs {
-    /// Moments at which each failure is tried
+    /// Number of times at which each failure is tried
     #[arg(long, default_value_t = 5)]
     moments: u64,
     /// Print JSON
@@ -37,17 +37,17 @@ pub fn run(args: &ConsensusArgs) -> Result<(), Report> {
         return writeln!(out, "{all}").into_diagnostic();
     }
     let text = [
-        "The leader's packets for each value of 64 bytes (beside heartbeats, of which there are few):".into(),
+        "The leader's packets for each value of 64 bytes (heartbeats excluded):".into(),
         table(&packets, &["replicas", "out", "in", "out_through", "in_through"]),
         format!("\nGoodput of a leader with a link of {} Gb/s:", RATE / 1_000_000_000),
         table(&goodput, &["replicas", "value_bytes", "gbps", "gbps_through", "ratio"]),
         format!(
-            "\nFor how long (us) nothing is decided when one crashes, with heartbeats of 100 us (median of {} moments):",
+            "\nTime (us) without decisions after a crash, with heartbeats every 100 us (median of {} crash times):",
             args.moments
         ),
         table(&failures, &["replicas", "crashed", "us", "us_through", "ratio"]),
         format!(
-            "\nA crashed switch begins anew after {} ms or somewhat more; nobody reaches anybody meanwhile. `through`: by the \
+            "\nA crashed switch restarts after {} ms or slightly more; until then no host reaches another. `through`: through the \
              switch.",
             costs::OUTAGE.0 / 1_000_000
         ),
@@ -56,70 +56,70 @@ pub fn run(args: &ConsensusArgs) -> Result<(), Report> {
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "for `map_err`")]
-pub(crate) fn wrong(error: String) -> Report {
+pub(crate) fn simulation_error(error: String) -> Report {
     miette!("{error}")
 }
 
-/// A leader's pace without the switch and with it
+/// Paces of a leader without the switch and with it
 #[derive(Clone, Copy, Debug)]
 pub struct Paces {
-    /// Replicas beside it
+    /// Number of replicas besides the leader
     pub replicas: u8,
-    /// Bytes of a value
+    /// Size of a value, in bytes
     pub size: usize,
-    /// Without
-    pub directly: Pace,
-    /// With
-    pub through: Pace,
+    /// Pace without the switch
+    pub without_switch: Pace,
+    /// Pace with the switch
+    pub with_switch: Pace,
 }
 
 impl Paces {
-    /// Measures both.
+    /// Measures both paces.
     ///
     /// # Errors
-    /// What was wrong with a run.
+    /// The simulation's error.
     pub fn measure(replicas: u8, size: usize, seed: u64) -> Result<Self, Report> {
         let load = |through| Load { replicas, size, through, rate_bps: RATE, window: None, seed };
-        let directly = load(false).pace().map_err(wrong)?;
-        let through = load(true).pace().map_err(wrong)?;
-        Ok(Self { replicas, size, directly, through })
+        let without_switch = load(false).pace().map_err(simulation_error)?;
+        let with_switch = load(true).pace().map_err(simulation_error)?;
+        Ok(Self { replicas, size, without_switch, with_switch })
     }
 }
 
-/// How long nothing is decided when something crashes, without the switch and with it
+/// Times without decisions after a crash, without the switch and with it
 #[derive(Clone, Copy, Debug)]
 pub struct Pauses {
-    /// Replicas beside the leader
+    /// Number of replicas besides the leader
     pub replicas: u8,
-    /// What crashes
+    /// The component that crashes
     pub failure: Failure,
-    /// Without, the median
-    pub directly: Nanos,
-    /// With
-    pub through: Nanos,
+    /// Median without the switch
+    pub without_switch: Nanos,
+    /// Median with the switch
+    pub with_switch: Nanos,
 }
 
 impl Pauses {
-    /// Measures both, at so many moments.
+    /// Measures both, as medians over `moments` crash times.
     ///
     /// # Errors
-    /// What was wrong with a run.
+    /// The simulation's error.
     pub fn measure(replicas: u8, failure: Failure, moments: u64, seed: u64) -> Result<Self, Report> {
-        let (directly, _) = pause(failure, false, replicas, moments, seed).map_err(wrong)?;
-        let (through, _) = pause(failure, true, replicas, moments, seed).map_err(wrong)?;
-        Ok(Self { replicas, failure, directly, through })
+        let (without_switch, _) = pause(failure, false, replicas, moments, seed).map_err(simulation_error)?;
+        let (with_switch, _) = pause(failure, true, replicas, moments, seed).map_err(simulation_error)?;
+        Ok(Self { replicas, failure, without_switch, with_switch })
     }
 }
 
 fn packets() -> Result<Vec<Value>, Report> {
     let row = |replicas: u8| {
-        let Paces { directly, through, .. } = Paces::measure(replicas, 64, SEED)?;
+        let Paces { without_switch, with_switch, .. } = Paces::measure(replicas, 64, SEED)?;
         Ok(json!({
             "replicas": replicas,
-            "out": rounded(directly.packets_out, 2),
-            "in": rounded(directly.packets_in, 2),
-            "out_through": rounded(through.packets_out, 2),
-            "in_through": rounded(through.packets_in, 2),
+            "out": rounded(without_switch.packets_out, 2),
+            "in": rounded(without_switch.packets_in, 2),
+            "out_through": rounded(with_switch.packets_out, 2),
+            "in_through": rounded(with_switch.packets_in, 2),
         }))
     };
     [2, 4, 8].into_iter().map(row).collect()
@@ -129,13 +129,13 @@ fn goodput() -> Result<Vec<Value>, Report> {
     let mut rows = Vec::new();
     for replicas in [2, 4] {
         for size in SIZES {
-            let Paces { directly, through, .. } = Paces::measure(replicas, size, SEED)?;
+            let Paces { without_switch, with_switch, .. } = Paces::measure(replicas, size, SEED)?;
             rows.push(json!({
                 "replicas": replicas,
                 "value_bytes": size,
-                "gbps": rounded(directly.goodput_bps / 1e9, 2),
-                "gbps_through": rounded(through.goodput_bps / 1e9, 2),
-                "ratio": rounded(through.goodput_bps / directly.goodput_bps, 2),
+                "gbps": rounded(without_switch.goodput_bps / 1e9, 2),
+                "gbps_through": rounded(with_switch.goodput_bps / 1e9, 2),
+                "ratio": rounded(with_switch.goodput_bps / without_switch.goodput_bps, 2),
             }));
         }
     }
@@ -146,14 +146,15 @@ fn failures(moments: u64) -> Result<Vec<Value>, Report> {
     let mut rows = Vec::new();
     for replicas in [2, 4] {
         for failure in Failure::ALL {
-            let Pauses { directly, through, .. } = Pauses::measure(replicas, failure, moments, SEED)?;
+            let Pauses { without_switch, with_switch, .. } =
+                Pauses::measure(replicas, failure, moments, SEED)?;
             let us = |span: Nanos| rounded(span.0 as f64 / 1000.0, 1);
             rows.push(json!({
                 "replicas": replicas,
                 "crashed": failure.name(),
-                "us": us(directly),
-                "us_through": us(through),
-                "ratio": (directly.0 > 0).then(|| rounded(through.0 as f64 / directly.0 as f64, 2)),
+                "us": us(without_switch),
+                "us_through": us(with_switch),
+                "ratio": (without_switch.0 > 0).then(|| rounded(with_switch.0 as f64 / without_switch.0 as f64, 2)),
             }));
         }
     }

@@ -1,9 +1,9 @@
-//! Histograms as files, in the format that HdrHistogram's plotters read: microseconds by percentile.
+//! Histogram files in the format that HdrHistogram's plotters read: microseconds by percentile.
 
 use hdrhistogram::Histogram;
 use std::fmt::Write as _;
 
-/// The text of such a file, of times in nanoseconds.
+/// Returns the text of such a file, for a histogram of times in nanoseconds.
 pub fn text(histogram: &Histogram<u64>) -> String {
     let us = |ns: f64| ns / 1_000.0;
     let mut text =

@@ -1,4 +1,7 @@
-//! Measures: our functions against DPDK's own programs, and the traffic to measure with.
+//! Benchmarks: switch functions compared with DPDK's own programs, traffic to measure with, RFC 2544 tests,
+//! and reproductions of the papers' figures.
+//!
+//! Each module is a subcommand of `understudy bench`: its `run` measures and prints.
 
 #![forbid(unsafe_code)]
 

@@ -1,10 +1,12 @@
-//! `understudy bench observe`: what it costs a worker that its instance is looked at, by Prometheus and by `understudy top`.
+//! `understudy bench observe`: the cost to a worker of monitoring its instance with Prometheus and
+//! `understudy top`.
 //!
-//! The same instance forwards the same packets, with `[observe]` on: while nobody looks, while both look once a second, and while
-//! both look ten times a second. What they cost the control thread, and those that look, is not counted: the worker has a core.
+//! The same instance forwards the same packets, with `[observe]` on: without any monitoring, with both
+//! polling once a second, and with both polling ten times a second. The cost to the control thread, and to
+//! the monitoring programs, is not counted: the worker has a core of its own.
 
-use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, Room};
-use crate::process::{Company, Counts, Program};
+use crate::compare::{Bench, Capacity, CompareArgs, Entry, Figures, Launch, Ratio};
+use crate::process::{CountedFrames, Program, StartObserver};
 use crate::traffic;
 use clap::Args;
 use miette::{IntoDiagnostic as _, Report};
@@ -17,32 +19,33 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Queue pairs in the traffic, each of which is counted: as many as are by default, and as many as fit into 16 bits
+/// Queue pairs in the traffic, each of which is counted: the default number, and the number that fits into 16
+/// bits
 const QPS: [u32; 2] = [1_024, 65_536];
-/// Length of a sample in seconds, unless it is said: a second has a look or two
+/// Default length of a sample in seconds: one second would have only a poll or two
 const SECONDS: f64 = 5.0;
-/// Part of the rate that has to be left when both look once a second
-const LEFT: f64 = 0.99;
-/// How long an answer may take
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How the line begins in which an instance says where its metrics are
+/// Fraction of the rate that has to remain when both poll once a second
+const MIN_RATE: f64 = 0.99;
+/// Longest time for a response
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Prefix of the line in which an instance reports the address of its metrics
 const METRICS_AT: &str = "Metrics for Prometheus are at http://";
 
-/// Measure what `top` and Prometheus cost the worker of an instance that they look at
+/// Measure the cost to a worker of monitoring its instance with `top` and Prometheus
 #[derive(Args)]
 pub struct ObserveArgs {
     #[command(flatten)]
     compare: CompareArgs,
 }
 
-/// Who looks, by how many looks a second
-const LOOKS: [(&str, u32); 3] = [("nobody looks", 0), ("a look a second", 1), ("ten looks a second", 10)];
+/// Name of each case, and its polls a second
+const CASES: [(&str, u32); 3] = [("nobody looks", 0), ("a look a second", 1), ("ten looks a second", 10)];
 
-fn called(qps: u32) -> String {
+fn traffic_name(qps: u32) -> String {
     format!("{qps} queue pairs")
 }
 
-/// Runs the comparison and prints it. `understudy` is the program itself.
+/// Runs the comparison and prints it. `understudy` is the path of the program itself.
 pub fn run(args: &ObserveArgs, understudy: &Path) -> Result<(), Report> {
     let mut compare = args.compare.clone();
     compare.seconds.get_or_insert(SECONDS);
@@ -51,15 +54,15 @@ pub fn run(args: &ObserveArgs, understudy: &Path) -> Result<(), Report> {
     for qps in QPS {
         let capture = bench.dir.path().join(format!("write-{qps}.pcap"));
         traffic::write(&capture, (0..qps).map(|n| traffic::write_only(n, 64))).into_diagnostic()?;
-        for (program, looks) in LOOKS {
+        for (program, polls) in CASES {
             entries.push(Entry {
                 program: program.into(),
-                traffic: called(qps),
+                traffic: traffic_name(qps),
                 capture: capture.clone(),
                 launch: observed(qps),
-                help: "does `understudy run` work without the benchmark?",
-                counts: Counts::Sent,
-                company: (looks > 0).then(|| looking(Duration::from_secs(1) / looks)),
+                help: "check that `understudy run` works without the benchmark",
+                counts: CountedFrames::Sent,
+                observer: (polls > 0).then(|| polling(Duration::from_secs(1) / polls)),
             });
         }
     }
@@ -70,12 +73,12 @@ fn socket(bench: &Bench) -> PathBuf {
     bench.dir.path().join("observe.sock")
 }
 
-/// The instance, as open to looks when nobody looks as otherwise.
+/// Launches the instance, with the same configuration with and without monitoring.
 fn observed(qps: u32) -> Launch {
     Box::new(move |bench, capture, file_prefix| {
         let path = bench.dir.path().join("observe.toml");
-        let room = Room::for_frames(qps as usize);
-        let config = bench.runtime(capture, &file_prefix, 1500, room)
+        let capacity = Capacity::for_frames(qps as usize);
+        let config = bench.runtime(capture, &file_prefix, 1500, capacity)
             + &format!(
                 "[forward]\npairs = [[\"loop\", \"loop\"]]\ncounted_qps = {qps}\n\
                  [observe]\nsocket = \"{}\"\nprometheus = \"127.0.0.1:0\"\n",
@@ -88,131 +91,134 @@ fn observed(qps: u32) -> Launch {
     })
 }
 
-/// Prometheus and `top`, each of which looks this often.
-fn looking(every: Duration) -> Company {
+/// Returns observers that act as Prometheus and as `top`, and poll at this interval.
+fn polling(every: Duration) -> StartObserver {
     Box::new(move |bench| {
-        let said = std::fs::read_to_string(bench.log())?;
-        let metrics =
-            metrics_at(&said).ok_or_else(|| io::Error::other("it does not say where its metrics are"))?;
+        let log = std::fs::read_to_string(bench.log())?;
+        let metrics = metrics_at(&log)
+            .ok_or_else(|| io::Error::other("the instance did not report the address of its metrics"))?;
         let socket = socket(bench);
         let mut top = None;
-        let ways: [Box<dyn FnMut() -> io::Result<()> + Send>; 2] =
-            [Box::new(move || scrape(metrics)), Box::new(move || ask(&socket, &mut top))];
-        Ok(Box::new(Lookers::new(every, ways)))
+        let poll_functions: [Box<dyn FnMut() -> io::Result<()> + Send>; 2] =
+            [Box::new(move || scrape(metrics)), Box::new(move || request_snapshot(&socket, &mut top))];
+        Ok(Box::new(Pollers::new(every, poll_functions)))
     })
 }
 
-/// Where an instance that said this has its metrics
-fn metrics_at(said: &str) -> Option<SocketAddr> {
-    said.lines().find_map(|line| line.strip_prefix(METRICS_AT)?.strip_suffix("/metrics.")?.parse().ok())
+/// Returns the address of the metrics from the instance's log.
+fn metrics_at(log: &str) -> Option<SocketAddr> {
+    log.lines().find_map(|line| line.strip_prefix(METRICS_AT)?.strip_suffix("/metrics.")?.parse().ok())
 }
 
-/// A scrape, as Prometheus makes it.
+/// Scrapes the metrics as Prometheus does.
 fn scrape(metrics: SocketAddr) -> io::Result<()> {
-    let mut stream = TcpStream::connect_timeout(&metrics, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut stream = TcpStream::connect_timeout(&metrics, RESPONSE_TIMEOUT)?;
+    stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: understudy\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let whole = answer.starts_with("HTTP/1.1 200 ") && answer.contains("\nunderstudy_uptime_seconds ");
-    if whole { Ok(()) } else { Err(io::Error::other("what was scraped are no metrics")) }
+    let mut response = String::new();
+    stream.read_to_string(&mut response)?;
+    let whole = response.starts_with("HTTP/1.1 200 ") && response.contains("\nunderstudy_uptime_seconds ");
+    if whole { Ok(()) } else { Err(io::Error::other("the scraped page has no metrics")) }
 }
 
-/// The question that `understudy top` asks, over a connection that it keeps.
-fn ask(socket: &Path, top: &mut Option<BufReader<UnixStream>>) -> io::Result<()> {
+/// Requests a snapshot as `understudy top` does, over a connection that is kept open.
+fn request_snapshot(socket: &Path, top: &mut Option<BufReader<UnixStream>>) -> io::Result<()> {
     let stream = if let Some(stream) = top {
         stream
     } else {
         let stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
         top.insert(BufReader::new(stream))
     };
     stream.get_mut().write_all(b"{\"ask\":\"snapshot\"}\n")?;
-    let mut answer = String::new();
-    stream.read_line(&mut answer)?;
-    let whole = answer.starts_with("{\"instance\":") && answer.ends_with("}\n");
-    if whole { Ok(()) } else { Err(io::Error::other("what came back is no snapshot")) }
+    let mut response = String::new();
+    stream.read_line(&mut response)?;
+    let whole = response.starts_with("{\"instance\":") && response.ends_with("}\n");
+    if whole { Ok(()) } else { Err(io::Error::other("the response is not a snapshot")) }
 }
 
-/// Threads that look, each in its way, until they are told to end.
-struct Lookers {
-    ends: Vec<Sender<()>>,
+/// Threads that poll until they are stopped.
+struct Pollers {
+    stop_senders: Vec<Sender<()>>,
     threads: Vec<JoinHandle<io::Result<u64>>>,
 }
 
-impl Lookers {
-    fn new<const N: usize>(every: Duration, ways: [Box<dyn FnMut() -> io::Result<()> + Send>; N]) -> Self {
-        let looker = |mut look: Box<dyn FnMut() -> io::Result<()> + Send>| {
-            let (end, ended) = channel();
+impl Pollers {
+    fn new<const N: usize>(
+        every: Duration,
+        poll_functions: [Box<dyn FnMut() -> io::Result<()> + Send>; N],
+    ) -> Self {
+        let poller = |mut poll: Box<dyn FnMut() -> io::Result<()> + Send>| {
+            let (stop_sender, stop_receiver) = channel();
             let thread = thread::spawn(move || {
-                let mut looks = 0;
+                let mut polls = 0;
                 loop {
-                    look()?;
-                    looks += 1;
-                    if ended.recv_timeout(every) != Err(RecvTimeoutError::Timeout) {
-                        return Ok(looks);
+                    poll()?;
+                    polls += 1;
+                    if stop_receiver.recv_timeout(every) != Err(RecvTimeoutError::Timeout) {
+                        return Ok(polls);
                     }
                 }
             });
-            (end, thread)
+            (stop_sender, thread)
         };
-        let (ends, threads) = ways.map(looker).into_iter().unzip();
-        Self { ends, threads }
+        let (stop_senders, threads) = poll_functions.map(poller).into_iter().unzip();
+        Self { stop_senders, threads }
     }
 }
 
-impl crate::process::Guest for Lookers {
-    fn leave(self: Box<Self>) -> io::Result<()> {
-        let Self { ends, threads } = *self;
-        drop(ends);
+impl crate::process::Observer for Pollers {
+    fn stop(self: Box<Self>) -> io::Result<()> {
+        let Self { stop_senders, threads } = *self;
+        drop(stop_senders);
         for thread in threads {
-            thread.join().map_err(|_| io::Error::other("a thread that looks has panicked"))??;
+            thread.join().map_err(|_| io::Error::other("a polling thread has panicked"))??;
         }
         Ok(())
     }
 }
 
 fn ratios(figures: &Figures) -> Vec<Ratio> {
-    let [(nobody, _), (once, _), (often, _)] = LOOKS;
+    let [(unmonitored, _), (once, _), (often, _)] = CASES;
     let ratio = |qps, with: &str, at_least| Ratio {
-        what: format!("{}: {with} / {nobody}", called(qps)),
-        value: figures.ratio(with, nobody, &called(qps)),
+        what: format!("{}: {with} / {unmonitored}", traffic_name(qps)),
+        value: figures.ratio(with, unmonitored, &traffic_name(qps)),
         at_least,
     };
-    QPS.into_iter().flat_map(|qps| [ratio(qps, once, LEFT), ratio(qps, often, 0.0)]).collect()
+    QPS.into_iter().flat_map(|qps| [ratio(qps, once, MIN_RATE), ratio(qps, often, 0.0)]).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::Guest as _;
+    use crate::process::Observer as _;
     use std::net::TcpListener;
     use std::os::unix::net::UnixListener;
 
     #[test]
-    fn instances_say_where_their_metrics_are() {
-        let said = "EAL: something\nMetrics for Prometheus are at http://127.0.0.1:40123/metrics.\nunderstudy is ready\n";
-        assert_eq!(metrics_at(said), Some(([127, 0, 0, 1], 40_123).into()));
+    fn the_metrics_address_is_found_in_the_log() {
+        let log = "EAL: something\nMetrics for Prometheus are at http://127.0.0.1:40123/metrics.\nunderstudy is ready\n";
+        assert_eq!(metrics_at(log), Some(([127, 0, 0, 1], 40_123).into()));
         assert_eq!(metrics_at("understudy is ready\n"), None);
     }
 
-    /// Answers so many scrapes with this.
-    fn serve(answers: &'static [&'static str]) -> SocketAddr {
+    /// Serves these responses, one per connection.
+    fn serve(responses: &'static [&'static str]) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         thread::spawn(move || {
-            for answer in answers {
+            for response in responses {
                 let (mut stream, _) = listener.accept().unwrap();
                 let mut request = [0; 1024];
                 assert!(stream.read(&mut request).unwrap() > 0);
-                stream.write_all(answer.as_bytes()).unwrap();
+                stream.write_all(response.as_bytes()).unwrap();
             }
         });
         at
     }
 
     #[test]
-    fn what_is_no_answer_is_no_look() {
+    fn invalid_responses_are_errors() {
         let metrics = serve(&[
             "HTTP/1.1 200 OK\r\n\r\n# HELP\nunderstudy_uptime_seconds 1\n",
             "HTTP/1.1 503 No\r\n\r\n",
@@ -225,35 +231,35 @@ mod tests {
         let listener = UnixListener::bind(&path).unwrap();
         thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
-            let mut questions = BufReader::new(stream);
-            for answer in ["{\"instance\":{}}\n", "{\"instance\":{}}\n", "{\"error\":\"no\"}\n"] {
-                let mut question = String::new();
-                questions.read_line(&mut question).unwrap();
-                assert_eq!(question, "{\"ask\":\"snapshot\"}\n");
-                questions.get_mut().write_all(answer.as_bytes()).unwrap();
+            let mut requests = BufReader::new(stream);
+            for response in ["{\"instance\":{}}\n", "{\"instance\":{}}\n", "{\"error\":\"no\"}\n"] {
+                let mut request = String::new();
+                requests.read_line(&mut request).unwrap();
+                assert_eq!(request, "{\"ask\":\"snapshot\"}\n");
+                requests.get_mut().write_all(response.as_bytes()).unwrap();
             }
         });
         let mut top = None;
-        ask(&path, &mut top).unwrap();
-        ask(&path, &mut top).unwrap();
-        assert!(ask(&path, &mut top).unwrap_err().to_string().contains("no snapshot"));
+        request_snapshot(&path, &mut top).unwrap();
+        request_snapshot(&path, &mut top).unwrap();
+        assert!(request_snapshot(&path, &mut top).unwrap_err().to_string().contains("not a snapshot"));
     }
 
     #[test]
-    fn who_looks_looks_until_told_to_leave_and_says_what_went_wrong() {
-        let (looked, looks) = channel();
+    fn pollers_run_until_stopped_and_report_errors() {
+        let (poll_sender, polls) = channel();
         let every = Duration::from_millis(1);
-        let way = move || looked.send(()).map_err(io::Error::other);
-        let lookers = Lookers::new(every, [Box::new(way)]);
+        let poll_function = move || poll_sender.send(()).map_err(io::Error::other);
+        let pollers = Pollers::new(every, [Box::new(poll_function)]);
         for _ in 0..3 {
-            looks.recv().unwrap();
+            polls.recv().unwrap();
         }
-        Box::new(lookers).leave().unwrap();
-        // It has left.
-        while looks.try_recv().is_ok() {}
-        assert!(looks.recv().is_err());
+        Box::new(pollers).stop().unwrap();
+        // All polling threads have ended.
+        while polls.try_recv().is_ok() {}
+        assert!(polls.recv().is_err());
 
-        let lookers = Lookers::new(every, [Box::new(|| Err(io::Error::other("nobody is there")))]);
-        assert!(Box::new(lookers).leave().unwrap_err().to_string().contains("nobody is there"));
+        let pollers = Pollers::new(every, [Box::new(|| Err(io::Error::other("connection refused")))]);
+        assert!(Box::new(pollers).stop().unwrap_err().to_string().contains("connection refused"));
     }
 }

@@ -1,10 +1,11 @@
-//! `understudy bench p4ce`: what replicating costs, against `dpdk-testpmd` and against a program that does nothing but
-//! rewrite.
+//! `understudy bench p4ce`: the cost of replication, compared with `dpdk-testpmd` and with a program that
+//! only rewrites frames.
 //!
-//! Leaders' WRITEs to 1,024 groups, or to one; and replicas' acknowledgements that make no quorum yet.
+//! The traffic is leaders' WRITEs to 1,024 groups, or to one, and replicas' acknowledgements that do not
+//! complete a quorum.
 
-use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, Room, WORKERS};
-use crate::process::{Counts, Program};
+use crate::compare::{Bench, Capacity, CompareArgs, Entry, Figures, Launch, Ratio, WORKERS};
+use crate::process::{CountedFrames, Program};
 use crate::traffic;
 use clap::Args;
 use core::net::IpAddr;
@@ -23,30 +24,30 @@ const OWN: &str = "02:00:00:00:00:01";
 const ROOF: &str = "C roof (array by QPN, ICRC corrected)";
 const MACSWAP: &str = "testpmd macswap";
 
-/// Compare replicating with dpdk-testpmd (macswap) and with the least that a rewrite costs, on one core
+/// Compare replication with dpdk-testpmd (macswap) and with the minimal cost of a rewrite, on one core
 #[derive(Args)]
 pub struct P4ceArgs {
     #[command(flatten)]
     compare: CompareArgs,
 }
 
-/// Run the data plane with groups that are there from the start (for `bench p4ce`)
+/// Run the data plane with groups that exist from the start (used by `bench p4ce`)
 #[derive(Args)]
 pub struct LoadArgs {
-    /// A configuration with [p4ce]
+    /// Configuration with [p4ce]
     pub config: PathBuf,
-    /// Groups
+    /// Number of groups
     #[arg(long)]
     pub groups: u32,
-    /// Replicas of each
+    /// Replicas of each group
     #[arg(long)]
     pub replicas: u32,
-    /// Share payloads of this many bytes and more, whatever the port's driver announces
+    /// Share payloads of this many bytes or more, whatever the port's driver announces
     #[arg(long)]
     pub share_from: Option<usize>,
 }
 
-/// The groups that the traffic is for: group `n` has the leader that sends [`traffic::write_only`] of `n`.
+/// Returns the groups of the traffic: the leader of group `n` sends [`traffic::write_only`] of `n`.
 pub fn groups(count: u32, replicas: u32) -> impl Iterator<Item = GroupConfig> {
     (0..count).map(move |n| {
         let local: IpAddr = [198, 18, 0, 1 + (n % 200) as u8].into();
@@ -72,7 +73,7 @@ pub fn groups(count: u32, replicas: u32) -> impl Iterator<Item = GroupConfig> {
             rkey: 0x1000 + n,
             size: 1 << 48,
             replicas: (0..replicas).map(replica).collect(),
-            // All of them: one replica's acknowledgements alone are none.
+            // All replicas: the acknowledgements of one replica never complete the quorum.
             quorum: replicas as usize,
             outvote: false,
             max_lag: p4ce::gather::MAX_LAG,
@@ -80,19 +81,19 @@ pub fn groups(count: u32, replicas: u32) -> impl Iterator<Item = GroupConfig> {
     })
 }
 
-/// The switch's queue pair towards replica `r` of group `n`
+/// Returns the switch's queue pair towards replica `r` of group `n`.
 const fn replica_qp(n: u32, r: u32) -> u32 {
     0x4000 + n * 16 + r
 }
 
-/// An acknowledgement of the first packet of group `n`, by its replica `r`.
+/// Returns an acknowledgement of the first packet of group `n`, by its replica `r`.
 pub fn acknowledgement(n: u32, r: u32) -> Vec<u8> {
     let [_, _, high, low] = n.to_be_bytes();
     let (src, dst) = ([198, 19 + r as u8, high, low], [198, 18, 0, 1 + (n % 200) as u8]);
     traffic::acknowledge(src, dst, Qpn::new(replica_qp(n, r)), Psn::new(n * 977 + r))
 }
 
-/// Runs the comparison and prints it. `understudy` is the program itself.
+/// Runs the comparison and prints it. `understudy` is the path of the program itself.
 pub fn run(args: &P4ceArgs, understudy: &Path) -> Result<(), Report> {
     let bench = Bench::new(&args.compare, understudy)?;
     let roof = compile_roof(&bench)?;
@@ -108,47 +109,47 @@ pub fn run(args: &P4ceArgs, understudy: &Path) -> Result<(), Report> {
             ROOF,
             &name,
             &path,
-            Box::new(move |bench, capture, prefix| Ok(roofed(bench, &roof, capture, prefix))),
+            Box::new(move |bench, capture, prefix| Ok(rewriting(bench, &roof, capture, prefix))),
         ));
         for replicas in [1, 4] {
-            entries.push(entry(&to(replicas), &name, &path, replicating(GROUPS, replicas, None)));
+            entries.push(entry(&program_to(replicas), &name, &path, replicating(GROUPS, replicas, None)));
         }
     }
     let path = capture("one");
     traffic::write(&path, (0..GROUPS).map(|_| traffic::write_only(0, 64))).into_diagnostic()?;
-    entries.push(entry(&to(1), "WRITE 64 B, one group", &path, replicating(1, 1, None)));
+    entries.push(entry(&program_to(1), "WRITE 64 B, one group", &path, replicating(1, 1, None)));
     let path = capture("ack");
     traffic::write(&path, (0..GROUPS).map(|n| acknowledgement(n, 0))).into_diagnostic()?;
     entries.push(entry(MACSWAP, "ACK", &path, macswap()));
     entries.push(Entry {
-        counts: Counts::Received,
+        counts: CountedFrames::Received,
         ..entry(GATHER, "ACK", &path, replicating(GROUPS, 2, None))
     });
     for payload in SHARED {
-        // Few groups: it is about payloads.
+        // Few groups, because only the payload's size matters here
         let path = capture(&format!("share-{payload}"));
         traffic::write(&path, (0..32).map(|n| traffic::write_only(n, payload))).into_diagnostic()?;
-        // The port takes segments, although its driver does not say so.
+        // The port takes segments, although its driver does not announce it.
         for (name, from) in [(COPIED, usize::MAX), (SHARED_BY, 0)] {
-            entries.push(entry(name, &write(payload), &path, replicating(32, 4, Some(from))));
+            entries.push(entry(name, &write_traffic(payload), &path, replicating(32, 4, Some(from))));
         }
     }
     bench.compare(&args.compare, &entries, ratios)
 }
 
-/// Payloads that are copied and shared
+/// Payload sizes, in bytes, with which copying and sharing are compared
 const SHARED: [usize; 6] = [64, 256, 512, 1024, 2048, 4096];
 const COPIED: &str = "understudy p4ce to 4, payload copied";
 const SHARED_BY: &str = "understudy p4ce to 4, payload shared";
 
-/// What traffic of WRITEs to 32 groups is called
-fn write(payload: usize) -> String {
+/// Returns the name of the traffic of WRITEs to 32 groups.
+fn write_traffic(payload: usize) -> String {
     format!("WRITE {payload} B, 32 groups")
 }
 
 const GATHER: &str = "understudy p4ce, absorbed, ICRC verified";
 
-fn to(replicas: u32) -> String {
+fn program_to(replicas: u32) -> String {
     format!("understudy p4ce to {replicas} (frames out)")
 }
 
@@ -158,9 +159,9 @@ fn entry(program: &str, traffic: &str, capture: &Path, launch: Launch) -> Entry 
         traffic: traffic.into(),
         capture: capture.into(),
         launch,
-        help: "`understudy doctor` says what is missing; dpdk-testpmd is in Debian's package dpdk-dev",
-        counts: Counts::Sent,
-        company: None,
+        help: "run `understudy doctor` to see what is missing; dpdk-testpmd is in Debian's package dpdk-dev",
+        counts: CountedFrames::Sent,
+        observer: None,
     }
 }
 
@@ -172,7 +173,7 @@ fn replicating(groups: u32, replicas: u32, share_from: Option<usize>) -> Launch 
     Box::new(move |bench, capture, file_prefix| {
         let path = bench.dir.path().join("p4ce.toml");
         let mtu = if share_from.is_some() { 4200 } else { 1500 };
-        let config = bench.runtime(capture, &file_prefix, mtu, Room::default())
+        let config = bench.runtime(capture, &file_prefix, mtu, Capacity::default())
             + &format!(
                 "[p4ce]\nmac = \"{OWN}\"\naddresses = [\"198.18.0.1/16\"]\ncounted_qps = 0\nsilent_after_ms = 0\n"
             );
@@ -187,7 +188,7 @@ fn replicating(groups: u32, replicas: u32, share_from: Option<usize>) -> Launch 
     })
 }
 
-fn roofed(bench: &Bench, roof: &Path, capture: &Path, file_prefix: String) -> Program {
+fn rewriting(bench: &Bench, roof: &Path, capture: &Path, file_prefix: String) -> Program {
     let mut command = Command::new(roof);
     bench.eal(&mut command, capture, &file_prefix);
     command.arg("--force-max-simd-bitwidth=512");
@@ -200,7 +201,7 @@ fn roofed(bench: &Bench, roof: &Path, capture: &Path, file_prefix: String) -> Pr
 fn compile_roof(bench: &Bench) -> Result<PathBuf, Report> {
     let (source, program) = (bench.dir.path().join("roof.c"), bench.dir.path().join("roof"));
     std::fs::write(&source, include_str!("../peers/roof.c")).into_diagnostic()?;
-    // Debian's flags name an old processor, which ours has to come behind.
+    // Debian's pkg-config flags name an old processor; `-march=native` has to follow them to take effect.
     let script = "exec cc -O3 -fno-strict-aliasing -o \"$1\" \"$0\" $(pkg-config --cflags --libs libdpdk) -march=native";
     let compiled =
         Command::new("sh").args(["-c", script]).arg(&source).arg(&program).status().into_diagnostic()?;
@@ -212,22 +213,27 @@ fn compile_roof(bench: &Bench) -> Result<PathBuf, Report> {
 }
 
 fn ratios(figures: &Figures) -> Vec<Ratio> {
-    let growth = figures.rate(&to(1), "WRITE 64 B").zip(figures.rate(&to(1), "WRITE 64 B, one group"));
+    let growth =
+        figures.rate(&program_to(1), "WRITE 64 B").zip(figures.rate(&program_to(1), "WRITE 64 B, one group"));
     let ratio = |what: &str, value, at_least| Ratio { what: what.into(), value, at_least };
     let mut all = vec![
-        ratio("to one replica / testpmd macswap, 64 B", figures.ratio(&to(1), MACSWAP, "WRITE 64 B"), 0.40),
+        ratio(
+            "to one replica / testpmd macswap, 64 B",
+            figures.ratio(&program_to(1), MACSWAP, "WRITE 64 B"),
+            0.40,
+        ),
         ratio(
             "to four, frames out / testpmd macswap, 64 B",
-            figures.ratio(&to(4), MACSWAP, "WRITE 64 B"),
+            figures.ratio(&program_to(4), MACSWAP, "WRITE 64 B"),
             0.35,
         ),
         ratio("ACKs absorbed / testpmd macswap", figures.ratio(GATHER, MACSWAP, "ACK"), 0.35),
-        ratio("to one replica / C roof, 1 KB", figures.ratio(&to(1), ROOF, "WRITE 1024 B"), 0.90),
+        ratio("to one replica / C roof, 1 KB", figures.ratio(&program_to(1), ROOF, "WRITE 1024 B"), 0.90),
         ratio("1,024 groups / one group, 64 B", growth.map(|(many, one)| many / one), 0.90),
     ];
     all.extend(SHARED.map(|payload| {
-        // From 3,072 bytes on payloads are shared, unless a port is told otherwise.
-        let (name, at_least) = (write(payload), if payload < 3072 { 0.0 } else { 1.0 });
+        // From 3,072 bytes on payloads are shared by default.
+        let (name, at_least) = (write_traffic(payload), if payload < 3072 { 0.0 } else { 1.0 });
         let what = format!("to four, payload shared / copied, {payload} B");
         Ratio { what, value: figures.ratio(SHARED_BY, COPIED, &name), at_least }
     }));

@@ -1,8 +1,8 @@
-//! `understudy bench peers`: forwarding against `dpdk-testpmd`. Each program sends the frames of 1,024 queue pairs back
-//! where they came from. `--against` takes any other DPDK program into the comparison.
+//! `understudy bench peers`: forwarding compared with `dpdk-testpmd`. Each program sends the frames of 1,024
+//! queue pairs back where they came from. `--against` adds any other DPDK program to the comparison.
 
-use crate::compare::{Bench, CompareArgs, Entry, Figures, Ratio, Room};
-use crate::process::{BUSIEST, Counts, Program};
+use crate::compare::{Bench, Capacity, CompareArgs, Entry, Figures, Ratio};
+use crate::process::{BUSIEST, CountedFrames, Program};
 use crate::traffic;
 use clap::Args;
 use miette::{IntoDiagnostic as _, Report};
@@ -16,20 +16,23 @@ const PAYLOADS: [usize; 2] = [64, 1024];
 /// Compare forwarding with dpdk-testpmd (io and macswap), on one core
 #[derive(Args)]
 pub struct PeersArgs {
-    /// Compare with this program, too: a DPDK program with telemetry and one polling thread, whose first port plays a capture.
-    /// {capture}, {prefix} and {cpu} stand for the capture, the file prefix, and the CPU that it is to poll on. Several times
-    /// for several
+    /// Compare with this program, too: a DPDK program with telemetry and one polling thread, whose first port
+    /// plays a capture. {capture}, {prefix} and {cpu} stand for the capture, the file prefix, and the CPU of
+    /// the polling thread. May be given several times
     #[arg(long, value_name = "COMMAND", value_parser = command)]
     against: Vec<String>,
     #[command(flatten)]
     compare: CompareArgs,
 }
 
-/// A command is nothing to be compared if it cannot be told what to play, or be asked what it did.
+/// Checks that a command has the placeholders for the capture to play and for the file prefix, by which its
+/// telemetry is found.
 fn command(text: &str) -> Result<String, String> {
-    for (place, what) in [("{capture}", "the capture that its port plays"), ("{prefix}", "its file prefix")] {
-        if !text.contains(place) {
-            return Err(format!("write {place} where it is told {what}, such as: {EXAMPLE}"));
+    for (placeholder, what) in
+        [("{capture}", "the capture that its port plays"), ("{prefix}", "its file prefix")]
+    {
+        if !text.contains(placeholder) {
+            return Err(format!("{placeholder} is missing; write it in place of {what}, such as: {EXAMPLE}"));
         }
     }
     Ok(text.to_owned())
@@ -38,13 +41,13 @@ fn command(text: &str) -> Result<String, String> {
 const EXAMPLE: &str = "dpdk-l2fwd --lcores 0@0,1@{cpu} --no-huge -m 256 --no-pci --file-prefix={prefix} \
                        --vdev=net_pcap0,rx_pcap={capture},infinite_rx=1 -- -p 1";
 
-/// Such a command with what it stands for.
-fn filled(command: &str, capture: &Path, prefix: &str, cpu: usize) -> String {
+/// Replaces the placeholders of a command.
+fn expand(command: &str, capture: &Path, prefix: &str, cpu: usize) -> String {
     let quoted = format!("'{}'", capture.display().to_string().replace('\'', "'\\''"));
     command.replace("{capture}", &quoted).replace("{prefix}", prefix).replace("{cpu}", &cpu.to_string())
 }
 
-/// Runs the comparison and prints it. `understudy` is the program itself.
+/// Runs the comparison and prints it. `understudy` is the path of the program itself.
 pub fn run(args: &PeersArgs, understudy: &Path) -> Result<(), Report> {
     let bench = Bench::new(&args.compare, understudy)?;
     let mut entries = Vec::new();
@@ -57,8 +60,8 @@ pub fn run(args: &PeersArgs, understudy: &Path) -> Result<(), Report> {
             capture: capture.clone(),
             launch,
             help,
-            counts: Counts::Sent,
-            company: None,
+            counts: CountedFrames::Sent,
+            observer: None,
         };
         for mode in ["io", "macswap"] {
             entries.push(entry(
@@ -75,11 +78,11 @@ pub fn run(args: &PeersArgs, understudy: &Path) -> Result<(), Report> {
                 name(against),
                 Box::new(move |bench: &Bench, capture: &Path, file_prefix: String| {
                     let mut shell = Command::new("sh");
-                    let command = filled(&command, capture, &file_prefix, bench.cpu);
+                    let command = expand(&command, capture, &file_prefix, bench.cpu);
                     shell.arg("-c").arg(format!("exec {command}"));
                     Ok(Program { command: shell, file_prefix, thread_names: BUSIEST })
                 }),
-                "does the command run by itself, and does it keep DPDK's telemetry?",
+                "check that the command runs by itself, with DPDK's telemetry",
             ));
         }
         for counted_qps in [0, QPS] {
@@ -88,14 +91,14 @@ pub fn run(args: &PeersArgs, understudy: &Path) -> Result<(), Report> {
                 Box::new(move |bench: &Bench, capture: &Path, prefix| {
                     forward(bench, counted_qps, capture, prefix)
                 }),
-                "does `understudy run` work without the benchmark?",
+                "check that `understudy run` works without the benchmark",
             ));
         }
     }
     bench.compare(&args.compare, &entries, |figures| ratios(figures, &args.against))
 }
 
-/// What a command is called: its program, and as many of its words as fit.
+/// Returns the name of a command in the figures: its first 48 characters.
 fn name(command: &str) -> String {
     command.chars().take(48).collect()
 }
@@ -110,7 +113,7 @@ fn forward_name(counted_qps: u32) -> String {
 
 fn forward(bench: &Bench, counted_qps: u32, capture: &Path, file_prefix: String) -> Result<Program, Report> {
     let path = bench.dir.path().join("forward.toml");
-    let config = bench.runtime(capture, &file_prefix, 1500, Room::default())
+    let config = bench.runtime(capture, &file_prefix, 1500, Capacity::default())
         + &format!("[forward]\npairs = [[\"loop\", \"loop\"]]\ncounted_qps = {counted_qps}\n");
     std::fs::write(&path, config).into_diagnostic()?;
     let mut command = Command::new(&bench.understudy);
@@ -156,12 +159,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_are_told_what_to_play() {
+    fn commands_need_placeholders_for_capture_and_prefix() {
         assert!(command(EXAMPLE).is_ok());
         for wrong in ["dpdk-l2fwd", "dpdk-l2fwd {capture}", "dpdk-l2fwd {prefix}"] {
             assert!(command(wrong).unwrap_err().contains("such as"), "{wrong}");
         }
-        let text = filled("x {cpu} --prefix={prefix} {capture} {prefix}", Path::new("/a b's.pcap"), "p", 3);
+        let text = expand("x {cpu} --prefix={prefix} {capture} {prefix}", Path::new("/a b's.pcap"), "p", 3);
         assert_eq!(text, "x 3 --prefix=p '/a b'\\''s.pcap' p");
     }
 }

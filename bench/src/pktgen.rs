@@ -1,12 +1,12 @@
-//! `understudy bench pktgen`: how fast the packet generator and its receiver are, against `dpdk-testpmd` in its mode `txonly`, which
-//! sends the same datagram over and over, and touches its first 42 bytes.
+//! `understudy bench pktgen`: the rates of the packet generator and its receiver, compared with
+//! `dpdk-testpmd` in mode `txonly`, which sends the same datagram repeatedly and touches its first 42 bytes.
 //!
-//! Both send into a `net_null` port, which forgets what it is given. The receiver is measured on a port that gives back what it
-//! is given, on the same core as the sender: if that makes half of the sender's rate, checking a packet takes no longer than
-//! sending one.
+//! Both send into a `net_null` port, which discards all frames. The receiver is measured on a port that loops
+//! frames back, on the same core as the sender: if that makes half of the sender's rate, checking a packet
+//! takes no longer than sending one.
 
 use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, WORKERS};
-use crate::process::{Counts, Program};
+use crate::process::{CountedFrames, Program};
 use clap::Args;
 use miette::{IntoDiagnostic as _, Report};
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ const TXONLY: &str = "testpmd txonly";
 const SENDER: &str = "understudy pktgen";
 const BOTH: &str = "understudy pktgen, sent and checked";
 
-/// Bytes of the payload, and of the frame: Ethernet, IPv4, UDP, BTH, RETH, and the ICRC
+/// Bytes of the payload, and of the frame: Ethernet, IPv4, UDP, BTH, RETH, payload, and ICRC
 const PAYLOAD: usize = 64;
 const FRAME: usize = 14 + 20 + 8 + 12 + 16 + PAYLOAD + 4;
 
-/// Queue pairs, what is measured with them, and the part of testpmd's rate that sending has to reach
+/// Queue pairs, name of the traffic, and the fraction of testpmd's rate that sending has to reach
 const STREAMS: [(u32, &str, f64); 3] =
     [(1, "1 queue pair", 0.9), (1_000, "1,000 queue pairs", 0.7), (100_000, "100,000 queue pairs", 0.0)];
 
@@ -31,7 +31,7 @@ pub struct PktgenArgs {
     compare: CompareArgs,
 }
 
-/// Runs the comparison and prints it. `understudy` is the program itself.
+/// Runs the comparison and prints it. `understudy` is the path of the program itself.
 pub fn run(args: &PktgenArgs, understudy: &Path) -> Result<(), Report> {
     let bench = Bench::new(&args.compare, understudy)?;
     let entry = |program: &str, traffic: &str, launch: Launch| Entry {
@@ -39,9 +39,9 @@ pub fn run(args: &PktgenArgs, understudy: &Path) -> Result<(), Report> {
         traffic: traffic.into(),
         capture: PathBuf::new(),
         launch,
-        help: "`understudy doctor` says what is missing; dpdk-testpmd is in Debian's package dpdk-dev",
-        counts: Counts::Sent,
-        company: None,
+        help: "run `understudy doctor` to see what is missing; dpdk-testpmd is in Debian's package dpdk-dev",
+        counts: CountedFrames::Sent,
+        observer: None,
     };
     let mut entries = vec![entry(TXONLY, "datagrams of this length", txonly())];
     for (qps, traffic, _) in STREAMS {

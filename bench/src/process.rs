@@ -1,4 +1,4 @@
-//! A program under measurement: started, watched, stopped.
+//! Runs a program under measurement: starts it, samples its counters, and stops it.
 
 use crate::compare::Bench;
 use crate::telemetry::Telemetry;
@@ -9,65 +9,70 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Time that a program gets to handle its first frames
+/// Longest time from the start of a program to its first frames
 const START_LIMIT: Duration = Duration::from_secs(15);
-/// Time that it then runs before it is measured
+/// Time that a program then runs before it is measured
 const WARM_UP: Duration = Duration::from_millis(500);
-/// Time that it gets to end
+/// Longest time that a program takes to end before it is killed
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
-/// For a program of which it is not known what it calls its polling thread: that which had most of a CPU
+/// For a program whose polling thread has an unknown name: the thread that used the most CPU time
 pub(crate) const BUSIEST: &[&str] = &[];
 
-/// How the line begins in which a program says how many nanoseconds a frame takes its function, without the drivers
+/// Prefix of the line in which a program reports the nanoseconds per frame of its function, without the
+/// drivers
 pub const OWN_TIME: &str = "own nanoseconds a frame: ";
 
 /// A DPDK program that forwards with one polling thread.
 pub(crate) struct Program {
     pub(crate) command: Command,
     pub(crate) file_prefix: String,
-    /// Beginnings of the names that its polling thread may have
+    /// Possible names of its polling thread
     pub(crate) thread_names: &'static [&'static str],
 }
 
-/// Who is there while a program is measured.
-pub(crate) trait Guest {
-    /// Ends what it does. Says what went wrong with it, if something did: the measurement is none then.
-    fn leave(self: Box<Self>) -> io::Result<()>;
+/// An observer of the program under measurement.
+pub(crate) trait Observer {
+    /// Stops observing.
+    ///
+    /// # Errors
+    ///
+    /// The observer failed; the measurement is invalid.
+    fn stop(self: Box<Self>) -> io::Result<()>;
 }
 
-/// Invites one, to a program that is running.
-pub(crate) type Company = Box<dyn Fn(&Bench) -> io::Result<Box<dyn Guest>>>;
+/// Starts an observer of a running program.
+pub(crate) type StartObserver = Box<dyn Fn(&Bench) -> io::Result<Box<dyn Observer>>>;
 
-/// Which frames count.
+/// Frames that count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Counts {
-    /// Those that it has sent
+pub(crate) enum CountedFrames {
+    /// Sent frames
     Sent,
-    /// Those that it has received
+    /// Received frames
     Received,
 }
 
-/// What a measurement came to.
+/// Result of a measurement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sample {
-    /// Frames a second of the polling thread's time on the CPU
+    /// Frames per second of the polling thread's CPU time
     pub(crate) per_cpu_second: f64,
-    /// The part of the time that the polling thread was on the CPU
+    /// Fraction of the time that the polling thread was on the CPU
     pub(crate) on_cpu: f64,
-    /// Nanoseconds a frame that its function takes, without the drivers, if it says so
+    /// Nanoseconds per frame of its function, without the drivers, if the program reports them
     pub(crate) own_ns: Option<f64>,
 }
 
 struct Running(Child);
 
 impl Running {
-    /// Ends it; the code with which it ended, unless a signal did.
+    /// Stops the program. Returns its exit code, unless it was ended by a signal.
     fn stop(&mut self) -> Option<i32> {
-        // Asks first: DPDK removes its files when it is asked.
+        // SIGINT first: DPDK then removes its files.
         _ = kill_process(Pid::from_child(&self.0), Signal::INT);
-        let began = now();
-        while now().duration_since(began) < STOP_LIMIT {
+        let started = now();
+        while now().duration_since(started) < STOP_LIMIT {
             if let Ok(Some(status)) = self.0.try_wait() {
                 return status.code();
             }
@@ -87,13 +92,14 @@ impl Drop for Running {
     }
 }
 
-/// Starts the program, lets it warm up, and measures it for this long. A guest is there from before the warm-up on.
+/// Starts the program, lets it warm up, and measures it for `length`. The observer that `start_observer`
+/// starts is present from before the warm-up on.
 pub(crate) fn measure(
     mut program: Program,
-    counts: Counts,
+    counts: CountedFrames,
     length: Duration,
     log: &std::path::Path,
-    invite: impl FnOnce() -> io::Result<Option<Box<dyn Guest>>>,
+    start_observer: impl FnOnce() -> io::Result<Option<Box<dyn Observer>>>,
 ) -> io::Result<Sample> {
     let name = program.command.get_program().to_string_lossy().into_owned();
     let failed = |what: String| {
@@ -105,12 +111,12 @@ pub(crate) fn measure(
     // Standard input stays open: testpmd ends when it is closed.
     let child = program.command.stdin(Stdio::piped()).stdout(file.try_clone()?).stderr(file).spawn();
     let mut running = Running(child.map_err(|error| failed(format!("cannot be started: {error}")))?);
-    let began = now();
+    let started = now();
     let (mut telemetry, thread) = loop {
         if let Some(status) = running.0.try_wait()? {
             return Err(failed(format!("ended by itself with {status}")));
         }
-        if now().duration_since(began) > START_LIMIT {
+        if now().duration_since(started) > START_LIMIT {
             let threads = program.thread_names.join(" or ");
             let which =
                 if threads.is_empty() { String::new() } else { format!(" in a thread called {threads}") };
@@ -118,34 +124,35 @@ pub(crate) fn measure(
         }
         sleep(Duration::from_millis(50));
         let Ok(mut telemetry) = Telemetry::connect(&program.file_prefix) else { continue };
-        // A port that plays a capture counts the frames that it reads beforehand, too.
+        // A port that plays a capture also counts the frames that it reads in advance.
         let thread = thread_of(running.0.id(), program.thread_names);
         if let (Some(thread), true) = (thread, telemetry.frames(counts).is_ok_and(|frames| frames > 1000)) {
             break (telemetry, thread);
         }
     };
-    let guest = invite().map_err(|error| failed(format!("nobody can look at it: {error}")))?;
+    let observer =
+        start_observer().map_err(|error| failed(format!("its observers cannot start: {error}")))?;
     sleep(WARM_UP);
     let (frames, on_cpu, at) = (telemetry.frames(counts)?, on_cpu_nanos(&thread)?, now());
     sleep(length);
     let (frames, on_cpu, wall) =
         (telemetry.frames(counts)? - frames, on_cpu_nanos(&thread)? - on_cpu, now().duration_since(at));
-    if let Some(guest) = guest {
-        guest.leave().map_err(|error| failed(format!("looking at it failed: {error}")))?;
+    if let Some(observer) = observer {
+        observer.stop().map_err(|error| failed(format!("an observer failed: {error}")))?;
     }
-    // It may have found that it did not do what was to be measured.
+    // The program fails if it did not handle the traffic as intended.
     if let Some(code @ 1..) = running.stop() {
         return Err(failed(format!("ended with code {code}")));
     }
-    let said = fs::read_to_string(log).unwrap_or_default();
+    let output = fs::read_to_string(log).unwrap_or_default();
     Ok(Sample {
-        own_ns: said.lines().find_map(|line| line.strip_prefix(OWN_TIME)?.parse().ok()),
+        own_ns: output.lines().find_map(|line| line.strip_prefix(OWN_TIME)?.parse().ok()),
         per_cpu_second: frames as f64 * 1e9 / on_cpu.max(1) as f64,
         on_cpu: on_cpu as f64 / wall.as_nanos() as f64,
     })
 }
 
-/// Folder in /proc of the first thread that has one of these names, or of the [busiest](BUSIEST).
+/// Returns the folder in /proc of the first thread that has one of these names, or of the [busiest](BUSIEST).
 fn thread_of(process: u32, names: &[&str]) -> Option<std::path::PathBuf> {
     let mut threads = fs::read_dir(format!("/proc/{process}/task")).ok()?.flatten().map(|entry| entry.path());
     if names.is_empty() {
@@ -157,7 +164,7 @@ fn thread_of(process: u32, names: &[&str]) -> Option<std::path::PathBuf> {
     })
 }
 
-/// Nanoseconds that the thread was on a CPU.
+/// Returns the CPU time of the thread, in nanoseconds.
 fn on_cpu_nanos(thread: &std::path::Path) -> io::Result<u64> {
     let text = fs::read_to_string(thread.join("schedstat"))?;
     let first = text.split_whitespace().next().and_then(|word| word.parse().ok());

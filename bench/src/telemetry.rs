@@ -1,20 +1,21 @@
-//! The telemetry socket of a DPDK process: the same counters, taken the same way, from every program that is compared.
+//! Client of a DPDK process's telemetry socket: the same counters, read in the same way, from every program
+//! that is compared.
 
-use crate::process::Counts;
+use crate::process::CountedFrames;
 use serde_json::Value;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io::{self, Read as _, Write as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A connection to the telemetry of the process with this file prefix.
+/// Connection to the telemetry socket of the process with this file prefix.
 pub(crate) struct Telemetry(Socket);
 
-/// A request's reply is a datagram of at most this many bytes (DPDK's `MAX_OUTPUT_LEN`).
+/// Longest reply, a datagram, in bytes (DPDK's `MAX_OUTPUT_LEN`).
 const MAX_REPLY: usize = 16 * 1024;
 
 impl Telemetry {
-    /// Fails while the process has not come that far.
+    /// Connects to the socket. Fails until the process has opened it.
     pub(crate) fn connect(file_prefix: &str) -> io::Result<Self> {
         let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
         socket.set_read_timeout(Some(Duration::from_secs(2)))?;
@@ -22,7 +23,7 @@ impl Telemetry {
             runtime_dir().join("dpdk").join(file_prefix).join("dpdk_telemetry.v2"),
         )?)?;
         let mut telemetry = Self(socket);
-        telemetry.receive()?; // greets with its version
+        telemetry.receive()?; // the greeting, with the version
         Ok(telemetry)
     }
 
@@ -32,11 +33,11 @@ impl Telemetry {
         serde_json::from_slice(&reply[..len]).map_err(io::Error::other)
     }
 
-    /// Frames of port 0.
-    pub(crate) fn frames(&mut self, counts: Counts) -> io::Result<u64> {
+    /// Returns the frames that port 0 has sent or received.
+    pub(crate) fn frames(&mut self, counts: CountedFrames) -> io::Result<u64> {
         let counter = match counts {
-            Counts::Sent => "opackets",
-            Counts::Received => "ipackets",
+            CountedFrames::Sent => "opackets",
+            CountedFrames::Received => "ipackets",
         };
         self.0.write_all(b"/ethdev/stats,0")?;
         let reply = self.receive()?;
@@ -46,7 +47,7 @@ impl Telemetry {
     }
 }
 
-/// Where DPDK puts the files of its processes.
+/// Returns the folder in which DPDK puts the files of its processes.
 fn runtime_dir() -> PathBuf {
     let root =
         std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);

@@ -1,4 +1,4 @@
-//! Captures to measure with.
+//! Captures for benchmarks: frames, and the pcap files that hold them.
 
 use rocev2::aeth::{Aeth, Credit, Syndrome};
 use rocev2::checksum::Sum;
@@ -16,7 +16,7 @@ use zerocopy::IntoBytes as _;
 /// Offset of the IPv4 header checksum in a frame
 const IP_CHECKSUM: usize = Ethernet::LEN + 10;
 
-/// Writes a capture of these frames.
+/// Writes a pcap file of these frames.
 pub(crate) fn write(path: &Path, frames: impl Iterator<Item = Vec<u8>>) -> io::Result<()> {
     let mut file = BufWriter::new(File::create(path)?);
     // The header of a pcap file: version 2.4, frames of up to 64 kB, Ethernet.
@@ -32,7 +32,7 @@ pub(crate) fn write(path: &Path, frames: impl Iterator<Item = Vec<u8>>) -> io::R
     file.flush()
 }
 
-/// An acknowledgement of `psn` and one message, without credits.
+/// Returns an acknowledgement of `psn` and one message, with unlimited credits.
 pub(crate) fn acknowledge(src: [u8; 4], dst: [u8; 4], qpn: Qpn, psn: Psn) -> Vec<u8> {
     let ethernet = Ethernet {
         dst: MacAddr([2, 0, 0, 0, 0, 1]),
@@ -50,7 +50,7 @@ pub(crate) fn acknowledge(src: [u8; 4], dst: [u8; 4], qpn: Qpn, psn: Psn) -> Vec
     frame
 }
 
-/// A WRITE Only to the `n`th queue pair, with right checksums.
+/// Returns a WRITE Only to the `n`th queue pair, with valid checksums and ICRC.
 pub fn write_only(n: u32, payload: usize) -> Vec<u8> {
     let udp_len = Udp::LEN + Bth::LEN + Reth::LEN + payload + 4;
     let mut ip = Ipv4 {
@@ -79,7 +79,7 @@ pub fn write_only(n: u32, payload: usize) -> Vec<u8> {
     frame.resize(frame.len() + payload + 4, 0);
     let sum = Sum::default().add(&frame[Ethernet::LEN..Ethernet::LEN + Ipv4::LEN]).checksum();
     frame[IP_CHECKSUM..IP_CHECKSUM + 2].copy_from_slice(&sum.to_be_bytes());
-    let Class::Roce(layout) = classify(&frame) else { unreachable!("made to be one") };
+    let Class::Roce(layout) = classify(&frame) else { unreachable!("a well-formed RoCEv2 frame") };
     let icrc = icrc::compute(&frame, &layout);
     frame[layout.icrc()..].copy_from_slice(&icrc.to_le_bytes());
     frame

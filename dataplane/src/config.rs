@@ -1,15 +1,15 @@
-//! What the runtime is asked for, as plain values. Where they come from (a file, a test) is not its concern.
+//! Configuration of the runtime, as plain values. They may come from a file or from a test.
 
 use std::path::PathBuf;
 
-/// Everything that is fixed at start: the EAL, the ports, the workers.
+/// Everything that is fixed at start: EAL, ports and workers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// DPDK's environment
+    /// DPDK's environment abstraction layer
     pub eal: Eal,
-    /// The ports; a port's index here is its [`PortId`](switch::PortId)
+    /// Ports; the index of a port here is its [`PortId`](switch::PortId)
     pub ports: Vec<Port>,
-    /// The workers, at least one
+    /// Workers, at least one
     pub workers: Workers,
 }
 
@@ -18,85 +18,86 @@ pub struct Config {
 pub struct Eal {
     /// Memory for packets
     pub memory: Memory,
-    /// Name of the shared files of this instance; needed only where other DPDK processes attach, or for telemetry.
-    /// Without it nothing is left in the file system.
+    /// Prefix of the names of this instance's shared files; required only if other DPDK processes attach, or
+    /// for telemetry. Without a prefix, the instance leaves no files behind.
     pub file_prefix: Option<String>,
-    /// Leave DPDK's telemetry socket on
+    /// Whether DPDK's telemetry socket is enabled
     pub telemetry: bool,
-    /// Further EAL arguments, as typed behind `--`
+    /// Further EAL arguments, as they would be on the command line of a DPDK program
     pub extra: Vec<String>,
 }
 
-/// Where packets lie.
+/// Memory for packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
-    /// Ordinary pages: for virtual devices, without preparation or privilege
+    /// Ordinary pages, for virtual devices; requires neither preparation nor privileges
     Ordinary {
-        /// Megabytes reserved at start
+        /// Memory to reserve at start, in MB
         mb: u32,
     },
-    /// Huge pages: what hardware wants
+    /// Huge pages, which hardware requires
     HugePages {
-        /// Megabytes reserved at start
+        /// Memory to reserve at start, in MB
         mb: u32,
     },
 }
 
-/// Poll-mode workers and what they share.
+/// Poll-mode workers and the queues between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workers {
-    /// The CPU each worker is pinned to; `None` leaves it to the kernel
+    /// CPU to which each worker is pinned; `None` lets the kernel place it
     pub cpus: Vec<Option<usize>>,
-    /// What each does while there is nothing to do
+    /// Idle strategy of each worker
     pub idle: Idle,
-    /// Frames that a hand-off ring between two workers holds; a power of two
+    /// Capacity of a hand-off ring between two workers, in frames; a power of two
     pub handoff_ring: usize,
-    /// Frames, events and commands that a queue to or from the control plane holds
+    /// Capacity of a queue to or from the control plane, in frames, events and commands
     pub control_queue: usize,
 }
 
-/// What a worker does in a turn in which there was nothing to do.
+/// Idle strategy: what a worker does in a loop iteration that had no work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Idle {
-    /// Polls again at once: the least delay, for a CPU that is the worker's alone
+    /// Polls again immediately: the lowest latency, for a worker with a CPU of its own
     #[default]
     Spin,
-    /// Lets others have the CPU, after some empty turns: for more workers than CPUs
+    /// Yields the CPU after some empty iterations: for more workers than CPUs
     Yield,
-    /// Yields, and after a while sleeps, up to 100 us and never past what is due: for a machine that has other things to do
+    /// Yields, and after a while sleeps, for at most 100 us and never past the next timer: for a machine with
+    /// other work
     Sleep,
 }
 
 /// An Ethernet port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// What it is called in configuration and reports
+    /// Name in configuration and reports
     pub name: String,
-    /// What it is
+    /// Device of the port
     pub device: Device,
-    /// Largest IP packet in bytes
+    /// MTU: largest IP packet, in bytes
     pub mtu: u16,
-    /// Receive queues, spread over the workers by RSS where the device can; 0 asks for one a worker, as far as the
-    /// device has them
+    /// Count of receive queues, over which RSS spreads the frames if the device supports it; 0 for one queue
+    /// per worker, limited by the device
     pub rx_queues: u16,
-    /// Descriptors of each queue; a power of two
+    /// Count of descriptors of each queue; a power of two
     pub descriptors: u16,
-    /// Packet buffers of the port's pool
+    /// Count of packet buffers in the port's pool
     pub buffers: u32,
-    /// From how many bytes on a payload is shared between copies rather than copied. Unless said, that is where it becomes
-    /// faster, if the driver sends frames in segments
+    /// Payload length, in bytes, from which on copies share the payload instead of copying it; `None` for the
+    /// length from which on sharing is faster, if the driver can send multi-segment frames
     pub share_from: Option<usize>,
 }
 
-/// What a port is.
+/// Device of a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Device {
-    /// Hardware, by PCI address, bound to the driver that DPDK wants (`vfio-pci`), or an NVIDIA NIC (mlx5), which
-    /// stays with its kernel driver
+    /// Hardware at a PCI address, bound to the kernel driver that DPDK requires (`vfio-pci`); an NVIDIA NIC
+    /// (mlx5) stays bound to its own kernel driver
     Pci {
-        /// Such as `0000:3b:00.0`
+        /// PCI address, such as `0000:3b:00.0`
         address: String,
-        /// Arguments of the driver, such as `mprq_en=1`
+        /// Driver arguments, such as `mprq_en=1`
         devargs: Vec<String>,
     },
     /// A kernel interface through an `AF_PACKET` socket
@@ -108,73 +109,75 @@ pub enum Device {
     AfXdp {
         /// Interface name
         interface: String,
-        /// First queue of the interface to take
+        /// First queue of the interface to use
         start_queue: u16,
     },
-    /// A kernel interface that is made for this port
+    /// A kernel interface that DPDK creates for this port
     Tap {
-        /// Name of the interface to make
+        /// Name of the interface to create
         interface: String,
     },
-    /// Shared memory with another process
+    /// Shared memory with another process (memif)
     Memif {
         /// Path of the control socket
         socket: PathBuf,
         /// Interface number on that socket
         id: u32,
-        /// Whether this side owns the socket
+        /// Whether this side listens on the socket
         server: bool,
-        /// A user whose processes may be the peer, besides this user's and root's
+        /// A user whose processes may be the peer, in addition to this user and root
         peer_uid: Option<u32>,
     },
-    /// A virtual machine's virtio-net
+    /// The virtio-net device of a virtual machine (vhost-user)
     Vhost {
         /// Path of the vhost-user socket
         socket: PathBuf,
-        /// Whether to connect to a socket of the hypervisor's rather than to make it
+        /// Whether to connect to the hypervisor's socket instead of listening
         client: bool,
     },
-    /// A queue that gives back what it is given
+    /// A queue that returns the frames sent to it
     Ring,
     /// Capture files
     Pcap {
-        /// Files to play, one a receive queue
+        /// Files to play, one for each receive queue
         rx: Vec<PathBuf>,
-        /// File to record to; without one, what is sent is counted and forgotten
+        /// File to record to; without one, sent frames are counted and dropped
         tx: Option<PathBuf>,
-        /// Play the files over and over
+        /// Whether to play the files repeatedly
         infinite: bool,
     },
     /// A source of zeroed frames and a sink
     Null {
-        /// Bytes of a frame
+        /// Length of a frame, in bytes
         size: u16,
-        /// Copy each frame, as hardware would
+        /// Whether to copy each frame, as hardware would
         copy: bool,
     },
 }
 
-/// Ethernet header, tags, and what drivers may add behind: bytes of a frame beyond the MTU
+/// Frame length beyond the MTU, in bytes: Ethernet header, VLAN tags, and what drivers may append
 pub(crate) const FRAME_OVERHEAD: u32 = 14 + 3 * 4 + 4;
-/// Smallest buffers worth having: many drivers expect that a standard frame fits
+/// Minimum buffer size, in bytes: many drivers assume that a standard frame fits
 const MIN_DATA_ROOM: u32 = 2048;
 
 impl Device {
-    /// Bytes for a frame in a packet buffer of a port with this MTU, without the head room.
+    /// Returns the space for a frame in a packet buffer of a port with this MTU, in bytes, without the
+    /// headroom.
     pub fn data_room(&self, mtu: u16) -> u32 {
         let frame = (u32::from(mtu) + FRAME_OVERHEAD).max(MIN_DATA_ROOM);
         match self {
-            // The driver wants room for all of a ring's frame, however little of it is used.
+            // The driver requires space for a whole frame of the ring, even if little of it is used.
             Self::AfPacket { .. } => frame.max(af_packet_ring(mtu).1),
             _ => frame,
         }
     }
 }
 
-/// Bytes of a block and of a frame of an `AF_PACKET` ring, in which an IP packet of `mtu` bytes fits. The driver takes the
-/// ring for one array of frames, so a block has to be a multiple of a frame, and the kernel wants whole pages.
+/// Returns the block and frame size, in bytes, of an `AF_PACKET` ring for IP packets of `mtu` bytes. The
+/// driver treats the ring as one array of frames, so a block has to be a multiple of a frame; the kernel
+/// requires whole pages.
 pub(crate) fn af_packet_ring(mtu: u16) -> (u32, u32) {
-    /// TPACKET2's header and address, rounded up, as the driver subtracts them
+    /// Length of TPACKET2's header and address, rounded up, as the driver subtracts it
     const HEADER: u32 = 80;
     let frame = (u32::from(mtu) + FRAME_OVERHEAD + HEADER).next_power_of_two().max(2048);
     (frame.max(4096), frame)

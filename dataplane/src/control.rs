@@ -1,4 +1,4 @@
-//! The control plane's side: what comes up from the workers, and what goes down to them.
+//! Messages between workers and the control plane, and the control plane's interface.
 
 use crate::mbuf::Mbuf;
 use crate::memif::Signal;
@@ -10,8 +10,8 @@ use crossbeam_channel::Sender;
 use dpdk_sys::rte_mempool;
 use switch::{Frame, Full, Function, PortId};
 
-/// What a worker tells the control plane.
-pub(crate) enum Up<F: Function> {
+/// Message of a worker to the control plane.
+pub(crate) enum ToControl<F: Function> {
     Event {
         worker: usize,
         event: F::Event,
@@ -21,109 +21,126 @@ pub(crate) enum Up<F: Function> {
         frame: Mbuf,
         port: PortId,
     },
-    /// A watch that is over, to be freed
+    /// A watch that has ended, to be freed
     Watch(Box<Watch>),
 }
 
-/// What the control plane tells a worker.
-pub(crate) enum Down<F: Function> {
+/// Message of the control plane to a worker.
+pub(crate) enum ToWorker<F: Function> {
     Command(F::Command),
     Send { frame: Mbuf, port: PortId },
     Port(Signal),
     Watch(Option<Box<Watch>>),
 }
 
-/// The control plane of a function: one thread, which may take its time.
+/// The control plane of a function, called on one thread, which may take its time.
 ///
-/// Workers never wait for it. What does not fit into a queue to it is dropped and counted
-/// ([`DropReason::ControlFull`](switch::DropReason::ControlFull)) for frames, and kept by the function for events.
+/// Workers never wait for it. A frame that does not fit into the queue to it is dropped and counted
+/// ([`DropReason::ControlFull`](switch::DropReason::ControlFull)); events stay in the function until there is
+/// room.
 pub trait Control<F: Function> {
-    /// The function told something on this worker.
+    /// Handles an event of the function on this worker.
     fn on_event(&mut self, worker: usize, event: F::Event, out: &mut ControlOutput<'_, F>);
 
-    /// The function punted a frame that came in on `port`.
+    /// Handles a frame that the function punted after receiving it on `port`.
     fn on_punt(&mut self, worker: usize, frame: Mbuf, port: PortId, out: &mut ControlOutput<'_, F>);
 
-    /// A moment has passed (about a millisecond). `false` ends the run.
+    /// Called about once a millisecond. Returning `false` ends the run.
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, F>) -> bool;
 
-    /// The peer of a memif port has come or gone. Frames for a port without one are dropped and counted
-    /// ([`DropReason::LinkDown`](switch::DropReason::LinkDown)).
+    /// The peer of a memif port has connected or disconnected. Frames for a port without a peer are dropped
+    /// and counted ([`DropReason::LinkDown`](switch::DropReason::LinkDown)).
     fn on_link(&mut self, _port: &PortInfo, _up: bool) {}
 
-    /// A process that wanted to be the peer of a memif port was refused, for this reason. A reason is reported once
-    /// until a peer has come or another reason follows.
+    /// A process that connected to a memif port was refused as peer, for the reason `why`. The same reason is
+    /// reported only once until a peer has connected or another reason occurs.
     fn on_refused(&mut self, _port: &PortInfo, _why: &str) {}
 }
 
-/// How the control plane acts on the workers.
+/// Interface of the control plane to the workers.
 pub struct ControlOutput<'a, F: Function> {
-    pub(crate) down: &'a [Sender<Down<F>>],
-    /// Where frames of the control plane's own come from; the runtime's, which outlives this
+    pub(crate) to_workers: &'a [Sender<ToWorker<F>>],
+    /// Pool for the control plane's frames; owned by the runtime, which outlives this
     pub(crate) pool: NonNull<rte_mempool>,
     pub(crate) ports: u16,
 }
 
-/// The worker's queue is full; what could not be sent is given back.
+/// The worker's queue is full; contains what could not be sent.
 #[derive(Debug)]
 pub struct QueueFull<T>(pub T);
 
 impl<F: Function> ControlOutput<'_, F> {
-    /// How many workers there are.
+    /// Returns the count of workers.
     pub fn workers(&self) -> usize {
-        self.down.len()
+        self.to_workers.len()
     }
 
-    /// How many ports there are.
+    /// Returns the count of ports.
     pub fn ports(&self) -> u16 {
         self.ports
     }
 
-    /// A frame of these bytes.
+    /// Allocates a frame with these bytes.
+    ///
+    /// # Errors
+    /// [`Full`] if the pool is empty or a buffer is too short.
     pub fn make(&mut self, bytes: &[u8]) -> Result<Mbuf, Full> {
-        // SAFETY: the runtime holds the pool for as long as it runs.
+        // SAFETY: the runtime owns the pool and outlives this borrow.
         let mut frame = unsafe { Mbuf::allocate(self.pool) }?;
         frame.resize(bytes.len()).map_err(|switch::NoRoom| Full)?;
         frame.bytes_mut().copy_from_slice(bytes);
         Ok(frame)
     }
 
-    /// Tells the instance of this worker something.
+    /// Sends a command to this worker's instance of the function.
+    ///
+    /// # Errors
+    /// [`QueueFull`] with the command, if the worker's queue is full.
     pub fn command(&mut self, worker: usize, command: F::Command) -> Result<(), QueueFull<F::Command>> {
-        self.down[worker].try_send(Down::Command(command)).map_err(|error| match error.into_inner() {
-            Down::Command(command) => QueueFull(command),
-            Down::Send { .. } | Down::Port(_) | Down::Watch(_) => {
-                unreachable!("what comes back is what was sent")
+        self.to_workers[worker].try_send(ToWorker::Command(command)).map_err(|error| {
+            match error.into_inner() {
+                ToWorker::Command(command) => QueueFull(command),
+                ToWorker::Send { .. } | ToWorker::Port(_) | ToWorker::Watch(_) => {
+                    unreachable!("try_send returns the message that was sent")
+                }
             }
         })
     }
 
-    /// Has this worker be watched, in place of a watch that it has; or no longer.
+    /// Starts a watch on this worker, which replaces an existing one, or ends it with `None`.
+    ///
+    /// # Errors
+    /// [`QueueFull`] with the watch, if the worker's queue is full.
     pub fn watch(
         &mut self,
         worker: usize,
         watch: Option<Box<Watch>>,
     ) -> Result<(), QueueFull<Option<Box<Watch>>>> {
-        self.down[worker].try_send(Down::Watch(watch)).map_err(|error| match error.into_inner() {
-            Down::Watch(watch) => QueueFull(watch),
-            Down::Command(_) | Down::Port(_) | Down::Send { .. } => {
-                unreachable!("what comes back is what was sent")
+        self.to_workers[worker].try_send(ToWorker::Watch(watch)).map_err(|error| match error.into_inner() {
+            ToWorker::Watch(watch) => QueueFull(watch),
+            ToWorker::Command(_) | ToWorker::Port(_) | ToWorker::Send { .. } => {
+                unreachable!("try_send returns the message that was sent")
             }
         })
     }
 
-    /// Has this worker send a frame out of `port`.
+    /// Makes this worker send a frame through `port`.
+    ///
+    /// # Errors
+    /// [`QueueFull`] with the frame, if the worker's queue is full.
     pub fn send(&mut self, worker: usize, frame: Mbuf, port: PortId) -> Result<(), QueueFull<Mbuf>> {
-        self.down[worker].try_send(Down::Send { frame, port }).map_err(|error| match error.into_inner() {
-            Down::Send { frame, .. } => QueueFull(frame),
-            Down::Command(_) | Down::Port(_) | Down::Watch(_) => {
-                unreachable!("what comes back is what was sent")
+        self.to_workers[worker].try_send(ToWorker::Send { frame, port }).map_err(|error| {
+            match error.into_inner() {
+                ToWorker::Send { frame, .. } => QueueFull(frame),
+                ToWorker::Command(_) | ToWorker::Port(_) | ToWorker::Watch(_) => {
+                    unreachable!("try_send returns the message that was sent")
+                }
             }
         })
     }
 }
 
-/// A control plane that looks on: for functions that need none.
+/// A control plane that does nothing, for functions that need none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Passive;
 

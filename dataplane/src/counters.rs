@@ -1,37 +1,37 @@
-//! What the runtime counts, by worker.
+//! Counters of the runtime, by worker.
 
 use switch::DropReason;
 use switch::counters::{Counter, FrameCounter};
 
-/// Counters of one worker: written by it alone, read by anyone.
+/// Counters of one worker: written by that worker, read by any thread.
 #[derive(Debug)]
 pub struct WorkerCounters {
-    /// What the worker received and sent, by port
+    /// Frames received and sent, by port
     pub ports: Box<[PortCounters]>,
     /// Frames dropped, by [`DropReason::index`]
     pub drops: [Counter; DropReason::COUNT],
-    /// Frames that ended in the function, taken in
+    /// Frames consumed by the function
     pub consumed: Counter,
-    /// Frames given to the control plane
+    /// Frames passed to the control plane
     pub punted: Counter,
-    /// Frames given to the worker that owns the port
+    /// Frames handed off to the worker that owns the port's send queue
     pub handed_off: Counter,
-    /// Frames that the function sent beside the one that came in
+    /// Frames that the function sent in addition to the one received
     pub made: Counter,
-    /// Turns of the loop in which frames were received, and the cycles these took
+    /// Loop iterations in which frames were received
     pub busy_turns: Counter,
-    /// Cycles of those turns
+    /// TSC cycles of those iterations
     pub busy_cycles: Counter,
-    /// Turns of the loop in all
+    /// Loop iterations in total
     pub turns: Counter,
 }
 
-/// Frames in and out of a port.
+/// Frames received and sent on a port.
 #[derive(Debug, Default)]
 pub struct PortCounters {
-    /// Received
+    /// Received frames
     pub rx: FrameCounter,
-    /// Taken by the port to be sent
+    /// Frames that the port accepted for sending
     pub tx: FrameCounter,
 }
 
@@ -56,7 +56,7 @@ impl WorkerCounters {
         self.drops[reason.index()].add(1);
     }
 
-    /// Frames received on all ports.
+    /// Returns the count of frames received on all ports.
     pub fn received(&self) -> u64 {
         self.ports.iter().map(|port| port.rx.frames.get()).sum()
     }

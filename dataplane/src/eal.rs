@@ -1,4 +1,4 @@
-//! DPDK's environment abstraction layer: one a process.
+//! DPDK's environment abstraction layer (EAL), of which a process has one.
 
 use crate::config::{Config, Eal as EalConfig, Memory};
 use crate::memif::{Channels, park_interrupts};
@@ -8,34 +8,34 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The EAL, up. Dropping it takes it down, and it cannot come up again in this process.
+/// The initialised EAL. Dropping it cleans it up; it cannot be initialised again in this process.
 #[derive(Debug)]
 pub(crate) struct Eal {
-    /// Whether the folder of files for other DPDK processes is ours
+    /// Whether this instance owns the runtime folder with files for other DPDK processes
     shared: bool,
-    /// Whether there are ports of memif
+    /// Whether there are memif ports
     memif: bool,
 }
 
 static STARTED: AtomicBool = AtomicBool::new(false);
 
 impl Eal {
-    /// Starts the EAL with the devices of `config`.
+    /// Initialises the EAL with the devices of `config`.
     pub(crate) fn start(config: &Config, channels: &Channels) -> Result<Self, Error> {
         if STARTED.swap(true, Ordering::SeqCst) {
             return Err(Error::new("DPDK was already started in this process", "start another process"));
         }
         let arguments = arguments(config, channels)?;
-        // The EAL keeps pointers into its arguments, permutes them and may replace some: they are leaked on purpose, as
-        // they would be in a C program.
+        // The EAL keeps pointers into its arguments, permutes them and may replace some. They are leaked on
+        // purpose, as the arguments of a C program's `main` live until its end.
         let mut argv: Vec<*mut c_char> = arguments.iter().map(|a| a.clone().into_raw()).collect();
         argv.push(std::ptr::null_mut());
         let argv = argv.leak();
-        let log = Log::capture();
-        let silence = Silence::begin();
-        // SAFETY: argv holds argc C strings and a null, all of them live and writable.
+        let log = LogCapture::begin();
+        let redirect = StderrRedirect::begin();
+        // SAFETY: argv consists of argc C strings and a null pointer, all of them live and writable.
         let result = unsafe { dpdk_sys::rte_eal_init(argv.len() as i32 - 1, argv.as_mut_ptr()) };
-        drop(silence);
+        drop(redirect);
         let errno = errno();
         let log = log.finish();
         if result < 0 {
@@ -44,14 +44,14 @@ impl Eal {
         }
         let shared = config.eal.file_prefix.is_some();
         let eal = Self { shared, memif: !channels.is_empty() };
-        // A virtual device that fails to probe does not fail the EAL.
+        // The EAL initialises successfully even if a virtual device fails to probe.
         for (index, port) in config.ports.iter().enumerate() {
             if port::find(index, port).is_none() {
-                return Err(port::missing(port, &log).with_log(log));
+                return Err(port::missing_device(port, &log).with_log(log));
             }
         }
-        // From here on only errors are worth a line, on standard error.
-        // SAFETY: sets a number, and no stream, which means standard error.
+        // From here on only errors are logged, to standard error.
+        // SAFETY: sets a number only. No stream is set, which means standard error.
         unsafe {
             dpdk_sys::rte_log_set_global_level(dpdk_sys::RTE_LOG_ERR);
         }
@@ -62,36 +62,37 @@ impl Eal {
 impl Drop for Eal {
     fn drop(&mut self) {
         if self.memif {
-            // The EAL would wait for its interrupt thread for ever. The end of the process frees what is left.
+            // `rte_eal_cleanup` would wait for the EAL's interrupt thread, which is parked, for ever. The end
+            // of the process frees the rest.
             park_interrupts();
-        } else if port::is_all_back() {
-            // SAFETY: the EAL is up; ports and pools were closed and freed before, by the order of fields in `Runtime`, and
-            // no packet buffer is left.
+        } else if port::all_buffers_returned() {
+            // SAFETY: the EAL is up. The order of fields in `Runtime` ensures that ports and pools were
+            // closed and freed before, and no packet buffer is in use.
             unsafe { dpdk_sys::rte_eal_cleanup() };
         }
         remove_runtime_folder(self.shared);
     }
 }
 
-/// The EAL makes a folder for its files, and leaves both to the next process of this prefix, which may never come.
-/// Removes it: with all that is in it, or only if it is empty and so nobody's.
+/// Removes the runtime folder that the EAL creates and leaves to the next process with this prefix, of which
+/// there may be none: with its contents, or only if it is empty and therefore unused.
 fn remove_runtime_folder(with_files: bool) {
-    // SAFETY: a string in static memory, empty before the EAL has made a folder.
+    // SAFETY: the result is a string in static memory, which is empty until the EAL has created a folder.
     let folder = unsafe { CStr::from_ptr(dpdk_sys::rte_eal_get_runtime_dir()) };
     let folder = Path::new(OsStr::from_bytes(folder.to_bytes()));
     if folder.as_os_str().is_empty() {
         return;
     }
-    // Failure means that somebody else needs it.
+    // Failure means that another process uses the folder.
     _ = if with_files { std::fs::remove_dir_all(folder) } else { std::fs::remove_dir(folder) };
     _ = folder.parent().map(std::fs::remove_dir);
 }
 
-/// The arguments for `rte_eal_init`.
+/// Returns the arguments for `rte_eal_init`.
 fn arguments(config: &Config, channels: &Channels) -> Result<Vec<CString>, Error> {
     let eal = &config.eal;
     let mut words: Vec<String> = vec!["understudy".into()];
-    // One lcore for the control plane, on any CPU; workers are threads of ours, pinned by ourselves.
+    // One lcore for the control plane, on any CPU. Workers are threads that this program creates and pins.
     let cpus: Vec<String> =
         core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id.to_string()).collect();
     words.extend([
@@ -112,12 +113,12 @@ fn arguments(config: &Config, channels: &Channels) -> Result<Vec<CString>, Error
     }
     let mut pci = false;
     for (index, port) in config.ports.iter().enumerate() {
-        match port::allow(index, port, channels)? {
-            port::Allow::Pci(address) => {
+        match port::device_argument(index, port, channels)? {
+            port::DeviceArgument::Pci(address) => {
                 pci = true;
                 words.extend(["-a".into(), address]);
             }
-            port::Allow::Virtual(device) => words.push(format!("--vdev={device}")),
+            port::DeviceArgument::Virtual(device) => words.push(format!("--vdev={device}")),
         }
     }
     if !pci {
@@ -127,12 +128,12 @@ fn arguments(config: &Config, channels: &Channels) -> Result<Vec<CString>, Error
     words
         .into_iter()
         .map(|word| {
-            CString::new(word).map_err(|_| Error::new("an EAL argument has a zero byte in it", "remove it"))
+            CString::new(word).map_err(|_| Error::new("an EAL argument contains a zero byte", "remove it"))
         })
         .collect()
 }
 
-/// Why the EAL did not start, from what it logged.
+/// Derives the reason why the EAL did not start from its log.
 fn explain(eal: &EalConfig, errno: i32, log: &str) -> Error {
     let prefix = eal.file_prefix.as_deref().unwrap_or("rte");
     if log.contains("Cannot create lock on") {
@@ -144,50 +145,51 @@ fn explain(eal: &EalConfig, errno: i32, log: &str) -> Error {
     if log.contains("hugepage") && matches!(eal.memory, Memory::HugePages { .. }) {
         return Error::new(
             "there are not enough free huge pages",
-            "reserve some (as root: echo 512 > /proc/sys/vm/nr_hugepages), ask for less `memory_mb`, or set \
-             `hugepages = false`; `understudy doctor` shows what there is",
+            "reserve some (as root: echo 512 > /proc/sys/vm/nr_hugepages), reduce `memory_mb`, or set \
+             `hugepages = false`; `understudy doctor` shows the reserved pages",
         );
     }
     if log.contains("annot allocate memory") || log.contains("ot enough memory") {
-        return Error::new("there is too little memory", "ask for less `memory_mb`, or free some");
+        return Error::new("there is too little memory", "reduce `memory_mb`, or free some memory");
     }
     if matches!(errno, libc::EACCES | libc::EPERM) || log.contains("ermission denied") {
         return Error::new(
-            "DPDK may not do what the configuration asks for",
+            "DPDK has no permission for what the configuration requires",
             "run as root, or leave out `file_prefix`, `hugepages` and PCI ports, which need privileges",
         );
     }
-    let last = log.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it logged nothing");
+    let last = log.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no log");
     Error::new(
         format!("DPDK did not start: {} ({last})", error_text(errno)),
-        "the log below says more; `understudy doctor` checks what DPDK needs",
+        "see the log below; `understudy doctor` checks what DPDK needs",
     )
 }
 
-/// `rte_errno`: the reason of the calling thread's last failure.
+/// Returns `rte_errno`: the reason of the calling thread's last failure.
 pub(crate) fn errno() -> i32 {
-    // SAFETY: reads a variable of this thread.
+    // SAFETY: reads a thread-local variable.
     unsafe { dpdk_sys::understudy_rte_errno() }
 }
 
-/// DPDK's words for an error number, positive or negative.
+/// Returns DPDK's text for an error number, positive or negative.
 pub(crate) fn error_text(errno: i32) -> String {
-    // SAFETY: returns a string in a buffer of this thread, copied before the next call.
+    // SAFETY: returns a string in a thread-local buffer, which is copied before the next call.
     unsafe { CStr::from_ptr(dpdk_sys::rte_strerror(errno.abs())) }.to_string_lossy().into_owned()
 }
 
-/// The version of the libdpdk that is loaded, such as `DPDK 22.11.11`.
+/// Returns the version of the loaded libdpdk, such as `DPDK 22.11.11`.
 pub(crate) fn version() -> String {
     // SAFETY: returns a constant string.
     unsafe { CStr::from_ptr(dpdk_sys::rte_version()) }.to_string_lossy().into_owned()
 }
 
-/// Standard error, led nowhere while this lives: what ends the EAL's start is printed there as well as logged.
-struct Silence {
+/// Redirects standard error to /dev/null while it lives: fatal errors of the EAL are printed there in
+/// addition to being logged.
+struct StderrRedirect {
     stderr: i32,
 }
 
-impl Silence {
+impl StderrRedirect {
     fn begin() -> Option<Self> {
         // SAFETY: duplicates, opens, replaces and closes descriptors; 2 is valid at all times.
         unsafe {
@@ -203,9 +205,9 @@ impl Silence {
     }
 }
 
-impl Drop for Silence {
+impl Drop for StderrRedirect {
     fn drop(&mut self) {
-        // SAFETY: gives descriptor 2 back what it was, and closes the copy.
+        // SAFETY: restores descriptor 2 and closes its duplicate.
         unsafe {
             libc::dup2(self.stderr, 2);
             libc::close(self.stderr);
@@ -213,30 +215,30 @@ impl Drop for Silence {
     }
 }
 
-/// DPDK's log, caught in memory while it lives.
-pub(crate) struct Log {
+/// Captures DPDK's log in memory while it lives.
+pub(crate) struct LogCapture {
     file: *mut libc::FILE,
     text: Box<(*mut c_char, usize)>,
 }
 
-impl Log {
-    pub(crate) fn capture() -> Self {
+impl LogCapture {
+    pub(crate) fn begin() -> Self {
         let mut text = Box::new((std::ptr::null_mut(), 0));
-        // SAFETY: both addresses stay valid until `finish`, because the box does not move its content.
+        // SAFETY: both addresses stay valid until `finish`, because the contents of the box do not move.
         let file = unsafe { libc::open_memstream(&raw mut text.0, &raw mut text.1) };
         if !file.is_null() {
-            // SAFETY: the stream is open, and `finish` takes it away before it closes it.
+            // SAFETY: the stream is open, and `finish` resets DPDK's stream before it closes this one.
             unsafe { dpdk_sys::rte_openlog_stream(file.cast()) };
         }
         Self { file, text }
     }
 
-    /// What was logged meanwhile; the log goes to standard error again.
+    /// Returns what was logged since `capture`. Later log messages go to standard error again.
     pub(crate) fn finish(self) -> String {
         if self.file.is_null() {
             return String::new();
         }
-        // SAFETY: the stream is open; after closing it, `text` is a C string of ours to free.
+        // SAFETY: the stream is open; after closing it, `text` is a C string that this process has to free.
         unsafe {
             dpdk_sys::rte_openlog_stream(std::ptr::null_mut());
             libc::fclose(self.file);

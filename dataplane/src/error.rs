@@ -1,14 +1,14 @@
-//! What can go wrong before the first packet, each with what to do about it.
+//! Errors before the first packet, each with a remedy.
 
-/// Why the runtime did not start.
+/// The reason why the runtime did not start.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 pub struct Error {
-    /// What is wrong, in one sentence without a full stop
+    /// Message: one sentence without a full stop
     pub what: String,
-    /// What to do about it
+    /// Remedy
     pub remedy: String,
-    /// What DPDK logged meanwhile
+    /// DPDK's log of the failed step
     pub log: String,
 }
 

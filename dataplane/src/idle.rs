@@ -1,34 +1,35 @@
-//! What a worker does in a turn in which there was nothing to do.
+//! Idle handling of a worker.
 
 use crate::config::Idle;
 use core::time::Duration;
 use switch::Nanos;
 
-/// Empty turns before a worker gives its CPU away: a burst that is under way comes within a few
+/// Count of empty iterations before a worker yields: the next frames of a burst in progress arrive within a
+/// few iterations
 const SPINS: u32 = 32;
-/// Idle for less than this, a worker that may sleep only yields: to be woken again costs more than it says, and pings took
-/// three to eight times as long without
-const AWAKE: Nanos = Nanos::from_micros(50);
-/// Longest sleep
-const SLEEP: Nanos = Nanos::from_micros(100);
-/// Shortest sleep worth the two system calls that it costs
-const NAP: Nanos = Nanos::from_micros(5);
+/// Idle time below which a worker with `Idle::Sleep` yields instead of sleeping: a sleep lasts longer than
+/// requested, and pings took three to eight times as long without this limit
+const MIN_IDLE: Nanos = Nanos::from_micros(50);
+/// Maximum sleep
+const MAX_SLEEP: Nanos = Nanos::from_micros(100);
+/// Minimum sleep, below which the two system calls cost more than it saves
+const MIN_SLEEP: Nanos = Nanos::from_micros(5);
 
-/// What is to be done
+/// Action of an idle worker
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rest {
+enum Action {
     Spin,
     Yield,
     Sleep(Nanos),
 }
 
-/// How a worker idles, and for how long it has.
+/// Idle strategy of a worker and its state.
 #[derive(Debug)]
 pub(crate) struct Idler {
     policy: Idle,
-    /// Empty turns in a row, as far as they are counted
+    /// Count of consecutive empty iterations, saturated at `SPINS`
     empty: u32,
-    /// When the worker had something to do last
+    /// Time of the last iteration with work
     busy: Nanos,
 }
 
@@ -37,54 +38,55 @@ impl Idler {
         Self { policy, empty: 0, busy: Nanos::ZERO }
     }
 
-    /// There was something to do.
+    /// Records an iteration with work.
     #[inline]
     pub(crate) fn worked(&mut self) {
         self.empty = 0;
     }
 
-    /// There was nothing to do; whether time has passed here. `due` says when something will be to do, and `None` forbids
-    /// sleep.
+    /// Records an iteration without work, and yields or sleeps. Returns whether time has passed. `due`
+    /// returns the time of the next work; `None` forbids sleeping.
     #[inline]
     pub(crate) fn idle(&mut self, now: Nanos, due: impl FnOnce() -> Option<Nanos>) -> bool {
-        let rests = self.policy != Idle::Spin;
-        if rests {
-            self.rest(now, due);
+        let acts = self.policy != Idle::Spin;
+        if acts {
+            self.act(now, due);
         }
-        rests
+        acts
     }
 
     #[cold]
-    fn rest(&mut self, now: Nanos, due: impl FnOnce() -> Option<Nanos>) {
+    fn act(&mut self, now: Nanos, due: impl FnOnce() -> Option<Nanos>) {
         match self.choose(now, due) {
-            Rest::Spin => core::hint::spin_loop(),
-            Rest::Yield => std::thread::yield_now(),
-            Rest::Sleep(time) => std::thread::sleep(Duration::from_nanos(time.0)),
+            Action::Spin => core::hint::spin_loop(),
+            Action::Yield => std::thread::yield_now(),
+            Action::Sleep(time) => std::thread::sleep(Duration::from_nanos(time.0)),
         }
     }
 
-    fn choose(&mut self, now: Nanos, due: impl FnOnce() -> Option<Nanos>) -> Rest {
+    fn choose(&mut self, now: Nanos, due: impl FnOnce() -> Option<Nanos>) -> Action {
         if self.empty == 0 {
             self.busy = now;
         }
         if self.empty < SPINS {
             self.empty += 1;
-            return Rest::Spin;
+            return Action::Spin;
         }
         let idle = now.since(self.busy);
-        if self.policy == Idle::Yield || idle < AWAKE {
-            return Rest::Yield;
+        if self.policy == Idle::Yield || idle < MIN_IDLE {
+            return Action::Yield;
         }
-        // The longer nothing has come, the longer nothing may come.
+        // The longer the worker has been idle, the longer it sleeps.
         let due = due().map_or(Nanos::ZERO, |at| at.since(now));
-        let time = Nanos(idle.0 / 4).min(SLEEP).min(due);
-        if time < NAP { Rest::Yield } else { Rest::Sleep(time) }
+        let time = Nanos(idle.0 / 4).min(MAX_SLEEP).min(due);
+        if time < MIN_SLEEP { Action::Yield } else { Action::Sleep(time) }
     }
 }
 
-/// Has the kernel wake this thread when it asked to be woken: by default it takes 50 us more, to save energy.
+/// Sets this thread's timer slack to 1 ns. By default the kernel wakes a thread up to 50 us late to save
+/// energy.
 pub(crate) fn wake_on_time() {
-    // SAFETY: sets a number of the calling thread's.
+    // SAFETY: sets an attribute of the calling thread.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1) };
 }
 
@@ -96,34 +98,34 @@ mod tests {
         Nanos::from_micros(us)
     }
 
-    fn idle_for(policy: Idle, time: Nanos, due: Option<Nanos>) -> Rest {
+    fn idle_for(policy: Idle, time: Nanos, due: Option<Nanos>) -> Action {
         let mut idler = Idler::new(policy);
         for _ in 0..SPINS {
-            assert_eq!(idler.choose(us(1000), || due), Rest::Spin);
+            assert_eq!(idler.choose(us(1000), || due), Action::Spin);
         }
         idler.choose(us(1000) + time, || due)
     }
 
     #[test]
-    fn it_yields_after_some_empty_turns() {
-        assert_eq!(idle_for(Idle::Yield, us(0), None), Rest::Yield);
-        assert_eq!(idle_for(Idle::Yield, us(1_000_000), Some(us(9_000_000))), Rest::Yield);
+    fn worker_yields_after_some_empty_iterations() {
+        assert_eq!(idle_for(Idle::Yield, us(0), None), Action::Yield);
+        assert_eq!(idle_for(Idle::Yield, us(1_000_000), Some(us(9_000_000))), Action::Yield);
         let mut idler = Idler::new(Idle::Yield);
         for _ in 0..10 * SPINS {
-            assert_eq!(idler.choose(us(1), || None), Rest::Spin);
+            assert_eq!(idler.choose(us(1), || None), Action::Spin);
             idler.worked();
         }
     }
 
     #[test]
-    fn it_sleeps_longer_and_longer_but_not_past_what_is_due() {
+    fn sleeps_grow_and_end_before_the_next_timer() {
         let never = Some(Nanos(u64::MAX));
-        assert_eq!(idle_for(Idle::Sleep, us(49), never), Rest::Yield);
-        assert_eq!(idle_for(Idle::Sleep, us(80), never), Rest::Sleep(us(20)));
-        assert_eq!(idle_for(Idle::Sleep, us(80_000), never), Rest::Sleep(SLEEP));
-        assert_eq!(idle_for(Idle::Sleep, us(80), Some(us(1090))), Rest::Sleep(us(10)));
-        assert_eq!(idle_for(Idle::Sleep, us(80), Some(us(1081))), Rest::Yield);
-        assert_eq!(idle_for(Idle::Sleep, us(80), Some(us(3))), Rest::Yield, "it is due already");
-        assert_eq!(idle_for(Idle::Sleep, us(80), None), Rest::Yield);
+        assert_eq!(idle_for(Idle::Sleep, us(49), never), Action::Yield);
+        assert_eq!(idle_for(Idle::Sleep, us(80), never), Action::Sleep(us(20)));
+        assert_eq!(idle_for(Idle::Sleep, us(80_000), never), Action::Sleep(MAX_SLEEP));
+        assert_eq!(idle_for(Idle::Sleep, us(80), Some(us(1090))), Action::Sleep(us(10)));
+        assert_eq!(idle_for(Idle::Sleep, us(80), Some(us(1081))), Action::Yield);
+        assert_eq!(idle_for(Idle::Sleep, us(80), Some(us(3))), Action::Yield, "the timer is due already");
+        assert_eq!(idle_for(Idle::Sleep, us(80), None), Action::Yield);
     }
 }

@@ -1,8 +1,10 @@
-//! Runs a switch function on DPDK: the environment, ports, packet buffers, poll-mode workers, the rings between them
-//! and the queues to and from the control plane. Nothing that decides anything about a packet lives here.
+//! Runs a switch function on DPDK: EAL, ports, mbufs and mempools, poll-mode workers (lcores), the hand-off
+//! rings between workers, and the queues to and from the control plane. All decisions about packets are made
+//! in the function.
 //!
-//! [`Runtime::start`] brings up the EAL and the ports, [`Runtime::run`] polls them until it is told to stop, and
-//! dropping the runtime closes and frees everything. There is one EAL a process, and it cannot be started twice.
+//! [`Runtime::start`] initialises the EAL and the ports. [`Runtime::run`] polls the ports until it is
+//! stopped. Dropping the runtime closes and frees everything. A process has one EAL, which cannot be
+//! initialised a second time.
 
 pub mod config;
 mod control;

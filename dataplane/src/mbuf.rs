@@ -1,29 +1,32 @@
-//! A packet buffer of DPDK's, owned.
+//! Owned mbufs, DPDK's packet buffers.
 
 use core::ptr::NonNull;
 use dpdk_sys::{rte_mbuf, rte_mempool};
 use switch::{Frame, Full, NoRoom};
 
-/// An owned packet buffer: one frame, in one segment or more. Nobody else refers to what [`Frame::bytes`] shows of it, but
-/// for a payload that copies share ([`switch::Output::share`]).
+/// An owned mbuf: one frame, in one or more segments. The bytes that [`Frame::bytes`] returns are referenced
+/// by no other mbuf, except for a payload that copies share ([`switch::Output::share`]).
 ///
-/// Dropping it gives it back to its pool.
+/// Dropping it returns it to its pool.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Mbuf(NonNull<rte_mbuf>);
 
-// SAFETY: an mbuf belongs to no thread; pools take back buffers from any thread.
+// SAFETY: an mbuf belongs to no thread; pools accept buffers from any thread.
 unsafe impl Send for Mbuf {}
 
 impl Mbuf {
+    /// Takes ownership.
+    ///
     /// # Safety
-    /// `raw` points to a buffer with a reference count of 1 that the caller owns, and owns no longer.
+    /// `raw` points to a buffer with a reference count of 1 that the caller owns; the ownership passes to the
+    /// result.
     #[inline]
     pub(crate) unsafe fn from_raw(raw: NonNull<rte_mbuf>) -> Self {
         Self(raw)
     }
 
-    /// Gives up ownership.
+    /// Releases ownership to the caller.
     #[inline]
     pub(crate) fn into_raw(self) -> NonNull<rte_mbuf> {
         let raw = self.0;
@@ -31,24 +34,26 @@ impl Mbuf {
         raw
     }
 
-    /// An empty buffer of `pool`.
+    /// Allocates an empty mbuf from `pool`.
     ///
     /// # Safety
-    /// `pool` is a pool of packet buffers that outlives what comes from it.
+    /// `pool` is a pool of packet buffers that outlives the mbufs allocated from it.
     pub(crate) unsafe fn allocate(pool: NonNull<rte_mempool>) -> Result<Self, Full> {
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         let raw = unsafe { dpdk_sys::rte_pktmbuf_alloc(pool.as_ptr()) };
         NonNull::new(raw).map(Self).ok_or(Full)
     }
 
-    /// A frame of these bytes, in a buffer as it lies in its pool.
+    /// Initialises a raw mbuf, as the pool stores it, with a frame of these bytes.
     ///
     /// # Safety
-    /// `raw` was taken from a pool of packet buffers, is the caller's alone, and is owned no longer.
+    /// `raw` was taken from a pool of packet buffers, and the caller owns it; the ownership passes to the
+    /// result.
     #[inline]
     pub(crate) unsafe fn fill(raw: NonNull<rte_mbuf>, bytes: &[u8]) -> Result<Self, Full> {
-        // SAFETY: the buffer is valid, and nobody else refers to it. One that lies in its pool has one owner and one segment
-        // (rte_mbuf_raw_free); `next` is null, and what describes offloads means nothing without flags that ask for them.
+        // SAFETY: the buffer is valid, and no other reference to it exists. A raw mbuf has a reference count
+        // of 1 and one segment (rte_mbuf_raw_free); `next` is null, and offload fields have no meaning
+        // without flags in `ol_flags`.
         let mbuf = unsafe { &mut *raw.as_ptr() };
         (mbuf.data_off, mbuf.refcnt, mbuf.nb_segs, mbuf.port) =
             (dpdk_sys::RTE_PKTMBUF_HEADROOM as u16, 1, 1, u16::MAX);
@@ -61,27 +66,21 @@ impl Mbuf {
             drop(Self(raw));
             return Err(Full);
         }
-        // SAFETY: it was just checked that there is room for them.
+        // SAFETY: the size was checked above.
         unsafe { copy_short(bytes, mbuf.buf_addr.cast::<u8>().add(headroom)) };
         Ok(Self(raw))
     }
 
-    /// A copy of the whole frame in a buffer of `pool`.
-    ///
-    /// # Safety
-    /// As for [`allocate`](Self::allocate).
+    /// Copies the whole frame into an mbuf of `pool`.
     pub(crate) unsafe fn copy_to(&self, pool: NonNull<rte_mempool>) -> Result<Self, Full> {
-        // SAFETY: the buffer is valid, and the pool as the caller promises.
+        // SAFETY: the buffer is valid; the caller guarantees the rest for the pool.
         let raw = unsafe { dpdk_sys::rte_pktmbuf_copy(self.0.as_ptr(), pool.as_ptr(), 0, u32::MAX) };
         NonNull::new(raw).map(Self).ok_or(Full)
     }
 
-    /// A copy of the whole frame that refers to this buffer for all but the first `head` and last `tail` bytes: three segments,
-    /// the first and the last of which are its own. A frame that is not made of one segment, or not longer than that, is
-    /// copied.
-    ///
-    /// # Safety
-    /// As for [`allocate`](Self::allocate).
+    /// Copies the whole frame, but refers to this mbuf's memory for all but the first `head` and last `tail`
+    /// bytes: three segments, the first and the last of which are the copy's own. A frame of several
+    /// segments, or not longer than `head + tail`, is copied completely.
     pub(crate) unsafe fn share_to(
         &self,
         pool: NonNull<rte_mempool>,
@@ -90,23 +89,23 @@ impl Mbuf {
     ) -> Result<Self, Full> {
         let bytes = self.bytes();
         if !self.is_whole() || bytes.len() <= head + tail {
-            // SAFETY: as the caller promises.
+            // SAFETY: guaranteed by the caller.
             return unsafe { self.copy_to(pool) };
         }
         let middle = bytes.len() - head - tail;
         let mut raw = [core::ptr::null_mut::<rte_mbuf>(); 3];
-        // SAFETY: the pool is as the caller promises; there is room for three pointers.
+        // SAFETY: the caller guarantees the pool; the array has room for three pointers.
         if unsafe { dpdk_sys::rte_pktmbuf_alloc_bulk(pool.as_ptr(), raw.as_mut_ptr(), 3) } != 0 {
             return Err(Full);
         }
-        // SAFETY: they were just allocated, and are owned here alone.
+        // SAFETY: the mbufs were just allocated, and are owned here only.
         let [mut first, mut shared, mut last] = raw.map(|raw| Self(unsafe { NonNull::new_unchecked(raw) }));
         for (own, part) in [(&mut first, &bytes[..head]), (&mut last, &bytes[head + middle..])] {
             own.resize(part.len()).map_err(|NoRoom| Full)?;
             own.bytes_mut().copy_from_slice(part);
         }
-        // SAFETY: both are valid; the new one is direct, and has no other owner. It takes a reference to this one's memory,
-        // which goes back to its pool with the last of them.
+        // SAFETY: both are valid; the new mbuf is direct, and has no other owner. It takes a reference to
+        // this mbuf's memory, which returns to its pool with the last reference.
         unsafe { dpdk_sys::rte_pktmbuf_attach(shared.0.as_ptr(), self.0.as_ptr()) };
         let offset = self.mbuf().data_off + head as u16;
         let part = shared.mbuf_mut();
@@ -120,7 +119,7 @@ impl Mbuf {
 
     #[inline]
     fn mbuf(&self) -> &rte_mbuf {
-        // SAFETY: the buffer is valid for as long as it is owned, and only changed through `&mut self`.
+        // SAFETY: the buffer is valid while it is owned, and changed only through `&mut self`.
         unsafe { self.0.as_ref() }
     }
 
@@ -130,13 +129,13 @@ impl Mbuf {
         unsafe { self.0.as_mut() }
     }
 
-    /// Bytes of the whole frame, further segments included.
+    /// Returns the length of the whole frame, including further segments, in bytes.
     #[inline]
     pub fn frame_len(&self) -> usize {
         self.mbuf().pkt_len as usize
     }
 
-    /// Bytes that can be added behind the segment.
+    /// Returns the space behind the segment, in bytes.
     #[inline]
     fn tailroom(&self) -> usize {
         let mbuf = self.mbuf();
@@ -148,7 +147,7 @@ impl Frame for Mbuf {
     #[inline]
     fn bytes(&self) -> &[u8] {
         let mbuf = self.mbuf();
-        // SAFETY: the segment's data lies in its buffer and is initialised: drivers and `resize` see to that.
+        // SAFETY: the segment's data is within its buffer and initialised; drivers and `resize` ensure that.
         unsafe {
             let start = mbuf.buf_addr.cast::<u8>().add(usize::from(mbuf.data_off));
             core::slice::from_raw_parts(start, usize::from(mbuf.data_len))
@@ -158,7 +157,7 @@ impl Frame for Mbuf {
     #[inline]
     fn bytes_mut(&mut self) -> &mut [u8] {
         let mbuf = self.mbuf_mut();
-        // SAFETY: as above; nobody else refers to the buffer.
+        // SAFETY: as above; no other reference to the buffer exists.
         unsafe {
             let start = mbuf.buf_addr.cast::<u8>().add(usize::from(mbuf.data_off));
             core::slice::from_raw_parts_mut(start, usize::from(mbuf.data_len))
@@ -180,7 +179,7 @@ impl Frame for Mbuf {
         }
         if len > old {
             let mbuf = self.mbuf();
-            // SAFETY: the tail room was checked; the bytes are written before they become part of the data.
+            // SAFETY: the tailroom was checked; the bytes are written before they become part of the data.
             unsafe {
                 mbuf.buf_addr.cast::<u8>().add(usize::from(mbuf.data_off) + old).write_bytes(0, len - old);
             }
@@ -200,37 +199,37 @@ impl Frame for Mbuf {
         mbuf.data_off -= len as u16;
         mbuf.data_len += len as u16;
         mbuf.pkt_len += len as u32;
-        // SAFETY: the head room was checked.
+        // SAFETY: the headroom was checked.
         unsafe { mbuf.buf_addr.cast::<u8>().add(usize::from(mbuf.data_off)).write_bytes(0, len) };
         Ok(())
     }
 
     fn strip(&mut self, len: usize) {
         let mbuf = self.mbuf_mut();
-        assert!(len <= usize::from(mbuf.data_len), "the frame is shorter than what is stripped");
+        assert!(len <= usize::from(mbuf.data_len), "cannot strip more bytes than the frame has");
         mbuf.data_off += len as u16;
         mbuf.data_len -= len as u16;
         mbuf.pkt_len -= len as u32;
     }
 }
 
-/// Copies bytes without a call: frames that are made by the million are short.
+/// Copies bytes without a function call, because frames that are generated by the million are short.
 ///
 /// # Safety
-/// There is room for them at `to`, where nothing of them lies.
+/// `to` has room for `bytes`, and does not overlap them.
 #[inline]
 unsafe fn copy_short(bytes: &[u8], to: *mut u8) {
-    /// What a register holds
+    /// Contents of a register
     type Chunk = [u8; 32];
     const LEN: usize = size_of::<Chunk>();
     let (from, len) = (bytes.as_ptr(), bytes.len());
     if !(LEN..=8 * LEN).contains(&len) {
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         unsafe { core::ptr::copy_nonoverlapping(from, to, len) };
         return;
     }
     let copy = |at: usize| {
-        // SAFETY: `at` is at most `len - LEN`; nothing has to be aligned.
+        // SAFETY: `at` is at most `len - LEN`; no alignment is required.
         unsafe { to.add(at).cast::<Chunk>().write_unaligned(from.add(at).cast::<Chunk>().read_unaligned()) };
     };
     let mut at = 0;
@@ -238,7 +237,7 @@ unsafe fn copy_short(bytes: &[u8], to: *mut u8) {
         copy(at);
         at += LEN;
     }
-    // The last overlaps the one before.
+    // The last chunk overlaps the one before it.
     copy(len - LEN);
 }
 

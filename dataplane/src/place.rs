@@ -1,4 +1,5 @@
-//! Unix sockets in the file system: made for one user, replaced when stale, removed only by their maker.
+//! Unix sockets in the file system: created for one user, replaced when stale, and removed only by their
+//! creator.
 
 use socket2::{SockAddr, Socket};
 use std::fs::{self, File, Metadata, TryLockError};
@@ -8,48 +9,53 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-/// Time that another process may take to make a socket in the same folder, in ms, and time between two attempts
-const PATIENCE_MS: u64 = 2_000;
+/// Time to wait for another process that creates a socket in the same folder, and interval of attempts, in ms
+const LOCK_TIMEOUT_MS: u64 = 2_000;
 const RETRY_MS: u64 = 10;
-/// Connections that may wait to be accepted
+/// Maximum count of connections that wait to be accepted
 const BACKLOG: i32 = 128;
 
-/// A socket that this process listens on. Dropping it removes its name, unless the name is another socket's by then.
+/// A socket on which this process listens. Dropping it removes its path, unless another socket has the path
+/// by then.
 #[derive(Debug)]
 pub struct Place {
     path: PathBuf,
-    /// Device and inode
+    /// Device and inode of the socket's path
     identity: (u64, u64),
 }
 
-/// Why a socket could not be made.
+/// The reason why a socket could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum PlaceError {
     /// The folder cannot be opened, or stays locked
-    #[error("its folder: {0}")]
+    #[error("folder: {0}")]
     Folder(io::Error),
-    /// The name is that of another kind of file
-    #[error("something else is there")]
+    /// The path is that of another kind of file
+    #[error("the path exists and is not a socket")]
     Taken,
-    /// A process listens on it
-    #[error("another process listens there")]
+    /// Another process listens on the socket
+    #[error("another process listens on it")]
     InUse,
-    /// Anything else
+    /// Any other error
     #[error(transparent)]
     Other(#[from] io::Error),
 }
 
 impl Place {
-    /// Binds `socket` to `path` and listens. Only this user can connect; if `open`, any user can. A socket that no process
-    /// listens on is replaced.
+    /// Binds `socket` to `path` and listens. Only this user can connect; if `open`, any user can. A socket on
+    /// which no process listens is replaced.
     ///
-    /// The kernel takes the mode of the new name from the socket's own, which can be set while it has no name yet.
+    /// The kernel takes the mode of the new path from the socket's own mode, which can be set before it is
+    /// bound.
+    ///
+    /// # Errors
+    /// [`PlaceError`] if the path is in use or cannot be created.
     pub fn listen(socket: &Socket, path: &Path, open: bool) -> Result<Self, PlaceError> {
         let address = SockAddr::unix(path)?;
-        // Two processes that start at once must not each take the other's new socket for a stale one. The folder is what
-        // they have in common, and its lock ends with the process.
+        // Two processes that start at the same time must not each take the other's new socket for a stale
+        // one. They share the folder, and a lock on it ends with the process.
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let _lock = lock(folder, PATIENCE_MS).map_err(PlaceError::Folder)?;
+        let _lock = lock(folder, LOCK_TIMEOUT_MS).map_err(PlaceError::Folder)?;
         match path.symlink_metadata() {
             Ok(file) if !file.file_type().is_socket() => return Err(PlaceError::Taken),
             Ok(_) => match Socket::new(socket.domain()?, socket.r#type()?, None)?.connect(&address) {
@@ -80,24 +86,24 @@ impl Drop for Place {
     }
 }
 
-/// Returns what tells a file from every other one: its device and inode.
+/// Returns the identity of a file: its device and inode.
 pub(crate) fn identity(file: &Metadata) -> (u64, u64) {
     (file.dev(), file.ino())
 }
 
-/// Locks a folder until the returned file is closed. Any process that may read a folder may hold its lock, so the wait has an
-/// end. A file system without locks has none to wait for.
-#[allow(clippy::disallowed_methods, reason = "another instance that starts at the same time is waited for")]
-fn lock(folder: &Path, patience_ms: u64) -> io::Result<File> {
+/// Locks a folder until the returned file is closed. Any process that can read a folder can hold its lock, so
+/// the wait is limited. On a file system without locks, the folder is returned unlocked.
+#[allow(clippy::disallowed_methods, reason = "waits for another instance that starts at the same time")]
+fn lock(folder: &Path, timeout_ms: u64) -> io::Result<File> {
     let folder = File::open(folder)?;
-    for _ in 0..patience_ms / RETRY_MS {
+    for _ in 0..timeout_ms / RETRY_MS {
         match folder.try_lock() {
             Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(RETRY_MS)),
             Err(TryLockError::Error(error)) if error.kind() != ErrorKind::Unsupported => return Err(error),
             Ok(()) | Err(TryLockError::Error(_)) => return Ok(folder),
         }
     }
-    Err(io::Error::other("another process has it locked"))
+    Err(io::Error::other("another process holds its lock"))
 }
 
 #[cfg(test)]
@@ -116,7 +122,7 @@ mod tests {
         let (first, second) = (socket(), socket());
         let place = Place::listen(&first, &path, false).unwrap();
         assert!(matches!(Place::listen(&second, &path, false), Err(PlaceError::InUse)));
-        // As a process that is killed leaves it
+        // As a killed process leaves it
         core::mem::forget(place);
         drop(first);
         assert!(path.exists());
@@ -136,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_user_may_connect_unless_others_are_asked_in() {
+    fn only_the_user_can_connect_unless_the_socket_is_open() {
         let folder = tempfile::tempdir().unwrap();
         for (name, open, mode) in [("own", false, 0o600), ("open", true, 0o666)] {
             let (socket, path) = (socket(), folder.path().join(name));
@@ -146,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn name_that_another_socket_has_by_now_is_not_removed() {
+    fn path_of_another_socket_is_not_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m.sock");
         let (first, second) = (socket(), socket());
@@ -160,13 +166,13 @@ mod tests {
     }
 
     #[test]
-    fn folder_that_stays_locked_is_not_waited_for_without_end() {
+    fn wait_for_a_locked_folder_is_limited() {
         let dir = tempfile::tempdir().unwrap();
-        let patience_ms = 3 * RETRY_MS;
-        let first = lock(dir.path(), patience_ms).unwrap();
-        let error = lock(dir.path(), patience_ms).unwrap_err();
-        assert_eq!(error.to_string(), "another process has it locked");
+        let timeout_ms = 3 * RETRY_MS;
+        let first = lock(dir.path(), timeout_ms).unwrap();
+        let error = lock(dir.path(), timeout_ms).unwrap_err();
+        assert_eq!(error.to_string(), "another process holds its lock");
         drop(first);
-        lock(dir.path(), patience_ms).unwrap();
+        lock(dir.path(), timeout_ms).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Runs a function's control plane ([`switch::Control`]) on the control thread.
+//! Runs the control plane of a function ([`switch::Control`]) on the control thread.
 
 use crate::control::{Control, ControlOutput};
 use crate::mbuf::Mbuf;
@@ -7,18 +7,18 @@ use crate::time::{Clock, cycles};
 use std::collections::VecDeque;
 use switch::{Egress, Frame, Function, Nanos, PortId};
 
-/// A control plane of a function that has one worker.
+/// Adapter for the control plane of a function with one worker.
 pub struct Plane<C: switch::Control> {
     /// The control plane
     pub control: C,
     clock: Option<Clock>,
-    /// What the worker's queue had no room for
+    /// Commands for which the worker's queue had no room
     commands: VecDeque<<C::Function as Function>::Command>,
     frame: Vec<u8>,
 }
 
 impl<C: switch::Control> Plane<C> {
-    /// Runs this.
+    /// Wraps a control plane.
     pub fn new(control: C) -> Self {
         Self { control, clock: None, commands: VecDeque::new(), frame: Vec::new() }
     }
@@ -27,8 +27,8 @@ impl<C: switch::Control> Plane<C> {
         self.clock.get_or_insert_with(Clock::start).nanos(cycles())
     }
 
-    /// Carries away what the control plane wants done.
-    fn carry(&mut self, now: Nanos, out: &mut ControlOutput<'_, C::Function>) {
+    /// Passes the control plane's commands and frames to the worker.
+    fn flush(&mut self, now: Nanos, out: &mut ControlOutput<'_, C::Function>) {
         while let Some(command) = self.commands.pop_front().or_else(|| self.control.poll_command()) {
             if let Err(full) = out.command(0, command) {
                 self.commands.push_front(full.0);
@@ -41,7 +41,7 @@ impl<C: switch::Control> Plane<C> {
                 Egress::All => 0..out.ports(),
             };
             for port in ports {
-                // What finds no room is lost, as on a wire: whoever waits for it asks again.
+                // A frame for which there is no room is lost, as on a link: the protocols retransmit.
                 if let Ok(frame) = out.make(&self.frame) {
                     drop(out.send(0, frame, PortId(port)));
                 }
@@ -59,7 +59,7 @@ impl<C: switch::Control> Control<C::Function> for Plane<C> {
     ) {
         let now = self.now();
         self.control.on_event(event, now);
-        self.carry(now, out);
+        self.flush(now, out);
     }
 
     fn on_punt(
@@ -71,7 +71,7 @@ impl<C: switch::Control> Control<C::Function> for Plane<C> {
     ) {
         let now = self.now();
         self.control.on_punt(frame.bytes(), port, now);
-        self.carry(now, out);
+        self.flush(now, out);
     }
 
     fn on_tick(&mut self, _live: &Live<'_>, out: &mut ControlOutput<'_, C::Function>) -> bool {
@@ -79,7 +79,7 @@ impl<C: switch::Control> Control<C::Function> for Plane<C> {
         if self.control.next_timer().is_some_and(|at| at <= now) {
             self.control.on_timer(now);
         }
-        self.carry(now, out);
+        self.flush(now, out);
         true
     }
 }

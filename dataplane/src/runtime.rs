@@ -1,16 +1,16 @@
-//! Brings everything up, runs it, takes it down.
+//! Start, run and shutdown of DPDK with its ports and workers.
 
 use crate::config::Config;
 use crate::config::Idle;
-use crate::control::{Control, ControlOutput, Down, Up};
+use crate::control::{Control, ControlOutput, ToControl, ToWorker};
 use crate::counters::WorkerCounters;
-use crate::eal::{self, Eal, Log};
+use crate::eal::{self, Eal, LogCapture};
 use crate::error::Error;
 use crate::idle::{self, Idler};
-use crate::memif::{Channels, Runs, Signal, park_interrupts};
+use crate::memif::{Channels, MemifHooks, Signal, park_interrupts};
 use crate::port::{Port, PortInfo, Ports};
 use crate::time::{self, Clock};
-use crate::tx::{Exit, Handoff, Queue, Stock, Tx};
+use crate::tx::{Exit, Handoff, MbufCache, Queue, Tx};
 use crate::users::Users;
 use crate::worker::{RxQueue, Worker};
 use core::cell::RefCell;
@@ -22,105 +22,107 @@ use std::thread;
 use std::time::Duration;
 use switch::{Function, PortId};
 
-/// How long the control plane sleeps when there is nothing to do. It polls rather than waits, because waking a thread
-/// would cost a worker a system call.
+/// Sleep of the control thread when it has no work. It polls instead of waiting, because notifying it would
+/// cost a worker a system call.
 const TICK: Duration = Duration::from_millis(1);
 
-/// How long workers wait for the servers of memif clients, before they begin without
-const SERVERS_MAY_TAKE: Duration = Duration::from_millis(100);
+/// Maximum time that workers wait for the servers of memif clients before a run
+const SERVER_WAIT: Duration = Duration::from_millis(100);
 
-/// DPDK, up, with its ports started. Dropping it closes the ports and frees all.
+/// DPDK with its ports started. Dropping it closes the ports and frees all resources.
 #[derive(Debug)]
 pub struct Runtime {
-    // In the order in which they go down.
+    // In the order of shutdown
     ports: Ports,
     channels: RefCell<Channels>,
     config: Config,
     _eal: Eal,
 }
 
-/// A wish to end the run, which may come from a signal handler.
+/// Request to end the run, which a signal handler may set.
 #[derive(Clone, Debug, Default)]
 pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
-    /// Nobody wishes it yet.
+    /// Returns a request that is not set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The flag itself, for a signal handler to set.
+    /// Returns the flag, for a signal handler to set.
     pub fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.0)
     }
 
-    /// Ends the run soon.
+    /// Requests the end of the run.
     pub fn stop(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
-/// A running instance, as the control plane sees it.
+/// A running instance, for the control plane.
 pub struct Live<'a> {
     runtime: &'a Runtime,
     workers: &'a [Arc<WorkerCounters>],
 }
 
 impl Live<'_> {
-    /// What each worker has counted
+    /// Returns the counters of each worker.
     pub fn workers(&self) -> &[Arc<WorkerCounters>] {
         self.workers
     }
 
-    /// The ports, in the order of the configuration
+    /// Returns the ports, in the order of the configuration.
     pub fn ports(&self) -> impl Iterator<Item = &PortInfo> {
         self.runtime.ports()
     }
 
-    /// Time stamp counter cycles a second
+    /// Returns the TSC frequency, in Hz.
     pub fn tsc_hz(&self) -> u64 {
         time::hz()
     }
 
-    /// Whether each port has a link, as its device says now. That of a memif port has one as long as it has a peer.
+    /// Returns whether the link of each port is up at present. The link of a memif port is up while it has a
+    /// peer.
     pub fn links(&self) -> Vec<bool> {
         self.runtime.ports.iter().map(Port::link_is_up).collect()
     }
 
-    /// What each port's device has counted: frames lost before we saw them, and errors
+    /// Returns the counters of each port's device.
     pub fn device_counters(&self) -> Vec<DeviceCounters> {
         self.runtime.device_counters()
     }
 }
 
-/// What a port's device has counted by itself.
+/// Counters of a port's device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceCounters {
-    /// Frames lost because nobody fetched them in time
+    /// Frames lost because they were not received in time (`imissed`)
     pub missed: u64,
-    /// Frames received with an error
+    /// Frames received with errors (`ierrors`)
     pub rx_errors: u64,
-    /// Frames lost because no packet buffer was free
+    /// Frames lost because no packet buffer was free (`rx_nombuf`)
     pub no_buffer: u64,
-    /// Frames that could not be sent
+    /// Frames that could not be sent (`oerrors`)
     pub tx_errors: u64,
-    /// Frames that it says it gave us
+    /// Received frames, as counted by the device (`ipackets`)
     pub rx_frames: u64,
-    /// Frames that it says it sent
+    /// Sent frames, as counted by the device (`opackets`)
     pub tx_frames: u64,
-    /// Bytes of the frames that it says it gave us; 0 from drivers that count only frames (null, ring)
+    /// Total length of received frames in bytes (`ibytes`); 0 from drivers that count only frames (null,
+    /// ring)
     pub rx_bytes: u64,
-    /// Bytes of the frames that it says it sent; 0 from drivers that count only frames (null, ring)
+    /// Total length of sent frames in bytes (`obytes`); 0 from drivers that count only frames (null, ring)
     pub tx_bytes: u64,
 }
 
 impl DeviceCounters {
-    /// Frames that were lost on this side, in one way or another.
+    /// Returns the count of frames lost on this side, for any reason.
     pub const fn lost(&self) -> u64 {
         self.missed + self.rx_errors + self.no_buffer + self.tx_errors
     }
 
-    /// Of these, what has to do with sending: all that there is to say of a port that nobody fetches frames from.
+    /// Returns the counters of sending only, for a port from which no frames are received.
     #[must_use]
     pub fn sending(self) -> Self {
         Self {
@@ -132,38 +134,41 @@ impl DeviceCounters {
     }
 }
 
-/// What a run came to.
+/// Result of a run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// What each worker counted
+    /// Counters of each worker
     pub workers: Vec<Arc<WorkerCounters>>,
-    /// What each port's device counted, since it was started
+    /// Counters of each port's device since it was started
     pub devices: Vec<DeviceCounters>,
-    /// What it had counted when this run began
+    /// Counters of each port's device at the beginning of this run
     pub devices_before: Vec<DeviceCounters>,
-    /// Time stamp counter cycles a second
+    /// TSC frequency, in Hz
     pub tsc_hz: u64,
 }
 
 impl Runtime {
-    /// Starts DPDK and the ports. Once a process.
+    /// Starts DPDK and the ports; possible once per process.
+    ///
+    /// # Errors
+    /// [`Error`] with a message and a remedy.
     pub fn start(config: Config) -> Result<Self, Error> {
         let channels = Channels::open(&config)?;
         let eal = Eal::start(&config, &channels)?;
-        let log = Log::capture();
+        let log = LogCapture::begin();
         let ports = Ports::start(&config);
         let log = log.finish();
-        // On failure the ports are gone before the EAL, which is declared earlier.
+        // On failure the ports are dropped before the EAL, which was declared earlier.
         let ports = ports.map_err(|error| error.with_log(log))?;
         Ok(Self { ports, channels: channels.into(), config, _eal: eal })
     }
 
-    /// DPDK's version, such as `DPDK 22.11.11`
+    /// Returns DPDK's version, such as `DPDK 22.11.11`.
     pub fn version() -> String {
         eal::version()
     }
 
-    /// The ports, in the order of the configuration
+    /// Returns the ports, in the order of the configuration.
     pub fn ports(&self) -> impl Iterator<Item = &PortInfo> {
         self.ports.iter().map(|port| &port.info)
     }
@@ -185,36 +190,37 @@ impl Runtime {
         self.ports.iter().map(counters).collect()
     }
 
-    /// Runs a function on each worker, and the control plane on the calling thread, until `stop` or until the control
-    /// plane ends it. Returns when the workers have drained.
+    /// Runs a function on each worker, and the control plane on the calling thread, until `stop` is set or
+    /// the control plane ends the run. Returns when the workers have drained.
     ///
     /// # Panics
-    /// If `functions` are not as many as the configuration has workers, or a worker panicked.
+    /// If the count of `functions` is not that of the configured workers, or if a worker panicked.
     pub fn run<F, C>(&mut self, functions: Vec<F>, control: &mut C, stop: &Stop) -> Outcome
     where
         F: Function + Send,
         C: Control<F>,
     {
         let count = self.config.workers.cpus.len();
-        assert_eq!(functions.len(), count, "a function a worker");
+        assert_eq!(functions.len(), count, "one function for each worker");
         let counters: Vec<_> = (0..count).map(|_| Arc::new(WorkerCounters::new(self.ports.len()))).collect();
-        let (up, from_workers) = crossbeam_channel::bounded(self.config.workers.control_queue);
-        let (down, commands): (Vec<_>, Vec<_>) =
+        let (to_control, from_workers) = crossbeam_channel::bounded(self.config.workers.control_queue);
+        let (to_workers, from_control): (Vec<_>, Vec<_>) =
             (0..count).map(|_| crossbeam_channel::bounded(self.config.workers.control_queue)).unzip();
         let (producers, consumers) = handoff_rings(count, self.config.workers.handoff_ring);
 
-        let parts = functions.into_iter().zip(commands).zip(producers).zip(consumers).enumerate();
+        let parts = functions.into_iter().zip(from_control).zip(producers).zip(consumers).enumerate();
         let workers: Vec<_> = parts
-            .map(|(index, (((function, down), handoffs_out), handoffs_in))| {
+            .map(|(index, (((function, from_control), handoffs_out), handoffs_in))| {
                 let mut rx = self.rx_queues_of(index, count);
-                // Copies come from the pool of a port that the worker polls, which lies on its NUMA node.
+                // Copies are allocated from the pool of a port that the worker polls, which is on its NUMA
+                // node.
                 let pool = &self.ports[rx.first().map_or(0, |rx| rx.port.index())].pool;
                 let pool = pool.raw();
-                // These have no peer yet.
+                // Memif ports have no peer yet.
                 let channels = self.channels.borrow();
-                let mut away = Vec::with_capacity(rx.len());
+                let mut detached = Vec::with_capacity(rx.len());
                 rx.retain(|rx| function.receives_from(rx.port));
-                away.extend(rx.extract_if(.., |rx| channels.has(rx.port.index())));
+                detached.extend(rx.extract_if(.., |rx| channels.is_memif(rx.port.index())));
                 Worker {
                     index,
                     function,
@@ -223,21 +229,21 @@ impl Runtime {
                         handoffs: handoffs_out,
                         share_from: self.ports.iter().map(|port| port.share_from).collect(),
                         pool,
-                        stock: Stock::new(),
+                        mbuf_cache: MbufCache::new(),
                         counters: Arc::clone(&counters[index]),
                     },
                     rx,
-                    away,
+                    detached,
                     handoffs: handoffs_in,
-                    up: up.clone(),
-                    down,
+                    to_control: to_control.clone(),
+                    from_control,
                     clock: Clock::start(),
                     watch: None,
                     idler: Idler::new(self.config.workers.idle),
                 }
             })
             .collect();
-        drop(up);
+        drop(to_control);
 
         let live = Live { runtime: self, workers: &counters };
         let devices_before = self.device_counters();
@@ -245,14 +251,18 @@ impl Runtime {
         let mut channels = self.channels.borrow_mut();
         channels.begin(count);
         let (quit, running) = (AtomicBool::new(false), Users::new(count));
-        let mut out =
-            ControlOutput { down: &down, pool: self.ports[0].pool.raw(), ports: self.ports.len() as u16 };
-        // What workers say first should not be lost because a server that is there needs some milliseconds to answer.
-        for _ in 0..SERVERS_MAY_TAKE.as_millis() / TICK.as_millis() {
-            if !channels.is_calling() {
+        let mut out = ControlOutput {
+            to_workers: &to_workers,
+            pool: self.ports[0].pool.raw(),
+            ports: self.ports.len() as u16,
+        };
+        // Waits some milliseconds for running servers to respond, so that the first frames of the workers are
+        // not lost.
+        for _ in 0..SERVER_WAIT.as_millis() / TICK.as_millis() {
+            if !channels.is_connecting() {
                 break;
             }
-            if !channels.tick(&devices, &mut Peers { down: &down, ports: &self.ports, control }) {
+            if !channels.tick(&devices, &mut Hooks { to_workers: &to_workers, ports: &self.ports, control }) {
                 thread::sleep(TICK);
             }
         }
@@ -263,9 +273,9 @@ impl Runtime {
                 thread::Builder::new()
                     .name(format!("worker-{}", worker.index))
                     .spawn_scoped(scope, move || run_worker(worker, cpu, sleeps, quit, running))
-                    .expect("the system has a thread left");
+                    .expect("the system can create a thread");
             }
-            // Also when the control plane panics, or the scope would wait for ever.
+            // Also set if the control plane panics, or the scope would wait for ever.
             let _quit_when_done = SetOnDrop(&quit);
             loop {
                 let mut idle = true;
@@ -274,12 +284,12 @@ impl Runtime {
                     deliver(control, message, &mut out);
                 }
                 if !channels.is_empty() {
-                    let mut runs = Peers { down: &down, ports: &self.ports, control };
-                    idle &= !channels.tick(&devices, &mut runs);
+                    let mut hooks = Hooks { to_workers: &to_workers, ports: &self.ports, control };
+                    idle &= !channels.tick(&devices, &mut hooks);
                 }
-                // A worker that has gone before it was told to has panicked.
-                let all_there = running.count() == count;
-                if !control.on_tick(&live, &mut out) || stop.0.load(Ordering::Relaxed) || !all_there {
+                // A worker that ends before `quit` is set has panicked.
+                let all_running = running.count() == count;
+                if !control.on_tick(&live, &mut out) || stop.0.load(Ordering::Relaxed) || !all_running {
                     break;
                 }
                 if idle {
@@ -287,14 +297,14 @@ impl Runtime {
                 }
             }
         });
-        channels.end();
+        channels.close();
         for message in from_workers.try_iter() {
             deliver(control, message, &mut out);
         }
         Outcome { devices: self.device_counters(), devices_before, workers: counters, tsc_hz: time::hz() }
     }
 
-    /// Receive queues go round the workers.
+    /// Returns the receive queues of a worker: queues are assigned to the workers round-robin.
     fn rx_queues_of(&self, worker: usize, workers: usize) -> Vec<RxQueue> {
         let all = self.ports.iter().enumerate().flat_map(|(index, port)| {
             (0..port.rx_queues).map(move |queue| RxQueue {
@@ -306,13 +316,13 @@ impl Runtime {
         all.enumerate().filter(|(n, _)| n % workers == worker).map(|(_, rx)| rx).collect()
     }
 
-    /// A worker sends through its own queue of a port, or through the worker whose queue it is.
+    /// Returns the exits of a worker: its own send queue of each port, or the worker that owns the queue.
     fn exits_of(&self, worker: usize) -> Vec<Exit> {
         let channels = self.channels.borrow();
         let exit = |(index, port): (usize, &Port)| match worker % usize::from(port.tx_queues) {
             owner if owner == worker => {
                 let queue = Queue::new(port.id, owner as u16);
-                if channels.has(index) { Exit::Away(queue) } else { Exit::Queue(queue) }
+                if channels.is_memif(index) { Exit::Detached(queue) } else { Exit::Queue(queue) }
             }
             owner => Exit::Worker(owner),
         };
@@ -320,27 +330,27 @@ impl Runtime {
     }
 }
 
-/// What the channels of memif ports have to do with.
-struct Peers<'a, F: Function, C> {
-    down: &'a [Sender<Down<F>>],
+/// Interface of the memif channels to the runtime.
+struct Hooks<'a, F: Function, C> {
+    to_workers: &'a [Sender<ToWorker<F>>],
     ports: &'a [Port],
     control: &'a mut C,
 }
 
-impl<F: Function, C: Control<F>> Runs for Peers<'_, F, C> {
+impl<F: Function, C: Control<F>> MemifHooks for Hooks<'_, F, C> {
     fn workers(&self) -> usize {
-        self.down.len()
+        self.to_workers.len()
     }
 
-    fn tell(&mut self, worker: usize, signal: Signal) -> bool {
-        self.down[worker].try_send(Down::Port(signal)).is_ok()
+    fn signal(&mut self, worker: usize, signal: Signal) -> bool {
+        self.to_workers[worker].try_send(ToWorker::Port(signal)).is_ok()
     }
 
-    fn link(&mut self, port: usize, up: bool) {
+    fn on_link(&mut self, port: usize, up: bool) {
         self.control.on_link(&self.ports[port].info, up);
     }
 
-    fn refused(&mut self, port: usize, why: &str) {
+    fn on_refused(&mut self, port: usize, why: &str) {
         self.control.on_refused(&self.ports[port].info, why);
     }
 }
@@ -353,15 +363,19 @@ impl Drop for Runtime {
     }
 }
 
-fn deliver<F: Function, C: Control<F>>(control: &mut C, message: Up<F>, out: &mut ControlOutput<'_, F>) {
+fn deliver<F: Function, C: Control<F>>(
+    control: &mut C,
+    message: ToControl<F>,
+    out: &mut ControlOutput<'_, F>,
+) {
     match message {
-        Up::Event { worker, event } => control.on_event(worker, event, out),
-        Up::Punt { worker, frame, port } => control.on_punt(worker, frame, port, out),
-        Up::Watch(watch) => drop(watch),
+        ToControl::Event { worker, event } => control.on_event(worker, event, out),
+        ToControl::Punt { worker, frame, port } => control.on_punt(worker, frame, port, out),
+        ToControl::Watch(watch) => drop(watch),
     }
 }
 
-/// A ring from each worker to each other: senders by origin and target, receivers by target.
+/// A ring from each worker to each other: producers by origin and target, consumers by target.
 type Rings = (Vec<Vec<Option<Producer<Handoff>>>>, Vec<Vec<Consumer<Handoff>>>);
 
 fn handoff_rings(workers: usize, len: usize) -> Rings {
@@ -389,7 +403,7 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// Counts a worker out when it panics; one that ends in order counts itself out.
+/// Leaves `Users` when a worker panics; a worker that ends regularly leaves by itself.
 struct CountPanic<'a>(&'a Users);
 
 impl Drop for CountPanic<'_> {
@@ -412,19 +426,19 @@ fn run_worker<F: Function>(
         idle::wake_on_time();
     }
     if let Some(id) = cpu {
-        // A CPU that went away meanwhile costs speed, not correctness.
+        // A CPU that has gone offline meanwhile affects performance, not correctness.
         core_affinity::set_for_current(core_affinity::CoreId { id });
     }
     let _registered = Registered::new();
     worker.run(quit, running);
 }
 
-/// Registration of a thread with the EAL. A worker that panics gives it up too, or the buffers in the thread's caches would be
-/// out of reach of the next run's.
+/// Registration of a thread with the EAL. It is dropped even if the worker panics, or the buffers in the
+/// thread's mempool caches would be unavailable to the next run.
 struct Registered(bool);
 
 impl Registered {
-    /// Gives the thread a cache in each pool, unless the EAL has too many threads.
+    /// Registers the thread, which gives it a cache in each pool, unless the EAL has too many threads.
     fn new() -> Self {
         // SAFETY: the EAL is up, and the thread is not registered.
         Self(unsafe { dpdk_sys::rte_thread_register() } == 0)
@@ -434,7 +448,7 @@ impl Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         if self.0 {
-            // SAFETY: the thread is registered, and has given up everything of DPDK's.
+            // SAFETY: the thread is registered, and has released all DPDK resources.
             unsafe { dpdk_sys::rte_thread_unregister() };
         }
     }

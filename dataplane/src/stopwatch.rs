@@ -1,6 +1,6 @@
-//! What a function itself costs a frame: the time from the first frame of a burst until the function has had them all, and that of
-//! its timer. What the drivers do to receive and send is outside; taking buffers from the pool and giving them back is inside,
-//! and so is the sending of frames beyond the 32 that wait for a port.
+//! Time that a function costs per frame: from the first frame of a burst until the function has handled all
+//! of them, and that of its timer. The drivers' receive and send functions are excluded; allocating and
+//! freeing buffers is included, and so is sending frames beyond the 32 that wait for a port.
 
 use crate::time::{cycles, hz};
 use core::cell::Cell;
@@ -8,23 +8,24 @@ use std::sync::Arc;
 use switch::counters::Counter;
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
-/// Frames after which a lap ends: few enough for a lap in which nobody else had the CPU
+/// Count of frames after which a lap ends: few enough that the thread is not preempted in most laps
 const LAP: u64 = 1024;
-/// Places of the histogram for a cycle, and how many cycles it reaches
-const PLACES: u64 = 8;
-const MOST: u64 = 4096;
+/// Count of histogram bins per cycle, and maximum count of cycles
+const BINS_PER_CYCLE: u64 = 8;
+const MAX_CYCLES: u64 = 4096;
 
-/// Laps by their cycles a frame: written by a worker, read by anyone.
+/// Histogram of laps by their cycles per frame: written by a worker, read by any thread.
 #[derive(Debug)]
 pub struct Laps(Box<[Counter]>);
 
 impl Laps {
     fn add(&self, cycles: u64, frames: u64) {
-        let place = (cycles * PLACES / frames).min(PLACES * MOST - 1);
-        self.0[place as usize].add(1);
+        let bin = (cycles * BINS_PER_CYCLE / frames).min(BINS_PER_CYCLE * MAX_CYCLES - 1);
+        self.0[bin as usize].add(1);
     }
 
-    /// Nanoseconds a frame in the median of the laps, which is not moved by those in which somebody else had the CPU.
+    /// Returns the median of the laps, in nanoseconds per frame. Laps in which the thread was preempted do
+    /// not move the median.
     pub fn median_ns(&self) -> Option<f64> {
         let all: u64 = self.0.iter().map(Counter::get).sum();
         let mut left = all.div_ceil(2);
@@ -32,18 +33,18 @@ impl Laps {
             left = left.saturating_sub(laps.get());
             left == 0
         });
-        let cycles = (median? as f64 + 0.5) / PLACES as f64;
+        let cycles = (median? as f64 + 0.5) / BINS_PER_CYCLE as f64;
         (all > 0).then(|| cycles * 1e9 / hz() as f64)
     }
 }
 
-/// A function with a stopwatch. It reads the clock four times a burst.
+/// A function with time measurement. It reads the clock four times per burst.
 pub struct Stopwatch<F> {
     function: F,
     laps: Arc<Laps>,
-    /// When the burst began; 0 between two
-    began: Cell<u64>,
-    /// Of this lap
+    /// Start of the burst; 0 between two bursts
+    start: Cell<u64>,
+    /// Cycles and frames of this lap
     cycles: Cell<u64>,
     frames: Cell<u64>,
 }
@@ -51,17 +52,17 @@ pub struct Stopwatch<F> {
 impl<F> Stopwatch<F> {
     /// Measures `function`.
     pub fn new(function: F) -> Self {
-        let laps = (0..PLACES * MOST).map(|_| Counter::default()).collect();
+        let laps = (0..BINS_PER_CYCLE * MAX_CYCLES).map(|_| Counter::default()).collect();
         let zero = || Cell::new(0);
-        Self { function, laps: Arc::new(Laps(laps)), began: zero(), cycles: zero(), frames: zero() }
+        Self { function, laps: Arc::new(Laps(laps)), start: zero(), cycles: zero(), frames: zero() }
     }
 
-    /// What it has measured
+    /// Returns the measured laps.
     pub fn laps(&self) -> Arc<Laps> {
         Arc::clone(&self.laps)
     }
 
-    fn took(&self, since: u64) {
+    fn add_time(&self, since: u64) {
         self.cycles.set(self.cycles.get() + cycles().wrapping_sub(since));
     }
 }
@@ -82,11 +83,11 @@ impl<F: Function> Function for Stopwatch<F> {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        if self.began.get() == 0 {
+        if self.start.get() == 0 {
             if self.frames.get() >= LAP {
                 self.laps.add(self.cycles.take(), self.frames.take());
             }
-            self.began.set(cycles());
+            self.start.set(cycles());
         }
         self.frames.set(self.frames.get() + 1);
         self.function.on_frame(frame, port, now, out)
@@ -103,17 +104,17 @@ impl<F: Function> Function for Stopwatch<F> {
     }
 
     fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
-        let began = cycles();
+        let start = cycles();
         self.function.on_timer(now, out);
-        self.took(began);
+        self.add_time(start);
     }
 
-    /// A worker asks this when it is done with a burst.
+    /// Called by a worker after each burst, which ends the measurement of the burst.
     #[inline]
     fn next_timer(&self) -> Option<Nanos> {
-        let began = self.began.take();
-        if began > 0 {
-            self.took(began);
+        let start = self.start.take();
+        if start > 0 {
+            self.add_time(start);
         }
         self.function.next_timer()
     }
@@ -132,8 +133,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_median_lap() {
-        let laps = Laps((0..PLACES * MOST).map(|_| Counter::default()).collect());
+    fn median_lap_is_found() {
+        let laps = Laps((0..BINS_PER_CYCLE * MAX_CYCLES).map(|_| Counter::default()).collect());
         assert_eq!(laps.median_ns(), None);
         for cycles in [100, 30, 31, 1_000_000_000, 29] {
             laps.add(cycles * LAP, LAP);

@@ -1,24 +1,24 @@
-//! The time: the TSC, as nanoseconds since the worker's start.
+//! Time: TSC cycles, converted to nanoseconds since the worker's start.
 
 use switch::Nanos;
 
 /// Reads the time stamp counter.
 #[inline]
 pub(crate) fn cycles() -> u64 {
-    // SAFETY: reads a counter; needs nothing.
+    // SAFETY: reads a counter; there are no preconditions.
     unsafe { dpdk_sys::rte_get_tsc_cycles() }
 }
 
-/// Turns cycles into nanoseconds.
+/// Converts TSC cycles to nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     origin: u64,
-    /// Nanoseconds a cycle, with 32 binary places
+    /// Nanoseconds per cycle, as a fixed-point number with 32 fractional bits
     scale: u64,
 }
 
 impl Clock {
-    /// A clock that starts now. The EAL has to be up: it measures the counter's rate.
+    /// Returns a clock that starts now. The EAL has to be initialised, because it measures the TSC frequency.
     pub(crate) fn start() -> Self {
         Self { origin: cycles(), scale: ((1_000_000_000u128 << 32) / u128::from(hz())) as u64 }
     }
@@ -30,8 +30,8 @@ impl Clock {
     }
 }
 
-/// Cycles a second.
+/// Returns the TSC frequency, in Hz.
 pub(crate) fn hz() -> u64 {
-    // SAFETY: reads a variable of the EAL's; 0 before its start, which `max` makes harmless.
+    // SAFETY: reads a variable of the EAL, which is 0 before its start; `max` avoids a division by zero.
     unsafe { dpdk_sys::rte_get_tsc_hz() }.max(1)
 }

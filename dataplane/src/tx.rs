@@ -1,4 +1,4 @@
-//! Frames on their way out of a worker.
+//! Transmit path of a worker.
 
 use crate::counters::WorkerCounters;
 use crate::mbuf::Mbuf;
@@ -7,40 +7,40 @@ use dpdk_sys::{rte_eth_fp_ops, rte_mbuf, rte_mempool};
 use rtrb::Producer;
 use switch::{DropReason, Frame as _, Full, Output, PortId};
 
-/// Frames that wait for a port at most. What a port does not take at once is offered again, in order, until there are
-/// more than this: a burst of a lossless network should survive a short stall.
+/// Maximum count of frames that wait for a port. Frames that a port does not accept are offered again, in
+/// order, up to this count: a burst of a lossless network should survive a short stall.
 pub const QUEUE: usize = 512;
-/// Waiting frames at which they are offered to the port in the middle of a burst
+/// Count of waiting frames at which they are offered to the port before the end of an iteration
 const BURST: usize = 32;
 
-/// A frame for a port that another worker sends through.
+/// A frame for a port whose send queue another worker owns.
 pub(crate) struct Handoff {
     pub(crate) frame: Mbuf,
     pub(crate) port: PortId,
 }
 
-/// How this worker reaches a port.
+/// How a worker sends through a port.
 pub(crate) enum Exit {
     /// Through a send queue of its own
     Queue(Queue),
     /// Through the worker that owns the send queue
     Worker(usize),
-    /// Nowhere, while the port has no peer: the send queue is empty, and waits
-    Away(Queue),
+    /// Not at present, because the port has no peer; the send queue is kept for later and is empty
+    Detached(Queue),
 }
 
 /// A send queue of a port, and the frames that wait for it.
 pub(crate) struct Queue {
     port: u16,
-    /// DPDK's number of the queue
+    /// DPDK's queue ID
     number: u16,
     waiting: Box<[*mut rte_mbuf; QUEUE]>,
     len: usize,
-    /// Bytes of the waiting frames
+    /// Total length of the waiting frames, in bytes
     bytes: u64,
 }
 
-// SAFETY: the waiting frames are owned by the queue, and belong to no thread.
+// SAFETY: the queue owns the waiting frames, which belong to no thread.
 unsafe impl Send for Queue {}
 
 impl Queue {
@@ -48,46 +48,47 @@ impl Queue {
         Self { port, number: queue, waiting: Box::new([core::ptr::null_mut(); QUEUE]), len: 0, bytes: 0 }
     }
 
-    /// Whether nothing waits.
+    /// Returns whether no frame waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     #[inline]
     fn push(&mut self, frame: Mbuf) -> Result<(), Mbuf> {
-        let Some(place) = self.waiting.get_mut(self.len) else { return Err(frame) };
+        let Some(slot) = self.waiting.get_mut(self.len) else { return Err(frame) };
         self.bytes += frame.frame_len() as u64;
-        *place = frame.into_raw().as_ptr();
+        *slot = frame.into_raw().as_ptr();
         self.len += 1;
         Ok(())
     }
 
-    /// Makes frames of these bytes where they wait for the port, up to the end of a burst, and has `finish` write over each. How
-    /// many: none if the queue is full or the pool nearly empty.
+    /// Allocates frames with these bytes directly in the queue, at most up to the end of a burst, and calls
+    /// `finish` to overwrite each of them. Returns their count, which is 0 if the queue is full or the pool
+    /// nearly empty.
     ///
     /// # Safety
-    /// `pool` is a pool of packet buffers that outlives what comes from it.
+    /// `pool` is a pool of packet buffers that outlives the mbufs allocated from it.
     #[inline]
-    unsafe fn append_copies(
+    unsafe fn push_copies(
         &mut self,
         pool: NonNull<rte_mempool>,
         bytes: &[u8],
-        many: usize,
+        count: usize,
         finish: &mut impl FnMut(&mut [u8]),
     ) -> usize {
         let (begin, room) = (self.len, BURST - self.len % BURST);
-        let Some(places) = self.waiting.get_mut(begin..begin + many.min(room)) else { return 0 };
-        // SAFETY: as the caller promises; there is room for so many pointers.
+        let Some(slots) = self.waiting.get_mut(begin..begin + count.min(room)) else { return 0 };
+        // SAFETY: the caller guarantees the pool; `slots` has room for the pointers.
         let failed = unsafe {
-            dpdk_sys::rte_mempool_get_bulk(pool.as_ptr(), places.as_mut_ptr().cast(), places.len() as u32)
+            dpdk_sys::rte_mempool_get_bulk(pool.as_ptr(), slots.as_mut_ptr().cast(), slots.len() as u32)
         };
         if failed != 0 {
             return 0;
         }
-        for at in begin..begin + places.len() {
-            // SAFETY: pools give valid buffers, which are owned by nobody else from now on.
+        for at in begin..begin + slots.len() {
+            // SAFETY: pools return valid buffers, which are owned here only.
             let frame = unsafe { Mbuf::fill(NonNull::new_unchecked(self.waiting[at]), bytes) };
-            // One that is too short for these bytes has gone back.
+            // A buffer that is too short for these bytes has been returned to the pool.
             let Ok(mut frame) = frame else { continue };
             finish(frame.bytes_mut());
             self.waiting[self.len] = frame.into_raw().as_ptr();
@@ -98,7 +99,7 @@ impl Queue {
         made
     }
 
-    /// Offers what waits to the port, if that is one whole burst or several.
+    /// Offers the waiting frames to the port, if they are one or more whole bursts.
     #[inline]
     fn flush_bursts(&mut self, sent: &switch::counters::FrameCounter) {
         if self.len >= BURST && self.len.is_multiple_of(BURST) {
@@ -106,34 +107,34 @@ impl Queue {
         }
     }
 
-    /// Offers what waits to the port.
+    /// Offers the waiting frames to the port.
     #[inline]
     fn flush(&mut self, sent: &switch::counters::FrameCounter) {
         if self.len == 0 {
             return;
         }
-        // SAFETY: the port is started and this worker alone uses the queue; the port owns the frames that it takes, which
-        // are the first ones.
-        let taken = usize::from(unsafe {
+        // SAFETY: the port is started, and only this worker uses the queue; the port takes ownership of the
+        // frames that it accepts, which are the first ones.
+        let accepted = usize::from(unsafe {
             tx_burst(self.port, self.number, self.waiting.as_mut_ptr(), self.len as u16)
         });
-        if taken == self.len {
-            sent.count_many(taken as u64, self.bytes);
+        if accepted == self.len {
+            sent.count_many(accepted as u64, self.bytes);
             (self.len, self.bytes) = (0, 0);
-        } else if taken > 0 {
+        } else if accepted > 0 {
             let before = self.bytes;
-            self.waiting.copy_within(taken..self.len, 0);
-            self.len -= taken;
-            // SAFETY: what the port did not take is still owned by the queue.
+            self.waiting.copy_within(accepted..self.len, 0);
+            self.len -= accepted;
+            // SAFETY: the queue still owns the frames that the port did not accept.
             self.bytes =
                 self.waiting[..self.len].iter().map(|&mbuf| u64::from(unsafe { (*mbuf).pkt_len })).sum();
-            sent.count_many(taken as u64, before - self.bytes);
+            sent.count_many(accepted as u64, before - self.bytes);
         }
     }
 
-    /// Gives back what still waits; how many frames that was.
+    /// Frees the waiting frames. Returns their count.
     pub(crate) fn discard(&mut self) -> usize {
-        // SAFETY: the waiting frames are owned by the queue, which forgets them.
+        // SAFETY: the queue owns the waiting frames, and removes them below.
         unsafe { dpdk_sys::rte_pktmbuf_free_bulk(self.waiting.as_mut_ptr(), self.len as u32) };
         self.bytes = 0;
         core::mem::take(&mut self.len)
@@ -146,14 +147,15 @@ impl Drop for Queue {
     }
 }
 
-/// The send function of a port, called without a detour through C.
+/// Calls the send function of a port directly, as `rte_eth_tx_burst` does. Returns the count of frames that
+/// the port accepted.
 ///
 /// # Safety
-/// The port is started, `queue` is one of its send queues and used by the calling thread alone, and `frames` points to
-/// `len` owned buffers.
+/// The port is started, `queue` is one of its send queues and used by the calling thread only, and `frames`
+/// points to `len` owned buffers.
 #[inline]
 unsafe fn tx_burst(port: u16, queue: u16, frames: *mut *mut rte_mbuf, len: u16) -> u16 {
-    // SAFETY: DPDK fills the entry when the port starts, and it stays until the port stops.
+    // SAFETY: DPDK fills the entry when the port starts, and keeps it until the port stops.
     unsafe {
         let ops = &raw const rte_eth_fp_ops[usize::from(port)];
         let burst = (*ops).tx_pkt_burst.unwrap_unchecked();
@@ -161,11 +163,12 @@ unsafe fn tx_burst(port: u16, queue: u16, frames: *mut *mut rte_mbuf, len: u16) 
     }
 }
 
-/// The receive function of a port, called without a detour through C. Returns how many frames it wrote to `frames`.
+/// Calls the receive function of a port directly, as `rte_eth_rx_burst` does. Returns the count of frames
+/// written to `frames`.
 ///
 /// # Safety
-/// The port is started, `queue` is one of its receive queues and used by the calling thread alone, and `frames` has room
-/// for `len` pointers. The caller owns the frames.
+/// The port is started, `queue` is one of its receive queues and used by the calling thread only, and
+/// `frames` has room for `len` pointers. The caller owns the frames.
 #[inline]
 pub(crate) unsafe fn rx_burst(port: u16, queue: u16, frames: *mut *mut rte_mbuf, len: u16) -> u16 {
     // SAFETY: as for `tx_burst`.
@@ -176,85 +179,85 @@ pub(crate) unsafe fn rx_burst(port: u16, queue: u16, frames: *mut *mut rte_mbuf,
     }
 }
 
-/// Buffers that were taken from a pool all at once, by one call, as they lie there.
-pub(crate) struct Stock {
+/// Cache of raw mbufs, which are taken from a pool in bursts.
+pub(crate) struct MbufCache {
     buffers: [*mut rte_mbuf; BURST],
     len: usize,
 }
 
 // SAFETY: the buffers are owned, and belong to no thread.
-unsafe impl Send for Stock {}
+unsafe impl Send for MbufCache {}
 
-impl Stock {
-    /// None yet.
+impl MbufCache {
+    /// Returns an empty cache.
     pub(crate) const fn new() -> Self {
         Self { buffers: [core::ptr::null_mut(); BURST], len: 0 }
     }
 
-    /// A buffer as it lies in its pool.
+    /// Returns a raw mbuf.
     ///
     /// # Safety
-    /// `pool` is a pool of packet buffers that outlives what comes from it.
+    /// `pool` is a pool of packet buffers that outlives the mbufs allocated from it.
     #[inline]
-    unsafe fn take(&mut self, pool: NonNull<rte_mempool>) -> Result<NonNull<rte_mbuf>, Full> {
+    unsafe fn alloc(&mut self, pool: NonNull<rte_mempool>) -> Result<NonNull<rte_mbuf>, Full> {
         if self.len == 0 {
-            // SAFETY: as the caller promises; there is room for so many pointers.
-            self.len = unsafe { take_from(pool, &mut self.buffers) };
+            // SAFETY: the caller guarantees the pool; `buffers` has room for the pointers.
+            self.len = unsafe { alloc_burst(pool, &mut self.buffers) };
             if self.len == 0 {
                 return Err(Full);
             }
         }
         self.len -= 1;
-        // SAFETY: pools give valid buffers, and this one is owned by nobody else from now on.
+        // SAFETY: pools return valid buffers, and this one is owned here only.
         Ok(unsafe { NonNull::new_unchecked(self.buffers[self.len]) })
     }
 }
 
-/// Fills `buffers` with some of a pool, as they lie there, or, of a pool that is nearly empty, takes one, if there is one: how
-/// many it were.
+/// Allocates a burst of raw mbufs from the pool, or a single one if the pool is nearly empty. Returns the
+/// count.
 ///
 /// # Safety
 /// `pool` is a pool of packet buffers.
 #[inline]
-unsafe fn take_from(pool: NonNull<rte_mempool>, buffers: &mut [*mut rte_mbuf]) -> usize {
-    for many in [buffers.len(), 1] {
-        // SAFETY: as the caller promises; there is room for so many pointers.
-        if unsafe { dpdk_sys::rte_mempool_get_bulk(pool.as_ptr(), buffers.as_mut_ptr().cast(), many as u32) }
+unsafe fn alloc_burst(pool: NonNull<rte_mempool>, buffers: &mut [*mut rte_mbuf]) -> usize {
+    for count in [buffers.len(), 1] {
+        // SAFETY: the caller guarantees the pool; `buffers` has room for the pointers.
+        if unsafe { dpdk_sys::rte_mempool_get_bulk(pool.as_ptr(), buffers.as_mut_ptr().cast(), count as u32) }
             == 0
         {
-            return many;
+            return count;
         }
     }
     0
 }
 
-impl Drop for Stock {
+impl Drop for MbufCache {
     fn drop(&mut self) {
-        // SAFETY: the first `len` are owned here. As they lay in their pool, they have one owner and one segment.
+        // SAFETY: the first `len` are owned here. Raw mbufs have a reference count of 1 and one segment.
         unsafe { dpdk_sys::rte_pktmbuf_free_bulk(self.buffers.as_mut_ptr(), self.len as u32) };
     }
 }
 
-/// Everything through which a worker's frames leave.
+/// Transmit state of a worker.
 pub(crate) struct Tx {
-    /// By port
+    /// Exits, by port
     pub(crate) exits: Vec<Exit>,
-    /// To each other worker; none to itself
+    /// Hand-off rings, by worker; `None` for the worker itself
     pub(crate) handoffs: Vec<Option<Producer<Handoff>>>,
-    /// From how many bytes on a port's copies share their payload, by port
+    /// Payload length from which on copies share their payload, by port, in bytes
     pub(crate) share_from: Vec<usize>,
-    /// For copies and frames made here
+    /// Pool for copies and generated frames
     pub(crate) pool: NonNull<rte_mempool>,
-    /// Buffers of that pool for the next frames
-    pub(crate) stock: Stock,
+    /// Raw mbufs of that pool for the next frames
+    pub(crate) mbuf_cache: MbufCache,
     pub(crate) counters: std::sync::Arc<WorkerCounters>,
 }
 
-// SAFETY: pools may be used from any thread that is registered with the EAL, and from others more slowly.
+// SAFETY: pools may be used from any thread; those that are registered with the EAL have a cache.
 unsafe impl Send for Tx {}
 
 impl Tx {
-    /// Sends `frame` out of `port`, or drops and counts it.
+    /// Sends `frame` through `port`, or drops and counts it.
     #[inline]
     pub(crate) fn push(&mut self, frame: Mbuf, port: PortId) -> Result<(), Full> {
         match &mut self.exits[port.index()] {
@@ -267,8 +270,8 @@ impl Tx {
                 })
             }
             &mut Exit::Worker(owner) => self.hand_off(frame, port, owner),
-            // A wire without an end takes what it is given.
-            Exit::Away(_) => {
+            // A link without a peer accepts every frame.
+            Exit::Detached(_) => {
                 drop(frame);
                 self.counters.count_drop(DropReason::LinkDown);
                 Ok(())
@@ -276,49 +279,49 @@ impl Tx {
         }
     }
 
-    /// Why a frame that was pushed is lost, by what [`push`](Self::push) said of it; `None` if it is under way.
+    /// Returns the reason why a frame was lost, given the result of [`push`](Self::push); `None` if it was
+    /// queued.
     #[cold]
-    pub(crate) fn lost(&self, port: PortId, taken: Result<(), Full>) -> Option<DropReason> {
-        match (&self.exits[port.index()], taken) {
-            (Exit::Away(_), _) => Some(DropReason::LinkDown),
+    pub(crate) fn lost(&self, port: PortId, accepted: Result<(), Full>) -> Option<DropReason> {
+        match (&self.exits[port.index()], accepted) {
+            (Exit::Detached(_), _) => Some(DropReason::LinkDown),
             (_, Ok(())) => None,
             (Exit::Queue(_), Err(Full)) => Some(DropReason::PortFull),
             (Exit::Worker(_), Err(Full)) => Some(DropReason::HandoffFull),
         }
     }
 
-    /// The port has a peer, and can be used.
+    /// Begins to use a port, which has a peer now.
     #[cold]
     pub(crate) fn adopt(&mut self, port: PortId) {
-        self.exchange(port, |exit| match exit {
-            Exit::Away(queue) => Exit::Queue(queue),
+        self.replace_exit(port, |exit| match exit {
+            Exit::Detached(queue) => Exit::Queue(queue),
             other => other,
         });
     }
 
-    /// The port has none any more. What waits for it is lost.
+    /// Stops using a port, which has no peer any more. Frames that wait for it are lost.
     #[cold]
     pub(crate) fn release(&mut self, port: PortId) {
         let mut lost = 0;
-        self.exchange(port, |exit| match exit {
+        self.replace_exit(port, |exit| match exit {
             Exit::Queue(mut queue) => {
                 lost = queue.discard();
-                Exit::Away(queue)
+                Exit::Detached(queue)
             }
             other => other,
         });
         self.counters.drops[DropReason::LinkDown.index()].add(lost as u64);
     }
 
-    fn exchange(&mut self, port: PortId, by: impl FnOnce(Exit) -> Exit) {
+    fn replace_exit(&mut self, port: PortId, by: impl FnOnce(Exit) -> Exit) {
         let exit = &mut self.exits[port.index()];
         *exit = by(core::mem::replace(exit, Exit::Worker(usize::MAX)));
     }
 
     #[cold]
     fn hand_off(&mut self, frame: Mbuf, port: PortId, owner: usize) -> Result<(), Full> {
-        let ring =
-            self.handoffs[owner].as_mut().expect("a worker owns the ports that it reaches through itself");
+        let ring = self.handoffs[owner].as_mut().expect("a worker does not hand off to itself");
         match ring.push(Handoff { frame, port }) {
             Ok(()) => {
                 self.counters.handed_off.add(1);
@@ -331,7 +334,7 @@ impl Tx {
         }
     }
 
-    /// Offers all that waits to the ports.
+    /// Offers all waiting frames to the ports.
     #[inline]
     pub(crate) fn flush(&mut self) {
         for (exit, port) in self.exits.iter_mut().zip(&self.counters.ports) {
@@ -341,12 +344,12 @@ impl Tx {
         }
     }
 
-    /// Whether nothing waits for a port.
+    /// Returns whether no frame waits for a port.
     pub(crate) fn is_empty(&self) -> bool {
         self.exits.iter().all(|exit| !matches!(exit, Exit::Queue(queue) if !queue.is_empty()))
     }
 
-    /// Gives up what the ports do not take, and counts it.
+    /// Drops and counts the frames that the ports did not accept.
     pub(crate) fn discard(&mut self) {
         for exit in &mut self.exits {
             if let Exit::Queue(queue) = exit {
@@ -368,8 +371,8 @@ impl Output for Tx {
 
     #[inline]
     fn make_from(&mut self, bytes: &[u8]) -> Result<Mbuf, Full> {
-        // SAFETY: the pool outlives the workers and, through `Runtime`, all frames. What is taken is owned here.
-        unsafe { Mbuf::fill(self.stock.take(self.pool)?, bytes) }
+        // SAFETY: the pool outlives the workers and, through `Runtime`, all frames. The buffer is owned here.
+        unsafe { Mbuf::fill(self.mbuf_cache.alloc(self.pool)?, bytes) }
     }
 
     #[inline]
@@ -377,7 +380,7 @@ impl Output for Tx {
         match &self.exits[port.index()] {
             Exit::Queue(queue) => QUEUE - queue.len,
             Exit::Worker(owner) => self.handoffs[*owner].as_ref().map_or(0, Producer::slots),
-            Exit::Away(_) => QUEUE,
+            Exit::Detached(_) => QUEUE,
         }
     }
 
@@ -406,30 +409,30 @@ impl Output for Tx {
     fn send_copies(
         &mut self,
         bytes: &[u8],
-        many: usize,
+        count: usize,
         port: PortId,
         mut finish: impl FnMut(&mut [u8]),
     ) -> usize {
         let mut made = 0;
-        while made < many {
+        while made < count {
             let appended = match &mut self.exits[port.index()] {
                 Exit::Queue(queue) => {
                     queue.flush_bursts(&self.counters.ports[port.index()].tx);
                     // SAFETY: the pool outlives the workers and, through `Runtime`, all frames.
-                    unsafe { queue.append_copies(self.pool, bytes, many - made, &mut finish) }
+                    unsafe { queue.push_copies(self.pool, bytes, count - made, &mut finish) }
                 }
-                Exit::Worker(_) | Exit::Away(_) => 0,
+                Exit::Worker(_) | Exit::Detached(_) => 0,
             };
             self.counters.made.add(appended as u64);
             made += appended;
             if appended == 0 {
-                // It goes elsewhere, or the queue is full, or the pool nearly empty.
+                // The port has no queue here, the queue is full, or the pool is nearly empty.
                 let Ok(mut frame) = self.make_from(bytes) else { return made };
                 finish(frame.bytes_mut());
                 _ = self.send(frame, port);
                 made += 1;
             }
         }
-        many
+        count
     }
 }

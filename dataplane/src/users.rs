@@ -1,15 +1,15 @@
-//! Counts of the threads that use something shared: a port is stopped when no worker uses it, and a worker ends when no other one
-//! can hand over frames and it has handled those that were handed over.
+//! Counts of the threads that use a shared resource: a port is stopped when no worker uses it, and a worker
+//! ends when no other worker can hand off frames any more and it has handled those that were handed off.
 
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// Atomic counter; loom's in tests, which play every order of the threads' steps.
+/// An atomic counter. In tests it is loom's, which explores every interleaving of the threads.
 pub(crate) trait Count {
     fn subtract_one(&self);
     fn get(&self) -> usize;
 }
 
-/// Implements [`Count`] with the same memory orderings for the atomic of the program and for that of loom.
+/// Implements [`Count`] with the same memory orderings for the program's atomic and for loom's.
 macro_rules! count {
     ($atomic:ty) => {
         impl Count for $atomic {
@@ -26,18 +26,18 @@ macro_rules! count {
 
 count!(AtomicUsize);
 
-/// State of the hand-off rings after a turn of a worker that is about to end.
+/// State of the hand-off rings after an iteration of a worker that is about to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// All that was handed over before this turn has been handled
+    /// All frames that were handed off before this iteration have been handled
     Empty,
-    /// Something is left
+    /// Frames are left
     Busy,
-    /// The time limit has passed: what is left stays in the rings
+    /// The time limit has passed; frames that are left stay in the rings
     Late,
 }
 
-/// Count of the threads that use something.
+/// Count of the threads that use a resource.
 #[derive(Debug, Default)]
 pub(crate) struct Users<C = AtomicUsize>(C);
 
@@ -48,23 +48,25 @@ impl Users {
 }
 
 impl<C: Count> Users<C> {
-    /// Calls `give_up`, then counts the thread out: a thread that reads the lower count sees what `give_up` has done.
+    /// Calls `give_up`, then decrements the count: a thread that reads the lower count sees the effects of
+    /// `give_up`.
     pub(crate) fn leave(&self, give_up: impl FnOnce()) {
         give_up();
         self.0.subtract_one();
     }
 
-    /// Returns the number of threads that still use it.
+    /// Returns the count of threads that still use the resource.
     pub(crate) fn count(&self) -> usize {
         self.0.get()
     }
 
-    /// Counts out a thread that hands over nothing more, and calls `turn` until all that other threads have handed over to it is
-    /// handled, or until `turn` returns [`Turn::Late`].
+    /// Leaves as a thread that hands off nothing more. Then calls `turn` until all frames that other threads
+    /// have handed off are handled, or until `turn` returns [`Turn::Late`].
     pub(crate) fn drain(&self, mut turn: impl FnMut() -> Turn) {
         self.leave(|| {});
         loop {
-            // In this order: frames of threads that are counted out here are in the rings by the next turn.
+            // The order matters: frames of threads that have left by now are in the rings before the next
+            // iteration.
             let is_alone = self.count() == 0;
             match turn() {
                 Turn::Late => break,
@@ -89,12 +91,13 @@ mod tests {
 
     fn take(ring: &Ring) -> Turn {
         ring.lock().unwrap().clear();
-        // Loom plays other threads here.
+        // A scheduling point for loom.
         thread::yield_now();
         Turn::Empty
     }
 
-    /// Plays every order of two workers that hand over something to each other and end, and checks that all of it was handled.
+    /// Explores every interleaving of two workers that hand off a frame to each other and end, and asserts
+    /// that all frames were handled.
     fn workers_end(end: fn(&Users<Shared>, &Ring)) {
         loom::model(move || {
             let users = Arc::new(Users(Shared::new(2)));
@@ -109,19 +112,19 @@ mod tests {
             let second = thread::spawn(worker(1));
             worker(0)();
             second.join().unwrap();
-            assert!(rings.iter().all(|ring| ring.lock().unwrap().is_empty()), "something is left in a ring");
+            assert!(rings.iter().all(|ring| ring.lock().unwrap().is_empty()), "a frame is left in a ring");
         });
     }
 
     #[test]
-    fn workers_that_end_handle_all_that_was_handed_over() {
+    fn ending_workers_handle_all_frames_that_were_handed_off() {
         workers_end(|users, ring| users.drain(|| take(ring)));
     }
 
-    /// The planted bug: the count is read after the turn.
+    /// Planted bug: the count is read after the iteration.
     #[test]
-    #[should_panic(expected = "something is left in a ring")]
-    fn planted_end_after_a_turn_that_came_too_early_is_found() {
+    #[should_panic(expected = "a frame is left in a ring")]
+    fn planted_reading_of_the_count_after_the_iteration_is_found() {
         workers_end(|users, ring| {
             users.leave(|| {});
             loop {
@@ -133,21 +136,21 @@ mod tests {
         });
     }
 
-    /// Plays every order of two workers that leave a port and of the thread that then stops it.
+    /// Explores every interleaving of two workers that leave a port and the thread that then stops it.
     fn port_is_stopped(leave: fn(&Users<Shared>, &dyn Fn())) {
         loom::model(move || {
             let users = Arc::new(Users(Shared::new(2)));
             let port = Arc::new(UnsafeCell::new(0));
             let worker = || {
                 let (users, port) = (users.clone(), port.clone());
-                // Frames that wait for the port leave or are dropped: it is read.
+                // Waiting frames are sent or dropped, which reads the port.
                 move || leave(&users, &|| port.with(|_| {}))
             };
             let workers = [thread::spawn(worker()), thread::spawn(worker())];
             while users.count() > 0 {
                 thread::yield_now();
             }
-            // Loom panics if a worker is not known to be done with it.
+            // Loom panics if a worker may still use the port.
             port.with_mut(|_| {});
             for worker in workers {
                 worker.join().unwrap();
@@ -160,21 +163,22 @@ mod tests {
         port_is_stopped(|users, give_up| users.leave(give_up));
     }
 
-    /// The planted bug: a worker is counted out before it has given the port up.
+    /// Planted bug: a worker leaves before it has released the port.
     #[test]
     #[should_panic(expected = "Causality violation")]
-    fn planted_departure_before_a_port_is_given_up_is_found() {
+    fn planted_leaving_before_releasing_the_port_is_found() {
         port_is_stopped(|users, give_up| {
             users.leave(|| {});
             give_up();
         });
     }
 
-    /// On real threads, for ThreadSanitizer: the port is memory that workers read and that is written when all have left it.
+    /// On real threads, for ThreadSanitizer: the port is memory that workers read, and that is written when
+    /// all have left.
     #[test]
     fn real_port_is_stopped_when_all_workers_have_left_it() {
         struct Port(core::cell::UnsafeCell<u64>);
-        // SAFETY: a reader has left `users`, and the writer has seen that, before it is written.
+        // SAFETY: the writer writes only after it has seen that every reader has left `users`.
         unsafe impl Sync for Port {}
         for _ in 0..1000 {
             let (users, port) = (super::Users::new(2), Port(0.into()));
@@ -182,7 +186,7 @@ mod tests {
             std::thread::scope(|scope| {
                 for _ in 0..2 {
                     scope.spawn(|| {
-                        // SAFETY: nothing writes it before this thread has left.
+                        // SAFETY: nothing writes the port before this thread has left.
                         users.leave(|| assert_eq!(unsafe { *port.0.get() }, 0));
                     });
                 }
@@ -196,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn real_workers_that_end_handle_all_that_was_handed_over() {
+    fn real_ending_workers_handle_all_frames_that_were_handed_off() {
         const FRAMES: usize = 8;
         for _ in 0..1000 {
             let users = super::Users::new(2);

@@ -1,6 +1,6 @@
-//! Looking over a worker's shoulder: of chosen frames the beginning is copied as they came, and again as they, or what was made of
-//! them, leave. Without a watch a worker pays one branch a burst; with one, the function runs with an output that copies, and
-//! frames are no longer fetched ahead.
+//! Packet trace of a worker: copies the first 256 bytes of selected frames on RX and TX. Without a watch a
+//! worker pays one branch per burst. With one, the function runs with an output that copies, and frames are
+//! not prefetched.
 
 use crate::mbuf::Mbuf;
 use crate::time::{Clock, cycles};
@@ -10,58 +10,61 @@ use std::sync::Arc;
 use switch::counters::Counter;
 use switch::{DropReason, Frame as _, Full, Nanos, Output, PortId, Verdict};
 
-/// Bytes that are kept of a frame: all headers, with something of what they carry
+/// Maximum length that is copied of a frame, in bytes: all headers, and the start of the payload
 pub const KEPT: usize = 256;
-/// Frames that are kept of those that leave for one that came, beside what came and what became of it
-const LEAVING: usize = 32;
+/// Maximum count of sent frames that are recorded for one received frame, besides the received frame and its
+/// result
+const MAX_TX_RECORDS: usize = 32;
 
-/// A frame that was seen.
+/// A record of one frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Sight {
-    /// The same for a frame that came and all that left for it; counted by worker
+    /// Event number, common to a received frame and all frames sent for it; counted by worker
     pub occasion: u64,
-    /// Since the watch was made
+    /// Time since the watch was created
     pub at: Nanos,
-    /// Wanted frames before it that could not be told of, since the watch was made
+    /// Count of selected frames before this one that could not be recorded, since the watch was created
     pub missed: u64,
-    /// Frames that left for what came before this one did, and of which there is no sighting: there were too many
+    /// Count of frames sent for the same received frame before this one that were not recorded, because there
+    /// were too many
     pub left_out: u64,
-    /// What became of it
+    /// What happened to the frame
     pub what: What,
-    /// Bytes of the frame
+    /// Length of the frame, in bytes
     pub len: u32,
     kept: u16,
     bytes: [u8; KEPT],
 }
 
-/// What is seen of a frame.
+/// What happened to a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// It came in.
+    /// The frame was received.
     In(PortId),
-    /// It left: what came in, rewritten, or something made for it. Without one that came, a timer or the control plane sent it.
+    /// The frame was sent: the received frame, rewritten, or one generated for it. Without a received frame,
+    /// a timer or the control plane sent it.
     Out(PortId),
-    /// It was to leave there, and was dropped on its way: the queue was full, or the port has no peer.
+    /// The frame was to be sent but was dropped: the queue was full, or the port has no peer.
     Lost(PortId, DropReason),
-    /// What came in goes no further.
+    /// The received frame was dropped.
     Dropped(DropReason),
-    /// What came in went up to the control plane.
+    /// The received frame was passed to the control plane.
     Punted,
-    /// What came in ended in the function.
+    /// The function consumed the received frame.
     Consumed,
 }
 
 impl Sight {
-    /// Its beginning, up to [`KEPT`] bytes; nothing where there is no frame to be seen any more.
+    /// Returns the start of the frame, up to [`KEPT`] bytes; empty if the frame is no longer available.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.kept)]
     }
 }
 
-/// Which frames are wanted, by what can be seen of them.
+/// Predicate that selects frames, by the bytes that are recorded of them.
 pub type Wanted = Arc<dyn Fn(&[u8]) -> bool + Send + Sync>;
 
-/// A worker's end of a watch.
+/// A worker's end of a packet trace.
 pub struct Watch {
     wanted: Wanted,
     ring: Producer<Sight>,
@@ -69,23 +72,23 @@ pub struct Watch {
     clock: Clock,
     at: Nanos,
     occasion: u64,
-    /// Of the frame that is under way: what came, some of what left for it, and what became of it
-    seen: Vec<Sight>,
+    /// Records of the current event: the received frame, some of the frames sent for it, and its result
+    records: Vec<Sight>,
     left_out: u64,
-    any_wanted: bool,
-    /// Whether frames are for one that came in
-    came: bool,
+    any_selected: bool,
+    /// Whether the current event has a received frame
+    has_rx: bool,
 }
 
-/// The other end.
+/// The control plane's end of a packet trace.
 pub struct Watcher {
     ring: Consumer<Sight>,
     missed: Arc<Counter>,
     clock: Clock,
 }
 
-/// Watches on so many workers, each of which holds up to `room` sightings that nobody has fetched yet; all count their time
-/// from now. The EAL has to be up.
+/// Creates packet traces for `workers` workers, each with room for `room` records that have not been read.
+/// Their times begin now. The EAL has to be initialised.
 pub fn watches(workers: usize, wanted: &Wanted, room: usize) -> (Vec<Box<Watch>>, Vec<Watcher>) {
     let clock = Clock::start();
     (0..workers).map(|_| watch(Arc::clone(wanted), room, clock)).unzip()
@@ -101,63 +104,63 @@ fn watch(wanted: Wanted, room: usize, clock: Clock) -> (Box<Watch>, Watcher) {
         clock,
         at: Nanos::ZERO,
         occasion: 0,
-        seen: Vec::with_capacity(LEAVING + 2),
+        records: Vec::with_capacity(MAX_TX_RECORDS + 2),
         left_out: 0,
-        any_wanted: false,
-        came: false,
+        any_selected: false,
+        has_rx: false,
     };
     (Box::new(watch), Watcher { ring: consumer, missed, clock })
 }
 
 impl Watcher {
-    /// The next sighting, in the order of the worker. If one of an occasion is there, all are.
+    /// Returns the next record, in the worker's order. The records of an event become available together.
     pub fn pop(&mut self) -> Option<Sight> {
         self.ring.pop().ok()
     }
 
-    /// When the next one was seen, if there is one.
+    /// Returns the time of the next record, if there is one.
     pub fn next_at(&self) -> Option<Nanos> {
         self.ring.peek().ok().map(|sight| sight.at)
     }
 
-    /// Since the watches were made
+    /// Returns the time since the watches were created.
     pub fn now(&self) -> Nanos {
         self.clock.nanos(cycles())
     }
 
-    /// The next one of this occasion.
+    /// Returns the next record if it belongs to this event.
     pub fn next_of(&mut self, occasion: u64) -> Option<Sight> {
         let next = self.ring.peek().ok()?;
         if next.occasion == occasion { self.pop() } else { None }
     }
 
-    /// Whether there is nothing to fetch now
+    /// Returns whether no record is available.
     pub fn is_empty(&self) -> bool {
         self.ring.is_empty()
     }
 
-    /// Whether the worker is watched no longer. What is there can still be fetched.
+    /// Returns whether the worker's end was dropped. Remaining records can still be read.
     pub fn is_over(&self) -> bool {
         self.ring.is_abandoned()
     }
 
-    /// Wanted frames of which nothing can be told, because nobody fetched what was told of others
+    /// Returns the count of selected frames that were not recorded because the ring was full.
     pub fn missed(&self) -> u64 {
         self.missed.get()
     }
 }
 
 impl Watch {
-    /// A burst begins.
-    pub(crate) fn look_at_the_clock(&mut self) {
+    /// Sets the time of the next records, at the beginning of a burst.
+    pub(crate) fn set_time(&mut self) {
         self.at = self.clock.nanos(cycles());
     }
 
-    /// Keeps a sighting, if `within` says that there is a place for it.
-    fn keep(&mut self, frame: Option<&Mbuf>, what: What, within: usize) {
+    /// Adds a record, unless there are `within` records already.
+    fn record(&mut self, frame: Option<&Mbuf>, what: What, within: usize) {
         let bytes = frame.map_or(&[][..], |frame| frame.bytes());
-        self.any_wanted |= frame.is_some() && (self.wanted)(bytes);
-        if self.seen.len() >= within {
+        self.any_selected |= frame.is_some() && (self.wanted)(bytes);
+        if self.records.len() >= within {
             self.left_out += 1;
             return;
         }
@@ -172,76 +175,76 @@ impl Watch {
             bytes: [0; KEPT],
         };
         sight.bytes[..usize::from(sight.kept)].copy_from_slice(&bytes[..usize::from(sight.kept)]);
-        self.seen.push(sight);
+        self.records.push(sight);
     }
 
-    /// A frame has come in, and the function will see it next.
-    pub(crate) fn comes(&mut self, frame: &Mbuf, port: PortId) {
-        self.came = true;
-        self.keep(Some(frame), What::In(port), 1);
+    /// Records a received frame before the function handles it.
+    pub(crate) fn record_rx(&mut self, frame: &Mbuf, port: PortId) {
+        self.has_rx = true;
+        self.record(Some(frame), What::In(port), 1);
     }
 
-    /// The function has seen it, and this is about to be done with it. What became of it always has a place.
-    pub(crate) fn ends(&mut self, frame: &Mbuf, verdict: Verdict) {
+    /// Records the verdict, before it is carried out. There is always room for this record.
+    pub(crate) fn record_verdict(&mut self, frame: &Mbuf, verdict: Verdict) {
         let (frame, what) = match verdict {
             Verdict::Forward(port) => (Some(frame), What::Out(port)),
             Verdict::Drop(reason) => (None, What::Dropped(reason)),
             Verdict::Punt => (None, What::Punted),
             Verdict::Consume => (None, What::Consumed),
         };
-        self.keep(frame, what, LEAVING + 2);
+        self.record(frame, what, MAX_TX_RECORDS + 2);
     }
 
-    /// It has been done; `lost` is why not.
-    pub(crate) fn ended(&mut self, lost: Option<DropReason>) {
-        if let (Some(reason), Some(sight)) = (lost, self.seen.last_mut()) {
+    /// Completes the event after the verdict was carried out; `lost` is the reason if the frame was lost.
+    pub(crate) fn finish_event(&mut self, lost: Option<DropReason>) {
+        if let (Some(reason), Some(sight)) = (lost, self.records.last_mut()) {
             sight.what = match sight.what {
                 What::Out(port) => What::Lost(port, reason),
                 _ => What::Dropped(reason),
             };
         }
-        self.came = false;
-        self.tell();
+        self.has_rx = false;
+        self.publish();
     }
 
-    /// A frame is about to leave: with what came in, or alone.
-    pub(crate) fn leaves(&mut self, frame: &Mbuf, port: PortId) {
-        self.keep(Some(frame), What::Out(port), LEAVING + 1);
+    /// Records a frame before it is sent, as part of an event or alone.
+    pub(crate) fn record_tx(&mut self, frame: &Mbuf, port: PortId) {
+        self.record(Some(frame), What::Out(port), MAX_TX_RECORDS + 1);
     }
 
-    /// It has left; `lost` is why not.
-    pub(crate) fn left(&mut self, lost: Option<DropReason>) {
-        if let (Some(reason), Some(sight), 0) = (lost, self.seen.last_mut(), self.left_out)
+    /// Corrects the last record after the frame was sent; `lost` is the reason if the frame was lost.
+    pub(crate) fn correct_tx(&mut self, lost: Option<DropReason>) {
+        if let (Some(reason), Some(sight), 0) = (lost, self.records.last_mut(), self.left_out)
             && let What::Out(port) = sight.what
         {
             sight.what = What::Lost(port, reason);
         }
-        if !self.came {
-            self.tell();
+        if !self.has_rx {
+            self.publish();
         }
     }
 
-    /// What was wanted is told, all of an occasion or nothing.
-    fn tell(&mut self) {
-        if self.any_wanted {
-            match self.ring.write_chunk_uninit(self.seen.len()) {
-                Ok(chunk) => _ = chunk.fill_from_iter(self.seen.iter().copied()),
+    /// Publishes the records of the event, all or none, if a frame of it was selected.
+    fn publish(&mut self) {
+        if self.any_selected {
+            match self.ring.write_chunk_uninit(self.records.len()) {
+                Ok(chunk) => _ = chunk.fill_from_iter(self.records.iter().copied()),
                 Err(_) => self.missed.add(1),
             }
             self.occasion += 1;
         }
-        (self.any_wanted, self.left_out) = (false, 0);
-        self.seen.clear();
+        (self.any_selected, self.left_out) = (false, 0);
+        self.records.clear();
     }
 }
 
-/// An output that shows what is sent through it.
-pub(crate) struct Watched<'a> {
+/// An output that records the frames sent through it.
+pub(crate) struct TracingOutput<'a> {
     pub(crate) tx: &'a mut Tx,
     pub(crate) watch: &'a mut Watch,
 }
 
-impl Output for Watched<'_> {
+impl Output for TracingOutput<'_> {
     type Frame = Mbuf;
 
     fn make(&mut self, len: usize) -> Result<Mbuf, Full> {
@@ -269,9 +272,9 @@ impl Output for Watched<'_> {
     }
 
     fn send(&mut self, frame: Mbuf, port: PortId) -> Result<(), Full> {
-        self.watch.leaves(&frame, port);
-        let taken = self.tx.send(frame, port);
-        self.watch.left(self.tx.lost(port, taken));
-        taken
+        self.watch.record_tx(&frame, port);
+        let result = self.tx.send(frame, port);
+        self.watch.correct_tx(self.tx.lost(port, result));
+        result
     }
 }

@@ -1,14 +1,15 @@
-//! A poll-mode worker: receives in bursts, runs the function, sends, and between two bursts looks at its rings and
-//! queues. It runs to completion, and neither allocates nor locks nor makes a system call on the way of a frame.
+//! A poll-mode worker (lcore): receives bursts, runs the function, sends, and between two bursts polls its
+//! rings and queues. It runs to completion, and neither allocates nor locks nor makes a system call in the
+//! path of a frame.
 
-use crate::control::{Down, Up};
+use crate::control::{ToControl, ToWorker};
 use crate::idle::Idler;
 use crate::mbuf::Mbuf;
 use crate::memif::Signal;
 use crate::time::{Clock, cycles};
 use crate::tx::{Handoff, Tx, rx_burst};
 use crate::users::{Turn, Users};
-use crate::watch::{Watch, Watched};
+use crate::watch::{TracingOutput, Watch};
 use core::mem::ManuallyDrop;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -17,49 +18,49 @@ use dpdk_sys::rte_mbuf;
 use rtrb::Consumer;
 use switch::{DropReason, Function, Nanos, PortId, Verdict};
 
-/// Frames received at once at most
+/// Maximum count of frames per burst
 const BURST: usize = 32;
-/// How many frames ahead headers are fetched into the cache
-const PREFETCH: usize = 12;
-/// How many frames ahead the function is asked where it will search
-const GLIMPSE: usize = 8;
-/// How many frames ahead the function is asked what it will need
-const FORESEE: usize = 4;
-/// For how long a stopping worker offers its last frames to the ports
+/// Distance, in frames, at which headers are prefetched
+const HEADER_DISTANCE: usize = 12;
+/// Distance, in frames, at which the function prefetches its tables
+const TABLE_DISTANCE: usize = 8;
+/// Distance, in frames, at which the function prefetches its state
+const STATE_DISTANCE: usize = 4;
+/// Time for which a stopping worker offers its last frames to the ports
 const DRAIN: Nanos = Nanos::from_millis(100);
 
 /// A receive queue that a worker polls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RxQueue {
-    /// DPDK's number
+    /// DPDK's port ID
     pub(crate) device: u16,
     pub(crate) queue: u16,
     pub(crate) port: PortId,
 }
 
-/// What a worker owns.
+/// State of a worker.
 pub(crate) struct Worker<F: Function> {
     pub(crate) index: usize,
     pub(crate) function: F,
     pub(crate) rx: Vec<RxQueue>,
-    /// Queues of ports that have no peer, which must not be touched
-    pub(crate) away: Vec<RxQueue>,
+    /// Receive queues of ports without a peer, which must not be polled
+    pub(crate) detached: Vec<RxQueue>,
     pub(crate) tx: Tx,
-    /// From each other worker
+    /// Hand-off rings from the other workers
     pub(crate) handoffs: Vec<Consumer<Handoff>>,
-    pub(crate) up: Sender<Up<F>>,
-    pub(crate) down: Receiver<Down<F>>,
+    pub(crate) to_control: Sender<ToControl<F>>,
+    pub(crate) from_control: Receiver<ToWorker<F>>,
     pub(crate) clock: Clock,
-    /// Who looks over its shoulder
+    /// Packet trace, if there is one
     pub(crate) watch: Option<Box<Watch>>,
     pub(crate) idler: Idler,
 }
 
 impl<F: Function> Worker<F> {
-    /// Polls until `stop`, then drains. `running` counts the workers that may still hand something over.
+    /// Polls until `stop` is set, then drains. `running` counts the workers that may still hand off frames.
     pub(crate) fn run(mut self, stop: &AtomicBool, running: &Users) {
         let mut now = self.clock.nanos(cycles());
-        let mut turn_began = cycles();
+        let mut iteration_start = cycles();
         while !stop.load(Ordering::Relaxed) {
             let mut received = 0;
             for at in 0..self.rx.len() {
@@ -71,44 +72,45 @@ impl<F: Function> Worker<F> {
                 match &mut self.watch {
                     None => self.function.on_timer(now, &mut self.tx),
                     Some(watch) => {
-                        watch.look_at_the_clock();
-                        self.function.on_timer(now, &mut Watched { tx: &mut self.tx, watch });
+                        watch.set_time();
+                        self.function.on_timer(now, &mut TracingOutput { tx: &mut self.tx, watch });
                     }
                 }
-                // Who only waits for room is idle: others may need the CPU to make it.
+                // A function that waits for room in a queue is idle: other threads may need the CPU to make
+                // room.
                 worked |= self.tx.counters.made.get() != made;
             }
             self.tx.flush();
-            self.tell();
+            self.send_events();
 
-            let turn_ended = cycles();
-            now = self.clock.nanos(turn_ended);
+            let iteration_end = cycles();
+            now = self.clock.nanos(iteration_end);
             let counters = &self.tx.counters;
             counters.turns.add(1);
             if received > 0 {
                 counters.busy_turns.add(1);
-                counters.busy_cycles.add(turn_ended - turn_began);
+                counters.busy_cycles.add(iteration_end - iteration_start);
             }
-            turn_began = turn_ended;
+            iteration_start = iteration_end;
             if worked {
                 self.idler.worked();
             } else {
                 let (function, tx) = (&self.function, &self.tx);
                 let due = || tx.is_empty().then(|| function.next_timer().unwrap_or(Nanos(u64::MAX)));
                 if self.idler.idle(now, due) {
-                    turn_began = cycles();
-                    now = self.clock.nanos(turn_began);
+                    iteration_start = cycles();
+                    now = self.clock.nanos(iteration_start);
                 }
             }
         }
         self.drain(running);
     }
 
-    /// Receives a burst and runs the function on it.
+    /// Receives a burst and runs the function on it. Returns the count of frames.
     #[inline]
     fn poll(&mut self, rx: RxQueue, now: Nanos) -> usize {
         let mut burst = [null_mut::<rte_mbuf>(); BURST];
-        // SAFETY: the port is started, and this worker alone polls the queue.
+        // SAFETY: the port is started, and only this worker polls the queue.
         let received =
             usize::from(unsafe { rx_burst(rx.device, rx.queue, burst.as_mut_ptr(), BURST as u16) });
         if received == 0 {
@@ -119,105 +121,105 @@ impl<F: Function> Worker<F> {
             self.run_watched(burst, rx.port, now);
             return received;
         }
-        for &mbuf in burst.iter().take(PREFETCH) {
+        for &mbuf in burst.iter().take(HEADER_DISTANCE) {
             prefetch(mbuf);
         }
-        for &mbuf in burst.iter().take(GLIMPSE) {
-            // SAFETY: it was received just now.
-            self.function.glimpse(&*unsafe { look_at(mbuf) }, fetch);
+        for &mbuf in burst.iter().take(TABLE_DISTANCE) {
+            // SAFETY: the frame was just received.
+            self.function.glimpse(&*unsafe { borrow(mbuf) }, fetch);
         }
-        for &mbuf in burst.iter().take(FORESEE) {
+        for &mbuf in burst.iter().take(STATE_DISTANCE) {
             // SAFETY: as above.
-            self.function.foresee(&*unsafe { look_at(mbuf) }, fetch);
+            self.function.foresee(&*unsafe { borrow(mbuf) }, fetch);
         }
         let mut bytes = 0;
-        let mut ended = Ended { frames: [null_mut(); BURST], len: 0 };
+        let mut to_free = FreeList { frames: [null_mut(); BURST], len: 0 };
         for (at, &raw) in burst.iter().enumerate() {
-            if let Some(&ahead) = burst.get(at + PREFETCH) {
+            if let Some(&ahead) = burst.get(at + HEADER_DISTANCE) {
                 prefetch(ahead);
             }
-            if let Some(&ahead) = burst.get(at + GLIMPSE) {
-                // SAFETY: its turn has not come yet.
-                self.function.glimpse(&*unsafe { look_at(ahead) }, fetch);
+            if let Some(&ahead) = burst.get(at + TABLE_DISTANCE) {
+                // SAFETY: the frame has not been handled yet.
+                self.function.glimpse(&*unsafe { borrow(ahead) }, fetch);
             }
-            if let Some(&ahead) = burst.get(at + FORESEE) {
+            if let Some(&ahead) = burst.get(at + STATE_DISTANCE) {
                 // SAFETY: as above.
-                self.function.foresee(&*unsafe { look_at(ahead) }, fetch);
+                self.function.foresee(&*unsafe { borrow(ahead) }, fetch);
             }
-            // SAFETY: drivers write non-null pointers to buffers that are the receiver's alone.
+            // SAFETY: drivers write non-null pointers to buffers that the receiver owns.
             let mut frame = unsafe { Mbuf::from_raw(NonNull::new_unchecked(raw)) };
             bytes += frame.frame_len() as u64;
             let verdict = self.function.on_frame(&mut frame, rx.port, now, &mut self.tx);
-            self.carry_out(verdict, frame, rx.port, &mut ended);
+            self.carry_out(verdict, frame, rx.port, &mut to_free);
         }
-        drop(ended);
+        drop(to_free);
         self.tx.counters.ports[rx.port.index()].rx.count_many(received as u64, bytes);
         received
     }
 
     #[inline]
-    fn carry_out(&mut self, verdict: Verdict, frame: Mbuf, port: PortId, ended: &mut Ended) {
+    fn carry_out(&mut self, verdict: Verdict, frame: Mbuf, port: PortId, to_free: &mut FreeList) {
         match verdict {
-            // What does not fit is counted there.
+            // `push` counts a frame that does not fit.
             Verdict::Forward(port) => _ = self.tx.push(frame, port),
             Verdict::Drop(reason) => {
                 self.tx.counters.count_drop(reason);
-                ended.push(frame);
+                to_free.push(frame);
             }
             Verdict::Punt => _ = self.punt(frame, port),
             Verdict::Consume => {
                 self.tx.counters.consumed.add(1);
-                ended.push(frame);
+                to_free.push(frame);
             }
         }
     }
 
-    /// Runs the function on a burst, and shows what it does to it.
+    /// Runs the function on a burst with a packet trace.
     #[cold]
     fn run_watched(&mut self, burst: &[*mut rte_mbuf], port: PortId, now: Nanos) {
         let Some(mut watch) = self.watch.take() else { return };
-        watch.look_at_the_clock();
+        watch.set_time();
         let mut bytes = 0;
-        let mut ended = Ended { frames: [null_mut(); BURST], len: 0 };
+        let mut to_free = FreeList { frames: [null_mut(); BURST], len: 0 };
         for &raw in burst {
-            // SAFETY: drivers write non-null pointers to buffers that are the receiver's alone.
+            // SAFETY: drivers write non-null pointers to buffers that the receiver owns.
             let mut frame = unsafe { Mbuf::from_raw(NonNull::new_unchecked(raw)) };
             bytes += frame.frame_len() as u64;
-            watch.comes(&frame, port);
-            let mut out = Watched { tx: &mut self.tx, watch: &mut watch };
+            watch.record_rx(&frame, port);
+            let mut out = TracingOutput { tx: &mut self.tx, watch: &mut watch };
             let verdict = self.function.on_frame(&mut frame, port, now, &mut out);
-            watch.ends(&frame, verdict);
+            watch.record_verdict(&frame, verdict);
             let lost = match verdict {
                 Verdict::Forward(to) => {
-                    let taken = self.tx.push(frame, to);
-                    self.tx.lost(to, taken)
+                    let result = self.tx.push(frame, to);
+                    self.tx.lost(to, result)
                 }
                 Verdict::Punt => self.punt(frame, port),
                 verdict => {
-                    self.carry_out(verdict, frame, port, &mut ended);
+                    self.carry_out(verdict, frame, port, &mut to_free);
                     None
                 }
             };
-            watch.ended(lost);
+            watch.finish_event(lost);
         }
-        drop(ended);
+        drop(to_free);
         self.tx.counters.ports[port.index()].rx.count_many(burst.len() as u64, bytes);
         self.watch = Some(watch);
     }
 
-    /// Another watch, or none.
+    /// Replaces or ends the packet trace.
     #[cold]
     fn on_watch(&mut self, watch: Option<Box<Watch>>) {
-        if let Some(over) = core::mem::replace(&mut self.watch, watch) {
+        if let Some(ended) = core::mem::replace(&mut self.watch, watch) {
             // Freed by the control plane, unless its queue is full.
-            drop(self.up.try_send(Up::Watch(over)));
+            drop(self.to_control.try_send(ToControl::Watch(ended)));
         }
     }
 
-    /// Sends it up to the control plane; why not, if there is no room.
+    /// Passes a frame to the control plane. Returns the reason if it was dropped.
     #[cold]
     fn punt(&mut self, frame: Mbuf, port: PortId) -> Option<DropReason> {
-        if self.up.try_send(Up::Punt { worker: self.index, frame, port }).is_ok() {
+        if self.to_control.try_send(ToControl::Punt { worker: self.index, frame, port }).is_ok() {
             self.tx.counters.punted.add(1);
             return None;
         }
@@ -225,7 +227,8 @@ impl<F: Function> Worker<F> {
         Some(DropReason::ControlFull)
     }
 
-    /// Frames from other workers, commands and frames from the control plane; whether there was something.
+    /// Handles frames from other workers, and commands and frames from the control plane. Returns whether
+    /// there were any.
     #[inline]
     fn poll_rings(&mut self, now: Nanos) -> bool {
         let mut any = false;
@@ -236,55 +239,55 @@ impl<F: Function> Worker<F> {
                 any = true;
             }
         }
-        while !self.down.is_empty() {
+        while !self.from_control.is_empty() {
             any = true;
-            match self.down.try_recv() {
-                Ok(Down::Command(command)) => self.function.on_command(command, now),
-                Ok(Down::Send { frame, port }) => {
+            match self.from_control.try_recv() {
+                Ok(ToWorker::Command(command)) => self.function.on_command(command, now),
+                Ok(ToWorker::Send { frame, port }) => {
                     if let Some(watch) = &mut self.watch {
-                        watch.look_at_the_clock();
-                        watch.leaves(&frame, port);
+                        watch.set_time();
+                        watch.record_tx(&frame, port);
                     }
-                    let taken = self.tx.push(frame, port);
+                    let result = self.tx.push(frame, port);
                     if let Some(watch) = &mut self.watch {
-                        watch.left(self.tx.lost(port, taken));
+                        watch.correct_tx(self.tx.lost(port, result));
                     }
                 }
-                Ok(Down::Watch(watch)) => self.on_watch(watch),
-                Ok(Down::Port(signal)) => self.on_signal(signal),
+                Ok(ToWorker::Watch(watch)) => self.on_watch(watch),
+                Ok(ToWorker::Port(signal)) => self.on_signal(signal),
                 Err(_) => break,
             }
         }
         any
     }
 
-    /// A port's peer has come or gone.
+    /// Handles a change of a port's peer.
     #[cold]
     fn on_signal(&mut self, signal: Signal) {
         match signal {
             Signal::Adopt(port) => {
                 self.tx.adopt(port);
-                self.rx.extend(self.away.extract_if(.., |rx| rx.port == port));
+                self.rx.extend(self.detached.extract_if(.., |rx| rx.port == port));
             }
-            // Behind that the port may be stopped.
+            // After this closure the port may be stopped.
             Signal::Release(port, users) => users.leave(|| {
                 self.tx.release(port);
-                self.away.extend(self.rx.extract_if(.., |rx| rx.port == port));
+                self.detached.extend(self.rx.extract_if(.., |rx| rx.port == port));
             }),
         }
     }
 
-    /// Events go up as long as there is room for them.
+    /// Passes events to the control plane while there is room for them.
     #[inline]
-    fn tell(&mut self) {
-        while !self.up.is_full() {
+    fn send_events(&mut self) {
+        while !self.to_control.is_full() {
             let Some(event) = self.function.poll_event() else { break };
-            // The control plane drains the queue before it goes away, and workers are gone before that.
-            drop(self.up.try_send(Up::Event { worker: self.index, event }));
+            // The control plane drains the queue before it is dropped, and workers end before that.
+            drop(self.to_control.try_send(ToControl::Event { worker: self.index, event }));
         }
     }
 
-    /// No more is received; what is under way leaves, if the ports take it.
+    /// Stops receiving, and sends the remaining frames if the ports accept them.
     fn drain(&mut self, running: &Users) {
         let began = self.clock.nanos(cycles());
         running.drain(|| {
@@ -304,13 +307,13 @@ impl<F: Function> Worker<F> {
     }
 }
 
-/// Frames of a burst that go no further. They are given back to their pool all at once, by one call.
-struct Ended {
+/// Dropped and consumed frames of a burst, which are freed together in one call.
+struct FreeList {
     frames: [*mut rte_mbuf; BURST],
     len: usize,
 }
 
-impl Ended {
+impl FreeList {
     #[inline]
     fn push(&mut self, frame: Mbuf) {
         self.frames[self.len] = frame.into_raw().as_ptr();
@@ -318,28 +321,28 @@ impl Ended {
     }
 }
 
-impl Drop for Ended {
+impl Drop for FreeList {
     #[inline]
     fn drop(&mut self) {
         if self.len > 0 {
-            // SAFETY: they are owned here, and not used again.
+            // SAFETY: the frames are owned here, and not used again.
             unsafe { dpdk_sys::rte_pktmbuf_free_bulk(self.frames.as_mut_ptr(), self.len as u32) };
         }
     }
 }
 
-/// A frame of a burst that is somebody else's, to look at.
+/// Returns a borrowed frame of a burst, for inspection.
 ///
 /// # Safety
-/// `mbuf` was received in a burst, and is not freed as long as the frame is looked at.
+/// `mbuf` was received in a burst, and is not freed while the frame is in use.
 #[inline]
-unsafe fn look_at(mbuf: *mut rte_mbuf) -> ManuallyDrop<Mbuf> {
-    // SAFETY: drivers write non-null pointers to buffers that are the receiver's alone. Nothing is done to it, nor is it freed
-    // as this frame.
+unsafe fn borrow(mbuf: *mut rte_mbuf) -> ManuallyDrop<Mbuf> {
+    // SAFETY: drivers write non-null pointers to buffers that the receiver owns. The frame is neither changed
+    // nor freed through this reference.
     ManuallyDrop::new(unsafe { Mbuf::from_raw(NonNull::new_unchecked(mbuf)) })
 }
 
-/// Asks for the first bytes of a frame.
+/// Prefetches the first bytes of a frame.
 #[inline]
 fn prefetch(mbuf: *mut rte_mbuf) {
     // SAFETY: the buffer is valid.
@@ -347,11 +350,11 @@ fn prefetch(mbuf: *mut rte_mbuf) {
     fetch(start.wrapping_add(offset));
 }
 
-/// Asks for what lies there.
+/// Prefetches a cache line.
 #[inline]
 fn fetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch has no effect that could be seen, wherever it points.
+    // SAFETY: a prefetch has no visible effect, whatever address it gets.
     unsafe {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(at.cast());

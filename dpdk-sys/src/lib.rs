@@ -1,7 +1,8 @@
-//! Bindings to the system's libdpdk, generated at build time. Nothing else: no type of our own, no policy.
+//! Bindings to the system's libdpdk, generated at build time. The crate adds neither types nor policy.
 //!
-//! Static inline functions of DPDK are compiled into a small library by the build script, so each is a call into C.
-//! What runs once a packet (mbuf fields, `rte_eth_fp_ops`) is therefore read in Rust by `dataplane` instead.
+//! The build script compiles DPDK's static inline functions into a small library, so each of them costs a
+//! call into C. `dataplane` therefore accesses in Rust what it needs for each packet (mbuf fields,
+//! `rte_eth_fp_ops`).
 
 #![allow(
     missing_docs,

@@ -1,4 +1,4 @@
-/* What of DPDK the bindings show. Macros and thread-local state become functions here. */
+/* Headers for which bindings are generated. Macros and thread-local state are wrapped in functions here. */
 #ifndef UNDERSTUDY_DPDK_WRAPPER_H
 #define UNDERSTUDY_DPDK_WRAPPER_H
 
@@ -18,7 +18,7 @@
 /* rte_errno is a macro over thread-local storage. */
 static inline int understudy_rte_errno(void) { return rte_errno; }
 
-/* Flags that are macros with casts or shifts, which bindgen passes over. */
+/* Flags that are macros with casts or shifts, which bindgen cannot evaluate. */
 static const uint64_t UNDERSTUDY_RX_OFFLOAD_SCATTER = RTE_ETH_RX_OFFLOAD_SCATTER;
 static const uint64_t UNDERSTUDY_TX_OFFLOAD_MULTI_SEGS = RTE_ETH_TX_OFFLOAD_MULTI_SEGS;
 static const uint64_t UNDERSTUDY_RSS_IP_UDP = RTE_ETH_RSS_IP | RTE_ETH_RSS_UDP;

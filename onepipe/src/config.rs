@@ -1,4 +1,4 @@
-//! What an endpoint is asked for, as a value; [`file`](crate::file) reads it.
+//! Configuration of an endpoint, which [`file`](crate::file) reads.
 
 use core::net::IpAddr;
 use representative::process;
@@ -9,37 +9,38 @@ use rustix::time::{ClockId, clock_gettime};
 /// Configuration of an [`Endpoint`](crate::Endpoint).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// DPDK, the process's one port and its polling thread
+    /// DPDK, the process's one port, and its polling thread
     pub runtime: dataplane::Config,
     /// The process
     pub process: Settings,
 }
 
-/// What the table `[process]` says.
+/// Contents of the table `[process]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// The process and its peers. `own.mac` is to be replaced if the file does not say it, `clock` in any case
+    /// The process and its peers. [`Endpoint::init`](crate::Endpoint::init) replaces `own.mac`, unless `mac`
+    /// is set, and `clock`
     pub process: process::Config,
-    /// Its MAC address; the port's own if not said
+    /// MAC address of the process; the port's if `None`
     pub mac: Option<MacAddr>,
-    /// Length of its address's prefix
+    /// Prefix length of its address
     pub prefix: u8,
-    /// What the switch at the other end of its link is called
+    /// Name of the switch at the other end of its link
     pub switch: String,
-    /// Whose time 1Pipe's is
+    /// Machine clock that 1Pipe's clock follows
     pub clock: Clock,
-    /// Whether the application is told of every scattering what became of it
-    /// ([`Event::Settled`](process::Event::Settled)), and not of messages that failed alone
+    /// Whether the application gets an event for every scattering that is settled
+    /// ([`Event::Settled`](process::Event::Settled)), beside those for messages that failed
     pub tell_settled: bool,
 }
 
 impl Settings {
-    /// The address with the length of its prefix
+    /// Returns the address with its prefix length.
     pub const fn address(&self) -> (IpAddr, u8) {
         (self.process.own.address, self.prefix)
     }
 
-    /// The process on a port of this MAC address.
+    /// Returns the configuration of the process on a port with this MAC address.
     pub(crate) fn process(&self, port_mac: [u8; 6]) -> process::Config {
         let mut process = self.process.clone();
         process.own.mac = self.mac.unwrap_or(MacAddr(port_mac));
@@ -48,18 +49,18 @@ impl Settings {
     }
 }
 
-/// A clock of the machine's, which somebody synchronises.
+/// Clock of the machine, synchronised by PTP, for example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Clock {
-    /// Coordinated Universal Time: stands still, or goes back, for a second when a leap second is put in
+    /// Coordinated Universal Time: stands still, or goes back, for a second at a leap second
     #[default]
     Realtime,
-    /// International Atomic Time: no leap seconds. The kernel has to have been told how far it is from UTC
+    /// International Atomic Time: no leap seconds. The kernel's offset from UTC has to be configured
     Tai,
 }
 
 impl Clock {
-    /// What it shows, as 1Pipe's time
+    /// Returns the clock's current value as 1Pipe's time.
     pub fn now(self) -> Timestamp {
         let time = clock_gettime(match self {
             Self::Realtime => ClockId::Realtime,

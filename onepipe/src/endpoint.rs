@@ -1,12 +1,12 @@
-//! The application's side: the handle of a process that runs in threads of its own (1Pipe, Table 1 and section 6.1).
+//! The application's interface to a process that runs in threads of its own (1Pipe, Table 1 and section 6.1).
 
 mod control;
 
 use crate::config::Config;
-use crate::function::{Host, ORIGIN, Rings, Shared, origin};
-use crate::ring::{INLINE, Reader, Writer, ring};
+use crate::function::{Host, ORIGIN, Rings, Shared, decode_origin};
+use crate::ring::{MAX_INLINE, Reader, Writer, ring};
 use crate::submit::{self, Limits};
-use control::Ask;
+use control::Request;
 use core::fmt;
 use core::sync::atomic::Ordering;
 use core::time::Duration;
@@ -20,83 +20,85 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// Events that wait for the application at most; what is more waits with the process, and counts there as not settled
-const EVENTS: usize = 4096;
-/// Things that the control thread is asked at once at most; it looks every millisecond
-const ASKS: usize = 1024;
-/// Who waits for a message looks so often before it lets others have the CPU, and so often before it sleeps
+/// Maximum number of events waiting for the application; further ones stay with the process, and count there
+/// as not settled
+const MAX_EVENTS: usize = 4096;
+/// Maximum number of requests waiting for the control thread, which polls every millisecond
+const MAX_REQUESTS: usize = 1024;
+/// Number of polls after which a thread that waits for a message yields the CPU, and after which it sleeps
 const SPINS: u32 = 256;
 const YIELDS: u32 = 1024;
-/// For so long
-const NAP: Duration = Duration::from_micros(50);
+/// Duration of each sleep
+const SLEEP: Duration = Duration::from_micros(50);
 
-/// Why an endpoint did not start.
+/// Reason why an endpoint did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
-    /// DPDK, or the port
+    /// DPDK or the port failed to start
     #[error("{what}; {remedy}")]
     Dataplane {
         /// What is wrong
         what: String,
         /// What to do about it
         remedy: String,
-        /// What DPDK logged meanwhile
+        /// DPDK's log output
         log: String,
     },
-    /// The process cannot be
-    #[error("the process cannot be: {0}")]
+    /// The process's configuration is invalid
+    #[error("invalid process configuration: {0}")]
     Process(#[from] ConfigError),
-    /// A process has one port and one polling thread
-    #[error("a process has one port and one worker, not {ports} and {workers}")]
+    /// The configuration does not have exactly one port and one worker
+    #[error("{ports} ports and {workers} workers are configured; a process needs exactly one of each")]
     Shape {
-        /// Ports of the configuration
+        /// Number of configured ports
         ports: usize,
-        /// Its workers
+        /// Number of configured workers
         workers: usize,
     },
-    /// The control thread did not start, or ended at once
-    #[error("the control thread: {0}")]
+    /// The control thread did not start, or panicked
+    #[error("the control thread failed: {0}")]
     Thread(String),
 }
 
-/// A message that failed (Table 1, what `onepipe_send_fail_callback` is called with).
+/// A message that failed (1Pipe, Table 1: argument of the `onepipe_send_fail_callback` callback).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failed {
-    /// The scattering that it was part of
+    /// Scattering of the message
     pub scattering: Scattering,
-    /// The scattering's timestamp, if it got one
+    /// Timestamp of the scattering, if it has been stamped
     pub timestamp: Option<Timestamp>,
-    /// The receiver
+    /// Receiver of the message
     pub dst: ProcessId,
-    /// Which one it was in the call
+    /// Index of the message in the call
     pub part: u32,
-    /// Why
+    /// Reason
     pub why: Failure,
 }
 
-/// The threads of an endpoint, and what everybody may ask of it.
+/// Threads of an endpoint, and the state that all handles share.
 struct Running {
     shared: Arc<Shared>,
     counters: Arc<Counters>,
     own: ProcessId,
     peers: Vec<ProcessId>,
-    asks: crossbeam_channel::Sender<Ask>,
+    requests: crossbeam_channel::Sender<Request>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Running {
-    /// Leaves, and waits until it has, whoever else does.
+    /// Leaves, and waits until the process has left, whichever thread initiated that.
     fn end(&self) {
-        self.shared.ended.store(true, Ordering::Relaxed);
+        self.shared.closing.store(true, Ordering::Relaxed);
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(thread) = thread.take() {
-            // Where the queue is full, the thread takes from it; where the thread is gone, nobody has to be asked.
-            _ = self.asks.send(Ask::Leave);
-            // A panic there was printed, and cannot be made good here.
+            // If the queue is full, the control thread empties it; if the thread has ended, no request is
+            // needed.
+            _ = self.requests.send(Request::Leave);
+            // A panic there was printed, and cannot be handled here.
             drop(thread.join());
         }
-        // One that never had a thread ends with this.
-        self.shared.gone.store(true, Ordering::Release);
+        // For an endpoint without a thread, which ends here.
+        self.shared.closed.store(true, Ordering::Release);
     }
 }
 
@@ -106,63 +108,67 @@ impl Drop for Running {
     }
 }
 
-/// What any thread may ask of an endpoint. Cheap to clone; the endpoint runs as long as a handle, a sender or a receiver of it is
-/// there, or until [`exit`](Self::exit).
+/// Handle of an endpoint, for any thread. Cheap to clone. The endpoint runs as long as a handle, sender or
+/// receiver of it exists, or until [`exit`](Self::exit).
 #[derive(Clone)]
 pub struct Handle(Arc<Running>);
 
 impl Handle {
-    /// 1Pipe's clock (Table 1, `onepipe_get_timestamp`), as the polling thread told it last, a beacon interval ago at most. Never goes
-    /// back. It is past every message that was received, and whatever is sent afterwards has a later timestamp, or the same.
+    /// Returns 1Pipe's time (1Pipe, Table 1, `onepipe_get_timestamp`) as last published by the polling
+    /// thread, at most a beacon interval ago. It never goes back. It is later than every message received,
+    /// and every message sent afterwards has the same or a later timestamp.
     pub fn timestamp(&self) -> Timestamp {
         Timestamp::new(self.0.shared.clock.load(Ordering::Acquire))
     }
 
-    /// The best-effort and the commit barrier of its link, as far as they are known.
+    /// Returns the best-effort and the commit barrier of the process's link, if they are known.
     pub fn barriers(&self) -> (Option<Timestamp>, Option<Timestamp>) {
         let shared = &self.0.shared;
-        let shown = |barrier: u64| (barrier != Shared::NONE).then(|| Timestamp::new(barrier));
-        (shown(shared.barrier.load(Ordering::Relaxed)), shown(shared.commit.load(Ordering::Relaxed)))
+        let timestamp = |barrier: u64| (barrier != Shared::NONE).then(|| Timestamp::new(barrier));
+        (timestamp(shared.barrier.load(Ordering::Relaxed)), timestamp(shared.commit.load(Ordering::Relaxed)))
     }
 
-    /// What the process has counted so far, and goes on to count
+    /// Returns the process's counters, which stay up to date.
     pub fn counters(&self) -> &Counters {
         &self.0.counters
     }
 
-    /// Its number
+    /// Returns the number of this process.
     pub fn id(&self) -> ProcessId {
         self.0.own
     }
 
-    /// Its peers, in the order of the configuration
+    /// Returns the peers, in the order of the configuration.
     pub fn peers(&self) -> &[ProcessId] {
         &self.0.peers
     }
 
-    /// Says whether a process is there, as the control plane knows. From now on nothing is taken for one that is not, and what is
-    /// under way to it fails within milliseconds. False if it is not in the table, or if this endpoint has ended.
+    /// Sets whether a process is alive, as the control plane has determined. From now on messages to a dead
+    /// process are refused; those in flight to it fail within milliseconds. Returns false if the process is
+    /// not in the table of peers, or if this endpoint has ended.
     pub fn set_alive(&self, id: ProcessId, alive: bool) -> bool {
-        let Some(place) = self.0.peers.iter().position(|peer| *peer == id) else { return false };
-        self.0.shared.dead[place].store(!alive, Ordering::Relaxed);
-        self.0.asks.send(Ask::Alive(id, alive)).is_ok()
+        let Some(index) = self.0.peers.iter().position(|peer| *peer == id) else { return false };
+        self.0.shared.dead[index].store(!alive, Ordering::Relaxed);
+        self.0.requests.send(Request::Alive(id, alive)).is_ok()
     }
 
-    /// Whether its threads run, and it has not been told to leave.
+    /// Returns whether the endpoint's threads run, and it has not been requested to leave.
     pub fn is_running(&self) -> bool {
-        !self.0.shared.ended.load(Ordering::Relaxed)
+        !self.0.shared.closing.load(Ordering::Relaxed)
     }
 
-    /// Whether it has left, or its threads have ended: what was delivered until then is there, and nothing more will come. While it
-    /// leaves, something may. (Of one [without threads](Endpoint::without_threads) it says that this end is gone.)
+    /// Returns whether the process has left, or its threads have ended: messages delivered before can still
+    /// be received, and no more will be delivered. While the process leaves, some may. (For an endpoint
+    /// [without threads](Endpoint::without_threads), returns whether the application's side has ended.)
     pub fn has_ended(&self) -> bool {
-        self.0.shared.gone.load(Ordering::Acquire)
+        self.0.shared.closed.load(Ordering::Acquire)
     }
 
-    /// Leaves (Table 1, `onepipe_exit`): what was sent is given some time-outs to be acknowledged, then beacons say that nobody has
-    /// to wait for this process, then its threads end. Returns when they have. The same happens when everything of the
-    /// endpoint is dropped. What was delivered and what failed until then can still be received and is called back; what another
-    /// thread sends meanwhile may be lost without a word.
+    /// Leaves (1Pipe, Table 1, `onepipe_exit`): waits some time-outs for messages to be acknowledged; then
+    /// beacons announce that nothing follows, so that no receiver waits for this process; then its threads
+    /// end. Returns when they have. Dropping all handles, senders and receivers of the endpoint does the
+    /// same. Messages delivered, and failures, before that can still be received and are called back;
+    /// messages that another thread sends meanwhile may be lost without an event.
     pub fn exit(&self) {
         self.0.end();
     }
@@ -174,58 +180,60 @@ impl fmt::Debug for Handle {
     }
 }
 
-/// The half of an endpoint that sends.
+/// Sending half of an endpoint.
 pub struct Sender {
     ring: Writer<0>,
     limits: Limits,
-    /// Scatterings that were taken
-    given: u64,
-    /// Memory for a record that is passed on as a vector
-    long: Vec<u8>,
+    /// Number of scatterings accepted
+    accepted: u64,
+    /// Buffer for records that are passed on as a vector
+    long_record: Vec<u8>,
     handle: Handle,
 }
 
 impl Sender {
-    /// Sends messages to any processes, itself included, all at one time (Table 1, `onepipe_unreliable_send`). Several may go to one
-    /// process, and arrive in their order, all or none. The bytes are copied; nothing is waited for. See
+    /// Sends messages to any processes, this one included, as one scattering with one timestamp (1Pipe, Table
+    /// 1, `onepipe_unreliable_send`). Several messages for one process arrive in their order, all or none.
+    /// The bytes are copied; the call does not block. See
     /// [`Process::unreliable_send`](representative::Process::unreliable_send).
     ///
     /// # Errors
-    /// Nothing of it is sent. [`SendError::Full`] goes away by itself, as long as the application receives; others do not. A
-    /// receiver that fails before the polling thread has looked fails all of the scattering as [`Failure::Dead`].
+    /// Nothing of the scattering is sent. [`SendError::Full`] is temporary, as long as the
+    /// application receives; the others are not. If a receiver is set dead before the polling thread has read
+    /// the scattering, all of it fails as [`Failure::Dead`].
     pub fn unreliable_send(&mut self, messages: &[(ProcessId, &[u8])]) -> Result<Scattering, SendError> {
         let shared = &self.handle.0.shared;
-        if shared.ended.load(Ordering::Relaxed) {
+        if shared.closing.load(Ordering::Relaxed) {
             return Err(SendError::Left);
         }
-        self.limits.check(messages, |place| shared.dead[place].load(Ordering::Relaxed))?;
+        self.limits.check(messages, |index| shared.dead[index].load(Ordering::Relaxed))?;
         let len = submit::len(messages);
-        let written = if len <= INLINE {
+        let written = if len <= MAX_INLINE {
             self.ring.begin([], len).map(|record| submit::write(messages, record)).is_ok()
         } else {
-            let mut record = core::mem::take(&mut self.long);
+            let mut record = core::mem::take(&mut self.long_record);
             record.clear();
             submit::write(messages, &mut record);
-            self.ring.write_owned([], record).map_err(|record| self.long = record).is_ok()
+            self.ring.write_owned([], record).map_err(|record| self.long_record = record).is_ok()
         };
         self.ring.publish();
         if !written {
             return Err(SendError::Full);
         }
-        self.given += 1;
-        Ok(Scattering(self.given - 1))
+        self.accepted += 1;
+        Ok(Scattering(self.accepted - 1))
     }
 
-    /// What any thread may ask
+    /// Returns the handle.
     pub const fn handle(&self) -> &Handle {
         &self.handle
     }
 }
 
-/// What is called of messages that failed
+/// Callback for messages that failed
 type FailCallback = Box<dyn FnMut(Failed) + Send>;
 
-/// The half of an endpoint that receives messages and events.
+/// Receiving half of an endpoint, for messages and events.
 pub struct Receiver {
     ring: Reader<ORIGIN>,
     events: Consumer<Event>,
@@ -234,20 +242,21 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    /// The next message in the order of timestamp and sender (Table 1, `onepipe_unreliable_recv`), if one is there. Calls back of what
-    /// has failed.
+    /// Returns the next message in the order of timestamp and sender, if there is one (1Pipe, Table 1,
+    /// `onepipe_unreliable_recv`). Calls the callback for messages that have failed.
     pub fn unreliable_recv(&mut self) -> Option<Message> {
         self.call_back();
         let mut message = None;
         self.ring.next(|head, body| {
-            let (timestamp, src) = origin(head);
+            let (timestamp, src) = decode_origin(head);
             message = Some(Message { timestamp, src, payload: body.into_vec() });
             true
         });
         message
     }
 
-    /// The same, which shows the message where it lies and copies nothing. What `read` says of it; `None` if there is none.
+    /// Passes the next message to `read` without copying it, and returns the result of `read`; `None` if
+    /// there is no message. Calls the callback for messages that have failed.
     pub fn unreliable_recv_with<R>(
         &mut self,
         read: impl FnOnce(Timestamp, ProcessId, &[u8]) -> R,
@@ -255,19 +264,19 @@ impl Receiver {
         self.call_back();
         let mut result = None;
         self.ring.next(|head, body| {
-            let (timestamp, src) = origin(head);
+            let (timestamp, src) = decode_origin(head);
             result = Some(read(timestamp, src, body.bytes()));
             true
         });
         result
     }
 
-    /// The next message, which is waited for, if none is there, for so long, and no longer than until the endpoint [has
-    /// ended](Handle::has_ended). Calls back of what fails meanwhile.
+    /// Returns the next message. Waits for at most `timeout`, or until the endpoint [has
+    /// ended](Handle::has_ended). Calls the callback for messages that fail meanwhile.
     pub fn recv_timeout(&mut self, timeout: Duration) -> Option<Message> {
-        let mut began = None;
-        for looks in 0u32.. {
-            // Asked before: what was delivered until it ended is still taken.
+        let mut start = None;
+        for polls in 0u32.. {
+            // Read before the ring is polled: messages delivered before the end are still received.
             let has_ended = self.handle.has_ended();
             if let Some(message) = self.unreliable_recv() {
                 return Some(message);
@@ -275,27 +284,28 @@ impl Receiver {
             if has_ended {
                 return None;
             }
-            match looks {
+            match polls {
                 ..SPINS => core::hint::spin_loop(),
                 SPINS..YIELDS => std::thread::yield_now(),
-                _ => std::thread::sleep(NAP.min(timeout)),
+                _ => std::thread::sleep(SLEEP.min(timeout)),
             }
             let time = now();
-            if time.duration_since(*began.get_or_insert(time)) >= timeout {
+            if time.duration_since(*start.get_or_insert(time)) >= timeout {
                 return self.unreliable_recv();
             }
         }
         None
     }
 
-    /// Has `callback` called of each message that fails (Table 1, `onepipe_send_fail_callback`), in the thread that receives or
-    /// [polls events](Self::poll_event), and while it does. It takes the place of the one before.
+    /// Sets the callback for messages that fail (1Pipe, Table 1, `onepipe_send_fail_callback`), replacing an
+    /// earlier one. It is called in the thread that receives or [polls events](Self::poll_event), during that
+    /// call.
     pub fn send_fail_callback(&mut self, callback: impl FnMut(Failed) + Send + 'static) {
         self.callback = Some(Box::new(callback));
     }
 
-    /// The next event: messages that failed, unless there is a callback, which is called; and scatterings that are settled, if
-    /// [the configuration](crate::Settings::tell_settled) asks for those.
+    /// Returns the next event: messages that failed, unless there is a callback, which is called for them;
+    /// and scatterings that are settled, if [configured](crate::Settings::tell_settled).
     pub fn poll_event(&mut self) -> Option<Event> {
         loop {
             match (self.events.pop().ok()?, &mut self.callback) {
@@ -307,7 +317,8 @@ impl Receiver {
         }
     }
 
-    /// Calls back of what has failed; other events stay where they are.
+    /// Calls the callback for messages that have failed, up to the next event of another kind, which stays in
+    /// the queue.
     fn call_back(&mut self) {
         let Some(callback) = &mut self.callback else { return };
         while let Ok(&Event::SendFailed { scattering, timestamp, dst, part, why }) = self.events.peek() {
@@ -316,7 +327,7 @@ impl Receiver {
         }
     }
 
-    /// What any thread may ask
+    /// Returns the handle.
     pub const fn handle(&self) -> &Handle {
         &self.handle
     }
@@ -330,82 +341,92 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// The application's ends of its rings, and what it reads of the process
-struct Near {
+/// The application's ends of its rings, and the state shared with the process
+struct AppEnds {
     shared: Arc<Shared>,
     sends: Writer<0>,
     deliveries: Reader<ORIGIN>,
     events: Consumer<Event>,
 }
 
-/// Both ends of an endpoint's rings.
-fn ends(config: &process::Config) -> (Near, Rings) {
+/// Creates the rings of an endpoint, and returns both ends.
+fn create_rings(config: &process::Config) -> (AppEnds, Rings) {
     let (sends, to_process) = ring();
     let (from_process, deliveries) = ring();
-    let (to_events, events) = RingBuffer::new(EVENTS);
+    let (to_events, events) = RingBuffer::new(MAX_EVENTS);
     let shared = Arc::new(Shared::new(config.peers.len()));
-    (Near { shared, sends, deliveries, events }, (to_process, from_process, to_events))
+    (AppEnds { shared, sends, deliveries, events }, (to_process, from_process, to_events))
 }
 
-/// A process of 1Pipe: both halves. See the [crate's page](crate).
+/// Process of 1Pipe: both halves of an endpoint. See the [crate documentation](crate).
 pub struct Endpoint {
     sender: Sender,
     receiver: Receiver,
 }
 
 impl Endpoint {
-    /// Starts DPDK, the process's port, its polling thread and its control thread (Table 1, `onepipe_init`). Once in a program.
+    /// Starts DPDK, the process's port, its polling thread and its control thread (1Pipe, Table 1,
+    /// `onepipe_init`). Works once per program.
+    ///
+    /// # Errors
+    /// The configuration is invalid, or DPDK, the port or the control thread did not start.
     pub fn init(config: Config) -> Result<Self, InitError> {
         let (ports, workers) = (config.runtime.ports.len(), config.runtime.workers.cpus.len());
         if (ports, workers) != (1, 1) {
             return Err(InitError::Shape { ports, workers });
         }
         let settings = config.process.clone();
-        let (asks, asked) = crossbeam_channel::bounded(ASKS);
-        let (near, far) = ends(&settings.process);
-        let shared = Arc::clone(&near.shared);
-        let (thread, counters) = control::start(config, far, shared, asked)?;
-        Ok(Self::new(near, &settings.process, counters, asks, Some(thread)))
+        let (requests, requests_rx) = crossbeam_channel::bounded(MAX_REQUESTS);
+        let (app, polling) = create_rings(&settings.process);
+        let shared = Arc::clone(&app.shared);
+        let (thread, counters) = control::start(config, polling, shared, requests_rx)?;
+        Ok(Self::new(app, &settings.process, counters, requests, Some(thread)))
     }
 
-    /// An endpoint without threads: whoever has the other half runs it, as a switch function on port 0. For programs that are
-    /// measured or simulated; what is asked of its handle beyond what is shared, nobody hears.
+    /// Creates an endpoint without threads, and the switch function that runs its process on port 0. For
+    /// measurements and simulations. [`Handle::exit`] and [`Handle::set_alive`] do not reach the process,
+    /// because there is no control thread.
+    ///
+    /// # Errors
+    /// The configuration is invalid.
     pub fn without_threads(
         config: &process::Config,
         tell_settled: bool,
     ) -> Result<(Self, Host), ConfigError> {
-        let (near, far) = ends(config);
-        let shared = Arc::clone(&near.shared);
+        let (app, polling) = create_rings(config);
+        let shared = Arc::clone(&app.shared);
         let process = Process::new(config.clone())?;
         let counters = process.counters();
-        let host = Host::new(process, tell_settled, far, shared);
-        let (asks, _) = crossbeam_channel::bounded(0);
-        Ok((Self::new(near, config, counters, asks, None), host))
+        let host = Host::new(process, tell_settled, polling, shared);
+        let (requests, _) = crossbeam_channel::bounded(0);
+        Ok((Self::new(app, config, counters, requests, None), host))
     }
 
     fn new(
-        near: Near,
+        app: AppEnds,
         config: &process::Config,
         counters: Arc<Counters>,
-        asks: crossbeam_channel::Sender<Ask>,
+        requests: crossbeam_channel::Sender<Request>,
         thread: Option<JoinHandle<()>>,
     ) -> Self {
         let peers = config.peers.iter().map(|peer| peer.id).collect();
-        let Near { shared, sends, deliveries, events } = near;
+        let AppEnds { shared, sends, deliveries, events } = app;
         let thread = Mutex::new(thread);
-        let handle = Handle(Arc::new(Running { shared, counters, own: config.own.id, peers, asks, thread }));
+        let handle =
+            Handle(Arc::new(Running { shared, counters, own: config.own.id, peers, requests, thread }));
         let limits = Limits::of(config);
-        let sender = Sender { ring: sends, limits, given: 0, long: Vec::new(), handle: handle.clone() };
+        let sender =
+            Sender { ring: sends, limits, accepted: 0, long_record: Vec::new(), handle: handle.clone() };
         let receiver = Receiver { ring: deliveries, events, callback: None, handle };
         Self { sender, receiver }
     }
 
-    /// Both halves, for two threads.
+    /// Returns both halves, for two threads.
     pub fn split(self) -> (Sender, Receiver) {
         (self.sender, self.receiver)
     }
 
-    /// What any thread may ask
+    /// Returns the handle.
     pub const fn handle(&self) -> &Handle {
         self.sender.handle()
     }
@@ -433,7 +454,7 @@ impl Endpoint {
     /// See [`Sender::unreliable_send`].
     ///
     /// # Errors
-    /// Nothing of it is sent.
+    /// Nothing of the scattering is sent.
     pub fn unreliable_send(&mut self, messages: &[(ProcessId, &[u8])]) -> Result<Scattering, SendError> {
         self.sender.unreliable_send(messages)
     }
@@ -466,7 +487,7 @@ impl Endpoint {
         self.receiver.poll_event()
     }
 
-    /// See [`Handle::exit`]. Calls back of what has failed by then.
+    /// Leaves; see [`Handle::exit`]. Then calls the callback for messages that have failed until then.
     pub fn exit(mut self) {
         self.handle().exit();
         while self.receiver.poll_event().is_some() {}

@@ -1,4 +1,4 @@
-//! The polling thread's part: a process on a port, between the rings of its application.
+//! Switch function of the polling thread: a process on a port, between the rings of its application.
 
 use crate::ring::{Reader, Taken, Writer};
 use crate::submit;
@@ -14,35 +14,35 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
-/// Scatterings that are taken in one turn at most, between which frames are received
-const TAKEN_A_TURN: usize = 64;
-/// A process has one port
+/// Maximum number of scatterings taken in one turn, so that frames are received in between
+const SENDS_PER_TURN: usize = 64;
+/// The only port of a process
 const PORT: PortId = PortId(0);
-/// Beacons by which a process that leaves says so: the switch may miss one
-const FAREWELLS: u64 = 3;
-/// Time-outs of messages that a process that leaves waits for what is not settled
-const PATIENCE: u64 = 4;
-/// The next header of ICMPv6, which neighbour discovery is part of
+/// Number of beacons that announce that a process leaves; the switch may miss some
+const FINAL_BEACONS: u64 = 3;
+/// Number of message time-outs for which a leaving process waits for unsettled messages
+const LEAVE_TIMEOUTS: u64 = 4;
+/// Next-header value of ICMPv6, which includes neighbour discovery
 const ICMPV6: u8 = 58;
 
-/// What other threads read of a process.
+/// State of a process that other threads read.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// 1Pipe's time, as the polling thread last told it
+    /// 1Pipe's time, as last published by the polling thread
     pub(crate) clock: AtomicU64,
-    /// Barriers; [`NONE`](Self::NONE) before there are any
+    /// Best-effort and commit barrier; [`NONE`](Self::NONE) before there is one
     pub(crate) barrier: AtomicU64,
     pub(crate) commit: AtomicU64,
-    /// Peers that are known to have failed, by place
+    /// Peers that are known to have failed, by index
     pub(crate) dead: Box<[AtomicBool]>,
-    /// The polling thread has ended, or is to leave: it takes nothing more.
-    pub(crate) ended: AtomicBool,
-    /// It has ended: nothing more is delivered, and nothing is told.
-    pub(crate) gone: AtomicBool,
+    /// The process is to leave, or the polling thread has ended: no more scatterings are accepted.
+    pub(crate) closing: AtomicBool,
+    /// The polling thread has ended: no more messages or events follow.
+    pub(crate) closed: AtomicBool,
 }
 
 impl Shared {
-    /// For a barrier: there is none. Timestamps have 48 bits
+    /// Marks a barrier that is not known. Timestamps have 48 bits
     pub(crate) const NONE: u64 = u64::MAX;
 
     pub(crate) fn new(peers: usize) -> Self {
@@ -51,63 +51,63 @@ impl Shared {
             barrier: AtomicU64::new(Self::NONE),
             commit: AtomicU64::new(Self::NONE),
             dead: (0..peers).map(|_| AtomicBool::new(false)).collect(),
-            ended: AtomicBool::new(false),
-            gone: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
         }
     }
 }
 
-/// What the control thread tells a process.
+/// Command from the control thread to a process.
 #[derive(Debug)]
 pub enum Command {
-    /// What the machine's clock shows
+    /// Sets the time to the machine's clock
     Clock(Timestamp),
-    /// Whether a peer is there
+    /// Sets whether a peer is alive
     Alive(ProcessId, bool),
-    /// It is to leave.
+    /// Leaves.
     Leave,
 }
 
-/// It has left.
+/// Event: the process has left.
 #[derive(Clone, Copy, Debug)]
 pub struct Gone;
 
-/// How far a process that leaves is
+/// Progress of a process that leaves
 #[derive(Clone, Copy, Debug)]
 enum Leaving {
-    /// What was sent is waited for, but no longer than until then.
+    /// Waiting until all messages are settled, but at most until this time.
     Settling(Nanos),
-    /// It has left when it has sent so many beacons.
-    Saying(u64),
-    /// The control thread is to be told.
+    /// Announcing the end; has left when this total number of beacons has been sent.
+    Announcing(u64),
+    /// The control thread is to be notified.
     Left,
-    /// It was told.
-    Told,
+    /// The control thread has been notified.
+    Reported,
 }
 
-/// The polling thread's ends of the rings: what is to be sent, what was delivered, events
+/// The polling thread's ends of the rings: scatterings to be sent, delivered messages, events
 pub(crate) type Rings = (Reader<0>, Writer<ORIGIN>, Producer<Event>);
 
-/// Bytes of the head of a delivery: timestamp and sender
+/// Length of the head of a delivery record, in bytes: timestamp and sender
 pub(crate) const ORIGIN: usize = 12;
 
-/// The head of a delivery
+/// Returns the head of a delivery record.
 #[inline]
-fn head(timestamp: Timestamp, src: ProcessId) -> [u8; ORIGIN] {
+fn encode_origin(timestamp: Timestamp, src: ProcessId) -> [u8; ORIGIN] {
     let mut head = [0; ORIGIN];
     head[..8].copy_from_slice(&timestamp.nanos().to_ne_bytes());
     head[8..].copy_from_slice(&src.0.to_ne_bytes());
     head
 }
 
-/// The timestamp and the sender in it
+/// Returns the timestamp and the sender of a head.
 #[inline]
-pub(crate) fn origin(head: &[u8; ORIGIN]) -> (Timestamp, ProcessId) {
+pub(crate) fn decode_origin(head: &[u8; ORIGIN]) -> (Timestamp, ProcessId) {
     let [a, b, c, d, e, f, g, h, src @ ..] = *head;
     (Timestamp::new(u64::from_ne_bytes([a, b, c, d, e, f, g, h])), ProcessId(u32::from_ne_bytes(src)))
 }
 
-/// A process on a port, between the rings of its application.
+/// Process on a port, between the rings of its application: the switch function of the polling thread.
 pub struct Host {
     process: Process,
     sends: Reader<0>,
@@ -116,14 +116,14 @@ pub struct Host {
     tell_settled: bool,
     shared: Arc<Shared>,
     outbox: Outbox,
-    /// Something came that may have to be told or answered.
-    has_come: bool,
-    /// An event for which there was no room
+    /// A frame or command has arrived that may have caused messages, events or ACKs.
+    has_input: bool,
+    /// Event for which the ring had no room
     event: Option<Event>,
     /// Events of a scattering that was refused here
     refused: VecDeque<Event>,
     leaving: Option<Leaving>,
-    /// Memory for the messages of a scattering
+    /// Reused memory for the messages of a scattering
     list: Vec<(ProcessId, &'static [u8])>,
 }
 
@@ -142,7 +142,7 @@ impl Host {
             tell_settled,
             shared,
             outbox: Outbox::default(),
-            has_come: false,
+            has_input: false,
             event: None,
             refused: VecDeque::new(),
             leaving: None,
@@ -150,14 +150,15 @@ impl Host {
         }
     }
 
-    /// Takes what the application wants sent, as long as the wire and the process have room. What can leave at once, does.
+    /// Takes scatterings of the application, as long as the port and the process have room. Those that can be
+    /// sent at once are.
     fn take_sends<O: Output>(&mut self, now: Nanos, out: &mut O) {
-        // Whoever has left sends nothing: all fails, for which no room is needed.
-        let fails = matches!(self.leaving, Some(Leaving::Saying(_) | Leaving::Left | Leaving::Told));
+        // After leaving, all scatterings fail, which needs no room at the port.
+        let fails = matches!(self.leaving, Some(Leaving::Announcing(_) | Leaving::Left | Leaving::Reported));
         let Self { sends, process, refused, list, outbox, .. } = self;
-        let mut left = TAKEN_A_TURN;
-        sends.each(|[], record| {
-            // A scattering that is refused has as many events as messages: one at a time.
+        let mut left = SENDS_PER_TURN;
+        sends.for_each(|[], record| {
+            // A refused scattering has as many events as messages, so one is handled at a time.
             let has_room = fails || !(outbox.is_waiting() || out.room(PORT) == 0);
             if left == 0 || !refused.is_empty() || !has_room {
                 return Taken::Not;
@@ -177,21 +178,21 @@ impl Host {
                     Taken::Yes
                 }
             };
-            *list = submit::forget(messages);
+            *list = submit::clear_list(messages);
             taken
         });
     }
 
-    /// Sends what the process has to send.
+    /// Sends the process's pending frames.
     fn transmit<O: Output>(&mut self, now: Nanos, out: &mut O) {
         let Self { outbox, process, .. } = self;
         outbox.send(out, |frame| process.poll_transmit(now, frame));
     }
 
-    /// Tells the application what there is, as far as it has room.
-    fn tell(&mut self, now: Nanos) {
+    /// Publishes clock, barriers, messages and events to the application, as far as the rings have room.
+    fn publish(&mut self, now: Nanos) {
         let shared = &self.shared;
-        // Before any message that is earlier: whoever has seen it is to see a clock that is past it.
+        // Before any earlier message: an application that has received a message must see a later clock.
         shared.clock.store(self.process.timestamp(now).nanos(), Ordering::Release);
         let (barrier, commit) = self.process.barriers();
         let number = |barrier: Option<Timestamp>| barrier.map_or(Shared::NONE, Timestamp::nanos);
@@ -199,25 +200,25 @@ impl Host {
         shared.commit.store(number(commit), Ordering::Relaxed);
         let Self { process, deliveries, .. } = self;
         process.unreliable_recv_each(|timestamp, src, payload| {
-            match deliveries.write_owned(head(timestamp, src), payload) {
+            match deliveries.write_owned(encode_origin(timestamp, src), payload) {
                 Err(_) if deliveries.is_abandoned() => Ok(None),
                 written => written,
             }
         });
         self.deliveries.publish();
-        self.tell_events();
+        self.publish_events();
     }
 
-    /// The same of events
-    fn tell_events(&mut self) {
-        // Some at once, as nearly always there are no others
+    /// Publishes events.
+    fn publish_events(&mut self) {
+        // Several at once, because there are rarely others
         while self.tell_settled && self.event.is_none() && self.refused.is_empty() {
             let next = self.process.next_events();
-            let told = self.events.push_partial_slice(next).0.len();
-            if told == 0 {
+            let count = self.events.push_partial_slice(next).0.len();
+            if count == 0 {
                 break;
             }
-            self.process.take_events(told);
+            self.process.take_events(count);
         }
         while let Some(event) =
             self.event.take().or_else(|| self.refused.pop_front()).or_else(|| self.process.poll_event())
@@ -234,38 +235,39 @@ impl Host {
         }
     }
 
-    /// Goes on to leave, if it is to.
-    fn go_on_leaving(&mut self, now: Nanos) {
+    /// Advances the process's leaving, if it is to leave.
+    fn advance_leaving(&mut self, now: Nanos) {
         match self.leaving {
             Some(Leaving::Settling(until)) => {
                 let settled = self.sends.is_empty() && self.process.unsettled() == 0;
                 if settled || until <= now {
                     self.process.leave();
                     let sent = self.process.counters().beacons_sent.get();
-                    self.leaving = Some(Leaving::Saying(sent + FAREWELLS));
+                    self.leaving = Some(Leaving::Announcing(sent + FINAL_BEACONS));
                 }
             }
-            Some(Leaving::Saying(beacons)) if self.process.counters().beacons_sent.get() >= beacons => {
+            Some(Leaving::Announcing(beacons)) if self.process.counters().beacons_sent.get() >= beacons => {
                 self.leaving = Some(Leaving::Left);
             }
             _ => {}
         }
     }
 
-    /// Whether something waits that is not a matter of time
+    /// Returns whether there is work that does not wait for a timer.
     fn is_waiting(&self) -> bool {
-        self.has_come
+        self.has_input
             || self.outbox.is_waiting()
             || self.process.has_message()
             || self.event.is_some()
             || !self.refused.is_empty()
             || !self.sends.is_empty()
-            // Of what the application has just taken, too
+            // Includes window updates for messages that the application has just taken.
             || self.process.has_answers()
     }
 }
 
-/// A scattering that the process does not take: all of it fails. The handle has checked whatever does not change.
+/// Fails all messages of a scattering that the process refuses. The sender has checked everything that does
+/// not change.
 #[cold]
 fn refuse(
     process: &mut Process,
@@ -276,7 +278,7 @@ fn refuse(
     let why = match why {
         SendError::Dead(_) => Failure::Dead,
         SendError::Left => Failure::Left,
-        why => unreachable!("the sender has checked it: {why}"),
+        why => unreachable!("the sender has checked the scattering: {why}"),
     };
     let scattering = process.skip();
     let failed = |(part, &(dst, _)): (u32, &(ProcessId, &[u8]))| Event::SendFailed {
@@ -290,8 +292,8 @@ fn refuse(
     refused.push_back(Event::Settled { scattering, timestamp: None, failed: messages.len() as u32 });
 }
 
-/// Whether a frame may ask for an address: ARP, or what neighbour discovery is part of
-fn asks(frame: &[u8]) -> bool {
+/// Returns whether a frame may request an address: ARP, or ICMPv6, which includes neighbour discovery.
+fn may_request_address(frame: &[u8]) -> bool {
     let Some(kind) = frame.get(Ethernet::LEN - 2..Ethernet::LEN) else { return false };
     let of = |wanted: u16| kind == wanted.to_be_bytes();
     of(ethertype::ARP) || of(ethertype::IPV6) && frame.get(Ethernet::LEN + 6) == Some(&ICMPV6)
@@ -308,24 +310,25 @@ impl Function for Host {
         now: Nanos,
         _out: &mut O,
     ) -> Verdict {
-        self.has_come = true;
+        self.has_input = true;
         match self.process.on_frame(frame.bytes(), now) {
-            Err(Refusal::NotOurs) if asks(frame.bytes()) => Verdict::Punt,
+            Err(Refusal::NotOurs) if may_request_address(frame.bytes()) => Verdict::Punt,
             _ => Verdict::Consume,
         }
     }
 
     fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
-        self.has_come = false;
+        self.has_input = false;
         if self.process.next_timer().is_some_and(|at| at <= now) {
             self.process.on_timer(now);
         }
-        // What is before the messages that the application has sent since; and what of them could not leave at once.
+        // First the frames that precede the application's new scatterings; then what these could not send at
+        // once.
         self.transmit(now, out);
         self.take_sends(now, out);
         self.transmit(now, out);
-        self.tell(now);
-        self.go_on_leaving(now);
+        self.publish(now);
+        self.advance_leaving(now);
     }
 
     fn next_timer(&self) -> Option<Nanos> {
@@ -337,16 +340,16 @@ impl Function for Host {
             Command::Clock(clock) => self.process.set_clock(clock, now),
             Command::Alive(id, alive) => _ = self.process.set_alive(id, alive, now),
             Command::Leave => {
-                let patience = self.process.config().timeout.0.saturating_mul(PATIENCE);
-                self.leaving.get_or_insert(Leaving::Settling(now + Nanos(patience)));
+                let limit = self.process.config().timeout.0.saturating_mul(LEAVE_TIMEOUTS);
+                self.leaving.get_or_insert(Leaving::Settling(now + Nanos(limit)));
             }
         }
-        self.has_come = true;
+        self.has_input = true;
     }
 
     fn poll_event(&mut self) -> Option<Gone> {
         matches!(self.leaving, Some(Leaving::Left)).then(|| {
-            self.leaving = Some(Leaving::Told);
+            self.leaving = Some(Leaving::Reported);
             Gone
         })
     }

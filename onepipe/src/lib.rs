@@ -1,5 +1,6 @@
-//! 1Pipe's host library, best effort: the paper's Table 1 for the threads of an application (Li et al., "1Pipe: Scalable Total Order
-//! Communication in Data Center Networks", SIGCOMM 2021, sections 2.1 and 6.1).
+//! Host library of 1Pipe's best-effort service: the paper's Table 1 for the threads of an application (Li et
+//! al., "1Pipe: Scalable Total Order Communication in Data Center Networks", SIGCOMM 2021, sections 2.1 and
+//! 6.1).
 //!
 //! ```no_run
 //! use onepipe::{Endpoint, ProcessId};
@@ -16,26 +17,28 @@
 //!
 //! # Threads
 //!
-//! [`Endpoint::init`] starts two: the *polling thread*, a worker of `dataplane` which owns the port and the
-//! [`Process`](representative::Process), and a *control thread* beside it, which sets the clock, answers who asks for the address, and
-//! ends both. The application's threads share rings with the polling thread: of what is to be sent, of what was delivered, and of
-//! events. Neither side waits for the other, takes a lock for it or makes a system call. An [`Endpoint`] may be
-//! [split](Endpoint::split), so that one thread sends and another receives.
+//! [`Endpoint::init`] starts two threads: the *polling thread*, a worker of `dataplane` that owns the port
+//! and the [`Process`](representative::Process), and a *control thread*, which sets the clock, answers ARP
+//! and neighbour discovery, and stops both. The application's threads share rings with the polling thread,
+//! for scatterings to be sent, delivered messages, and events. Neither side waits for the other, takes a lock
+//! for it or makes a system call. An [`Endpoint`] may be [split](Endpoint::split), so that one thread sends
+//! and another receives.
 //!
-//! Callbacks run in the thread that receives, inside [`unreliable_recv`](Endpoint::unreliable_recv) and its like, never in the polling
-//! thread: one that takes its time would keep back this host's beacons, and with them everybody's messages. So they may send, wait, and
-//! take locks.
+//! Callbacks run in the thread that receives, inside [`unreliable_recv`](Endpoint::unreliable_recv) and
+//! similar methods, never in the polling thread: there, a slow callback would delay this host's beacons, and
+//! with them the messages of all receivers. So callbacks may send, wait, and take locks.
 //!
 //! # Backpressure
 //!
-//! What does not fit is refused with [`SendError::Full`]: when the ring is full, because the polling thread waits for windows or for
-//! the wire; or when so many messages are not settled as the configuration allows, to which events that nobody has taken belong.
-//! Who does not receive is not sent any more: rings fill, then windows, and senders find theirs full. Whether there is room again
-//! they learn by one message a time-out, which fails as [`Failure::NoRoom`] if there is none.
+//! A scattering without room is refused with [`SendError::Full`]: when the ring is full, because the polling
+//! thread waits for windows or for the port; or when as many messages are unsettled as the configuration
+//! allows, including those whose events the application has not taken. A receiver that does not receive stops
+//! its senders: its rings fill, then its windows, then the senders' rings. A sender probes for room with one
+//! message per time-out, which fails as [`Failure::NoRoom`] if there is none.
 //!
-//! # One endpoint a program
+//! # One endpoint per program
 //!
-//! DPDK's environment can be started once in a program, so there can be one endpoint, once.
+//! DPDK's environment can be started once per program, so there can be one endpoint, once.
 
 #![forbid(unsafe_code)]
 

@@ -1,15 +1,16 @@
-//! Scatterings on their way to the polling thread: checked as the process will check them, and written into a record.
+//! Records of scatterings for the polling thread: checked as the process will check them, and serialised.
 
 use representative::ProcessId;
 use representative::process::{Config, MAX_MESSAGE, PACKET_COST, SendError};
 use rocev2::onepipe::OnePipe;
 use switch::table::Index;
 
-/// In front of a record: how many messages there are. For each, its receiver and its length
-const NUMBER: usize = 4;
-const ENTRY: usize = 8;
+/// Lengths in bytes of the number of messages, in front of a record, and of each message's entry: its
+/// receiver and its length
+const COUNT_LEN: usize = 4;
+const ENTRY_LEN: usize = 8;
 
-/// What a scattering has to keep to.
+/// Limits of a scattering, as the process enforces them.
 #[derive(Debug)]
 pub(crate) struct Limits {
     own: ProcessId,
@@ -18,7 +19,7 @@ pub(crate) struct Limits {
     window: usize,
     send_buffer: usize,
     max_unsettled: usize,
-    /// Receivers with what they get
+    /// Scratch buffer: receivers and the costs of their messages
     costs: Vec<(ProcessId, usize)>,
 }
 
@@ -26,7 +27,7 @@ impl Limits {
     pub(crate) fn of(config: &Config) -> Self {
         let mut peers = Index::with_capacity(config.peers.len());
         for peer in &config.peers {
-            // Twice the same is refused by the process.
+            // The process refuses duplicates.
             _ = peers.get_or_insert(peer.id);
         }
         Self {
@@ -40,12 +41,13 @@ impl Limits {
         }
     }
 
-    /// The place of a peer
-    pub(crate) fn place(&self, id: ProcessId) -> Option<usize> {
-        self.peers.get(&id).map(|place| place as usize)
+    /// Returns the index of a peer.
+    pub(crate) fn index(&self, id: ProcessId) -> Option<usize> {
+        self.peers.get(&id).map(|index| index as usize)
     }
 
-    /// Whether the process would take this if it had room, as far as its table tells; `dead` knows which of its peers have failed.
+    /// Checks whether the process would accept a scattering if it had room; `dead` returns whether the peer
+    /// with this index has failed.
     pub(crate) fn check(
         &mut self,
         messages: &[(ProcessId, &[u8])],
@@ -57,8 +59,8 @@ impl Limits {
         let (mut bytes, mut costs) = (0, 0);
         for &(dst, message) in messages {
             if dst != self.own {
-                let place = self.place(dst).ok_or(SendError::Unknown(dst))?;
-                if dead(place) {
+                let index = self.index(dst).ok_or(SendError::Unknown(dst))?;
+                if dead(index) {
                     return Err(SendError::Dead(dst));
                 }
             }
@@ -101,13 +103,13 @@ impl Limits {
     }
 }
 
-/// How long the record of a scattering is.
+/// Returns the length of a scattering's record, in bytes.
 #[inline]
 pub(crate) fn len(messages: &[(ProcessId, &[u8])]) -> usize {
-    NUMBER + messages.iter().map(|(_, message)| ENTRY + message.len()).sum::<usize>()
+    COUNT_LEN + messages.iter().map(|(_, message)| ENTRY_LEN + message.len()).sum::<usize>()
 }
 
-/// Appends a scattering to `record`.
+/// Appends a scattering's record to `record`.
 #[inline]
 pub(crate) fn write(messages: &[(ProcessId, &[u8])], record: &mut Vec<u8>) {
     record.extend_from_slice(&(messages.len() as u32).to_ne_bytes());
@@ -120,29 +122,29 @@ pub(crate) fn write(messages: &[(ProcessId, &[u8])], record: &mut Vec<u8>) {
     }
 }
 
-/// The receiver and the length of a message
-fn entry(entry: [u8; ENTRY]) -> (ProcessId, usize) {
+/// Decodes an entry to the receiver and the length of a message.
+fn entry(entry: [u8; ENTRY_LEN]) -> (ProcessId, usize) {
     let entry = u64::from_le_bytes(entry);
     (ProcessId(entry as u32), (entry >> 32) as usize)
 }
 
-/// The message of a scattering that has one only.
+/// Returns the message of a scattering that has exactly one.
 #[inline]
 pub(crate) fn read_one(record: &[u8]) -> Option<(ProcessId, &[u8])> {
-    let (number, rest) = record.split_first_chunk::<NUMBER>()?;
-    let (first, message) = rest.split_first_chunk::<ENTRY>()?;
+    let (number, rest) = record.split_first_chunk::<COUNT_LEN>()?;
+    let (first, message) = rest.split_first_chunk::<ENTRY_LEN>()?;
     (u32::from_ne_bytes(*number) == 1).then(|| (entry(*first).0, message))
 }
 
-/// Reads a record that [`write`] has made: its messages, put into the memory that `list` has.
+/// Decodes a record written by [`write()`] to its messages, in the memory of `list`.
 pub(crate) fn read<'a>(
     record: &'a [u8],
     list: Vec<(ProcessId, &'static [u8])>,
 ) -> Vec<(ProcessId, &'a [u8])> {
     let mut list: Vec<(ProcessId, &'a [u8])> = list;
-    let (number, rest) = record.split_first_chunk::<NUMBER>().expect("a record has a number");
-    let (entries, mut bytes) = rest.split_at(u32::from_ne_bytes(*number) as usize * ENTRY);
-    for &of in entries.as_chunks::<ENTRY>().0 {
+    let (number, rest) = record.split_first_chunk::<COUNT_LEN>().expect("a record has a number");
+    let (entries, mut bytes) = rest.split_at(u32::from_ne_bytes(*number) as usize * ENTRY_LEN);
+    for &of in entries.as_chunks::<ENTRY_LEN>().0 {
         let (dst, len) = entry(of);
         let (message, others) = bytes.split_at(len);
         list.push((dst, message));
@@ -151,10 +153,11 @@ pub(crate) fn read<'a>(
     list
 }
 
-/// The memory of a list, for the next one. (Elements of one size and alignment are collected in place.)
-pub(crate) fn forget(mut list: Vec<(ProcessId, &[u8])>) -> Vec<(ProcessId, &'static [u8])> {
+/// Empties a list, to reuse its memory for the next one. (Elements of the same size and alignment are
+/// collected in place.)
+pub(crate) fn clear_list(mut list: Vec<(ProcessId, &[u8])>) -> Vec<(ProcessId, &'static [u8])> {
     list.clear();
-    list.into_iter().map(|_| unreachable!("it was cleared")).collect()
+    list.into_iter().map(|_| unreachable!("the list was cleared")).collect()
 }
 
 #[cfg(test)]
@@ -168,7 +171,7 @@ mod tests {
     use switch::Nanos;
 
     #[test]
-    fn what_is_written_is_read_in_the_same_memory() {
+    fn scattering_is_decoded_in_the_same_memory() {
         let messages: [(_, &[u8]); 3] = [(ProcessId(7), b"abc"), (ProcessId(9), b""), (ProcessId(7), b"d")];
         let mut record = vec![1, 2, 3];
         let mut list = Vec::with_capacity(8);
@@ -180,7 +183,7 @@ mod tests {
             assert_eq!(read_one(&record), None);
             let read = read(&record, list);
             assert_eq!(read, messages);
-            list = forget(read);
+            list = clear_list(read);
             assert!(list.is_empty() && list.capacity() == 8 && list.as_ptr().cast::<u8>() == before.cast());
         }
     }
@@ -194,9 +197,9 @@ mod tests {
         }
     }
 
-    /// Whatever the check lets pass, the process takes, and whatever it refuses, the process refuses as well.
+    /// The check accepts what the process accepts, and refuses what the process refuses.
     #[test]
-    fn it_checks_what_the_process_checks() {
+    fn check_agrees_with_the_process() {
         let peer = |n: u8| Peer {
             id: ProcessId(n.into()),
             mac: MacAddr([2, 0, 0, 0, 0, n]),
@@ -229,8 +232,8 @@ mod tests {
             let mut process = Process::new(config.clone()).unwrap();
             process.set_alive(ProcessId(4), false, Nanos::ZERO);
             let mut limits = Limits::of(&config);
-            let dead = limits.place(ProcessId(4));
-            let checked = limits.check(&messages, |place| Some(place) == dead);
+            let dead = limits.index(ProcessId(4));
+            let checked = limits.check(&messages, |index| Some(index) == dead);
             assert_eq!(checked, process.unreliable_send(Nanos::ZERO, &messages).map(|_| ()), "{messages:?}");
             refused += u32::from(checked.is_err());
         }

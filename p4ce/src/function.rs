@@ -1,7 +1,7 @@
-//! The switch's data plane: scatters what leaders write, gathers what replicas acknowledge, and is a learning bridge for
-//! everything else.
+//! The switch's data plane: scatters leaders' writes to replicas, gathers replicas' acknowledgements, and is
+//! a learning bridge for all other frames.
 
-use crate::gather::Gathered;
+use crate::gather::GatherResult;
 use crate::group::{Group, GroupId, Member, Request};
 use core::net::IpAddr;
 use rocev2::aeth::{NakCode, Syndrome};
@@ -22,67 +22,67 @@ use zerocopy::FromBytes;
 /// Configuration of [`P4ce`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The bridge for all frames that are not the switch's own
+    /// Bridge for all frames that are not addressed to the switch
     pub forward: forward::Config,
-    /// The switch's MAC address
+    /// MAC address of the switch
     pub mac: MacAddr,
-    /// Its IP addresses
+    /// IP addresses of the switch
     pub addresses: Vec<IpAddr>,
-    /// Groups at once
+    /// Limit of groups
     pub groups: usize,
-    /// Queue pairs at once: one a group and one a replica of it. A power of two
+    /// Limit of queue pairs: one per group and one per replica of it. A power of two.
     pub queue_pairs: usize,
-    /// A replica that has been behind a quorum for so long without moving is excluded; zero for never
+    /// Time after which a replica that is behind a quorum without progress is excluded; zero is unlimited
     pub silent_after: Nanos,
-    /// A planted bug, to see whether it is found
+    /// A planted bug, to check that tests find it
     #[cfg(debug_assertions)]
     pub bug: Option<crate::Bug>,
 }
 
-/// What the control plane tells the data plane.
+/// A command of the control plane to the data plane.
 #[derive(Debug)]
 pub enum Command {
-    /// The group's packets are to be handled from now on. Answered by [`Event::Opened`].
+    /// Opens a group, whose packets are handled from now on. Answered by [`Event::Opened`].
     Open(Box<Group>),
-    /// The group is over. Answered by [`Event::Closed`].
+    /// Closes a group. Answered by [`Event::Closed`].
     Close(GroupId),
-    /// A replica is written to no more.
+    /// Excludes a replica: it is no longer written to.
     Exclude(GroupId, usize),
-    /// So many replicas make a quorum from now on.
+    /// Changes the number of replicas in a quorum.
     SetQuorum(GroupId, usize),
 }
 
-/// What the data plane tells the control plane.
+/// An event that the data plane reports to the control plane.
 #[derive(Debug)]
 pub enum Event {
-    /// A group's packets are handled; or not, as there is no place for it.
+    /// The group is open if the second field is true; otherwise its slot or a queue pair number was taken.
     Opened(GroupId, bool),
-    /// A group's packets are handled no more; what it was made of is given back.
+    /// The group is closed; its memory is returned.
     Closed(GroupId, Option<Box<Group>>),
-    /// A replica was excluded by the data plane.
+    /// The data plane excluded a replica.
     Excluded(GroupId, usize),
 }
 
-/// What the data plane counts, beside what the bridge does.
+/// Counters of the data plane, in addition to those of the bridge.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Requests of leaders that were passed to replicas
+    /// Leaders' request packets passed to replicas
     pub requests: Counter,
-    /// Their copies
+    /// Copies of these sent to replicas
     pub copies: Counter,
     /// Responses of replicas
     pub responses: Counter,
-    /// Acknowledgements that leaders were told
+    /// Acknowledgements sent to leaders
     pub acks: Counter,
-    /// NAKs (PSN sequence error) that leaders were told
+    /// NAKs (PSN sequence error) sent to leaders
     pub naks: Counter,
-    /// "Receiver not ready" that leaders were told
+    /// RNR NAKs sent to leaders
     pub rnr_naks: Counter,
     /// NAKs that end a connection, of replicas or of the switch itself
     pub fatal_naks: Counter,
-    /// Requests of which leaders were told again what a quorum holds
+    /// Retransmitted requests that the switch acknowledged again, because a quorum holds them
     pub repeated: Counter,
-    /// Congestion notifications passed to leaders
+    /// Congestion notification packets passed to leaders
     pub cnps: Counter,
     /// Groups opened
     pub opened: Counter,
@@ -90,23 +90,23 @@ pub struct Counters {
     pub closed: Counter,
     /// Replicas excluded by the data plane
     pub excluded: Counter,
-    /// Leaders and replicas that were found at another port than before
+    /// Leaders and replicas that moved to another port
     pub moved: Counter,
 }
 
-/// Whose queue pair one of the switch's is.
+/// The group and member to which one of the switch's queue pairs belongs.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     qpn: u32,
     group: u32,
-    /// The replica at its other end; [`LEADER`] for the leader
+    /// Index of the replica at the remote end, or [`LEADER`]
     member: u32,
 }
 
 const LEADER: u32 = u32::MAX;
-const NOBODY: Slot = Slot { qpn: u32::MAX, group: 0, member: 0 };
+const UNUSED_SLOT: Slot = Slot { qpn: u32::MAX, group: 0, member: 0 };
 
-/// The data plane.
+/// The data plane: a [`Function`].
 pub struct P4ce {
     config: Config,
     forward: Forward,
@@ -114,19 +114,19 @@ pub struct P4ce {
     groups: Box<[Option<Box<Group>>]>,
     counters: Arc<Counters>,
     events: VecDeque<Event>,
-    looked: Nanos,
+    checked_at: Nanos,
 }
 
-/// What is done with a request of a leader.
+/// How a leader's request packet is handled, by opcode.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// It says where it writes to.
-    Write,
-    /// It goes to all replicas as it is.
-    Plain,
-    /// It is for the switch alone, and says nothing that concerns it.
-    Notice,
-    /// A group cannot do that.
+    /// A WRITE with a RETH, whose address and key are checked and rewritten.
+    WithReth,
+    /// Passed to all replicas without a RETH.
+    WithoutReth,
+    /// Consumed by the switch: acknowledgements and CNPs.
+    Consumed,
+    /// Answered with a NAK: not supported on a group.
     Refused,
 }
 
@@ -135,7 +135,7 @@ static KINDS: [Kind; 256] = {
     let mut at = 0;
     while at < kinds.len() {
         kinds[at] = match Opcode(at as u8) {
-            Opcode::RC_WRITE_FIRST | Opcode::RC_WRITE_ONLY | Opcode::RC_WRITE_ONLY_IMM => Kind::Write,
+            Opcode::RC_WRITE_FIRST | Opcode::RC_WRITE_ONLY | Opcode::RC_WRITE_ONLY_IMM => Kind::WithReth,
             Opcode::RC_WRITE_MIDDLE
             | Opcode::RC_WRITE_LAST
             | Opcode::RC_WRITE_LAST_IMM
@@ -144,8 +144,8 @@ static KINDS: [Kind; 256] = {
             | Opcode::RC_SEND_LAST
             | Opcode::RC_SEND_LAST_IMM
             | Opcode::RC_SEND_ONLY
-            | Opcode::RC_SEND_ONLY_IMM => Kind::Plain,
-            Opcode::CNP | Opcode::RC_ACKNOWLEDGE => Kind::Notice,
+            | Opcode::RC_SEND_ONLY_IMM => Kind::WithoutReth,
+            Opcode::CNP | Opcode::RC_ACKNOWLEDGE => Kind::Consumed,
             _ => Kind::Refused,
         };
         at += 1;
@@ -154,41 +154,45 @@ static KINDS: [Kind; 256] = {
 };
 
 impl P4ce {
-    /// A data plane without groups.
+    /// Creates a data plane without groups.
     ///
     /// # Panics
-    /// If `queue_pairs` is no power of two.
+    /// If `queue_pairs` is not a power of two.
     pub fn new(config: Config) -> Self {
-        assert!(config.queue_pairs.is_power_of_two(), "{} queue pairs", config.queue_pairs);
+        assert!(
+            config.queue_pairs.is_power_of_two(),
+            "queue_pairs = {} is not a power of two",
+            config.queue_pairs
+        );
         Self {
             forward: Forward::alone(&config.forward),
-            slots: vec![NOBODY; config.queue_pairs].into(),
+            slots: vec![UNUSED_SLOT; config.queue_pairs].into(),
             groups: (0..config.groups).map(|_| None).collect(),
             counters: Arc::default(),
             events: VecDeque::with_capacity(64),
-            looked: Nanos::ZERO,
+            checked_at: Nanos::ZERO,
             config,
         }
     }
 
-    /// Salts the bridge's table of stations, as [`Forward::salted`] does.
+    /// Salts the bridge's station table, as [`Forward::salted`] does.
     #[must_use]
     pub fn salted(mut self, seed: u64) -> Self {
         self.forward = self.forward.salted(seed);
         self
     }
 
-    /// What it has counted so far, and goes on to count
+    /// Returns the counters, which continue to count.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
     }
 
-    /// What the bridge has counted
+    /// Returns the bridge's counters.
     pub fn forward_counters(&self) -> Arc<forward::Counters> {
         self.forward.counters()
     }
 
-    /// A group that is open
+    /// Returns a group that is open.
     pub fn group(&self, id: GroupId) -> Option<&Group> {
         self.groups.get(id.0 as usize)?.as_deref()
     }
@@ -197,12 +201,19 @@ impl P4ce {
         qpn.get() as usize & (self.slots.len() - 1)
     }
 
-    /// A frame to the switch's own MAC address
+    /// Handles a frame to the switch's own MAC address.
     #[inline]
-    fn on_own<O: Output>(&mut self, frame: &mut O::Frame, port: PortId, now: Nanos, out: &mut O) -> Verdict {
+    fn on_own_frame<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
         let layout = match self.forward.admit(frame, port) {
             Ok(Some(layout)) => layout,
-            // ARP, neighbour discovery, echo requests; malformed ones, which the control plane does not understand either
+            // ARP, neighbour discovery, echo requests, and malformed ones of these, which the control plane
+            // drops.
             Ok(None) => return self.punt(frame.bytes(), port, now),
             Err(verdict) => return verdict,
         };
@@ -221,7 +232,7 @@ impl P4ce {
         }
     }
 
-    /// A packet of a leader's (paper IV-B)
+    /// Handles a packet from a leader (P4CE, section IV-B).
     #[inline]
     fn scatter<O: Output>(
         &mut self,
@@ -234,7 +245,7 @@ impl P4ce {
         let Some(group) = &mut self.groups[group] else { return Verdict::Drop(DropReason::NoQueuePair) };
         let own = self.config.mac;
         let packet = Packet::new(frame.bytes(), layout);
-        if !group.leader.is_of(&packet) {
+        if !group.leader.is_from(&packet) {
             return Verdict::Drop(DropReason::WrongSource);
         }
         #[cfg(debug_assertions)]
@@ -249,13 +260,13 @@ impl P4ce {
         }
         let (psn, ack_req) = (packet.bth().psn(), packet.bth().ack_req());
         let kind = KINDS[usize::from(layout.opcode().0)];
-        let reth = if kind == Kind::Write { first_reth(&packet) } else { None };
+        let reth = if kind == Kind::WithReth { first_reth(&packet) } else { None };
         let allowed = reth.is_none_or(|reth| group.allows(reth.va.get(), reth.rkey.get(), reth.len.get()));
-        if kind == Kind::Notice {
+        if kind == Kind::Consumed {
             return Verdict::Consume;
         }
         if kind == Kind::Refused || !allowed {
-            // Damage may be why, and then the leader is to try again.
+            // The packet may be damaged, and then the leader has to retransmit it.
             if !packet.verify_icrc() {
                 return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
             }
@@ -263,9 +274,9 @@ impl P4ce {
                 return Verdict::Drop(DropReason::Unexpected);
             }
             let code = if allowed { NakCode::INVALID_REQUEST } else { NakCode::REMOTE_ACCESS_ERROR };
-            let answer = group.gather.refuse(psn, code);
+            let response = group.gather.refuse(psn, code);
             self.counters.fatal_naks.add(1);
-            if let Ok(nak) = group.leader.make_answer(&packet, own, answer, out) {
+            if let Ok(nak) = group.leader.make_response(&packet, own, response, out) {
                 _ = out.send(nak, group.leader.port);
             }
             return Verdict::Drop(DropReason::Refused);
@@ -273,17 +284,18 @@ impl P4ce {
         let next = group.gather.next();
         if psn != next {
             if !next.precedes(psn) {
-                // A replica may not have got it as it has moved: the bridge may have heard it since.
+                // The leader retransmits, perhaps because a replica has moved: the bridge may have learned
+                // its new port since.
                 Self::find_replicas(&self.forward, &self.counters, &self.config, group);
             } else if !packet.verify_icrc() {
-                // What a packet from the future says is remembered: it has to be true.
+                // A PSN ahead of the expected one changes state, so the packet has to be intact.
                 return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
             }
         }
         let request = Request { psn, va: reth.map(|reth| reth.va.get()) };
-        if let Some(answer) = group.gather.on_request(psn, ack_req) {
+        if let Some(response) = group.gather.on_request(psn, ack_req) {
             self.counters.repeated.add(1);
-            if let Ok(ack) = group.leader.make_answer(&packet, own, answer, out) {
+            if let Ok(ack) = group.leader.make_response(&packet, own, response, out) {
                 _ = out.send(ack, group.leader.port);
             }
         }
@@ -304,18 +316,19 @@ impl P4ce {
             };
             match copy {
                 Ok(copy) => {
-                    // The runner counts what does not fit; the replica will miss it, and say so.
+                    // The output counts a frame that does not fit; the replica detects the gap and sends a
+                    // NAK.
                     _ = out.send(copy, member.port);
                 }
                 Err(switch::Full) => return Verdict::Drop(DropReason::NoBuffer),
             }
         }
-        // The last copy needs no other buffer than the packet's own.
+        // The last copy uses the packet's own buffer.
         last.scatter(frame.bytes_mut(), layout, request);
         Verdict::Forward(last.port)
     }
 
-    /// A packet of a replica's (paper IV-C)
+    /// Handles a packet from a replica (P4CE, section IV-C).
     #[inline]
     fn gather<F: Frame>(
         &mut self,
@@ -329,14 +342,14 @@ impl P4ce {
         let own = self.config.mac;
         let packet = Packet::new(frame.bytes(), layout);
         let replica = &group.members[member];
-        if !replica.is_of(&packet) {
+        if !replica.is_from(&packet) {
             return Verdict::Drop(DropReason::WrongSource);
         }
         let psn = packet.bth().psn().sub(replica.psn_ahead);
         let aeth = match layout.opcode() {
             Opcode::RC_ACKNOWLEDGE => packet.aeth().copied(),
             Opcode::CNP => None,
-            // Replicas ask for nothing here, and nothing here is read.
+            // Replicas send no requests on this connection, and no READs are sent to them.
             _ => return Verdict::Drop(DropReason::Unexpected),
         };
         if !packet.verify_icrc() {
@@ -344,7 +357,7 @@ impl P4ce {
         }
         let Some(aeth) = aeth else {
             self.counters.cnps.add(1);
-            group.leader.pass(frame.bytes_mut(), layout, own, Psn::ZERO);
+            group.leader.forward(frame.bytes_mut(), layout, own, Psn::ZERO);
             return Verdict::Forward(group.leader.port);
         };
         if replica.port != port {
@@ -369,32 +382,32 @@ impl P4ce {
             self.events.push_back(Event::Excluded(GroupId(number as u32), dropped));
         }
         match gathered {
-            Gathered::Tell(answer) => {
-                match answer.aeth.kind() {
+            GatherResult::Respond(response) => {
+                match response.aeth.kind() {
                     Syndrome::Ack(_) => self.counters.acks.add(1),
                     Syndrome::RnrNak(_) => self.counters.rnr_naks.add(1),
                     Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => self.counters.naks.add(1),
                     Syndrome::Nak(_) | Syndrome::Reserved(_) => self.counters.fatal_naks.add(1),
                 }
-                group.leader.answer(frame.bytes_mut(), layout, own, answer);
+                group.leader.rewrite_response(frame.bytes_mut(), layout, own, response);
                 Verdict::Forward(group.leader.port)
             }
-            Gathered::Absorbed => Verdict::Consume,
-            Gathered::Stale => Verdict::Drop(DropReason::Stale),
-            Gathered::Failed(answer) => {
+            GatherResult::Absorbed => Verdict::Consume,
+            GatherResult::Stale => Verdict::Drop(DropReason::Stale),
+            GatherResult::Failed(response) => {
                 group.exclude(member);
                 self.counters.excluded.add(1);
                 self.events.push_back(Event::Excluded(GroupId(number as u32), member));
-                let Some(answer) = answer else { return Verdict::Consume };
+                let Some(response) = response else { return Verdict::Consume };
                 self.counters.acks.add(1);
-                group.leader.answer(frame.bytes_mut(), layout, own, answer);
+                group.leader.rewrite_response(frame.bytes_mut(), layout, own, response);
                 Verdict::Forward(group.leader.port)
             }
         }
     }
 
-    /// A frame is for the control plane. The bridge hears its sender too, so it knows of every station what the control plane
-    /// knows, or what is newer.
+    /// Passes a frame to the control plane. The bridge learns its sender as well, so that its table has the
+    /// same or newer entries than the control plane's.
     #[cold]
     fn punt(&mut self, frame: &[u8], port: PortId, now: Nanos) -> Verdict {
         if let Ok((ethernet, _)) = Ethernet::ref_from_prefix(frame)
@@ -405,7 +418,7 @@ impl P4ce {
         Verdict::Punt
     }
 
-    /// A packet of a leader's came from another port than before.
+    /// Updates the port of a leader whose packet arrived on another port.
     #[cold]
     fn follow_leader(
         forward: &mut Forward,
@@ -415,13 +428,13 @@ impl P4ce {
         packet: &Packet<'_>,
         (port, now): (PortId, Nanos),
     ) {
-        if !Self::stays_put(config) && group.move_leader(packet, port) {
+        if !Self::has_fixed_ports(config) && group.move_leader(packet, port) {
             counters.moved.add(1);
             forward.on_command(forward::Command::Learn(packet.ethernet().src, port), now);
         }
     }
 
-    /// A response of a replica's came from another port than before.
+    /// Updates the port of a replica whose response arrived on another port.
     #[cold]
     fn follow_replica(
         forward: &mut Forward,
@@ -431,29 +444,30 @@ impl P4ce {
         (member, packet): (usize, &Packet<'_>),
         (port, now): (PortId, Nanos),
     ) {
-        if !Self::stays_put(config) && group.move_member(member, packet, port) {
+        if !Self::has_fixed_ports(config) && group.move_member(member, packet, port) {
             counters.moved.add(1);
-            // What the bridge has heard is never older than what the group knows.
+            // The bridge's entry is never older than the group's.
             forward.on_command(forward::Command::Learn(packet.ethernet().src, port), now);
         }
     }
 
-    /// A group was opened, or its leader repeats a packet: a replica that has moved may have been heard by the bridge alone.
+    /// Updates the ports of a group's replicas from the bridge's table: when the group is opened, and when
+    /// its leader retransmits. A replica that has moved may have sent other frames only.
     #[cold]
     fn find_replicas(forward: &Forward, counters: &Counters, config: &Config, group: &mut Group) {
-        if !Self::stays_put(config) {
+        if !Self::has_fixed_ports(config) {
             counters.moved.add(group.find_members(|mac| forward.find_station(mac)));
         }
     }
 
     #[cfg(not(debug_assertions))]
-    const fn stays_put(_: &Config) -> bool {
+    const fn has_fixed_ports(_: &Config) -> bool {
         false
     }
 
     #[cfg(debug_assertions)]
-    fn stays_put(config: &Config) -> bool {
-        config.bug == Some(crate::Bug::StaysPut)
+    fn has_fixed_ports(config: &Config) -> bool {
+        config.bug == Some(crate::Bug::FixedPorts)
     }
 
     fn open(&mut self, group: Box<Group>) {
@@ -462,14 +476,14 @@ impl P4ce {
         let qpns = config.replicas.iter().map(|replica| replica.peer.local_qp).zip(0..);
         let qpns: Vec<_> = qpns.chain([(config.leader.local_qp, LEADER)]).collect();
         let free = self.groups.get(id.0 as usize).is_some_and(Option::is_none)
-            && qpns.iter().all(|(qpn, _)| self.slots[self.slot_of(*qpn)].qpn == NOBODY.qpn);
+            && qpns.iter().all(|(qpn, _)| self.slots[self.slot_of(*qpn)].qpn == UNUSED_SLOT.qpn);
         if free {
             for (qpn, member) in qpns {
                 let at = self.slot_of(qpn);
                 self.slots[at] = Slot { qpn: qpn.get(), group: id.0, member };
             }
             self.counters.opened.add(1);
-            // One may have moved since the control plane has heard it.
+            // A replica may have moved since the control plane learned its port.
             let mut group = group;
             Self::find_replicas(&self.forward, &self.counters, &self.config, &mut group);
             #[cfg(debug_assertions)]
@@ -490,7 +504,7 @@ impl P4ce {
             let replicas = config.replicas.iter().map(|replica| replica.peer.local_qp);
             for qpn in replicas.chain([config.leader.local_qp]) {
                 let at = self.slot_of(qpn);
-                self.slots[at] = NOBODY;
+                self.slots[at] = UNUSED_SLOT;
             }
             self.counters.closed.add(1);
         }
@@ -501,15 +515,16 @@ impl P4ce {
         self.groups.get_mut(id.0 as usize)?.as_deref_mut()
     }
 
-    /// Whether a frame to a group address asks for one of the switch's own addresses.
-    fn asks_for_us(&self, frame: &[u8]) -> bool {
+    /// Returns whether a frame to a multicast or broadcast address requests one of the switch's own
+    /// addresses.
+    fn requests_own_address(&self, frame: &[u8]) -> bool {
         neighbour::asked_for(frame).is_some_and(|ip| self.config.addresses.contains(&ip))
     }
 
-    fn exclude_silent(&mut self, now: Nanos) {
+    fn exclude_stalled(&mut self, now: Nanos) {
         for (number, group) in self.groups.iter_mut().enumerate() {
             let Some(group) = group else { continue };
-            while let Some(member) = group.gather.find_silent(now, self.config.silent_after) {
+            while let Some(member) = group.gather.find_stalled(now, self.config.silent_after) {
                 group.exclude(member);
                 self.counters.excluded.add(1);
                 self.events.push_back(Event::Excluded(GroupId(number as u32), member));
@@ -518,8 +533,8 @@ impl P4ce {
     }
 }
 
-/// A replica's copy that shares the payload with the leader's packet. Headers and ICRC are the replica's while it is made,
-/// and the leader's again in the end.
+/// Returns a copy for a replica that shares the payload with the leader's packet. The packet's headers and
+/// ICRC are rewritten for the replica, and restored after the copy was made.
 fn share<O: Output>(
     member: &Member,
     frame: &mut O::Frame,
@@ -530,9 +545,10 @@ fn share<O: Output>(
     let (payload, icrc) = (layout.payload(), layout.icrc());
     let bytes = frame.bytes_mut();
     let mut headers = [0; 128];
-    let (Some(headers), Some(&right)) = (headers.get_mut(..payload), bytes[icrc..].first_chunk::<ICRC_LEN>())
+    let (Some(headers), Some(&leader_icrc)) =
+        (headers.get_mut(..payload), bytes[icrc..].first_chunk::<ICRC_LEN>())
     else {
-        // Extension headers without end
+        // Headers longer than 128 bytes, because of extension headers
         let mut copy = out.copy(frame)?;
         member.scatter(copy.bytes_mut(), layout, request);
         return Ok(copy);
@@ -543,15 +559,15 @@ fn share<O: Output>(
     let copy = out.share(frame, payload, tail);
     let bytes = frame.bytes_mut();
     bytes[..payload].copy_from_slice(headers);
-    bytes[icrc..icrc + ICRC_LEN].copy_from_slice(&right);
+    bytes[icrc..icrc + ICRC_LEN].copy_from_slice(&leader_icrc);
     copy
 }
 
-/// The RETH of a packet whose opcode has one, and nothing in front of it.
+/// Returns the RETH of a packet whose opcode has one directly after the BTH.
 #[inline]
 fn first_reth<'a>(packet: &Packet<'a>) -> Option<&'a Reth> {
-    let behind = packet.bytes().get(packet.layout().bth() + Bth::LEN..)?;
-    Reth::ref_from_prefix(behind).ok().map(|(reth, _)| reth)
+    let rest = packet.bytes().get(packet.layout().bth() + Bth::LEN..)?;
+    Reth::ref_from_prefix(rest).ok().map(|(reth, _)| reth)
 }
 
 impl Function for P4ce {
@@ -568,21 +584,21 @@ impl Function for P4ce {
     ) -> Verdict {
         let bytes = frame.bytes();
         match bytes.first_chunk::<6>() {
-            Some(dst) if *dst == self.config.mac.0 => self.on_own(frame, port, now, out),
-            Some(dst) if dst[0] & 1 != 0 && self.asks_for_us(bytes) => self.punt(bytes, port, now),
+            Some(dst) if *dst == self.config.mac.0 => self.on_own_frame(frame, port, now, out),
+            Some(dst) if dst[0] & 1 != 0 && self.requests_own_address(bytes) => self.punt(bytes, port, now),
             _ => self.forward.on_frame(frame, port, now, out),
         }
     }
 
     #[inline]
     fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
-        // Where most packets have it: without tag, IPv4 without options.
+        // The position in most packets: without VLAN tag, IPv4 without options.
         const DEST_QP: usize = Ethernet::LEN + Ipv4::LEN + Udp::LEN + Bth::DEST_QP_WORD;
         let Some(word) = frame.bytes().get(DEST_QP..).and_then(|bytes| bytes.first_chunk()) else { return };
         let qpn = Qpn::new(u32::from_be_bytes(*word));
         let slot = self.slots[self.slot_of(qpn)];
         if let Some(Some(group)) = self.groups.get(slot.group as usize) {
-            group.foresee((slot.member != LEADER).then_some(slot.member as usize), fetch);
+            group.prefetch((slot.member != LEADER).then_some(slot.member as usize), fetch);
         }
     }
 
@@ -590,15 +606,16 @@ impl Function for P4ce {
         if self.forward.next_timer().is_some_and(|at| at <= now) {
             self.forward.on_timer(now, out);
         }
-        if self.config.silent_after > Nanos::ZERO && now >= self.looked + self.interval() {
-            self.looked = now;
-            self.exclude_silent(now);
+        if self.config.silent_after > Nanos::ZERO && now >= self.checked_at + self.check_interval() {
+            self.checked_at = now;
+            self.exclude_stalled(now);
         }
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        let look = (self.config.silent_after > Nanos::ZERO).then(|| self.looked + self.interval());
-        [self.forward.next_timer(), look].into_iter().flatten().min()
+        let check_at =
+            (self.config.silent_after > Nanos::ZERO).then(|| self.checked_at + self.check_interval());
+        [self.forward.next_timer(), check_at].into_iter().flatten().min()
     }
 
     fn on_command(&mut self, command: Command, _now: Nanos) {
@@ -612,7 +629,7 @@ impl Function for P4ce {
             }
             Command::SetQuorum(id, quorum) => {
                 if let Some(group) = self.group_mut(id) {
-                    // A leader that waits is told when it asks again.
+                    // The leader learns of a larger frontier when it retransmits.
                     group.gather.set_quorum(quorum);
                 }
             }
@@ -625,8 +642,8 @@ impl Function for P4ce {
 }
 
 impl P4ce {
-    /// How often silent replicas are looked for
-    fn interval(&self) -> Nanos {
+    /// Returns the interval between two searches for replicas without progress.
+    fn check_interval(&self) -> Nanos {
         Nanos((self.config.silent_after.0 / 4).max(1))
     }
 }

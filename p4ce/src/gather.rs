@@ -1,83 +1,87 @@
-//! The gather (paper IV-C): what the replicas have acknowledged, and what the leader may be told.
+//! The gather (P4CE, section IV-C): combines the replicas' acknowledgements into one acknowledgement for the
+//! leader.
 //!
-//! The paper counts acknowledgements per PSN. That reaches a quorum falsely when a retransmission meets a late
-//! acknowledgement of the same replica, and misses one when a NIC acknowledges several packets at once. Here each replica
-//! has the newest PSN up to which it holds everything, and the *frontier* is the f-th of them, the furthest first: what it
-//! covers is held by f replicas. The leader is never told more.
+//! The paper counts acknowledgements per PSN. Such a count reaches a quorum wrongly when a replica
+//! acknowledges a retransmission after a late acknowledgement of the original, and misses a quorum when a NIC
+//! acknowledges several packets at once. Here each replica has the newest PSN up to which it holds
+//! everything. The *frontier* is the f-th largest of these PSNs: f replicas hold everything up to it. The
+//! leader never receives an acknowledgement beyond the frontier.
 //!
-//! All PSNs and MSNs here are the leader's.
+//! All PSNs and MSNs in this module are the leader's.
 
 use rocev2::aeth::{Aeth, Credit, NakCode, RnrTimer, Syndrome};
 use rocev2::{Msn, Psn};
 use switch::Nanos;
 
-/// Replicas of a group at most
+/// Limit of replicas in a group
 pub const MAX_MEMBERS: usize = 16;
-/// Packets of the leader that may overtake others and still count as sent. Behind a longer gap the replicas miss packets, and ask for
-/// them; and a packet with an arbitrary PSN, forged in the leader's name, must not have acknowledgements believed that are none.
+/// Limit of PSNs that a leader's packet may skip and still count as sent, because the network reordered
+/// packets. After a longer gap the replicas send NAKs. The limit also keeps a packet that is forged in the
+/// leader's name from making forged acknowledgements with an arbitrary PSN plausible.
 const MAX_SKIPPED: i32 = 64;
-/// Packets that a replica may be behind the frontier at most: beyond twice as many, before and after look the same.
+/// Limit of packets that a replica may be behind the frontier: at twice this distance PSNs before and after
+/// are indistinguishable.
 pub const MAX_LAG: u32 = 1 << 22;
 
-/// What a replica has told.
+/// Progress of one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Progress {
-    /// It holds everything up to here
+    /// PSN up to which it holds everything
     acked: Psn,
-    /// The MSN that it told with that
+    /// MSN of the response that acknowledged `acked`
     msn: Msn,
-    /// The newest message that it has room for, unless it has no limit
+    /// Newest message for which it has credits; `None` is unlimited
     limit: Option<Msn>,
-    /// It was not ready for what follows `acked`
+    /// Timer of its latest RNR NAK for the packet after `acked`
     rnr: Option<RnrTimer>,
-    /// Its acknowledgements count
+    /// Whether its acknowledgements count
     member: bool,
-    /// What `acked` was when its progress was last looked at, and since when; `None` while it is not behind
+    /// Value of `acked` at the latest check, and since when it has not changed; `None` while it is not behind
     behind: Option<(Psn, Nanos)>,
 }
 
-/// What the leader is told.
+/// An acknowledgement or NAK for the leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
-    /// The packet that it is about
+pub struct LeaderResponse {
+    /// PSN of the response
     pub psn: Psn,
-    /// Acknowledged or not, with the leader's MSN and credits
+    /// Syndrome, with the leader's MSN and credits
     pub aeth: Aeth,
 }
 
-/// What became of a response of a replica.
+/// Result of a replica's response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gathered {
-    /// The leader is told this.
-    Tell(Answer),
-    /// It was taken in; there is nothing to tell.
+pub enum GatherResult {
+    /// Send this to the leader.
+    Respond(LeaderResponse),
+    /// The response was counted; nothing is sent to the leader.
     Absorbed,
-    /// It says nothing new, or nothing that can be.
+    /// The response carries nothing new, or nothing plausible.
     Stale,
-    /// It refuses for good, which a quorum of the others outvotes: it is to be excluded. The leader is told this, if a quorum
-    /// holds more by what it has acknowledged.
-    Failed(Option<Answer>),
+    /// The replica sent a fatal NAK, and a quorum remains without it: exclude it. The answer is sent to the
+    /// leader if the response moved the frontier.
+    Failed(Option<LeaderResponse>),
 }
 
-/// The state of a group's acknowledgements.
+/// Acknowledgement state of a group.
 #[derive(Clone, Debug)]
 #[repr(C)]
 pub struct Gather {
-    /// The PSN behind the newest that the leader has sent
+    /// The PSN after the newest that the leader has sent
     next: Psn,
-    /// The newest PSN that a quorum holds, and the MSN there
+    /// The newest PSN that a quorum holds, and its MSN
     frontier: Psn,
     msn: Msn,
-    /// The leader was told to go back to here, and has not yet
-    asked: Option<Psn>,
-    /// It was told to wait for so long before it goes back to here, and has not yet
-    asked_later: Option<(Psn, RnrTimer)>,
-    /// The credits that it was told last
+    /// The PSN of the last NAK sent to the leader, until the leader has gone back to it
+    pending_nak: Option<Psn>,
+    /// The PSN and timer of the last RNR NAK sent to the leader, until the leader has gone back to it
+    pending_rnr_nak: Option<(Psn, RnrTimer)>,
+    /// Credits of the last acknowledgement sent to the leader
     credit: Credit,
     outvote: bool,
-    /// Replicas dropped as too far behind and not reported yet, a bit each
+    /// Replicas dropped for their lag and not reported yet, one bit each
     dropped: u16,
-    /// Packets that a replica may be behind the frontier
+    /// Limit of packets that a replica may be behind the frontier
     max_lag: i32,
     quorum: usize,
     members: [Progress; MAX_MEMBERS],
@@ -87,15 +91,19 @@ pub struct Gather {
 }
 
 impl Gather {
-    /// `count` replicas, of which `quorum` have to hold a packet. The leader begins with `first`.
+    /// Creates the state of `count` replicas, of which `quorum` have to hold a packet. The leader's first PSN
+    /// is `first`.
     ///
     /// # Panics
-    /// If there are not 1 to `count` in a quorum, or more than [`MAX_MEMBERS`].
+    /// If `quorum` is not in 1..=`count`, or `count` exceeds [`MAX_MEMBERS`].
     pub fn new(count: usize, quorum: usize, outvote: bool, first: Psn) -> Self {
-        assert!((1..=count).contains(&quorum) && count <= MAX_MEMBERS, "{quorum} of {count}");
+        assert!(
+            (1..=count).contains(&quorum) && count <= MAX_MEMBERS,
+            "invalid quorum: {quorum} of {count} replicas, at most {MAX_MEMBERS}"
+        );
         let acked = first.sub(1);
         let member = Progress { acked, msn: Msn::ZERO, limit: None, rnr: None, member: true, behind: None };
-        let nobody = Progress { member: false, ..member };
+        let unused = Progress { member: false, ..member };
         Self {
             quorum,
             outvote,
@@ -104,17 +112,18 @@ impl Gather {
             next: first,
             frontier: acked,
             msn: Msn::ZERO,
-            asked: None,
-            asked_later: None,
+            pending_nak: None,
+            pending_rnr_nak: None,
             credit: Credit::UNLIMITED,
-            members: core::array::from_fn(|at| if at < count { member } else { nobody }),
+            members: core::array::from_fn(|at| if at < count { member } else { unused }),
             count,
             #[cfg(debug_assertions)]
             bug: None,
         }
     }
 
-    /// Drops replicas that are more than `packets` behind the frontier, instead of [`MAX_LAG`], which is the most.
+    /// Drops replicas that are more than `packets` behind the frontier; values above [`MAX_LAG`], the
+    /// default, are reduced to it.
     #[must_use]
     pub fn with_max_lag(mut self, packets: u32) -> Self {
         self.max_lag = packets.min(MAX_LAG) as i32;
@@ -132,46 +141,47 @@ impl Gather {
         self.bug == Some(bug)
     }
 
-    /// The newest PSN that a quorum holds
+    /// Returns the newest PSN that a quorum holds.
     pub fn frontier(&self) -> Psn {
         self.frontier
     }
 
-    /// The PSN behind the newest that the leader has sent
+    /// Returns the PSN after the newest that the leader has sent.
     #[inline]
     pub fn next(&self) -> Psn {
         self.next
     }
 
-    /// The newest PSN up to which a replica holds everything; `None` if it is excluded
+    /// Returns the newest PSN up to which a replica holds everything; `None` if it is excluded.
     pub fn acked(&self, member: usize) -> Option<Psn> {
         let progress = self.members.get(member)?;
         progress.member.then_some(progress.acked)
     }
 
-    /// Replicas whose acknowledgements count
+    /// Returns the number of replicas whose acknowledgements count.
     pub fn members(&self) -> usize {
         self.members[..self.count].iter().filter(|progress| progress.member).count()
     }
 
-    /// Replicas that have to hold a packet
+    /// Returns the number of replicas that have to hold a packet.
     pub fn quorum(&self) -> usize {
         self.quorum
     }
 
-    /// Whether there are enough replicas for a quorum.
+    /// Returns whether there are enough replicas for a quorum.
     pub fn is_possible(&self) -> bool {
         self.members() >= self.quorum
     }
 
-    /// A replica's acknowledgements count no more. What a quorum held stays acknowledged.
+    /// Excludes a replica: its acknowledgements no longer count. The frontier does not go back.
     pub fn exclude(&mut self, member: usize) {
         if let Some(progress) = self.members.get_mut(member) {
             progress.member = false;
         }
     }
 
-    /// Returns a replica that was dropped as too far behind, each once: no packet may be sent to it any more.
+    /// Returns a replica that was dropped for its lag, once per replica: no packet may be sent to it any
+    /// more.
     #[inline]
     pub fn take_dropped(&mut self) -> Option<usize> {
         let member = self.dropped.trailing_zeros();
@@ -180,16 +190,16 @@ impl Gather {
         (member < u16::BITS).then_some(member as usize)
     }
 
-    /// Another quorum counts from now on: the leader is told if it holds more.
-    pub fn set_quorum(&mut self, quorum: usize) -> Option<Answer> {
+    /// Changes the quorum. Returns an acknowledgement for the leader if the frontier moves.
+    pub fn set_quorum(&mut self, quorum: usize) -> Option<LeaderResponse> {
         self.quorum = quorum.clamp(1, self.count);
         self.advance()
     }
 
-    /// The leader has sent a packet, which goes to the replicas. If a quorum holds it already, the leader has missed
-    /// that, and is told again.
+    /// Records a packet of the leader, which is passed to the replicas. If a quorum already holds it, the
+    /// leader missed the acknowledgement, which is returned to be sent again.
     #[inline]
-    pub fn on_request(&mut self, psn: Psn, ack_req: bool) -> Option<Answer> {
+    pub fn on_request(&mut self, psn: Psn, ack_req: bool) -> Option<LeaderResponse> {
         if psn == self.next {
             self.next = psn.add(1);
             return None;
@@ -197,55 +207,58 @@ impl Gather {
         self.on_request_out_of_order(psn, ack_req)
     }
 
-    fn on_request_out_of_order(&mut self, psn: Psn, ack_req: bool) -> Option<Answer> {
+    fn on_request_out_of_order(&mut self, psn: Psn, ack_req: bool) -> Option<LeaderResponse> {
         if (1..=MAX_SKIPPED).contains(&psn.distance(self.next)) {
             self.next = psn.add(1);
         }
-        if self.asked.is_some_and(|asked| !asked.precedes(psn)) {
-            self.asked = None;
+        if self.pending_nak.is_some_and(|pending| !pending.precedes(psn)) {
+            self.pending_nak = None;
         }
-        if self.asked_later.is_some_and(|(asked, _)| !asked.precedes(psn)) {
-            self.asked_later = None;
+        if self.pending_rnr_nak.is_some_and(|(pending, _)| !pending.precedes(psn)) {
+            self.pending_rnr_nak = None;
         }
         (ack_req && !self.frontier.precedes(psn)).then(|| self.acknowledge())
     }
 
-    /// Returns whether a request with this PSN may be one that the leader waits for: the next one, or one behind the frontier that was
-    /// passed on. A responder refuses no other (IB 9.7.4.1): it looks at a packet's PSN first.
+    /// Returns whether the leader may wait for a request with this PSN: the next one, or one after the
+    /// frontier that was passed on. A responder sends no NAK for any other request: it checks a packet's PSN
+    /// first (IB 9.7.4.1).
     pub fn is_outstanding(&self, psn: Psn) -> bool {
         psn == self.next || (psn.precedes(self.next) && self.frontier.precedes(psn))
     }
 
-    /// What the leader is told of a request that is refused here: that, but nothing that no quorum holds.
-    pub fn refuse(&self, psn: Psn, code: NakCode) -> Answer {
-        Answer { psn: self.clamped(psn), aeth: Aeth::new(Syndrome::Nak(code), self.msn) }
+    /// Returns the NAK for a request that the switch refuses. It implicitly acknowledges nothing that no
+    /// quorum holds.
+    pub fn refuse(&self, psn: Psn, code: NakCode) -> LeaderResponse {
+        LeaderResponse { psn: self.clamped_to_frontier(psn), aeth: Aeth::new(Syndrome::Nak(code), self.msn) }
     }
 
-    /// A replica's response: `psn` is the leader's.
+    /// Processes a replica's response. `psn` is in the leader's numbering.
     #[inline]
-    pub fn on_response(&mut self, member: usize, psn: Psn, aeth: Aeth) -> Gathered {
+    pub fn on_response(&mut self, member: usize, psn: Psn, aeth: Aeth) -> GatherResult {
         let Some(progress) = self.members[..self.count].get(member).filter(|progress| progress.member) else {
-            return Gathered::Stale;
+            return GatherResult::Stale;
         };
-        // What was never sent cannot be acknowledged, and not be missed: the next one may be expected, at most.
+        // A response can neither acknowledge nor NAK a packet that was never sent; a NAK may name the next
+        // one.
         let (held, missing) = match aeth.kind() {
             Syndrome::Ack(_) => (psn, false),
             Syndrome::Nak(_) | Syndrome::RnrNak(_) => (psn.sub(1), true),
-            Syndrome::Reserved(_) => return Gathered::Stale,
+            Syndrome::Reserved(_) => return GatherResult::Stale,
         };
-        let news = self.distance(held, progress.acked);
-        if !held.precedes(self.next) || news < 0 {
-            return Gathered::Stale;
+        let gained = self.distance(held, progress.acked);
+        if !held.precedes(self.next) || gained < 0 {
+            return GatherResult::Stale;
         }
-        self.note(member, held, news > 0, aeth);
+        self.record(member, held, gained > 0, aeth);
         let advanced = self.advance();
-        let told = if missing {
+        let nak = if missing {
             match aeth.kind() {
                 Syndrome::RnrNak(timer) => self.on_not_ready(member, psn, timer),
                 Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => self.on_missing(psn),
                 Syndrome::Nak(code) => {
                     if self.outvote && self.members() > self.quorum {
-                        return Gathered::Failed(advanced);
+                        return GatherResult::Failed(advanced);
                     }
                     Some(self.refuse(psn, code))
                 }
@@ -254,14 +267,14 @@ impl Gather {
         } else {
             None
         };
-        match told.or(advanced).or_else(|| self.more_credit()) {
-            Some(answer) => Gathered::Tell(answer),
-            None => Gathered::Absorbed,
+        match nak.or(advanced).or_else(|| self.renewed_credit()) {
+            Some(response) => GatherResult::Respond(response),
+            None => GatherResult::Absorbed,
         }
     }
 
     #[cfg(not(debug_assertions))]
-    #[allow(clippy::unused_self, reason = "it is otherwise with a bug in it")]
+    #[allow(clippy::unused_self, reason = "a planted bug reads self")]
     #[inline]
     fn distance(&self, a: Psn, b: Psn) -> i32 {
         a.distance(b)
@@ -276,7 +289,7 @@ impl Gather {
     }
 
     #[inline]
-    fn note(&mut self, member: usize, held: Psn, progressed: bool, aeth: Aeth) {
+    fn record(&mut self, member: usize, held: Psn, progressed: bool, aeth: Aeth) {
         let progress = &mut self.members[member];
         if progressed {
             progress.acked = held;
@@ -288,11 +301,11 @@ impl Gather {
         }
     }
 
-    /// The furthest PSN that a quorum holds, as a distance from the frontier, and the MSN there
+    /// Returns the newest PSN that a quorum holds, as a distance from the frontier, and its MSN.
     #[inline]
-    fn reached(&self) -> Option<(i32, Msn)> {
-        let quorum = self.needed();
-        // The furthest first; as short as a group is, nothing is faster than putting each in its place.
+    fn quorum_psn(&self) -> Option<(i32, Msn)> {
+        let quorum = self.required();
+        // Sorted by distance, largest first; for a few replicas nothing is faster than insertion.
         let mut furthest = [(0, Msn::ZERO); MAX_MEMBERS];
         let mut len = 0;
         for progress in self.members[..self.count].iter().filter(|progress| progress.member) {
@@ -310,60 +323,61 @@ impl Gather {
 
     #[cfg(not(debug_assertions))]
     #[inline]
-    fn needed(&self) -> usize {
+    fn required(&self) -> usize {
         self.quorum
     }
 
     #[cfg(debug_assertions)]
-    fn needed(&self) -> usize {
+    fn required(&self) -> usize {
         let missing = usize::from(self.has_bug(crate::Bug::Minority));
         if self.has_bug(crate::Bug::FirstAck) { 1 } else { (self.quorum - missing).max(1) }
     }
 
     /// Moves the frontier, if a quorum holds more.
     #[inline]
-    fn advance(&mut self) -> Option<Answer> {
-        let (ahead, msn) = self.reached().filter(|(ahead, _)| *ahead > 0)?;
+    fn advance(&mut self) -> Option<LeaderResponse> {
+        let (ahead, msn) = self.quorum_psn().filter(|(ahead, _)| *ahead > 0)?;
         self.frontier = self.frontier.add(ahead as u32);
         self.msn = msn;
         for (member, progress) in self.members[..self.count].iter_mut().enumerate() {
-            let drops = progress.member && self.frontier.distance(progress.acked) > self.max_lag;
-            progress.member &= !drops;
-            self.dropped |= u16::from(drops) << member;
+            let is_dropped = progress.member && self.frontier.distance(progress.acked) > self.max_lag;
+            progress.member &= !is_dropped;
+            self.dropped |= u16::from(is_dropped) << member;
             #[cfg(debug_assertions)]
             if self.bug == Some(crate::Bug::LeftBehind) && progress.acked.precedes(self.frontier) {
                 progress.acked = self.frontier;
             }
         }
-        self.forget_asked();
+        self.forget_pending_naks();
         Some(self.acknowledge())
     }
 
-    /// Forgets NAKs for packets that a quorum holds by now: a leader that hears so does not go back to them, and a NAK that
-    /// it is still expected to follow withholds all later ones.
+    /// Forgets NAKs of packets that a quorum holds by now: a leader that receives the acknowledgement does
+    /// not go back to them, and a pending NAK suppresses all later ones.
     #[inline]
-    fn forget_asked(&mut self) {
+    fn forget_pending_naks(&mut self) {
         #[cfg(debug_assertions)]
-        if self.has_bug(crate::Bug::AskedForever) {
+        if self.has_bug(crate::Bug::StaleNakPending) {
             return;
         }
         let frontier = self.frontier;
-        self.asked.take_if(|asked| !frontier.precedes(*asked));
-        self.asked_later.take_if(|(asked, _)| !frontier.precedes(*asked));
+        self.pending_nak.take_if(|pending| !frontier.precedes(*pending));
+        self.pending_rnr_nak.take_if(|(pending, _)| !frontier.precedes(*pending));
     }
 
-    /// The newest that may be told to be expected: what is before it counts as acknowledged (IB 9.7.5.2.8).
-    fn clamped(&self, psn: Psn) -> Psn {
+    /// Returns the newest PSN that a NAK may carry, at most `psn`: a NAK acknowledges everything before its
+    /// PSN (IB 9.7.5.2.8).
+    fn clamped_to_frontier(&self, psn: Psn) -> Psn {
         let limit = self.frontier.add(1);
         if limit.precedes(psn) { limit } else { psn }
     }
 
-    fn acknowledge(&mut self) -> Answer {
+    fn acknowledge(&mut self) -> LeaderResponse {
         self.credit = self.credits();
-        Answer { psn: self.frontier, aeth: Aeth::new(Syndrome::Ack(self.credit), self.msn) }
+        LeaderResponse { psn: self.frontier, aeth: Aeth::new(Syndrome::Ack(self.credit), self.msn) }
     }
 
-    /// What the replica with the least room has room for, counted from the frontier's MSN (IB 9.7.7.2.1)
+    /// Returns the credits of the replica with the fewest, counted from the frontier's MSN (IB 9.7.7.2.1).
     fn credits(&self) -> Credit {
         let limits =
             self.members[..self.count].iter().filter(|p| p.member).filter_map(|progress| progress.limit);
@@ -373,52 +387,53 @@ impl Gather {
             .map_or(Credit::UNLIMITED, Credit::at_most)
     }
 
-    /// A leader without credits waits, and learns of new ones only if it is told.
-    fn more_credit(&mut self) -> Option<Answer> {
+    /// Returns an acknowledgement if credits are available again: a leader without credits waits, and sends
+    /// nothing that would be acknowledged.
+    fn renewed_credit(&mut self) -> Option<LeaderResponse> {
         (self.credit == Credit(0) && self.credits() != Credit(0)).then(|| self.acknowledge())
     }
 
-    /// Whether a quorum holds what a replica does not, and that is enough.
+    /// Returns whether a quorum holds the packet that a replica lacks, and `outvote` is set.
     fn is_outvoted(&self, psn: Psn) -> bool {
         self.outvote && !self.frontier.precedes(psn)
     }
 
-    /// A replica misses a packet.
-    fn on_missing(&mut self, psn: Psn) -> Option<Answer> {
-        let back_to = self.clamped(psn);
-        if self.is_outvoted(psn) || self.asked.is_some_and(|asked| !back_to.precedes(asked)) {
+    /// Handles a PSN sequence error NAK.
+    fn on_missing(&mut self, psn: Psn) -> Option<LeaderResponse> {
+        let back_to = self.clamped_to_frontier(psn);
+        if self.is_outvoted(psn) || self.pending_nak.is_some_and(|pending| !back_to.precedes(pending)) {
             return None;
         }
-        // A leader that has been told of a packet does not go back to it.
+        // The leader does not go back to a packet that was acknowledged.
         if self.frontier.precedes(back_to) {
-            self.asked = Some(back_to);
+            self.pending_nak = Some(back_to);
         }
         Some(self.refuse(psn, NakCode::PSN_SEQUENCE_ERROR))
     }
 
-    /// A replica has no receive for a message.
-    fn on_not_ready(&mut self, member: usize, psn: Psn, timer: RnrTimer) -> Option<Answer> {
+    /// Handles an RNR NAK.
+    fn on_not_ready(&mut self, member: usize, psn: Psn, timer: RnrTimer) -> Option<LeaderResponse> {
         self.members[member].rnr = Some(timer);
         if self.is_outvoted(psn) {
             return None;
         }
-        let back_to = self.clamped(psn);
+        let back_to = self.clamped_to_frontier(psn);
         let waiting = self.members[..self.count].iter().filter(|progress| progress.member);
         let longest = waiting.filter_map(|progress| progress.rnr).max_by_key(|rnr| rnr.microseconds())?;
-        let told = self.asked_later.is_some_and(|(asked, told)| {
-            !back_to.precedes(asked) && told.microseconds() >= longest.microseconds()
+        let already_sent = self.pending_rnr_nak.is_some_and(|(pending, sent)| {
+            !back_to.precedes(pending) && sent.microseconds() >= longest.microseconds()
         });
-        if told {
+        if already_sent {
             return None;
         }
         if self.frontier.precedes(back_to) {
-            self.asked_later = Some((back_to, longest));
+            self.pending_rnr_nak = Some((back_to, longest));
         }
-        Some(Answer { psn: back_to, aeth: Aeth::new(Syndrome::RnrNak(longest), self.msn) })
+        Some(LeaderResponse { psn: back_to, aeth: Aeth::new(Syndrome::RnrNak(longest), self.msn) })
     }
 
-    /// A replica that has been behind the frontier for so long without moving.
-    pub fn find_silent(&mut self, now: Nanos, after: Nanos) -> Option<usize> {
+    /// Returns a replica that has been behind the frontier without progress for `after`.
+    pub fn find_stalled(&mut self, now: Nanos, after: Nanos) -> Option<usize> {
         let frontier = self.frontier;
         for (at, progress) in self.members[..self.count].iter_mut().enumerate() {
             if !progress.member || !progress.acked.precedes(frontier) {

@@ -1,7 +1,7 @@
-//! A communication group as the data plane sees it (paper tables II and III): its leader, its replicas, and how packets
-//! are readdressed between them.
+//! A communication group in the data plane (P4CE, tables II and III): its leader, its replicas, and the
+//! rewriting of packets between them.
 
-use crate::gather::{Answer, Gather, MAX_MEMBERS};
+use crate::gather::{Gather, LeaderResponse, MAX_MEMBERS};
 use core::net::IpAddr;
 use rocev2::ethernet::{Ethernet, MacAddr};
 use rocev2::ipv4::Ipv4;
@@ -13,64 +13,65 @@ use rocev2::{Bth, Layout, Opcode, Packet, Psn, Qpn};
 use switch::{Frame, Full, Output, PortId};
 use zerocopy::IntoBytes;
 
-/// A group, for as long as it lives.
+/// Identifier of a group, unique while it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(pub u32);
 
-/// A connection of the switch's to a host.
+/// A connection of the switch to a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The switch's address on it
+    /// The switch's address
     pub local: IpAddr,
-    /// The host's
+    /// The host's address
     pub remote: IpAddr,
-    /// The host's MAC address, or that of the gateway to it
+    /// MAC address of the next hop to the host
     pub mac: MacAddr,
-    /// The port behind which it lies
+    /// Port towards the host
     pub port: PortId,
-    /// The switch's queue pair: the paper's `BCastQP` towards the leader, `AggrQP` towards a replica
+    /// The switch's queue pair: P4CE's `BCastQP` towards the leader, `AggrQP` towards a replica
     pub local_qp: Qpn,
     /// The host's queue pair
     pub remote_qp: Qpn,
-    /// The first PSN that requests have on it
+    /// PSN of the first request
     pub first: Psn,
 }
 
-/// A replica: the connection to it, and its memory.
+/// A replica: the connection to it, and its memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Replica {
-    /// The connection
+    /// Connection
     pub peer: Peer,
-    /// Virtual address of its memory
+    /// Virtual address of the region
     pub va: u64,
-    /// Its key
+    /// `R_Key` of the region
     pub rkey: u32,
 }
 
-/// What a group is made of.
+/// Configuration of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupConfig {
-    /// Its number
+    /// Identifier
     pub id: GroupId,
-    /// The switch's MAC address
+    /// MAC address of the switch
     pub own: MacAddr,
-    /// The leader
+    /// Connection to the leader
     pub leader: Peer,
-    /// The key that the leader was told
+    /// `R_Key` that the leader uses
     pub rkey: u32,
-    /// Bytes of memory, from address 0 on for the leader
+    /// Size of the memory in bytes; the leader's addresses start at 0
     pub size: u64,
     /// The replicas, 1 to [`MAX_MEMBERS`]
     pub replicas: Vec<Replica>,
-    /// How many replicas have to acknowledge
+    /// Number of replicas that have to acknowledge
     pub quorum: usize,
     /// See [`GroupRequest::outvote`](crate::wire::GroupRequest::outvote)
     pub outvote: bool,
-    /// Packets that a replica may be behind a quorum before it is excluded: [`MAX_LAG`](crate::gather::MAX_LAG) at most
+    /// Limit of packets that a replica may be behind a quorum before it is excluded, at most
+    /// [`MAX_LAG`](crate::gather::MAX_LAG)
     pub max_lag: u32,
 }
 
-/// Both addresses of a packet.
+/// Source and destination address of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Addresses {
     V4 { src: [u8; 4], dst: [u8; 4] },
@@ -78,7 +79,7 @@ enum Addresses {
 }
 
 impl Addresses {
-    /// `None` if they are of two families.
+    /// Returns `None` if the addresses are of different families.
     fn new(src: IpAddr, dst: IpAddr) -> Option<Self> {
         match (src, dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => Some(Self::V4 { src: src.octets(), dst: dst.octets() }),
@@ -87,10 +88,10 @@ impl Addresses {
         }
     }
 
-    /// Whether these are the addresses of a packet that comes the other way.
+    /// Returns whether a packet has these addresses in the opposite direction.
     #[expect(clippy::inline_always, reason = "a call costs more than the comparison")]
     #[inline(always)]
-    fn are_answered_by(&self, packet: &Packet<'_>) -> bool {
+    fn are_reversed_in(&self, packet: &Packet<'_>) -> bool {
         let header = &packet.bytes()[packet.layout().l3()..];
         match self {
             Self::V4 { src, dst } => {
@@ -104,16 +105,16 @@ impl Addresses {
     }
 }
 
-/// What packets to a host get.
+/// Header fields of packets to a host.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Way {
+pub(crate) struct HostRoute {
     addresses: Addresses,
     mac: MacAddr,
     remote_qp: Qpn,
     pub(crate) port: PortId,
 }
 
-impl Way {
+impl HostRoute {
     fn new(peer: &Peer) -> Option<Self> {
         Some(Self {
             addresses: Addresses::new(peer.local, peer.remote)?,
@@ -123,16 +124,16 @@ impl Way {
         })
     }
 
-    /// Whether a packet comes from this host, to the address that the host knows.
+    /// Returns whether a packet comes from this host and is addressed to the switch.
     #[inline]
-    pub(crate) fn is_of(&self, packet: &Packet<'_>) -> bool {
-        self.addresses.are_answered_by(packet)
+    pub(crate) fn is_from(&self, packet: &Packet<'_>) -> bool {
+        self.addresses.are_reversed_in(packet)
     }
 
     #[inline]
     fn readdress(&self, rewriter: &mut Rewriter<'_>, own: MacAddr) {
         rewriter.set_ethernet(own, self.mac);
-        // The packet is of the group's family: it came from one of its hosts.
+        // The packet has the group's address family, because it came from one of the group's hosts.
         _ = match self.addresses {
             Addresses::V4 { src, dst } => rewriter.set_ipv4_addresses(src, dst),
             Addresses::V6 { src, dst } => rewriter.set_ipv6_addresses(src, dst),
@@ -140,32 +141,38 @@ impl Way {
         rewriter.set_dest_qp(self.remote_qp);
     }
 
-    /// Turns a packet into one to this host, with another PSN.
+    /// Rewrites a packet into one to this host with the given PSN.
     #[inline]
-    pub(crate) fn pass(&self, frame: &mut [u8], layout: Layout, own: MacAddr, psn: Psn) {
+    pub(crate) fn forward(&self, frame: &mut [u8], layout: Layout, own: MacAddr, psn: Psn) {
         let mut rewriter = Rewriter::new(frame, layout);
         self.readdress(&mut rewriter, own);
         rewriter.set_psn(psn);
         rewriter.finish();
     }
 
-    /// Turns a replica's acknowledgement into one of the group's to its leader.
+    /// Rewrites a replica's acknowledgement into the group's acknowledgement to the leader.
     #[inline]
-    pub(crate) fn answer(&self, frame: &mut [u8], layout: Layout, own: MacAddr, answer: Answer) {
+    pub(crate) fn rewrite_response(
+        &self,
+        frame: &mut [u8],
+        layout: Layout,
+        own: MacAddr,
+        response: LeaderResponse,
+    ) {
         let mut rewriter = Rewriter::new(frame, layout);
         self.readdress(&mut rewriter, own);
-        rewriter.set_psn(answer.psn);
-        // It is an acknowledgement, so it has one.
-        _ = rewriter.set_aeth(answer.aeth);
+        rewriter.set_psn(response.psn);
+        // The packet is an acknowledgement, so it has an AETH.
+        _ = rewriter.set_aeth(response.aeth);
         rewriter.finish();
     }
 
-    /// Makes an acknowledgement of a request of this host's.
-    pub(crate) fn make_answer<O: Output>(
+    /// Builds an acknowledgement of a request of this host.
+    pub(crate) fn make_response<O: Output>(
         &self,
         request: &Packet<'_>,
         own: MacAddr,
-        answer: Answer,
+        response: LeaderResponse,
         out: &mut O,
     ) -> Result<O::Frame, Full> {
         let ethernet = Ethernet { src: own, dst: self.mac, ..*request.ethernet() };
@@ -180,31 +187,31 @@ impl Way {
                 Ip::V6(Ipv6 { version_class_flow, src, dst, ..Ipv6::default() }, &[])
             }
         };
-        let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, self.remote_qp, answer.psn);
+        let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, self.remote_qp, response.psn);
         let mut repr = Repr::new(ethernet, ip, bth);
         let tags = request.tags();
         repr.tags[..tags.len()].copy_from_slice(tags);
         repr.tag_count = tags.len();
         repr.udp.src_port = request.udp().src_port;
         repr.udp.dst_port = rocev2::UDP_PORT.into();
-        repr.extended.aeth.copy_from_slice(answer.aeth.as_bytes());
+        repr.extended.aeth.copy_from_slice(response.aeth.as_bytes());
         let mut frame = out.make(repr.frame_len())?;
-        // It fits: the frame was made for it.
+        // The frame was made with the required length.
         _ = repr.build(frame.bytes_mut());
         Ok(frame)
     }
 }
 
-/// A replica as its packets need it.
+/// Data of a replica that its packets need.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Member {
     va: u64,
-    /// What its PSNs are ahead of the leader's
+    /// Distance from the leader's PSNs to the replica's
     pub(crate) psn_ahead: u32,
-    /// Where it lies
+    /// Port towards the replica
     pub(crate) port: PortId,
-    /// From a packet of the leader's to one to this replica
+    /// Rewriting of a packet of the leader into one to this replica
     redirect: Redirect,
 }
 
@@ -222,13 +229,13 @@ impl Member {
         })
     }
 
-    /// Whether a packet comes from this replica, to the address that the replica knows.
+    /// Returns whether a packet comes from this replica and is addressed to the switch.
     #[inline]
-    pub(crate) fn is_of(&self, packet: &Packet<'_>) -> bool {
+    pub(crate) fn is_from(&self, packet: &Packet<'_>) -> bool {
         self.redirect.is_answered_by(packet)
     }
 
-    /// Turns a packet of the leader's into the replica's (paper IV-B).
+    /// Rewrites a packet of the leader into one to the replica (P4CE, section IV-B).
     #[inline]
     pub(crate) fn scatter(&self, frame: &mut [u8], layout: Layout, request: Request) {
         let va = request.va.map(|va| self.va.wrapping_add(va));
@@ -236,26 +243,27 @@ impl Member {
     }
 }
 
-/// What differs between a request's copies.
+/// Per-packet values of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     pub(crate) psn: Psn,
-    /// Where the leader writes to, if the packet says it
+    /// The leader's target address, if the packet has a RETH
     pub(crate) va: Option<u64>,
 }
 
-/// A group. In this order what a request needs lies in two lines of the cache, and a replica's part in one more.
+/// A group. The field order puts everything that a request needs into two cache lines, plus one for each
+/// replica.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub struct Group {
-    pub(crate) leader: Way,
+    pub(crate) leader: HostRoute,
     pub(crate) rkey: u32,
     pub(crate) size: u64,
-    /// The numbers of those that are written to: the first `target_count`
+    /// Indexes of the replicas that are written to: the first `target_count`
     targets: [u8; MAX_MEMBERS],
     target_count: u8,
     pub(crate) gather: Gather,
-    /// By their number in the gather
+    /// Replicas, by their index in the gather
     pub(crate) members: [Member; MAX_MEMBERS],
     config: GroupConfig,
     /// For [`Bug::LeaderByPort`](crate::Bug::LeaderByPort): the UDP source port of the leader's first packet
@@ -264,8 +272,8 @@ pub struct Group {
 }
 
 impl Group {
-    /// A group; `None` if its hosts have addresses of two families, or it has no replica, too many, or too few for its
-    /// quorum.
+    /// Creates a group. Returns `None` if its hosts have addresses of different families, or if it has no
+    /// replica, too many, or too few for its quorum.
     pub fn new(config: GroupConfig) -> Option<Box<Self>> {
         let count = config.replicas.len();
         if count > MAX_MEMBERS || !(1..=count).contains(&config.quorum) {
@@ -277,7 +285,7 @@ impl Group {
         let mut members = [list[0]; MAX_MEMBERS];
         members[..count].copy_from_slice(&list);
         Some(Box::new(Self {
-            leader: Way::new(&config.leader)?,
+            leader: HostRoute::new(&config.leader)?,
             rkey: config.rkey,
             size: config.size,
             gather: Gather::new(count, config.quorum, config.outvote, config.leader.first)
@@ -291,12 +299,12 @@ impl Group {
         }))
     }
 
-    /// What it was made of
+    /// Returns the configuration.
     pub fn config(&self) -> &GroupConfig {
         &self.config
     }
 
-    /// What its replicas have acknowledged
+    /// Returns the state of the acknowledgements.
     pub fn gather(&self) -> &Gather {
         &self.gather
     }
@@ -307,9 +315,9 @@ impl Group {
         self.gather.plant(bug);
     }
 
-    /// Where that lies which is needed for a packet of a replica's, or for one of the leader's.
+    /// Prefetches the cache lines for a packet from replica `member`, or from the leader if `None`.
     #[inline]
-    pub(crate) fn foresee(&self, member: Option<usize>, fetch: impl Fn(*const u8)) {
+    pub(crate) fn prefetch(&self, member: Option<usize>, fetch: impl Fn(*const u8)) {
         let start = core::ptr::from_ref(self).cast::<u8>();
         fetch(start);
         fetch(start.wrapping_add(64));
@@ -317,14 +325,14 @@ impl Group {
         fetch(member);
     }
 
-    /// The replicas that are written to: all but the last, and the last
+    /// Returns the replicas that are written to: the indexes of all but the last, and the last.
     #[inline]
     pub(crate) fn targets(&self) -> Option<(&[u8], &Member)> {
         let (last, others) = self.targets[..usize::from(self.target_count)].split_last()?;
         Some((others, &self.members[usize::from(*last)]))
     }
 
-    /// A replica is written to no more, and its acknowledgements count no more.
+    /// Excludes a replica: it is no longer written to, and its acknowledgements no longer count.
     pub(crate) fn exclude(&mut self, member: usize) {
         self.gather.exclude(member);
         let count = usize::from(self.target_count);
@@ -334,8 +342,9 @@ impl Group {
         }
     }
 
-    /// Moves the leader to the port that a packet of its own came from, if the leader itself has sent that packet there: a
-    /// packet that was routed here says nothing of where the way back leads. A damaged packet moves nothing.
+    /// Moves the leader to the port on which its packet arrived, if the packet has the leader's own source
+    /// MAC address: a routed packet does not show the path back. A damaged packet moves nothing. Returns
+    /// whether the leader moved.
     #[cold]
     pub(crate) fn move_leader(&mut self, packet: &Packet<'_>, port: PortId) -> bool {
         let moves = packet.ethernet().src == self.config.leader.mac && packet.verify_icrc();
@@ -345,8 +354,8 @@ impl Group {
         moves
     }
 
-    /// Moves a replica to the port that a response of its own came from, as [`move_leader`](Self::move_leader). The
-    /// response's ICRC has been verified.
+    /// Moves a replica to the port on which its response arrived, under the same condition as
+    /// [`move_leader`](Self::move_leader). The response's ICRC has been verified.
     #[cold]
     pub(crate) fn move_member(&mut self, member: usize, packet: &Packet<'_>, port: PortId) -> bool {
         let moves = packet.ethernet().src == self.config.replicas[member].peer.mac;
@@ -356,7 +365,7 @@ impl Group {
         moves
     }
 
-    /// Moves replicas to the ports at which a bridge has heard them last, if it has. Returns how many have moved.
+    /// Moves replicas to the ports in a bridge's table. Returns the number of replicas that moved.
     #[cold]
     pub(crate) fn find_members(&mut self, find: impl Fn(MacAddr) -> Option<PortId>) -> u64 {
         let mut moved = 0;
@@ -369,10 +378,10 @@ impl Group {
         moved
     }
 
-    /// Whether a WRITE lies within the memory.
+    /// Returns whether a WRITE is within the memory.
     #[inline]
     pub(crate) fn allows(&self, va: u64, rkey: u32, len: u32) -> bool {
-        // Nothing is written: neither address nor key is looked at (IB 9.3.3.1).
+        // A WRITE of 0 bytes: neither address nor key is checked (IB 9.3.3.1).
         len == 0 || (rkey == self.rkey && va.checked_add(len.into()).is_some_and(|end| end <= self.size))
     }
 }

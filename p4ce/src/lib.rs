@@ -1,10 +1,12 @@
-//! P4CE (paper: Dulong et al., "P4CE: Consensus over RDMA at Line Speed", ICDCS 2024).
+//! P4CE (Dulong et al., "P4CE: Consensus over RDMA at Line Speed", ICDCS 2024).
 //!
-//! A leader opens one RDMA connection to the switch and writes once; the switch writes to every replica ([`P4ce`]: the
-//! *scatter*), and acknowledges once a quorum of them has ([`gather`]). [`Control`] is the switch's control plane: it
-//! answers the leader's request for a connection when it has connected every replica.
+//! A leader opens one RDMA connection to the switch and writes once. The switch writes to every replica
+//! ([`P4ce`]: the *scatter*) and acknowledges once a quorum of them holds the write ([`gather`]). [`Control`]
+//! is the switch's control plane: it accepts the leader's connection after it has connected to every replica.
+//! [`consensus`] is Mu's consensus protocol on top of replicated writes.
 //!
-//! docs/p4ce.md has the layouts of private data ([`wire`]) and says why nothing is acknowledged that is not held.
+//! docs/p4ce.md has the layouts of private data ([`wire`]), and the argument that every acknowledged write is
+//! held by a quorum.
 
 #![forbid(unsafe_code)]
 
@@ -21,27 +23,27 @@ pub use function::{Command, Config, Counters, Event, P4ce};
 pub use group::{Group, GroupConfig, GroupId, Peer, Replica};
 pub use secret::Secret;
 
-/// Bugs that can be planted, to see whether tests find them.
+/// Bugs that a test can plant, to check that the test suites find them. Debug builds only.
 #[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bug {
     /// One acknowledgement less than a quorum is enough
     Minority,
-    /// PSNs are compared as if they did not wrap
+    /// PSNs are compared without wrap-around
     WrongWrap,
-    /// The first acknowledgement is passed on
+    /// The first acknowledgement is passed to the leader
     FirstAck,
-    /// A NAK that the leader did not come back to withholds all later ones
-    AskedForever,
-    /// A replica that was dropped as too far behind is written to all the same
+    /// A NAK after which the leader did not go back suppresses all later NAKs
+    StaleNakPending,
+    /// A replica that was dropped for its lag is still written to
     DroppedSilently,
-    /// Leaders and replicas are looked for where they were when their group was opened
-    StaysPut,
+    /// Leaders and replicas keep the ports that they had when their group was opened
+    FixedPorts,
     /// Requests for groups are not limited
     AnyRequest,
-    /// A replica counts as if it held what a quorum holds
+    /// A replica counts as if it held everything that a quorum holds
     LeftBehind,
-    /// A leader is known by the UDP source port of its first packet, too
+    /// A leader is identified by the UDP source port of its first packet, too
     LeaderByPort,
 }
 
@@ -52,9 +54,9 @@ impl Bug {
         Self::Minority,
         Self::WrongWrap,
         Self::FirstAck,
-        Self::AskedForever,
+        Self::StaleNakPending,
         Self::DroppedSilently,
-        Self::StaysPut,
+        Self::FixedPorts,
         Self::AnyRequest,
         Self::LeftBehind,
         Self::LeaderByPort,

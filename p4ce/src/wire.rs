@@ -1,5 +1,5 @@
-//! What stands in the private data of the connection manager's messages: how a leader asks for a group, how a replica
-//! tells where its memory lies, and why a group was refused. docs/p4ce.md has the tables.
+//! Layouts of the communication manager's private data: a leader's request for a group, the location of a
+//! replica's memory, and the reason why a group was refused. docs/p4ce.md has the tables.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use rnic::cm::private_data;
@@ -7,15 +7,15 @@ use rocev2::cm::RejReason;
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What a request for a group begins with
+/// First bytes of a request for a group
 const MAGIC: [u8; 2] = *b"P4";
-/// Of all layouts here
+/// Version of all layouts in this module
 pub const VERSION: u8 = 1;
 
 const IPV6: u8 = 1;
 const BY_REFERENCE: u8 = 2;
 const OUTVOTE: u8 = 4;
-/// What follows is a leader's address: the switch asks on its behalf
+/// A leader's address follows: the switch connects on its behalf
 const MEMBER: u8 = 8;
 const FLAGS: u8 = IPV6 | BY_REFERENCE | OUTVOTE;
 
@@ -30,57 +30,58 @@ struct Head {
     port: U16,
 }
 
-/// Bytes of a request in front of its list
+/// Bytes of a request before its list
 const HEAD: usize = size_of::<Head>();
-/// Replicas with IPv4 addresses that a request can list
+/// Limit of replicas with IPv4 addresses in a request
 pub const MAX_IPV4: usize = (private_data::REQ_CMA - HEAD) / 4;
-/// Replicas with IPv6 addresses that a request can list
+/// Limit of replicas with IPv6 addresses in a request
 pub const MAX_IPV6: usize = (private_data::REQ_CMA - HEAD) / 16;
 
-/// Who is to be written to.
+/// The replicas of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Replicas {
     /// These addresses, all of one family
     Listed(Vec<IpAddr>),
-    /// The list that the switch's configuration has under this number: for more than a request can hold
+    /// The list with this number in the switch's configuration: for more replicas than a request can hold
     Configured(u32),
 }
 
-/// How a leader asks for a group: the private data of its REQ, behind `rdma_cm`'s header.
+/// A leader's request for a group: the private data of its REQ, after the RDMA IP CM header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupRequest {
     /// The replicas
     pub replicas: Replicas,
-    /// f: how many of them have to acknowledge; 0 for as many as make a majority with the leader
+    /// f: the number of replicas that have to acknowledge; 0 for as many as make a majority together with the
+    /// leader
     pub quorum: u8,
-    /// The port at which the replicas listen, in `rdma_cm`'s TCP port space
+    /// Port on which the replicas listen, in `rdma_cm`'s TCP port space
     pub port: u16,
-    /// What a minority cannot do is no concern of the leader's: its NAKs are withheld once a quorum holds the write
+    /// Whether NAKs of a minority are withheld from the leader once a quorum holds the write
     pub outvote: bool,
 }
 
-/// Why private data is no request for a group.
+/// Why private data is not a request for a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// It does not begin as one
-    #[error("the private data is no request for a group")]
+    /// The private data does not start with the magic bytes
+    #[error("the private data is not a request for a group")]
     Magic,
-    /// Another version
-    #[error("version {0} of the layout is not known here")]
+    /// The version is not supported
+    #[error("version {0} of the layout is not supported")]
     Version(u8),
-    /// It ends before what it announces
-    #[error("the private data is cut short")]
+    /// The private data ends before the end of the list
+    #[error("the private data is shorter than its list of replicas")]
     Truncated,
-    /// A flag that means nothing, or a list that is none
-    #[error("the request contradicts itself")]
+    /// A flag is reserved, or the list is of two families
+    #[error("the request has reserved flags or addresses of two families")]
     Malformed,
 }
 
 impl GroupRequest {
-    /// As private data.
+    /// Encodes the request as private data.
     ///
     /// # Errors
-    /// If the list is longer than private data can hold, or of two families.
+    /// If the list is longer than private data can hold, or has addresses of two families.
     pub fn to_bytes(&self) -> Result<Vec<u8>, RequestError> {
         let (count, mut flags, list) = match &self.replicas {
             Replicas::Configured(id) => (0, BY_REFERENCE, id.to_be_bytes().to_vec()),
@@ -111,7 +112,7 @@ impl GroupRequest {
         Ok([head.as_bytes(), &list].concat())
     }
 
-    /// Reads private data, behind which zeros may stand.
+    /// Decodes private data, which may be padded with zeros.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, RequestError> {
         let (head, list) = Head::ref_from_prefix(bytes).map_err(|_| RequestError::Truncated)?;
         if head.magic != MAGIC {
@@ -143,8 +144,8 @@ impl GroupRequest {
     }
 }
 
-/// Where memory lies that the other side may write to (paper table III): the private data of a replica's REP, and of the
-/// switch's REP to a leader, whose address is 0 and whose key is the switch's own.
+/// A memory region that the remote side may write to (P4CE, table III): the private data of a replica's REP,
+/// and of the switch's REP to a leader, whose address is 0 and whose key is the switch's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Region {
@@ -155,57 +156,57 @@ pub struct Region {
 }
 
 impl Region {
-    /// Bytes on the wire
+    /// Length of the encoding in bytes
     pub const LEN: usize = size_of::<Self>();
 
-    /// Memory of `size` bytes.
+    /// Returns a region of `size` bytes.
     pub fn new(va: u64, rkey: u32, size: u64) -> Self {
         Self { va: va.into(), rkey: rkey.into(), zero: 0.into(), size: size.into() }
     }
 
-    /// Reads private data; `None` if there is no memory in it.
+    /// Decodes private data; `None` if it does not contain a region.
     pub fn from_private_data(bytes: &[u8]) -> Option<Self> {
         let (region, _) = Self::read_from_prefix(bytes).ok()?;
         (region.zero.get() == 0 && region.size.get() > 0 && region.last().is_some()).then_some(region)
     }
 
-    /// As private data.
+    /// Encodes the region as private data.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.as_bytes().to_vec()
     }
 
-    /// Virtual address of the first byte
+    /// Returns the virtual address of the first byte.
     pub fn va(&self) -> u64 {
         self.va.get()
     }
 
-    /// Its key
+    /// Returns the `R_Key`.
     pub fn rkey(&self) -> u32 {
         self.rkey.get()
     }
 
-    /// Bytes
+    /// Returns the size in bytes.
     pub fn size(&self) -> u64 {
         self.size.get()
     }
 
-    /// The address of the last byte, if there is one before the end of the address space
+    /// Returns the address of the last byte, if it is within the address space.
     fn last(&self) -> Option<u64> {
         self.va().checked_add(self.size() - 1)
     }
 }
 
-/// What a replica is told with the REQ that it gets from the switch: the private data behind `rdma_cm`'s header.
+/// The switch's request to a replica: the private data of its REQ, after the RDMA IP CM header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemberRequest {
-    /// The leader for whom the switch asks
+    /// The leader on whose behalf the switch connects
     pub leader: IpAddr,
-    /// The port that the leader's own request came from, which tells its groups from each other
+    /// Source port of the leader's own request, which distinguishes the leader's groups
     pub port: u16,
 }
 
 impl MemberRequest {
-    /// As private data.
+    /// Encodes the request as private data.
     pub fn to_bytes(self) -> Vec<u8> {
         let (flags, octets) = match self.leader {
             IpAddr::V4(ip) => (MEMBER, ip.octets().to_vec()),
@@ -216,7 +217,7 @@ impl MemberRequest {
         [head.as_bytes(), &octets].concat()
     }
 
-    /// Reads private data; `None` if it is not from a switch.
+    /// Decodes private data; `None` if it is not from a switch.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (head, rest) = Head::ref_from_prefix(bytes).ok()?;
         if head.magic != MAGIC || head.version != VERSION {
@@ -231,55 +232,55 @@ impl MemberRequest {
     }
 }
 
-/// Why there is no group: the private data of the REJ that a leader gets, beside the reason 28 (consumer).
+/// Why a group was refused: the private data of the REJ that a leader receives with the reason 28 (consumer).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The private data was not understood
-    #[error("the private data is no request for a group of version {VERSION}")]
+    #[error("the private data is not a request for a group of version {VERSION}")]
     Request,
-    /// No replica, one too many, or one twice
-    #[error("the list of replicas is empty, too long, or names one twice")]
+    /// The list has no replica, too many, or one twice
+    #[error("the list of replicas is empty, too long, or has an address twice")]
     Count,
-    /// More acknowledgements are asked for than there are replicas
+    /// The request requires more acknowledgements than there are replicas
     #[error("the quorum is larger than the group")]
     Quorum,
-    /// The leader speaks IPv4 and the replicas IPv6, or the other way round
+    /// The leader has an IPv4 address and the replicas have IPv6 addresses, or the reverse
     #[error("leader and replicas have addresses of different families")]
     Family,
     /// The configuration has no such list
-    #[error("the switch has no list of this number")]
+    #[error("the switch's configuration has no list with this number")]
     NoSuchList,
-    /// The switch has as many groups as it can
-    #[error("the switch has no room for another group")]
+    /// The switch's limit of groups is reached
+    #[error("the switch's limit of groups is reached; close a group first")]
     Full,
-    /// A replica refused, for this reason
-    #[error("replica {replica} refused: {reason}")]
+    /// A replica rejected the connection
+    #[error("replica {replica} rejected the connection: {reason}")]
     Rejected {
-        /// Which one
+        /// The replica
         replica: IpAddr,
-        /// What it said
+        /// Reason of its REJ
         reason: RejReason,
     },
-    /// A replica did not answer
-    #[error("replica {0} does not answer")]
+    /// A replica did not respond in time
+    #[error("replica {0} does not respond")]
     Unreachable(IpAddr),
-    /// A replica's answer does not tell where its memory lies
-    #[error("the answer of replica {0} does not tell where its memory lies")]
+    /// A replica's REP does not contain a memory region
+    #[error("the reply of replica {0} does not contain a memory region")]
     NoMemory(IpAddr),
-    /// A replica has less memory than others
-    #[error("replica {0} has another amount of memory than the first")]
+    /// A replica's region has another size than that of another replica
+    #[error("the memory region of replica {0} differs in size from that of another replica")]
     Size(IpAddr),
-    /// A replica is connected to the leader through the switch already, or is the leader
-    #[error("{0} cannot be a replica of this leader")]
+    /// The address is the leader's, the switch's, not unicast, or not allowed as a replica
+    #[error("{0} is not valid as a replica of this leader")]
     NotAReplica(IpAddr),
-    /// The switch makes as many groups as it may, for this leader or for all: to be asked again after a second
-    #[error("the switch makes as many groups as it may; ask again after a second")]
+    /// The rate limit of this leader or of all leaders is reached: retry after a second
+    #[error("the switch's limit of requests for groups is reached; retry after a second")]
     Busy,
-    /// The switch's configuration does not name the leader
-    #[error("the switch makes no groups for this leader")]
+    /// The switch's configuration does not list the leader
+    #[error("the switch's configuration does not allow groups of this leader; add it to leaders")]
     NotALeader,
-    /// The request does not carry a tag of the switch's secret
-    #[error("the request is not from a host that knows the switch's secret")]
+    /// The request has no valid tag of the switch's secret
+    #[error("the request has no valid tag; configure the switch's secret")]
     Secret,
 }
 
@@ -294,26 +295,26 @@ struct RefusalLayout {
     replica: [u8; 16],
 }
 
-const NOBODY: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+const NO_REPLICA: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 impl Refusal {
     fn parts(&self) -> (u8, RejReason, IpAddr) {
         let none = RejReason(0);
         match *self {
-            Self::Request => (1, none, NOBODY),
-            Self::Count => (2, none, NOBODY),
-            Self::Quorum => (3, none, NOBODY),
-            Self::Family => (4, none, NOBODY),
-            Self::NoSuchList => (5, none, NOBODY),
-            Self::Full => (6, none, NOBODY),
+            Self::Request => (1, none, NO_REPLICA),
+            Self::Count => (2, none, NO_REPLICA),
+            Self::Quorum => (3, none, NO_REPLICA),
+            Self::Family => (4, none, NO_REPLICA),
+            Self::NoSuchList => (5, none, NO_REPLICA),
+            Self::Full => (6, none, NO_REPLICA),
             Self::Rejected { replica, reason } => (7, reason, replica),
             Self::Unreachable(replica) => (8, none, replica),
             Self::NoMemory(replica) => (9, none, replica),
             Self::Size(replica) => (10, none, replica),
             Self::NotAReplica(replica) => (11, none, replica),
-            Self::Busy => (12, none, NOBODY),
-            Self::NotALeader => (13, none, NOBODY),
-            Self::Secret => (14, none, NOBODY),
+            Self::Busy => (12, none, NO_REPLICA),
+            Self::NotALeader => (13, none, NO_REPLICA),
+            Self::Secret => (14, none, NO_REPLICA),
         }
     }
 
@@ -373,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_on_the_wire() {
+    fn a_request_has_the_documented_layout() {
         let request = GroupRequest {
             replicas: listed(&["10.0.0.2", "10.0.0.3"]),
             quorum: 1,
@@ -387,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_as_long_as_private_data_allows() {
+    fn the_length_of_a_list_is_limited_by_private_data() {
         assert_eq!((MAX_IPV4, MAX_IPV6), (12, 3));
         for (address, max) in [("10.0.0.1", MAX_IPV4), ("fd00::1", MAX_IPV6)] {
             let request = |count| GroupRequest {
@@ -409,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_refused() {
+    fn invalid_requests_are_refused() {
         assert_eq!(GroupRequest::from_bytes(b"P4"), Err(RequestError::Truncated));
         assert_eq!(GroupRequest::from_bytes(&[0; 56]), Err(RequestError::Magic));
         assert_eq!(GroupRequest::from_bytes(b"P4\x02\0\x01\0\0\x01abcd"), Err(RequestError::Version(2)));
@@ -428,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn members_and_refusals_survive() {
+    fn member_requests_and_refusals_round_trip() {
         for leader in ["10.0.0.1", "fd00::1"] {
             let leader = leader.parse().unwrap();
             let member = MemberRequest { leader, port: 77 };
@@ -457,7 +458,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        fn decoding_any_bytes_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             if let Ok(request) = GroupRequest::from_bytes(&bytes) {
                 let written = request.to_bytes().unwrap();
                 prop_assert_eq!(GroupRequest::from_bytes(&written), Ok(request));

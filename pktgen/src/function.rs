@@ -1,173 +1,184 @@
-//! The generator as a function: what it sends when time has come, and what it makes of what comes in.
+//! The generator as a [`Function`]: the state machine of a run, which sends when the timer is due and passes
+//! received frames to the receiver.
 
 use crate::counters::{Counters, StreamCounters};
-use crate::emitter::{Emitter, NEVER};
 use crate::profile::{Profile, ProfileError};
 use crate::receiver::Receiver;
+use crate::sender::{NEVER, Sender};
 use std::sync::Arc;
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
-/// How often it is looked whether the last packets have come
-const LOOK: Nanos = Nanos::from_micros(100);
-/// What a worker's turn may take. Who is not looked after for longer was not there
+/// Interval of the checks whether the last packets have arrived
+const CHECK_INTERVAL: Nanos = Nanos::from_micros(100);
+/// Longest turn of a worker: a longer time between two calls of the timer counts as absence
 const TURN: Nanos = Nanos::from_micros(20);
 
-/// What the control plane can tell a generator.
+/// Commands from the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Begin to send
+    /// Begin sending
     Begin,
-    /// Send no more, wait for what is under way, and say that it is [done](Event::Done)
+    /// Stop sending, wait for outstanding packets and responses, then report [`Event::Done`]
     End,
 }
 
-/// What a generator tells.
+/// Events for the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Everything was sent, and has come or been waited for
+    /// All packets were sent, and have arrived or were waited for: the counters are final
     Done,
 }
 
-/// Where a run is.
+/// Phase of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Until it is told to begin
+    /// Waits for [`Command::Begin`]
     Ready,
-    /// Since then
+    /// Sends, since this time
     Sending(Nanos),
-    /// Everything is sent; packets are waited for until then
+    /// Everything was sent; waits for outstanding packets until this time at most
     Draining(Nanos),
-    /// It is to be told
+    /// Over; [`Event::Done`] is not reported yet
     Ended,
     Done,
 }
 
-/// A packet generator, its receiver and its responder.
+/// A packet generator, its receiver and its responder: one [`Function`].
 pub struct Pktgen {
-    emitters: Box<[Emitter]>,
+    senders: Box<[Sender]>,
     receiver: Receiver,
     send: PortId,
     receive: Option<PortId>,
     responds: bool,
-    /// Whether what comes to the port that sends is looked at
-    listens: bool,
+    /// Whether frames from the port that sends are processed
+    polls_send_port: bool,
     duration: Option<Nanos>,
     drain: Nanos,
     catch_up: Nanos,
     state: State,
     next: Nanos,
-    /// When it was looked last whether something is due
-    looked: Nanos,
-    /// For how long nobody looked though something was due, but for what turns may take
-    absent: Nanos,
-    /// Whether a stream waits for answers
-    waits: bool,
-    /// Whose turn it is to be the first that a port has room for
-    turn: usize,
+    /// Time of the last check whether something is due
+    last_check: Nanos,
+    /// Time during which something was due and the worker did not call the timer, without what a turn may
+    /// take
+    absence: Nanos,
+    /// Whether a stream limits its outstanding requests
+    limits_outstanding: bool,
+    /// Index of the stream that is first to use the port's room
+    first_stream: usize,
     counters: Arc<Counters>,
 }
 
 impl Pktgen {
-    /// A generator of this profile.
+    /// Creates a generator for the profile. It sends nothing before [`Command::Begin`].
+    ///
+    /// # Errors
+    ///
+    /// The profile is invalid, or there is too little memory for its state ([`ProfileError::Memory`]).
     pub fn new(profile: &Profile) -> Result<Self, ProfileError> {
         profile.check()?;
-        let emitters: Box<[_]> =
-            (0..profile.streams.len()).map(|index| Emitter::new(profile, index)).collect::<Result<_, _>>()?;
+        let senders: Box<[_]> =
+            (0..profile.streams.len()).map(|index| Sender::new(profile, index)).collect::<Result<_, _>>()?;
         Ok(Self {
-            receiver: Receiver::new(profile, &emitters)?,
-            waits: emitters.iter().any(Emitter::waits),
-            emitters,
+            receiver: Receiver::new(profile, &senders)?,
+            limits_outstanding: senders.iter().any(Sender::limits_outstanding),
+            senders,
             send: profile.send,
             receive: profile.receive,
             responds: profile.respond,
-            listens: profile.listens(),
+            polls_send_port: profile.listens(),
             duration: profile.duration,
             drain: profile.drain,
             catch_up: profile.catch_up,
             state: State::Ready,
             next: Nanos::ZERO,
-            looked: Nanos::ZERO,
-            absent: Nanos::ZERO,
-            turn: 0,
+            last_check: Nanos::ZERO,
+            absence: Nanos::ZERO,
+            first_stream: 0,
             counters: Arc::new(Counters::new(profile.streams.len())),
         })
     }
 
-    /// What it has counted so far, and goes on to count.
+    /// Returns the counters, which are updated during the run.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
     }
 
-    /// Whether nothing is to be waited for any more. What was overtaken may still come.
-    fn all_came(&self) -> bool {
-        let came = |counters: &StreamCounters, emitter: &Emitter| {
-            // Of our own responder, it is known how many answers are to come.
-            let answers = counters.responses.get() - counters.cnps.get();
+    /// Returns whether the drain can end: all packets and responses have arrived. Overtaken packets may still
+    /// arrive, so they are waited for.
+    fn all_received(&self) -> bool {
+        let is_complete = |counters: &StreamCounters, sender: &Sender| {
+            // Our own responder has counted how many responses are to arrive.
+            let responses = counters.responses.get() - counters.cnps.get();
             (self.receive.is_none() || counters.received.frames.get() == counters.sent.frames.get())
-                && (!self.responds || answers >= counters.replies.get())
-                && !emitter.awaits()
+                && (!self.responds || responses >= counters.replies.get())
+                && !sender.awaits_response()
         };
-        self.counters.streams.iter().zip(&self.emitters).all(|(counters, emitter)| came(counters, emitter))
+        self.counters
+            .streams
+            .iter()
+            .zip(&self.senders)
+            .all(|(counters, sender)| is_complete(counters, sender))
     }
 
-    /// Nothing is sent any more: what was to be sent was to be sent until then.
+    /// Stops sending. Streams were to send until `until`, which may be before `now`.
     fn end(&mut self, now: Nanos, until: Nanos) {
-        for (emitter, counters) in self.emitters.iter_mut().zip(&self.counters.streams) {
-            emitter.end(until, counters);
+        for (sender, counters) in self.senders.iter_mut().zip(&self.counters.streams) {
+            sender.end(until, counters);
         }
         self.state = State::Draining(now + self.drain);
         self.next = now;
     }
 
-    /// Sends what is due. Streams take turns: each has its part of the room that its port has left, and who was first is last the
-    /// next time, so that a port that is full starves none.
+    /// Sends what is due. Streams take turns: each gets its share of the port's remaining room, and the
+    /// stream that was first is last the next time, so that a full port starves none.
     fn send_due<O: Output>(&mut self, began: Nanos, now: Nanos, out: &mut O) {
         let limit = self.duration.map_or(NEVER, |duration| began + duration);
-        // What came due in time is sent, though the worker may look at the clock late.
+        // Packets that came due in time are sent even if the worker calls late.
         let (at, late, ends) = (now.min(limit), now.since(limit), now >= limit);
         // At the end, a part of a burst may be due.
-        let due = |emitter: &Emitter| {
-            if ends { emitter.is_paced() && !emitter.is_over() } else { emitter.due <= at }
+        let due = |sender: &Sender| {
+            if ends { sender.is_paced() && !sender.is_over() } else { sender.due <= at }
         };
-        let mut waiting = self.emitters.iter().filter(|emitter| due(emitter)).count();
-        let (mut next, mut over, mut owes, mut first) = (limit, true, false, None);
-        for n in 0..self.emitters.len() {
-            let index = self.turn + n;
-            let index = if index < self.emitters.len() { index } else { index - self.emitters.len() };
-            let (emitter, counters) = (&mut self.emitters[index], &self.counters.streams[index]);
-            if due(emitter) {
+        let mut waiting = self.senders.iter().filter(|sender| due(sender)).count();
+        let (mut next, mut all_sent, mut pending, mut first) = (limit, true, false, None);
+        for n in 0..self.senders.len() {
+            let index = self.first_stream + n;
+            let index = if index < self.senders.len() { index } else { index - self.senders.len() };
+            let (sender, counters) = (&mut self.senders[index], &self.counters.streams[index]);
+            if due(sender) {
                 let share = out.room(self.send).div_ceil(waiting) as u64;
-                emitter.live(now.since(self.absent));
-                let sent = emitter.emit((now, at, ends), share, self.send, out, &self.counters, counters);
+                sender.set_run_time(now.since(self.absence));
+                let sent = sender.send((now, at, ends), share, self.send, out, &self.counters, counters);
                 waiting -= 1;
                 if sent > 0 {
                     first = first.or(Some(index));
                 }
             }
-            next = next.min(emitter.due);
-            over &= emitter.is_over();
-            owes |= emitter.is_paced() && emitter.due <= limit;
+            next = next.min(sender.due);
+            all_sent &= sender.is_over();
+            pending |= sender.is_paced() && sender.due <= limit;
         }
         if let Some(first) = first {
-            self.turn = if first + 1 < self.emitters.len() { first + 1 } else { 0 };
+            self.first_stream = if first + 1 < self.senders.len() { first + 1 } else { 0 };
         }
-        // Who waits for answers has to know when it was away.
-        self.next = if self.waits { next.min(now + TURN) } else { next };
-        if over || (ends && (!owes || late >= self.catch_up)) {
+        // A stream that waits for responses has to detect when the worker was away.
+        self.next = if self.limits_outstanding { next.min(now + TURN) } else { next };
+        if all_sent || (ends && (!pending || late >= self.catch_up)) {
             self.end(now, at);
         }
     }
 
-    /// How long it took until somebody looked at what was due.
+    /// Notes how long something was due before the worker called the timer.
     #[inline]
     fn note_absence(&mut self, now: Nanos) {
-        let away = now.since(self.next.max(self.looked)).0;
+        let away = now.since(self.next.max(self.last_check)).0;
         let longest = self.counters.longest_away_ns.get();
         if away > longest {
             self.counters.longest_away_ns.add(away - longest);
         }
-        self.absent = self.absent + Nanos(away.saturating_sub(TURN.0));
-        self.looked = now;
+        self.absence = self.absence + Nanos(away.saturating_sub(TURN.0));
+        self.last_check = now;
     }
 }
 
@@ -183,11 +194,11 @@ impl Function for Pktgen {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        // What has been told is not changed any more.
+        // Counters are final after the end.
         if matches!(self.state, State::Ended | State::Done) {
             self.counters.too_late.add(1);
         } else {
-            self.receiver.on_frame(frame, port, now, &mut self.emitters, out, &self.counters);
+            self.receiver.on_frame(frame, port, now, &mut self.senders, out, &self.counters);
         }
         Verdict::Consume
     }
@@ -205,16 +216,16 @@ impl Function for Pktgen {
             }
             State::Draining(until) => {
                 self.note_absence(now);
-                let all_came = self.all_came();
-                if now >= until || all_came {
+                let all_received = self.all_received();
+                if now >= until || all_received {
                     self.state = State::Ended;
-                    self.counters.drain_expired.add(u64::from(!all_came));
+                    self.counters.drain_expired.add(u64::from(!all_received));
                     for (index, counters) in self.counters.streams.iter().enumerate() {
-                        counters.behind.add(self.receiver.behind(index, &self.emitters[index]));
-                        counters.waiting.add(self.emitters[index].under_way());
+                        counters.behind.add(self.receiver.behind(index, &self.senders[index]));
+                        counters.waiting.add(self.senders[index].outstanding());
                     }
                 }
-                self.next = (now + LOOK).min(until);
+                self.next = (now + CHECK_INTERVAL).min(until);
             }
             State::Ready | State::Ended | State::Done => {}
         }
@@ -228,11 +239,11 @@ impl Function for Pktgen {
     fn on_command(&mut self, command: Command, now: Nanos) {
         match (command, self.state) {
             (Command::Begin, State::Ready) => {
-                for emitter in &mut self.emitters {
-                    emitter.begin(now, self.catch_up);
+                for sender in &mut self.senders {
+                    sender.begin(now, self.catch_up);
                 }
                 self.state = State::Sending(now);
-                (self.next, self.looked) = (now, now);
+                (self.next, self.last_check) = (now, now);
             }
             (Command::End, State::Ready | State::Sending(_)) => self.end(now, now),
             _ => {}
@@ -249,7 +260,7 @@ impl Function for Pktgen {
     }
 
     fn receives_from(&self, port: PortId) -> bool {
-        self.receive == Some(port) || (self.listens && self.send == port)
+        self.receive == Some(port) || (self.polls_send_port && self.send == port)
     }
 }
 

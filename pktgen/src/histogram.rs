@@ -1,14 +1,16 @@
-//! A histogram of times that one thread writes and others read at any time: HdrHistogram's buckets, as counters.
+//! A histogram of times with HdrHistogram's buckets, as counters: one thread writes it, others read it at any
+//! time.
 
 use switch::Nanos;
 use switch::counters::Counter;
 
-/// Buckets of each power of two: times are known to 1 / 128 of them
+/// Buckets of each power of two: a bucket is at most 1 / 128 of its times wide
 const HALF: usize = 128;
-/// Longest time, in bits of nanoseconds: 18 minutes; longer ones count as that
+/// Bits of the longest time, in nanoseconds: 18 minutes; longer times count as that
 const BITS: usize = 40;
 
-/// Times by buckets.
+/// Histogram of times. [`record`](Self::record) is for one writing thread; the other methods are for any
+/// thread.
 #[derive(Debug)]
 pub struct Histogram(Box<[Counter]>);
 
@@ -19,22 +21,22 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Counts a time.
-    #[expect(clippy::inline_always, reason = "asked once a packet")]
+    /// Counts a time. Times above 18 minutes count as the longest.
+    #[expect(clippy::inline_always, reason = "called once a packet")]
     #[inline(always)]
     pub fn record(&self, time: Nanos) {
         let time = time.0.min((1 << BITS) - 1);
-        // Powers of two by which the time is beyond the first two rows, which are exact
+        // Powers of two by which the time exceeds the first two rows, which are exact
         let shift = (u64::BITS - (time | (2 * HALF as u64 - 1)).leading_zeros() - 8) as usize;
         self.0[shift * HALF + (time >> shift) as usize].add(1);
     }
 
-    /// How many times were counted
+    /// Returns how many times were counted.
     pub fn count(&self) -> u64 {
         self.0.iter().map(Counter::get).sum()
     }
 
-    /// The buckets in which something was counted: the longest time that each is for, and how many.
+    /// Returns the non-empty buckets: the longest time of each, and its count.
     pub fn buckets(&self) -> impl Iterator<Item = (Nanos, u64)> {
         self.0.iter().enumerate().filter(|(_, counter)| counter.get() > 0).map(|(index, counter)| {
             let shift = (index / HALF).saturating_sub(1);
@@ -70,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_and_the_last_bucket() {
+    fn first_and_last_bucket_hold_the_extreme_times() {
         let histogram = Histogram::default();
         for time in [0, 255, 256, 257, u64::MAX] {
             histogram.record(Nanos(time));

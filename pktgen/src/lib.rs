@@ -1,30 +1,38 @@
-//! A packet generator for RoCEv2: streams of every verb at exact rates, from a seed; a receiver that knows of each packet
-//! whether it came, how often, in which order and how late; and a responder that answers as a NIC would on a good wire.
+//! A RoCEv2 packet generator: streams of every verb at exact rates, from a seed. Its receiver reports for
+//! each packet whether it arrived, how often, in which order and after how long. Its responder answers
+//! requests as a NIC on a lossless link would.
 //!
-//! All three are one [`switch::Function`], [`Pktgen`]: it owns no socket, thread or clock, so a run in virtual time repeats to
-//! the byte, and what a receiver says can be compared with what was done to its packets.
+//! All three are one [`switch::Function`], [`Pktgen`]. It owns no socket, thread or clock: a run in virtual
+//! time is reproducible to the byte, and tests compare the receiver's counters with what was done to the
+//! packets.
 //!
-//! # What always adds up
+//! # Call order
+//!
+//! Build a [`Profile`], check it with [`Profile::check`], and create the generator with [`Pktgen::new`]. Send
+//! it [`Command::Begin`], then call `on_timer` when `next_timer` is due and `on_frame` for each received
+//! frame. When `poll_event` returns [`Event::Done`], the counters are final.
+//!
+//! # Invariants of the counters
 //!
 //! For each stream, at any time between two calls ([`counters::StreamCounters`]):
 //!
-//! * packets sent = received + lost + unseen. *Lost* are those that later ones of their queue pair have overtaken; *unseen*
-//!   those behind which none came yet: in flight, or lost at the end. Duplicates are no part of it.
+//! * packets sent = received + lost + unseen. *Lost* packets were overtaken by a later packet of their queue
+//!   pair; *unseen* packets were not overtaken yet: they are in flight, or were lost at the end. Duplicates
+//!   are in neither.
 //! * requests = answered + unanswered + outstanding, with [`profile::Stream::outstanding`].
 //!
-//! And for all frames that came in: frames = received + duplicates + stale + unexpected + reflected + responses + unexpected
-//! responses of all streams, and those that are malformed, have a wrong ICRC, are not of any stream, or no RoCEv2 packets.
+//! For all received frames: frames = received + duplicates + stale + unexpected + reflected + responses +
+//! unexpected responses of all streams, plus frames that are malformed, have a wrong ICRC, belong to no
+//! stream, or are not RoCEv2.
 
 #![forbid(unsafe_code)]
 
-mod alias;
-mod alike;
+mod chooser;
 pub mod counters;
-mod emitter;
 mod function;
 mod histogram;
-mod known;
 mod malformed;
+mod matcher;
 mod memory;
 mod message;
 pub mod pace;
@@ -32,7 +40,9 @@ pub mod profile;
 mod receiver;
 mod requester;
 mod responder;
+mod sender;
 mod template;
+mod uniform;
 mod window;
 
 pub use counters::Counters;

@@ -1,4 +1,4 @@
-//! Packets that break a rule, one for each rule that a receiver can find broken without asking.
+//! Malformed packets: one for each fault that a receiver can find in a single packet.
 
 use crate::template::{Template, layout};
 use rocev2::checksum::Sum;
@@ -7,19 +7,19 @@ use rocev2::ipv4::Ipv4;
 use rocev2::udp::Udp;
 use rocev2::{Bth, Class, Fault, Opcode, Packet, classify};
 
-/// Every way in which a frame like `template` can be malformed, with what is found wrong.
-pub(crate) fn of(template: &Template) -> Box<[(Fault, Box<[u8]>)]> {
-    let broken = Fault::ALL.into_iter().filter_map(|fault| {
+/// Returns every malformed variant of a frame like `template`, with the fault that a receiver finds.
+pub(crate) fn variants_of(template: &Template) -> Box<[(Fault, Box<[u8]>)]> {
+    let malformed = Fault::ALL.into_iter().filter_map(|fault| {
         let mut frame = template.bytes.to_vec();
-        spoil(&mut frame, fault);
-        // Not every frame can be broken in every way.
-        (found(&frame) == Some(fault)).then(|| (fault, frame.into()))
+        break_frame(&mut frame, fault);
+        // Not every frame can have every fault.
+        (fault_of(&frame) == Some(fault)).then(|| (fault, frame.into()))
     });
-    broken.collect()
+    malformed.collect()
 }
 
-/// What a receiver that verifies ICRCs finds.
-fn found(frame: &[u8]) -> Option<Fault> {
+/// Returns the fault that a receiver finds that verifies ICRCs.
+fn fault_of(frame: &[u8]) -> Option<Fault> {
     match classify(frame) {
         Class::Malformed(fault) => Some(fault),
         Class::Roce(layout) => (!Packet::new(frame, layout).verify_icrc()).then_some(Fault::Icrc),
@@ -27,7 +27,7 @@ fn found(frame: &[u8]) -> Option<Fault> {
     }
 }
 
-fn spoil(frame: &mut Vec<u8>, fault: Fault) {
+fn break_frame(frame: &mut Vec<u8>, fault: Fault) {
     let at = layout(frame);
     let (l3, udp, bth, v6) = (at.l3(), at.udp(), at.bth(), at.is_ipv6());
     match fault {
@@ -42,7 +42,7 @@ fn spoil(frame: &mut Vec<u8>, fault: Fault) {
         Fault::UdpLength => frame[udp + 5] ^= 0x04,
         Fault::TransportVersion => frame[bth + 1] |= 0x01,
         Fault::UnknownOpcode => frame[bth] = 0x1f,
-        // Whatever it is, it is not as long as one of these two.
+        // The lengths of these two opcodes differ, so one of them does not fit the frame.
         Fault::OpcodeLength => {
             let acknowledges = at.opcode() == Opcode::RC_ACKNOWLEDGE;
             let other = if acknowledges { Opcode::RC_ATOMIC_ACKNOWLEDGE } else { Opcode::RC_ACKNOWLEDGE };
@@ -55,12 +55,13 @@ fn spoil(frame: &mut Vec<u8>, fault: Fault) {
             frame.truncate(at.end() - 1);
         }
         Fault::Icrc => frame[at.icrc()] ^= 0x80,
-        // A checksum that is nowhere, and a payload beyond any MTU
+        // UDP checksums are not used, no MTU allows an oversized payload, and IPv6 frames cannot be marked as
+        // fragments here
         Fault::UdpChecksum | Fault::Oversized | Fault::Fragment => {}
     }
 }
 
-/// Has the IP header say that so many bytes follow it.
+/// Sets the length in the IP header to `len` bytes behind the header.
 fn set_ip_len(frame: &mut [u8], v6: bool, len: usize) {
     let (at, len) = if v6 { (4, len) } else { (2, len + Ipv4::LEN) };
     frame[Ethernet::LEN + at..Ethernet::LEN + at + 2].copy_from_slice(&(len as u16).to_be_bytes());
@@ -84,7 +85,7 @@ mod tests {
     use rocev2::repr::Extended;
 
     #[test]
-    fn each_is_found_to_be_what_it_is() {
+    fn each_malformed_frame_has_exactly_its_fault() {
         for (v6, opcode, least) in [
             (false, Opcode::RC_WRITE_ONLY, 11),
             (true, Opcode::RC_WRITE_ONLY, 9),
@@ -94,14 +95,14 @@ mod tests {
             let host = |n: u8| Host { mac: MacAddr([2, 0, 0, 0, 0, n]), ip: ip(n) };
             let payload = if opcode == Opcode::RC_WRITE_ONLY { 64 } else { 0 };
             let template = Template::new(host(1), host(2), opcode, Extended::default(), payload, 0);
-            let all = of(&template);
+            let all = variants_of(&template);
             assert!(
                 all.len() >= least,
                 "{opcode}, IPv6 {v6}: {:?}",
                 all.iter().map(|(fault, _)| fault).collect::<Vec<_>>()
             );
             for (fault, frame) in &all {
-                assert_eq!(found(frame), Some(*fault));
+                assert_eq!(fault_of(frame), Some(*fault));
             }
         }
     }

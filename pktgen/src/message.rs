@@ -1,4 +1,4 @@
-//! The messages of a stream, packet by packet, ready to be copied.
+//! Templates of a stream's messages, packet by packet, ready to be copied.
 
 use crate::profile::{STAMP_LEN, Stream, Verb};
 use crate::template::{Patch, Template, acknowledging};
@@ -13,43 +13,43 @@ use rocev2::{Opcode, Qpn};
 use switch::Nanos;
 
 /// A packet of a message.
-pub(crate) struct Part {
+pub(crate) struct PacketTemplate {
     pub(crate) template: Template,
-    /// Where the time stands in the frame
+    /// Offset of the time stamp in the frame
     pub(crate) stamp: Option<usize>,
-    /// The last time
-    stamped: u64,
+    /// Time stamp that the template holds now
+    last_stamp: u64,
     pub(crate) va: Va,
 }
 
-/// How a packet says which place in memory it is for.
+/// How a packet carries the virtual address of its request.
 #[derive(Clone, Copy)]
 pub(crate) enum Va {
-    /// Not at all, or always the same
+    /// No address, or always the same one
     Fixed,
-    /// All places have the upper half of their addresses in common: where the lower one stands
+    /// All addresses have the upper half in common: offset of the lower half
     Low(usize, Weight),
-    /// Where it stands
+    /// Offset of the whole address
     Whole(usize),
 }
 
-/// A message of one size.
+/// Templates of a message of one size.
 pub(crate) struct Message {
     pub(crate) packets: u32,
-    pub(crate) first: Part,
-    pub(crate) middle: Option<Part>,
-    pub(crate) last: Option<Part>,
+    pub(crate) first: PacketTemplate,
+    pub(crate) middle: Option<PacketTemplate>,
+    pub(crate) last: Option<PacketTemplate>,
 }
 
-impl Part {
-    /// Packets carry this time from now on.
+impl PacketTemplate {
+    /// Sets the time stamp of all further copies.
     #[inline]
     pub(crate) fn stamp(&mut self, now: Nanos) {
         if let Some(at) = self.stamp
-            && self.stamped != now.0
+            && self.last_stamp != now.0
         {
-            self.template.change_long(at, self.stamped, now.0);
-            self.stamped = now.0;
+            self.template.change_long(at, self.last_stamp, now.0);
+            self.last_stamp = now.0;
         }
     }
 
@@ -63,19 +63,19 @@ impl Part {
     }
 }
 
-/// Every message that a stream sends.
+/// Returns the templates of every message that the stream sends, one for each size.
 pub(crate) fn messages(stream: &Stream) -> Box<[Message]> {
     let stamp_end = stream.stamp_end();
-    let front = if stream.verb.is_onepipe() { OnePipe::LEN } else { 0 };
+    let header_len = if stream.verb.is_onepipe() { OnePipe::LEN } else { 0 };
     let first = stream.memory.va;
     let last = first.wrapping_add(u64::from(stream.memory.slots - 1) * stream.slot_len());
     let upper = (first >> 32 == last >> 32).then_some(first >> 32 << 32);
-    let part = |opcode: Opcode, extended: Extended, payload: usize| {
+    let template_of = |opcode: Opcode, extended: Extended, payload: usize| {
         let stamped = stream.stamp && payload >= stamp_end;
-        let zeros = if stamped { stamp_end } else { front };
+        let zeros = if stamped { stamp_end } else { header_len };
         let template = Template::new(stream.src, stream.dst, opcode, extended, payload, zeros);
         let stamp = stamped.then(|| template.payload + stamp_end - STAMP_LEN);
-        // RETH and AtomicETH begin with the address.
+        // RETH and AtomicETH begin with the virtual address.
         let at = template.extended();
         let va = if !names_memory(opcode) || stream.memory.slots == 1 {
             Va::Fixed
@@ -84,13 +84,13 @@ pub(crate) fn messages(stream: &Stream) -> Box<[Message]> {
         } else {
             Va::Whole(at)
         };
-        Part { template, stamp, stamped: 0, va }
+        PacketTemplate { template, stamp, last_stamp: 0, va }
     };
-    // What all packets' addresses have in common
+    // Upper half of all packets' virtual addresses, or the only address
     let common = if stream.memory.slots == 1 { first } else { upper.unwrap_or(0) };
     let single = |opcode, extended, payload| Message {
         packets: 1,
-        first: part(opcode, extended, payload),
+        first: template_of(opcode, extended, payload),
         middle: None,
         last: None,
     };
@@ -98,7 +98,7 @@ pub(crate) fn messages(stream: &Stream) -> Box<[Message]> {
         reth: Reth { va: common.into(), rkey: stream.memory.rkey.into(), len: size.into() },
         ..Extended::default()
     };
-    let cut = |size: u32, [only, first, middle, last]: [Opcode; 4], extended: Extended| {
+    let split = |size: u32, [only, first, middle, last]: [Opcode; 4], extended: Extended| {
         let (packets, mtu) = (stream.packets_of(size), usize::from(stream.mtu));
         if packets == 1 {
             return single(only, extended, size as usize);
@@ -106,9 +106,9 @@ pub(crate) fn messages(stream: &Stream) -> Box<[Message]> {
         let rest = size as usize - (packets as usize - 1) * mtu;
         Message {
             packets,
-            first: part(first, extended, mtu),
-            middle: (packets > 2).then(|| part(middle, Extended::default(), mtu)),
-            last: Some(part(last, Extended::default(), rest)),
+            first: template_of(first, extended, mtu),
+            middle: (packets > 2).then(|| template_of(middle, Extended::default(), mtu)),
+            last: Some(template_of(last, Extended::default(), rest)),
         }
     };
     let writes =
@@ -126,8 +126,8 @@ pub(crate) fn messages(stream: &Stream) -> Box<[Message]> {
     let datagram = Extended { deth: Deth::new(OnePipe::QKEY, Qpn::default()), ..Extended::default() };
     let sizes = stream.sizes.iter();
     match stream.verb {
-        Verb::Write => sizes.map(|&size| cut(size, writes, reth(size))).collect(),
-        Verb::Send => sizes.map(|&size| cut(size, sends, Extended::default())).collect(),
+        Verb::Write => sizes.map(|&size| split(size, writes, reth(size))).collect(),
+        Verb::Send => sizes.map(|&size| split(size, sends, Extended::default())).collect(),
         Verb::Read => sizes.map(|&size| single(Opcode::RC_READ_REQUEST, reth(size), 0)).collect(),
         Verb::CompareSwap => [single(Opcode::RC_COMPARE_SWAP, atomic(0), 0)].into(),
         Verb::FetchAdd => [single(Opcode::RC_FETCH_ADD, atomic(1), 0)].into(),
@@ -140,7 +140,7 @@ pub(crate) fn messages(stream: &Stream) -> Box<[Message]> {
     }
 }
 
-/// Whether a packet says which memory it is for.
+/// Returns whether packets of this opcode carry a virtual address.
 fn names_memory(opcode: Opcode) -> bool {
     let headers = opcode.headers();
     headers.has(Headers::RETH) || headers.has(Headers::ATOMIC)

@@ -1,13 +1,13 @@
-//! When packets are due: rates in packets or bits a second, kept without drift in whole numbers.
+//! Pacing: when packets are due, at rates in packets or bits a second.
 //!
-//! What a rate has earned by a time is computed from the time since it began, never added up from roundings: the error is
-//! below one burst, however long a run is.
+//! What a rate has earned by a time is computed in integers from the time since it began, and never
+//! accumulated from rounded steps: there is no drift, and the error is below one burst however long a run is.
 
 use switch::Nanos;
 
 const SECOND: u128 = 1_000_000_000;
 
-/// What a rate counts.
+/// Unit of a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Packets
@@ -16,41 +16,41 @@ pub enum Unit {
     Bits,
 }
 
-/// Bytes that a frame takes on Ethernet's wire beside its own: preamble (8), frame check sequence (4), gap (12).
+/// Bytes that a frame takes on Ethernet beside its own: preamble (8), frame check sequence (4), gap (12).
 pub const WIRE_OVERHEAD: usize = 24;
 
-/// How fast a stream is.
+/// Sending rate of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rate {
-    /// As fast as the port takes it
+    /// As fast as the port takes packets
     Max,
-    /// Always the same
+    /// Constant
     Steady {
-        /// What is counted
+        /// Unit of the rate
         unit: Unit,
-        /// So many a second; not 0
+        /// Units a second; not 0
         per_second: u64,
     },
-    /// From one rate to another, evenly, and then at that
+    /// Linear from one rate to another, then constant
     Ramp {
-        /// What is counted
+        /// Unit of the rate
         unit: Unit,
-        /// A second, to begin with
+        /// Initial rate, units a second
         from: u64,
-        /// A second, in the end; not 0
+        /// Final rate, units a second; not 0
         to: u64,
-        /// For so long; at most [`Rate::LONGEST_RAMP`]
+        /// Duration of the change; at most [`Rate::LONGEST_RAMP`]
         over: Nanos,
     },
 }
 
 impl Rate {
-    /// The longest ramp, so that its squares fit into 128 bits
+    /// Longest ramp, so that the square of its time fits into 128 bits
     pub const LONGEST_RAMP: Nanos = Nanos::from_secs(3600);
-    /// The fastest rate, units a second
+    /// Fastest rate, in units a second
     pub const FASTEST: u64 = 1_000_000_000_000;
 
-    /// What is counted, if anything is
+    /// Returns the unit; `None` for the maximum rate.
     pub const fn unit(self) -> Option<Unit> {
         match self {
             Self::Max => None,
@@ -58,7 +58,7 @@ impl Rate {
         }
     }
 
-    /// Units that are earned in the first `time`
+    /// Returns the units that are earned in the first `time`.
     pub fn earned(self, time: Nanos) -> u128 {
         let t = u128::from(time.0);
         match self {
@@ -69,13 +69,14 @@ impl Rate {
                 let climbing = t.min(over);
                 // The area under the ramp: from * t + (to - from) * t^2 / (2 * over); neither sum is below 0.
                 let area = 2 * over * from * climbing + to * climbing * climbing - from * climbing * climbing;
-                // One rounding after the other is as good as one, and the products stay below 128 bits.
+                // Two consecutive floor divisions equal one by the product, and the intermediate values stay
+                // below 128 bits.
                 (area / (2 * over) + to * (t - climbing)) / SECOND
             }
         }
     }
 
-    /// Units a second at a time
+    /// Returns the rate at a time, in units a second.
     pub(crate) fn at(self, time: Nanos) -> u64 {
         match self {
             Self::Max => u64::MAX,
@@ -88,26 +89,29 @@ impl Rate {
     }
 }
 
-/// A rate at work: how much may be sent now, and when there will be more.
+/// State of a rate: how many units may be sent now, and when the next are due.
+///
+/// Call [`allowance`](Self::allowance), send at most that many units, call [`spend`](Self::spend), and wait
+/// until [`next`](Self::next).
 #[derive(Clone, Debug)]
 pub struct Pace {
     rate: Rate,
     began: Nanos,
-    /// Units spent, and those that were given up because they came too late
+    /// Units spent, including those that were given up because they came too late
     spent: u128,
-    /// A sender that was kept away for longer than this does not make up for it
+    /// Longest interruption that the sender makes up for
     catch_up: Nanos,
     forfeited: u64,
 }
 
 impl Pace {
-    /// The rate begins at `began`.
+    /// Starts a rate at `began`.
     pub fn new(rate: Rate, began: Nanos, catch_up: Nanos) -> Self {
         Self { rate, began, spent: 0, catch_up, forfeited: 0 }
     }
 
-    /// Units that may be spent now, of `left` that there are to spend at all. What was earned more than `catch_up` ago, and
-    /// exceeds `burst`, is given up.
+    /// Returns the units that may be spent now, at most the `left` that remain to be spent at all. Units that
+    /// were earned more than `catch_up` ago, and exceed `burst`, are given up.
     #[inline]
     pub fn allowance(&mut self, now: Nanos, burst: u64, left: u64) -> u64 {
         if self.rate == Rate::Max {
@@ -125,14 +129,14 @@ impl Pace {
         ready.min(most) as u64
     }
 
-    /// So many were sent.
+    /// Spends units that were sent.
     #[inline]
     pub const fn spend(&mut self, units: u64) {
         self.spent += units as u128;
     }
 
-    /// When `burst` units more will have been earned than were spent: exactly for a steady rate, and a little early or late on
-    /// a ramp. Zero, if the rate waits for nothing.
+    /// Returns when `burst` more units will have been earned than were spent: exactly for a steady rate, and
+    /// slightly early or late on a ramp. [`Nanos::ZERO`] for [`Rate::Max`].
     #[inline]
     pub fn next(&self, now: Nanos, burst: u64) -> Nanos {
         let wanted = self.spent + u128::from(burst);
@@ -146,19 +150,20 @@ impl Pace {
                 let time = now.since(self.began);
                 let missing = wanted.saturating_sub(self.rate.earned(time));
                 let wait = missing * SECOND / u128::from(self.rate.at(time).max(1));
-                // A ramp that begins at 0 would wait for ever for what it earns later.
+                // A ramp that begins at 0 has to be checked again soon: its current rate does not determine
+                // when the units are earned.
                 let limit = u128::from(Nanos::from_millis(1).0);
                 now + Nanos(wait.clamp(u128::from(missing > 0), limit) as u64)
             }
         }
     }
 
-    /// How long ago it began.
+    /// Returns the time since the rate began.
     pub fn time(&self, now: Nanos) -> Nanos {
         now.since(self.began)
     }
 
-    /// Units that came due and were given up: the rate could not be reached.
+    /// Returns the units that came due and were given up because the rate was not reached.
     pub const fn forfeited(&self) -> u64 {
         self.forfeited
     }
@@ -169,8 +174,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Runs a rate for `time`, looking at the clock when told to and up to `late` ns after: by how many units it was off when
-    /// it looked last.
+    /// Runs a rate for `time`, reading the clock at the time that `next` returned and up to `late` ns after.
+    /// Returns by how many units it was off at the last reading.
     fn run(rate: Rate, time: Nanos, burst: u64, late: &mut dyn FnMut() -> u64) -> u128 {
         let began = Nanos(12_345);
         let mut pace = Pace::new(rate, began, Nanos::from_millis(10));
@@ -181,7 +186,7 @@ mod tests {
             sent += due;
             last = now;
             let next = pace.next(now, burst);
-            assert!(next > now || due == 0, "what is due was sent");
+            assert!(next > now || due == 0, "nothing more can be due now");
             now = next.max(now + Nanos(1)) + Nanos(late());
         }
         assert_eq!(pace.forfeited(), 0);
@@ -217,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_too_late_is_given_up_and_counted() {
+    fn units_older_than_catch_up_are_given_up_and_counted() {
         let rate = Rate::Steady { unit: Unit::Packets, per_second: 1_000_000 };
         let mut pace = Pace::new(rate, Nanos::ZERO, Nanos::from_millis(1));
         assert_eq!((pace.allowance(Nanos::from_millis(5), 32, 900), pace.forfeited()), (900, 0));
@@ -229,7 +234,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_due_is_earned_when_it_is_due(per_second in 1u64..=Rate::FASTEST, spent in 0u64..1 << 40, burst in 1u64..1000) {
+        fn a_burst_is_due_exactly_when_it_is_earned(per_second in 1u64..=Rate::FASTEST, spent in 0u64..1 << 40, burst in 1u64..1000) {
             let rate = Rate::Steady { unit: Unit::Bits, per_second };
             let mut pace = Pace::new(rate, Nanos::ZERO, Nanos::ZERO);
             pace.spend(spent);

@@ -1,8 +1,9 @@
-//! What is sent: streams, each of one verb between two hosts, on its own queue pairs, at its own rate.
+//! The profile of a run: streams, each of one verb between two hosts, on its own queue pairs, at its own
+//! rate.
 
-use crate::alike::Qp;
 use crate::pace::Rate;
 use crate::requester::Requester;
+use crate::uniform::Qp;
 use crate::window::Windows;
 use core::net::IpAddr;
 use rocev2::ethernet::MacAddr;
@@ -10,101 +11,106 @@ use rocev2::onepipe::{OnePipe, Timestamp};
 use rocev2::{MAX_PAYLOAD, Psn, Qpn};
 use switch::{Nanos, PortId, Share};
 
-/// A generator's job.
+/// Configuration of a generator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
-    /// What all chance comes from
+    /// Seed of all random choices
     pub seed: u64,
-    /// Where requests leave
+    /// Port on which requests are sent
     pub send: PortId,
-    /// Where they arrive and are checked; `None` if they are only sent. It may be the port that sends, if that gives back what
-    /// it is given
+    /// Port on which requests are received and checked; `None` if they are only sent. It may equal `send` if
+    /// that port loops frames back
     pub receive: Option<PortId>,
-    /// Whether requests are answered where they arrive
+    /// Whether requests are answered on the port where they are received
     pub respond: bool,
-    /// For how long is sent; without it, until streams have sent what they were asked for, or somebody ends it
+    /// Time for which streams send; without it, until each stream has sent its `packets`, or until
+    /// [`Command::End`](crate::Command::End)
     pub duration: Option<Nanos>,
-    /// For how long the last packets are waited for
+    /// Longest wait for the last packets and responses after sending has ended
     pub drain: Nanos,
-    /// A worker that was kept from sending for longer than this does not make up for it
+    /// Longest interruption of the worker after which streams still send what came due meanwhile; what is
+    /// older is forfeited
     pub catch_up: Nanos,
-    /// By how many packets of its queue pair a packet may be overtaken and still count as received: a power of two from 64 on
+    /// Packets of its queue pair by which a packet may be overtaken and still count as received: a power of
+    /// two from 64 to [`MAX_WINDOW`]
     pub window: u32,
-    /// Frames that this machine's own queues hold at most, from here out and back in: as many packets of a queue pair may be under
-    /// way if none waits for an answer
+    /// Capacity of this machine's own queues on the way out and back in, in frames. It bounds how many
+    /// packets of a queue pair are in flight on this machine if none waits for a response
     pub queued: u32,
-    /// 1Pipe's time when the run's is 0
+    /// 1Pipe timestamp at the run's time 0
     pub epoch: Timestamp,
-    /// Not empty
+    /// Streams: 1 to [`MAX_STREAMS`]
     pub streams: Vec<Stream>,
 }
 
-/// Most streams: each is looked at in each turn
+/// Largest number of streams: each is checked in each turn of the worker
 pub const MAX_STREAMS: usize = 64;
-/// Most queue pairs of all streams
+/// Largest number of queue pairs of all streams
 pub const MAX_QPS: u32 = 1 << 20;
-/// Most slots of a stream's memory
+/// Largest number of slots of a stream's memory
 pub const MAX_SLOTS: u32 = 1 << 20;
-/// Most requests that are under way on a queue pair
+/// Largest number of outstanding requests of a queue pair
 pub const MAX_OUTSTANDING: u16 = 256;
-/// Largest READ that is answered: its response leaves at once, and has to find room
+/// Largest READ response that the responder sends, in packets: the response leaves in one turn and needs that
+/// much room in the port's queue
 pub const MAX_RESPONSE_PACKETS: u32 = 256;
-/// Bytes of the time in a payload
+/// Length of the time stamp in a payload, in bytes
 pub const STAMP_LEN: usize = 8;
-/// Half of all PSNs: who is further behind could as well be ahead
-const HALF_THE_CIRCLE: u64 = 1 << 23;
-/// The most packets that leave together if nobody says how many
-const MOST_BURST: u64 = 32;
-/// Bursts a second, where a rate makes them shorter than that
-const BURSTS_A_SECOND: u64 = 100_000;
-/// The largest window
+/// Half of the PSN space: a packet that is further behind cannot be told from one that is ahead
+const HALF_OF_PSNS: u64 = 1 << 23;
+/// Largest burst in packets if the profile states none
+const MAX_BURST: u64 = 32;
+/// Bursts a second that a rate is divided into if the profile states no burst
+const BURSTS_PER_SECOND: u64 = 100_000;
+/// Largest window, in packets
 pub const MAX_WINDOW: u32 = 1 << 16;
 
-/// Packets of one kind on some queue pairs.
+/// A stream: packets of one verb on a range of queue pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stream {
-    /// What reports call it; no two have the same
+    /// Name in reports; unique in the profile
     pub name: String,
-    /// What its requests are
+    /// Verb of its requests
     pub verb: Verb,
-    /// Who sends
+    /// Sender
     pub src: Host,
-    /// Who receives
+    /// Receiver
     pub dst: Host,
-    /// The first of its queue pairs; the others follow. Both hosts have the same numbers
+    /// First queue pair number; the others follow. Both hosts use the same numbers
     pub first_qpn: Qpn,
-    /// How many there are
+    /// Number of queue pairs
     pub qps: u32,
-    /// Which of them the next message is sent on
+    /// How the queue pair of the next message is chosen
     pub pick: Choice,
-    /// Bytes of a message; each is as likely as the others. For verbs without a payload of their own (atomics, ACKs, beacons)
-    /// it is empty
+    /// Message sizes in bytes, each with the same probability. Empty for verbs without a size (atomics, ACKs,
+    /// beacons)
     pub sizes: Vec<u32>,
-    /// Largest payload of a packet: a path MTU
+    /// Largest payload of a packet, in bytes: the path MTU
     pub mtu: u16,
-    /// What of the receiver's memory is used
+    /// Part of the receiver's memory that requests address
     pub memory: Memory,
-    /// Where PSNs begin on each queue pair; by chance, if not said
+    /// First PSN of each queue pair; drawn from the seed if `None`
     pub first_psn: Option<Psn>,
-    /// How fast
+    /// Sending rate
     pub rate: Rate,
-    /// Packets that leave together; without it as many as the rate earns in 10 us, from 1 to 32
+    /// Packets of a burst; if `None`, the packets that the rate earns in 10 us, from 1 to 32
     pub burst: Option<u16>,
-    /// How many packets, if not for as long as there is time
+    /// Number of packets to send, malformed ones excluded; without it the stream sends until the run ends
     pub packets: Option<u64>,
-    /// Every so many messages of a queue pair ask for an acknowledgement; 0 for none
+    /// Every `ack_every`-th message of a queue pair requests an acknowledgement; 0 for none
     pub ack_every: u32,
-    /// Requests of a queue pair that are under way at most: the next waits for an answer. Without it, nobody waits
+    /// Most outstanding requests of a queue pair: with that many, the next request waits for a response.
+    /// `None` for no limit
     pub outstanding: Option<u16>,
-    /// A request that is not answered for so long is given up
+    /// Time after which an unanswered request is given up
     pub timeout: Nanos,
-    /// Whether payloads carry the time at which they were sent, at their beginning
+    /// Whether payloads begin with the time of sending
     pub stamp: bool,
-    /// How many of all packets are malformed. They take no PSN: what counts is as if they had not been sent
+    /// Share of malformed packets. They take no PSN and count for the rate, but not as packets of the stream
     pub malformed: Share,
 }
 
-/// What a stream's packets are.
+/// Kind of a stream's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// RDMA WRITE Only, or First, Middle and Last
@@ -113,23 +119,23 @@ pub enum Verb {
     Send,
     /// RDMA READ requests
     Read,
-    /// Compare and swap: queue pairs contend for locks, one a slot
+    /// Compare and swap: queue pairs contend for locks, one per slot
     CompareSwap,
     /// Fetch and add of 1
     FetchAdd,
     /// Acknowledgements, as from a responder
     Ack {
-        /// PSNs that each acknowledges
+        /// PSNs that each packet acknowledges
         coalesce: u32,
     },
-    /// 1Pipe's best-effort messages: UD datagrams
+    /// 1Pipe best-effort messages: UD datagrams
     OnePipeMessage,
-    /// 1Pipe's beacons
+    /// 1Pipe beacons
     OnePipeBeacon,
 }
 
 impl Verb {
-    /// A word for it, as in configurations and reports.
+    /// Returns the verb's name in configurations and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Write => "write",
@@ -143,17 +149,17 @@ impl Verb {
         }
     }
 
-    /// Whether messages have a payload, and hence sizes.
+    /// Returns whether messages have a payload.
     pub const fn has_payload(self) -> bool {
         matches!(self, Self::Write | Self::Send | Self::OnePipeMessage)
     }
 
-    /// Whether a responder answers it.
+    /// Returns whether a responder answers the verb.
     pub const fn is_request(self) -> bool {
         matches!(self, Self::Write | Self::Send | Self::Read | Self::CompareSwap | Self::FetchAdd)
     }
 
-    /// Whether it is 1Pipe's.
+    /// Returns whether the verb is one of 1Pipe's.
     pub const fn is_onepipe(self) -> bool {
         matches!(self, Self::OnePipeMessage | Self::OnePipeBeacon)
     }
@@ -167,200 +173,202 @@ impl Verb {
     }
 }
 
-/// Who sends or receives.
+/// One end of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// On its network
+    /// MAC address
     pub mac: MacAddr,
-    /// Address
+    /// IP address
     pub ip: IpAddr,
 }
 
-/// What of the receiver's memory requests name.
+/// Memory of the receiver that requests address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Where it begins
+    /// Virtual address of the first slot
     pub va: u64,
-    /// Its key
+    /// Remote key
     pub rkey: u32,
-    /// Places that messages go to, one behind the other, each as long as the longest message (8 bytes, for atomics)
+    /// Number of consecutive slots, each as long as the longest message (8 bytes for atomics)
     pub slots: u32,
-    /// Which is next
+    /// How the slot of the next request is chosen
     pub choice: Choice,
 }
 
-/// Which of many is next.
+/// How the next of several items is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// One after the other
+    /// Round robin
     Turn,
-    /// Each as likely as the others
+    /// Each with the same probability
     Uniform,
-    /// The k-th with a chance proportional to 1 / k^s
+    /// The k-th with a probability proportional to 1 / k^s
     Zipf {
-        /// s in thousandths: 990 is YCSB's
+        /// s in thousandths: 990 as in YCSB
         thousandths: u32,
     },
 }
 
-/// Why a profile cannot be. `stream` is the place of the stream in it.
+/// Error of [`Profile::check`] or [`Pktgen::new`](crate::Pktgen::new). `stream` is the index of the stream in
+/// the profile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProfileError {
-    /// Nothing to send
-    #[error("there are {0} streams, and 1 to {MAX_STREAMS} are possible")]
+    /// No stream, or too many
+    #[error("there are {0} streams; configure 1 to {MAX_STREAMS}")]
     Streams(usize),
-    /// Each queue pair has state
-    #[error("all streams have {0} queue pairs, and {MAX_QPS} are the most")]
+    /// Too many queue pairs in total
+    #[error("all streams together have {0} queue pairs, and the limit is {MAX_QPS}; lower `qps`")]
     Qps(u64),
-    /// The numbers end
-    #[error("queue pairs {first} to {last} are no numbers from 2 to 0xfffffe")]
+    /// Queue pair numbers out of range
+    #[error("queue pairs {first} to {last} are outside of the valid range, 2 to 0xfffffe")]
     Qpns {
-        /// Which stream
+        /// Index of the stream
         stream: usize,
-        /// Its first
+        /// Its first queue pair number
         first: Qpn,
-        /// What its last would be
+        /// Its last queue pair number, which may exceed 24 bits
         last: u64,
     },
-    /// Two streams count PSNs of one queue pair
+    /// Two streams use the same queue pair of a host
     #[error("streams {first} and {second} share queue pair {qpn} of {host}: their PSNs collide")]
     PsnsCollide {
-        /// The one
+        /// Index of the first stream
         first: usize,
-        /// The other
+        /// Index of the second stream
         second: usize,
-        /// First number of both
+        /// Lowest queue pair number that both use
         qpn: Qpn,
-        /// Whose it is
+        /// Host of the queue pair
         host: IpAddr,
     },
-    /// No room for the time
-    #[error("a payload of {size} bytes has no room for a stamp of {needed}")]
+    /// Payload shorter than the time stamp
+    #[error("a payload of {size} bytes has no room for a time stamp of {needed} bytes")]
     StampDoesNotFit {
-        /// Which stream
+        /// Index of the stream
         stream: usize,
-        /// Bytes of its smallest message
+        /// Size of its smallest message, in bytes
         size: u32,
-        /// What is needed
+        /// Length of a time stamp, in bytes
         needed: usize,
     },
-    /// Nothing to put the time into
+    /// Time stamps for a verb without a payload
     #[error("{verb} has no payload that could carry the time of sending")]
     NothingToStamp {
-        /// Which stream
+        /// Index of the stream
         stream: usize,
         /// Its verb
         verb: &'static str,
     },
-    /// A host does not send to itself
+    /// Source and destination are the same host
     #[error("source and destination are both {host}")]
     OneHost {
-        /// Which stream
+        /// Index of the stream
         stream: usize,
-        /// Both of its ends
+        /// Address of both ends
         host: IpAddr,
     },
     /// One address is IPv4, the other IPv6
-    #[error("source and destination are of different versions of IP")]
+    #[error("source and destination use different versions of IP")]
     Versions {
-        /// Which stream
+        /// Index of the stream
         stream: usize,
     },
-    /// A value is out of its range
+    /// Value out of range
     #[error("{what} cannot be {value}")]
     Value {
-        /// Which stream; `None` for the profile itself
+        /// Index of the stream; `None` for a value of the profile itself
         stream: Option<usize>,
-        /// What it is of
+        /// Name of the value
         what: &'static str,
-        /// What it is
+        /// The value
         value: u64,
     },
-    /// A READ's requests are told apart by their PSNs, of which each takes as many as its response has packets
-    #[error("a stream of READs has one size")]
+    /// READs of several sizes: their requests are identified by PSNs, and each takes as many PSNs as its
+    /// response has packets
+    #[error("a stream of READs has to have exactly one size")]
     ReadSizes {
-        /// Which stream
+        /// Index of the stream
         stream: usize,
     },
-    /// Answers are given where requests arrive
-    #[error("requests are to be answered, and there is no port at which they are received")]
+    /// `respond` without a port that receives
+    #[error("requests are to be answered, but no port receives them")]
     NobodyReceives,
-    /// Answers to these say nothing
+    /// `outstanding` for a verb that has no response
     #[error("{verb} is not answered")]
     NotAnswered {
-        /// Which stream
+        /// Index of the stream
         stream: usize,
         /// Its verb
         verb: &'static str,
     },
-    /// Only an answer frees a place
+    /// Requests that wait for responses but do not request any
     #[error(
-        "requests that wait for answers have to ask for them: `ack_every` is {ack_every}, and {outstanding} are outstanding"
+        "`ack_every` = {ack_every} never requests an acknowledgement among {outstanding} outstanding requests"
     )]
     NeverAsked {
-        /// Which stream
+        /// Index of the stream
         stream: usize,
-        /// As it is
+        /// `ack_every` of the stream
         ack_every: u32,
-        /// As it is
+        /// `outstanding` of the stream
         outstanding: u16,
     },
-    /// Malformed packets do not count
+    /// Only malformed packets, which do not count towards `packets`
     #[error(
-        "all packets are malformed, and of those that are not {packets} are to be sent: that would never end"
+        "all packets are malformed, and malformed packets do not count towards `packets` = {packets}: the run would never end"
     )]
     NeverEnds {
-        /// Which stream
+        /// Index of the stream
         stream: usize,
-        /// As it is
+        /// `packets` of the stream
         packets: u64,
     },
-    /// Nobody could tell early from late
+    /// Range of PSNs of half the PSN space or more, in which earlier and later packets cannot be told apart
     #[error(
-        "{packets} packets of a queue pair, of {step} PSNs each, take half of all PSNs: which came first would not be known"
+        "{packets} packets of a queue pair, of {step} PSNs each, take half of all PSNs: their order would be ambiguous"
     )]
     HalfTheCircle {
-        /// Which stream
+        /// Index of the stream
         stream: usize,
-        /// The window, or what may be under way at once
+        /// The window, or the packets that may be in flight at once
         packets: u32,
-        /// PSNs from one to the next
+        /// PSNs from one packet to the next
         step: u32,
     },
-    /// Whoever answers has to know of all that came
-    #[error(
-        "{packets} packets of a queue pair wait for answers at once, and it is known of {window} only whether they came"
-    )]
+    /// More packets outstanding than the window covers: the responder's acknowledgement is checked against
+    /// the window
+    #[error("{packets} packets of a queue pair are outstanding at once, but `window` covers only {window}")]
     Window {
-        /// Which stream
+        /// Index of the stream
         stream: usize,
-        /// What is outstanding
+        /// Packets that may be outstanding
         packets: u32,
-        /// As it is
+        /// `window` of the profile
         window: u32,
     },
-    /// The machine has not got it
-    #[error("there are no {mb} MB of memory for the {what} of stream {}: lower `{key}` or `qps`", stream + 1)]
+    /// Memory that could not be allocated
+    #[error("cannot allocate {mb} MB for the {what} of stream {}: lower `{key}` or `qps`", stream + 1)]
     Memory {
-        /// Which stream
+        /// Index of the stream
         stream: usize,
-        /// What is missing
+        /// Size of the allocation, in MB
         mb: u64,
-        /// What for
+        /// What the memory is for
         what: &'static str,
-        /// What makes them large
+        /// Configuration key that determines the size
         key: &'static str,
     },
-    /// What a lock's holder does next depends on the answer
-    #[error("compare and swap waits for each answer: one outstanding at most")]
+    /// Several outstanding compare-and-swap requests: what a lock's holder does next depends on the response
+    #[error("compare and swap waits for each response: at most one outstanding")]
     CasOutstanding {
-        /// Which stream
+        /// Index of the stream
         stream: usize,
     },
 }
 
 impl Stream {
-    /// PSNs from one request to the next. Packets of messages have one each.
+    /// Returns the PSNs from one packet of requests to the next: 1, but for READs and coalesced
+    /// acknowledgements.
     pub fn psn_step(&self) -> u32 {
         match self.verb {
             Verb::Read => self.packets_of(self.sizes.first().copied().unwrap_or(0)),
@@ -369,17 +377,17 @@ impl Stream {
         }
     }
 
-    /// Packets that leave together at so many packets a second.
+    /// Returns the packets of a burst at a rate of `packets_per_s`.
     pub(crate) fn burst_at(&self, packets_per_s: u64) -> u64 {
-        self.burst.map_or_else(|| (packets_per_s / BURSTS_A_SECOND).clamp(1, MOST_BURST), u64::from)
+        self.burst.map_or_else(|| (packets_per_s / BURSTS_PER_SECOND).clamp(1, MAX_BURST), u64::from)
     }
 
-    /// Packets of a message.
+    /// Returns the packets of a message of `size` bytes.
     pub fn packets_of(&self, size: u32) -> u32 {
         size.div_ceil(u32::from(self.mtu)).max(1)
     }
 
-    /// Bytes from one place in memory to the next.
+    /// Returns the length of a slot of memory, in bytes.
     pub fn slot_len(&self) -> u64 {
         match self.verb {
             Verb::CompareSwap | Verb::FetchAdd => 8,
@@ -387,7 +395,7 @@ impl Stream {
         }
     }
 
-    /// Where a stamp begins in a payload, and where it ends: behind the header of 1Pipe's.
+    /// Returns the offset in the payload at which the time stamp ends; 1Pipe's header is in front of it.
     pub(crate) const fn stamp_end(&self) -> usize {
         STAMP_LEN + if self.verb.is_onepipe() { OnePipe::LEN } else { 0 }
     }
@@ -407,7 +415,7 @@ impl Stream {
         if self.src.ip.is_ipv4() != self.dst.ip.is_ipv4() {
             return Err(ProfileError::Versions { stream });
         }
-        // Who is who would not be known where packets arrive.
+        // The receiver tells requests from responses by the destination address.
         if self.src.ip == self.dst.ip {
             return Err(ProfileError::OneHost { stream, host: self.src.ip });
         }
@@ -453,41 +461,46 @@ impl Stream {
             Verb::Ack { coalesce } => range("coalesce", coalesce.into(), 1, 1 << 16)?,
             _ => {}
         }
-        // What is under way at once, as far as it is packets of our own
+        // Packets of outstanding requests, for verbs whose requests have several packets
         let longest = match self.verb {
             Verb::Write | Verb::Send => self.packets_of(self.sizes.iter().copied().max().unwrap_or(0)),
             _ => 1,
         };
-        let under_way = u32::from(self.outstanding.unwrap_or(0)).saturating_mul(longest);
-        if profile.respond && under_way > profile.window {
-            return Err(ProfileError::Window { stream, packets: under_way, window: profile.window });
+        let outstanding_packets = u32::from(self.outstanding.unwrap_or(0)).saturating_mul(longest);
+        if profile.respond && outstanding_packets > profile.window {
+            return Err(ProfileError::Window {
+                stream,
+                packets: outstanding_packets,
+                window: profile.window,
+            });
         }
-        let packets = profile.window.max(if self.outstanding.is_some() { under_way } else { profile.queued });
+        let packets =
+            profile.window.max(if self.outstanding.is_some() { outstanding_packets } else { profile.queued });
         let step = self.psn_step();
-        if u64::from(packets) * u64::from(step) >= HALF_THE_CIRCLE {
+        if u64::from(packets) * u64::from(step) >= HALF_OF_PSNS {
             return Err(ProfileError::HalfTheCircle { stream, packets, step });
         }
         self.check_rate(stream)?;
-        self.check_answers(stream)
+        self.check_outstanding(stream)
     }
 
     fn check_rate(&self, stream: usize) -> Result<(), ProfileError> {
-        let wrong = |what, value| Err(ProfileError::Value { stream: Some(stream), what, value });
-        let possible = 1..=Rate::FASTEST;
+        let invalid = |what, value| Err(ProfileError::Value { stream: Some(stream), what, value });
+        let valid = 1..=Rate::FASTEST;
         match self.rate {
-            Rate::Steady { per_second, .. } if !possible.contains(&per_second) => {
-                wrong("the rate", per_second)
+            Rate::Steady { per_second, .. } if !valid.contains(&per_second) => {
+                invalid("the rate", per_second)
             }
-            Rate::Ramp { to, .. } if !possible.contains(&to) => wrong("the rate", to),
-            Rate::Ramp { from, .. } if from > Rate::FASTEST => wrong("the rate", from),
+            Rate::Ramp { to, .. } if !valid.contains(&to) => invalid("the rate", to),
+            Rate::Ramp { from, .. } if from > Rate::FASTEST => invalid("the rate", from),
             Rate::Ramp { over, .. } if over > Rate::LONGEST_RAMP || over == Nanos::ZERO => {
-                wrong("the length of a ramp in ns", over.0)
+                invalid("the length of a ramp in ns", over.0)
             }
             _ => Ok(()),
         }
     }
 
-    fn check_answers(&self, stream: usize) -> Result<(), ProfileError> {
+    fn check_outstanding(&self, stream: usize) -> Result<(), ProfileError> {
         let Some(outstanding) = self.outstanding else { return Ok(()) };
         if !self.verb.is_request() {
             return Err(ProfileError::NotAnswered { stream, verb: self.verb.name() });
@@ -499,8 +512,8 @@ impl Stream {
                 value: outstanding.into(),
             });
         }
-        let asks = matches!(self.verb, Verb::Write | Verb::Send);
-        if asks && (self.ack_every == 0 || self.ack_every > outstanding.into()) {
+        let acknowledged = matches!(self.verb, Verb::Write | Verb::Send);
+        if acknowledged && (self.ack_every == 0 || self.ack_every > outstanding.into()) {
             return Err(ProfileError::NeverAsked { stream, ack_every: self.ack_every, outstanding });
         }
         if self.verb == Verb::CompareSwap && outstanding != 1 {
@@ -509,8 +522,8 @@ impl Stream {
         Ok(())
     }
 
-    /// The first number of both, if they have one.
-    fn meets(&self, other: &Self) -> Option<Qpn> {
+    /// Returns the lowest queue pair number that both streams use.
+    fn shared_qpn(&self, other: &Self) -> Option<Qpn> {
         let (a, b) = (self.first_qpn.get(), other.first_qpn.get());
         let first = a.max(b);
         (first < a + self.qps && first < b + other.qps).then(|| Qpn::new(first))
@@ -518,17 +531,18 @@ impl Stream {
 }
 
 impl Profile {
-    /// Whether anything is fetched from the port that sends, if that is not the one that receives.
+    /// Returns whether frames are polled from the port that sends, if another port receives.
     pub fn listens(&self) -> bool {
         self.respond || self.streams.iter().any(|stream| stream.outstanding.is_some())
     }
 
-    /// How far windows reach: nowhere, if nobody receives.
+    /// Returns the reach of windows, in packets: 0 if no port receives.
     pub(crate) fn reach(&self) -> u32 {
         self.receive.map_or(0, |_| self.window)
     }
 
-    /// Bytes of memory that it takes to know of each queue pair what was sent, what has come, and what waits for an answer.
+    /// Returns the bytes of memory for the state of all queue pairs: next PSNs, windows, outstanding
+    /// requests, and the words of atomics.
     pub fn state_bytes(&self) -> u64 {
         let of = |stream: &Stream| {
             let words =
@@ -540,7 +554,11 @@ impl Profile {
         self.streams.iter().map(of).sum()
     }
 
-    /// Whether it can be run.
+    /// Checks the profile.
+    ///
+    /// # Errors
+    ///
+    /// The first problem found, in the order of the streams.
     pub fn check(&self) -> Result<(), ProfileError> {
         if self.streams.is_empty() || self.streams.len() > MAX_STREAMS {
             return Err(ProfileError::Streams(self.streams.len()));
@@ -560,11 +578,11 @@ impl Profile {
         }
         for (second, b) in self.streams.iter().enumerate() {
             for (first, a) in self.streams[..second].iter().enumerate() {
-                // The requests' PSNs count at the one end, their answers' at the other.
+                // Requests' PSNs count at one end, their responses' at the other.
                 let ends =
                     [(a.dst.ip, b.dst.ip), (a.src.ip, b.src.ip), (a.dst.ip, b.src.ip), (a.src.ip, b.dst.ip)];
                 let host = ends.into_iter().find(|(a, b)| a == b).map(|(host, _)| host);
-                if let (Some(host), Some(qpn)) = (host, a.meets(b)) {
+                if let (Some(host), Some(qpn)) = (host, a.shared_qpn(b)) {
                     return Err(ProfileError::PsnsCollide { first, second, qpn, host });
                 }
             }

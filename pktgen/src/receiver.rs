@@ -1,58 +1,59 @@
-//! What came, compared with what was sent: each packet's place in the order of its queue pair, its ICRC, and its age.
+//! The receiving side: compares received packets with what was sent, by order within the queue pair, ICRC,
+//! and age.
 
 use crate::counters::{Counters, StreamCounters};
-use crate::emitter::{Emitter, first_psn};
-use crate::known::Known;
+use crate::matcher::FrameMatcher;
 use crate::profile::{Profile, ProfileError, STAMP_LEN, Stream, Verb};
 use crate::responder::Responder;
-use crate::window::{Seen, Windows};
+use crate::sender::{Sender, first_psn};
+use crate::window::{Arrival, Windows};
 use core::net::IpAddr;
 use rocev2::{Class, Fault, Opcode, Packet, Psn, classify};
 use switch::{Frame, Nanos, Output, PortId};
 
-/// What is known of a stream where its packets arrive.
-struct Expected {
+/// Receiver's state of a stream.
+struct StreamReceiver {
     src: IpAddr,
     dst: IpAddr,
     first_qpn: u32,
     qps: u32,
     verb: Verb,
-    /// What packets of the stream have in common that come as they were sent, if they are alike
-    known: Option<Known>,
+    /// Template that intact packets are compared with, if all packets are alike
+    matcher: Option<FrameMatcher>,
     windows: Windows,
-    /// Bytes from the payload's beginning to the end of the stamp, if there is one
+    /// Offset in the payload at which the time stamp ends, if there is one
     stamp_end: Option<usize>,
     responder: Option<Responder>,
 }
 
-/// Whose packet it is.
+/// Direction of a packet.
 #[derive(Clone, Copy)]
-enum Way {
+enum Direction {
     Request,
     Response,
 }
 
-/// Where no port is
+/// Port number of a receiver without a port
 const NO_PORT: u32 = u32::MAX;
 
-/// The receiving side of a generator.
+/// Receiving side of a generator.
 pub(crate) struct Receiver {
-    streams: Box<[Expected]>,
-    /// Where answers arrive
+    streams: Box<[StreamReceiver]>,
+    /// Port on which responses arrive
     send: PortId,
-    /// The number of the port where requests arrive, or [`NO_PORT`]
+    /// Port on which requests arrive, or [`NO_PORT`]
     port: u32,
-    /// Where the last packet belonged: most of the time the next one does, too
-    last: usize,
-    /// Whether there is more of windows than the nearest cache holds
-    many: bool,
+    /// Index of the last packet's stream: most of the time the next packet is of the same one
+    last_stream: usize,
+    /// Whether windows exceed the first-level cache
+    prefetches: bool,
 }
 
-/// Bytes of windows that stay in the nearest cache, beside packets
-const NEAR: usize = 16 << 10;
+/// Bytes of windows that stay in the first-level cache, beside packets
+const L1_BYTES: usize = 16 << 10;
 
-impl Expected {
-    fn new(profile: &Profile, index: usize, known: Option<Known>) -> Result<Self, ProfileError> {
+impl StreamReceiver {
+    fn new(profile: &Profile, index: usize, matcher: Option<FrameMatcher>) -> Result<Self, ProfileError> {
         let stream: &Stream = &profile.streams[index];
         let first = |qp| first_psn(profile.seed, index as u64, qp, stream.first_psn).get();
         let answers = profile.respond && stream.verb.is_request();
@@ -64,30 +65,30 @@ impl Expected {
             first_qpn: stream.first_qpn.get(),
             qps: stream.qps,
             verb: stream.verb,
-            known,
+            matcher,
             windows: windows.map_err(no_memory)?,
             stamp_end: stream.stamp.then(|| stream.stamp_end()),
             responder: answers.then(|| Responder::new(stream)),
         })
     }
 
-    /// The queue pair of the stream that the packet is for, and on which way it is.
-    #[expect(clippy::inline_always, reason = "most of the time it is asked once a packet")]
+    /// Returns the queue pair of the stream that the packet is for, and its direction.
+    #[expect(clippy::inline_always, reason = "called about once a packet")]
     #[inline(always)]
-    fn has(&self, packet: &Packet<'_>) -> Option<(u32, Way)> {
+    fn direction_of(&self, packet: &Packet<'_>) -> Option<(u32, Direction)> {
         let qp = packet.bth().dest_qp().get().wrapping_sub(self.first_qpn);
         if qp >= self.qps {
             return None;
         }
-        if is(packet, self.dst) {
-            return Some((qp, Way::Request));
+        if is_to(packet, self.dst) {
+            return Some((qp, Direction::Request));
         }
-        is(packet, self.src).then_some((qp, Way::Response))
+        is_to(packet, self.src).then_some((qp, Direction::Response))
     }
 
-    /// Whether the stream sends such packets.
+    /// Returns whether the stream sends packets of this opcode.
     #[inline]
-    const fn sends(&self, opcode: Opcode) -> bool {
+    const fn sends_opcode(&self, opcode: Opcode) -> bool {
         match self.verb {
             Verb::Write => matches!(
                 opcode,
@@ -109,9 +110,9 @@ impl Expected {
     }
 }
 
-/// Whether the packet goes to this address.
+/// Returns whether the packet is sent to this address.
 #[inline]
-fn is(packet: &Packet<'_>, ip: IpAddr) -> bool {
+fn is_to(packet: &Packet<'_>, ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => packet.ipv4().is_some_and(|header| header.dst == ip.octets()),
         IpAddr::V6(ip) => packet.ipv6().is_some_and(|header| header.dst == ip.octets()),
@@ -119,47 +120,49 @@ fn is(packet: &Packet<'_>, ip: IpAddr) -> bool {
 }
 
 impl Receiver {
-    pub(crate) fn new(profile: &Profile, emitters: &[Emitter]) -> Result<Self, ProfileError> {
-        let streams = emitters.iter().enumerate();
-        let streams = streams.map(|(index, emitter)| Expected::new(profile, index, emitter.known()));
+    pub(crate) fn new(profile: &Profile, senders: &[Sender]) -> Result<Self, ProfileError> {
+        let streams = senders.iter().enumerate();
+        let streams =
+            streams.map(|(index, sender)| StreamReceiver::new(profile, index, sender.frame_matcher()));
         let streams: Box<[_]> = streams.collect::<Result<_, _>>()?;
         Ok(Self {
-            many: streams.iter().map(|stream| stream.windows.bytes()).sum::<usize>() > NEAR,
+            prefetches: streams.iter().map(|stream| stream.windows.bytes()).sum::<usize>() > L1_BYTES,
             streams,
             send: profile.send,
             port: profile.receive.map_or(NO_PORT, |port| port.0.into()),
-            last: 0,
+            last_stream: 0,
         })
     }
 
-    /// A frame came in.
+    /// Handles a received frame.
     #[inline]
     pub(crate) fn on_frame<O: Output>(
         &mut self,
         frame: &O::Frame,
         port: PortId,
         now: Nanos,
-        emitters: &mut [Emitter],
+        senders: &mut [Sender],
         out: &mut O,
         counters: &Counters,
     ) {
-        // Most packets are like those of the stream that the last one was of: no header of it is to be searched for.
-        let (stream, bytes) = (self.last, frame.bytes());
-        let arrives = u32::from(port.0) == self.port;
+        // Fast path: most packets are of the same stream as the last one, and differ from its template only
+        // where they may.
+        let (stream, bytes) = (self.last_stream, frame.bytes());
+        let at_receiver = u32::from(port.0) == self.port;
         let expected = &mut self.streams[stream];
-        if arrives
-            && let Some(known) = &mut expected.known
-            && let Some(changing) = known.changing(bytes)
+        if at_receiver
+            && let Some(matcher) = &mut expected.matcher
+            && let Some(fields) = matcher.varying_fields(bytes)
         {
-            let qp = changing.qpn.wrapping_sub(expected.first_qpn);
+            let qp = fields.qpn.wrapping_sub(expected.first_qpn);
             if qp < expected.qps {
-                let to = emitters[stream].queue_pair(qp);
-                // A packet that is not right is parsed, to say what is wrong.
-                if changing.is_right(to.address, to.effect) {
+                let to = senders[stream].queue_pair(qp);
+                // A packet whose ICRC or flow is wrong is parsed, to find out why.
+                if fields.is_intact(to.address, to.effect) {
                     let (psn, layout, own) =
-                        (Psn::new(changing.psn), known.layout, &counters.streams[stream]);
-                    let came = (qp, psn, bytes.len(), changing.stamp);
-                    if expected.arrive(came, to.position, now, own)
+                        (Psn::new(fields.psn), matcher.layout, &counters.streams[stream]);
+                    let packet_fields = (qp, psn, bytes.len(), fields.stamp);
+                    if expected.record(packet_fields, to.position, now, own)
                         && let Some(responder) = &mut expected.responder
                     {
                         let packet = Packet::new(bytes, layout);
@@ -169,7 +172,7 @@ impl Receiver {
                 }
             }
         }
-        // A frame longer than a buffer shows its beginning only, and is malformed by that.
+        // Of a frame longer than a buffer only the beginning is visible; it is counted as malformed.
         let layout = match classify(frame.bytes()) {
             Class::Roce(layout) => layout,
             Class::Other => return counters.other.add(1),
@@ -179,69 +182,73 @@ impl Receiver {
         if !packet.verify_icrc() {
             return counters.faults[Fault::Icrc as usize].add(1);
         }
-        let Some((stream, qp, way)) = self.find(&packet) else { return counters.foreign.add(1) };
+        let Some((stream, qp, direction)) = self.find(&packet) else { return counters.foreign.add(1) };
         let (expected, own) = (&mut self.streams[stream], &counters.streams[stream]);
-        match way {
-            Way::Request => {
-                let emitter = &emitters[stream];
-                if !expected.sends(packet.layout().opcode()) {
+        match direction {
+            Direction::Request => {
+                let sender = &senders[stream];
+                if !expected.sends_opcode(packet.layout().opcode()) {
                     return own.unexpected.add(1);
                 }
-                if !arrives {
+                if !at_receiver {
                     return own.reflected.add(1);
                 }
-                expected.on_request(&packet, frame.bytes().len(), qp, port, now, emitter, out, own);
+                expected.on_request(&packet, frame.bytes().len(), qp, port, now, sender, out, own);
             }
-            // What our own responder has sent has not been anywhere.
-            Way::Response if port != self.send && expected.responder.is_some() => own.reflected.add(1),
-            Way::Response => {
-                // What our own responder acknowledges has come, or is told here as lost: it answers what comes, gaps or not.
-                let came = |first: u32, psns| {
+            // A response of our own responder that arrives where the responder sends did not reach the
+            // requester.
+            Direction::Response if port != self.send && expected.responder.is_some() => own.reflected.add(1),
+            Direction::Response => {
+                // Our own responder answers what arrives, gaps or not. So what it acknowledges counts as
+                // answered only if all of it arrived.
+                let arrived = |first: u32, psns| {
                     let mut all = (0..psns).map(|n| first.wrapping_add(n));
-                    expected.responder.is_none() || all.all(|position| expected.windows.came(qp, position))
+                    expected.responder.is_none()
+                        || all.all(|position| expected.windows.has_received(qp, position))
                 };
-                emitters[stream].on_response(&packet, qp, now, came, own);
+                senders[stream].on_response(&packet, qp, now, arrived, own);
             }
         }
     }
 
-    /// Packets of a stream behind which none of their queue pair has come.
-    pub(crate) fn behind(&self, stream: usize, emitter: &Emitter) -> u64 {
-        let behind = |qp| u64::from(self.streams[stream].windows.behind(qp, emitter.next_position(qp)));
-        (0..emitter.queue_pairs()).map(behind).sum()
+    /// Returns the packets of a stream behind which none of their queue pair was received.
+    pub(crate) fn behind(&self, stream: usize, sender: &Sender) -> u64 {
+        let behind = |qp| u64::from(self.streams[stream].windows.behind(qp, sender.next_position(qp)));
+        (0..sender.queue_pairs()).map(behind).sum()
     }
 
-    /// Where what is known of the frame's queue pair lies in memory, if that can be said at a glance.
+    /// Prefetches the window of the frame's queue pair, for IPv4 frames of the last stream.
     #[inline]
     pub(crate) fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
         const QPN: usize = 14 + 20 + 8 + 5;
-        if !self.many {
+        if !self.prefetches {
             return;
         }
         let Some(qpn) = frame.bytes().get(QPN..QPN + 3) else { return };
         let qpn = u32::from_be_bytes([0, qpn[0], qpn[1], qpn[2]]);
-        let expected = &self.streams[self.last];
+        let expected = &self.streams[self.last_stream];
         let qp = qpn.wrapping_sub(expected.first_qpn);
         if qp < expected.qps {
-            fetch(expected.windows.place(qp));
+            fetch(expected.windows.address_of(qp));
         }
     }
 
     #[inline]
-    fn find(&mut self, packet: &Packet<'_>) -> Option<(usize, u32, Way)> {
-        if let Some((qp, way)) = self.streams[self.last].has(packet) {
-            return Some((self.last, qp, way));
+    fn find(&mut self, packet: &Packet<'_>) -> Option<(usize, u32, Direction)> {
+        if let Some((qp, direction)) = self.streams[self.last_stream].direction_of(packet) {
+            return Some((self.last_stream, qp, direction));
         }
-        let found = self.streams.iter().enumerate().find_map(|(n, stream)| Some((n, stream.has(packet)?)));
-        let (stream, (qp, way)) = found?;
-        self.last = stream;
-        Some((stream, qp, way))
+        let found =
+            self.streams.iter().enumerate().find_map(|(n, stream)| Some((n, stream.direction_of(packet)?)));
+        let (stream, (qp, direction)) = found?;
+        self.last_stream = stream;
+        Some((stream, qp, direction))
     }
 }
 
-impl Expected {
-    /// A packet came of a kind that the stream sends.
-    #[expect(clippy::too_many_arguments, reason = "all that is known of a packet")]
+impl StreamReceiver {
+    /// Handles a packet of an opcode that the stream sends.
+    #[expect(clippy::too_many_arguments, reason = "the properties of a packet")]
     fn on_request<O: Output>(
         &mut self,
         packet: &Packet<'_>,
@@ -249,34 +256,31 @@ impl Expected {
         qp: u32,
         port: PortId,
         now: Nanos,
-        emitter: &Emitter,
+        sender: &Sender,
         out: &mut O,
         counters: &StreamCounters,
     ) {
         let stamp = self.stamp_end.and_then(|end| packet.payload().get(end - STAMP_LEN..end)?.first_chunk());
-        let came = (qp, packet.bth().psn(), len, stamp.map(|stamp| u64::from_be_bytes(*stamp)));
-        if self.arrive(came, emitter.next_position(qp), now, counters)
+        let packet_fields = (qp, packet.bth().psn(), len, stamp.map(|stamp| u64::from_be_bytes(*stamp)));
+        if self.record(packet_fields, sender.next_position(qp), now, counters)
             && let Some(responder) = &mut self.responder
         {
             responder.on_request(packet, qp, port, out, counters);
         }
     }
 
-    /// A packet of this PSN, length and time of sending came to a queue pair whose `next` position is to be sent; whether it came
-    /// for the first time.
-    #[expect(
-        clippy::inline_always,
-        reason = "asked once a packet, it costs less than a call with all that is known of one"
-    )]
+    /// Records a packet of this PSN, length and time stamp, to a queue pair whose `next` position is the next
+    /// to be sent. Returns whether it was received for the first time.
+    #[expect(clippy::inline_always, reason = "called once a packet; a call with these arguments costs more")]
     #[inline(always)]
-    fn arrive(
+    fn record(
         &mut self,
         (qp, psn, len, stamp): (u32, Psn, usize, Option<u64>),
         next: u32,
         now: Nanos,
         counters: &StreamCounters,
     ) -> bool {
-        if !self.windows.see_next(qp, psn, next) && !self.arrive_out_of_order(qp, psn, next, counters) {
+        if !self.windows.record_next(qp, psn, next) && !self.record_out_of_order(qp, psn, next, counters) {
             return false;
         }
         counters.received.count(len);
@@ -286,26 +290,30 @@ impl Expected {
         true
     }
 
-    /// What such a packet is, if it is not the very next one; whether it came for the first time.
+    /// Classifies and counts a packet that is not the next one expected. Returns whether it was received for
+    /// the first time.
     #[inline(never)]
-    fn arrive_out_of_order(&mut self, qp: u32, psn: Psn, next: u32, counters: &StreamCounters) -> bool {
-        // What was never sent is no packet of the stream's, whoever sent it.
+    fn record_out_of_order(&mut self, qp: u32, psn: Psn, next: u32, counters: &StreamCounters) -> bool {
+        // A PSN that was not sent yet is not a packet of the stream.
         let ahead = psn.distance(Psn::new(next));
-        let seen =
-            if ahead < 0 { self.windows.see(qp, next.wrapping_sub(ahead.unsigned_abs())) } else { Seen::Off };
-        match seen {
-            Seen::New { skipped: 0 } => {}
-            Seen::New { skipped } => counters.skipped.add(skipped.into()),
-            Seen::Late => counters.late.add(1),
-            Seen::Duplicate => {
+        let arrival = if ahead < 0 {
+            self.windows.record(qp, next.wrapping_sub(ahead.unsigned_abs()))
+        } else {
+            Arrival::Off
+        };
+        match arrival {
+            Arrival::New { skipped: 0 } => {}
+            Arrival::New { skipped } => counters.skipped.add(skipped.into()),
+            Arrival::Late => counters.late.add(1),
+            Arrival::Duplicate => {
                 counters.duplicates.add(1);
                 return false;
             }
-            Seen::Stale => {
+            Arrival::Stale => {
                 counters.stale.add(1);
                 return false;
             }
-            Seen::Off => {
+            Arrival::Off => {
                 counters.unexpected.add(1);
                 return false;
             }

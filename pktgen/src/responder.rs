@@ -1,6 +1,6 @@
-//! Answers to a stream's requests, as a NIC gives them on a wire that loses nothing: an acknowledgement where one is asked for,
-//! the response to a READ, what an atomic found. It repeats nothing and asks for nothing again: a duplicate is counted and not
-//! answered, and what is missing is missed by the receiver.
+//! The responder of a stream. It answers as a NIC on a lossless link: with an acknowledgement where one is
+//! requested, with the response to a READ, with an atomic's original value. It neither repeats responses nor
+//! sends NAKs: a duplicate is counted and not answered, and gaps are left to the receiver to detect.
 
 use crate::counters::StreamCounters;
 use crate::profile::{Stream, Verb};
@@ -8,19 +8,19 @@ use crate::template::{Address, Template, acknowledging};
 use rocev2::{Msn, Opcode, Packet, Psn};
 use switch::{Frame as _, Output, PortId};
 
-/// A stream's responder.
+/// Responder of one stream.
 pub(crate) struct Responder {
     verb: Verb,
     first_qpn: u32,
-    /// Messages done, by queue pair
+    /// Completed messages, by queue pair
     msns: Box<[u32]>,
-    /// An acknowledgement, of an atomic if there are some
+    /// Template of an acknowledgement, or of an atomic acknowledgement
     ack: Template,
-    /// Of READs: the packets of a response, each kind once
+    /// Templates of a READ response: Only; or First, Middle, Last
     response: Vec<Template>,
     packets: u32,
     va: u64,
-    /// What atomics work on
+    /// Words that atomics operate on
     words: Box<[u64]>,
 }
 
@@ -56,7 +56,7 @@ impl Responder {
         }
     }
 
-    /// A request came for the first time.
+    /// Answers a request that was received for the first time.
     #[inline]
     pub(crate) fn on_request<O: Output>(
         &mut self,
@@ -118,7 +118,7 @@ impl Responder {
     }
 
     #[inline]
-    #[expect(clippy::too_many_arguments, reason = "a packet has that many parts")]
+    #[expect(clippy::too_many_arguments, reason = "the fields of a packet")]
     fn send<O: Output>(
         &self,
         template: &Template,
@@ -142,13 +142,14 @@ impl Responder {
             patch.long(template.extended() + 4, original);
         }
         patch.finish();
-        // What is not taken is counted by the runner, and is lost like what others lose.
+        // The runner counts a frame that the port does not take; to the generator it is lost like one that
+        // the network loses.
         _ = out.send(frame, port);
         counters.replies.add(1);
     }
 }
 
-/// Whether it is the last packet of a message.
+/// Returns whether the packet is the last of its message.
 const fn ends_message(opcode: Opcode) -> bool {
     matches!(
         opcode,

@@ -1,6 +1,7 @@
-//! Frames that are made by copying: everything that differs from packet to packet is 0 in a template, and what is written over
-//! it changes the ICRC by what it is itself. A CRC is linear, so that costs a multiplication for each word, whatever the
-//! packet's length; and what a queue pair or a burst has in common is multiplied once.
+//! Frames made by copying a template. All fields that differ from packet to packet are 0 in the template, so
+//! the value that is written into a copy changes its ICRC by a contribution of its own. A CRC is linear, so
+//! that costs one multiplication for each word, whatever the packet's length; the contribution of what a
+//! queue pair or a burst has in common is computed once.
 
 use crate::profile::Host;
 use core::net::IpAddr;
@@ -15,15 +16,16 @@ use rocev2::udp::Udp;
 use rocev2::{Bth, Class, Layout, Msn, Opcode, Psn, Qpn, classify};
 use zerocopy::IntoBytes as _;
 
-/// Where in the BTH the word with the PSN lies
+/// Offset in the BTH of the word with the PSN
 const PSN_WORD: usize = 8;
-/// The first UDP source port of those that RoCEv2 uses; the lower 14 bits tell flows apart
+/// First UDP source port of the range that RoCEv2 uses; the lower 14 bits tell flows apart
 const SRC_PORTS: u32 = 0xc000;
 
-/// Bytes between the UDP header's first word and the one that has the queue pair
+/// Bytes between the UDP header's first word and the word with the queue pair number
 const FLOW_TO_QPN: usize = Udp::LEN;
 
-/// A queue pair as packets to it have it: its number, the source port of its flow, and what both are to the ICRC.
+/// Destination of packets: a queue pair number, the source port of its flow, and their contribution to the
+/// ICRC.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Address {
     qpn: u32,
@@ -33,25 +35,25 @@ pub(crate) struct Address {
 impl Address {
     #[inline]
     pub(crate) fn new(qpn: u32) -> Self {
-        // Moved on to where the queue pair stands, so that both are one word from there on
+        // Shifted to the word with the queue pair number, so that both contribute as one word from there on
         let mut flow = Changes::new();
         flow.word((Self::flow(qpn) << 16).swap_bytes(), FLOW_TO_QPN);
         Self { qpn, effect: flow.effect() ^ qpn.swap_bytes() }
     }
 
-    /// Its number
+    /// Returns the queue pair number.
     #[inline]
     pub(crate) const fn qpn(self) -> u32 {
         self.qpn
     }
 
-    /// Where packets to it come from
+    /// Returns the UDP source port of packets to the queue pair.
     #[inline]
     pub(crate) const fn src_port(self) -> u16 {
         (SRC_PORTS | Self::flow(self.qpn)) as u16
     }
 
-    /// 14 bits that differ from queue pair to queue pair
+    /// Returns 14 bits that differ between queue pairs.
     #[inline]
     const fn flow(qpn: u32) -> u32 {
         qpn.wrapping_mul(0x9e37_79b1) >> 18
@@ -62,21 +64,22 @@ impl Address {
 #[derive(Clone, Debug)]
 pub(crate) struct Template {
     pub(crate) bytes: Box<[u8]>,
-    /// Where the UDP header begins
+    /// Offset of the UDP header
     udp: usize,
-    /// Where the payload does
+    /// Offset of the payload
     pub(crate) payload: usize,
-    /// Where the ICRC is
+    /// Offset of the ICRC
     icrc_at: usize,
     icrc: u32,
     has_aeth: bool,
-    /// Of the words with the queue pair and with the PSN
+    /// Weights of the words with the queue pair number and with the PSN
     qpn_weight: Weight,
     psn_weight: Weight,
 }
 
 impl Template {
-    /// From one host to another. The payload counts up, but for its first `zeros` bytes, which are to be written over.
+    /// Creates the template of a frame between two hosts. The payload counts up, but for its first `zeros`
+    /// bytes, which are to be overwritten.
     pub(crate) fn new(
         from: Host,
         to: Host,
@@ -108,9 +111,10 @@ impl Template {
         let mut repr = Repr::new(ethernet, ip, Bth::new(opcode, Qpn::default(), Psn::ZERO));
         repr.extended = extended;
         repr.payload = payload;
-        // With what pads the payload
+        // With the padding of the payload
         let mut bytes = vec![0; repr.frame_len() + payload.len().wrapping_neg() % 4];
-        repr.build(&mut bytes).expect("a frame of the right length, and no longer than IP can say");
+        repr.build(&mut bytes)
+            .expect("the buffer has the length of the frame, which fits the IP length field");
         let layout = layout(&bytes);
         let behind = |word: usize| layout.icrc() - layout.bth() - word - 4;
         Self {
@@ -125,7 +129,7 @@ impl Template {
         }
     }
 
-    /// Begins to write over a copy of it: the queue pair, the PSN, and whether it is to be acknowledged.
+    /// Begins to overwrite a copy: sets the queue pair, the PSN, and the AckReq bit.
     #[inline]
     pub(crate) fn begin<'a>(&self, bytes: &'a mut [u8], to: Address, psn: u32, ack_req: bool) -> Patch<'a> {
         let mut patch = Patch { bytes, icrc_at: self.icrc_at, icrc: self.icrc, changes: Changes::new() };
@@ -136,7 +140,7 @@ impl Template {
         patch
     }
 
-    /// What a queue pair changes the ICRC of copies by.
+    /// Returns what a destination contributes to the ICRC of copies.
     pub(crate) fn effect_of_address(&self, to: Address) -> u32 {
         let mut changes = Changes::new();
         changes.weighted(to.effect, self.qpn_weight);
@@ -148,12 +152,12 @@ impl Template {
         let head = bytes[self.udp..].first_chunk_mut::<{ Udp::LEN + Bth::LEN }>();
         let head = head.expect("a copy is as long as the template");
         head[..2].copy_from_slice(&((SRC_PORTS | Address::flow(qpn)) as u16).to_be_bytes());
-        // The first byte of the word is the one that the ICRC leaves out, and stays 0.
+        // The first byte of the word is one that the ICRC excludes, and stays 0.
         head[Udp::LEN + Bth::DEST_QP_WORD..][..4].copy_from_slice(&qpn.to_be_bytes());
         head[Udp::LEN + PSN_WORD..][..4].copy_from_slice(&psn.to_be_bytes());
     }
 
-    /// What eight bytes at a place change the ICRC by.
+    /// Returns what eight bytes at an offset contribute to the ICRC.
     fn effect_of_long(&self, at: usize, value: u64) -> u32 {
         let mut changes = Changes::new();
         changes.word(((value >> 32) as u32).swap_bytes(), self.icrc_at - at - 4);
@@ -161,40 +165,40 @@ impl Template {
         changes.effect()
     }
 
-    /// What four bytes at a place count for.
+    /// Returns the weight of the four bytes at an offset.
     pub(crate) fn weight(&self, at: usize) -> Weight {
         Weight::of(self.icrc_at - at - 4)
     }
 
-    /// What the word with the PSN counts for.
+    /// Returns the weight of the word with the PSN.
     pub(crate) const fn psn_weight(&self) -> Weight {
         self.psn_weight
     }
 
-    /// Writes eight bytes into the template, in place of others: all copies from now on have them.
+    /// Replaces eight bytes of the template: all further copies have the new ones.
     #[inline]
     pub(crate) fn change_long(&mut self, at: usize, old: u64, new: u64) {
         self.icrc ^= self.effect_of_long(at, old ^ new);
         self.bytes[at..at + 8].copy_from_slice(&new.to_be_bytes());
     }
 
-    /// Its ICRC, with 0 for all that is to be written over.
+    /// Returns the ICRC of the template, in which all fields to be overwritten are 0.
     pub(crate) const fn icrc(&self) -> u32 {
         self.icrc
     }
 
-    /// Whether it has an AETH, whose number of messages is to be written over.
+    /// Returns whether the frame has an AETH, whose MSN is to be overwritten.
     pub(crate) const fn has_aeth(&self) -> bool {
         self.has_aeth
     }
 
-    /// Where the headers behind the BTH begin.
+    /// Returns the offset of the headers behind the BTH.
     pub(crate) const fn extended(&self) -> usize {
         self.udp + Udp::LEN + Bth::LEN
     }
 }
 
-/// Where the headers of a frame lie that was built.
+/// Returns the layout of a frame that was built here.
 pub(crate) fn layout(frame: &[u8]) -> Layout {
     match classify(frame) {
         Class::Roce(layout) => layout,
@@ -202,7 +206,7 @@ pub(crate) fn layout(frame: &[u8]) -> Layout {
     }
 }
 
-/// What an acknowledgement's header says before the number of messages is written over it: no limit on messages.
+/// Returns an acknowledgement's AETH before the MSN is written: unlimited credits.
 pub(crate) fn acknowledging() -> Extended {
     let aeth = Aeth::new(Syndrome::Ack(Credit::UNLIMITED), Msn::ZERO);
     let mut extended = Extended::default();
@@ -210,7 +214,7 @@ pub(crate) fn acknowledging() -> Extended {
     extended
 }
 
-/// A copy of a template that is being written over.
+/// A copy of a template whose fields are being overwritten.
 #[must_use = "the ICRC is wrong until `finish` is called"]
 pub(crate) struct Patch<'a> {
     bytes: &'a mut [u8],
@@ -220,7 +224,7 @@ pub(crate) struct Patch<'a> {
 }
 
 impl Patch<'_> {
-    /// Eight bytes that are 0 in the template.
+    /// Writes eight bytes that are 0 in the template.
     #[inline]
     pub(crate) fn long(&mut self, at: usize, value: u64) {
         self.bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
@@ -228,14 +232,14 @@ impl Patch<'_> {
         self.changes.word((value as u32).swap_bytes(), self.icrc_at - at - 8);
     }
 
-    /// Four bytes that are 0 in the template, whose weight is known.
+    /// Writes four bytes that are 0 in the template and have a known weight.
     #[inline]
     pub(crate) fn weighted_word(&mut self, at: usize, value: u32, weight: Weight) {
         self.bytes[at..at + 4].copy_from_slice(&value.to_be_bytes());
         self.changes.weighted(value.swap_bytes(), weight);
     }
 
-    /// Bytes that are 0 in the template; a multiple of four.
+    /// Writes bytes that are 0 in the template; their number has to be a multiple of four.
     #[inline]
     pub(crate) fn words(&mut self, at: usize, value: &[u8]) {
         self.bytes[at..at + value.len()].copy_from_slice(value);
@@ -244,14 +248,14 @@ impl Patch<'_> {
         }
     }
 
-    /// Three bytes that are 0 in the template, behind one that is not.
+    /// Writes three bytes that are 0 in the template, behind one that is not.
     #[inline]
     pub(crate) fn low_24(&mut self, at: usize, value: u32) {
         self.bytes[at + 1..at + 4].copy_from_slice(&value.to_be_bytes()[1..]);
         self.changes.word(value.swap_bytes(), self.icrc_at - at - 4);
     }
 
-    /// Brings the ICRC up to date.
+    /// Updates the ICRC.
     #[inline]
     pub(crate) fn finish(self) {
         let icrc = self.icrc ^ self.changes.effect();
@@ -267,7 +271,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_written_over_copy_is_right(
+        fn an_overwritten_copy_has_its_fields_and_a_valid_icrc(
             v6: bool,
             opcode in prop::sample::select(vec![Opcode::RC_WRITE_ONLY, Opcode::RC_SEND_MIDDLE, Opcode::RC_COMPARE_SWAP, Opcode::RC_ACKNOWLEDGE]),
             payload in 24usize..1500,
@@ -282,9 +286,9 @@ mod tests {
             let host = |n: u8| Host { mac: rocev2::ethernet::MacAddr([2, 0, 0, 0, 0, n]), ip: ip(n) };
             let payload = if opcode.info().unwrap().payload { payload } else { 0 };
             let mut template = Template::new(host(1), host(2), opcode, acknowledging(), payload, 24);
-            prop_assert!(Packet::parse(&template.bytes).unwrap().verify_icrc(), "as it is");
+            prop_assert!(Packet::parse(&template.bytes).unwrap().verify_icrc(), "the unchanged template");
             if payload > 0 {
-                // Twice, as one turn follows another
+                // Twice, as in two consecutive turns
                 template.change_long(template.payload + 8, 0, long);
                 template.change_long(template.payload + 8, long, time);
             }

@@ -1,70 +1,76 @@
-//! Which packets of a queue pair have come: the highest, and a bit for each of some behind it. Packets are known by their
-//! positions: PSNs that do not wrap with 24 bits, because the sender, which is in the same process, knows how often they have.
+//! Receive windows of queue pairs: the highest packet received, and a bit for each of some packets behind it.
+//! Packets are identified by their positions: PSNs that do not wrap at 24 bits. The receiver derives them
+//! because the sender, in the same process, counts how often PSNs have wrapped.
 
-use crate::memory::filled;
+use crate::memory::try_filled;
 use rocev2::Psn;
 
-/// What a packet is to those that came before it.
+/// Classification of a packet relative to those received before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Seen {
-    /// The highest so far, so many behind the next one
+pub(crate) enum Arrival {
+    /// The highest so far
     New {
-        /// Packets that were skipped
+        /// Packets that were skipped, between this one and the highest before
         skipped: u32,
     },
-    /// One that was skipped
+    /// A packet that was skipped
     Late,
-    /// One that came before
+    /// A packet that was received before
     Duplicate,
-    /// So far behind that nobody knows whether it came before
+    /// Further behind than the window: whether it was received before is not recorded
     Stale,
-    /// Between two packets: not one of the stream's
+    /// Between two packets' positions: not a packet of the stream
     Off,
 }
 
-/// A window for each queue pair, one behind the other in memory.
+/// Windows of all queue pairs, contiguous in memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Windows {
-    /// By queue pair: the position after the highest (upper half) and the number of packets up to there (lower half), then the
-    /// bits
+    /// By queue pair: a head word, with the position after the highest (upper half) and the number of packets
+    /// up to there (lower half), then the bits
     words: Box<[u64]>,
     stride: usize,
-    /// Packets that a window reaches back
+    /// Packets that a window covers behind the highest
     reach: u32,
     /// PSNs from one packet to the next
     step: u32,
 }
 
 impl Windows {
-    /// `first` says where the positions of each queue pair begin. Windows that reach nowhere are for who receives nothing. An error
-    /// is how many MB there are not.
+    /// Creates windows in which nothing was received; `first` returns the first position of each queue pair.
+    /// A `reach` of 0 is for a generator that receives nothing.
+    ///
+    /// # Errors
+    ///
+    /// The size in MB, if it could not be allocated.
     pub(crate) fn new(qps: u32, reach: u32, step: u32, first: impl Fn(u32) -> u32) -> Result<Self, u64> {
         let stride = stride(reach);
-        // What comes before the first counts as if it had come.
-        let mut words = filled(stride.saturating_mul(qps as usize), u64::MAX)?;
+        // Positions before the first one count as received.
+        let mut words = try_filled(stride.saturating_mul(qps as usize), u64::MAX)?;
         for qp in 0..qps {
             words[stride * qp as usize] = u64::from(first(qp)) << 32;
         }
         Ok(Self { words: words.into(), stride, reach, step })
     }
 
-    /// What so many of them take in memory.
+    /// Returns the memory that the windows of `qps` queue pairs need, in bytes.
     pub(crate) fn bytes_of(qps: u32, reach: u32) -> u64 {
         u64::from(qps) * stride(reach) as u64 * 8
     }
 
-    /// What all of them take in memory.
+    /// Returns the memory of all windows, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         size_of_val(&*self.words)
     }
 
-    /// Where what is known of a queue pair lies in memory.
+    /// Returns the address of a queue pair's window, for prefetching.
     #[inline]
-    pub(crate) fn place(&self, qp: u32) -> *const u8 {
+    pub(crate) fn address_of(&self, qp: u32) -> *const u8 {
         self.words[self.stride * qp as usize..].as_ptr().cast()
     }
 
-    /// Packets up to `sent`, the position that is next to be sent, that come behind the highest that has come.
+    /// Returns how many packets before the position `sent`, the next to be sent, are behind the highest
+    /// received.
     pub(crate) fn behind(&self, qp: u32, sent: u32) -> u32 {
         let next = (self.words[self.stride * qp as usize] >> 32) as u32;
         sent.wrapping_sub(next) / self.step
@@ -75,8 +81,8 @@ impl Windows {
         (self.words[self.stride * qp as usize] >> 32) as u32
     }
 
-    /// Whether the packet at this position has come, as far back as that is known.
-    pub(crate) fn came(&self, qp: u32, position: u32) -> bool {
+    /// Returns whether the packet at this position was received, as far as the window reaches.
+    pub(crate) fn has_received(&self, qp: u32, position: u32) -> bool {
         let [head, bits @ ..] = &self.words[self.stride * qp as usize..][..self.stride] else {
             unreachable!("a window has a head")
         };
@@ -89,15 +95,16 @@ impl Windows {
         bits[at as usize / 64] & 1 << (at % 64) != 0
     }
 
-    /// A packet of this PSN has come that is the very next one, of a queue pair of which all before `sent` has been sent: as
-    /// [`see`](Self::see) does, for what most packets are. False, and nothing is done, if it is another.
-    #[expect(clippy::inline_always, reason = "asked once a packet")]
+    /// Records a packet of this PSN if it is the next one expected, of a queue pair that has sent all
+    /// positions before `sent`. This is the fast path of [`see`](Self::see). Returns false and does nothing
+    /// if it is another packet.
+    #[expect(clippy::inline_always, reason = "called once a packet")]
     #[inline(always)]
-    pub(crate) fn see_next(&mut self, qp: u32, psn: Psn, sent: u32) -> bool {
+    pub(crate) fn record_next(&mut self, qp: u32, psn: Psn, sent: u32) -> bool {
         let at = self.stride * qp as usize;
         let Some([head, bits @ ..]) = self.words.get_mut(at..at + self.stride) else { return false };
         let (next, count) = ((*head >> 32) as u32, *head as u32);
-        // Further behind, a PSN might be one of another round.
+        // Further behind, the PSN might be one of another cycle.
         if Psn::new(next) != psn || sent.wrapping_sub(next).wrapping_sub(1) >= 1 << 23 {
             return false;
         }
@@ -107,8 +114,8 @@ impl Windows {
         true
     }
 
-    /// The packet at this position has come.
-    pub(crate) fn see(&mut self, qp: u32, position: u32) -> Seen {
+    /// Records the packet at this position.
+    pub(crate) fn record(&mut self, qp: u32, position: u32) -> Arrival {
         let [head, bits @ ..] = &mut self.words[self.stride * qp as usize..][..self.stride] else {
             unreachable!("a window has a head")
         };
@@ -116,41 +123,41 @@ impl Windows {
         let mut distance = position.wrapping_sub(next) as i32;
         if self.step != 1 {
             if distance % self.step as i32 != 0 {
-                return Seen::Off;
+                return Arrival::Off;
             }
             distance /= self.step as i32;
         }
-        let place = |count: u32| ((count & (self.reach - 1)) as usize / 64, 1u64 << (count % 64));
+        let bit_of = |count: u32| ((count & (self.reach - 1)) as usize / 64, 1u64 << (count % 64));
         if distance < 0 {
             let back = distance.unsigned_abs();
             if back > self.reach {
-                return Seen::Stale;
+                return Arrival::Stale;
             }
-            let (word, bit) = place(count.wrapping_sub(back));
+            let (word, bit) = bit_of(count.wrapping_sub(back));
             if bits[word] & bit != 0 {
-                return Seen::Duplicate;
+                return Arrival::Duplicate;
             }
             bits[word] |= bit;
-            return Seen::Late;
+            return Arrival::Late;
         }
         let skipped = distance.unsigned_abs();
         if skipped > 0 {
             skip(bits, self.reach, count, skipped);
         }
-        let (word, bit) = place(count.wrapping_add(skipped));
+        let (word, bit) = bit_of(count.wrapping_add(skipped));
         bits[word] |= bit;
         let next = position.wrapping_add(self.step);
         *head = u64::from(next) << 32 | u64::from(count.wrapping_add(skipped + 1));
-        Seen::New { skipped }
+        Arrival::New { skipped }
     }
 }
 
-/// Words of a window.
+/// Words of a window, with its head.
 const fn stride(reach: u32) -> usize {
     1 + reach as usize / 64
 }
 
-/// None of these has come.
+/// Marks skipped packets as not received.
 #[cold]
 fn skip(bits: &mut [u64], reach: u32, count: u32, skipped: u32) {
     if skipped >= reach {
@@ -169,85 +176,89 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashSet;
 
-    fn see(windows: &mut Windows, psns: &[u32]) -> Vec<Seen> {
-        psns.iter().map(|psn| windows.see(0, *psn)).collect()
+    fn record_all(windows: &mut Windows, psns: &[u32]) -> Vec<Arrival> {
+        psns.iter().map(|psn| windows.record(0, *psn)).collect()
     }
 
     #[test]
-    fn each_kind() {
+    fn classifies_new_late_duplicate_and_stale_packets() {
         let mut windows = Windows::new(2, 64, 1, |_| u32::MAX - 1).unwrap();
-        let new = |skipped| Seen::New { skipped };
+        let new = |skipped| Arrival::New { skipped };
         assert_eq!(
-            see(&mut windows, &[u32::MAX - 1, 0, u32::MAX, u32::MAX, 1, u32::MAX - 2]),
-            [new(0), new(1), Seen::Late, Seen::Duplicate, new(0), Seen::Duplicate]
+            record_all(&mut windows, &[u32::MAX - 1, 0, u32::MAX, u32::MAX, 1, u32::MAX - 2]),
+            [new(0), new(1), Arrival::Late, Arrival::Duplicate, new(0), Arrival::Duplicate]
         );
         assert_eq!(
-            see(&mut windows, &[101, 37, 38, 38, 2]),
-            [new(99), Seen::Stale, Seen::Late, Seen::Duplicate, Seen::Stale]
+            record_all(&mut windows, &[101, 37, 38, 38, 2]),
+            [new(99), Arrival::Stale, Arrival::Late, Arrival::Duplicate, Arrival::Stale]
         );
-        assert_eq!(windows.see(1, u32::MAX - 1), new(0), "queue pairs have their own");
+        assert_eq!(windows.record(1, u32::MAX - 1), new(0), "queue pairs have windows of their own");
     }
 
     #[test]
-    fn steps() {
+    fn packets_of_several_psns_count_by_steps() {
         let mut windows = Windows::new(1, 64, 4, |_| u32::MAX - 1).unwrap();
-        let new = |skipped| Seen::New { skipped };
+        let new = |skipped| Arrival::New { skipped };
         assert_eq!(
-            see(&mut windows, &[u32::MAX - 1, 2, 3, 10, 6, 6]),
-            [new(0), new(0), Seen::Off, new(1), Seen::Late, Seen::Duplicate]
+            record_all(&mut windows, &[u32::MAX - 1, 2, 3, 10, 6, 6]),
+            [new(0), new(0), Arrival::Off, new(1), Arrival::Late, Arrival::Duplicate]
         );
-        assert!(windows.came(0, u32::MAX - 1) && windows.came(0, 6) && !windows.came(0, 14));
+        assert!(
+            windows.has_received(0, u32::MAX - 1)
+                && windows.has_received(0, 6)
+                && !windows.has_received(0, 14)
+        );
         assert_eq!((windows.behind(0, 14), windows.behind(0, 26)), (0, 3));
         // More of them in a row than half of the PSNs of 24 bits
-        assert_eq!(see(&mut windows, &[14 + 4 * 3_000_000, 14]), [new(3_000_000), Seen::Stale]);
-        assert!(!windows.came(0, 14) && windows.came(0, 14 + 4 * 3_000_000));
+        assert_eq!(record_all(&mut windows, &[14 + 4 * 3_000_000, 14]), [new(3_000_000), Arrival::Stale]);
+        assert!(!windows.has_received(0, 14) && windows.has_received(0, 14 + 4 * 3_000_000));
     }
 
     #[test]
-    fn who_receives_nothing_needs_none() {
+    fn a_reach_of_zero_needs_only_the_heads() {
         let windows = Windows::new(5, 0, 1, |qp| qp).unwrap();
         assert_eq!((windows.bytes(), windows.behind(3, 7)), (5 * 8, 4));
         let windows = Windows::new(5, 128, 1, |qp| qp).unwrap();
         assert_eq!((windows.bytes() as u64, Windows::bytes_of(5, 128)), (5 * 24, 5 * 24));
-        assert!(Windows::new(u32::MAX, 1 << 31, 1, |qp| qp).is_err(), "nobody has got so much");
+        assert!(Windows::new(u32::MAX, 1 << 31, 1, |qp| qp).is_err(), "too large to allocate");
     }
 
     proptest! {
-        /// Against a set of all that ever came.
+        /// Compares with a set of all packets that were ever received.
         #[test]
-        fn agrees_with_a_memory_of_everything(
+        fn agrees_with_a_set_of_all_received_packets(
             first: u32,
             reach in prop::sample::select(vec![64u32, 256]),
             step in prop::sample::select(vec![1u32, 3, 1024]),
             jumps in proptest::collection::vec(-300i64..300, 1..400),
         ) {
             let mut windows = Windows::new(1, reach, step, |_| first).unwrap();
-            let (mut came, mut next, mut at) = (HashSet::new(), 0i64, 0i64);
+            let (mut received, mut next, mut at) = (HashSet::new(), 0i64, 0i64);
             for jump in jumps {
                 at = (at + jump / 4).max(0);
                 let position = first.wrapping_add((at as u32).wrapping_mul(step));
                 let expected = if at >= next {
                     let skipped = (at - next) as u32;
                     next = at + 1;
-                    came.insert(at);
-                    Seen::New { skipped }
+                    received.insert(at);
+                    Arrival::New { skipped }
                 } else if next - at > i64::from(reach) {
-                    Seen::Stale
-                } else if came.insert(at) {
-                    Seen::Late
+                    Arrival::Stale
+                } else if received.insert(at) {
+                    Arrival::Late
                 } else {
-                    Seen::Duplicate
+                    Arrival::Duplicate
                 };
-                // Most packets are asked for by their PSN first.
+                // As in the receiver, the fast path is tried first.
                 let sent = position.wrapping_add(step * (1 + at as u32 % 3));
-                if at % 2 == 0 && windows.see_next(0, Psn::new(position), sent) {
-                    prop_assert_eq!(expected, Seen::New { skipped: 0 });
+                if at % 2 == 0 && windows.record_next(0, Psn::new(position), sent) {
+                    prop_assert_eq!(expected, Arrival::New { skipped: 0 });
                 } else {
-                    let in_order = expected == Seen::New { skipped: 0 };
-                    prop_assert!(at % 2 != 0 || !in_order, "it was the very next one");
-                    prop_assert_eq!(windows.see(0, position), expected);
+                    let in_order = expected == Arrival::New { skipped: 0 };
+                    prop_assert!(at % 2 != 0 || !in_order, "the next packet has to take the fast path");
+                    prop_assert_eq!(windows.record(0, position), expected);
                 }
-                prop_assert!(!windows.see_next(0, Psn::new(windows.next(0)), windows.next(0)), "it was not sent yet");
+                prop_assert!(!windows.record_next(0, Psn::new(windows.next(0)), windows.next(0)), "not sent yet");
                 at += 1;
             }
         }

@@ -1,4 +1,4 @@
-//! What a node and a group are made with, and what they refuse.
+//! Configuration of nodes and groups, and the errors of their calls.
 
 use crate::group::Depth;
 use crate::mesh;
@@ -8,41 +8,45 @@ use p4ce::consensus::Through;
 use rnic::{MemoryError, Mr, QpError};
 use switch::Nanos;
 
-/// What a node is told about itself.
+/// Configuration of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Its address, by which others name it
+    /// Address of the node, by which other nodes name it.
     pub address: IpAddr,
-    /// Where all nodes listen, in `rdma_cm`'s TCP port space
+    /// Port on which all nodes listen, in the TCP port space of `rdma_cm`.
     pub port: u16,
-    /// Connections for blocks at once, over all groups: a group has one to each node that it exchanges blocks with
+    /// Maximum number of block connections over all groups. A group has one to each member with which it
+    /// exchanges blocks.
     pub connections: usize,
-    /// Other nodes that it speaks to at once
+    /// Maximum number of other nodes to which the node keeps a link at the same time.
     pub links: usize,
-    /// How long NICs wait for an acknowledgement: 4.096 us times two to this
+    /// Acknowledgement timeout of the queue pairs: 4.096 us times two to this power (IB 9.7.6.1.3).
     pub ack_timeout: u8,
-    /// How often they try again (7 at most)
+    /// Number of retransmissions before a connection fails, at most 7.
     pub retry_count: u8,
-    /// How long all members have for calling [`create_group`](crate::Node::create_group), and for reaching each other
+    /// Time within which all members have to call [`create_group`](crate::Node::create_group) and to connect
+    /// to each other.
     pub create_timeout: Nanos,
-    /// A node that was not heard of for so long is asked whether it is there, while a group with it exists
+    /// Time without a message from a peer after which the node sends it a `Ping`, while a group with it
+    /// exists.
     pub probe_every: Nanos,
-    /// And counts as failed when it was not heard of for so long
+    /// Time without a message from a peer after which the node treats it as failed.
     pub dead_after: Nanos,
-    /// How long a connection that was asked for may take, and the time between two attempts
+    /// Maximum time for setting up a connection, and the interval between two attempts.
     pub attempt: Nanos,
-    /// For first PSNs and names of groups' lives
+    /// Seed for initial PSNs and for the incarnation numbers of groups.
     pub seed: u64,
-    /// A planted bug, to see whether it is found
+    /// A planted bug, to check that tests find it.
     #[cfg(debug_assertions)]
     pub bug: Option<crate::Bug>,
 }
 
 impl Config {
-    /// The port at which nodes listen if nothing else is said
+    /// Default port.
     pub const PORT: u16 = 18_516;
 
-    /// A node as most are: failures are found within two seconds, members have ten to come together.
+    /// Returns a configuration with defaults: failures are detected within two seconds, and members have ten
+    /// seconds to create a group.
     pub const fn new(address: IpAddr) -> Self {
         Self {
             address,
@@ -61,48 +65,52 @@ impl Config {
         }
     }
 
-    /// Completions that may wait for the node at once, for which its queue has room. All that is posted to its queue pairs may end at
-    /// one moment, as when a switch dies on which all others depend; and a queue that runs over takes all of its queue pairs along
-    /// (IB 11.6.3.2). A link has a connection, and another one while it is made anew; beside each connection for blocks there may be
-    /// one with a switch.
+    /// Returns the number of completions for which the node's completion queue has room. Everything that is
+    /// posted to the node's queue pairs may complete at the same time, for instance when a switch fails on
+    /// which all connections depend; a completion queue that overruns takes all of its queue pairs to the
+    /// error state (IB 11.6.3.2). A link has one connection, and a second one while it is being replaced.
+    /// Besides each block connection there may be one with a switch.
     pub const fn completions(&self) -> usize {
         let links = self.links.saturating_mul(2 * mesh::QUEUES.completions());
         let ahead = GroupConfig::MAX_AHEAD as usize;
-        let (lane, feed) = (Depth::lane(ahead).completions(), Depth::feed(ahead).completions());
-        let each = Depth::blocks(ahead).completions() + if lane > feed { lane } else { feed };
+        let (to_switch, from_switch) =
+            (Depth::to_switch(ahead).completions(), Depth::from_switch(ahead).completions());
+        let each = Depth::blocks(ahead).completions()
+            + if to_switch > from_switch { to_switch } else { from_switch };
         links.saturating_add(self.connections.saturating_mul(each))
     }
 }
 
-/// What a group is made with. All members say the same.
+/// Configuration of a group. All members pass the same one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupConfig {
-    /// Its number, which all members know it by
+    /// Number of the group, the same at all members.
     pub number: u32,
-    /// Its members; the first one is the root
+    /// Members of the group; the first one is the root.
     pub members: Vec<IpAddr>,
-    /// How blocks get around
+    /// Algorithm that distributes the blocks.
     pub algorithm: Algorithm,
-    /// Bytes of a block. Every member keeps one or two of them for each group, for the first block of what comes next.
+    /// Bytes of a block. Every member keeps one or two blocks of memory for each group, for the first block
+    /// of the next message.
     pub block_bytes: u32,
-    /// Blocks that follow one another between the same two members and may be under way at once: two hide the time that
-    /// an acknowledgement takes.
+    /// Number of consecutive blocks between the same two members that may be in flight. Two hide the time of
+    /// an acknowledgement.
     pub ahead: u32,
-    /// The P4CE switch that copies blocks, for [`Algorithm::InNetwork`]
+    /// P4CE switch that copies blocks, for [`Algorithm::InNetwork`].
     pub through: Option<Through>,
 }
 
 impl GroupConfig {
-    /// The longest block: half of what a message of RDMA may have
+    /// Maximum bytes of a block: half of the maximum length of an RDMA message.
     pub const MAX_BLOCK: u32 = 1 << 30;
 
-    /// Blocks that may be under way at once between the same two members, at most
+    /// Maximum number of blocks in flight between the same two members.
     pub const MAX_AHEAD: u32 = 64;
 
-    /// Blocks of a message at most: each member keeps a few bytes for each of them
+    /// Maximum number of blocks of a message. Each member keeps a few bytes of state for each of them.
     pub const MAX_BLOCKS: u32 = 1 << 20;
 
-    /// A group with blocks of 1 MB by the binomial pipeline
+    /// Returns the configuration of a group that uses the binomial pipeline with blocks of 1 MiB.
     pub const fn new(number: u32, members: Vec<IpAddr>) -> Self {
         Self {
             number,
@@ -115,134 +123,135 @@ impl GroupConfig {
     }
 }
 
-/// Memory of a message: a region of [`Node::pd`](crate::Node::pd), and where in it the message begins.
+/// Memory of a message: a region in [`Node::pd`](crate::Node::pd), and the position of the message in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// The region
+    /// Memory region.
     pub mr: Mr,
-    /// The virtual address of the message's first byte
+    /// Virtual address of the message's first byte.
     pub va: u64,
 }
 
-/// Why a node does not start.
+/// Error of [`Node::start`](crate::Node::start).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartError {
-    /// No room for a queue
+    /// The NIC has no room for the completion queue.
     #[error(transparent)]
     Queue(#[from] QpError),
-    /// No room for memory
+    /// The NIC has no room for memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// Somebody listens at the port
+    /// The port is in use.
     #[error(transparent)]
     Listen(#[from] rnic::cm::ListenError),
 }
 
-/// Why a call is refused. Nothing has changed then.
+/// Error of a call. The call has changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    /// The node has not started
-    #[error("the node has not started")]
+    /// The node has not started.
+    #[error("the node has not started; call start first")]
     NotStarted,
-    /// There is no such group, or no more
-    #[error("there is no group {0}")]
+    /// The group does not exist, or no longer exists.
+    #[error("group {0} does not exist")]
     Unknown(u32),
-    /// There is one of this number
-    #[error("there is a group {0} already")]
+    /// A group of this number exists.
+    #[error("group {0} exists already; choose another number")]
     Exists(u32),
-    /// Too few members, or too many
+    /// The group has too few members, or too many.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
-    /// A member stands twice in the list
-    #[error("{0} is a member twice")]
+    /// A member is listed twice.
+    #[error("member {0} is listed twice; list it once")]
     Twice(IpAddr),
-    /// A node does not call itself
-    #[error("{0} is this node's own address")]
+    /// The node cannot call itself.
+    #[error("{0} is this node's own address; call another node")]
     Itself(IpAddr),
-    /// This node is not in the list
-    #[error("this node ({0}) is no member")]
+    /// The list of members lacks this node.
+    #[error("this node ({0}) is not in the list of members; add it")]
     NotAMember(IpAddr),
-    /// Nodes speak IPv4 with each other or IPv6
-    #[error("{0} is of another family of addresses than this node")]
+    /// Nodes reach each other by IPv4 or by IPv6, not by both.
+    #[error("{0} is of another IP version than this node's address; use one version for all nodes")]
     Family(IpAddr),
-    /// A block has one byte at least, and [`GroupConfig::MAX_BLOCK`] at most
-    #[error("a block of {0} bytes: it has 1 to {max} bytes", max = GroupConfig::MAX_BLOCK)]
+    /// The block size is outside of 1 to [`GroupConfig::MAX_BLOCK`] bytes.
+    #[error("a block size of {0} bytes is out of range; use 1 to {max}", max = GroupConfig::MAX_BLOCK)]
     Block(u32),
-    /// At least one block is under way, [`GroupConfig::MAX_AHEAD`] at most
-    #[error("{0} blocks at once: 1 to {max} are possible", max = GroupConfig::MAX_AHEAD)]
+    /// The number of blocks in flight is outside of 1 to [`GroupConfig::MAX_AHEAD`].
+    #[error("{0} blocks in flight is out of range; use 1 to {max}", max = GroupConfig::MAX_AHEAD)]
     Ahead(u32),
-    /// There is no switch that copies
-    #[error("blocks are to be copied by a switch, and no switch was named")]
+    /// The algorithm needs a switch, and the configuration names none.
+    #[error("the in-network algorithm needs a switch that copies, and none is given; name one")]
     NoSwitch,
-    /// The switch tells groups apart by 16 bits
-    #[error("a group whose blocks a switch copies has a number from 1 to 65535, not {0}")]
+    /// The switch identifies a group by 16 bits, which exclude 0.
+    #[error("group number {0} is not valid for the in-network algorithm; use 1 to 65535")]
     Number(u32),
-    /// The NIC has no room for the group's queue pairs
-    #[error("no queue pair for the group: {0}")]
+    /// The NIC has no room for the group's queue pairs.
+    #[error("cannot create a queue pair for the group: {0}")]
     Queue(#[from] QpError),
-    /// The NIC has no room for the group's memory, or the memory is not what it should be
-    #[error("no memory for the group: {0}")]
+    /// The NIC has no room for the group's memory, or the memory is invalid.
+    #[error("cannot register memory for the group: {0}")]
     Memory(#[from] MemoryError),
-    /// More connections than were planned for
-    #[error("no room for {0} connections more")]
+    /// The group needs more block connections than [`Config::connections`] leaves.
+    #[error("no room for {0} more block connections; raise Config::connections")]
     Connections(usize),
-    /// More nodes than were planned for
-    #[error("no room for links to {0} nodes more")]
+    /// The call needs more links than [`Config::links`] leaves.
+    #[error("no room for links to {0} more nodes; raise Config::links")]
     Links(usize),
-    /// Only the root sends
-    #[error("only the root of group {0} sends")]
+    /// Only the root may send.
+    #[error("this node is not the root of group {0}; send from the root")]
     NotRoot(u32),
-    /// The group is being closed
-    #[error("group {0} is being closed")]
+    /// The group is being closed.
+    #[error("group {0} is being closed and accepts no more messages; create another group")]
     Closing(u32),
-    /// A message without bytes
-    #[error("an empty message")]
+    /// The message has no bytes.
+    #[error("the message is empty; send at least 1 byte")]
     Empty,
-    /// A message of more blocks than [`GroupConfig::MAX_BLOCKS`]
-    #[error("a message of {0} blocks: it has {max} at most", max = GroupConfig::MAX_BLOCKS)]
+    /// The message has more blocks than [`GroupConfig::MAX_BLOCKS`].
+    #[error("a message of {0} blocks is too long; send at most {max}, or use larger blocks", max = GroupConfig::MAX_BLOCKS)]
     Blocks(u32),
-    /// Not within memory that the node may read
-    #[error("the message is not within a region of the node's protection domain")]
+    /// The message lies outside of memory that the node may read.
+    #[error("the message is not in a readable region of the node's protection domain; register it there")]
     NotRegistered,
-    /// The group has failed
+    /// The group has failed.
     #[error("the group has failed: {0}")]
     Failed(#[from] Failure),
 }
 
-/// Why a group failed. Each names the member that it lay with, which a member that is not concerned hears from others.
+/// Reason for which a group failed. It names the member at fault, which the other members learn from relayed
+/// `Failed` messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
 pub enum Failure {
-    /// A member is gone: its connection broke, or it was silent for too long
-    #[error("{0} is gone")]
+    /// A member's connection broke, or it was silent for [`Config::dead_after`].
+    #[error("the connection to {0} is lost")]
     Gone(IpAddr),
-    /// A member did not create the group in time
-    #[error("{0} has not created the group in time")]
+    /// A member did not create the group within [`Config::create_timeout`].
+    #[error("{0} did not create the group in time")]
     Silent(IpAddr),
-    /// A member has created the group, and has not reached all others in time
-    #[error("{0} has not reached all others in time")]
+    /// A member created the group, and did not connect to all other members in time.
+    #[error("{0} did not connect to all other members in time")]
     Unjoined(IpAddr),
-    /// A member created the group with other members or parameters
-    #[error("{0} has another idea of the group")]
+    /// A member created the group with other members or parameters.
+    #[error("the group configuration of {0} differs from that of other members")]
     Mismatch(IpAddr),
-    /// A member had no memory for a message, or took it away
-    #[error("{0} has no memory for the message")]
+    /// A member had no memory for a message, or deregistered it during the transfer.
+    #[error("{0} has no usable memory for the message")]
     NoMemory(IpAddr),
-    /// A member sent what cannot be
-    #[error("{0} broke the protocol")]
+    /// A member sent an invalid message or block.
+    #[error("{0} violated the protocol")]
     Violation(IpAddr),
-    /// A member gave the group up
-    #[error("{0} gave it up")]
+    /// A member abandoned the group.
+    #[error("{0} abandoned the group")]
     Left(IpAddr),
-    /// A member's NIC had no room
-    #[error("the NIC of {0} has no room")]
+    /// A member's NIC had no room.
+    #[error("the NIC of {0} has no free resources")]
     NoRoom(IpAddr),
-    /// The switch refused this root, or gave it up
-    #[error("the switch does not copy for {0} (any more)")]
+    /// The switch refused this root, or stopped copying for it.
+    #[error("the switch does not copy, or no longer copies, for {0}")]
     Switch(IpAddr),
 }
 
 impl Failure {
-    /// The member that it lay with
+    /// Returns the member at fault.
     pub const fn member(&self) -> IpAddr {
         match *self {
             Self::Gone(ip)

@@ -1,27 +1,27 @@
-//! A group at one of its members: how it comes about, its connections for blocks, and how it ends. [`transfer`] moves
+//! Group state at one member: creation, block connections and closing. [`transfer`] sends and receives
 //! blocks.
 //!
 //! ```text
-//! create_group:  Create to all, with the ends of connections ---> Create of all has come: connections stand
-//!                Joined to all ---> Joined of all has come: open
-//! destroy_group: the root has sent everything: Close to all ---> a member has as many messages: Received to the root
-//!                Received of all has come: Done to all, closed ---> Done: closed
-//! anything else: Failed to all, and on from each of them: failed
+//! create_group:  Create, with the ends of connections, to all ---> Create received from all: connected
+//!                Joined to all ---> Joined received from all: open
+//! destroy_group: root: Close to all when all messages are sent ---> member: Received to the root when complete
+//!                root: Done to all when Received has come from all, closed ---> member: closed
+//! any failure:   Failed to all, relayed by each member to all: failed
 //! ```
 
-mod plan;
 pub(crate) mod ready;
 mod resources;
 pub(crate) mod transfer;
+mod validate;
 
-pub(crate) use plan::check;
-pub(crate) use resources::{Depth, READY_VA, Resources, Use, WORD};
+pub(crate) use resources::{Depth, QpUse, READY_VA, READY_WORD_LEN, Resources};
+pub(crate) use validate::check;
 
 use crate::config::{CallError, Failure, GroupConfig, Memory};
 use crate::schedule::{Algorithm, Schedule};
 use crate::wire::{Create, End, Message};
 use core::net::IpAddr;
-use ready::Need;
+use ready::ReadyCondition;
 use rnic::cm::Conn;
 use rnic::{
     Access, Buffer, Data, Modify, Mr, Operation, Path, PathMtu, ReadyToReceive, ReadyToSend, Remote, Rnic,
@@ -31,129 +31,137 @@ use rocev2::aeth::RnrTimer;
 use rocev2::{Psn, Qpn};
 use std::collections::{BTreeMap, VecDeque};
 use switch::Nanos;
-use transfer::{Links, Posted, Transfer};
+use transfer::{ReceiveTarget, Transfer, TransferContext};
 
-/// Asked for when a message comes: memory for so many bytes, or nothing if there is none.
+/// Callback for an incoming message of the given number of bytes. Returns memory for it, or `None` if there
+/// is none.
 pub type IncomingMessage = Box<dyn FnMut(&mut Rnic, u32) -> Option<Memory> + Send>;
-/// Told that a message is complete here: where it lies, and its bytes. The memory may be used anew.
+/// Callback for a message that is complete at this member, with its memory and its number of bytes. The
+/// memory may be reused.
 pub type MessageComplete = Box<dyn FnMut(&mut Rnic, Memory, u32) + Send>;
 
-/// What a member knows of another one.
+/// State of another member, as known here.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Other {
+pub(crate) struct MemberState {
     pub(crate) create: Option<Create>,
     joined: bool,
-    /// For the root: it has everything
+    /// At the root: this member has all messages.
     received: bool,
 }
 
-/// A member with whom blocks are exchanged.
+/// Member with which this member exchanges blocks.
 #[derive(Debug)]
 pub(crate) struct Neighbour {
     pub(crate) member: u32,
     pub(crate) qpn: Qpn,
     psn: Psn,
-    /// Where it writes how many blocks it is ready for
-    pub(crate) word: u32,
-    /// Where we do
-    pub(crate) remote: Option<Remote>,
-    /// Blocks sent to it, and receives posted for blocks from it, since the group began
+    /// Index of the ready word in which the neighbour reports how many blocks it is ready for.
+    pub(crate) ready_word: u32,
+    /// Location of the neighbour's ready word, to which this member writes.
+    pub(crate) remote_ready_word: Option<Remote>,
+    /// Blocks sent to the neighbour, and receives posted for blocks from it, since the group was created.
     pub(crate) sent: u64,
-    pub(crate) asked: u64,
-    /// Receives that are posted and have not completed
-    pub(crate) posted: VecDeque<Posted>,
-    /// Where the first block of a message goes, if it may come from here: its place in the side buffer
-    pub(crate) side: Option<u32>,
-    /// A receive into the side buffer is posted that no block is expected for: it takes the first block of this message
-    pub(crate) spare: Option<u64>,
-    /// The first block of a message may come from another one, too: it is told of which message a spare receive is
-    pub(crate) doubtful: bool,
-    /// Sends that may wait when a word joins them: the rest of the queue is for blocks
-    words: usize,
-    /// It does not know how many blocks we are ready for, as the send queue was full
-    pub(crate) untold: bool,
+    pub(crate) receives_posted: u64,
+    /// Receives that are posted and have not completed.
+    pub(crate) receive_targets: VecDeque<ReceiveTarget>,
+    /// Index in the staging buffer for the first block of a message, if the neighbour may send that block.
+    pub(crate) staging_slot: Option<u32>,
+    /// Message for which a staging receive is posted without an expected block: it takes the first block of
+    /// that message.
+    pub(crate) spare_for_message: Option<u64>,
+    /// Another neighbour may send the first block of a message, too. The ready word then carries the message
+    /// of the spare receive.
+    pub(crate) first_sender_ambiguous: bool,
+    /// A ready word is written only while fewer sends than this are pending. The rest of the send queue is
+    /// reserved for blocks.
+    ready_write_limit: usize,
+    /// The neighbour's ready word is out of date, because the send queue was full.
+    pub(crate) ready_word_stale: bool,
 }
 
-/// A group whose blocks a switch copies.
+/// State of a group whose blocks a switch copies.
 #[derive(Debug, Default)]
-pub(crate) struct Through {
-    /// The root's queue pairs to the switch, with whether the switch has opened its group; and blocks it has acknowledged
-    pub(crate) lanes: Vec<Lane>,
-    /// A member's queue pair from the switch
-    pub(crate) feed: Option<(Qpn, Conn, Mr, Buffer)>,
-    pub(crate) feed_stands: bool,
+pub(crate) struct SwitchConnections {
+    /// At the root: queue pairs to the switch, one for each P4CE group.
+    pub(crate) to_switch: Vec<SwitchConnection>,
+    /// At any other member: queue pair from the switch.
+    pub(crate) from_switch: Option<(Qpn, Conn, Mr, Buffer)>,
+    pub(crate) from_switch_connected: bool,
 }
 
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct SwitchConnection {
     pub(crate) qpn: Qpn,
     pub(crate) conn: Conn,
-    pub(crate) stands: bool,
+    pub(crate) connected: bool,
     pub(crate) acknowledged: u64,
 }
 
-/// What comes of a step, for the node to carry out.
+/// Result of [`Group::progress`], for the node to carry out.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
-    /// Messages to members, by their places
-    pub(crate) say: Vec<(u32, Message)>,
+    /// Messages to members, by member index.
+    pub(crate) to_send: Vec<(u32, Message)>,
     pub(crate) opened: bool,
     pub(crate) closed: bool,
-    /// It waits for somebody's word that they are ready
+    /// The group waits for the ready word of a receiver.
     pub(crate) waits: bool,
 }
 
 impl Outcome {
-    fn say_all(&mut self, group: &Group, message: Message) {
-        self.say.extend(group.others_of().map(|member| (member, message)));
+    fn send_to_all(&mut self, group: &Group, message: Message) {
+        self.to_send.extend(group.other_members().map(|member| (member, message)));
     }
 }
 
-/// How far a group has come.
+/// Progress of a group's creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Others' ends are not known, or the switch has not answered.
+    /// A member's `Create` is missing, or the switch has not established its connections.
     Forming,
-    /// Its own connections stand, and others have been told.
+    /// This member's connections are established, and it has sent `Joined`.
     Joined,
-    /// Everybody's do.
+    /// The connections of all members are established.
     Open,
 }
 
-/// A group at a member.
+/// A group at one member.
 pub(crate) struct Group {
     pub(crate) config: GroupConfig,
-    /// This member's place
+    /// Index of this member.
     pub(crate) own: u32,
-    pub(crate) life: u64,
-    agreement: u64,
-    pub(crate) others: Vec<Other>,
+    pub(crate) incarnation: u64,
+    config_hash: u64,
+    pub(crate) member_states: Vec<MemberState>,
     pub(crate) neighbours: Vec<Neighbour>,
-    /// By member: its place among the neighbours
-    pub(crate) place: BTreeMap<u32, usize>,
-    /// Room for first blocks
-    pub(crate) side: Option<(Buffer, Mr)>,
-    pub(crate) through: Option<Through>,
+    /// By member index: index in `neighbours`.
+    pub(crate) index_by_member: BTreeMap<u32, usize>,
+    /// Staging buffer for first blocks.
+    pub(crate) staging_buffer: Option<(Buffer, Mr)>,
+    pub(crate) switch_connections: Option<SwitchConnections>,
     pub(crate) deadline: Nanos,
     stage: Stage,
     pub(crate) transfer: Option<Transfer>,
-    /// The root: what is to be sent next
+    /// At the root: messages that wait to be sent, with their lengths in bytes.
     pub(crate) queue: VecDeque<(Memory, u32)>,
-    /// Given for a message, and not within a region that can be used
-    pub(crate) unusable: Option<Memory>,
-    /// Complete here
+    /// Memory that the application gave for a message, outside of any usable region.
+    pub(crate) unusable_memory: Option<Memory>,
+    /// Number of messages that are complete at this member.
     pub(crate) messages: u64,
-    /// The root: nothing more will be sent
+    /// At the root: no more messages will be sent.
     pub(crate) closing: bool,
-    close_told: bool,
-    /// A member: how many messages there are, if the root has said so
-    close_at: Option<u64>,
+    close_reported: bool,
+    /// At any other member: total number of messages, once the root has announced it.
+    total_messages: Option<u64>,
     pub(crate) incoming: IncomingMessage,
     pub(crate) complete: MessageComplete,
 }
 
 impl Group {
-    /// A group with its queue pairs and memory; nobody has heard of it yet.
+    /// Creates the state, queue pairs and memory of a group. Sends nothing.
+    ///
+    /// # Errors
+    /// If the NIC has no room, or the node has too few ready words. Nothing is kept then.
     pub(crate) fn new(
         nic: &mut Rnic,
         resources: &mut Resources,
@@ -163,114 +171,116 @@ impl Group {
         callbacks: (IncomingMessage, MessageComplete),
     ) -> Result<Self, CallError> {
         let n = config.members.len() as u32;
-        let through = (config.algorithm == Algorithm::InNetwork).then(Through::default);
+        let switch_connections = (config.algorithm == Algorithm::InNetwork).then(SwitchConnections::default);
         let mut group = Self {
-            agreement: plan::agreement(&config),
+            config_hash: validate::config_hash(&config),
             own,
-            life: resources.chance.bits(),
-            others: vec![Other::default(); n as usize],
+            incarnation: resources.rng.bits(),
+            member_states: vec![MemberState::default(); n as usize],
             neighbours: Vec::new(),
-            place: BTreeMap::new(),
-            side: None,
-            through,
+            index_by_member: BTreeMap::new(),
+            staging_buffer: None,
+            switch_connections,
             deadline,
             stage: Stage::Forming,
             transfer: None,
             queue: VecDeque::new(),
-            unusable: None,
+            unusable_memory: None,
             messages: 0,
             closing: false,
-            close_told: false,
-            close_at: None,
+            close_reported: false,
+            total_messages: None,
             incoming: callbacks.0,
             complete: callbacks.1,
             config,
         };
-        let made = group.make(nic, resources);
-        if made.is_err() {
+        let result = group.allocate(nic, resources);
+        if result.is_err() {
             group.tear_down(nic, resources, Nanos::ZERO);
         }
-        made.map(|()| group)
+        result.map(|()| group)
     }
 
-    fn make(&mut self, nic: &mut Rnic, resources: &mut Resources) -> Result<(), CallError> {
+    fn allocate(&mut self, nic: &mut Rnic, resources: &mut Resources) -> Result<(), CallError> {
         let (algorithm, n) = (&self.config.algorithm, self.config.members.len() as u32);
         let members = Schedule::neighbours(algorithm, n, self.own);
-        let free = resources.free_words.len();
+        let free = resources.free_ready_words.len();
         if members.len() > free {
             return Err(CallError::Connections(members.len() - free));
         }
         let first = Schedule::first_senders(algorithm, n, self.own);
         if !first.is_empty() {
             let len = first.len() * self.config.block_bytes as usize;
-            self.side = Some(nic.register_new(resources.pd, len, 0, Access::LOCAL_WRITE)?);
+            self.staging_buffer = Some(nic.register_new(resources.pd, len, 0, Access::LOCAL_WRITE)?);
         }
         let ahead = self.config.ahead as usize;
         for member in members {
             let qpn = nic.create_qp(resources.queue_pair(Depth::blocks(ahead)))?;
-            let Some(word) = resources.free_words.pop() else {
+            let Some(ready_word) = resources.free_ready_words.pop() else {
                 _ = nic.destroy_qp(qpn);
                 return Err(CallError::Connections(1));
             };
-            let at = word as usize * WORD;
-            if let Some(bytes) = nic.bytes_mut(resources.ready.0).get_mut(at..at + WORD) {
+            let at = ready_word as usize * READY_WORD_LEN;
+            if let Some(bytes) = nic.bytes_mut(resources.ready_words.0).get_mut(at..at + READY_WORD_LEN) {
                 bytes.fill(0);
             }
-            let place = self.neighbours.len();
-            resources.uses.insert(qpn.get(), (self.config.number, Use::Neighbour(place)));
-            self.place.insert(member, place);
-            let side = first.iter().position(|from| *from == member).map(|place| place as u32);
+            let index = self.neighbours.len();
+            resources.uses.insert(qpn.get(), (self.config.number, QpUse::Neighbour(index)));
+            self.index_by_member.insert(member, index);
+            let staging_slot = first.iter().position(|from| *from == member).map(|index| index as u32);
             self.neighbours.push(Neighbour {
                 member,
                 qpn,
-                psn: Psn::new(resources.chance.bits() as u32),
-                word,
-                remote: None,
+                psn: Psn::new(resources.rng.bits() as u32),
+                ready_word,
+                remote_ready_word: None,
                 sent: 0,
-                asked: 0,
-                posted: VecDeque::new(),
-                side,
-                spare: None,
-                doubtful: side.is_some() && first.len() > 1,
-                words: Depth::words(ahead),
-                untold: false,
+                receives_posted: 0,
+                receive_targets: VecDeque::new(),
+                staging_slot,
+                spare_for_message: None,
+                first_sender_ambiguous: staging_slot.is_some() && first.len() > 1,
+                ready_write_limit: Depth::ready_writes(ahead),
+                ready_word_stale: false,
             });
             nic.modify_qp(qpn, Modify::Init { access: Access::REMOTE_WRITE, qkey: 0 })?;
         }
         Ok(())
     }
 
-    /// Gives everything back to the NIC but the memory of messages, which is the application's: what was not complete.
+    /// Returns all resources to the NIC, except the memory of messages, which belongs to the application.
+    /// Returns the memory of the messages that are not complete.
     pub(crate) fn tear_down(&mut self, nic: &mut Rnic, resources: &mut Resources, now: Nanos) -> Vec<Memory> {
         for neighbour in self.neighbours.drain(..) {
             resources.uses.remove(&neighbour.qpn.get());
-            resources.free_words.push(neighbour.word);
-            // All of these are the group's, and nobody else has them.
+            resources.free_ready_words.push(neighbour.ready_word);
+            // This cannot fail: the queue pairs belong to this group alone.
             _ = nic.destroy_qp(neighbour.qpn);
         }
-        if let Some(through) = self.through.take() {
-            let feed = through.feed.map(|(qpn, conn, mr, buffer)| {
+        if let Some(switch_connections) = self.switch_connections.take() {
+            let from_switch = switch_connections.from_switch.map(|(qpn, conn, mr, buffer)| {
                 _ = nic.deregister(mr);
                 _ = nic.free(buffer);
                 (qpn, conn)
             });
-            let lanes = through.lanes.into_iter().map(|lane| (lane.qpn, lane.conn));
-            for (qpn, conn) in lanes.chain(feed) {
+            let to_switch =
+                switch_connections.to_switch.into_iter().map(|connection| (connection.qpn, connection.conn));
+            for (qpn, conn) in to_switch.chain(from_switch) {
                 resources.uses.remove(&qpn.get());
-                // Otherwise all that is posted would complete.
+                // Without the reset, all posted requests would complete.
                 _ = nic.modify_qp(qpn, Modify::Reset);
                 _ = nic.disconnect(conn, &[], now);
                 _ = nic.destroy_qp(qpn);
             }
         }
-        if let Some((buffer, mr)) = self.side.take() {
+        if let Some((buffer, mr)) = self.staging_buffer.take() {
             _ = nic.deregister(mr);
             _ = nic.free(buffer);
         }
         let under_way = self.transfer.take().map(|transfer| transfer.memory);
         under_way
             .into_iter()
-            .chain(self.unusable.take())
+            .chain(self.unusable_memory.take())
             .chain(self.queue.drain(..).map(|(memory, _)| memory))
             .collect()
     }
@@ -279,8 +289,8 @@ impl Group {
         self.own == 0
     }
 
-    /// The other members
-    pub(crate) fn others_of(&self) -> impl Iterator<Item = u32> + use<> {
+    /// Returns the other members.
+    pub(crate) fn other_members(&self) -> impl Iterator<Item = u32> + use<> {
         let own = self.own;
         (0..self.config.members.len() as u32).filter(move |member| *member != own)
     }
@@ -293,24 +303,24 @@ impl Group {
         self.config.members.iter().position(|member| *member == ip).map(|member| member as u32)
     }
 
-    /// What is said to a member when the group is created
+    /// Returns the `Create` message for a member.
     pub(crate) fn create_for(&self, nic: &Rnic, resources: &Resources, member: u32) -> Message {
-        let end = self.place.get(&member).map(|place| {
-            let neighbour = &self.neighbours[*place];
+        let end = self.index_by_member.get(&member).map(|index| {
+            let neighbour = &self.neighbours[*index];
             End {
                 qpn: neighbour.qpn,
                 psn: neighbour.psn,
                 mtu: nic.config().mtu.bytes() as u16,
-                ready: Remote {
-                    va: READY_VA + u64::from(neighbour.word) * WORD as u64,
-                    rkey: resources.ready.1.0,
+                ready_word: Remote {
+                    va: READY_VA + u64::from(neighbour.ready_word) * READY_WORD_LEN as u64,
+                    rkey: resources.ready_words.1.0,
                 },
             }
         });
-        Message::Create(Create { life: self.life, agreement: self.agreement, end })
+        Message::Create(Create { incarnation: self.incarnation, config_hash: self.config_hash, end })
     }
 
-    /// A member has created the group.
+    /// Handles a member's `Create`: connects the queue pair to it.
     pub(crate) fn on_create(
         &mut self,
         nic: &mut Rnic,
@@ -319,17 +329,17 @@ impl Group {
         create: Create,
     ) -> Result<(), Failure> {
         let ip = self.ip(member);
-        if create.agreement != self.agreement {
+        if create.config_hash != self.config_hash {
             return Err(Failure::Mismatch(ip));
         }
-        self.others[member as usize].create = Some(create);
-        match (self.place.get(&member), create.end) {
-            (Some(place), Some(end)) => {
-                let neighbour = &mut self.neighbours[*place];
-                neighbour.remote = Some(end.ready);
+        self.member_states[member as usize].create = Some(create);
+        match (self.index_by_member.get(&member), create.end) {
+            (Some(index), Some(end)) => {
+                let neighbour = &mut self.neighbours[*index];
+                neighbour.remote_ready_word = Some(end.ready_word);
                 let own_mtu = nic.config().mtu;
                 let theirs = PathMtu::of_bytes(end.mtu).ok_or(Failure::Violation(ip))?;
-                let ready = ReadyToReceive {
+                let receive = ReadyToReceive {
                     path: Path::new(resources.own, ip),
                     dest_qp: end.qpn,
                     mtu: own_mtu.min(theirs),
@@ -345,26 +355,27 @@ impl Group {
                     rnr_retry: 7,
                     flow_control: false,
                 };
-                let stands = nic.modify_qp(neighbour.qpn, Modify::Rtr(ready));
-                let stands = stands.and_then(|()| nic.modify_qp(neighbour.qpn, Modify::Rts(send)));
-                stands.map_err(|_| Failure::NoRoom(resources.own))
+                let result = nic.modify_qp(neighbour.qpn, Modify::Rtr(receive));
+                let result = result.and_then(|()| nic.modify_qp(neighbour.qpn, Modify::Rts(send)));
+                result.map_err(|_| Failure::NoRoom(resources.own))
             }
             (None, None) => Ok(()),
-            // They agree about everything from which it follows who exchanges blocks with whom.
+            // The agreed configuration determines which members exchange blocks.
             _ => Err(Failure::Violation(ip)),
         }
     }
 
-    /// Whether every other member has created the group.
+    /// Returns whether every other member has created the group.
     pub(crate) fn is_created_by_all(&self) -> bool {
-        self.others_of().all(|member| self.others[member as usize].create.is_some())
+        self.other_members().all(|member| self.member_states[member as usize].create.is_some())
     }
 
-    /// Returns why the group is not open when its time is over: a member that has not created it; or the switch that copies,
-    /// if it has not connected every member; or else a member that has not joined.
-    pub(crate) fn late(&self) -> Failure {
-        let first = |waits: fn(&Other) -> bool| {
-            let other = self.others_of().find(|member| waits(&self.others[*member as usize]));
+    /// Returns the reason for which the group is not open at its deadline. This is a member that has not
+    /// created it; otherwise the switch, if it has not connected every member; otherwise a member that has
+    /// not joined.
+    pub(crate) fn timeout_failure(&self) -> Failure {
+        let first = |waits: fn(&MemberState) -> bool| {
+            let other = self.other_members().find(|member| waits(&self.member_states[*member as usize]));
             other.map(|member| self.ip(member))
         };
         let silent = first(|other| other.create.is_none()).map(Failure::Silent);
@@ -372,72 +383,78 @@ impl Group {
         silent.or_else(|| unjoined().map(Failure::Unjoined)).unwrap_or(Failure::Switch(self.ip(0)))
     }
 
-    /// Returns whether the switch that copies, if there is one, has connected every member, as far as this node knows.
+    /// Returns whether the switch, if there is one, has connected every member, as far as this node can tell.
     fn is_switch_ready(&self) -> bool {
-        // The root asks the switch when all members have created the group, and the switch answers when it has connected all
-        // of them. So a member that is connected and has not heard the root join knows what the root waits for.
-        let has_answered = self.through.is_none() || self.is_root() || self.others[0].joined;
-        has_answered && self.is_through_switch()
+        // The root requests the connections when all members have created the group, and the switch answers
+        // when it has connected all of them. So if this member is connected and the root has not joined, the
+        // root still waits for the switch.
+        let has_responded =
+            self.switch_connections.is_none() || self.is_root() || self.member_states[0].joined;
+        has_responded && self.is_switch_connected()
     }
 
-    /// Members that have not created it, as far as this node knows
+    /// Returns the members that have not created the group, as far as this node can tell.
     pub(crate) fn lacking(&self) -> Vec<IpAddr> {
-        let lacking = self.others_of().filter(|member| self.others[*member as usize].create.is_none());
+        let lacking =
+            self.other_members().filter(|member| self.member_states[*member as usize].create.is_none());
         lacking.map(|member| self.ip(member)).collect()
     }
 
-    /// Whether its own ends to the switch and from it stand, if there are any.
-    fn is_through_switch(&self) -> bool {
-        self.through.as_ref().is_none_or(|through| {
+    /// Returns whether this member's connections with the switch are established. True without a switch.
+    fn is_switch_connected(&self) -> bool {
+        self.switch_connections.as_ref().is_none_or(|connections| {
             if self.own == 0 {
-                !through.lanes.is_empty() && through.lanes.iter().all(|lane| lane.stands)
+                !connections.to_switch.is_empty()
+                    && connections.to_switch.iter().all(|connection| connection.connected)
             } else {
-                through.feed_stands
+                connections.from_switch_connected
             }
         })
     }
 
-    /// Whether its own ends stand.
-    fn stands(&self) -> bool {
-        self.is_through_switch() && self.is_created_by_all()
+    /// Returns whether all of this member's connections are established.
+    fn is_connected(&self) -> bool {
+        self.is_switch_connected() && self.is_created_by_all()
     }
 
-    /// A member's connections stand.
+    /// Handles a member's `Joined`: its connections are established.
     pub(crate) fn on_joined(&mut self, member: u32) {
-        self.others[member as usize].joined = true;
+        self.member_states[member as usize].joined = true;
     }
 
-    /// The root will send nothing more, and has sent so many messages.
+    /// Handles the root's `Close`: it has sent `messages` messages, and sends no more.
     pub(crate) fn on_close(&mut self, member: u32, messages: u64) -> Result<(), Failure> {
-        if member != 0 || self.close_at.is_some() || messages < self.messages {
+        if member != 0 || self.total_messages.is_some() || messages < self.messages {
             return Err(Failure::Violation(self.ip(member)));
         }
-        self.close_at = Some(messages);
+        self.total_messages = Some(messages);
         Ok(())
     }
 
-    /// A member has as many messages.
+    /// Handles a member's `Received`: it has all messages.
     pub(crate) fn on_received(&mut self, member: u32, messages: u64) -> Result<(), Failure> {
-        if !self.is_root() || !self.close_told || messages != self.messages {
+        if !self.is_root() || !self.close_reported || messages != self.messages {
             return Err(Failure::Violation(self.ip(member)));
         }
-        self.others[member as usize].received = true;
+        self.member_states[member as usize].received = true;
         Ok(())
     }
 
-    /// The root says that everybody has everything.
+    /// Handles the root's `Done`: all members have all messages.
     pub(crate) fn on_done(&self, member: u32) -> Result<(), Failure> {
-        if member == 0 && self.close_told { Ok(()) } else { Err(Failure::Violation(self.ip(member))) }
+        if member == 0 && self.close_reported { Ok(()) } else { Err(Failure::Violation(self.ip(member))) }
     }
 
-    /// Does what can be done now.
+    /// Advances the group as far as possible: creation, transfers and closing.
     pub(crate) fn progress(&mut self, nic: &mut Rnic, resources: &Resources) -> Result<Outcome, Failure> {
         let mut out = Outcome::default();
-        if self.stage == Stage::Forming && self.stands() {
+        if self.stage == Stage::Forming && self.is_connected() {
             self.stage = Stage::Joined;
-            out.say_all(self, Message::Joined);
+            out.send_to_all(self, Message::Joined);
         }
-        if self.stage == Stage::Joined && self.others_of().all(|member| self.others[member as usize].joined) {
+        if self.stage == Stage::Joined
+            && self.other_members().all(|member| self.member_states[member as usize].joined)
+        {
             self.stage = Stage::Open;
             out.opened = true;
         }
@@ -445,16 +462,19 @@ impl Group {
             return Ok(out);
         }
         loop {
-            self.links(nic, resources).begin()?;
+            self.transfer_context(nic, resources).begin()?;
             if self.transfer.is_none() {
                 break;
             }
-            out.waits = self.links(nic, resources).advance()?;
+            out.waits = self.transfer_context(nic, resources).advance()?;
             let complete = self.transfer.as_ref().is_some_and(Transfer::is_complete);
             #[cfg(debug_assertions)]
             let complete = complete
                 || resources.bug == Some(crate::Bug::NotPassedOn)
-                    && self.transfer.as_ref().is_some_and(|transfer| !self.is_root() && transfer.is_here());
+                    && self
+                        .transfer
+                        .as_ref()
+                        .is_some_and(|transfer| !self.is_root() && transfer.has_all_blocks());
             if !complete {
                 break;
             }
@@ -465,70 +485,82 @@ impl Group {
         }
         #[cfg(debug_assertions)]
         if resources.bug == Some(crate::Bug::EarlyClose) && self.closing {
-            self.others.iter_mut().for_each(|other| other.received = true);
+            self.member_states.iter_mut().for_each(|other| other.received = true);
         }
-        self.come_to_an_end(&mut out)?;
+        self.advance_closing(&mut out)?;
         for neighbour in &mut self.neighbours {
-            out.waits |= neighbour.untold && !Self::tell_ready(nic, neighbour);
+            out.waits |= neighbour.ready_word_stale && !Self::write_ready_word(nic, neighbour);
         }
         Ok(out)
     }
 
-    /// Whether all members are there.
+    /// Returns whether all members have joined.
     pub(crate) fn is_open(&self) -> bool {
         self.stage == Stage::Open
     }
 
-    /// Whether it has nothing to do but to hear that it is closed: others that were told so already take their ends down.
-    pub(crate) fn is_through(&self) -> bool {
-        self.close_told
+    /// Returns whether only the end of closing is outstanding. Members that already have it destroy their
+    /// queue pairs, so connections may break.
+    pub(crate) fn is_only_closing(&self) -> bool {
+        self.close_reported
     }
 
-    /// What a group waits for, if it is one member's word: which word, and what it has to say
-    pub(crate) fn waits_for(&self) -> Option<(u32, Need)> {
-        let untold = self.neighbours.iter().any(|neighbour| neighbour.untold);
-        let place = self.transfer.as_ref().filter(|_| !untold)?.next_to()?;
-        let word = self.neighbours[place].word;
-        Some((word, self.transfer.as_ref()?.needs(self, place)))
+    /// Returns the ready word for which the group waits, and what it has to carry, if that is the word of one
+    /// neighbour.
+    pub(crate) fn awaited_ready_word(&self) -> Option<(u32, ReadyCondition)> {
+        let ready_word_stale = self.neighbours.iter().any(|neighbour| neighbour.ready_word_stale);
+        let index = self.transfer.as_ref().filter(|_| !ready_word_stale)?.next_receiver()?;
+        let ready_word = self.neighbours[index].ready_word;
+        Some((ready_word, self.transfer.as_ref()?.ready_condition(self, index)))
     }
 
-    /// Whether a group that waits can go on.
-    pub(crate) fn may_go_on(&self, nic: &Rnic, resources: &Resources) -> bool {
-        let untold = || self.neighbours.iter().any(|neighbour| neighbour.untold);
-        self.transfer.as_ref().is_some_and(|transfer| transfer.is_ready(self, nic, resources)) || untold()
+    /// Returns whether a waiting group can go on.
+    pub(crate) fn can_progress(&self, nic: &Rnic, resources: &Resources) -> bool {
+        let ready_word_stale = || self.neighbours.iter().any(|neighbour| neighbour.ready_word_stale);
+        self.transfer.as_ref().is_some_and(|transfer| transfer.is_ready(self, nic, resources))
+            || ready_word_stale()
     }
 
-    fn links<'a>(&'a mut self, nic: &'a mut Rnic, resources: &'a Resources) -> Links<'a> {
-        Links { group: self, nic, resources }
+    fn transfer_context<'a>(
+        &'a mut self,
+        nic: &'a mut Rnic,
+        resources: &'a Resources,
+    ) -> TransferContext<'a> {
+        TransferContext { group: self, nic, resources }
     }
 
-    /// A block has come.
+    /// Handles a block from the neighbour at this index.
     pub(crate) fn on_block(
         &mut self,
         nic: &mut Rnic,
         resources: &Resources,
-        place: usize,
+        index: usize,
         total: Option<u32>,
         len: u32,
     ) -> Result<(), Failure> {
-        self.links(nic, resources).on_block(place, total, len)
+        self.transfer_context(nic, resources).on_block(index, total, len)
     }
 
-    /// A block has been acknowledged by a neighbour, or by a switch for all that it copies to.
-    pub(crate) fn on_sent(&mut self, of: Use) {
+    /// Counts a block that a neighbour has acknowledged, or that a switch has acknowledged for all members to
+    /// which it copies.
+    pub(crate) fn on_sent(&mut self, qp_use: QpUse) {
         let Some(transfer) = &mut self.transfer else { return };
-        match (of, &mut self.through) {
-            (Use::Lane(place), Some(through)) => {
-                through.lanes[place].acknowledged += 1;
-                transfer.acknowledged =
-                    through.lanes.iter().map(|lane| lane.acknowledged).min().unwrap_or(0) as usize;
+        match (qp_use, &mut self.switch_connections) {
+            (QpUse::ToSwitch(index), Some(switch_connections)) => {
+                switch_connections.to_switch[index].acknowledged += 1;
+                transfer.acknowledged = switch_connections
+                    .to_switch
+                    .iter()
+                    .map(|connection| connection.acknowledged)
+                    .min()
+                    .unwrap_or(0) as usize;
             }
             _ => transfer.acknowledged += 1,
         }
     }
 
-    /// What is due about closing it.
-    fn come_to_an_end(&mut self, out: &mut Outcome) -> Result<(), Failure> {
+    /// Sends the messages of closing that are due.
+    fn advance_closing(&mut self, out: &mut Outcome) -> Result<(), Failure> {
         if self.transfer.is_some() {
             return Ok(());
         }
@@ -536,38 +568,38 @@ impl Group {
             if !self.closing || !self.queue.is_empty() {
                 return Ok(());
             }
-            if !self.close_told {
-                self.close_told = true;
-                out.say_all(self, Message::Close { messages: self.messages });
+            if !self.close_reported {
+                self.close_reported = true;
+                out.send_to_all(self, Message::Close { messages: self.messages });
             }
-            if self.others_of().all(|member| self.others[member as usize].received) {
-                out.say_all(self, Message::Done);
+            if self.other_members().all(|member| self.member_states[member as usize].received) {
+                out.send_to_all(self, Message::Done);
                 out.closed = true;
             }
-        } else if let Some(messages) = self.close_at {
+        } else if let Some(messages) = self.total_messages {
             if self.messages > messages {
                 return Err(Failure::Violation(self.ip(0)));
             }
-            if self.messages == messages && !self.close_told {
-                self.close_told = true;
-                out.say.push((0, Message::Received { messages }));
+            if self.messages == messages && !self.close_reported {
+                self.close_reported = true;
+                out.to_send.push((0, Message::Received { messages }));
             }
         }
         Ok(())
     }
 
-    /// Tells a neighbour how many blocks we are ready for. Whether it could be told: if not, it is tried again when something
-    /// has come in.
-    pub(crate) fn tell_ready(nic: &mut Rnic, neighbour: &mut Neighbour) -> bool {
-        let Some(remote) = neighbour.remote else { return true };
-        let only_first_of = neighbour.spare.filter(|_| neighbour.doubtful);
-        let word = ready::word(neighbour.asked, only_first_of).to_be_bytes().to_vec();
-        let write = SendRequest::new(0, Operation::Write(remote), Data::Inline(word));
+    /// Writes this member's ready word at a neighbour. Returns whether that was possible; if not, the write
+    /// is repeated after the next event.
+    pub(crate) fn write_ready_word(nic: &mut Rnic, neighbour: &mut Neighbour) -> bool {
+        let Some(remote_ready_word) = neighbour.remote_ready_word else { return true };
+        let reserved_for = neighbour.spare_for_message.filter(|_| neighbour.first_sender_ambiguous);
+        let ready_word = ready::ready_word(neighbour.receives_posted, reserved_for).to_be_bytes().to_vec();
+        let write = SendRequest::new(0, Operation::Write(remote_ready_word), Data::Inline(ready_word));
         let request = SendRequest { signaled: false, ..write };
-        // A queue that has failed completes it as such.
-        let is_room = nic.sends_pending(neighbour.qpn) < neighbour.words;
-        neighbour.untold = !is_room || nic.post_send(neighbour.qpn, request).is_err();
-        !neighbour.untold
+        // A queue pair that has failed completes the request with an error.
+        let is_room = nic.sends_pending(neighbour.qpn) < neighbour.ready_write_limit;
+        neighbour.ready_word_stale = !is_room || nic.post_send(neighbour.qpn, request).is_err();
+        !neighbour.ready_word_stale
     }
 }
 

@@ -1,12 +1,16 @@
-//! RDMC: large objects to many hosts, over RDMA unicast (Behrens et al., *RDMC: A Reliable RDMA Multicast for Large
-//! Objects*, DSN 2018), and with a switch's help.
+//! RDMC: reliable multicast of large objects over RDMA unicast (Behrens et al., *RDMC: A Reliable RDMA
+//! Multicast for Large Objects*, DSN 2018), and with a switch that copies blocks.
 //!
-//! An object is cut into blocks, and receivers relay: while a block comes in, another one goes out.
+//! An object is cut into blocks, and receivers relay: a receiver sends one block on while the next one
+//! arrives.
 //!
-//! * [`schedule`] says who sends which block to whom at which step: a pure function.
-//! * A [`Node`] is a process on an [`rnic::Rnic`]. It creates groups with other nodes, sends, and closes them; it has no
-//!   socket, thread or clock. docs/rdmc.md says what nodes tell each other.
-//! * [`model`] says what transfers take that are too large to simulate.
+//! * [`schedule`] computes which node sends which block to which node at which step. It is a pure function.
+//! * A [`Node`] is an endpoint on an [`rnic::Rnic`]. It creates groups with other nodes, sends messages to
+//!   them, and closes them. It has no socket, thread or clock. docs/rdmc.md describes the protocol between
+//!   nodes.
+//! * [`delivery`] sends an object of any length in segments, and goes on with the surviving receivers after a
+//!   failure.
+//! * [`model`] computes the duration of transfers that are too large to simulate packet by packet.
 
 #![forbid(unsafe_code)]
 
@@ -14,47 +18,47 @@ mod config;
 pub mod cosmos;
 pub mod delivery;
 mod group;
+mod in_network;
 mod mesh;
 pub mod model;
 mod node;
 pub mod schedule;
-mod through;
 mod wire;
 
 pub use config::{CallError, Config, Failure, GroupConfig, Memory, StartError};
 pub use group::{IncomingMessage, MessageComplete};
+pub use in_network::copied_at_once;
 pub use node::{Counters, Event, Node};
 pub use p4ce::consensus::Through;
 pub use schedule::{Algorithm, Racks, Receive, Schedule, ScheduleError, Send, To};
-pub use through::copied_at_once;
 
-/// Bugs that can be planted, to see whether tests find them.
+/// Bugs that can be planted, to check that tests find them.
 #[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bug {
-    /// Blocks are sent whether or not the receiver is ready
+    /// A sender sends blocks without waiting for the receiver's ready word.
     Unready,
-    /// Failures are not told to others
+    /// A member does not relay failures to the other members.
     NoRelay,
-    /// The root closes a group without asking whether everybody has everything
+    /// The root closes a group without waiting for the members' `Received` messages.
     EarlyClose,
-    /// The first block to come is taken for block 0
+    /// A receiver stores the first block that arrives as block 0.
     WrongFirst,
-    /// A relay is not waited for: a message is complete when its blocks are there
+    /// A relay completes a message when its blocks have arrived, although it has not sent all of them on.
     NotPassedOn,
-    /// A node that loses another one names itself
+    /// A node that loses a peer reports itself as the failed member.
     WrongMember,
-    /// A receiver that has accepted an offer does not look at the names of later ones
+    /// A receiver that has accepted an offer ignores the name notes of later offers.
     HalfName,
-    /// Receivers are not told of the switch that copies
+    /// The root does not send receivers the note that names the switch.
     SwitchUntold,
-    /// A root does not wait until segments are written
+    /// The root sends further segments without waiting until receivers have written the earlier ones.
     Heedless,
 }
 
 #[cfg(debug_assertions)]
 impl Bug {
-    /// Every bug of groups.
+    /// All bugs of groups.
     pub const ALL: [Self; 6] = [
         Self::Unready,
         Self::NoRelay,
@@ -63,6 +67,6 @@ impl Bug {
         Self::NotPassedOn,
         Self::WrongMember,
     ];
-    /// Every bug of deliveries.
+    /// All bugs of deliveries.
     pub const DELIVERY: [Self; 3] = [Self::HalfName, Self::SwitchUntold, Self::Heedless];
 }

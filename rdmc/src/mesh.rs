@@ -1,8 +1,9 @@
-//! One reliable connection between each two nodes, for short messages: made when the first group needs it, and kept. It
-//! stands for the paper's TCP connections (2, 4.2): groups are brought together over it, failures are told over it, and
-//! while there is a group it shows whether the other node is still there.
+//! Mesh of links: one reliable connection between each two nodes, for control messages. It is made when the
+//! first group needs it, and kept. It takes the place of the paper's TCP connections (RDMC, section 4.2):
+//! nodes create groups over it and relay failures, and while a group exists it shows whether the other node
+//! is alive.
 //!
-//! The node with the higher address asks for the connection, so that there is one.
+//! The node with the higher address requests the connection, so that there is only one.
 
 use crate::config::Config;
 use crate::group::Depth;
@@ -18,58 +19,60 @@ use rocev2::cm::RejReason;
 use std::collections::{BTreeMap, VecDeque};
 use switch::Nanos;
 
-/// Messages that a node has room for, from each other one; and that it sends before the first is acknowledged
+/// Maximum number of messages from one peer for which the node has receives posted, and of messages to it
+/// without acknowledgement.
 const DEPTH: usize = 32;
-/// What its queue pairs have room for
+/// Depth of the links' queue pairs.
 pub(crate) const QUEUES: Depth = Depth { send: DEPTH, recv: DEPTH };
 
-/// What came about.
+/// Event of the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum News {
-    /// The other node can be spoken to
-    Up(IpAddr),
-    /// What was said last may not have been heard, and nothing will come any more
+pub(crate) enum MeshEvent {
+    /// The link to the peer is established.
+    Established(IpAddr),
+    /// The link is lost: the last messages may not have been delivered, and no more will arrive.
     Lost(IpAddr),
-    /// A message about a group
+    /// Message from a peer about a group.
     Message(IpAddr, u32, Message),
 }
 
-/// A queue pair and its receive buffers.
+/// Connection of a link: a queue pair and its receive buffers.
 #[derive(Debug)]
-struct Lane {
+struct Connection {
     qpn: Qpn,
     conn: Option<Conn>,
     buffer: Buffer,
     mr: Mr,
-    since: Nanos,
-    under_way: usize,
+    started_at: Nanos,
+    in_flight: usize,
 }
 
-/// What there is between this node and another one.
+/// State of the link between this node and a peer.
 #[derive(Debug, Default)]
 struct Link {
-    up: Option<Lane>,
-    /// Being connected
-    coming: Option<Lane>,
-    /// Groups that need it
+    established: Option<Connection>,
+    /// Connection that is being set up.
+    pending: Option<Connection>,
+    /// Number of groups and calls that need the link.
     users: usize,
     outbox: VecDeque<[u8; LEN]>,
-    heard: Nanos,
-    probed: Nanos,
-    /// It was to be asked then, and something waited that would have shown it as well
-    unasked: bool,
-    /// Not asked for before
+    last_received: Nanos,
+    last_probe: Nanos,
+    /// The last keepalive was omitted, because messages waited whose acknowledgement would show as well that
+    /// the peer is alive.
+    probe_omitted: bool,
+    /// Time before which no further connection is requested.
     retry_at: Nanos,
 }
 
-/// What the mesh needs of its NIC.
+/// The node's protection domain and completion queue.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Queues {
+pub(crate) struct NicHandles {
     pub(crate) pd: Pd,
     pub(crate) cq: Cq,
 }
 
-/// The links of a node.
+/// Links of a node.
 #[derive(Debug)]
 pub(crate) struct Mesh {
     own: IpAddr,
@@ -83,10 +86,10 @@ pub(crate) struct Mesh {
     links: BTreeMap<IpAddr, Link>,
     by_qpn: BTreeMap<u32, IpAddr>,
     by_conn: BTreeMap<Conn, IpAddr>,
-    news: VecDeque<News>,
-    /// No link's time comes before
+    events: VecDeque<MeshEvent>,
+    /// Lower bound of all links' next deadlines.
     timer: Option<Nanos>,
-    /// Messages that were none
+    /// Number of malformed messages.
     pub(crate) malformed: u64,
 }
 
@@ -104,112 +107,114 @@ impl Mesh {
             links: BTreeMap::new(),
             by_qpn: BTreeMap::new(),
             by_conn: BTreeMap::new(),
-            news: VecDeque::new(),
+            events: VecDeque::new(),
             timer: None,
             malformed: 0,
         }
     }
 
-    pub(crate) fn poll(&mut self) -> Option<News> {
-        self.news.pop_front()
+    pub(crate) fn poll(&mut self) -> Option<MeshEvent> {
+        self.events.pop_front()
     }
 
-    /// Makes room for links to these nodes: links that no group needs, and over which everything is said, make way. How many there would be too many
+    /// Makes room for links to `peers`, by dropping links that no group needs and over which all messages are
+    /// acknowledged. Returns the number of links for which there is still no room.
     pub(crate) fn make_room(&mut self, nic: &mut Rnic, peers: &[IpAddr], now: Nanos) -> usize {
         let new = peers.iter().filter(|peer| !self.links.contains_key(peer)).count();
         let too_many = (self.links.len() + new).saturating_sub(self.max_links);
         let idle = |(peer, link): (&IpAddr, &Link)| {
-            let idle = link.users == 0 && link.coming.is_none() && link.is_heard();
+            let idle = link.users == 0 && link.pending.is_none() && link.is_acknowledged();
             (idle && !peers.contains(peer)).then_some(*peer)
         };
         let idle: Vec<IpAddr> = self.links.iter().filter_map(idle).take(too_many).collect();
         for peer in &idle {
-            self.lose(nic, *peer, now);
+            self.drop_link(nic, *peer, now);
             self.links.remove(peer);
         }
         too_many - idle.len()
     }
 
-    /// Queue pairs that it has, each with a region
-    pub(crate) fn lanes(&self) -> usize {
+    /// Returns the number of queue pairs; each has a region.
+    pub(crate) fn connection_count(&self) -> usize {
         self.links
             .values()
-            .map(|link| usize::from(link.up.is_some()) + usize::from(link.coming.is_some()))
+            .map(|link| usize::from(link.established.is_some()) + usize::from(link.pending.is_some()))
             .sum()
     }
 
     pub(crate) fn is_up(&self, peer: IpAddr) -> bool {
-        self.links.get(&peer).is_some_and(|link| link.up.is_some())
+        self.links.get(&peer).is_some_and(|link| link.established.is_some())
     }
 
-    /// Whether everything that was said is acknowledged.
-    pub(crate) fn is_heard(&self) -> bool {
-        self.links.values().all(Link::is_heard)
+    /// Returns whether all messages are acknowledged.
+    pub(crate) fn is_acknowledged(&self) -> bool {
+        self.links.values().all(Link::is_acknowledged)
     }
 
-    /// The numbers of its queue pairs
+    /// Returns the numbers of the queue pairs.
     #[cfg(test)]
     pub(crate) fn queue_pairs(&self) -> impl Iterator<Item = &u32> {
         self.by_qpn.keys()
     }
 
-    /// Messages for others that wait until those before are heard
-    pub(crate) fn unsaid(&self) -> usize {
+    /// Returns the number of messages that wait for earlier ones to be acknowledged.
+    pub(crate) fn queued_messages(&self) -> usize {
         self.links.values().map(|link| link.outbox.len()).sum()
     }
 
-    /// A group needs the link to a node.
-    pub(crate) fn want(&mut self, nic: &mut Rnic, queues: Queues, peer: IpAddr, now: Nanos) {
+    /// Adds a user of the link to a peer, and connects it if necessary.
+    pub(crate) fn acquire(&mut self, nic: &mut Rnic, handles: NicHandles, peer: IpAddr, now: Nanos) {
         let link = self.links.entry(peer).or_default();
         link.users += 1;
         if link.users == 1 {
-            (link.heard, link.probed) = (now, now);
+            (link.last_received, link.last_probe) = (now, now);
         }
-        self.tend(nic, queues, peer, now);
+        self.check_link(nic, handles, peer, now);
     }
 
-    /// A group does not need it any more.
+    /// Removes a user of the link to a peer.
     pub(crate) fn release(&mut self, peer: IpAddr) {
         if let Some(link) = self.links.get_mut(&peer) {
             link.users = link.users.saturating_sub(1);
         }
     }
 
-    /// Says something, if the other node can be spoken to.
+    /// Sends a message, if the link to the peer is established. Otherwise drops it.
     pub(crate) fn send(&mut self, nic: &mut Rnic, peer: IpAddr, group: u32, message: Message) {
-        if let Some(link) = self.links.get_mut(&peer).filter(|link| link.up.is_some()) {
+        if let Some(link) = self.links.get_mut(&peer).filter(|link| link.established.is_some()) {
             link.outbox.push_back(message.to_bytes(group));
             link.flush(nic);
         }
     }
 
-    /// When [`on_timer`](Self::on_timer) is due
+    /// Returns the time at which [`on_timer`](Self::on_timer) is due.
     pub(crate) const fn next_timer(&self) -> Option<Nanos> {
         self.timer
     }
 
-    /// A link's time may have become an earlier one. (That it has become a later one is found when the timer is due.)
+    /// Moves the timer forward to a link's deadline, if that is earlier. (A later deadline is found when the
+    /// timer is due.)
     fn arm(&mut self, peer: IpAddr) {
         let due = self.links.get(&peer).and_then(|link| self.due(peer, link));
         self.timer = [self.timer, due].into_iter().flatten().min();
     }
 
     fn due(&self, peer: IpAddr, link: &Link) -> Option<Nanos> {
-        let coming = link.coming.as_ref().map(|lane| lane.since + self.attempt);
+        let pending = link.pending.as_ref().map(|connection| connection.started_at + self.attempt);
         let wanted = link.users > 0;
-        let next = match &link.up {
+        let next = match &link.established {
             Some(_) if wanted => {
-                let probe = link.probed.max(link.heard) + self.probe_every;
-                Some(probe.min(link.heard + self.dead_after))
+                let probe = link.last_probe.max(link.last_received) + self.probe_every;
+                Some(probe.min(link.last_received + self.dead_after))
             }
-            None if wanted && coming.is_none() && self.own > peer => Some(link.retry_at),
+            None if wanted && pending.is_none() && self.own > peer => Some(link.retry_at),
             _ => None,
         };
-        [coming, next].into_iter().flatten().min()
+        [pending, next].into_iter().flatten().min()
     }
 
-    /// Looks after every link whose time has come.
-    pub(crate) fn on_timer(&mut self, nic: &mut Rnic, queues: Queues, now: Nanos) {
+    /// Handles the deadlines that have passed.
+    pub(crate) fn on_timer(&mut self, nic: &mut Rnic, handles: NicHandles, now: Nanos) {
         let due = |(peer, link): (&IpAddr, &Link)| {
             self.due(*peer, link).is_some_and(|at| at <= now).then_some(*peer)
         };
@@ -217,57 +222,57 @@ impl Mesh {
             return;
         }
         for peer in self.links.iter().filter_map(due).collect::<Vec<_>>() {
-            self.tend(nic, queues, peer, now);
+            self.check_link(nic, handles, peer, now);
         }
         self.timer = self.links.iter().filter_map(|(peer, link)| self.due(*peer, link)).min();
     }
 
-    fn tend(&mut self, nic: &mut Rnic, queues: Queues, peer: IpAddr, now: Nanos) {
+    fn check_link(&mut self, nic: &mut Rnic, handles: NicHandles, peer: IpAddr, now: Nanos) {
         let Some(link) = self.links.get_mut(&peer) else { return };
-        if link.coming.as_ref().is_some_and(|lane| lane.since + self.attempt <= now) {
-            let lane = link.coming.take();
+        if link.pending.as_ref().is_some_and(|connection| connection.started_at + self.attempt <= now) {
+            let connection = link.pending.take();
             link.retry_at = now;
-            self.drop_lane(nic, lane, now);
+            self.drop_connection(nic, connection, now);
         }
         let Some(link) = self.links.get_mut(&peer) else { return };
         if link.users == 0 {
             return;
         }
-        if link.up.is_some() {
-            if link.heard + self.dead_after <= now {
-                self.lose(nic, peer, now);
-            } else if link.probed.max(link.heard) + self.probe_every <= now {
-                link.probed = now;
-                // What waits to be heard shows as well whether it is there.
-                link.unasked = !link.outbox.is_empty();
-                if !link.unasked {
+        if link.established.is_some() {
+            if link.last_received + self.dead_after <= now {
+                self.drop_link(nic, peer, now);
+            } else if link.last_probe.max(link.last_received) + self.probe_every <= now {
+                link.last_probe = now;
+                // The acknowledgements of waiting messages show as well whether the peer is alive.
+                link.probe_omitted = !link.outbox.is_empty();
+                if !link.probe_omitted {
                     self.send(nic, peer, 0, Message::Ping);
                 }
             }
-        } else if link.coming.is_none() && self.own > peer && link.retry_at <= now {
+        } else if link.pending.is_none() && self.own > peer && link.retry_at <= now {
             link.retry_at = now + self.attempt;
-            self.connect(nic, queues, peer, now);
+            self.connect(nic, handles, peer, now);
         }
         self.arm(peer);
     }
 
-    fn lane(nic: &mut Rnic, queues: Queues, now: Nanos) -> Option<Lane> {
+    fn new_connection(nic: &mut Rnic, handles: NicHandles, now: Nanos) -> Option<Connection> {
         let init = QpInit {
             transport: Transport::Rc,
-            pd: queues.pd,
-            send_cq: queues.cq,
-            recv_cq: queues.cq,
+            pd: handles.pd,
+            send_cq: handles.cq,
+            recv_cq: handles.cq,
             srq: None,
             max_send: QUEUES.send,
             max_recv: QUEUES.recv,
         };
-        let (buffer, mr) = nic.register_new(queues.pd, DEPTH * LEN, 0, Access::LOCAL_WRITE).ok()?;
+        let (buffer, mr) = nic.register_new(handles.pd, DEPTH * LEN, 0, Access::LOCAL_WRITE).ok()?;
         let Ok(qpn) = nic.create_qp(init) else {
             _ = nic.deregister(mr);
             _ = nic.free(buffer);
             return None;
         };
-        Some(Lane { qpn, conn: None, buffer, mr, since: now, under_way: 0 })
+        Some(Connection { qpn, conn: None, buffer, mr, started_at: now, in_flight: 0 })
     }
 
     fn param(&self) -> ConnParam {
@@ -279,155 +284,171 @@ impl Mesh {
         }
     }
 
-    fn connect(&mut self, nic: &mut Rnic, queues: Queues, peer: IpAddr, now: Nanos) {
-        let Some(mut lane) = Self::lane(nic, queues, now) else { return };
+    fn connect(&mut self, nic: &mut Rnic, handles: NicHandles, peer: IpAddr, now: Nanos) {
+        let Some(mut connection) = Self::new_connection(nic, handles, now) else { return };
         let param = ConnParam { private_data: HELLO.to_vec(), ..self.param() };
         let service = service_id_of(PortSpace::Tcp, self.port);
-        let Ok(conn) = nic.connect(lane.qpn, peer, service, param, now) else {
-            return self.drop_lane(nic, Some(lane), now);
+        let Ok(conn) = nic.connect(connection.qpn, peer, service, param, now) else {
+            return self.drop_connection(nic, Some(connection), now);
         };
-        lane.conn = Some(conn);
-        lane.post_all(nic);
+        connection.conn = Some(conn);
+        connection.post_all(nic);
         self.by_conn.insert(conn, peer);
-        self.by_qpn.insert(lane.qpn.get(), peer);
+        self.by_qpn.insert(connection.qpn.get(), peer);
         if let Some(link) = self.links.get_mut(&peer) {
-            link.coming = Some(lane);
+            link.pending = Some(connection);
         }
     }
 
-    fn drop_lane(&mut self, nic: &mut Rnic, lane: Option<Lane>, now: Nanos) {
-        let Some(lane) = lane else { return };
-        // Otherwise all that is posted would complete: of all links together, more than is polled at once.
-        _ = nic.modify_qp(lane.qpn, Modify::Reset);
-        if let Some(conn) = lane.conn {
+    fn drop_connection(&mut self, nic: &mut Rnic, connection: Option<Connection>, now: Nanos) {
+        let Some(connection) = connection else { return };
+        // Without the reset, all posted requests would complete: over all links, more than one poll takes.
+        _ = nic.modify_qp(connection.qpn, Modify::Reset);
+        if let Some(conn) = connection.conn {
             self.by_conn.remove(&conn);
-            // It may have ended by itself.
+            // The connection may have ended already.
             _ = nic.disconnect(conn, &[], now);
         }
-        self.by_qpn.remove(&lane.qpn.get());
-        // Nothing here can fail: they are ours, and nobody else has them.
-        _ = nic.destroy_qp(lane.qpn);
-        _ = nic.deregister(lane.mr);
-        _ = nic.free(lane.buffer);
+        self.by_qpn.remove(&connection.qpn.get());
+        // These calls cannot fail: the resources belong to this connection alone.
+        _ = nic.destroy_qp(connection.qpn);
+        _ = nic.deregister(connection.mr);
+        _ = nic.free(connection.buffer);
     }
 
-    /// The other node is gone, as far as this link tells.
-    fn lose(&mut self, nic: &mut Rnic, peer: IpAddr, now: Nanos) {
+    /// Drops the link's connection, and reports the loss of the peer if it was established.
+    fn drop_link(&mut self, nic: &mut Rnic, peer: IpAddr, now: Nanos) {
         let Some(link) = self.links.get_mut(&peer) else { return };
-        let lane = link.up.take();
+        let connection = link.established.take();
         link.outbox.clear();
         link.retry_at = now + self.attempt;
-        if lane.is_some() {
-            self.news.push_back(News::Lost(peer));
+        if connection.is_some() {
+            self.events.push_back(MeshEvent::Lost(peer));
         }
-        self.drop_lane(nic, lane, now);
+        self.drop_connection(nic, connection, now);
         self.arm(peer);
     }
 
-    /// Another node asks for a connection.
-    fn requested(&mut self, nic: &mut Rnic, queues: Queues, peer: IpAddr, conn: Conn, now: Nanos) -> bool {
-        // It would be one too many, or the wrong way round.
+    /// Handles a connection request from a peer. Returns whether it is accepted.
+    fn on_request(
+        &mut self,
+        nic: &mut Rnic,
+        handles: NicHandles,
+        peer: IpAddr,
+        conn: Conn,
+        now: Nanos,
+    ) -> bool {
+        // Refuses a request of a node with a lower address, and one for which there is no room.
         if self.own >= peer || (!self.links.contains_key(&peer) && self.links.len() >= self.max_links) {
             return false;
         }
-        let Some(mut lane) = Self::lane(nic, queues, now) else { return false };
-        lane.conn = Some(conn);
-        // Receives can be posted once the queue pair has left the reset state, which `accept` sees to.
-        if nic.accept(conn, lane.qpn, self.param(), now).is_err() {
-            lane.conn = None;
-            self.drop_lane(nic, Some(lane), now);
+        let Some(mut connection) = Self::new_connection(nic, handles, now) else { return false };
+        connection.conn = Some(conn);
+        // Receives can be posted once the queue pair has left the reset state, to which `accept` moves it.
+        if nic.accept(conn, connection.qpn, self.param(), now).is_err() {
+            connection.conn = None;
+            self.drop_connection(nic, Some(connection), now);
             return false;
         }
-        lane.post_all(nic);
+        connection.post_all(nic);
         self.by_conn.insert(conn, peer);
-        self.by_qpn.insert(lane.qpn.get(), peer);
-        let before = self.links.entry(peer).or_default().coming.replace(lane);
-        self.drop_lane(nic, before, now);
+        self.by_qpn.insert(connection.qpn.get(), peer);
+        let before = self.links.entry(peer).or_default().pending.replace(connection);
+        self.drop_connection(nic, before, now);
         self.arm(peer);
         true
     }
 
-    /// The connection that was being made stands. One that stood before was of an earlier life of the other node.
-    fn stands(&mut self, nic: &mut Rnic, peer: IpAddr, now: Nanos) {
-        self.lose(nic, peer, now);
+    /// Replaces the link's connection by the one that has just been established. An existing one belongs to a
+    /// previous incarnation of the peer.
+    fn on_established(&mut self, nic: &mut Rnic, peer: IpAddr, now: Nanos) {
+        self.drop_link(nic, peer, now);
         let Some(link) = self.links.get_mut(&peer) else { return };
-        link.up = link.coming.take();
-        (link.heard, link.probed, link.unasked) = (now, now, false);
-        self.news.push_back(News::Up(peer));
+        link.established = link.pending.take();
+        (link.last_received, link.last_probe, link.probe_omitted) = (now, now, false);
+        self.events.push_back(MeshEvent::Established(peer));
         self.arm(peer);
     }
 
-    /// Something happened to a connection. Whether it is one between nodes.
-    pub(crate) fn on_cm(&mut self, nic: &mut Rnic, queues: Queues, event: &CmEvent, now: Nanos) -> bool {
+    /// Handles a CM event. Returns whether it belongs to a link.
+    pub(crate) fn on_cm(&mut self, nic: &mut Rnic, handles: NicHandles, event: &CmEvent, now: Nanos) -> bool {
         let conn = event.conn();
         if let CmEvent::Requested { request, .. } = event {
             if !is_hello(&request.private_data) {
                 return false;
             }
-            if !self.requested(nic, queues, request.peer.remote, conn, now) {
+            if !self.on_request(nic, handles, request.peer.remote, conn, now) {
                 _ = nic.reject(conn, RejReason::CONSUMER, &[], now);
             }
             return true;
         }
         let Some(peer) = self.by_conn.get(&conn).copied() else { return false };
         let Some(link) = self.links.get_mut(&peer) else { return false };
-        let is_coming = link.coming.as_ref().is_some_and(|lane| lane.conn == Some(conn));
+        let is_pending = link.pending.as_ref().is_some_and(|connection| connection.conn == Some(conn));
         match event {
-            CmEvent::Replied { .. } | CmEvent::Established { .. } if is_coming => self.stands(nic, peer, now),
+            CmEvent::Replied { .. } | CmEvent::Established { .. } if is_pending => {
+                self.on_established(nic, peer, now)
+            }
             CmEvent::Replied { .. } | CmEvent::Established { .. } => {}
-            _ if is_coming => {
-                let lane = link.coming.take();
+            _ if is_pending => {
+                let connection = link.pending.take();
                 link.retry_at = now + self.attempt;
-                self.drop_lane(nic, lane, now);
+                self.drop_connection(nic, connection, now);
                 self.arm(peer);
             }
-            _ => self.lose(nic, peer, now),
+            _ => self.drop_link(nic, peer, now),
         }
         true
     }
 
-    /// A completion. Whether it was of a connection between nodes.
+    /// Handles a completion. Returns whether it belongs to a link.
     pub(crate) fn on_completion(&mut self, nic: &mut Rnic, done: &Completion, now: Nanos) -> bool {
         let Some(peer) = self.by_qpn.get(&done.qpn.get()).copied() else { return false };
         let Some(link) = self.links.get_mut(&peer) else { return false };
-        let of = |lane: &Option<Lane>| lane.as_ref().is_some_and(|lane| lane.qpn == done.qpn);
-        if of(&link.coming) {
-            // What comes before the handshake is over ends it, which is told before; only failures are left.
+        let of = |connection: &Option<Connection>| {
+            connection.as_ref().is_some_and(|connection| connection.qpn == done.qpn)
+        };
+        if of(&link.pending) {
+            // The CM reports the end of the handshake before any message completes, so only failures remain
+            // here.
             if done.status != Status::Success {
-                let lane = link.coming.take();
+                let connection = link.pending.take();
                 link.retry_at = now + self.attempt;
-                self.drop_lane(nic, lane, now);
+                self.drop_connection(nic, connection, now);
                 self.arm(peer);
             }
             return true;
         }
-        let Some(lane) = link.up.as_mut().filter(|lane| lane.qpn == done.qpn) else { return true };
+        let Some(connection) = link.established.as_mut().filter(|connection| connection.qpn == done.qpn)
+        else {
+            return true;
+        };
         if done.status != Status::Success {
-            self.lose(nic, peer, now);
+            self.drop_link(nic, peer, now);
         } else if done.of == Completed::RecvWriteImm {
-            // An empty WRITE, which needs no right to write anywhere
-            lane.post(nic, done.id);
+            // An empty WRITE with immediate data, which needs no access right.
+            connection.post(nic, done.id);
             self.malformed += 1;
         } else if done.of == Completed::Recv {
-            link.heard = now;
+            link.last_received = now;
             let at = done.id as usize * LEN;
-            let bytes = &nic.bytes(lane.buffer)[at..at + (done.len as usize).min(LEN)];
+            let bytes = &nic.bytes(connection.buffer)[at..at + (done.len as usize).min(LEN)];
             let message = Message::from_bytes(bytes);
-            lane.post(nic, done.id);
+            connection.post(nic, done.id);
             match message {
-                // What waits already says as much, as soon as there is room for it; and one that asks without hearing must not
-                // make it grow.
+                // Messages that wait serve as a response as well, once there is room for them. A peer that
+                // sends requests and acknowledges nothing must not make the queue grow.
                 Some((_, Message::Ping)) if link.outbox.is_empty() => self.send(nic, peer, 0, Message::Pong),
                 Some((_, Message::Ping | Message::Pong)) => {}
-                Some((group, message)) => self.news.push_back(News::Message(peer, group, message)),
+                Some((group, message)) => self.events.push_back(MeshEvent::Message(peer, group, message)),
                 None => self.malformed += 1,
             }
         } else {
-            lane.under_way -= 1;
+            connection.in_flight -= 1;
             link.flush(nic);
-            // While something waited, nobody was asked; and who took it may have nothing to say.
-            if link.outbox.is_empty() && link.unasked {
-                link.unasked = false;
+            // No keepalive was sent while messages waited, and the peer need not respond to those.
+            if link.outbox.is_empty() && link.probe_omitted {
+                link.probe_omitted = false;
                 self.send(nic, peer, 0, Message::Ping);
             }
         }
@@ -436,29 +457,29 @@ impl Mesh {
 }
 
 impl Link {
-    /// Whether everything that was said over it is acknowledged.
-    fn is_heard(&self) -> bool {
-        self.outbox.is_empty() && self.up.as_ref().is_none_or(|lane| lane.under_way == 0)
+    /// Returns whether all messages over this link are acknowledged.
+    fn is_acknowledged(&self) -> bool {
+        self.outbox.is_empty() && self.established.as_ref().is_none_or(|connection| connection.in_flight == 0)
     }
 
     fn flush(&mut self, nic: &mut Rnic) {
-        let Some(lane) = &mut self.up else { return };
-        while lane.under_way < DEPTH
+        let Some(connection) = &mut self.established else { return };
+        while connection.in_flight < DEPTH
             && let Some(bytes) = self.outbox.pop_front()
         {
             let request = SendRequest::new(0, Operation::Send, Data::Inline(bytes.to_vec()));
-            // A queue pair that is not ready to send has failed, and says so by its completions.
-            if nic.post_send(lane.qpn, request).is_ok() {
-                lane.under_way += 1;
+            // A queue pair that cannot send has failed, and its completions report that.
+            if nic.post_send(connection.qpn, request).is_ok() {
+                connection.in_flight += 1;
             }
         }
     }
 }
 
-impl Lane {
+impl Connection {
     fn post(&self, nic: &mut Rnic, slot: u64) {
         let sge = Sge { mr: self.mr, va: slot * LEN as u64, len: LEN as u32 };
-        // In the error state it comes back as flushed.
+        // In the error state the receive completes as flushed.
         _ = nic.post_recv(self.qpn, RecvRequest { id: slot, data: Some(sge) });
     }
 

@@ -1,55 +1,57 @@
-//! What transfers take, block by block: schedules executed asynchronously on hosts with one full-duplex port each.
+//! Duration of transfers, block by block: schedules executed asynchronously on hosts with one full-duplex
+//! port each.
 //!
-//! The rules are a group's: a member sends its blocks in the order of its schedule, each when it has
-//! it and the receiver has said that it is ready; one at a time, but for blocks that follow one another to the same
-//! receiver. A receiver waits for one sender at a time. Blocks that leave, or reach, a host at the same time (those of other
-//! objects) share its port equally. There are no packets here, no messages that bring a group together, and no
-//! copies of first blocks: `sim` has those, and agrees within 2 % (`sim/tests/rdmc`). This is for
-//! sizes that a simulation of packets cannot hold.
+//! The rules are those of a group. A member sends its blocks in the order of its schedule, each when it has
+//! the block and the receiver is ready for it; one at a time, except for consecutive blocks to the same
+//! receiver. A receiver waits for one sender at a time. Blocks (of several objects) that leave or reach a
+//! host at the same time share its port equally. The model leaves out packets, the messages that create a
+//! group, and copies of first blocks. `sim` simulates those, and agrees within 2 % (`sim/tests/it/rdmc`). The
+//! model is for sizes that a simulation of packets cannot hold.
 //!
-//! Times are seconds, rates bits a second.
+//! Times are in seconds, rates in bits per second.
 
 use crate::schedule::{Schedule, To};
 use core::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-/// Hosts and what is between them.
+/// Network of hosts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Network {
-    /// How many hosts there are
+    /// Number of hosts.
     pub hosts: usize,
-    /// The rate of a host's port, each way
+    /// Rate of a host's port in each direction, in bits per second.
     pub rate_bps: f64,
-    /// From one host to another (seconds)
+    /// Latency from one host to another, in seconds.
     pub latency: f64,
-    /// Blocks from, or to, the same other member that are dealt with at once
+    /// Maximum number of blocks in flight between the same two members.
     pub ahead: usize,
-    /// Receivers to which a switch copies a block that the root sends once. If there are more, the root sends it several times
+    /// Number of receivers to which a switch copies a block that the root sends once. For more receivers the
+    /// root sends it several times.
     pub copied_at_once: usize,
-    /// Pairs of hosts between which blocks go at another rate, in both directions
+    /// Pairs of hosts between which blocks have another rate, in both directions, in bits per second.
     pub slow: Vec<(usize, usize, f64)>,
 }
 
 impl Network {
-    /// Hosts that are all alike, which deal with two blocks at once and have addresses of IPv4.
+    /// Returns a network of equal hosts with IPv4 addresses and two blocks in flight.
     pub const fn new(hosts: usize, rate_bps: f64, latency: f64) -> Self {
         let copied_at_once = crate::copied_at_once(true);
         Self { hosts, rate_bps, latency, ahead: 2, copied_at_once, slow: Vec::new() }
     }
 }
 
-/// An object to be sent.
+/// Object to be sent.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Object {
-    /// Who sends what to whom
+    /// Schedule of its blocks.
     pub schedule: Schedule,
-    /// The hosts that are its nodes, the root first
+    /// Hosts of the schedule's nodes, the root first.
     pub members: Vec<usize>,
-    /// Bytes
+    /// Bytes of the object.
     pub bytes: u64,
-    /// Bytes of a block, but for the last one
+    /// Bytes of a block, except for the last one.
     pub block: u64,
-    /// When the root begins
+    /// Time at which the root begins, in seconds.
     pub at: f64,
 }
 
@@ -60,75 +62,77 @@ impl Object {
     }
 }
 
-/// What became of an object.
+/// Result of an object's transfer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sent {
-    /// When each member had all of it, by node; the root when its last block was acknowledged
+    /// By node: time at which it had the whole object; for the root, the time at which its last block was
+    /// acknowledged.
     pub complete: Vec<f64>,
-    /// Bytes of blocks that each member put on its wire
+    /// By node: bytes of blocks that it sent.
     pub bytes_out: Vec<f64>,
 }
 
 impl Sent {
-    /// When the last one had it
+    /// Returns the time at which the last member was complete.
     pub fn last(&self) -> f64 {
         self.complete.iter().copied().fold(0.0, f64::max)
     }
 
-    /// When the first receiver had it
+    /// Returns the time at which the first receiver was complete.
     pub fn first(&self) -> f64 {
         self.complete.iter().skip(1).copied().fold(f64::INFINITY, f64::min)
     }
 }
 
-/// Runs objects over a network until all are everywhere. The outcome of each, in their order.
+/// Executes the transfers of objects over a network. Returns the result of each, in the order of `objects`.
 ///
 /// # Panics
-/// If an object names hosts that there are not, or fewer than its schedule has nodes.
+/// If an object has another number of members than its schedule has nodes, or a member is no host of the
+/// network.
 pub fn run(network: &Network, objects: &[Object]) -> Vec<Sent> {
     let mut world = World::new(network, objects);
     for (number, object) in objects.iter().enumerate() {
-        assert_eq!(object.members.len(), object.schedule.nodes() as usize, "a host for each node");
-        world.agenda(object.at, What::Begin(number));
+        assert_eq!(object.members.len(), object.schedule.nodes() as usize, "number of members and of nodes");
+        world.schedule(object.at, Event::Begin(number));
     }
-    while let Some((at, what)) = world.next() {
+    while let Some((at, event)) = world.next() {
         world.now = at;
-        world.happen(what);
+        world.handle(event);
     }
-    world.parts.into_iter().map(Part::sent).collect()
+    world.transfers.into_iter().map(TransferState::into_result).collect()
 }
 
-/// A time that can be compared; there are no others here.
+/// A time that can be ordered. Times in the model are never NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct At(f64);
+struct Time(f64);
 
-impl Eq for At {}
+impl Eq for Time {}
 
-impl PartialOrd for At {
+impl PartialOrd for Time {
     fn partial_cmp(&self, other: &Self) -> Option<core::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for At {
+impl Ord for Time {
     fn cmp(&self, other: &Self) -> core::cmp::Ordering {
         self.0.total_cmp(&other.0)
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum What {
+enum Event {
     Begin(usize),
-    /// A flow has left, if its rate has not changed since
+    /// A flow has left its sender, unless its rate has changed since (`version`).
     Left {
         flow: usize,
         version: u64,
     },
-    /// A block has arrived: object, node, block
+    /// A block has arrived: object, node, block.
     Arrived(usize, u32, u32),
-    /// A send is acknowledged: object, node
+    /// A send is acknowledged: object, node.
     Acknowledged(usize, u32),
-    /// Somebody is ready for another block: object, sender, receiver
+    /// A receiver is ready for another block: object, sender, receiver.
     Ready(usize, u32, u32),
 }
 
@@ -139,57 +143,60 @@ struct Flow {
     from: u32,
     to: Vec<u32>,
     block: u32,
-    left: f64,
+    remaining_bits: f64,
     rate: f64,
-    /// When `left` was true
+    /// Time for which `remaining_bits` is valid.
     since: f64,
     version: u64,
 }
 
-/// An object under way.
+/// State of an object's transfer.
 #[derive(Debug)]
-struct Part {
-    /// By node: what it sends, in order, and how many it has begun to
+struct TransferState {
+    /// By node: blocks to send, in order, and how many of them it has begun to send.
     sends: Vec<Vec<(To, u32)>>,
-    begun: Vec<usize>,
-    /// By node: of these, how many are acknowledged, and whether one is leaving right now
+    sends_begun: Vec<usize>,
+    /// By node: how many of these are acknowledged, and whether one is leaving the port.
     acknowledged: Vec<usize>,
     leaving: Vec<bool>,
-    /// By node: from whom its blocks come, in order; how many have come, and how many it has said it is ready for
+    /// By node: senders of its blocks, in order; how many blocks have arrived, and for how many it has
+    /// reported to be ready.
     receives: Vec<Vec<u32>>,
-    come: Vec<usize>,
-    asked: Vec<usize>,
-    /// By sender and receiver: blocks that may be sent
+    arrived: Vec<usize>,
+    ready_reported: Vec<usize>,
+    /// By sender and receiver: number of blocks that may be sent.
     ready: HashMap<(u32, u32), usize>,
-    has: Vec<Vec<bool>>,
+    has_block: Vec<Vec<bool>>,
     complete: Vec<f64>,
     bytes_out: Vec<f64>,
 }
 
-impl Part {
+impl TransferState {
     fn new(object: &Object) -> Self {
         let schedule = &object.schedule;
         let n = schedule.nodes();
-        let mut has = vec![vec![false; schedule.blocks() as usize]; n as usize];
-        has[0].fill(true);
+        let mut has_block = vec![vec![false; schedule.blocks() as usize]; n as usize];
+        has_block[0].fill(true);
         Self {
             sends: (0..n)
                 .map(|node| schedule.sends(node).map(|(_, send)| (send.to, send.block)).collect())
                 .collect(),
-            begun: vec![0; n as usize],
+            sends_begun: vec![0; n as usize],
             acknowledged: vec![0; n as usize],
             leaving: vec![false; n as usize],
-            receives: (0..n).map(|node| schedule.receives(node).map(|(_, one)| one.from).collect()).collect(),
-            come: vec![0; n as usize],
-            asked: vec![0; n as usize],
+            receives: (0..n)
+                .map(|node| schedule.receives(node).map(|(_, receive)| receive.from).collect())
+                .collect(),
+            arrived: vec![0; n as usize],
+            ready_reported: vec![0; n as usize],
             ready: HashMap::new(),
-            has,
+            has_block,
             complete: vec![f64::NAN; n as usize],
             bytes_out: vec![0.0; n as usize],
         }
     }
 
-    fn sent(self) -> Sent {
+    fn into_result(self) -> Sent {
         Sent { complete: self.complete, bytes_out: self.bytes_out }
     }
 }
@@ -197,13 +204,13 @@ impl Part {
 struct World<'a> {
     network: &'a Network,
     objects: &'a [Object],
-    parts: Vec<Part>,
+    transfers: Vec<TransferState>,
     now: f64,
-    agenda: BinaryHeap<Reverse<(At, u64, What)>>,
-    scheduled: u64,
+    events: BinaryHeap<Reverse<(Time, u64, Event)>>,
+    sequence: u64,
     flows: Vec<Flow>,
     free: Vec<usize>,
-    /// Flows that leave and reach each host
+    /// By host: flows that leave it, and flows that reach it.
     out: Vec<Vec<usize>>,
     into: Vec<Vec<usize>>,
 }
@@ -213,10 +220,10 @@ impl<'a> World<'a> {
         Self {
             network,
             objects,
-            parts: objects.iter().map(Part::new).collect(),
+            transfers: objects.iter().map(TransferState::new).collect(),
             now: 0.0,
-            agenda: BinaryHeap::new(),
-            scheduled: 0,
+            events: BinaryHeap::new(),
+            sequence: 0,
             flows: Vec::new(),
             free: Vec::new(),
             out: vec![Vec::new(); network.hosts],
@@ -224,145 +231,155 @@ impl<'a> World<'a> {
         }
     }
 
-    fn agenda(&mut self, at: f64, what: What) {
-        self.scheduled += 1;
-        self.agenda.push(Reverse((At(at), self.scheduled, what)));
+    fn schedule(&mut self, at: f64, event: Event) {
+        self.sequence += 1;
+        self.events.push(Reverse((Time(at), self.sequence, event)));
     }
 
-    fn next(&mut self) -> Option<(f64, What)> {
-        self.agenda.pop().map(|Reverse((at, _, what))| (at.0, what))
+    fn next(&mut self) -> Option<(f64, Event)> {
+        self.events.pop().map(|Reverse((at, _, event))| (at.0, event))
     }
 
-    fn happen(&mut self, what: What) {
-        match what {
-            What::Begin(object) => {
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Begin(object) => {
                 for node in 0..self.objects[object].schedule.nodes() {
-                    self.ask(object, node);
+                    self.report_ready(object, node);
                 }
                 self.send(object, 0);
             }
-            What::Left { flow, version } if self.flows[flow].version == version => self.left(flow),
-            What::Left { .. } => {}
-            What::Arrived(object, node, block) => {
-                let part = &mut self.parts[object];
-                part.has[node as usize][block as usize] = true;
-                part.come[node as usize] += 1;
-                if part.come[node as usize] == part.receives[node as usize].len() {
-                    part.complete[node as usize] = self.now;
+            Event::Left { flow, version } if self.flows[flow].version == version => self.on_left(flow),
+            Event::Left { .. } => {}
+            Event::Arrived(object, node, block) => {
+                let transfer = &mut self.transfers[object];
+                transfer.has_block[node as usize][block as usize] = true;
+                transfer.arrived[node as usize] += 1;
+                if transfer.arrived[node as usize] == transfer.receives[node as usize].len() {
+                    transfer.complete[node as usize] = self.now;
                 }
-                self.ask(object, node);
+                self.report_ready(object, node);
                 self.send(object, node);
             }
-            What::Acknowledged(object, node) => {
-                let part = &mut self.parts[object];
-                part.acknowledged[node as usize] += 1;
-                if node == 0 && part.acknowledged[0] == part.sends[0].len() {
-                    part.complete[0] = self.now;
+            Event::Acknowledged(object, node) => {
+                let transfer = &mut self.transfers[object];
+                transfer.acknowledged[node as usize] += 1;
+                if node == 0 && transfer.acknowledged[0] == transfer.sends[0].len() {
+                    transfer.complete[0] = self.now;
                 }
                 self.send(object, node);
             }
-            What::Ready(object, from, to) => {
-                *self.parts[object].ready.entry((from, to)).or_default() += 1;
+            Event::Ready(object, from, to) => {
+                *self.transfers[object].ready.entry((from, to)).or_default() += 1;
                 self.send(object, from);
             }
         }
     }
 
-    /// A receiver says that it is ready for the next blocks that come from one sender.
-    fn ask(&mut self, object: usize, node: u32) {
+    /// Reports a receiver's readiness for its next blocks, as far as they come from one sender.
+    fn report_ready(&mut self, object: usize, node: u32) {
         let at = self.now + self.network.latency;
-        let part = &mut self.parts[object];
-        let (come, receives) = (part.come[node as usize], &part.receives[node as usize]);
-        let next = receives[come..].iter().take(self.network.ahead);
-        let till = come + next.take_while(|from| **from == receives[come]).count();
-        let asked = part.asked[node as usize];
-        part.asked[node as usize] = asked.max(till);
-        for number in asked..till {
-            let from = self.parts[object].receives[node as usize][number];
-            self.agenda(at, What::Ready(object, from, node));
+        let transfer = &mut self.transfers[object];
+        let (arrived, receives) = (transfer.arrived[node as usize], &transfer.receives[node as usize]);
+        let upcoming = receives[arrived..].iter().take(self.network.ahead);
+        let end = arrived + upcoming.take_while(|from| **from == receives[arrived]).count();
+        let ready_reported = transfer.ready_reported[node as usize];
+        transfer.ready_reported[node as usize] = ready_reported.max(end);
+        for number in ready_reported..end {
+            let from = self.transfers[object].receives[node as usize][number];
+            self.schedule(at, Event::Ready(object, from, node));
         }
     }
 
-    /// A member begins to send its next block, if it can.
+    /// Begins to send a member's next block, if possible.
     fn send(&mut self, object: usize, node: u32) {
         let ahead = self.network.ahead;
-        let part = &mut self.parts[object];
-        let (begun, acknowledged) = (part.begun[node as usize], part.acknowledged[node as usize]);
-        let Some((to, block)) = part.sends[node as usize].get(begun).copied() else { return };
-        let follows = || begun - acknowledged < ahead && part.sends[node as usize][begun - 1].0 == to;
-        if part.leaving[node as usize] || (begun > acknowledged && !follows()) {
+        let transfer = &mut self.transfers[object];
+        let (sends_begun, acknowledged) =
+            (transfer.sends_begun[node as usize], transfer.acknowledged[node as usize]);
+        let Some((to, block)) = transfer.sends[node as usize].get(sends_begun).copied() else { return };
+        let follows =
+            || sends_begun - acknowledged < ahead && transfer.sends[node as usize][sends_begun - 1].0 == to;
+        if transfer.leaving[node as usize] || (sends_begun > acknowledged && !follows()) {
             return;
         }
         let to: Vec<u32> = match to {
             To::Node(to) => vec![to],
-            To::All => (1..part.sends.len() as u32).collect(),
+            To::All => (1..transfer.sends.len() as u32).collect(),
         };
-        let ready = to.iter().all(|to| part.ready.get(&(node, *to)).is_some_and(|ready| *ready > 0));
-        if !part.has[node as usize][block as usize] || !ready {
+        let ready = to.iter().all(|to| transfer.ready.get(&(node, *to)).is_some_and(|ready| *ready > 0));
+        if !transfer.has_block[node as usize][block as usize] || !ready {
             return;
         }
         for to in &to {
-            *part.ready.entry((node, *to)).or_default() -= 1;
+            *transfer.ready.entry((node, *to)).or_default() -= 1;
         }
-        part.leaving[node as usize] = true;
-        part.begun[node as usize] += 1;
+        transfer.leaving[node as usize] = true;
+        transfer.sends_begun[node as usize] += 1;
         let times = to.len().div_ceil(self.network.copied_at_once);
         let bytes = self.objects[object].block_bytes(block) * times as f64;
-        part.bytes_out[node as usize] += bytes;
-        let flow =
-            Flow { object, from: node, to, block, left: bytes * 8.0, rate: 0.0, since: self.now, version: 0 };
+        transfer.bytes_out[node as usize] += bytes;
+        let flow = Flow {
+            object,
+            from: node,
+            to,
+            block,
+            remaining_bits: bytes * 8.0,
+            rate: 0.0,
+            since: self.now,
+            version: 0,
+        };
         let number = self.free.pop().unwrap_or(self.flows.len());
         if number == self.flows.len() {
             self.flows.push(flow);
         } else {
-            // What is still on the agenda of the one before must not be taken for its own.
+            // Events of the previous flow in this slot must not match the new one.
             let version = self.flows[number].version + 1;
             self.flows[number] = Flow { version, ..flow };
         }
-        for (lanes, host) in self.lanes(number) {
-            let lane = if lanes { &mut self.out[host] } else { &mut self.into[host] };
-            lane.push(number);
+        for (leaves, host) in self.ports(number) {
+            let flows = if leaves { &mut self.out[host] } else { &mut self.into[host] };
+            flows.push(number);
         }
-        self.share(number);
+        self.update_rates(number);
     }
 
-    /// The ports that a flow takes part of: whether it leaves there, and the host
-    fn lanes(&self, flow: usize) -> Vec<(bool, usize)> {
+    /// Returns the ports that a flow shares: whether it leaves there, and the host.
+    fn ports(&self, flow: usize) -> Vec<(bool, usize)> {
         let flow = &self.flows[flow];
         let members = &self.objects[flow.object].members;
         let into = flow.to.iter().map(|to| (false, members[*to as usize]));
         core::iter::once((true, members[flow.from as usize])).chain(into).collect()
     }
 
-    /// Something began or ended at the ports of a flow: everything there gets its share anew.
-    fn share(&mut self, flow: usize) {
+    /// Recomputes the rates of all flows at the ports of a flow that has begun or ended.
+    fn update_rates(&mut self, flow: usize) {
         let mut touched = Vec::new();
-        for (leaves, host) in self.lanes(flow) {
+        for (leaves, host) in self.ports(flow) {
             touched.extend_from_slice(if leaves { &self.out[host] } else { &self.into[host] });
         }
         touched.sort_unstable();
         touched.dedup();
-        for one in touched {
-            let rate = self.rate(one);
+        for sharer in touched {
+            let rate = self.rate(sharer);
             let now = self.now;
-            let flow = &mut self.flows[one];
+            let flow = &mut self.flows[sharer];
             if (flow.rate - rate).abs() < f64::EPSILON {
                 continue;
             }
-            flow.left -= (now - flow.since) * flow.rate;
+            flow.remaining_bits -= (now - flow.since) * flow.rate;
             (flow.since, flow.rate) = (now, rate);
             flow.version += 1;
-            let (at, version) = (now + flow.left.max(0.0) / rate, flow.version);
-            self.agenda(at, What::Left { flow: one, version });
+            let (at, version) = (now + flow.remaining_bits.max(0.0) / rate, flow.version);
+            self.schedule(at, Event::Left { flow: sharer, version });
         }
     }
 
     fn rate(&self, flow: usize) -> f64 {
         let members = &self.objects[self.flows[flow].object].members;
         let mut rate = f64::INFINITY;
-        for (leaves, host) in self.lanes(flow) {
-            let sharers = if leaves { self.out[host].len() } else { self.into[host].len() };
-            rate = rate.min(self.network.rate_bps / sharers as f64);
+        for (leaves, host) in self.ports(flow) {
+            let flow_count = if leaves { self.out[host].len() } else { self.into[host].len() };
+            rate = rate.min(self.network.rate_bps / flow_count as f64);
         }
         let from = members[self.flows[flow].from as usize];
         for (a, b, slow) in &self.network.slow {
@@ -374,21 +391,21 @@ impl<'a> World<'a> {
         rate
     }
 
-    fn left(&mut self, flow: usize) {
-        for (leaves, host) in self.lanes(flow) {
-            let lane = if leaves { &mut self.out[host] } else { &mut self.into[host] };
-            lane.retain(|other| *other != flow);
+    fn on_left(&mut self, flow: usize) {
+        for (leaves, host) in self.ports(flow) {
+            let flows = if leaves { &mut self.out[host] } else { &mut self.into[host] };
+            flows.retain(|other| *other != flow);
         }
-        self.share(flow);
+        self.update_rates(flow);
         self.flows[flow].version += 1;
         let Flow { object, from, block, .. } = self.flows[flow];
         let latency = self.network.latency;
         for to in self.flows[flow].to.clone() {
-            self.agenda(self.now + latency, What::Arrived(object, to, block));
+            self.schedule(self.now + latency, Event::Arrived(object, to, block));
         }
-        self.agenda(self.now + 2.0 * latency, What::Acknowledged(object, from));
+        self.schedule(self.now + 2.0 * latency, Event::Acknowledged(object, from));
         self.free.push(flow);
-        self.parts[object].leaving[from as usize] = false;
+        self.transfers[object].leaving[from as usize] = false;
         self.send(object, from);
     }
 }

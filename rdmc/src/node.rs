@@ -1,13 +1,15 @@
-//! A node: all groups that it is a member of, on one NIC, and what an application asks of it. [`incoming`] is what others
-//! do to it.
+//! A node: all groups of one endpoint on one NIC, and the calls of its application. [`incoming`] handles
+//! events from other nodes.
 
 mod incoming;
 
 use crate::config::{CallError, Config, Failure, GroupConfig, Memory, StartError};
-use crate::group::ready::Need;
+use crate::group::ready::ReadyCondition;
 use crate::group::transfer::is_within;
-use crate::group::{self, Group, IncomingMessage, MessageComplete, READY_VA, Resources, Use, WORD};
-use crate::mesh::{Mesh, Queues};
+use crate::group::{
+    self, Group, IncomingMessage, MessageComplete, QpUse, READY_VA, READY_WORD_LEN, Resources,
+};
+use crate::mesh::{Mesh, NicHandles};
 use crate::wire::{Create, Message, NOTE};
 use core::net::IpAddr;
 use rnic::cm::{Conn, PortSpace};
@@ -15,94 +17,99 @@ use rnic::{Access, Held, Pd, Rnic};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use switch::{Chance, Nanos};
 
-/// Groups that another node has created and this one has not (yet)
-const MAX_AHEAD: usize = 4096;
+/// Maximum number of groups that one other node has created and this node has not (yet).
+const MAX_EARLY: usize = 4096;
 
-/// What happened to a group.
+/// Event of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// All members are there.
+    /// All members have created the group and are connected to each other.
     Open(u32),
-    /// It was closed, and every message is at every member. It is gone.
+    /// The group was closed: every member has every message. The group no longer exists.
     Closed(u32),
-    /// It failed, and is gone but for [`Node::destroy_group`].
+    /// The group failed. Only [`Node::destroy_group`] remains to be called.
     Failed {
-        /// Its number
+        /// Number of the group.
         group: u32,
-        /// Why
+        /// Reason.
         failure: Failure,
-        /// The memory of messages that are not complete here, also if it was none that could be used
+        /// Memory of all messages that are not complete at this node, including memory that was unusable.
         unfinished: Vec<Memory>,
-        /// If it failed as its time was over: members that this node has not heard creating it
+        /// If the group failed at its deadline: the members of which this node has received no `Create`.
         lacking: Vec<IpAddr>,
     },
-    /// A node that was [called](Node::call) can be spoken to.
+    /// The link to a node that was [called](Node::call) is established.
     Reached(IpAddr),
-    /// A node that was called is gone. It is tried again.
+    /// The link to a node that was called is lost. The node keeps trying to establish it again.
     Lost(IpAddr),
-    /// What the application of another node says
+    /// Note from the application of another node.
     Note(IpAddr, [u8; Node::NOTE]),
 }
 
-/// What a node has counted.
+/// Counters of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Counters {
-    /// Blocks sent, one that a switch copies once for each P4CE group
+    /// Blocks sent. A block that a switch copies counts once for each P4CE group.
     pub blocks_sent: u64,
-    /// Blocks received
+    /// Blocks received.
     pub blocks_received: u64,
-    /// Messages complete here
+    /// Messages complete at this node.
     pub messages: u64,
-    /// Messages between nodes that were none
+    /// Malformed messages from other nodes.
     pub malformed: u64,
-    /// Groups that one other node has created and that were forgotten, as there were too many
+    /// Groups that another node created first and that were dropped because there were too many.
     pub forgotten: u64,
 }
 
-/// Another node's part of a group that this one has not created (yet).
+/// State of another member for a group that this node has not created (yet).
 #[derive(Clone, Copy, Debug)]
-struct Ahead {
+struct EarlyCreate {
     create: Create,
-    /// That member says that it has failed: how, and when this is forgotten
+    /// The failure that the member has reported: code, index of the member at fault, and the time at which
+    /// this entry expires.
     failed: Option<(u32, u32, Nanos)>,
 }
 
-/// A node. It does no I/O: [`run`](Self::run) is to be called when something came in at its NIC, when the time of
-/// [`next_timer`](Self::next_timer) has come, and behind the calls that create, send and close.
+/// An RDMC endpoint. It does no I/O. Call [`run`](Self::run) when something has arrived at its NIC, when the
+/// time of [`next_timer`](Self::next_timer) has come, and after calls that create, send and close.
+///
+/// Call [`start`](Self::start) first, then [`create_group`](Self::create_group) at all members,
+/// [`send`](Self::send) at the root, and [`destroy_group`](Self::destroy_group) at the end; take events from
+/// [`poll_event`](Self::poll_event).
 #[derive(Debug)]
 pub struct Node {
     config: Config,
     resources: Option<Resources>,
     mesh: Mesh,
     groups: BTreeMap<u32, Group>,
-    /// Failed, and not destroyed
+    /// Groups that have failed and were not destroyed.
     failed: BTreeMap<u32, Failure>,
-    /// By node and group
-    ahead: BTreeMap<IpAddr, BTreeMap<u32, Ahead>>,
-    /// Nodes that are spoken to beside groups
+    /// By node and group number.
+    early: BTreeMap<IpAddr, BTreeMap<u32, EarlyCreate>>,
+    /// Nodes to which the application keeps a link besides those of groups.
     called: BTreeSet<IpAddr>,
-    /// Connections with switches
-    conns: BTreeMap<Conn, (u32, Use)>,
-    /// Groups with something to do
+    /// Connections with switches.
+    conns: BTreeMap<Conn, (u32, QpUse)>,
+    /// Groups that may be able to make progress.
     due: BTreeSet<u32>,
-    /// Groups that wait for others to say that they are ready: if it is one member's word, which, and what it has to say. A
-    /// WRITE completes nothing where it is executed, so these are looked at whenever something came in.
-    waiting: BTreeMap<u32, Option<(u32, Need)>>,
-    /// No group is late before, and nothing is forgotten
+    /// Groups that wait for ready words. If it is the word of one neighbour: its index, and the condition on
+    /// it. A WRITE completes nothing where it is executed, so these words are read after every event.
+    waiting: BTreeMap<u32, Option<(u32, ReadyCondition)>>,
+    /// Lower bound of the deadlines of groups and of the expiry of failures reported early.
     deadline: Option<Nanos>,
     events: VecDeque<Event>,
     counters: Counters,
 }
 
 impl Node {
-    /// A node that has nothing.
+    /// Returns a node that has not started.
     pub fn new(config: Config) -> Self {
         Self {
             mesh: Mesh::new(&config),
             resources: None,
             groups: BTreeMap::new(),
             failed: BTreeMap::new(),
-            ahead: BTreeMap::new(),
+            early: BTreeMap::new(),
             called: BTreeSet::new(),
             conns: BTreeMap::new(),
             due: BTreeSet::new(),
@@ -114,22 +121,23 @@ impl Node {
         }
     }
 
-    /// Takes what it needs of its NIC.
+    /// Allocates the node's resources of its NIC, and listens for connections.
     ///
     /// # Errors
-    /// If the NIC has no room, or somebody listens at the port.
+    /// If the NIC has no room, or the port is in use.
     pub fn start(&mut self, nic: &mut Rnic) -> Result<(), StartError> {
         let pd = nic.alloc_pd();
         let cq = nic.create_cq(self.config.completions())?;
-        let words = self.config.connections as u32;
-        let ready = nic.register_new(pd, words as usize * WORD, READY_VA, Access::REMOTE_WRITE)?;
+        let word_count = self.config.connections as u32;
+        let ready_words =
+            nic.register_new(pd, word_count as usize * READY_WORD_LEN, READY_VA, Access::REMOTE_WRITE)?;
         nic.listen(PortSpace::Tcp, self.config.port)?;
         self.resources = Some(Resources {
             pd,
             cq,
-            ready,
-            free_words: (0..words).rev().collect(),
-            chance: Chance::stream(self.config.seed, 0x5244),
+            ready_words,
+            free_ready_words: (0..word_count).rev().collect(),
+            rng: Chance::stream(self.config.seed, 0x5244),
             uses: BTreeMap::new(),
             ack_timeout: self.config.ack_timeout,
             retry_count: self.config.retry_count,
@@ -140,40 +148,45 @@ impl Node {
         Ok(())
     }
 
-    /// The protection domain that messages have to be registered in
+    /// Returns the protection domain in which messages have to be registered, or `None` before
+    /// [`start`](Self::start).
     pub fn pd(&self) -> Option<Pd> {
         self.resources.as_ref().map(|resources| resources.pd)
     }
 
-    /// What it has taken of its NIC beside groups and their messages: a queue pair and a region for each link to another
-    /// node, and a region for the words of all groups
+    /// Returns the resources that the node has taken of its NIC besides those of groups and their messages: a
+    /// queue pair and a region for each link to another node, and a region for the ready words of all groups.
     pub fn held(&self) -> Held {
-        let links = self.mesh.lanes();
+        let links = self.mesh.connection_count();
         let regions = links + usize::from(self.resources.is_some());
         Held { queue_pairs: links, regions, buffers: regions }
     }
 
-    /// Words that groups have taken, one for each connection for blocks
+    /// Returns the number of ready words in use by groups, one for each block connection.
     pub fn words(&self) -> usize {
-        self.resources.as_ref().map_or(0, |resources| self.config.connections - resources.free_words.len())
+        self.resources
+            .as_ref()
+            .map_or(0, |resources| self.config.connections - resources.free_ready_words.len())
     }
 
-    /// What it has counted
+    /// Returns the node's counters.
     pub fn counters(&self) -> Counters {
         Counters { malformed: self.mesh.malformed, ..self.counters }
     }
 
-    /// What happened to a group next
+    /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// Creates a group with other members that do the same (paper figure 1). `incoming_message` is asked for memory when a
-    /// message begins to come in; `message_complete` is told when a message is complete here, at the root when its memory
-    /// may be used anew. [`Event::Open`] says that all members are there.
+    /// Creates a group with other members, which do the same (RDMC, figure 1). `incoming_message` is called
+    /// for memory when a message begins to arrive. `message_complete` is called when a message is complete at
+    /// this member; at the root, when its memory may be reused. [`Event::Open`] reports that all members have
+    /// created the group.
     ///
     /// # Errors
-    /// If the group cannot be. That a member has another idea of it is told by [`Event::Failed`].
+    /// If the configuration is invalid, the group exists, or the node or the NIC has no room. If a member has
+    /// another configuration of the group, [`Event::Failed`] reports it later.
     pub fn create_group(
         &mut self,
         nic: &mut Rnic,
@@ -198,10 +211,10 @@ impl Node {
         let callbacks = (incoming_message, message_complete);
         let group = Group::new(nic, resources, config, own, deadline, callbacks)?;
         self.deadline = Some(self.deadline.map_or(deadline, |at| at.min(deadline)));
-        let queues = Queues { pd: resources.pd, cq: resources.cq };
+        let handles = NicHandles { pd: resources.pd, cq: resources.cq };
         self.failed.remove(&number);
         for peer in &peers {
-            self.mesh.want(nic, queues, *peer, now);
+            self.mesh.acquire(nic, handles, *peer, now);
             if let Some(member) = group.member(*peer).filter(|_| self.mesh.is_up(*peer)) {
                 let create = group.create_for(nic, resources, member);
                 self.mesh.send(nic, *peer, number, create);
@@ -210,8 +223,8 @@ impl Node {
         self.groups.insert(number, group);
         self.due.insert(number);
         for peer in peers {
-            let ahead = self.ahead.get_mut(&peer).and_then(|ahead| ahead.remove(&number));
-            if let Some(Ahead { create, failed }) = ahead {
+            let early = self.early.get_mut(&peer).and_then(|early| early.remove(&number));
+            if let Some(EarlyCreate { create, failed }) = early {
                 self.on_message(nic, peer, number, Message::Create(create), now);
                 if let Some((code, member, _)) = failed {
                     self.on_message(nic, peer, number, Message::Failed { code, member }, now);
@@ -221,11 +234,12 @@ impl Node {
         Ok(())
     }
 
-    /// Sends a message to a group, behind those before: the first `len` bytes from `memory` on, which belong to the node
-    /// until `message_complete` is called.
+    /// Queues a message to a group, after the messages queued before: the first `len` bytes from `memory` on.
+    /// The memory belongs to the node until `message_complete` is called.
     ///
     /// # Errors
-    /// If this node is not the root, the group has failed or is being closed, or there is nothing to send.
+    /// If this node is not the root, the group has failed or is being closed, or the message is empty, too
+    /// long, or not in a region of the node's protection domain.
     pub fn send(&mut self, nic: &Rnic, number: u32, memory: Memory, len: u32) -> Result<(), CallError> {
         let resources = self.resources.as_ref().ok_or(CallError::NotStarted)?;
         let Some(group) = self.groups.get_mut(&number) else {
@@ -252,16 +266,17 @@ impl Node {
         Ok(())
     }
 
-    /// Closes a group. The root calls it when it has given everything to be sent: [`Event::Closed`] comes when every member
-    /// has every message, [`Event::Failed`] if that will never be. A member may call it at any time, and hears the same.
+    /// Closes a group. The root calls it after the last [`send`](Self::send). [`Event::Closed`] reports that
+    /// every member has every message, [`Event::Failed`] that this is impossible. Another member may call it
+    /// at any time, and gets the same events.
     ///
     /// # Errors
-    /// If the group has failed, which is forgotten then; or there is none, or none any more: a member may have heard that
-    /// it is closed before.
+    /// If the group has failed; the failure is then forgotten. If there is no such group, which is also the
+    /// case at a member to which the root has already reported that the group is closed.
     pub fn destroy_group(&mut self, number: u32) -> Result<(), CallError> {
         match self.groups.get_mut(&number) {
             Some(group) => {
-                // Members are told by the root.
+                // The root informs the other members.
                 group.closing |= group.is_root();
                 self.due.insert(number);
                 Ok(())
@@ -270,7 +285,7 @@ impl Node {
         }
     }
 
-    /// Gives a group up, whatever has arrived: it fails at all members.
+    /// Abandons a group: it fails at all members, whatever has arrived.
     ///
     /// # Errors
     /// If there is no such group.
@@ -282,30 +297,33 @@ impl Node {
         Ok(())
     }
 
-    /// Whether everything that it had to say to others has been heard: a process that ends before leaves them in doubt.
+    /// Returns whether all messages to other nodes are acknowledged. A process that ends earlier leaves its
+    /// peers without them.
     pub fn is_heard(&self) -> bool {
-        self.mesh.is_heard()
+        self.mesh.is_acknowledged()
     }
 
-    /// Messages for other nodes that wait until those before are heard. What others say makes no more of them than groups and calls
-    /// of its own have a use for.
+    /// Returns the number of messages to other nodes that wait for earlier ones to be acknowledged. Messages
+    /// from peers do not make it larger than the node's own groups and calls require.
     pub fn unsaid(&self) -> usize {
-        self.mesh.unsaid()
+        self.mesh.queued_messages()
     }
 
-    /// Whether this bug was planted.
+    /// Returns whether this bug was planted.
     #[cfg(debug_assertions)]
     pub(crate) fn has_bug(&self, bug: crate::Bug) -> bool {
         self.config.bug == Some(bug)
     }
 
-    /// Bytes of a note
+    /// Bytes of a note.
     pub const NOTE: usize = NOTE;
 
-    /// Wants to speak to another node, beside any group: [`Event::Reached`] says when that is possible.
+    /// Requests a link to another node, independently of groups. [`Event::Reached`] reports that it is
+    /// established.
     ///
     /// # Errors
-    /// If there is no room for a link to it, or the node has not started.
+    /// If there is no room for a link, the address is this node's own or of the other IP version, or the node
+    /// has not started.
     pub fn call(&mut self, nic: &mut Rnic, peer: IpAddr, now: Nanos) -> Result<(), CallError> {
         let resources = self.resources.as_ref().ok_or(CallError::NotStarted)?;
         if peer.is_ipv4() != self.config.address.is_ipv4() {
@@ -322,27 +340,27 @@ impl Node {
             return Err(CallError::Links(lacking));
         }
         self.called.insert(peer);
-        self.mesh.want(nic, Queues { pd: resources.pd, cq: resources.cq }, peer, now);
+        self.mesh.acquire(nic, NicHandles { pd: resources.pd, cq: resources.cq }, peer, now);
         if self.mesh.is_up(peer) {
             self.events.push_back(Event::Reached(peer));
         }
         Ok(())
     }
 
-    /// Does not want to speak to it any more.
+    /// Releases a link that was requested by [`call`](Self::call).
     pub fn hang_up(&mut self, peer: IpAddr) {
         if self.called.remove(&peer) {
             self.mesh.release(peer);
         }
     }
 
-    /// Says something to the application of a node that can be spoken to. It arrives once, and in order, unless
-    /// [`Event::Lost`] comes.
+    /// Sends a note to the application of a node to which a link is established. It arrives once, and in
+    /// order, unless [`Event::Lost`] follows.
     pub fn tell(&mut self, nic: &mut Rnic, peer: IpAddr, note: [u8; Self::NOTE]) {
         self.mesh.send(nic, peer, 0, Message::Note(note));
     }
 
-    /// When [`run`](Self::run) is to be called, if nothing comes in before
+    /// Returns the time at which [`run`](Self::run) is to be called, unless something arrives earlier.
     pub fn next_timer(&self) -> Option<Nanos> {
         if !self.due.is_empty() {
             return Some(Nanos::ZERO);
@@ -350,45 +368,45 @@ impl Node {
         [self.mesh.next_timer(), self.deadline].into_iter().flatten().min()
     }
 
-    /// Something came in, something was asked for, or the time has come.
+    /// Handles everything that has arrived, all requests of the application, and all deadlines up to `now`.
     pub fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(resources) = &self.resources else { return };
-        let queues = Queues { pd: resources.pd, cq: resources.cq };
+        let handles = NicHandles { pd: resources.pd, cq: resources.cq };
         loop {
-            self.take_in(nic, queues, now);
-            // What they tell is told by completions and connections as well.
+            self.poll_nic(nic, handles, now);
+            // Completions and CM events carry the same information.
             while nic.poll_event().is_some() {}
-            self.mesh.on_timer(nic, queues, now);
-            self.hear(nic, now);
+            self.mesh.on_timer(nic, handles, now);
+            self.handle_mesh_events(nic, now);
             self.on_deadline(nic, now);
             self.wake(nic);
             while let Some(number) = self.due.pop_first() {
                 self.progress(nic, number, now);
             }
-            // What fails as soon as it is posted: nothing stays in the queue, which has room for all that may come before the next
-            // time.
-            if !nic.cq_has_some(queues.cq) {
+            // A request may fail as soon as it is posted. Nothing is left in the completion queue, which has
+            // room for all completions until the next call.
+            if !nic.cq_has_some(handles.cq) {
                 break;
             }
         }
     }
 
-    /// All that has come.
-    fn take_in(&mut self, nic: &mut Rnic, queues: Queues, now: Nanos) {
+    /// Handles all CM events and completions.
+    fn poll_nic(&mut self, nic: &mut Rnic, handles: NicHandles, now: Nanos) {
         loop {
-            // Connections first: what has come on one belongs to it.
+            // CM events come first: a completion needs the connection to which it belongs.
             if let Some(event) = nic.poll_cm_event() {
-                if !self.mesh.on_cm(nic, queues, &event, now) {
+                if !self.mesh.on_cm(nic, handles, &event, now) {
                     self.on_cm(nic, &event, now);
                 }
-            } else if let Some(done) = nic.poll_cq(queues.cq) {
+            } else if let Some(done) = nic.poll_cq(handles.cq) {
                 if !self.mesh.on_completion(nic, &done, now) {
                     self.on_completion(nic, &done, now);
                 }
             } else {
                 break;
             }
-            self.hear(nic, now);
+            self.handle_mesh_events(nic, now);
         }
     }
 }

@@ -1,21 +1,22 @@
-//! What nodes tell each other beside blocks: in place of the paper's TCP connections (paper 2, 4.2), short messages on one
-//! reliable connection between each two nodes, whatever number of groups they share. All numbers in network byte order.
+//! Control messages between nodes. In place of the paper's TCP connections (RDMC, section 4.2), nodes
+//! exchange short messages over one reliable connection between each two nodes, which all of their groups
+//! share. All numbers are in network byte order.
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
 //! | 0 | 2 | `RD` |
 //! | 2 | 1 | version: 2 |
 //! | 3 | 1 | kind |
-//! | 4 | 4 | the group's number |
-//! | 8 | 8 | the sender's life of the group (create); messages (close, received); why (failed: 4 bytes code, 4 bytes member) |
-//! | 16 | 8 | what all members have to agree about (create) |
-//! | 24 | 8 | where the receiver writes that it is ready: virtual address (create) |
-//! | 32 | 4 | and key |
-//! | 36 | 4 | the queue pair for blocks; 0 if there are none between the two |
-//! | 40 | 4 | the first PSN that it expects |
-//! | 44 | 4 | the largest path MTU in bytes |
+//! | 4 | 4 | number of the group |
+//! | 8 | 8 | create: incarnation at the sender; close, received: messages; failed: 4 bytes code, 4 bytes member |
+//! | 16 | 8 | hash of the configuration on which all members have to agree (create) |
+//! | 24 | 8 | virtual address to which the receiver writes its ready word (create) |
+//! | 32 | 4 | remote key for it |
+//! | 36 | 4 | queue pair for blocks; 0 if the two members exchange none |
+//! | 40 | 4 | first PSN that this queue pair expects |
+//! | 44 | 4 | maximum path MTU in bytes |
 //!
-//! A note of an application's to another one has its 40 bytes in place of everything from offset 8 on.
+//! An application's note has its 40 bytes in place of all fields from offset 8 on.
 
 use crate::config::Failure;
 use core::net::IpAddr;
@@ -35,7 +36,7 @@ struct Layout {
     kind: u8,
     group: U32,
     value: U64,
-    agreement: U64,
+    config_hash: U64,
     va: U64,
     rkey: U32,
     qpn: U32,
@@ -43,68 +44,68 @@ struct Layout {
     mtu: U32,
 }
 
-/// Bytes of every message
+/// Bytes of every message.
 pub(crate) const LEN: usize = size_of::<Layout>();
 
-/// The private data of a request for a connection between two nodes
+/// Private data of a connection request between two nodes.
 pub(crate) const HELLO: [u8; 4] = [MAGIC[0], MAGIC[1], VERSION, 0];
 
-/// Whether private data is that of a node.
+/// Returns whether `private_data` is that of a node.
 pub(crate) fn is_hello(private_data: &[u8]) -> bool {
     private_data.starts_with(&HELLO)
 }
 
-/// The end of a connection for blocks.
+/// One end of a block connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct End {
     pub(crate) qpn: Qpn,
-    /// The first PSN that it expects
+    /// First PSN that the queue pair expects.
     pub(crate) psn: Psn,
     pub(crate) mtu: u16,
-    /// The word where the other side writes how many blocks it is ready for
-    pub(crate) ready: Remote,
+    /// Ready word of this end: the peer writes here how many blocks it is ready to receive.
+    pub(crate) ready_word: Remote,
 }
 
-/// What a member says when it creates a group.
+/// Contents of the message with which a member announces that it has created a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Create {
-    /// Names this life of the group at this member
-    pub(crate) life: u64,
-    /// A hash of what all have to agree about
-    pub(crate) agreement: u64,
-    /// The connection for blocks, if there are any between the two
+    /// Incarnation of the group at this member.
+    pub(crate) incarnation: u64,
+    /// Hash of the configuration on which all members have to agree.
+    pub(crate) config_hash: u64,
+    /// End of the block connection, if the two members exchange blocks.
     pub(crate) end: Option<End>,
 }
 
-/// A message about a group, or about nothing but that the sender is there.
+/// Message about a group, keepalive, or note.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// I create the group, and this is my end.
+    /// The sender has created the group.
     Create(Create),
-    /// I have everybody's end, and mine are ready.
+    /// The sender has received `Create` from all members, and its connections are established.
     Joined,
-    /// The group has failed: the code, and which member it lay with
+    /// The group has failed, for the reason of this code, with the member at this index at fault.
     Failed { code: u32, member: u32 },
-    /// The root: I have sent so many messages, and there will be no more.
+    /// From the root: it has sent this number of messages, and sends no more.
     Close { messages: u64 },
-    /// I have that many messages.
+    /// To the root: the sender has this number of messages.
     Received { messages: u64 },
-    /// The root: everybody has them.
+    /// From the root: all members have all messages.
     Done,
-    /// Are you there?
+    /// Keepalive request.
     Ping,
-    /// I am.
+    /// Keepalive response.
     Pong,
-    /// From one application to the other
+    /// Note from one application to the other.
     Note([u8; NOTE]),
 }
 
-/// Bytes of a note
+/// Bytes of a note.
 pub(crate) const NOTE: usize = 40;
 const NOTE_KIND: u8 = 9;
 
 impl Message {
-    /// How a failure is told to members of a group.
+    /// Returns the message that reports `failure` to the members of a group.
     pub(crate) fn failed(failure: &Failure, members: &[IpAddr]) -> Self {
         let member = members.iter().position(|ip| *ip == failure.member());
         Self::Failed { code: failure.code(), member: member.map_or(u32::MAX, |member| member as u32) }
@@ -117,7 +118,7 @@ impl Message {
             kind: 0,
             group: group.into(),
             value: 0.into(),
-            agreement: 0.into(),
+            config_hash: 0.into(),
             va: 0.into(),
             rkey: 0.into(),
             qpn: 0.into(),
@@ -126,11 +127,11 @@ impl Message {
         };
         layout.kind = match self {
             Self::Create(create) => {
-                layout.value = create.life.into();
-                layout.agreement = create.agreement.into();
+                layout.value = create.incarnation.into();
+                layout.config_hash = create.config_hash.into();
                 if let Some(end) = create.end {
-                    layout.va = end.ready.va.into();
-                    layout.rkey = end.ready.rkey.into();
+                    layout.va = end.ready_word.va.into();
+                    layout.rkey = end.ready_word.rkey.into();
                     layout.qpn = end.qpn.get().into();
                     layout.psn = end.psn.get().into();
                     layout.mtu = u32::from(end.mtu).into();
@@ -163,7 +164,8 @@ impl Message {
         bytes
     }
 
-    /// The group's number and the message; `None` if it is none of this version.
+    /// Parses a message. Returns the number of the group and the message, or `None` if the bytes are no
+    /// message of this version.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<(u32, Self)> {
         let layout = Layout::ref_from_bytes(bytes).ok()?;
         if layout.magic != MAGIC || layout.version != VERSION {
@@ -180,9 +182,9 @@ impl Message {
                     qpn: Qpn::new(qpn),
                     psn: Psn::new(layout.psn.get()),
                     mtu: layout.mtu.get().min(u16::MAX.into()) as u16,
-                    ready: Remote { va: layout.va.get(), rkey: layout.rkey.get() },
+                    ready_word: Remote { va: layout.va.get(), rkey: layout.rkey.get() },
                 });
-                Self::Create(Create { life: value, agreement: layout.agreement.get(), end })
+                Self::Create(Create { incarnation: value, config_hash: layout.config_hash.get(), end })
             }
             2 => Self::Joined,
             3 => Self::Failed { code: (value >> 32) as u32, member: value as u32 },
@@ -203,16 +205,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_survive() {
+    fn messages_survive_encoding_and_parsing() {
         let end = End {
             qpn: Qpn::new(0x12_3456),
             psn: Psn::new(0xff_ffff),
             mtu: 4096,
-            ready: Remote { va: 1 << 50, rkey: 77 },
+            ready_word: Remote { va: 1 << 50, rkey: 77 },
         };
         let all = [
-            Message::Create(Create { life: 1 << 63, agreement: 3, end: Some(end) }),
-            Message::Create(Create { life: 0, agreement: u64::MAX, end: None }),
+            Message::Create(Create { incarnation: 1 << 63, config_hash: 3, end: Some(end) }),
+            Message::Create(Create { incarnation: 0, config_hash: u64::MAX, end: None }),
             Message::Joined,
             Message::Failed { code: 7, member: u32::MAX },
             Message::Close { messages: 1 << 40 },
@@ -241,9 +243,10 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever comes is a message or is not; one that is says the same again.
+        /// Any bytes parse as a message or do not; a message that parses encodes to bytes that parse as the
+        /// same message.
         #[test]
-        fn anything_may_come(mut bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..64), kind in 0_u8..11) {
+        fn any_bytes_parse_or_are_rejected(mut bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..64), kind in 0_u8..11) {
             _ = Message::from_bytes(&bytes);
             bytes.resize(LEN, 0);
             bytes[..3].copy_from_slice(&HELLO[..3]);
@@ -255,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_have_their_codes() {
+    fn every_failure_has_a_code_that_parses() {
         let ip = IpAddr::from([10, 0, 0, 1]);
         let all: Vec<_> = (0..=10).filter_map(|code| Some((code, Failure::of(code, ip)?))).collect();
         assert_eq!(all.len(), 9);

@@ -1,68 +1,75 @@
-//! A barrier: a lower bound of the timestamps that are still to come, out of what each input link has promised (1Pipe,
-//! sections 4.1, 4.2 and 6.2.1; FACTS C-40 to C-42).
+//! A barrier: a lower bound of the timestamps that may still arrive, aggregated from the barriers of all
+//! input links (1Pipe, sections 4.1, 4.2 and 6.2.1).
 //!
-//! Each input link has two registers, best effort and commit, and each of the two outputs is the minimum over the links that
-//! are live for it (equation 4.1). An output never goes back:
+//! Each input link has two registers, one for the best-effort and one for the commit barrier. Each of the two
+//! outputs is the minimum over the links that are live for it (equation 4.1). An output never goes back:
 //!
-//! * A register never does: what a link says that lies before what it said is counted and forgotten.
+//! * A register never goes back: an update below the register is reported as [`UpdateResult::Stale`] and
+//!   otherwise ignored.
 //! * A link that is removed takes its register with it, which lets the minimum rise.
-//! * A link that comes, or comes back, gets a register that stands at the output, whatever it says. So the output waits for
-//!   it until it has caught up: the paper's "suspends updates to B_new". How far behind it may be to be waited for is bounded
-//!   ([`Limits::window_ns`]), or one clock that is off by an hour would stop everyone for an hour.
+//! * A link that is added, or returns, gets a register that equals the output at least, whatever barrier it
+//!   carries. So the output waits for the link until it has caught up: the paper's "suspends updates to
+//!   B_new". [`Limits::window_ns`] bounds how far behind a returning link may be; without that bound, one
+//!   clock that is an hour slow would stop all receivers for an hour.
 //!
-//! The minimum is kept in a tournament tree, as the paper's switch does. A register that rises replays its matches
-//! upwards until one has the same result as before: of links that speak in turns, half are done after one match, a quarter
-//! after two, and so on. All of 1,024 inputs is 16 KiB a plane.
+//! The minimum is kept in a tournament tree, like the binary tree of registers in the paper's switch. A
+//! register that rises replays its matches towards the root until one match has the same result as before: if
+//! links are updated in turns, half of the updates are done after one match, a quarter after two, and so on.
+//! With 1,024 inputs, the tree takes 16 KiB for each of the two services.
 //!
-//! Timestamps have 48 bits on the wire and 64 in here: each is put on the line next to the latest one that was heard, by
-//! the shorter way round. So minima are those of integers, and registers may be any time apart.
+//! Timestamps have 48 bits on the wire and are unwrapped to 64 bits here: each is placed next to the latest
+//! timestamp received, on the side where the distance is shorter. So minima are those of integers, and
+//! registers may be any time apart.
 
 use rocev2::onepipe::Timestamp;
 
 #[cfg(test)]
 mod tests;
 
-/// Where the first timestamp is put: far enough from 0 for others to lie before it.
+/// Unwrapped time where the first timestamp is placed: far enough from 0 for other timestamps to lie before
+/// it.
 const ORIGIN: u64 = 1 << 48;
-/// In the tree: a link that takes no part in the minimum
+/// Tree value of a link that takes no part in the minimum
 const ABSENT: u64 = u64::MAX;
-/// In the tree, and an output: a link that has said nothing yet. It holds the output back.
+/// Tree value of a link that has carried no barrier yet, and the output while there is such a link
 const AWAITED: u64 = 0;
 
-/// What is waited for, and for how long.
+/// Limits after which a silent link is dead, and within which a returning link is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// A link that was silent for more ticks than this is dead. Ticks are beacon intervals that this end has lived through,
-    /// not time that has passed: if it was itself asleep, nobody else is to blame (FACTS C-48).
+    /// A link that was silent for more ticks than this is dead. Ticks are beacon intervals for which this
+    /// node was running, not elapsed time: if this node's own worker did not run, its neighbours are not to
+    /// blame.
     pub dead_after_ticks: u64,
-    /// A removed link that is behind the output by no more than this is waited for, in nanoseconds: how long it may stop
-    /// the others
+    /// A removed link that is behind the output by at most this time, in nanoseconds, is waited for when it
+    /// returns. Bounds the time for which a returning link can stop the output
     pub window_ns: u64,
 }
 
-/// What came of something that a link said.
+/// Result of a link's barrier update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard {
-    /// Its best-effort register rose.
+pub enum UpdateResult {
+    /// The link's best-effort register rose.
     Raised,
-    /// It says what it said before: it is there, and waits for others itself.
-    Same,
-    /// It had been removed, and takes part again.
+    /// The barrier equals the link's register: the link is alive, and itself waits for other links.
+    Unchanged,
+    /// The link had been removed, and takes part again.
     Joined,
-    /// It takes part again, and has still not caught up with the output.
+    /// The link takes part again, but has still not caught up with the output.
     Behind,
-    /// It lies before what the link said already: late, repeated, or made up.
+    /// The barrier is below what the link has carried before: late, repeated, or forged.
     Stale,
-    /// It had been removed, and is too far behind to be waited for.
+    /// The link had been removed, and is too far behind to be waited for.
     TooFarBehind,
-    /// No best-effort barrier was in it: it is there, and does not know one yet.
-    Nothing,
+    /// The update carried no best-effort barrier: the neighbour is alive, and has no barrier yet.
+    NoBarrier,
 }
 
-/// One of the two services' registers.
+/// Registers and output of one of the two services.
 #[derive(Debug)]
 struct Plane {
-    /// The tournament: the winner at 1, the players of match `n` at `2n` and `2n + 1`, links from half of it on
+    /// Tournament tree: the winner at 1, the players of match `n` at `2n` and `2n + 1`, the links in the
+    /// second half
     tree: Box<[u64]>,
     output: u64,
     /// Links that take part
@@ -70,12 +77,12 @@ struct Plane {
 }
 
 impl Plane {
-    /// All links take part, and none has said anything.
+    /// Returns a plane in which all links take part, and none has carried a barrier.
     fn new(inputs: usize) -> Self {
-        let places = inputs.next_power_of_two().max(2);
-        let mut plane = Self { tree: vec![ABSENT; 2 * places].into(), output: AWAITED, live: inputs };
+        let leaves = inputs.next_power_of_two().max(2);
+        let mut plane = Self { tree: vec![ABSENT; 2 * leaves].into(), output: AWAITED, live: inputs };
         for input in 0..inputs {
-            plane.play(input, AWAITED);
+            plane.set_register(input, AWAITED);
         }
         plane
     }
@@ -85,27 +92,28 @@ impl Plane {
         self.tree[self.tree.len() / 2 + input]
     }
 
-    /// Gives a link's register a value. Whether the minimum is another one than before
+    /// Sets a link's register. Returns whether the minimum changed.
     #[inline]
-    fn play(&mut self, input: usize, value: u64) -> bool {
-        let mut at = self.tree.len() / 2 + input;
+    fn set_register(&mut self, input: usize, value: u64) -> bool {
+        let mut node = self.tree.len() / 2 + input;
         let mut winner = value;
-        self.tree[at] = value;
-        while at > 1 {
-            winner = winner.min(self.tree[at ^ 1]);
-            at /= 2;
-            if self.tree[at] == winner {
+        self.tree[node] = value;
+        while node > 1 {
+            winner = winner.min(self.tree[node ^ 1]);
+            node /= 2;
+            if self.tree[node] == winner {
                 return false;
             }
-            self.tree[at] = winner;
+            self.tree[node] = winner;
         }
         true
     }
 
-    /// The link's register rises, or takes part from now on.
+    /// Raises a link's register, or lets the link take part from now on; raises the output if the minimum
+    /// rose.
     #[inline]
-    fn set(&mut self, input: usize, value: u64) {
-        if self.play(input, value) && self.tree[1] != ABSENT {
+    fn raise(&mut self, input: usize, value: u64) {
+        if self.set_register(input, value) && self.tree[1] != ABSENT {
             self.output = self.output.max(self.tree[1]);
         }
     }
@@ -115,55 +123,60 @@ impl Plane {
             return false;
         }
         self.live -= 1;
-        self.set(input, ABSENT);
+        self.raise(input, ABSENT);
         true
     }
 
-    /// A register for a link that has none: not before the output.
+    /// Adds a register for a link that has none, not below the output.
     fn add(&mut self, input: usize, value: u64) {
         self.live += 1;
-        self.set(input, value.max(self.output));
+        self.raise(input, value.max(self.output));
     }
 
-    /// A link that the output waits for
+    /// Returns a link that holds the output, if any link takes part.
     fn holder(&self) -> Option<usize> {
         if self.tree[1] == ABSENT {
             return None;
         }
-        let mut at = 1;
-        while at < self.tree.len() / 2 {
-            at *= 2;
-            at += usize::from(self.tree[at] != self.tree[at / 2]);
+        let mut node = 1;
+        while node < self.tree.len() / 2 {
+            node *= 2;
+            node += usize::from(self.tree[node] != self.tree[node / 2]);
         }
-        Some(at - self.tree.len() / 2)
+        Some(node - self.tree.len() / 2)
     }
 
-    fn shown(&self) -> Option<Timestamp> {
+    fn output_timestamp(&self) -> Option<Timestamp> {
         (self.output != AWAITED).then(|| Timestamp::new(self.output))
     }
 }
 
-/// What is known of a link beside its registers.
+/// State of a link beside its registers.
 #[derive(Clone, Copy, Debug)]
 struct Link {
-    /// The tick in which it last said something that was new, or that it had no need to say anew; [`KEPT`] if that does not
-    /// matter
-    heard: u64,
-    /// What it said, if it takes part again and that lies before its register; 0 otherwise
+    /// Tick of the last update that raised or confirmed the link's register; [`NEVER_EXPIRES`] if the link
+    /// never expires
+    updated_at: u64,
+    /// Barrier that the link last carried, if it takes part again and that barrier is below its register; 0
+    /// otherwise
     behind_at: u64,
 }
 
-/// Of a link that does not die of silence
-const KEPT: u64 = u64::MAX;
+/// Value of [`Link::updated_at`] for a link that does not expire
+const NEVER_EXPIRES: u64 = u64::MAX;
 
-/// The barrier of a node of the routing graph.
+/// Barrier of a node of the routing graph.
+///
+/// Call [`update`](Self::update) for each barrier received. Once per beacon interval, call
+/// [`tick`](Self::tick), then [`expire`](Self::expire) until it returns `None`. All methods that take an
+/// `input` panic if it is not below the `inputs` given to [`new`](Self::new).
 #[derive(Debug)]
 pub struct Barrier {
     best_effort: Plane,
     commit: Plane,
     links: Box<[Link]>,
     limits: Limits,
-    /// The latest timestamp heard, on the line
+    /// Latest timestamp received, unwrapped
     latest: u64,
     ticks: u64,
     #[cfg(debug_assertions)]
@@ -171,13 +184,13 @@ pub struct Barrier {
 }
 
 impl Barrier {
-    /// A barrier over `inputs` links, all of which are waited for until each has said something or is
-    /// [dead](Self::expire).
+    /// Creates a barrier over `inputs` links. All of them are waited for until each has carried a barrier or
+    /// has [expired](Self::expire).
     pub fn new(inputs: usize, limits: Limits) -> Self {
         Self {
             best_effort: Plane::new(inputs),
             commit: Plane::new(inputs),
-            links: vec![Link { heard: 0, behind_at: 0 }; inputs].into(),
+            links: vec![Link { updated_at: 0, behind_at: 0 }; inputs].into(),
             limits,
             latest: 0,
             ticks: 0,
@@ -191,53 +204,55 @@ impl Barrier {
         self.bug = bug;
     }
 
-    /// The best-effort barrier: nothing to come is before it. `None` before all links have said something.
+    /// Returns the best-effort barrier: no later message has a timestamp below it. `None` before all links
+    /// have carried a barrier.
     #[inline]
     pub fn best_effort(&self) -> Option<Timestamp> {
-        self.best_effort.shown()
+        self.best_effort.output_timestamp()
     }
 
-    /// The commit barrier: everything up to it is committed.
+    /// Returns the commit barrier: all timestamps up to it are committed.
     #[inline]
     pub fn commit(&self) -> Option<Timestamp> {
-        self.commit.shown()
+        self.commit.output_timestamp()
     }
 
-    /// The best-effort barrier on a line that does not wrap: the low 48 bits are the timestamp; 0 if there is none. Never
-    /// goes back.
+    /// Returns the best-effort barrier, unwrapped: the low 48 bits are the timestamp; 0 if there is no
+    /// barrier. Never goes back.
     #[inline]
     pub const fn position(&self) -> u64 {
         self.best_effort.output
     }
 
-    /// Links that take part in the best-effort barrier
+    /// Returns the number of links that take part in the best-effort barrier.
     pub const fn live(&self) -> usize {
         self.best_effort.live
     }
 
-    /// Whether this link takes part in the best-effort barrier
+    /// Returns whether this link takes part in the best-effort barrier.
     pub fn is_live(&self, input: usize) -> bool {
         self.best_effort.register(input) != ABSENT
     }
 
-    /// Where a link's register stands on the line of [`position`](Self::position), and what it last said, which is earlier if it
-    /// takes part again and has not caught up. 0 is nothing yet; `None` if it takes no part in the best-effort barrier
-    pub fn standing(&self, input: usize) -> Option<(u64, u64)> {
+    /// Returns a link's register, unwrapped as [`position`](Self::position) is, and the barrier that the link
+    /// last carried, which is lower if the link takes part again and has not caught up. 0 if it has carried
+    /// no barrier yet; `None` if the link takes no part in the best-effort barrier.
+    pub fn input_state(&self, input: usize) -> Option<(u64, u64)> {
         let register = self.best_effort.register(input);
-        let said = match self.links[input].behind_at {
+        let carried = match self.links[input].behind_at {
             0 => register,
             behind => behind,
         };
-        (register != ABSENT).then_some((register, said))
+        (register != ABSENT).then_some((register, carried))
     }
 
-    /// The commit barrier on the same line; 0 if there is none
+    /// Returns the commit barrier, unwrapped as [`position`](Self::position) is; 0 if there is none.
     pub const fn commit_position(&self) -> u64 {
         self.commit.output
     }
 
-    /// The commit register of a link: what it has last committed, if anything. The controller asks for it when the link
-    /// fails (section 5.2, "Detect").
+    /// Returns a link's commit register: the last timestamp that the link has committed, if any. The
+    /// controller needs it when the link fails (1Pipe, section 5.2, "Detect").
     pub fn committed(&self, input: usize) -> Option<Timestamp> {
         match self.commit.register(input) {
             ABSENT | AWAITED => None,
@@ -245,7 +260,7 @@ impl Barrier {
         }
     }
 
-    /// Puts a timestamp on the line.
+    /// Unwraps a timestamp to 64 bits.
     #[inline]
     fn unwrap(&self, timestamp: Timestamp) -> u64 {
         if self.latest == 0 {
@@ -254,51 +269,62 @@ impl Barrier {
         self.latest.wrapping_add_signed(timestamp.distance(Timestamp::new(self.latest)))
     }
 
-    /// A link says what no message that follows on it will be before, and what is committed.
-    #[allow(clippy::inline_always, reason = "what is heard most comes to a few comparisons")]
+    /// Updates a link's registers: no message that follows on the link has a timestamp below `barrier`, and
+    /// all timestamps up to `commit` are committed.
+    #[allow(clippy::inline_always, reason = "the most frequent update takes a few comparisons")]
     #[inline(always)]
-    pub fn update(&mut self, input: usize, barrier: Option<Timestamp>, commit: Option<Timestamp>) -> Heard {
+    pub fn update(
+        &mut self,
+        input: usize,
+        barrier: Option<Timestamp>,
+        commit: Option<Timestamp>,
+    ) -> UpdateResult {
         if let Some(commit) = commit {
             self.update_commit(input, commit);
         }
         let register = self.best_effort.register(input);
         if let Some(barrier) = barrier {
             let value = self.unwrap(barrier);
-            // Most that is heard is this: something new, of a link that takes part.
+            // Most updates are of this kind: a higher barrier of a link that takes part.
             if register < value && register != ABSENT {
                 let link = &mut self.links[input];
                 link.behind_at = 0;
-                link.heard = if link.heard == KEPT { KEPT } else { self.ticks };
+                link.updated_at = if link.updated_at == NEVER_EXPIRES { NEVER_EXPIRES } else { self.ticks };
                 self.latest = self.latest.max(value);
-                self.best_effort.set(input, value);
+                self.best_effort.raise(input, value);
                 #[cfg(debug_assertions)]
                 if self.bug == Some(crate::Bug::LastLink) {
                     self.best_effort.output = self.best_effort.output.max(value);
                 }
-                return Heard::Raised;
+                return UpdateResult::Raised;
             }
         }
-        self.hear_again(input, register, barrier)
+        self.update_not_raising(input, register, barrier)
     }
 
     #[inline(never)]
     fn update_commit(&mut self, input: usize, commit: Timestamp) {
         let (value, register) = (self.unwrap(commit), self.commit.register(input));
-        // A link that was removed for good joins when it is told to: see `add_commit`.
+        // A link that was removed from the commit barrier does not rejoin it by an update: see `add_commit`.
         if register < value && register != ABSENT {
             self.latest = self.latest.max(value);
-            self.commit.set(input, value);
+            self.commit.raise(input, value);
         }
     }
 
-    /// A link that does not take part, or says nothing new
+    /// Handles an update of a link that takes no part, or that does not raise its register.
     #[inline(never)]
-    fn hear_again(&mut self, input: usize, register: u64, barrier: Option<Timestamp>) -> Heard {
+    fn update_not_raising(
+        &mut self,
+        input: usize,
+        register: u64,
+        barrier: Option<Timestamp>,
+    ) -> UpdateResult {
         let Some(barrier) = barrier else {
             if register != ABSENT {
-                self.hear(input);
+                self.touch(input);
             }
-            return Heard::Nothing;
+            return UpdateResult::NoBarrier;
         };
         let value = self.unwrap(barrier);
         if register == ABSENT {
@@ -307,58 +333,60 @@ impl Barrier {
         let behind_at = &mut self.links[input].behind_at;
         if value < register {
             if *behind_at == 0 || value < *behind_at {
-                return Heard::Stale;
+                return UpdateResult::Stale;
             }
             *behind_at = value;
-            self.hear(input);
-            return Heard::Behind;
+            self.touch(input);
+            return UpdateResult::Behind;
         }
         *behind_at = 0;
-        self.hear(input);
-        Heard::Same
+        self.touch(input);
+        UpdateResult::Unchanged
     }
 
     #[inline]
-    fn hear(&mut self, input: usize) {
+    fn touch(&mut self, input: usize) {
         let link = &mut self.links[input];
-        if link.heard != KEPT {
-            link.heard = self.ticks;
+        if link.updated_at != NEVER_EXPIRES {
+            link.updated_at = self.ticks;
         }
     }
 
     #[cold]
-    fn join(&mut self, input: usize, value: u64) -> Heard {
+    fn join(&mut self, input: usize, value: u64) -> UpdateResult {
         #[cfg(debug_assertions)]
         if self.bug == Some(crate::Bug::ReturningLink) {
-            self.hear(input);
+            self.touch(input);
             self.best_effort.live += 1;
-            self.best_effort.play(input, value);
+            self.best_effort.set_register(input, value);
             self.best_effort.output = self.best_effort.tree[1];
-            return Heard::Joined;
+            return UpdateResult::Joined;
         }
         let output = self.best_effort.output;
         if value.saturating_add(self.limits.window_ns) < output {
-            return Heard::TooFarBehind;
+            return UpdateResult::TooFarBehind;
         }
         self.latest = self.latest.max(value);
         self.best_effort.add(input, value);
         self.links[input].behind_at = if value < output { value } else { 0 };
-        self.hear(input);
-        Heard::Joined
+        self.touch(input);
+        UpdateResult::Joined
     }
 
-    /// Removes a link from the best-effort barrier: it has left, or is known to be dead. Whether it took part
+    /// Removes a link from the best-effort barrier because it has left or is known to be dead. Returns
+    /// whether it took part.
     pub fn remove(&mut self, input: usize) -> bool {
         self.best_effort.remove(input)
     }
 
-    /// Removes a link from the commit barrier: the controller says that everyone knows what is to become of its messages
-    /// (section 5.2, "Resume"). Whether it took part
+    /// Removes a link from the commit barrier. To be called when the controller has told all receivers what
+    /// becomes of the link's messages (1Pipe, section 5.2, "Resume"). Returns whether the link took part.
     pub fn remove_commit(&mut self, input: usize) -> bool {
         self.commit.remove(input)
     }
 
-    /// Lets a removed link take part in the commit barrier again, which waits for it. Whether it did not
+    /// Adds a removed link to the commit barrier again, which then waits for the link. Returns whether the
+    /// link was absent.
     pub fn add_commit(&mut self, input: usize) -> bool {
         let removed = self.commit.register(input) == ABSENT;
         if removed {
@@ -367,12 +395,13 @@ impl Barrier {
         removed
     }
 
-    /// A link that does not die of silence, because it is inside this node.
-    pub fn keep(&mut self, input: usize) {
-        self.links[input].heard = KEPT;
+    /// Exempts a link from expiry, because it is inside this node.
+    pub fn never_expire(&mut self, input: usize) {
+        self.links[input].updated_at = NEVER_EXPIRES;
     }
 
-    /// A beacon interval has passed, and it is so late. Where all links are silent for days, the line goes on.
+    /// Counts a beacon interval, at whose end 1Pipe's clock shows `clock`. The clock advances the unwrapped
+    /// time even if all links are silent for days.
     pub fn tick(&mut self, clock: Timestamp) {
         self.ticks += 1;
         if self.latest != 0 {
@@ -380,15 +409,15 @@ impl Barrier {
         }
     }
 
-    /// Removes a link that the best-effort barrier waits for and that is dead. To be called after each [tick](Self::tick) until
-    /// there is none.
+    /// Removes a link that holds the best-effort barrier and is dead, and returns it. To be called after each
+    /// [tick](Self::tick) until it returns `None`.
     ///
-    /// Only links that hold the barrier are looked at. A dead one does before it is long dead, as the others go on; and if they
-    /// do not, nothing is gained by removing it.
+    /// Only links that hold the barrier are checked. A dead link soon holds it, because the other links go
+    /// on; and if they do not, removing the dead link gains nothing.
     pub fn expire(&mut self) -> Option<usize> {
         let input = self.best_effort.holder()?;
-        let heard = self.links[input].heard;
-        if heard == KEPT || self.ticks - heard <= self.limits.dead_after_ticks {
+        let updated_at = self.links[input].updated_at;
+        if updated_at == NEVER_EXPIRES || self.ticks - updated_at <= self.limits.dead_after_ticks {
             return None;
         }
         self.best_effort.remove(input);

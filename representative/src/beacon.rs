@@ -1,7 +1,8 @@
-//! Beacons: barriers alone, for one hop (1Pipe, sections 4.2 and 6.2.3).
+//! Beacons: packets that carry barriers alone, for one hop (1Pipe, sections 4.2 and 6.2.3).
 //!
-//! A beacon is a 1Pipe header and nothing else, as a datagram or as an RDMA WRITE into the neighbour's register memory. Its
-//! timestamp is the sender's clock, its barriers are those of the link that it is sent on.
+//! A beacon is a 1Pipe header without payload data, sent as a datagram or as an RDMA WRITE into the
+//! neighbour's register memory. Its timestamp is the sender's clock; its barriers are those of the link that
+//! it is sent on.
 
 use crate::config::{BeaconForm, Config, Link};
 use core::net::IpAddr;
@@ -16,27 +17,29 @@ use rocev2::{Bth, Class, Opcode, Psn, Qpn, beacon, classify};
 use switch::{Frame, Full, Output, PortId, tunnel};
 use zerocopy::IntoBytes;
 
-/// The headers that lead `packet` around by a link's detour. The configuration has been checked.
-fn detour(config: &Config, link: &Link, packet: &[u8]) -> Vec<u8> {
+/// Returns the tunnel headers that lead `packet` through a link's detour. The configuration must have been
+/// checked.
+fn detour_headers(config: &Config, link: &Link, packet: &[u8]) -> Vec<u8> {
     let tunnels = config.tunnels(link).expect("the configuration was checked");
-    tunnel::headers(&tunnels, packet).expect("the configuration was checked, and a beacon is short")
+    tunnel::headers(&tunnels, packet).expect("the configuration was checked, and a beacon is short enough")
 }
 
-/// The beacon of a link, ready but for what changes each time.
+/// Precomputed beacon of one link, complete except for the fields that change with each beacon.
 #[derive(Debug)]
 pub(crate) struct Template {
-    /// With the headers of a detour, if there is one
+    /// Whole frame, with the outer headers of the detour if there is one
     frame: Box<[u8]>,
-    /// How many bytes of them there are. What begins behind as many bytes is the beacon as it would be without, but for its
-    /// Ethernet header, which is at the front.
-    outer: usize,
-    like: beacon::Template,
+    /// Length of these outer headers, in bytes. The bytes from this offset on are the beacon without its
+    /// detour, except for its Ethernet header, which stays at the front of the frame.
+    outer_len: usize,
+    beacon: beacon::Template,
     port: PortId,
     psn: Psn,
 }
 
 impl Template {
-    /// The beacon of the link whose queue pair here is `qpn`. The configuration has been checked.
+    /// Builds the beacon of the link whose local queue pair is `qpn`. The configuration must have been
+    /// checked.
     pub(crate) fn new(config: &Config, link: &Link, qpn: Qpn) -> Self {
         let own = config.own_address(link.address).expect("the configuration was checked");
         let (kind, ip) = match (own, link.address) {
@@ -69,24 +72,24 @@ impl Template {
             repr.extended.reth = Reth { va: va.into(), rkey: rkey.into(), len };
         }
         let mut frame = vec![0; repr.frame_len()];
-        repr.build(&mut frame).expect("a beacon fits");
+        repr.build(&mut frame).expect("the buffer has the length of the frame");
         let Class::Roce(layout) = classify(&frame) else { unreachable!("it was built as one") };
-        let like = beacon::Template::new(&frame, layout).expect("it was built as one");
-        let outer = detour(config, link, &frame[Ethernet::LEN..]);
+        let beacon = beacon::Template::new(&frame, layout).expect("it was built as one");
+        let outer = detour_headers(config, link, &frame[Ethernet::LEN..]);
         if let Some(&first) = link.detour.first() {
             let kind = if first.is_ipv4() { ethertype::IPV4 } else { ethertype::IPV6 };
             frame[Ethernet::LEN - 2..Ethernet::LEN].copy_from_slice(&kind.to_be_bytes());
         }
         frame.splice(Ethernet::LEN..Ethernet::LEN, outer.iter().copied());
-        Self { frame: frame.into(), outer: outer.len(), like, port: link.port, psn: Psn::ZERO }
+        Self { frame: frame.into(), outer_len: outer.len(), beacon, port: link.port, psn: Psn::ZERO }
     }
 
-    /// Sends one, behind everything that the port was given before.
+    /// Sends a beacon, behind all frames that were queued at the port before.
     #[inline]
-    pub(crate) fn send<O: Output>(&mut self, said: &beacon::Said, out: &mut O) -> Result<(), Full> {
+    pub(crate) fn send<O: Output>(&mut self, contents: &beacon::Said, out: &mut O) -> Result<(), Full> {
         let mut frame = out.make_from(&self.frame)?;
-        // No checksum of the beacon covers the Ethernet header, and no outer one covers the beacon.
-        self.like.fill(&mut frame.bytes_mut()[self.outer..], self.psn, said);
+        // No checksum of the beacon covers the Ethernet header, and no outer checksum covers the beacon.
+        self.beacon.fill(&mut frame.bytes_mut()[self.outer_len..], self.psn, contents);
         self.psn = self.psn.add(1);
         out.send(frame, self.port)
     }

@@ -1,4 +1,4 @@
-//! What a representative is asked for.
+//! Configuration of a representative.
 
 use core::net::IpAddr;
 use rocev2::Qpn;
@@ -7,80 +7,82 @@ use rocev2::onepipe::Timestamp;
 use switch::tunnel::{self, EntranceError};
 use switch::{Nanos, PortId, forward};
 
-/// The least [`Config::dead_after_intervals`]. A barrier that stands is said again every other interval; one of these beacons may be
-/// lost, and those around it late.
+/// Minimum of [`Config::dead_after_intervals`]. A barrier that does not rise is repeated every other
+/// interval; one of these beacons may be lost, and those before and after it may be late.
 pub const MIN_DEAD_AFTER: u32 = 5;
 
 /// Configuration of [`Representative`](crate::Representative).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The bridge for frames that are not 1Pipe's, and that says where messages go
+    /// Bridge or router for frames that are not 1Pipe's; also determines where messages are forwarded
     pub forward: forward::Config,
-    /// Which of the paper's three this is
+    /// Incarnation of the switch's barrier processing
     pub incarnation: Incarnation,
-    /// When beacons are sent
+    /// Times at which beacons are sent
     pub pace: Pace,
-    /// The switch's own MAC address: that of the beacons it sends
+    /// MAC address of the switch, the source of its beacons
     pub mac: MacAddr,
-    /// Its IP addresses. A beacon has the first one of the neighbour's version
+    /// IP addresses of the switch. A beacon's source is the first one of the neighbour's IP version
     pub addresses: Vec<IpAddr>,
-    /// The `Q_Key` by which 1Pipe's datagrams are told from others, [`OnePipe::QKEY`](rocev2::onepipe::OnePipe::QKEY) unless
-    /// all have agreed on another
+    /// `Q_Key` that identifies 1Pipe's datagrams, [`OnePipe::QKEY`](rocev2::onepipe::OnePipe::QKEY) unless
+    /// the whole network is configured with another one
     pub qkey: u32,
-    /// The queue pair of the first link; those of the others follow it, in the order of `links`
+    /// Queue pair number of the first link; those of the other links follow it, in the order of `links`
     pub first_qp: Qpn,
-    /// Where beacons that are RDMA WRITEs go
+    /// Memory to which neighbours send beacons as RDMA WRITEs
     pub registers: Registers,
-    /// Time between two beacons on an idle link, 1 us to 1 ms; the paper has 3 us. One of the whole network: it says where the
-    /// instants lie
+    /// Interval between two beacons on an idle link, 1 us to 1 ms; 3 us in the paper. Has to be the same in
+    /// the whole network, because it defines the instants at which beacons are sent
     pub beacon_interval: Nanos,
-    /// A link that is silent for more intervals than this is dead, [`MIN_DEAD_AFTER`] at least; the paper has 10
+    /// Number of intervals after which a silent link is dead, at least [`MIN_DEAD_AFTER`]; 10 in the paper
     pub dead_after_intervals: u32,
-    /// A link that comes back and is behind by no more than this is waited for; it is how long it may stop the others. More
-    /// than a barrier takes through the whole network, and no less than the time after which a link is dead
+    /// A returning link is waited for if it is behind by at most this time, which bounds the time for which
+    /// it can stop the barrier. Has to be more than a barrier takes to cross the whole network, and at least
+    /// the time after which a link is dead
     pub join_window: Nanos,
-    /// A barrier that is ahead of the clock by more than this is refused, and so are its sender's messages: clocks that are
-    /// synchronised differ by microseconds
+    /// A barrier that is ahead of the clock by more than this is refused, and so are its sender's messages.
+    /// Synchronised clocks differ by microseconds
     pub ahead_max: Nanos,
-    /// 1Pipe's time when the runner's is 0. [`Command::Clock`](crate::Command::Clock) corrects it
+    /// 1Pipe's time when the runner's time is 0. [`Command::Clock`](crate::Command::Clock) corrects it
     pub clock: Timestamp,
-    /// DSCP and ECN of beacons. The DSCP has to be that of the messages, or they wait in other queues and overtake one another
-    /// (FACTS C-49)
+    /// DSCP and ECN of beacons. The DSCP has to be that of the messages; otherwise they wait in different
+    /// queues and overtake one another
     pub traffic_class: u8,
-    /// The switch's links, both directions of each
+    /// Links of the switch, each with both of its directions
     pub links: Vec<Link>,
-    /// A planted bug, to see whether it is found
+    /// Planted bug, to check that the tests find it
     #[cfg(debug_assertions)]
     pub bug: Option<crate::Bug>,
 }
 
-/// Where a switch's barriers are kept (section 6.2).
+/// Where a switch's barriers are kept (1Pipe, section 6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Incarnation {
-    /// In the switch itself: each message updates the register of the link that it came in on and leaves with the barrier
-    /// of the link that it leaves on. Only links without messages need beacons (6.2.1). Links are ports.
+    /// In the switching chip: each message updates the register of its input link, and leaves with the
+    /// barrier of its output link. Only links without messages need beacons (section 6.2.1). Links are ports.
     Chip,
-    /// On the switch's CPU: messages pass untouched, and every output gets beacons (6.2.2). Links are ports.
+    /// On the switch CPU: messages are forwarded unchanged, and each output link gets beacons (section
+    /// 6.2.2). Links are ports.
     SwitchCpu,
-    /// On a host beside the switch: beacons come and go through the very links that they speak of, addressed to
-    /// representatives (6.2.3). Links are queue pairs, and may share a port.
+    /// On a host beside the switch: beacons are addressed to representatives and pass the very links whose
+    /// barriers they carry (section 6.2.3). Links are queue pairs, and may share a port.
     Host,
 }
 
-/// When beacons are sent.
+/// Times at which beacons are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pace {
-    /// When this clock shows a multiple of the interval, as the paper has it. A barrier that has come a long way has waited
-    /// for the next instant at every switch.
+    /// When this node's clock shows a multiple of the interval, as in the paper. On its way through the
+    /// network, a barrier waits for the next instant at every switch.
     Instants,
-    /// When the barrier passes a multiple of the interval, that is, when the last link has said so: the hosts' clocks set the
-    /// pace, and a barrier waits nowhere. It is one beacon an interval as well; where a barrier stands still, it is said again
-    /// every other interval.
+    /// When the barrier passes a multiple of the interval, that is, when the last input link has passed it:
+    /// the hosts' clocks set the pace, and a barrier waits at no switch. That, too, is one beacon per
+    /// interval; a barrier that does not rise is repeated every other interval.
     Passing,
 }
 
-/// Where the neighbour at a link stands in the routing graph. Routes go up, then down; so a switch is two nodes of the
-/// graph, and a barrier never waits for itself (section 3.1, figure 3).
+/// Position of a link's neighbour in the routing graph. Routes go up, then down; so a switch is two nodes of
+/// the graph, and a barrier never waits for itself (1Pipe, section 3.1, figure 3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
     /// A host, or a switch nearer to the hosts
@@ -89,119 +91,126 @@ pub enum Side {
     Above,
 }
 
-/// A link of the switch: an input and an output.
+/// Link of the switch: an input and an output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Which side it leads to
+    /// Side of the switch that the link leads to
     pub side: Side,
-    /// The port that it is at, or that its beacons come and go through
+    /// Port of the link, or port through which its beacons are sent and received
     pub port: PortId,
-    /// The MAC address that beacons are sent to: the neighbour's, or that of the next hop to its representative or into the
-    /// detour
+    /// Destination MAC address of beacons: the neighbour's, or that of the next hop to its representative or
+    /// into the detour
     pub mac: MacAddr,
-    /// The IP address of the neighbour, or of its representative. Beacons from others are refused
+    /// IP address of the neighbour, or of its representative. Beacons from other addresses are refused
     pub address: IpAddr,
-    /// How beacons get onto the link where routes would lead them elsewhere (section 6.2.3)
+    /// Switches through which beacons are tunnelled so that they pass the link even if routes lead elsewhere
+    /// (section 6.2.3)
     pub detour: Detour,
-    /// Its queue pair for them
+    /// The neighbour's queue pair for beacons
     pub qpn: Qpn,
-    /// How they are sent. Either kind is taken
+    /// Form in which beacons are sent. Both forms are accepted
     pub beacon: BeaconForm,
-    /// Whether messages carry barriers on this link, in both directions: true of hosts and of switches that are
-    /// [`Chip`](Incarnation::Chip). Other switches leave what the sender wrote, which says nothing of this link, and take no
-    /// barriers from messages: they get their beacons however many messages pass
+    /// Whether messages carry barriers on this link, in both directions: true for hosts and for switches that
+    /// are [`Chip`](Incarnation::Chip). Other switches leave in a message the barrier that its sender wrote,
+    /// which is not valid for this link, and take no barriers from messages: they get their beacons however
+    /// many messages pass
     pub barriers_in_messages: bool,
 }
 
-/// Switches that a beacon has to pass, by the addresses at which their tunnels end, in this order: it goes to the first in one
-/// tunnel, and from there to the next in another, inside it. So it passes the link between them, if each is the other's neighbour;
-/// both switches take a header off, and the rest of the way is that of the routes. (The paper names S2 -> H2 for the innermost
-/// header. Here its source is the sender, by which receivers know their neighbours.)
+/// Switches that a beacon has to pass, as the addresses at which their tunnels end, in this order: the beacon
+/// goes to the first switch in one tunnel, and from there to the second in another one, which is nested in
+/// the first. So it passes the link between the two switches, if they are neighbours; each switch removes one
+/// header, and routes lead the beacon the rest of the way. (The paper has S2 -> H2 as the innermost header.
+/// Here its source is the sender, by which receivers identify their neighbours.)
 ///
-/// Empty where routes pass the link anyhow: two switches for a link between switches, and one, the nearer, for one to a host that
-/// can be reached through another link, too.
+/// Empty where routes pass the link anyway. Otherwise two switches for a link between switches, and one, the
+/// nearer, for a link to a host that can also be reached through another link.
 pub type Detour = Vec<IpAddr>;
 
-/// What a beacon looks like. Either carries a 1Pipe header.
+/// Form of a beacon. Both forms carry a 1Pipe header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BeaconForm {
     /// A datagram (UD SEND)
     Datagram,
     /// An unreliable RDMA WRITE (UC WRITE) to a register in the neighbour's memory
     Write {
-        /// The register's virtual address at the neighbour
+        /// Virtual address of the register at the neighbour
         va: u64,
-        /// The key to its memory
+        /// Remote key of the neighbour's memory
         rkey: u32,
     },
 }
 
-/// The memory that neighbours write their beacons to: a register for each link, [`SIZE`](Self::SIZE) bytes apart.
+/// Memory that neighbours write their beacons to: a register for each link, [`SIZE`](Self::SIZE) bytes apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registers {
-    /// The virtual address of the first
+    /// Virtual address of the first register
     pub va: u64,
-    /// The key to all of them
+    /// Remote key of all registers
     pub rkey: u32,
 }
 
 impl Registers {
-    /// Bytes from one register to the next. A header takes 24; none crosses a cache line
+    /// Distance from one register to the next, in bytes. A header takes 24; no register crosses a cache line
     pub const SIZE: u64 = 32;
 
-    /// The virtual address of a link's.
+    /// Returns the virtual address of a link's register.
     pub const fn va_of(&self, link: u16) -> u64 {
         self.va.wrapping_add(Self::SIZE * link as u64)
     }
 }
 
-/// A configuration that cannot be.
+/// Invalid configuration of a representative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// More links than can be numbered
-    #[error("{0} links; 65,534 is the most")]
+    #[error("{0} links are too many; configure at most 65,534")]
     TooManyLinks(usize),
-    /// A queue pair number beyond 24 bits, or one of those that are reserved
-    #[error("{links} queue pairs from {first} on; they have to lie between 2 and 16,777,214")]
+    /// A queue pair number beyond 24 bits, or a reserved one
+    #[error(
+        "{links} queue pairs from {first} on are out of range; choose a first_qp such that all are between 2 and 16,777,214"
+    )]
     QueuePairs {
-        /// The first
+        /// First queue pair number
         first: Qpn,
-        /// How many
+        /// Number of links
         links: usize,
     },
     /// The beacon interval is out of range
-    #[error("a beacon interval of {} ns; it has to lie between 1 us and 1 ms", .0.0)]
+    #[error("beacon interval of {} ns is out of range; set 1000 to 1000000 ns", .0.0)]
     Interval(Nanos),
-    /// A link would be taken for dead while it is alive
-    #[error("a link that is dead after {0} intervals; it takes {MIN_DEAD_AFTER} at least")]
+    /// A link would be declared dead while it is alive
+    #[error("dead_after_intervals = {0} is too small; set at least {MIN_DEAD_AFTER}")]
     DeadAfter(u32),
-    /// A link that was dead could never come back
-    #[error("a join window of {} ns; it has to be as long as it takes a link to be dead", .0.0)]
+    /// A link that was dead could never return
+    #[error("join window of {} ns is too short; set at least dead_after_intervals times the beacon interval", .0.0)]
     JoinWindow(Nanos),
     /// A link's port does not exist
-    #[error("link {0} is at a port that does not exist")]
+    #[error("link {0}: its port does not exist; use a configured port")]
     NoSuchPort(u16),
-    /// In these incarnations, the port is the link
+    /// Two links share a port, in an incarnation in which the port identifies the link
     #[error(
-        "link {0} is at the port of another link; only the host incarnation tells links apart by queue pair"
+        "link {0}: another link has the same port; give each link its own (only the host incarnation shares ports)"
     )]
     SharedPort(u16),
-    /// Only a host that stands for a switch sends beacons that might go astray
-    #[error("link {0} has a detour, but this is the switch: what it sends at a port passes the port's link")]
+    /// A detour in an incarnation other than the host's, whose beacons alone might miss the link
+    #[error(
+        "link {0}: a detour is valid for the host incarnation only, as a switch's beacons pass the port's link; remove it"
+    )]
     NeedlessDetour(u16),
     /// A detour through more switches than a link has ends
-    #[error("link {0} has a detour through {1} switches; a link has two ends")]
+    #[error("link {0}: a detour through {1} switches is too long; list at most the two ends of the link")]
     LongDetour(u16, usize),
-    /// A detour's addresses are of different versions of IP, or of one that we have no address of
-    #[error("link {0}: {1}")]
+    /// A detour's addresses are of different IP versions, or not valid as the ends of a tunnel
+    #[error("link {0}: invalid detour: {1}")]
     Detour(u16, EntranceError),
-    /// No address of our own to send from
-    #[error("link {0} leads to an address of an IP version that the switch has none of")]
+    /// The switch has no address of the IP version of a link's neighbour
+    #[error("link {0}: the switch has no address of the neighbour's IP version; add one to addresses")]
     NoOwnAddress(u16),
 }
 
 impl Config {
-    /// Whether this can be.
+    /// Validates the configuration.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let links = self.links.len();
         if links >= usize::from(u16::MAX) {
@@ -239,14 +248,15 @@ impl Config {
         Ok(())
     }
 
-    /// The tunnels of a link's detour, each from where the one before ends; `None` if there is no address to begin at.
+    /// Returns the tunnels of a link's detour as (start, end), each starting where the previous one ends;
+    /// `None` if the switch has no address of the right IP version to start at.
     pub(crate) fn tunnels(&self, link: &Link) -> Option<Vec<(IpAddr, IpAddr)>> {
         let Some(&first) = link.detour.first() else { return Some(Vec::new()) };
         let starts = core::iter::once(self.own_address(first)?).chain(link.detour.iter().copied());
         Some(starts.zip(link.detour.iter().copied()).collect())
     }
 
-    /// The switch's own address of the same version as `other`.
+    /// Returns the switch's own address of the same IP version as `other`.
     pub(crate) fn own_address(&self, other: IpAddr) -> Option<IpAddr> {
         self.addresses.iter().copied().find(|own| own.is_ipv6() == other.is_ipv6())
     }

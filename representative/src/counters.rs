@@ -1,46 +1,46 @@
-//! What a representative counts.
+//! Counters of a representative.
 
 use switch::counters::Counter;
 
-/// Counters of one instance: written by its worker, read by anyone.
+/// Counters of one instance, which its worker increments and any thread reads.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Messages whose barriers were taken and replaced (`chip`)
+    /// Messages whose barriers were read and replaced (`chip`)
     pub messages: Counter,
-    /// Messages that left although their timestamp lies before the barrier: of a link that has come back. Their receivers
-    /// refuse what is late for them
+    /// Messages forwarded although their timestamp is below the output barrier, which happens after a link
+    /// has returned. Their receivers refuse the messages that are late for them
     pub late: Counter,
-    /// Messages that left without a barrier, as nobody knows yet where their destination is
+    /// Messages forwarded without a barrier, because their destination is not known yet and they were flooded
     pub flooded: Counter,
-    /// Beacons taken: datagrams
+    /// Beacons accepted: datagrams
     pub datagrams: Counter,
-    /// Beacons taken: RDMA WRITEs
+    /// Beacons accepted: RDMA WRITEs
     pub writes: Counter,
     /// Beacons sent
     pub beacons: Counter,
-    /// Beacons that were due and for which there was no room
+    /// Beacons that were due but not sent for lack of room at the port
     pub unsent: Counter,
-    /// Links that were removed, as they were silent
+    /// Links removed because they were silent
     pub dead: Counter,
-    /// Links that were removed, as their neighbour said that nothing comes on them
+    /// Links removed because their neighbour, or the control plane, announced that nothing follows on them
     pub left: Counter,
     /// Links that took part again
     pub joined: Counter,
-    /// Beacon intervals lived through
+    /// Beacon intervals for which the worker was running
     pub ticks: Counter,
-    /// Intervals that were missed, as this worker did something else
+    /// Beacon intervals missed because the worker was busy otherwise
     pub ticks_missed: Counter,
-    /// How late ticks were, all together, in nanoseconds: their jitter
+    /// Sum of the ticks' delays, in nanoseconds: a measure of their jitter
     pub late_ns: Counter,
-    /// How late the latest was, in nanoseconds
+    /// Maximum delay of a tick, in nanoseconds
     pub latest_ns: Counter,
-    /// Events that the control plane was not told of, as too many waited
+    /// Events discarded because too many were waiting for the control plane
     pub events_lost: Counter,
     refused: [Counter; Refusal::ALL.len()],
 }
 
 impl Counters {
-    /// How often something was refused for this reason
+    /// Returns how often a beacon or message was refused for this reason.
     pub fn refused(&self, why: Refusal) -> u64 {
         self.refused[why as usize].get()
     }
@@ -57,17 +57,17 @@ impl Counters {
     }
 }
 
-/// Why what a beacon or a message says was not taken. Each reason is reached by a test.
+/// Reason why the barriers of a beacon or message were refused. Each reason is covered by a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Refusal {
-    /// It came where no link is, or to a queue pair of none
+    /// A frame on a port without a link, or for a queue pair of no link
     UnknownLink,
     /// A beacon that is not from the link's neighbour, or not on its port
     WrongSource,
-    /// A WRITE to something else than the link's register, or with another key
+    /// A WRITE to an address other than the link's register, or with another key
     WrongMemory,
-    /// Too short for a header, or something else than a beacon where only beacons belong
+    /// Too short for a 1Pipe header, or no beacon where only beacons are valid
     NoHeader,
     /// A header of another version
     OtherVersion,
@@ -77,14 +77,14 @@ pub enum Refusal {
     Ahead,
     /// A barrier that goes back
     Stale,
-    /// A link that wants to take part again, and is too far behind to be waited for
+    /// A link that returns, and is too far behind to be waited for
     TooFarBehind,
-    /// A message from above to above: no barrier speaks of it
+    /// A message from a link above to a link above: no barrier covers it
     Valley,
 }
 
 impl Refusal {
-    /// Every reason.
+    /// All reasons.
     pub const ALL: [Self; 10] = [
         Self::UnknownLink,
         Self::WrongSource,
@@ -98,7 +98,7 @@ impl Refusal {
         Self::Valley,
     ];
 
-    /// A word for it, as in reports.
+    /// Returns the reason's name, as in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::UnknownLink => "unknown_link",

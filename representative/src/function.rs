@@ -1,7 +1,9 @@
-//! A switch's barriers as a switch function, in the paper's three incarnations (1Pipe, section 6.2).
+//! Barrier processing of a switch as a switch function, in the paper's three incarnations (1Pipe, section
+//! 6.2).
 //!
-//! What comes in on a link updates the link's register; what goes out on a link carries the barrier of the half that feeds it.
-//! Both happen in the order in which frames come and go, on one worker: that a link keeps its order is the whole proof.
+//! A frame received on a link updates the link's register; a frame sent on a link carries the barrier of the
+//! half that feeds the link. Both happen in the order in which frames arrive and leave, on one worker: the
+//! proof in docs/onepipe.md requires only that each link is FIFO.
 
 mod incoming;
 mod outgoing;
@@ -11,7 +13,7 @@ use crate::beacon::Template;
 use crate::config::{Config, ConfigError, Side};
 use crate::counters::{Counters, Refusal};
 use crate::half::{DOWN, Half, UP};
-use crate::view::{Gauges, HalfShown, LinkState};
+use crate::view::{Gauges, HalfBarriers, LinkState};
 use incoming::{Expected, NO_LINK};
 use rocev2::onepipe::Timestamp;
 use rocev2::{Opcode, Packet, Qpn};
@@ -20,116 +22,118 @@ use std::sync::Arc;
 use switch::forward::{self, Forward};
 use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
 
-/// A link, by its place in the configuration.
+/// Link, as its index in the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u16);
 
-/// What the control plane tells a representative.
+/// Command from the control plane to a representative.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// What 1Pipe's clock shows now
+    /// Sets 1Pipe's time of this moment
     Clock(Timestamp),
-    /// The link is about to be taken down: nothing more will come on it.
+    /// The link is about to be taken down: nothing follows on it.
     Remove(LinkId),
-    /// The controller is done with the failure of the link (section 5.2, "Resume").
+    /// The controller has handled the failure of the link (1Pipe, section 5.2, "Resume").
     RemoveCommit(LinkId),
     /// The link takes part in the reliable service again.
     AddCommit(LinkId),
-    /// The registers are to be written down ([`Representative::gauges`]).
+    /// Copies the registers to the [gauges](Representative::gauges).
     Show,
 }
 
-/// What a representative tells the control plane.
+/// Event reported by a representative to the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A link was silent for too long, and is no part of the best-effort barrier any more (section 5.2, "Detect").
+    /// A link was silent for too long, and was removed from the best-effort barrier (1Pipe, section 5.2,
+    /// "Detect").
     Dead(LinkId, Committed),
-    /// A link's neighbour said that nothing comes on it, or the control plane did.
+    /// A link's neighbour, or the control plane, announced that nothing follows on the link.
     Left(LinkId, Committed),
     /// A link takes part again.
     Joined(LinkId),
 }
 
-/// The commit barrier that a link has last told, if any
+/// Commit barrier that a link last carried, if any
 pub type Committed = Option<Timestamp>;
 
-/// Events that wait for the control plane at most
+/// Maximum number of events waiting for the control plane
 const EVENTS: usize = 256;
-/// The input of the way down that is the way up of the same switch
+/// Input of the down half that is the up half of the same switch
 const LOOPBACK: usize = 0;
 
-/// The latest of some times: 0 if there was none, and else in the upper bits, so that differences wrap as they do, and with the
-/// lowest bit set.
+/// Latest of a number of 48-bit times: 0 if there was none, and otherwise the time in the upper 48 bits, so
+/// that differences wrap as those of timestamps do, with the lowest bit set.
 #[derive(Clone, Copy, Debug, Default)]
-struct Latest(u64);
+struct LatestTime(u64);
 
-impl Latest {
+impl LatestTime {
     #[inline]
-    const fn place(time: Timestamp) -> u64 {
+    const fn encode(time: Timestamp) -> u64 {
         time.nanos() << 16 | 1
     }
 
     #[inline]
     const fn note(&mut self, time: Timestamp) {
-        let place = Self::place(time);
-        if self.0 == 0 || place.wrapping_sub(self.0).cast_signed() > 0 {
-            self.0 = place;
+        let encoded = Self::encode(time);
+        if self.0 == 0 || encoded.wrapping_sub(self.0).cast_signed() > 0 {
+            self.0 = encoded;
         }
     }
 
-    /// Whether one was later than this.
+    /// Returns whether a time later than `time` was noted.
     const fn is_after(self, time: Timestamp) -> bool {
-        self.0 != 0 && self.0.wrapping_sub(Self::place(time)).cast_signed() > 0
+        self.0 != 0 && self.0.wrapping_sub(Self::encode(time)).cast_signed() > 0
     }
 }
 
-/// What is known of a link.
+/// State of a link.
 #[derive(Debug)]
 struct LinkEnds {
-    /// Whether messages carry barriers on it, in both directions
+    /// Whether messages carry barriers on the link, in both directions
     barriers_in_messages: bool,
-    /// The half that it feeds, and which of its inputs it is
+    /// Half that the link feeds, and its input there
     input: (usize, usize),
-    /// The half that it is fed by
+    /// Half that feeds the link
     output: usize,
-    /// The barrier that its neighbour was last told, on the half's line
-    told: u64,
-    /// The tick in which that was
-    told_at: u64,
-    /// The tick in which the last beacon was sent
+    /// Barrier last sent to the neighbour, unwrapped
+    sent_barrier: u64,
+    /// Tick in which that barrier was sent
+    sent_barrier_at: u64,
+    /// Tick in which the last beacon was sent
     beaconed_at: u64,
-    /// Why it takes no part, if it does not
-    gone: Option<LinkState>,
-    /// What its neighbour's clock showed when it sent the last beacon, and a nanosecond more if that was to say that nothing
-    /// follows
-    said_at: Latest,
+    /// Reason why the link takes no part; `None` if it does
+    absence: Option<LinkState>,
+    /// Time of the neighbour's clock in the link's last beacon, plus 1 ns if that beacon announced that
+    /// nothing follows
+    last_beacon: LatestTime,
     beacon: Template,
 }
 
-/// The function.
+/// 1Pipe's barrier processing at a switch, as a switch function: a bridge or router that updates and stamps
+/// barriers.
 pub struct Representative {
     config: Config,
     forward: Forward,
     halves: [Half; 2],
     links: Box<[LinkEnds]>,
-    /// What beacons look like that come on a link
+    /// What the next beacon of each link is expected to look like
     expected: Box<[Expected]>,
-    /// The link at each port, or [`NO_LINK`]; not for [`Incarnation::Host`]
+    /// Link at each port, or [`NO_LINK`]; unused with [`Incarnation::Host`](crate::Incarnation::Host)
     by_port: Box<[u16]>,
-    /// The links of the inputs of either half
+    /// Links of the inputs of both halves
     by_input: [Box<[u16]>; 2],
-    /// 1Pipe's time when the runner's is 0
+    /// 1Pipe's time when the runner's time is 0
     epoch: Timestamp,
-    /// The latest that this has been
+    /// Maximum that `epoch` has had
     epoch_max: Timestamp,
-    /// [`Config::ahead_max`], as distances are
+    /// [`Config::ahead_max`], as a signed distance in nanoseconds
     ahead_max: i64,
     ticks: u64,
     /// `None` before the first call
     next_tick: Option<Nanos>,
-    /// Both barriers of the way up, and whether anybody is there, as the way down knows it
-    looped_back: (u64, u64, bool),
-    /// A barrier has passed an instant since then, and links have not been told yet
+    /// Both barriers of the up half, and whether any of its links is live, as last copied to the down half
+    up_half_copy: (u64, u64, bool),
+    /// Time since when a barrier has passed an instant without beacons having been sent
     due: Option<Nanos>,
     counters: Arc<Counters>,
     gauges: Arc<Gauges>,
@@ -137,7 +141,10 @@ pub struct Representative {
 }
 
 impl Representative {
-    /// A representative that has heard nothing yet.
+    /// Creates a representative that has received no barriers yet.
+    ///
+    /// # Errors
+    /// The configuration is invalid.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.check()?;
         let dead_after_ticks = u64::from(config.dead_after_intervals);
@@ -159,16 +166,16 @@ impl Representative {
                 barriers_in_messages: link.barriers_in_messages,
                 input,
                 output,
-                told: 0,
-                told_at: 0,
+                sent_barrier: 0,
+                sent_barrier_at: 0,
                 beaconed_at: 0,
-                gone: None,
-                said_at: Latest::default(),
+                absence: None,
+                last_beacon: LatestTime::default(),
                 beacon,
             });
         }
         let mut halves = [Half::new(by_input[UP].len(), limits), Half::new(by_input[DOWN].len(), limits)];
-        halves[DOWN].barrier.keep(LOOPBACK);
+        halves[DOWN].barrier.never_expire(LOOPBACK);
         #[cfg(debug_assertions)]
         for half in &mut halves {
             half.barrier.plant(config.bug);
@@ -185,7 +192,7 @@ impl Representative {
             ahead_max: i64::try_from(config.ahead_max.0).unwrap_or(i64::MAX),
             ticks: 0,
             next_tick: None,
-            looped_back: (0, 0, true),
+            up_half_copy: (0, 0, true),
             due: None,
             counters: Arc::default(),
             gauges: Gauges::new(config.links.iter().map(|link| link.side)).into(),
@@ -193,7 +200,7 @@ impl Representative {
             config,
         };
         function.loop_back();
-        function.looped_back.2 = function.halves[UP].barrier.live() > 0;
+        function.up_half_copy.2 = function.halves[UP].barrier.live() > 0;
         Ok(function)
     }
 
@@ -204,22 +211,22 @@ impl Representative {
         self
     }
 
-    /// What it has counted so far, and goes on to count
+    /// Returns the counters, which stay up to date.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
     }
 
-    /// Its registers, as it shows them when it is [told to](Command::Show)
+    /// Returns the registers, as they were at the last [`Command::Show`].
     pub fn gauges(&self) -> Arc<Gauges> {
         Arc::clone(&self.gauges)
     }
 
-    /// What the bridge has counted
+    /// Returns the bridge's counters.
     pub fn forward_counters(&self) -> Arc<forward::Counters> {
         self.forward.counters()
     }
 
-    /// The best-effort and the commit barrier of the links to this side.
+    /// Returns the best-effort and the commit barrier of the links to this side.
     pub fn barriers(&self, to: Side) -> (Option<Timestamp>, Option<Timestamp>) {
         let half = match to {
             Side::Above => UP,
@@ -228,26 +235,26 @@ impl Representative {
         (self.halves[half].barrier.best_effort(), self.halves[half].barrier.commit())
     }
 
-    /// Whether a link takes part in the best-effort barrier
+    /// Returns whether a link takes part in the best-effort barrier.
     pub fn is_live(&self, link: LinkId) -> bool {
-        let Some(known) = self.links.get(usize::from(link.0)) else { return false };
-        self.halves[known.input.0].barrier.is_live(known.input.1)
+        let Some(ends) = self.links.get(usize::from(link.0)) else { return false };
+        self.halves[ends.input.0].barrier.is_live(ends.input.1)
     }
 
-    /// 1Pipe's time
+    /// Returns 1Pipe's time.
     #[inline]
     fn clock(&self, now: Nanos) -> Timestamp {
         self.epoch.add(now.0)
     }
 
-    /// Whether a frame is for the switch itself.
+    /// Returns whether a frame is addressed to the switch itself.
     #[inline]
     fn is_own(&self, frame: &[u8]) -> bool {
         frame.first_chunk::<6>().is_some_and(|to| *to == self.config.mac.0)
             && self.forward.ends_here(frame, &self.config.addresses)
     }
 
-    fn tell(&mut self, event: Event) {
+    fn report(&mut self, event: Event) {
         if self.events.len() < EVENTS {
             self.events.push_back(event);
         } else {
@@ -255,25 +262,25 @@ impl Representative {
         }
     }
 
-    /// Writes down how the links are.
+    /// Copies the registers and the links' states to the gauges.
     #[cold]
-    fn show(&self) {
+    fn publish(&self) {
         let half = |number: usize| {
             let barrier = &self.halves[number].barrier;
-            let loopback = if number == DOWN { barrier.standing(LOOPBACK) } else { None };
-            HalfShown {
+            let loopback = if number == DOWN { barrier.input_state(LOOPBACK) } else { None };
+            HalfBarriers {
                 best_effort: Some(barrier.position()),
                 commit: Some(barrier.commit_position()),
                 loopback: loopback.map(|(register, _)| register),
             }
         };
         let link = |number: usize| {
-            let LinkEnds { input: (half, input), gone, .. } = self.links[number];
-            let (register, said) = self.halves[half].barrier.standing(input).unwrap_or((0, 0));
-            let state = gone.unwrap_or(if register > 0 { LinkState::Alive } else { LinkState::Waiting });
-            (state, register, said)
+            let LinkEnds { input: (half, input), absence, .. } = self.links[number];
+            let (register, carried) = self.halves[half].barrier.input_state(input).unwrap_or((0, 0));
+            let state = absence.unwrap_or(if register > 0 { LinkState::Alive } else { LinkState::Waiting });
+            (state, register, carried)
         };
-        self.gauges.show(half, link);
+        self.gauges.publish(half, link);
     }
 }
 
@@ -294,8 +301,8 @@ impl Function for Representative {
         }
         let layout = match self.forward.admit(frame, port) {
             Ok(Some(layout)) => layout,
-            // ARP and neighbour discovery, if it is for us
-            Ok(None) if self.is_own(frame.bytes()) || self.asks_for_us(frame.bytes()) => {
+            // ARP and neighbour discovery, if addressed to this switch
+            Ok(None) if self.is_own(frame.bytes()) || self.requests_own_address(frame.bytes()) => {
                 return Verdict::Punt;
             }
             Ok(None) => return self.forward.route(frame, port, now, out),
@@ -321,7 +328,7 @@ impl Function for Representative {
         let ticked = self.next_tick.is_none_or(|at| at <= now);
         if ticked {
             self.tick(now);
-            // Stations are forgotten after minutes: an interval more or less is nothing.
+            // Stations are forgotten after minutes, so an interval more or less does not matter.
             if self.forward.next_timer().is_some_and(|at| at <= now) {
                 self.forward.on_timer(now, out);
             }
@@ -336,7 +343,7 @@ impl Function for Representative {
     }
 
     fn on_command(&mut self, command: Command, now: Nanos) {
-        let known = |LinkId(link): LinkId| self.links.get(usize::from(link)).map(|link| link.input);
+        let input_of = |LinkId(link): LinkId| self.links.get(usize::from(link)).map(|link| link.input);
         match command {
             Command::Clock(clock) => {
                 self.epoch = Timestamp::new(clock.nanos().wrapping_sub(now.0));
@@ -345,19 +352,19 @@ impl Function for Representative {
                 }
                 self.next_tick = self.next_tick.map(|_| self.next_instant(now));
             }
-            Command::Remove(link) if known(link).is_some() => self.leave(usize::from(link.0), now),
+            Command::Remove(link) if input_of(link).is_some() => self.leave(usize::from(link.0), now),
             Command::RemoveCommit(link) => {
-                if let Some((half, input)) = known(link) {
+                if let Some((half, input)) = input_of(link) {
                     self.halves[half].barrier.remove_commit(input);
-                    self.pass(half, now);
+                    self.propagate(half, now);
                 }
             }
             Command::AddCommit(link) => {
-                if let Some((half, input)) = known(link) {
+                if let Some((half, input)) = input_of(link) {
                     self.halves[half].barrier.add_commit(input);
                 }
             }
-            Command::Show => self.show(),
+            Command::Show => self.publish(),
             Command::Remove(_) => {}
         }
     }

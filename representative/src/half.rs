@@ -1,41 +1,42 @@
-//! A switch is two nodes of the routing graph, one for the way up and one for the way down (1Pipe, section 3.1, figure 3).
+//! The two halves of a switch, each a node of the routing graph: one for routes up, one for routes down
+//! (1Pipe, section 3.1, figure 3).
 
 use crate::barrier::{Barrier, Limits};
 
-/// What goes up, fed by the links to below
+/// Index of the up half, whose inputs are the links below
 pub(crate) const UP: usize = 0;
-/// What goes down, fed by the links to above and by what goes up
+/// Index of the down half, whose inputs are the links above and the up half
 pub(crate) const DOWN: usize = 1;
 
-/// One of the two: its barrier, and which instants it has passed.
+/// One of the two halves: its barrier, and the beacon instants that the barrier has passed.
 #[derive(Debug)]
 pub(crate) struct Half {
     pub(crate) barrier: Barrier,
-    /// The latest multiple of the beacon interval that the barrier has passed, on the barrier's line
+    /// Latest multiple of the beacon interval that the barrier has passed, unwrapped
     pub(crate) passed: u64,
-    /// The next one
+    /// Next such multiple
     next: u64,
 }
 
-/// One round of 48-bit timestamps
-const ROUND: u64 = 1 << 48;
+/// Period of 48-bit timestamps, in nanoseconds
+const PERIOD: u64 = 1 << 48;
 
 impl Half {
     pub(crate) fn new(inputs: usize, limits: Limits) -> Self {
         Self { barrier: Barrier::new(inputs, limits), passed: 0, next: 1 }
     }
 
-    /// Whether the barrier has passed another instant. Where timestamps begin anew, an interval is cut short: hosts with
-    /// longer clocks know no other place for it either.
+    /// Returns whether the barrier has passed another instant since the last call. Where 48-bit timestamps
+    /// wrap, an interval is cut short, because hosts with longer clocks see an instant at that point, too.
     #[inline]
-    pub(crate) fn pass(&mut self, interval: u64) -> bool {
+    pub(crate) fn pass_instant(&mut self, interval: u64) -> bool {
         let position = self.barrier.position();
         if position < self.next {
             return false;
         }
-        let begin = position - position % ROUND;
+        let begin = position - position % PERIOD;
         self.passed = position - (position - begin) % interval;
-        self.next = (self.passed + interval).min(begin + ROUND);
+        self.next = (self.passed + interval).min(begin + PERIOD);
         true
     }
 }
@@ -48,16 +49,16 @@ mod tests {
     #[test]
     fn instants_are_multiples_in_every_round() {
         let mut half = Half::new(1, Limits { dead_after_ticks: 10, window_ns: 1 });
-        assert!(!half.pass(1000), "no barrier yet");
-        let begin = ROUND - ROUND % 1000 - 500;
+        assert!(!half.pass_instant(1000), "no barrier yet");
+        let begin = PERIOD - PERIOD % 1000 - 500;
         let mut passed = Vec::new();
         for by in (0..3000).step_by(100) {
             half.barrier.update(0, Some(Timestamp::new(begin + by)), None);
-            if half.pass(1000) {
+            if half.pass_instant(1000) {
                 passed.push(Timestamp::new(half.passed).nanos());
             }
         }
-        let last = ROUND - ROUND % 1000;
+        let last = PERIOD - PERIOD % 1000;
         assert_eq!(passed, [last - 1000, last, 0, 1000]);
     }
 }

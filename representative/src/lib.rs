@@ -1,9 +1,11 @@
-//! 1Pipe's network side (paper: Li et al., "1Pipe: Scalable Total Order Communication in Data Center Networks", SIGCOMM
-//! 2021, sections 4 and 6.2): what a switch does so that every receiver knows which timestamps are still to come.
+//! 1Pipe in the network (Li et al., "1Pipe: Scalable Total Order Communication in Data Center Networks",
+//! SIGCOMM 2021, sections 4 and 6.2): barrier timestamps, by which every receiver knows which timestamps may
+//! still arrive.
 //!
-//! [`Barrier`] is the minimum over a switch's input links. [`Representative`] keeps a switch's two of them, in one of the
-//! paper's three [incarnations](Incarnation): as the switch itself, on the switch's CPU, or as a host in its place. docs/onepipe.md
-//! says why no barrier is ever too high. [`process`] is the other side: an endpoint that sends and delivers in total order.
+//! [`Barrier`] is the minimum over a switch's input links. [`Representative`] keeps a switch's two barriers
+//! in one of the paper's three [incarnations](Incarnation): in the switching chip, on the switch CPU, or on a
+//! host that represents the switch. docs/onepipe.md proves that no barrier is ever too high. [`process`] is
+//! the endpoint, which sends scatterings and delivers messages in total order.
 
 #![forbid(unsafe_code)]
 
@@ -26,31 +28,31 @@ pub use function::{Command, Event, LinkId, Representative};
 pub use process::{Process, ProcessId};
 pub use view::{Gauges, Lagging, LinkState, View, Watch};
 
-/// Bugs that can be planted, to see whether tests find them.
+/// Bugs that can be planted, to check that the tests find them.
 #[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bug {
-    /// A link that comes back takes part at once, and the barrier goes back to what it says
+    /// A link that returns takes part at once, and the barrier goes back to that link's barrier
     ReturningLink,
-    /// The barrier is that of the link which spoke last
+    /// The barrier is that of the link that was updated last, instead of the minimum
     LastLink,
-    /// A process delivers messages of equal timestamps in the order in which they came
+    /// A process delivers messages with equal timestamps in the order of arrival instead of by sender
     TieByArrival,
-    /// A process's beacon leaves ahead of messages that have their timestamps already, and says that none follow
+    /// A process's beacon overtakes messages that have been stamped, and promises that none of them follows
     OvertakingBeacon,
-    /// A switch drops some of what comes on its first link, and counts nothing
+    /// A switch silently drops some of the messages from its first link, without counting them
     SilentDrop,
-    /// A process that gives up what is missing of one sender refuses the next packet of another
+    /// A process that gives up the missing packets of one sender refuses the next packet of another sender
     SharedGap,
-    /// A beacon is taken from any source
+    /// A beacon is accepted from any source address
     AnySource,
-    /// A switch passes beacons on that name itself as their source
+    /// A switch forwards beacons that name the switch itself as their source
     ForgedNeighbour,
 }
 
 #[cfg(debug_assertions)]
 impl Bug {
-    /// Every bug.
+    /// All bugs.
     pub const ALL: [Self; 8] = [
         Self::ReturningLink,
         Self::LastLink,

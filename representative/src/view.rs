@@ -1,9 +1,10 @@
-//! What is to be seen of a switch's links: who is alive, who lags, and whom a barrier waits for (1Pipe, section 7.1: the control
-//! plane is told of a link whose barrier lags; FACTS C-46, OP-59).
+//! State of a switch's links for the control plane: which are alive, which lag, and for which link a barrier
+//! waits (1Pipe, section 6.2.1: the control plane checks link barriers and reports a link whose barrier lags
+//! significantly).
 //!
-//! Nothing of this is on the way of a packet. The worker writes its registers down when the control plane asks
-//! ([`Command::Show`](crate::Command::Show)), all at one moment; the control plane reads them ([`Gauges::read`]) and judges
-//! ([`Watch`]).
+//! None of this is on a packet's path. The worker copies its registers when the control plane requests it
+//! ([`Command::Show`](crate::Command::Show)), all at one moment; the control plane reads them
+//! ([`Gauges::read`]) and evaluates them ([`Watch`]).
 
 use crate::config::Side;
 use crate::function::LinkId;
@@ -12,27 +13,27 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 use rocev2::onepipe::Timestamp;
 use switch::Nanos;
 
-/// A link that holds the barrier is told of this often at most
-const TOLD_EVERY: Nanos = Nanos::from_secs(1);
+/// Minimum time between two reports of a link that holds the barrier
+const REPORT_INTERVAL: Nanos = Nanos::from_secs(1);
 
-/// How a link is.
+/// State of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum LinkState {
-    /// It takes part, and has told no barrier yet: nobody has one before it does
+    /// The link takes part, and has carried no barrier yet, so there is no output barrier either
     Waiting,
-    /// It takes part
+    /// The link takes part
     Alive,
-    /// It was silent for too long, and takes no part
+    /// The link was silent for too long, and takes no part
     Dead,
-    /// Its neighbour, or the control plane, said that nothing comes on it
+    /// The neighbour, or the control plane, announced that nothing follows on the link
     Left,
 }
 
 impl LinkState {
     const ALL: [Self; 4] = [Self::Waiting, Self::Alive, Self::Dead, Self::Left];
 
-    /// A word for it, as in reports.
+    /// Returns the state's name, as in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Waiting => "waiting",
@@ -43,33 +44,34 @@ impl LinkState {
     }
 }
 
-/// A link's registers, as numbers on the line of the half that it feeds; 0 is none.
+/// Registers of a link, unwrapped as those of the half that it feeds; 0 if there is none.
 #[derive(Debug, Default)]
 struct LinkGauge {
     state: AtomicU8,
     register: AtomicU64,
-    said: AtomicU64,
+    carried: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct HalfGauge {
     best_effort: AtomicU64,
     commit: AtomicU64,
-    /// Of the input of the way down that is the way up, if it takes part: its register plus one
+    /// Register of the down half's input that is the up half, plus one; 0 if that input takes no part
     loopback: AtomicU64,
 }
 
-/// What a half shows of itself.
-pub(crate) struct HalfShown {
+/// Barriers of a half, unwrapped.
+pub(crate) struct HalfBarriers {
     pub(crate) best_effort: Option<u64>,
     pub(crate) commit: Option<u64>,
     pub(crate) loopback: Option<u64>,
 }
 
-/// A representative's registers as they were when they were last shown: written by its worker, read by anyone.
+/// Registers of a representative at the last [`Command::Show`](crate::Command::Show): written by its worker,
+/// read by any thread (a sequence lock).
 #[derive(Debug)]
 pub struct Gauges {
-    /// Odd while they are written
+    /// Odd while the registers are being written
     sequence: AtomicU64,
     sides: Box<[Side]>,
     halves: [HalfGauge; 2],
@@ -83,45 +85,46 @@ impl Gauges {
         Self { sequence: AtomicU64::new(0), sides, halves: Default::default(), links }
     }
 
-    /// To be called by the one worker that they are of: `half` and `link` say how each is, the latter with its register and
-    /// with what it last said.
-    pub(crate) fn show(
+    /// Publishes the registers. To be called by the representative's worker alone: `half` returns the
+    /// barriers of a half, `link` the state of a link, its register, and the barrier that it last carried.
+    pub(crate) fn publish(
         &self,
-        half: impl Fn(usize) -> HalfShown,
+        half: impl Fn(usize) -> HalfBarriers,
         link: impl Fn(usize) -> (LinkState, u64, u64),
     ) {
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence + 1, Ordering::Relaxed);
         fence(Ordering::Release);
         for (number, gauge) in self.halves.iter().enumerate() {
-            let HalfShown { best_effort, commit, loopback } = half(number);
+            let HalfBarriers { best_effort, commit, loopback } = half(number);
             gauge.best_effort.store(best_effort.unwrap_or(0), Ordering::Relaxed);
             gauge.commit.store(commit.unwrap_or(0), Ordering::Relaxed);
             gauge.loopback.store(loopback.map_or(0, |register| register + 1), Ordering::Relaxed);
         }
         for (number, gauge) in self.links.iter().enumerate() {
-            let (state, register, said) = link(number);
+            let (state, register, carried) = link(number);
             gauge.state.store(state as u8, Ordering::Relaxed);
             gauge.register.store(register, Ordering::Relaxed);
-            gauge.said.store(said, Ordering::Relaxed);
+            gauge.carried.store(carried, Ordering::Relaxed);
         }
         self.sequence.store(sequence + 2, Ordering::Release);
     }
 
-    /// What was shown last; `None` if nothing was, or something just is: read again later.
+    /// Returns the registers last published; `None` if there were none yet, or if they are being written just
+    /// now: retry later.
     pub fn read(&self) -> Option<View> {
         let sequence = self.sequence.load(Ordering::Acquire);
         let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
-        let halves = self.halves.each_ref().map(|half| HalfShown {
+        let halves = self.halves.each_ref().map(|half| HalfBarriers {
             best_effort: Some(load(&half.best_effort)).filter(|&position| position > 0),
             commit: Some(load(&half.commit)).filter(|&position| position > 0),
             loopback: load(&half.loopback).checked_sub(1),
         });
-        let links = self.links.iter().zip(&self.sides).map(|(link, &side)| Standing {
+        let links = self.links.iter().zip(&self.sides).map(|(link, &side)| PublishedLink {
             side,
             state: LinkState::ALL[usize::from(link.state.load(Ordering::Relaxed))],
             register: load(&link.register),
-            said: load(&link.said),
+            carried: load(&link.carried),
         });
         let links: Vec<_> = links.collect();
         fence(Ordering::Acquire);
@@ -131,15 +134,15 @@ impl Gauges {
     }
 }
 
-/// A link as it was shown
-struct Standing {
+/// Link as published
+struct PublishedLink {
     side: Side,
     state: LinkState,
     register: u64,
-    said: u64,
+    carried: u64,
 }
 
-impl Standing {
+impl PublishedLink {
     fn is_of(&self, half: usize) -> bool {
         (self.side == Side::Below) == (half == UP)
     }
@@ -149,51 +152,54 @@ impl Standing {
     }
 }
 
-/// A switch's barriers and links at one moment.
+/// Barriers and links of a switch at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
-    /// What the links to above carry
+    /// Barriers that links to above carry
     pub above: BarrierView,
-    /// What the links to below carry
+    /// Barriers that links to below carry
     pub below: BarrierView,
-    /// The links, in the order of the configuration
+    /// Links, in the order of the configuration
     pub links: Vec<LinkView>,
 }
 
-/// The barriers of the links to one side.
+/// Barriers of the links to one side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BarrierView {
-    /// Best effort
+    /// Best-effort barrier
     pub best_effort: Option<Timestamp>,
-    /// Commit
+    /// Commit barrier
     pub commit: Option<Timestamp>,
-    /// The link that best effort waits for. That of the links to below may wait for one from below, by way of this
-    /// switch's way up.
+    /// Link that the best-effort barrier waits for. The barrier of the links to below may wait for a link
+    /// from below, by way of this switch's up half.
     pub holder: Option<LinkId>,
 }
 
-/// A link.
+/// State of a link, with its distances to other links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkView {
-    /// Where its neighbour is
+    /// Side of the switch that the neighbour is on
     pub side: Side,
-    /// How it is
+    /// State of the link
     pub state: LinkState,
-    /// How far its register is ahead of the barrier that it is part of; 0 holds it. `None` unless it is alive
+    /// How far the link's register is ahead of the barrier that it is an input of; 0 if it holds that
+    /// barrier. `None` unless the link is alive
     pub ahead: Option<Nanos>,
-    /// How far what it says is behind the median of those that are part of the same barrier: half of them say so, so it is not
-    /// one fast clock that makes others look slow. `None` unless it is alive
+    /// How far the barrier that the link last carried is behind the median of the links that are inputs of
+    /// the same barrier. Half of the links are at the median or later, so one fast clock does not make the
+    /// other links look slow. `None` unless the link is alive
     pub lag: Option<Nanos>,
 }
 
 impl View {
-    fn new(halves: &[HalfShown; 2], links: &[Standing]) -> Self {
+    fn new(halves: &[HalfBarriers; 2], links: &[PublishedLink]) -> Self {
         let medians = [UP, DOWN].map(|half| {
             let of_links = links.iter().filter(|link| link.is_of(half) && link.state == LinkState::Alive);
-            let mut said: Vec<_> = of_links.map(|link| link.said).chain(halves[half].loopback).collect();
-            said.retain(|&position| position > 0);
-            said.sort_unstable();
-            said.get(said.len() / 2).copied()
+            let mut carried: Vec<_> =
+                of_links.map(|link| link.carried).chain(halves[half].loopback).collect();
+            carried.retain(|&position| position > 0);
+            carried.sort_unstable();
+            carried.get(carried.len() / 2).copied()
         });
         let holder = |half: usize| {
             let of_links = (0..).zip(links).filter(|(_, link)| link.is_of(half) && link.takes_part());
@@ -218,77 +224,80 @@ impl View {
                 side: link.side,
                 state: link.state,
                 ahead: (alive && barrier > 0).then(|| Nanos(link.register.saturating_sub(barrier))),
-                lag: medians[half].filter(|_| alive).map(|median| Nanos(median.saturating_sub(link.said))),
+                lag: medians[half].filter(|_| alive).map(|median| Nanos(median.saturating_sub(link.carried))),
             }
         });
         Self { above: barrier(UP, up), below: barrier(DOWN, down), links: links.collect() }
     }
 
-    /// A link.
+    /// Returns the state of a link. Panics if there is no such link.
     pub fn link(&self, LinkId(number): LinkId) -> LinkView {
         self.links[usize::from(number)]
     }
 }
 
-/// A link holds a barrier, and lags.
+/// A link that holds a barrier, and lags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lagging {
-    /// Which
+    /// The link
     pub link: LinkId,
-    /// How it is: one that is [`Waiting`](LinkState::Waiting) has told no barrier at all
+    /// State of the link; one that is [`Waiting`](LinkState::Waiting) has carried no barrier at all
     pub state: LinkState,
-    /// How far it is behind the others, or for how long they have waited for its first barrier
+    /// How far the link is behind the other links, or for how long they have waited for its first barrier
     pub lag: Nanos,
 }
 
-/// Looks for a link that is alive and keeps everybody waiting: its neighbour's clock is slow, or something before it is.
+/// Detects links that are alive and hold back a barrier: the neighbour's clock, or one upstream of the
+/// neighbour, is slow.
 #[derive(Clone, Debug)]
 pub struct Watch {
     threshold: Nanos,
-    /// When a link was last told of, of either half
-    told: [Option<Nanos>; 2],
-    /// Who has told nothing while others have, and since when that has been seen
-    waits: [Option<(LinkId, Nanos)>; 2],
+    /// When a link of either half was last reported
+    reported_at: [Option<Nanos>; 2],
+    /// Link of either half that has carried no barrier while other links have, and since when that has been
+    /// observed
+    silent: [Option<(LinkId, Nanos)>; 2],
 }
 
 impl Watch {
-    /// One that tells of lags above `threshold`.
+    /// Creates a watch that reports lags above `threshold`.
     pub const fn new(threshold: Nanos) -> Self {
-        Self { threshold, told: [None; 2], waits: [None; 2] }
+        Self { threshold, reported_at: [None; 2], silent: [None; 2] }
     }
 
-    /// Whether anybody has told a barrier who waits for one that has not: another link of either side, or, for a link to above,
-    /// those below together. Before that nobody is late.
-    fn others_speak(half: usize, view: &View) -> bool {
+    /// Returns whether another link that waits for the silent one has carried a barrier: any link of either
+    /// side, or, for a link to above, the links below together. Before that, no link is late.
+    fn others_have_barriers(half: usize, view: &View) -> bool {
         let below = half == DOWN && view.above.best_effort.is_some();
         below || view.links.iter().any(|other| other.state == LinkState::Alive)
     }
 
-    /// Those who lag, once a second at most on either side.
+    /// Returns the links that lag, at most one a second for either half.
     pub fn look(&mut self, view: &View, now: Nanos) -> impl Iterator<Item = Lagging> + use<> {
         let lagging = [(UP, view.above), (DOWN, view.below)].map(|(half, barrier)| {
             let link = barrier.holder?;
             let LinkView { side, state, lag, .. } = view.link(link);
             if (side == Side::Below) != (half == UP) {
-                return None; // the way up tells
+                return None; // reported for the up half
             }
             let lag = if state == LinkState::Waiting {
-                if !Self::others_speak(half, view) {
-                    self.waits[half] = None;
+                if !Self::others_have_barriers(half, view) {
+                    self.silent[half] = None;
                     return None;
                 }
-                let known = self.waits[half].filter(|&(known, _)| known == link);
-                let (_, since) = *self.waits[half].insert(known.unwrap_or((link, now)));
+                let known = self.silent[half].filter(|&(known, _)| known == link);
+                let (_, since) = *self.silent[half].insert(known.unwrap_or((link, now)));
                 now.since(since)
             } else {
-                self.waits[half] = None;
+                self.silent[half] = None;
                 lag?
             };
-            let lately = self.told[half].is_some_and(|told| now.since(told) < TOLD_EVERY);
-            if lag <= self.threshold || lately {
+            let is_recent =
+                self.reported_at[half].is_some_and(|reported_at| now.since(reported_at) < REPORT_INTERVAL);
+            if lag <= self.threshold || is_recent {
                 return None;
             }
-            self.told[half] = Some(now);
+            self.reported_at[half] = Some(now);
             Some(Lagging { link, state, lag })
         });
         lagging.into_iter().flatten()
@@ -299,38 +308,38 @@ impl Watch {
 mod tests {
     use super::*;
 
-    /// Two links from below and two from above, at these places on the line
+    /// Builds a view of two links from below and two from above, with these registers.
     fn view(up: [u64; 2], down: [u64; 2], state: [LinkState; 4]) -> View {
         let sides = [Side::Below, Side::Below, Side::Above, Side::Above];
         let gauges = Gauges::new(sides.into_iter());
-        assert_eq!(gauges.read(), None, "nothing was shown yet");
-        let place = [up[0], up[1], down[0], down[1]];
+        assert_eq!(gauges.read(), None, "nothing was published yet");
+        let registers = [up[0], up[1], down[0], down[1]];
         let takes_part = |n: &usize| matches!(state[*n], LinkState::Alive | LinkState::Waiting);
-        let low = |inputs: core::ops::Range<usize>| inputs.filter(takes_part).map(|n| place[n]).min();
+        let low = |inputs: core::ops::Range<usize>| inputs.filter(takes_part).map(|n| registers[n]).min();
         let half = |half| {
             let best_effort = if half == UP { low(0..2) } else { low(0..4) };
             let best_effort = best_effort.filter(|&barrier| barrier > 0);
-            HalfShown { best_effort, commit: None, loopback: low(0..2).filter(|_| half == DOWN) }
+            HalfBarriers { best_effort, commit: None, loopback: low(0..2).filter(|_| half == DOWN) }
         };
-        gauges.show(half, |link| (state[link], place[link], place[link]));
+        gauges.publish(half, |link| (state[link], registers[link], registers[link]));
         gauges.read().unwrap()
     }
 
     const ALIVE: [LinkState; 4] = [LinkState::Alive; 4];
 
     #[test]
-    fn the_one_that_all_wait_for_is_named() {
+    fn view_names_the_link_that_holds_each_barrier() {
         let seen = view([5_000, 9_000], [7_000, 8_000], ALIVE);
         assert_eq!(
             (seen.above.holder, seen.below.holder),
             (Some(LinkId(0)), Some(LinkId(0))),
-            "by the way up"
+            "through the up half"
         );
         assert_eq!(seen.above.best_effort, Some(Timestamp::new(5_000)));
         let of = |ahead, lag| (Some(Nanos(ahead)), Some(Nanos(lag)));
-        let told: Vec<_> = seen.links.iter().map(|link| (link.ahead, link.lag)).collect();
-        // The median of what feeds the way down is 7,000: 5,000 by the way up, 7,000, 8,000.
-        assert_eq!(told, [of(0, 4_000), of(4_000, 0), of(2_000, 0), of(3_000, 0)]);
+        let distances: Vec<_> = seen.links.iter().map(|link| (link.ahead, link.lag)).collect();
+        // The median of the down half's inputs is 7,000: 5,000 of the up half, 7,000, 8,000.
+        assert_eq!(distances, [of(0, 4_000), of(4_000, 0), of(2_000, 0), of(3_000, 0)]);
         let seen = view([5_000, 9_000], [4_000, 8_000], ALIVE);
         assert_eq!((seen.above.holder, seen.below.holder), (Some(LinkId(0)), Some(LinkId(2))));
         let gone = [LinkState::Dead, LinkState::Left, LinkState::Alive, LinkState::Alive];
@@ -340,17 +349,17 @@ mod tests {
     }
 
     #[test]
-    fn one_fast_clock_makes_nobody_lag() {
+    fn one_fast_clock_does_not_make_other_links_lag() {
         let mut watch = Watch::new(Nanos(100));
         let seen = view([5_000, 5_010], [5_000, 900_000], ALIVE);
         assert_eq!(watch.look(&seen, Nanos::ZERO).count(), 0, "{seen:?}");
     }
 
     #[test]
-    fn a_lag_is_told_once_a_second() {
+    fn lag_is_reported_once_a_second() {
         let mut watch = Watch::new(Nanos(100));
         let close = view([5_000, 5_100], [5_100, 5_000], ALIVE);
-        assert_eq!(watch.look(&close, Nanos::ZERO).count(), 0, "no more than is allowed");
+        assert_eq!(watch.look(&close, Nanos::ZERO).count(), 0, "at the threshold");
         let far = view([5_000, 5_101], [4_000, 5_101], ALIVE);
         let expected = [(0, 101), (2, 1_000)];
         let expected = expected.map(|(link, lag)| Lagging {
@@ -364,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_never_tells_a_barrier_is_told_of() {
+    fn link_that_never_carries_a_barrier_is_reported() {
         let mut watch = Watch::new(Nanos(100));
         let states = [LinkState::Waiting, LinkState::Alive, LinkState::Alive, LinkState::Alive];
         let seen = view([0, 5_000], [5_000, 5_000], states);
@@ -372,19 +381,19 @@ mod tests {
         assert_eq!(watch.look(&seen, Nanos(1_000)).count(), 0);
         let expected = Lagging { link: LinkId(0), state: LinkState::Waiting, lag: Nanos(101) };
         assert_eq!(watch.look(&seen, Nanos(1_101)).collect::<Vec<_>>(), [expected]);
-        // Before anybody has spoken, nobody is late.
+        // Before any link has carried a barrier, no link is late.
         let mut watch = Watch::new(Nanos(100));
         let seen = view([0, 0], [0, 0], [LinkState::Waiting; 4]);
         assert_eq!(watch.look(&seen, Nanos(1_000)).count() + watch.look(&seen, Nanos(2_000)).count(), 0);
-        // The time for which all were silent is nobody's fault.
+        // The time for which all links were silent does not count.
         let seen = view([0, 5_000], [5_000, 5_000], states);
         assert_eq!(watch.look(&seen, Nanos(3_000)).count() + watch.look(&seen, Nanos(3_100)).count(), 0);
         assert_eq!(watch.look(&seen, Nanos(3_101)).collect::<Vec<_>>(), [expected]);
     }
 
-    /// The only link to above has nobody to be compared with but those below.
+    /// The only link to above can be compared only with the links below.
     #[test]
-    fn the_only_link_of_a_side_is_told_of_too() {
+    fn only_link_of_a_side_is_reported_too() {
         use LinkState::{Alive, Left, Waiting};
         let expected = |link| Lagging { link: LinkId(link), state: Waiting, lag: Nanos(101) };
         let mut watch = Watch::new(Nanos(100));
@@ -393,12 +402,12 @@ mod tests {
         assert_eq!(seen.above.best_effort, Some(Timestamp::new(5_000)));
         assert_eq!(watch.look(&seen, Nanos(1_000)).count(), 0);
         assert_eq!(watch.look(&seen, Nanos(1_101)).collect::<Vec<_>>(), [expected(2)]);
-        // The same of the only one from below, for which those to above wait
+        // The same for the only link from below, for which the links above wait
         let mut watch = Watch::new(Nanos(100));
         let seen = view([0, 0], [5_000, 6_000], [Left, Waiting, Alive, Alive]);
         assert_eq!(watch.look(&seen, Nanos(1_000)).count(), 0);
         assert_eq!(watch.look(&seen, Nanos(1_101)).collect::<Vec<_>>(), [expected(1)], "{seen:?}");
-        // Two that have told nothing: the way up has none for the way down to wait with.
+        // Two links that have carried no barrier: the up half has none for which the down half could wait.
         let mut watch = Watch::new(Nanos(100));
         let seen = view([0, 0], [0, 0], [Left, Waiting, Waiting, Left]);
         assert_eq!(watch.look(&seen, Nanos(1_000)).count() + watch.look(&seen, Nanos(2_000)).count(), 0);

@@ -1,38 +1,39 @@
-//! DCQCN: the receiver of a packet marked by a congested switch tells its sender (CNP, IB A17.9), and the sender slows
-//! down (Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM 2015, section 5 and figure 7).
+//! DCQCN: the receiver of a packet that a congested switch marked sends a CNP (IB A17.9) to its sender, and
+//! the sender reduces its rate (Zhu et al., "Congestion Control for Large-Scale RDMA Deployments", SIGCOMM
+//! 2015, section 5 and figure 7).
 //!
-//! All in integers, so that a run repeats to the byte. Time passes only when something is sent: a queue pair with
-//! nothing to send needs no rate, and its timers are made up for when it sends again.
+//! All arithmetic is in integers, so that a run repeats to the byte. Timers advance only when a packet is
+//! sent: a queue pair with nothing to send needs no rate, and catches up on its timers when it sends again.
 
 use switch::Nanos;
 
-/// Parameters of DCQCN; the names are those of the paper.
+/// Parameters of DCQCN, named as in the paper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dcqcn {
-    /// The link's rate, at which a queue pair begins, in bits a second
+    /// Link rate, at which a queue pair starts, in bit/s
     pub line_rate_bps: u64,
-    /// Lowest rate, in bits a second
+    /// Lowest rate, in bit/s
     pub min_rate_bps: u64,
-    /// Notification point: at most one CNP a queue pair in this time (N)
+    /// Minimum interval between two CNPs of a queue pair at the notification point (N)
     pub cnp_interval: Nanos,
-    /// Without a CNP for so long, `alpha` decays (K)
+    /// Interval after which `alpha` decays if no CNP arrives (K)
     pub alpha_timer: Nanos,
-    /// Binary logarithm of 1/g, the weight of a CNP in `alpha`
+    /// Binary logarithm of 1/g, where g is the weight of a CNP in `alpha`
     pub g_shift: u32,
-    /// Time between two increases (T)
+    /// Interval between two rate increases by the timer (T)
     pub increase_timer: Nanos,
-    /// Bytes between two increases (B)
+    /// Bytes between two rate increases by the byte counter (B)
     pub increase_bytes: u64,
-    /// Increases of fast recovery (F)
+    /// Rate increases in the fast recovery phase (F)
     pub fast_recovery: u32,
-    /// Additive increase, in bits a second
+    /// Additive increase, in bit/s
     pub additive_bps: u64,
-    /// Hyper increase, in bits a second
+    /// Hyper increase, in bit/s
     pub hyper_bps: u64,
 }
 
 impl Dcqcn {
-    /// The paper's parameters, for a link of this rate.
+    /// Returns the paper's parameters for a link of this rate.
     pub const fn of_paper(line_rate_bps: u64) -> Self {
         Self {
             line_rate_bps,
@@ -49,10 +50,10 @@ impl Dcqcn {
     }
 }
 
-/// `alpha` is a fraction of this.
+/// Fixed-point representation of `alpha` = 1.
 const ONE: u64 = 1 << 20;
 
-/// The reaction point of one queue pair.
+/// Reaction point state of one queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Rate {
     current: u64,
@@ -61,45 +62,45 @@ struct Rate {
     alpha_at: Nanos,
     increase_at: Nanos,
     bytes: u64,
-    by_timer: u32,
-    by_bytes: u32,
+    timer_rounds: u32,
+    byte_rounds: u32,
 }
 
-/// How fast a queue pair sends: as fast as it can, until a CNP comes.
+/// Send rate of one queue pair: unlimited until a CNP arrives.
 #[derive(Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct Pacer {
     rate: Option<Box<Rate>>,
     next: Nanos,
-    /// Something is to be sent, and has to wait until `next`
+    /// A packet is ready and has to wait until `next`
     waiting: bool,
 }
 
-impl Pace {
-    /// When a packet that was held back may leave.
+impl Pacer {
+    /// Returns when a packet that was held back may leave.
     pub(crate) fn wake_at(&self) -> Option<Nanos> {
         self.waiting.then_some(self.next)
     }
 
-    /// The time that was waited for has come.
-    pub(crate) fn woken(&mut self, now: Nanos) {
+    /// Ends the wait if its time has come.
+    pub(crate) fn on_wake(&mut self, now: Nanos) {
         self.waiting &= now < self.next;
     }
 
-    /// Whether a packet may leave now. If not, [`wake_at`](Self::wake_at) says when.
+    /// Returns whether a packet may leave now. If not, [`wake_at`](Self::wake_at) returns when.
     pub(crate) fn may_send(&mut self, now: Nanos) -> bool {
         self.waiting = self.rate.is_some() && now < self.next;
         !self.waiting
     }
 
-    /// The current rate in bits a second, if it is limited
+    /// Returns the current rate in bit/s, if it is limited.
     pub(crate) fn bps(&self) -> Option<u64> {
         self.rate.as_ref().map(|rate| rate.current)
     }
 
-    /// A packet of so many bytes left.
-    pub(crate) fn sent(&mut self, bytes: usize, now: Nanos, dcqcn: &Dcqcn) {
+    /// Accounts for a packet of `bytes` bytes that left.
+    pub(crate) fn on_sent(&mut self, bytes: usize, now: Nanos, dcqcn: &Dcqcn) {
         let Some(rate) = &mut self.rate else { return };
-        rate.pass(now, bytes as u64, dcqcn);
+        rate.advance(now, bytes as u64, dcqcn);
         if rate.current >= dcqcn.line_rate_bps {
             self.rate = None;
             return;
@@ -108,8 +109,8 @@ impl Pace {
         self.next = self.next.max(now) + Nanos(span);
     }
 
-    /// A CNP came.
-    pub(crate) fn cut(&mut self, now: Nanos, dcqcn: &Dcqcn) {
+    /// Reduces the rate because a CNP arrived.
+    pub(crate) fn on_cnp(&mut self, now: Nanos, dcqcn: &Dcqcn) {
         let rate = self.rate.get_or_insert_with(|| {
             let line = dcqcn.line_rate_bps;
             Box::new(Rate {
@@ -119,25 +120,25 @@ impl Pace {
                 alpha_at: now,
                 increase_at: now,
                 bytes: 0,
-                by_timer: 0,
-                by_bytes: 0,
+                timer_rounds: 0,
+                byte_rounds: 0,
             })
         });
-        rate.pass(now, 0, dcqcn);
+        rate.advance(now, 0, dcqcn);
         rate.target = rate.current;
         rate.current = (rate.current - rate.current * rate.alpha / (2 * ONE)).max(dcqcn.min_rate_bps);
         rate.alpha = rate.alpha - (rate.alpha >> dcqcn.g_shift) + (ONE >> dcqcn.g_shift);
         rate.alpha = rate.alpha.min(ONE);
         (rate.alpha_at, rate.increase_at) = (now, now);
-        (rate.bytes, rate.by_timer, rate.by_bytes) = (0, 0, 0);
+        (rate.bytes, rate.timer_rounds, rate.byte_rounds) = (0, 0, 0);
     }
 }
 
 impl Rate {
-    /// Makes up for the timers that have run out, and counts bytes.
-    fn pass(&mut self, now: Nanos, bytes: u64, dcqcn: &Dcqcn) {
+    /// Applies the timers that have expired, and counts bytes.
+    fn advance(&mut self, now: Nanos, bytes: u64, dcqcn: &Dcqcn) {
         let step = dcqcn.alpha_timer.0.max(1);
-        // What is small enough is as good as nothing; the bound keeps a long silence cheap.
+        // After 10,000 steps alpha is as good as zero; the bound keeps a long idle period cheap.
         let mut left = (now.since(self.alpha_at).0 / step).min(10_000);
         self.alpha_at = self.alpha_at + Nanos(now.since(self.alpha_at).0 / step * step);
         while left > 0 && self.alpha > 0 {
@@ -147,19 +148,19 @@ impl Rate {
         let step = dcqcn.increase_timer.0.max(1);
         while now.since(self.increase_at).0 >= step && self.current < dcqcn.line_rate_bps {
             self.increase_at = self.increase_at + Nanos(step);
-            self.by_timer += 1;
+            self.timer_rounds += 1;
             self.increase(dcqcn);
         }
         self.bytes += bytes;
         if self.bytes >= dcqcn.increase_bytes {
             self.bytes = 0;
-            self.by_bytes += 1;
+            self.byte_rounds += 1;
             self.increase(dcqcn);
         }
     }
 
     fn increase(&mut self, dcqcn: &Dcqcn) {
-        let (low, high) = (self.by_timer.min(self.by_bytes), self.by_timer.max(self.by_bytes));
+        let (low, high) = (self.timer_rounds.min(self.byte_rounds), self.timer_rounds.max(self.byte_rounds));
         if low > dcqcn.fast_recovery {
             self.target += dcqcn.hyper_bps;
         } else if high > dcqcn.fast_recovery {
@@ -176,47 +177,48 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cnp_halves_the_rate_and_time_brings_it_back() {
+    fn a_cnp_halves_the_rate_and_time_restores_it() {
         let dcqcn = Dcqcn::of_paper(100_000_000_000);
-        let mut pace = Pace::default();
-        assert!(pace.may_send(Nanos::ZERO) && pace.bps().is_none());
-        pace.cut(Nanos::ZERO, &dcqcn);
-        assert_eq!(pace.bps(), Some(50_000_000_000), "alpha begins at 1");
-        pace.sent(1250, Nanos::ZERO, &dcqcn);
-        assert!(!pace.may_send(Nanos(199)), "1,250 bytes take 200 ns at 50 Gbit/s");
-        assert_eq!(pace.wake_at(), Some(Nanos(200)));
-        assert!(pace.may_send(Nanos(200)) && pace.wake_at().is_none());
-        // Fast recovery: half of what is missing, every time.
-        pace.sent(0, Nanos::from_micros(55), &dcqcn);
-        assert_eq!(pace.bps(), Some(75_000_000_000));
+        let mut pacer = Pacer::default();
+        assert!(pacer.may_send(Nanos::ZERO) && pacer.bps().is_none());
+        pacer.on_cnp(Nanos::ZERO, &dcqcn);
+        assert_eq!(pacer.bps(), Some(50_000_000_000), "alpha starts at 1");
+        pacer.on_sent(1250, Nanos::ZERO, &dcqcn);
+        assert!(!pacer.may_send(Nanos(199)), "1,250 bytes take 200 ns at 50 Gbit/s");
+        assert_eq!(pacer.wake_at(), Some(Nanos(200)));
+        assert!(pacer.may_send(Nanos(200)) && pacer.wake_at().is_none());
+        // Fast recovery: each step adds half of the difference to the target.
+        pacer.on_sent(0, Nanos::from_micros(55), &dcqcn);
+        assert_eq!(pacer.bps(), Some(75_000_000_000));
         let mut now = Nanos::from_micros(56);
-        while pace.bps().is_some() {
+        while pacer.bps().is_some() {
             now = now + Nanos::from_micros(10);
-            pace.sent(0, now, &dcqcn);
-            assert!(now < Nanos::from_millis(10), "it comes back");
+            pacer.on_sent(0, now, &dcqcn);
+            assert!(now < Nanos::from_millis(10), "the line rate is reached within 10 ms");
         }
     }
 
-    /// Gains of ten rounds, of the counter of bytes alone and of both, at a target that cuts have brought far down
+    /// Returns the rate gained in ten rounds, by the byte counter alone or by both counters, from a target
+    /// that many cuts have lowered.
     fn gains(dcqcn: &Dcqcn, round: Nanos) -> u64 {
-        let (mut pace, mut now) = (Pace::default(), Nanos::ZERO);
+        let (mut pacer, mut now) = (Pacer::default(), Nanos::ZERO);
         for _ in 0..20 {
-            pace.cut(now, dcqcn);
+            pacer.on_cnp(now, dcqcn);
         }
-        let mut rounds = |pace: &mut Pace, count| {
+        let mut rounds = |pacer: &mut Pacer, count| {
             for _ in 0..count {
                 now = now + round;
-                pace.sent(dcqcn.increase_bytes as usize, now, dcqcn);
+                pacer.on_sent(dcqcn.increase_bytes as usize, now, dcqcn);
             }
-            pace.bps().unwrap()
+            pacer.bps().unwrap()
         };
-        // Fast recovery is over, and what is left of its last halves is less than one step.
-        let before = rounds(&mut pace, 40);
-        rounds(&mut pace, 10) - before
+        // Fast recovery is over, and the remaining gain of its last halvings is less than one additive step.
+        let before = rounds(&mut pacer, 40);
+        rounds(&mut pacer, 10) - before
     }
 
     #[test]
-    fn rate_grows_faster_when_time_and_bytes_call_for_it() {
+    fn rate_grows_faster_when_both_counters_passed_fast_recovery() {
         let dcqcn = Dcqcn::of_paper(1_000_000_000_000);
         assert!(dcqcn.hyper_bps > 2 * dcqcn.additive_bps);
         let [additive, hyper] = [Nanos::ZERO, dcqcn.increase_timer].map(|round| gains(&dcqcn, round));
@@ -225,41 +227,42 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_waits_until_its_time_has_come() {
+    fn a_paced_packet_waits_until_its_send_time() {
         let dcqcn = Dcqcn::of_paper(100_000_000_000);
-        let mut pace = Pace::default();
-        pace.cut(Nanos::ZERO, &dcqcn);
-        pace.sent(1250, Nanos::ZERO, &dcqcn);
-        assert!(!pace.may_send(Nanos::ZERO));
-        pace.woken(Nanos(199));
-        assert_eq!(pace.wake_at(), Some(Nanos(200)));
-        pace.woken(Nanos(200));
-        assert_eq!(pace.wake_at(), None);
+        let mut pacer = Pacer::default();
+        pacer.on_cnp(Nanos::ZERO, &dcqcn);
+        pacer.on_sent(1250, Nanos::ZERO, &dcqcn);
+        assert!(!pacer.may_send(Nanos::ZERO));
+        pacer.on_wake(Nanos(199));
+        assert_eq!(pacer.wake_at(), Some(Nanos(200)));
+        pacer.on_wake(Nanos(200));
+        assert_eq!(pacer.wake_at(), None);
     }
 
-    /// Alpha is `(1 - g) alpha` after each alpha timer without a CNP, and `(1 - g) alpha + g` after a CNP, which takes half of
-    /// alpha from the rate (the paper's equations 1 and 2).
+    /// Alpha becomes `(1 - g) alpha` after each alpha timer without a CNP, and `(1 - g) alpha + g` after a
+    /// CNP, which reduces the rate by half of alpha (the paper's equations 1 and 2).
     #[test]
-    fn a_cnp_after_silence_cuts_less() {
+    fn a_cnp_after_a_pause_cuts_less() {
         let never = Nanos::from_secs(1000);
         let dcqcn = Dcqcn { increase_timer: never, ..Dcqcn::of_paper(100_000_000_000) };
-        let (mut pace, mut alpha, mut rate) = (Pace::default(), 1.0, 100e9);
+        let (mut pacer, mut alpha, mut rate) = (Pacer::default(), 1.0, 100e9);
         let g = 1.0 / f64::from(1 << dcqcn.g_shift);
         let mut half_timers = 0;
-        // Half timers between CNPs, at which packets leave: a timer that was not over at one is over at the next.
+        // Half alpha timers between CNPs, at which packets leave: a timer that has not expired at one packet
+        // has at the next.
         for pauses in [&[][..], &[], &[1, 100, 200, 211], &[], &[1, 1], &[300]] {
             let began = half_timers;
             for pause in pauses {
                 half_timers += pause;
-                pace.sent(0, Nanos(dcqcn.alpha_timer.0 * half_timers / 2), &dcqcn);
+                pacer.on_sent(0, Nanos(dcqcn.alpha_timer.0 * half_timers / 2), &dcqcn);
             }
             for _ in 0..(half_timers - began) / 2 {
                 alpha *= 1.0 - g;
             }
-            pace.cut(Nanos(dcqcn.alpha_timer.0 * half_timers / 2), &dcqcn);
+            pacer.on_cnp(Nanos(dcqcn.alpha_timer.0 * half_timers / 2), &dcqcn);
             rate *= 1.0 - alpha / 2.0;
             alpha = (1.0 - g) * alpha + g;
-            let measured = pace.bps().unwrap() as f64;
+            let measured = pacer.bps().unwrap() as f64;
             assert!((measured / rate - 1.0).abs() < 0.001, "{measured} bit/s instead of {rate}, {pauses:?}");
         }
     }
@@ -267,30 +270,34 @@ mod tests {
     #[test]
     fn the_target_rises_after_the_increases_of_fast_recovery() {
         let dcqcn = Dcqcn::of_paper(100_000_000_000);
-        let (mut pace, mut now) = (Pace::default(), Nanos::ZERO);
-        // The second one sets the target to half the line rate.
-        pace.cut(now, &dcqcn);
-        pace.cut(now, &dcqcn);
-        let target = |pace: &Pace| pace.rate.as_ref().unwrap().target;
-        let half = target(&pace);
+        let (mut pacer, mut now) = (Pacer::default(), Nanos::ZERO);
+        // The second CNP sets the target to half the line rate.
+        pacer.on_cnp(now, &dcqcn);
+        pacer.on_cnp(now, &dcqcn);
+        let target = |pacer: &Pacer| pacer.rate.as_ref().unwrap().target;
+        let half = target(&pacer);
         for _ in 0..dcqcn.fast_recovery {
             now = now + dcqcn.increase_timer;
-            pace.sent(dcqcn.increase_bytes as usize, now, &dcqcn);
-            assert_eq!(target(&pace), half);
+            pacer.on_sent(dcqcn.increase_bytes as usize, now, &dcqcn);
+            assert_eq!(target(&pacer), half);
         }
-        pace.sent(0, now + dcqcn.increase_timer, &dcqcn);
-        assert_eq!(target(&pace), half + dcqcn.additive_bps, "the timer alone is past it");
-        pace.sent(dcqcn.increase_bytes as usize, now + dcqcn.increase_timer, &dcqcn);
-        assert_eq!(target(&pace), half + dcqcn.additive_bps + dcqcn.hyper_bps, "the timer and the bytes are");
+        pacer.on_sent(0, now + dcqcn.increase_timer, &dcqcn);
+        assert_eq!(target(&pacer), half + dcqcn.additive_bps, "the timer alone has passed fast recovery");
+        pacer.on_sent(dcqcn.increase_bytes as usize, now + dcqcn.increase_timer, &dcqcn);
+        assert_eq!(
+            target(&pacer),
+            half + dcqcn.additive_bps + dcqcn.hyper_bps,
+            "the timer and the byte counter have passed it"
+        );
     }
 
     #[test]
-    fn many_cnps_go_down_to_the_lowest_rate() {
+    fn many_cnps_reduce_the_rate_to_the_minimum() {
         let dcqcn = Dcqcn::of_paper(10_000_000_000);
-        let mut pace = Pace::default();
+        let mut pacer = Pacer::default();
         for n in 0..100 {
-            pace.cut(Nanos::from_micros(50 * n), &dcqcn);
+            pacer.on_cnp(Nanos::from_micros(50 * n), &dcqcn);
         }
-        assert_eq!(pace.bps(), Some(dcqcn.min_rate_bps));
+        assert_eq!(pacer.bps(), Some(dcqcn.min_rate_bps));
     }
 }

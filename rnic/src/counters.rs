@@ -1,6 +1,6 @@
-//! What a NIC counts.
+//! Packet and error counters of a NIC.
 
-/// Counters of a NIC since it was made.
+/// Counters of a NIC since its creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Counters {
     /// Frames sent
@@ -11,44 +11,44 @@ pub struct Counters {
     pub malformed: u64,
     /// Packets with a wrong ICRC
     pub icrc_errors: u64,
-    /// Packets and frames for somebody else
+    /// Packets and frames for another host, by MAC address, IP address or VLAN
     pub not_for_us: u64,
-    /// Packets for no queue pair, or one that does not receive, or from another host than its peer
+    /// Packets for a queue pair that does not exist or does not receive, or from a host that is not its peer
     pub no_qp: u64,
-    /// Requests that came again
+    /// Duplicate requests
     pub duplicates: u64,
-    /// Duplicates of READs and atomics that were dropped because they are forgotten
+    /// Duplicate READs and atomics dropped because the responder no longer remembers the original
     pub forgotten: u64,
-    /// Requests that came too early
+    /// Requests ahead of the expected PSN
     pub out_of_sequence: u64,
-    /// NAKs sent, RNR NAKs among them
+    /// NAKs sent, including RNR NAKs
     pub naks_sent: u64,
-    /// NAKs received, RNR NAKs among them
+    /// NAKs received, including RNR NAKs
     pub naks_received: u64,
     /// RNR NAKs sent
     pub rnr_naks_sent: u64,
-    /// Request packets sent again
+    /// Request packets retransmitted
     pub retransmitted: u64,
-    /// Times an acknowledgement did not come in time
+    /// Acknowledgement timeouts
     pub timeouts: u64,
-    /// Queue pairs that failed because a request's retries were used up
+    /// Queue pairs that failed because a request's retries were exhausted
     pub retries_exceeded: u64,
-    /// Responses that were lost, as what followed told
+    /// Lost responses that a later response revealed
     pub lost_responses: u64,
-    /// Acknowledgements and responses with a syndrome that is reserved, dropped
+    /// Acknowledgements and responses dropped for a reserved AETH syndrome
     pub reserved_syndromes: u64,
-    /// Acknowledgements and responses that nobody waits for
+    /// Acknowledgements and responses that match no outstanding request
     pub stale_responses: u64,
-    /// Datagrams and unreliable messages dropped: no receive posted, too long, a wrong `Q_Key`, a gap, nobody at the
-    /// address that they go to
+    /// Datagrams and unreliable messages dropped: no receive posted, too long, wrong `Q_Key`, a gap in the
+    /// PSNs, or a destination that does not resolve
     pub unreliable_dropped: u64,
-    /// Completions put into queues. Some come about while a packet is sent: what UC and UD send is complete when it has
-    /// left
+    /// Completions put into completion queues. Some are generated while a packet is sent: UC and UD sends
+    /// complete when their last packet leaves
     pub completions: u64,
     /// CNPs sent
     pub cnps_sent: u64,
     /// CNPs received
     pub cnps_received: u64,
-    /// Packets received with the mark of congestion
+    /// Packets received with the ECN codepoint CE
     pub ce_marked: u64,
 }

@@ -1,5 +1,6 @@
-//! An end of a link: its neighbours, and the communication manager on QP 1. A NIC has queue pairs besides; a switch's
-//! control plane, which connects queue pairs that are none, has this alone.
+//! An endpoint of a link: its neighbours, and the communication manager on QP 1. A NIC adds queue pairs to
+//! it. A switch's control plane, which connects virtual queue pairs that its data plane handles, uses it
+//! alone.
 
 use crate::cm::{self, Cm, Peer};
 use crate::neighbour::{Interface, Neighbours};
@@ -14,28 +15,32 @@ use std::collections::VecDeque;
 use switch::Nanos;
 use zerocopy::IntoBytes;
 
-/// MADs that wait for their neighbour's MAC address at most. Those lost are sent again: they are not acknowledged.
+/// Limit of MADs that wait for their neighbour's MAC address, and of MADs to send. The communication manager
+/// retransmits dropped MADs, because no acknowledgement arrives for them.
 const MAX_WAITING: usize = 4096;
 const HOP_LIMIT: u8 = 64;
 
-/// An end of a link.
+/// An endpoint of a link. Its caller passes frames to [`on_frame`](Self::on_frame), takes frames from
+/// [`poll_transmit`](Self::poll_transmit), and calls [`on_timer`](Self::on_timer) when
+/// [`next_timer`](Self::next_timer) is due.
 #[derive(Debug)]
 pub struct Endpoint {
     pub(crate) neighbours: Neighbours,
     cm: Cm,
     psn: Psn,
-    /// MADs to send
+    /// MADs ready to send
     mads: VecDeque<(Peer, [u8; MAD_LEN])>,
-    /// MADs that wait for their neighbour
+    /// MADs whose next hop is not resolved yet
     waiting: VecDeque<(Peer, [u8; MAD_LEN])>,
-    /// MADs dropped, as too many waited for their neighbour
+    /// MADs dropped because [`MAX_WAITING`] others waited for their neighbour
     dropped: u64,
-    /// Changes UDP source ports, so that packets take other paths
+    /// XORed into UDP source ports, so that packets take other ECMP paths
     pub(crate) path_salt: u16,
 }
 
 impl Endpoint {
-    /// An end with these addresses. Its GUID is the EUI-64 of its MAC address, whatever `cm` says.
+    /// Creates an endpoint with these addresses. Its CA GUID is the EUI-64 of its MAC address; `cm.ca_guid`
+    /// is ignored.
     pub fn new(interface: Interface, cm: cm::Config, seed: u64) -> Self {
         let [a, b, c, d, e, f] = interface.mac.0;
         let cm = cm::Config { ca_guid: u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]), ..cm };
@@ -50,34 +55,35 @@ impl Endpoint {
         }
     }
 
-    /// Its addresses
+    /// Returns its addresses.
     pub fn interface(&self) -> &Interface {
         self.neighbours.interface()
     }
 
-    /// Frames and messages of its own that were dropped, as too many waited: for a port that takes none, or for a
-    /// neighbour
+    /// Returns the number of own frames and messages that were dropped because too many waited for a port
+    /// without room or for an unresolved neighbour.
     pub fn dropped(&self) -> u64 {
         self.neighbours.dropped() + self.cm.dropped() + self.dropped
     }
 
-    /// Its communication manager
+    /// Returns its communication manager.
     pub fn cm(&self) -> &Cm {
         &self.cm
     }
 
-    /// Its communication manager, to make and end connections. Its messages leave through
+    /// Returns its communication manager, to open and close connections. Its messages leave through
     /// [`poll_transmit`](Self::poll_transmit).
     pub fn cm_mut(&mut self) -> &mut Cm {
         &mut self.cm
     }
 
-    /// The MAC address of the next hop to `ip`, or a question sent to the network: ask again later.
+    /// Returns the MAC address of the next hop to `ip`. If it is not known, sends an ARP request or neighbour
+    /// solicitation and returns `None`; the caller tries again later.
     pub fn resolve(&mut self, ip: IpAddr, now: Nanos) -> Option<MacAddr> {
         self.neighbours.resolve(ip, now)
     }
 
-    /// A frame came in that may be for it: what is not is passed over.
+    /// Processes a received frame. Frames that are not for this endpoint are ignored.
     pub fn on_frame(&mut self, frame: &[u8], now: Nanos) {
         match classify(frame) {
             Class::Roce(layout) => {
@@ -89,35 +95,36 @@ impl Endpoint {
             }
             Class::Other => {
                 if self.neighbours.on_frame(frame, now) {
-                    self.wake();
+                    self.retry_waiting();
                 }
             }
             Class::Malformed(_) => {}
         }
     }
 
-    /// A packet to QP 1 whose ICRC is right. False if it is no MAD of the communication manager.
+    /// Processes a packet to QP 1 whose ICRC is valid. Returns false if it is not a MAD of the communication
+    /// manager.
     pub(crate) fn on_mad(&mut self, packet: &Packet<'_>, now: Nanos) -> bool {
         let Some(mad) = mad_of(packet) else { return false };
         self.cm.on_mad(Peer { local: packet.dst(), remote: packet.src() }, mad, now);
         true
     }
 
-    /// The neighbours may have answered.
-    pub(crate) fn wake(&mut self) {
+    /// Retries MADs that wait for a neighbour, after a neighbour may have been resolved.
+    pub(crate) fn retry_waiting(&mut self) {
         self.mads.append(&mut self.waiting);
     }
 
-    /// The next frame to send, written to `frame`. False if there is none now.
+    /// Writes the next frame to send into `frame`. Returns false if there is none now.
     pub fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
         self.neighbours.poll_transmit(frame)
             || self.poll_mads(now, frame)
-            // There may be a neighbour to be asked for.
+            // Routing a MAD may have queued an ARP request or a solicitation.
             || self.neighbours.poll_transmit(frame)
     }
 
     fn poll_mads(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
-        self.take_mads();
+        self.collect_mads();
         while let Some((peer, mad)) = self.mads.pop_front() {
             let path = Path { hop_limit: HOP_LIMIT, ..Path::new(peer.local, peer.remote) };
             let Some(mut route) = self.route(&path, src_port(Qpn::GSI, Qpn::GSI), now) else {
@@ -136,8 +143,8 @@ impl Endpoint {
         false
     }
 
-    fn take_mads(&mut self) {
-        // What does not fit waits with the manager, which has a bound of its own.
+    fn collect_mads(&mut self) {
+        // MADs beyond the limit stay with the communication manager, which has a bound of its own.
         while self.mads.len() < MAX_WAITING
             && let Some(mad) = self.cm.poll_transmit()
         {
@@ -145,7 +152,7 @@ impl Endpoint {
         }
     }
 
-    /// The way to a host, if its MAC address is known; it is asked for otherwise.
+    /// Returns the route to a host if its next hop's MAC address is known; otherwise sends a request for it.
     pub(crate) fn route(&mut self, path: &Path, src_port: u16, now: Nanos) -> Option<Route> {
         let dst_mac = match path.mac {
             Some(mac) => mac,
@@ -163,34 +170,35 @@ impl Endpoint {
         })
     }
 
-    /// Whether [`poll_transmit`](Self::poll_transmit) may have something.
+    /// Returns whether [`poll_transmit`](Self::poll_transmit) may have a frame.
     pub fn wants_to_transmit(&self) -> bool {
         self.neighbours.has_frames() || !self.mads.is_empty() || self.cm.has_messages()
     }
 
-    /// When [`on_timer`](Self::on_timer) is due
+    /// Returns the time at which [`on_timer`](Self::on_timer) is due.
     pub fn next_timer(&self) -> Option<Nanos> {
         [self.neighbours.next_timer(), self.cm.next_timer()].into_iter().flatten().min()
     }
 
-    /// The time asked for has come. True if a neighbour was given up: whoever still wants to speak to it asks again.
+    /// Runs the timers that are due. Returns true if resolution of a neighbour was given up: callers that
+    /// still need it resolve it again.
     pub fn on_timer(&mut self, now: Nanos) -> bool {
-        !self.pass_time(now).is_empty()
+        !self.run_timers(now).is_empty()
     }
 
-    /// The same; the neighbours that were given up.
-    pub(crate) fn pass_time(&mut self, now: Nanos) -> Vec<IpAddr> {
+    /// Runs the timers that are due. Returns the neighbours whose resolution was given up.
+    pub(crate) fn run_timers(&mut self, now: Nanos) -> Vec<IpAddr> {
         let given_up = self.neighbours.on_timer(now);
         if !given_up.is_empty() {
-            self.wake();
+            self.retry_waiting();
         }
-        self.take_mads();
+        self.collect_mads();
         let before = self.mads.len();
         self.cm.on_timer(now);
-        self.take_mads();
-        // What is said again was not answered: perhaps nobody heard it, at an address that is another by now.
+        self.collect_mads();
+        // A retransmitted MAD was not answered: the peer's MAC address may have changed.
         for (peer, _) in self.mads.iter().skip(before) {
-            self.neighbours.suspect(peer.remote, now);
+            self.neighbours.verify(peer.remote, now);
         }
         given_up
     }

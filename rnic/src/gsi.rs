@@ -1,5 +1,6 @@
-//! QP 1: the communication manager on the wire, and the verbs by which an application has its queue pairs connected, as
-//! `rdma_cm` offers them. The manager decides; here queue pairs follow.
+//! QP 1: the communication manager on the network, and the verbs by which an application connects its queue
+//! pairs, as `rdma_cm` offers them. The communication manager decides; this module moves queue pairs to the
+//! matching states.
 
 use crate::cm::{
     self, Accept, CallError, Conn, ConnectError, ConnectRequest, Event as CmEvent, ListenError, Listener,
@@ -17,36 +18,37 @@ use switch::Nanos;
 
 const HOP_LIMIT: u8 = 64;
 
-/// What an application says of its end of a connection, as `rdma_conn_param` does.
+/// Parameters of one side of a connection, as in `rdma_conn_param`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnParam {
-    /// What the other side may do
+    /// Access that the remote side gets to local memory
     pub access: Access,
-    /// READs and atomics executed at once for the other side
+    /// READs and atomics from the remote side executed at once
     pub responder_resources: u8,
     /// READs and atomics outstanding at once
     pub initiator_depth: u8,
-    /// How often either side repeats a request that is not acknowledged (3 bits); said by the side that connects
+    /// How often either side retransmits a request that is not acknowledged (3 bits); the connecting side
+    /// sets it
     pub retry_count: u8,
-    /// How often the other side repeats a request when no receive is posted here (3 bits); 7 for ever
+    /// How often the remote side retries a request when no receive is posted here (3 bits); 7 is unlimited
     pub rnr_retry_count: u8,
-    /// How long either side waits for an acknowledgement: 4.096 us times two to this (5 bits); said by the side that
-    /// connects
+    /// Acknowledgement timeout of both sides: 4.096 us times 2^`ack_timeout` (5 bits); the connecting side
+    /// sets it
     pub ack_timeout: u8,
-    /// For how long the other side waits when no receive is posted here
+    /// Time that the remote side waits after an RNR NAK
     pub min_rnr_timer: RnrTimer,
-    /// Credits are announced, and heeded if the other side announces them as well
+    /// Whether end-to-end credits are sent, and heeded if the remote side sends them as well
     pub flow_control: bool,
-    /// DSCP and ECN of what is sent; the side that connects says it for both
+    /// DSCP and ECN of sent packets; the connecting side sets it for both
     pub traffic_class: u8,
-    /// The port that the connection seems to come from; only the side that connects has one
+    /// Source port that the connection carries in the RDMA IP CM header; only the connecting side has one
     pub src_port: u16,
-    /// The application's own
+    /// Private data for the application
     pub private_data: Vec<u8>,
 }
 
 impl Default for ConnParam {
-    /// All rights, 16 READs and atomics each way, seven retries after 67 ms each.
+    /// Returns full access, 16 READs and atomics each way, and seven retries with a timeout of 67 ms.
     fn default() -> Self {
         Self {
             access: Access::ALL,
@@ -64,23 +66,23 @@ impl Default for ConnParam {
     }
 }
 
-/// A connection that cannot be.
+/// Why a connection cannot be opened or changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnError {
-    /// What the manager says to a request
+    /// The communication manager rejects the request
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// What the manager says to another call
+    /// The communication manager rejects another call
     #[error(transparent)]
     Call(#[from] CallError),
-    /// What the queue pair says
+    /// The queue pair rejects the change
     #[error(transparent)]
     Qp(#[from] QpError),
-    /// The queue pair is another connection's
-    #[error("the queue pair has a connection")]
+    /// The queue pair already belongs to a connection
+    #[error("the queue pair already belongs to a connection; use another one")]
     Busy,
-    /// No own address is of the destination's family
-    #[error("no own address speaks to {0}")]
+    /// No local address has the destination's address family
+    #[error("no local address of the address family of {0}; configure one")]
     NoAddress(IpAddr),
 }
 
@@ -89,7 +91,7 @@ pub enum ConnError {
 struct Binding {
     qpn: Qpn,
     param: ConnParam,
-    /// The PSN of the first request to come
+    /// The PSN of the first incoming request
     rq_psn: Psn,
     ready: Option<ReadyToSend>,
 }
@@ -99,13 +101,13 @@ struct Binding {
 pub(crate) struct Gsi {
     bindings: BTreeMap<Conn, Binding>,
     by_qpn: BTreeMap<u32, Conn>,
-    /// Requests that the application has not answered
+    /// Connection requests that the application has neither accepted nor rejected
     requests: BTreeMap<Conn, Box<RemoteRequest>>,
     events: VecDeque<CmEvent>,
 }
 
-/// What the NIC's communication manager is told.
-pub(crate) fn cm_of(config: &Config) -> cm::Config {
+/// Returns the configuration of the NIC's communication manager.
+pub(crate) fn cm_config(config: &Config) -> cm::Config {
     cm::Config { capacity: config.max_qps.max(1024) * 2, ..cm::Config::default() }
 }
 
@@ -119,23 +121,24 @@ impl Gsi {
 }
 
 impl Rnic {
-    /// Requests for a port are reported from now on, by [`poll_cm_event`](Self::poll_cm_event).
+    /// Starts to report connection requests for a port, through [`poll_cm_event`](Self::poll_cm_event).
     pub fn listen(&mut self, space: PortSpace, port: u16) -> Result<Listener, ListenError> {
         self.listen_service(cm::service_id_of(space, port))
     }
 
-    /// Requests for a service are reported from now on.
+    /// Starts to report connection requests for a service ID.
     pub fn listen_service(&mut self, service_id: u64) -> Result<Listener, ListenError> {
         self.endpoint.cm_mut().listen(service_id)
     }
 
-    /// Requests are rejected from now on.
+    /// Rejects connection requests from now on.
     pub fn unlisten(&mut self, listener: Listener) {
         self.endpoint.cm_mut().unlisten(listener);
     }
 
-    /// Asks a host for a connection of a queue pair to a service. The queue pair goes to Init. When the other side
-    /// accepts, it goes to RTS, and `Replied` is reported: receives are posted before, sends after.
+    /// Requests a connection of a queue pair to a service of host `to`. The queue pair goes to Init. When the
+    /// remote side accepts, it goes to RTS, and `Replied` is reported. Post receives before this call, sends
+    /// after `Replied`.
     pub fn connect(
         &mut self,
         qpn: Qpn,
@@ -146,7 +149,7 @@ impl Rnic {
     ) -> Result<Conn, ConnError> {
         let transport = self.connectable(qpn)?;
         let local = self.config.interface.source_for(to).ok_or(ConnError::NoAddress(to))?;
-        let rq_psn = Psn::new(self.chance.bits() as u32);
+        let rq_psn = Psn::new(self.rng.bits() as u32);
         let request = ConnectRequest {
             cma_src_port: cm::port_of(service_id).map(|_| param.src_port),
             private_data: param.private_data.clone(),
@@ -154,7 +157,7 @@ impl Rnic {
             path_mtu: self.config.mtu.bytes() as u16,
             responder_resources: param.responder_resources,
             initiator_depth: param.initiator_depth,
-            // The other side is told the most that can be said; here, more is possible.
+            // The REQ carries at most 7; the local requester may retry more often.
             retry_count: param.retry_count.min(7),
             rnr_retry_count: param.rnr_retry_count,
             ack_timeout: param.ack_timeout,
@@ -170,20 +173,20 @@ impl Rnic {
         let conn = self.endpoint.cm_mut().connect(&request, now)?;
         self.gsi.by_qpn.insert(qpn.get(), conn);
         self.gsi.bindings.insert(conn, Binding { qpn, param, rq_psn, ready: None });
-        self.follow(now);
+        self.process_cm_events(now);
         Ok(conn)
     }
 
-    /// Takes up a connection that was `Requested`. The queue pair goes to RTR, and to RTS when `Established` is
-    /// reported: receives are posted before `accept`, sends after `Established`.
+    /// Accepts a connection that was reported as `Requested`. The queue pair goes to RTR, and to RTS when
+    /// `Established` is reported. Post receives before `accept`, sends after `Established`.
     pub fn accept(&mut self, conn: Conn, qpn: Qpn, param: ConnParam, now: Nanos) -> Result<(), ConnError> {
         let transport = self.connectable(qpn)?;
         let request = self.gsi.requests.get(&conn).ok_or(CallError::Unknown)?.clone();
         if transport != request.transport {
             return Err(QpError::Transport.into());
         }
-        let rq_psn = Psn::new(self.chance.bits() as u32);
-        // What neither side can have more of (IB 12.7.29, 12.7.30).
+        let rq_psn = Psn::new(self.rng.bits() as u32);
+        // The negotiated depths are the smaller of both sides' values (IB 12.7.29, 12.7.30).
         let responder_resources = param.responder_resources.min(request.initiator_depth);
         let initiator_depth = param.initiator_depth.min(request.responder_resources);
         let reply = Accept {
@@ -219,11 +222,11 @@ impl Rnic {
         self.gsi.requests.remove(&conn);
         self.gsi.by_qpn.insert(qpn.get(), conn);
         self.gsi.bindings.insert(conn, binding);
-        self.follow(now);
+        self.process_cm_events(now);
         Ok(())
     }
 
-    /// Refuses a connection, or gives it up before it stands.
+    /// Rejects a connection request, or gives up a connection before it is established.
     pub fn reject(
         &mut self,
         conn: Conn,
@@ -232,35 +235,35 @@ impl Rnic {
         now: Nanos,
     ) -> Result<(), ConnError> {
         self.endpoint.cm_mut().reject(conn, reason, private_data, now)?;
-        self.end(conn);
-        self.follow(now);
+        self.end_connection(conn);
+        self.process_cm_events(now);
         Ok(())
     }
 
-    /// Ends a connection: its queue pair goes into the error state, and `Disconnected` is reported.
+    /// Disconnects a connection: its queue pair goes into the error state, and `Disconnected` is reported.
     pub fn disconnect(&mut self, conn: Conn, private_data: &[u8], now: Nanos) -> Result<(), ConnError> {
         self.endpoint.cm_mut().disconnect(conn, private_data, now)?;
         self.fail_qp(conn);
-        self.follow(now);
+        self.process_cm_events(now);
         Ok(())
     }
 
-    /// The next thing that happened to a connection
+    /// Returns the next connection event.
     pub fn poll_cm_event(&mut self) -> Option<CmEvent> {
         self.gsi.events.pop_front()
     }
 
-    /// The queue pair of a connection
-    pub fn qp_of(&self, conn: Conn) -> Option<Qpn> {
+    /// Returns the queue pair of a connection.
+    pub fn connection_qp(&self, conn: Conn) -> Option<Qpn> {
         self.gsi.bindings.get(&conn).map(|binding| binding.qpn)
     }
 
-    /// The connection of a queue pair
+    /// Returns the connection of a queue pair.
     pub fn connection_of(&self, qpn: Qpn) -> Option<Conn> {
         self.gsi.by_qpn.get(&qpn.get()).copied()
     }
 
-    /// Whether a queue pair can be connected, and as what.
+    /// Returns the transport service with which a queue pair can be connected.
     fn connectable(&self, qpn: Qpn) -> Result<cm::Transport, ConnError> {
         let qp = self.qp(qpn).ok_or(QpError::Unknown)?;
         if self.gsi.by_qpn.contains_key(&qpn.get()) {
@@ -295,8 +298,8 @@ impl Rnic {
         self.modify_qp(binding.qpn, Modify::Rtr(ready))
     }
 
-    /// Does what the manager's events ask of queue pairs, and reports them.
-    pub(crate) fn follow(&mut self, now: Nanos) {
+    /// Moves queue pairs as the communication manager's events require, and reports the events.
+    pub(crate) fn process_cm_events(&mut self, now: Nanos) {
         while let Some(event) = self.endpoint.cm_mut().poll_event() {
             let conn = event.conn();
             let report = match &event {
@@ -306,7 +309,7 @@ impl Rnic {
                     if let Some(binding) = self.gsi.bindings.get(&conn)
                         && let Some(ready) = binding.ready
                     {
-                        // It fails if the queue pair has failed meanwhile, which is told by itself.
+                        // This fails if the queue pair has failed meanwhile, which another event reports.
                         _ = self.modify_qp(binding.qpn, Modify::Rts(ready));
                     }
                     true
@@ -316,7 +319,7 @@ impl Rnic {
                     true
                 }
                 CmEvent::Rejected { .. } | CmEvent::Disconnected { .. } | CmEvent::Unreachable { .. } => {
-                    self.end(conn);
+                    self.end_connection(conn);
                     true
                 }
             };
@@ -326,9 +329,9 @@ impl Rnic {
         }
     }
 
-    /// Whether the application is to decide.
+    /// Returns whether the application decides on the request.
     fn on_requested(&mut self, conn: Conn, request: &RemoteRequest, now: Nanos) -> bool {
-        // A longer packet than the port carries would be lost each time.
+        // Packets longer than the port's MTU would always be lost.
         if request.path_mtu as usize > self.config.mtu.bytes() {
             _ = self.endpoint.cm_mut().reject(conn, RejReason::INVALID_PATH_MTU, &[], now);
             return false;
@@ -337,7 +340,7 @@ impl Rnic {
         true
     }
 
-    /// The other side has accepted. Whether the application is to know.
+    /// Handles the remote side's REP. Returns whether to report it to the application.
     fn on_replied(&mut self, conn: Conn, reply: &RemoteReply, now: Nanos) -> bool {
         let Some(binding) = self.gsi.bindings.remove(&conn) else { return false };
         let Some(peer) = self.endpoint.cm().info(conn).map(|info| info.peer) else { return false };
@@ -356,46 +359,46 @@ impl Rnic {
             .ready_to_receive(&binding, path, reply.qpn, self.config.mtu, resources)
             .and_then(|()| self.modify_qp(qpn, Modify::Rts(ready)));
         self.gsi.bindings.insert(conn, binding);
-        // The application has destroyed or changed its queue pair while it was being connected.
+        // The application may have destroyed or changed its queue pair while it was being connected.
         if set_up.is_err() || self.endpoint.cm_mut().confirm(conn, &[]).is_err() {
             _ = self.endpoint.cm_mut().reject(conn, RejReason::CONSUMER, &[], now);
-            self.end(conn);
+            self.end_connection(conn);
             return false;
         }
         true
     }
 
     fn fail_qp(&mut self, conn: Conn) {
-        if let Some(qpn) = self.qp_of(conn) {
-            // It may be gone.
+        if let Some(qpn) = self.connection_qp(conn) {
+            // The queue pair may have been destroyed.
             _ = self.modify_qp(qpn, Modify::Error);
         }
     }
 
-    fn end(&mut self, conn: Conn) {
+    fn end_connection(&mut self, conn: Conn) {
         self.fail_qp(conn);
         self.gsi.unbind(conn);
     }
 
-    /// A packet to QP 1
+    /// Processes a packet to QP 1.
     pub(crate) fn on_gsi(&mut self, packet: &Packet<'_>, now: Nanos) {
         if self.endpoint.on_mad(packet, now) {
-            self.follow(now);
+            self.process_cm_events(now);
         } else {
             self.counters.no_qp += 1;
         }
     }
 
-    /// Data has come to a queue pair whose handshake is not over: it is.
+    /// Completes the handshake of a queue pair that received data before the handshake was complete.
     pub(crate) fn established_by_traffic(&mut self, qpn: Qpn, now: Nanos) {
         if let Some(conn) = self.connection_of(qpn) {
             self.endpoint.cm_mut().established_by_traffic(conn);
-            self.follow(now);
+            self.process_cm_events(now);
         }
     }
 
-    /// A queue pair is destroyed: so is its connection.
-    pub(crate) fn release(&mut self, qpn: Qpn) {
+    /// Aborts the connection of a queue pair that is being destroyed.
+    pub(crate) fn release_connection(&mut self, qpn: Qpn) {
         if let Some(conn) = self.connection_of(qpn) {
             self.gsi.unbind(conn);
             self.endpoint.cm_mut().abort(conn);

@@ -1,45 +1,49 @@
-//! A software RDMA NIC: queue pairs (RC, UC, UD), memory regions, completion queues, go-back-N, atomics, credits,
-//! DCQCN, ARP and neighbour discovery, and the communication manager. It is the peer in tests, and the host where no
-//! RNIC is.
+//! An RDMA NIC in software: RC, UC and UD queue pairs, memory regions, completion queues, go-back-N, atomics,
+//! end-to-end credits, DCQCN, ARP and neighbour discovery, and the communication manager. It is the peer in
+//! tests, and the RDMA host on machines that have no RNIC.
 //!
-//! # How to use it
+//! # Usage
 //!
-//! A [`Rnic`] does no I/O and reads no clock. Whoever owns it
+//! A [`Rnic`] does no I/O and reads no clock. Its caller
 //!
-//! * hands it every frame that arrives ([`Rnic::on_frame`]),
-//! * asks it for frames whenever the wire has room ([`Rnic::poll_transmit`]), after every call that may have made some,
-//! * calls [`Rnic::on_timer`] when [`Rnic::next_timer`] says so,
-//! * and uses it as an application does: [`Rnic::post_send`], [`Rnic::poll_cq`], ...
+//! * passes every frame that arrives to [`Rnic::on_frame`],
+//! * calls [`Rnic::poll_transmit`] for frames to send whenever the port has room, after every call that may
+//!   have produced some,
+//! * calls [`Rnic::on_timer`] at the time that [`Rnic::next_timer`] returns,
+//! * and uses the verbs as an application does: [`Rnic::post_send`], [`Rnic::poll_cq`], ...
 //!
-//! All times are [`switch::Nanos`] of one clock. The same calls give the same frames, to the byte.
+//! All times are [`switch::Nanos`] of one monotonic clock. The same sequence of calls produces the same
+//! frames, byte for byte.
 //!
-//! # What it keeps
+//! # Cost
 //!
-//! The cost of a packet does not grow with the number of queue pairs: they are found by their number in an array, those
-//! that have something to send stand in a round, and those that wait for something have one entry in a heap of timers.
+//! The cost of a packet does not depend on the number of queue pairs: a queue pair is found by its number in
+//! an array, queue pairs with something to send are in a round-robin queue, and queue pairs that wait for a
+//! deadline have one entry each in a timer heap.
 //!
-//! Sources: InfiniBand Architecture Specification Volume 1, Release 1.4 ("IB"), chapters 9 to 12 and annex A17.
+//! Source: InfiniBand Architecture Specification Volume 1, Release 1.4 ("IB"), chapters 9 to 12 and annex
+//! A17.
 
 #![forbid(unsafe_code)]
 
-mod answer;
 pub mod cm;
 pub mod congestion;
 mod counters;
 mod endpoint;
 mod gsi;
+mod host_function;
 pub mod memory;
 mod neighbour;
 mod nic;
 mod qp;
 mod queue;
 mod receive;
-mod request;
 mod requester;
+mod requester_rx;
 mod responder;
-mod response;
+mod responder_rx;
+mod responder_tx;
 mod send;
-mod station;
 mod timers;
 mod wire;
 
@@ -47,6 +51,7 @@ pub use congestion::Dcqcn;
 pub use counters::Counters;
 pub use endpoint::Endpoint;
 pub use gsi::{ConnError, ConnParam};
+pub use host_function::{App, Call, Outbox, Station};
 pub use memory::{Access, AccessError, Buffer, MemoryError, Mr, Pd, Region};
 pub use neighbour::Interface;
 pub use nic::{Config, Event, Held, Rnic};
@@ -55,27 +60,27 @@ pub use queue::{
     Completed, Completion, Cq, Data, Datagram, Operation, RecvRequest, Remote, SendRequest, Sge, Srq, Status,
 };
 pub use responder::AckPolicy;
-pub use station::{App, Call, Outbox, Station};
 
-/// Bugs that can be planted, to see whether tests find them.
+/// Bugs that a test can plant with [`Config`]'s field `bug`, to check that the test suites find them. Debug
+/// builds only.
 #[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bug {
-    /// An acknowledgement covers one packet that has not come
+    /// An acknowledgement covers one packet that has not arrived
     AckTooFar,
-    /// A duplicate of an atomic is executed again
+    /// A duplicate atomic is executed again
     AtomicTwice,
-    /// A duplicate of a SEND is delivered again
+    /// A duplicate SEND is delivered again
     NoDuplicateCheck,
-    /// PSNs are compared as if they did not wrap
+    /// PSNs are compared without wrap-around
     WrongWrap,
-    /// A READ returns what the READ of the same place before returned
+    /// A READ returns the data of the previous READ from the same address
     StaleRead,
-    /// Requests leave only where no response is owed
+    /// Requests leave only when no response is owed
     ResponsesFirst,
-    /// A missing acknowledgement is not noticed while anything waits for the pace
+    /// An acknowledgement timeout is ignored while a packet waits for the DCQCN rate
     PaceExcuses,
-    /// A queue pair's access rights are not checked
+    /// A queue pair's access flags are not checked
     AnyAccess,
 }
 

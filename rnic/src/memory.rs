@@ -1,34 +1,35 @@
-//! Host memory: protection domains, buffers, and the memory regions through which queue pairs reach them (IB 10.6).
+//! Host memory: protection domains, buffers, and the memory regions through which queue pairs access them
+//! (IB 10.6).
 //!
-//! A *buffer* is memory of the host. A *memory region* is a window on one: part of its bytes under a virtual address,
-//! with rights. Several regions may look at the same bytes with different rights, and rights can be changed while
-//! packets arrive: who may write is how leadership moves.
+//! A *buffer* is memory of the host. A *memory region* maps part of a buffer to a virtual address, with
+//! access flags. Several regions may map the same bytes with different access flags, and access flags can
+//! change while packets arrive: Mu's leader change revokes the old leader's write access that way.
 
 use core::ops::Range;
 use switch::Chance;
 use switch::table::DenseTable;
 
-/// A protection domain: queue pairs reach the regions of their own domain only.
+/// A protection domain: a queue pair can access regions of its own domain only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Pd(pub(crate) u32);
 
-/// Memory of the host.
+/// A buffer of host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Buffer(pub(crate) u32);
 
-/// The key of a memory region; the same number serves as `L_Key` and `R_Key`. The low byte changes with every region in
-/// the same place, beginning somewhere; the rest is an index.
+/// The key of a memory region; the same number serves as `L_Key` and `R_Key`. The upper 24 bits are an index.
+/// The low byte changes with every region that is registered at the same index, starting from a random value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mr(pub u32);
 
-/// What may be done to a region, or through a queue pair: a set.
+/// A set of access flags of a region or a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Access(u8);
 
 impl Access {
-    /// Nothing but local reads, which are always allowed
+    /// Local reads only, which are always allowed
     pub const LOCAL_READ: Self = Self(0);
-    /// Received messages and responses may be written to it.
+    /// Received messages and responses may be written to the region.
     pub const LOCAL_WRITE: Self = Self(1);
     /// RDMA WRITE
     pub const REMOTE_WRITE: Self = Self(2);
@@ -36,80 +37,81 @@ impl Access {
     pub const REMOTE_READ: Self = Self(4);
     /// `CmpSwap` and `FetchAdd`
     pub const REMOTE_ATOMIC: Self = Self(8);
-    /// SEND with invalidate may remove the region. A queue pair needs no right for that.
+    /// SEND with invalidate may remove the region. A queue pair needs no flag for that.
     pub const REMOTE_INVALIDATE: Self = Self(16);
-    /// All of these but the right to invalidate
+    /// All flags except remote invalidate
     pub const ALL: Self = Self(15);
 
-    /// Both sets together.
+    /// Returns the union of both sets.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether all of `other` is in the set.
+    /// Returns whether all flags of `other` are in the set.
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 }
 
-/// Where a region lies and what may be done to it.
+/// Location and access flags of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
-    /// Its key
+    /// Key
     pub mr: Mr,
-    /// The domain it belongs to
+    /// Protection domain
     pub pd: Pd,
-    /// The virtual address of its first byte
+    /// Virtual address of the first byte
     pub va: u64,
-    /// Bytes
+    /// Length in bytes
     pub len: u64,
-    /// Rights
+    /// Access flags
     pub access: Access,
-    /// The memory behind it
+    /// Buffer that the region maps
     pub buffer: Buffer,
-    /// Where in the buffer it begins, in bytes
+    /// Offset of the region in the buffer, in bytes
     pub offset: usize,
 }
 
-/// What is asked for is outside of the region, or not allowed.
+/// Why an access to memory is denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
     /// No region has this key
-    #[error("no memory region has the key {0:#x}")]
+    #[error("no memory region has the key {0:#x}; register one")]
     Key(u32),
     /// The region belongs to another protection domain
-    #[error("the memory region belongs to another protection domain")]
+    #[error("the memory region belongs to another protection domain; register it in the queue pair's domain")]
     Domain,
-    /// Not within the region
-    #[error("outside of the memory region")]
+    /// The range is not within the region
+    #[error("the access exceeds the memory region; register a longer one")]
     Bounds,
-    /// The region, or the queue pair, does not allow it
-    #[error("the rights do not allow it")]
+    /// The region or the queue pair does not allow this access
+    #[error("the access flags of the region or of the queue pair do not allow the access; add the flag")]
     Rights,
-    /// An atomic operation on an address that is no multiple of eight
-    #[error("the address of an atomic operation is no multiple of 8")]
+    /// The address of an atomic is not a multiple of 8
+    #[error("the address of an atomic is not a multiple of 8; align it")]
     Unaligned,
 }
 
-/// A request for memory cannot be met.
+/// Why a buffer or region cannot be allocated, registered or freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
-    /// There are as many as the configuration allows
-    #[error("no room for one more")]
+    /// The limit of the configuration is reached
+    #[error("the limit of buffers or memory regions is reached; raise max_regions")]
     Full,
-    /// It does not exist, or no more
-    #[error("it does not exist")]
+    /// The buffer or region does not exist, or no longer
+    #[error("no such buffer or memory region; it may have been freed")]
     Unknown,
-    /// Not within the buffer, or around the end of the address space
-    #[error("not within the buffer or the address space")]
+    /// The range exceeds the buffer, or wraps around the end of the address space
+    #[error("the range exceeds the buffer or the address space; shorten it")]
     Bounds,
-    /// Memory regions still look at it
-    #[error("memory regions look at it")]
+    /// Memory regions still map the buffer
+    #[error("memory regions still map the buffer; deregister them first")]
     Busy,
 }
 
-/// Bytes of a buffer that an access was granted to. Good for the packet that asked: rights may change before the next.
+/// Bytes of a buffer to which access was granted. Valid for the current packet only: access flags may change
+/// before the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) buffer: Buffer,
@@ -117,7 +119,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// The span that begins `bytes` further on.
+    /// Returns the span that starts `bytes` bytes later.
     pub(crate) fn skip(self, bytes: usize) -> Self {
         Self { at: self.at + bytes, ..self }
     }
@@ -129,26 +131,27 @@ pub(crate) struct Memory {
     domains: u32,
     buffers: DenseTable<Vec<u8>>,
     regions: DenseTable<Region>,
-    /// The low byte of the latest key of each place: the key of a region that went is not that of the next one
-    variants: Vec<u8>,
-    chance: Chance,
+    /// The low byte of the latest key at each index, so that a deregistered region's key differs from the
+    /// next one's
+    key_variants: Vec<u8>,
+    rng: Chance,
 }
 
 impl Memory {
-    pub(crate) fn new(max_regions: usize, chance: Chance) -> Self {
+    pub(crate) fn new(max_regions: usize, rng: Chance) -> Self {
         // The key has 24 bits for the index.
         let regions = max_regions.min(1 << 24);
         Self {
             domains: 0,
             buffers: DenseTable::with_capacity(regions),
             regions: DenseTable::with_capacity(regions),
-            variants: Vec::with_capacity(regions),
-            chance,
+            key_variants: Vec::with_capacity(regions),
+            rng,
         }
     }
 
-    /// Regions and buffers that there are
-    pub(crate) fn held(&self) -> (usize, usize) {
+    /// Returns the numbers of regions and buffers.
+    pub(crate) fn counts(&self) -> (usize, usize) {
         (self.regions.len(), self.buffers.len())
     }
 
@@ -162,8 +165,8 @@ impl Memory {
     }
 
     pub(crate) fn free(&mut self, buffer: Buffer) -> Result<Vec<u8>, MemoryError> {
-        let looked_at = (0..self.regions.ids()).filter_map(|id| self.regions.get(id));
-        if looked_at.into_iter().any(|region| region.buffer == buffer) {
+        let regions = (0..self.regions.ids()).filter_map(|id| self.regions.get(id));
+        if regions.into_iter().any(|region| region.buffer == buffer) {
             return Err(MemoryError::Busy);
         }
         self.buffers.remove(buffer.0).ok_or(MemoryError::Unknown)
@@ -194,14 +197,14 @@ impl Memory {
         Ok(mr)
     }
 
-    /// The next key of a place.
+    /// Returns the next key at an index.
     fn next_key(&mut self, id: u32) -> Mr {
-        if id as usize == self.variants.len() {
-            self.variants.push(self.chance.below(256) as u8);
+        if id as usize == self.key_variants.len() {
+            self.key_variants.push(self.rng.below(256) as u8);
         }
-        let variant = &mut self.variants[id as usize];
+        let variant = &mut self.key_variants[id as usize];
         *variant = variant.wrapping_add(1);
-        // Key 0 is nobody's: what was forgotten to be filled in reaches nothing.
+        // Key 0 is never assigned, so that a key that was not filled in grants no access.
         if id == 0 && *variant == 0 {
             *variant = 1;
         }
@@ -247,18 +250,18 @@ impl Memory {
         Ok(Span { buffer: region.buffer, at: region.offset + at as usize })
     }
 
-    /// Bytes that access was granted to. Empty where the buffer has been freed since.
+    /// Returns the bytes of a granted span. Empty if the buffer has been freed since.
     #[inline]
     pub(crate) fn bytes(&self, span: Span, len: usize) -> &[u8] {
         self.buffer(span.buffer).get(span.at..span.at + len).unwrap_or_default()
     }
 
-    /// The same, to be written. Nothing is written where the buffer has been freed since.
+    /// Writes bytes to a granted span. Writes nothing if the buffer has been freed since.
     #[inline]
     pub(crate) fn write(&mut self, span: Span, bytes: &[u8]) {
         let buffer = self.buffers.get_mut(span.buffer.0);
-        if let Some(place) = buffer.and_then(|buffer| buffer.get_mut(span.at..span.at + bytes.len())) {
-            place.copy_from_slice(bytes);
+        if let Some(target) = buffer.and_then(|buffer| buffer.get_mut(span.at..span.at + bytes.len())) {
+            target.copy_from_slice(bytes);
         }
     }
 
@@ -276,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn access_is_granted_within_rights_and_bounds() {
+    fn access_is_granted_within_flags_and_bounds() {
         let mut memory = Memory::new(4, Chance::new(1));
         let (pd, other) = (memory.alloc_pd(), memory.alloc_pd());
         let buffer = memory.alloc(vec![0; 100]).unwrap();
@@ -293,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_comes_back_late() {
+    fn a_key_is_reused_after_255_registrations_at_the_earliest() {
         for seed in 0..100 {
             let mut memory = Memory::new(2, Chance::new(seed));
             let pd = memory.alloc_pd();
@@ -308,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_come_and_go() {
+    fn a_buffer_is_freed_only_after_its_regions() {
         let mut memory = Memory::new(2, Chance::new(1));
         let pd = memory.alloc_pd();
         let buffer = memory.alloc(vec![7; 16]).unwrap();
@@ -323,7 +326,7 @@ mod tests {
         assert_eq!(memory.check(pd, second.0, 0x8000, 1, Access::REMOTE_READ), Err(AccessError::Rights));
         assert!(
             memory.check(pd, first.0, 8, 1, Access::REMOTE_READ).is_ok(),
-            "the other window is as it was"
+            "the other region is unchanged"
         );
         memory.deregister(first).unwrap();
         assert_eq!(memory.deregister(first).unwrap_err(), MemoryError::Unknown);

@@ -1,5 +1,5 @@
-//! The link: who has which MAC address. ARP (RFC 826) for IPv4 and neighbour discovery (RFC 4861) for IPv6; both are
-//! asked and answered, and echo requests are, too, so that `ping` shows that somebody is there.
+//! Address resolution: ARP (RFC 826) for IPv4 and neighbour discovery (RFC 4861) for IPv6, as requester and
+//! as responder. ICMP echo requests are answered, too, so that `ping` works.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use rocev2::checksum::Sum;
@@ -11,17 +11,17 @@ use switch::Nanos;
 use zerocopy::byteorder::network_endian::U16;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// The time between two questions
-const ASK_EVERY: Nanos = Nanos::from_millis(500);
-/// An answer this old may be doubted: soon enough for a request that is tried a few times
-const DOUBT_AFTER: Nanos = Nanos::from_millis(20);
-/// Questions until it is given up
-const QUESTIONS: u32 = 5;
-/// For how long an answer is believed
+/// Interval between two requests for a neighbour
+const REQUEST_INTERVAL: Nanos = Nanos::from_millis(500);
+/// Minimum age of an entry that may be verified again: short enough for a request that is retried a few times
+const VERIFY_AFTER: Nanos = Nanos::from_millis(20);
+/// Requests without a reply after which resolution is given up
+const MAX_REQUESTS: u32 = 5;
+/// Lifetime of an entry
 const LIFETIME: Nanos = Nanos::from_secs(60);
-/// Neighbours known at once: more than a link has
+/// Limit of entries: more than the neighbours of a link
 const MAX_NEIGHBOURS: usize = 4096;
-/// Frames of its own that wait to be sent at most
+/// Limit of own frames that wait to be sent
 const MAX_FRAMES: usize = 1024;
 
 const ICMP: u8 = 1;
@@ -32,11 +32,12 @@ const ECHO_REQUEST_V6: u8 = 128;
 const ECHO_REPLY_V6: u8 = 129;
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
-/// Header of a solicitation or advertisement with the target, and the option with a link-layer address
+/// Header of a solicitation or advertisement with the target address; an option with a link-layer address
+/// follows
 const ND_LEN: usize = 24;
 const SOURCE_ADDRESS: u8 = 1;
 const TARGET_ADDRESS: u8 = 2;
-/// Solicited, override
+/// Flags of an advertisement: solicited, override
 const ND_FLAGS: u8 = 0x60;
 
 /// A port and its addresses.
@@ -44,18 +45,18 @@ const ND_FLAGS: u8 = 0x60;
 pub struct Interface {
     /// MAC address
     pub mac: MacAddr,
-    /// Own addresses, each with the length of its network's prefix
+    /// Local addresses, each with the prefix length of its network
     pub addresses: Vec<(IpAddr, u8)>,
-    /// The next hop to everything that is in no network of `addresses`, of either family
+    /// Next hops to destinations outside of the networks of `addresses`, at most one used per address family
     pub gateways: Vec<IpAddr>,
-    /// VLAN tag (TCI) of everything sent
+    /// VLAN tag (TCI) of all sent frames
     pub vlan: Option<u16>,
-    /// Neighbours that need not be asked
+    /// Static entries, which are never requested
     pub neighbours: Vec<(IpAddr, MacAddr)>,
 }
 
 impl Interface {
-    /// A port with one address.
+    /// Returns a port with one address.
     pub fn new(mac: MacAddr, address: IpAddr, prefix: u8) -> Self {
         Self {
             mac,
@@ -66,30 +67,31 @@ impl Interface {
         }
     }
 
-    /// Whether `ip` is one of its addresses.
+    /// Returns whether `ip` is one of the port's addresses.
     #[inline]
     pub fn has(&self, ip: IpAddr) -> bool {
         self.addresses.iter().any(|(own, _)| *own == ip)
     }
 
-    /// The own address to speak to `ip` from: one of the same network if there is one.
+    /// Returns the local address to use as source towards `ip`: one in the same network if there is one.
     pub fn source_for(&self, ip: IpAddr) -> Option<IpAddr> {
         let same = self.addresses.iter().find(|(own, prefix)| same_network(*own, ip, *prefix));
         let any = self.addresses.iter().find(|(own, _)| own.is_ipv4() == ip.is_ipv4());
         same.or(any).map(|(own, _)| *own)
     }
 
-    /// Whether `ip` is of one of its own networks.
+    /// Returns whether `ip` is in one of the port's networks.
     fn is_on_link(&self, ip: IpAddr) -> bool {
         self.addresses.iter().any(|(own, prefix)| same_network(*own, ip, *prefix))
     }
 
-    /// Whether anything is sent to `ip` itself, and not by another.
+    /// Returns whether frames are sent to `ip` directly, as to a host on the link or a gateway.
     fn is_hop(&self, ip: IpAddr) -> bool {
         self.is_on_link(ip) || self.gateways.contains(&ip)
     }
 
-    /// The next hop to `ip`: itself on its own networks, otherwise the gateway, if there is one.
+    /// Returns the next hop to `ip`: `ip` itself on the port's networks, otherwise the gateway if there is
+    /// one.
     pub(crate) fn next_hop(&self, ip: IpAddr) -> IpAddr {
         if self.is_on_link(ip) {
             return ip;
@@ -110,29 +112,30 @@ fn same_network(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
 #[derive(Clone, Copy, Debug)]
 struct Neighbour {
     mac: Option<MacAddr>,
-    /// When to ask, again or anew
-    ask_at: Nanos,
-    /// Questions since the last answer
-    asked: u32,
+    /// When to send the next request
+    request_at: Nanos,
+    /// Requests since the last reply
+    request_count: u32,
 }
 
-/// The neighbours of a port.
+/// Neighbour table of a port.
 #[derive(Debug)]
 pub(crate) struct Neighbours {
     interface: Interface,
-    known: BTreeMap<IpAddr, Neighbour>,
-    /// Those of `known` that are being asked, and those that are not, by `ask_at`: so that none is searched for
-    asked: BTreeSet<(Nanos, IpAddr)>,
-    rested: BTreeSet<(Nanos, IpAddr)>,
+    entries: BTreeMap<IpAddr, Neighbour>,
+    /// Entries of `known` with a request outstanding, and the other entries, both ordered by `request_at`, so
+    /// that no operation searches the table
+    requested: BTreeSet<(Nanos, IpAddr)>,
+    idle: BTreeSet<(Nanos, IpAddr)>,
     frames: VecDeque<Vec<u8>>,
-    /// Frames of its own that were dropped, as too many wait
+    /// Own frames dropped because [`MAX_FRAMES`] others waited
     dropped: u64,
-    /// Grows with every change of an address
-    age: u64,
-    /// Neighbours that were looked at to find one
+    /// Version of the table: incremented whenever an address changes or an entry is removed
+    version: u64,
+    /// Entries that were examined, for tests of the cost
     #[cfg(test)]
     pub(crate) examined: usize,
-    /// Queue pairs that wait for an answer, by slot
+    /// Slots of queue pairs that wait for a neighbour
     pub(crate) waiting: BTreeSet<u32>,
 }
 
@@ -140,12 +143,12 @@ impl Neighbours {
     pub(crate) fn new(interface: Interface) -> Self {
         Self {
             interface,
-            known: BTreeMap::new(),
-            asked: BTreeSet::new(),
-            rested: BTreeSet::new(),
+            entries: BTreeMap::new(),
+            requested: BTreeSet::new(),
+            idle: BTreeSet::new(),
             frames: VecDeque::new(),
             dropped: 0,
-            age: 0,
+            version: 0,
             #[cfg(test)]
             examined: 0,
             waiting: BTreeSet::new(),
@@ -156,9 +159,9 @@ impl Neighbours {
         &self.interface
     }
 
-    /// Routes made at another age may be wrong.
-    pub(crate) fn age(&self) -> u64 {
-        self.age
+    /// Returns the version of the table. Routes made at another version may be stale.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
     }
 
     pub(crate) fn has_frames(&self) -> bool {
@@ -167,7 +170,7 @@ impl Neighbours {
 
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.known.len()
+        self.entries.len()
     }
 
     pub(crate) fn poll_transmit(&mut self, frame: &mut Vec<u8>) -> bool {
@@ -177,136 +180,143 @@ impl Neighbours {
         true
     }
 
-    /// Frames of its own that were dropped, as too many waited
+    /// Returns the number of own frames that were dropped because too many waited.
     pub(crate) fn dropped(&self) -> u64 {
         self.dropped
     }
 
     pub(crate) fn next_timer(&self) -> Option<Nanos> {
-        self.asked.first().map(|(at, _)| *at)
+        self.requested.first().map(|(at, _)| *at)
     }
 
-    /// The set in which a neighbour stands
-    fn queue_of(&mut self, neighbour: &Neighbour) -> &mut BTreeSet<(Nanos, IpAddr)> {
-        if neighbour.asked > 0 { &mut self.asked } else { &mut self.rested }
+    /// Returns the ordered set that holds a neighbour.
+    fn set_of(&mut self, neighbour: &Neighbour) -> &mut BTreeSet<(Nanos, IpAddr)> {
+        if neighbour.request_count > 0 { &mut self.requested } else { &mut self.idle }
     }
 
-    /// Notes what is known of `ip`; what was known before.
-    fn note(&mut self, ip: IpAddr, neighbour: Neighbour) -> Option<Neighbour> {
-        let before = self.forget(ip);
-        self.known.insert(ip, neighbour);
-        self.queue_of(&neighbour).insert((neighbour.ask_at, ip));
+    /// Stores the entry of `ip` and returns the previous one.
+    fn store(&mut self, ip: IpAddr, neighbour: Neighbour) -> Option<Neighbour> {
+        let before = self.remove(ip);
+        self.entries.insert(ip, neighbour);
+        self.set_of(&neighbour).insert((neighbour.request_at, ip));
         before
     }
 
-    fn forget(&mut self, ip: IpAddr) -> Option<Neighbour> {
-        let before = self.known.remove(&ip)?;
-        self.queue_of(&before).remove(&(before.ask_at, ip));
+    fn remove(&mut self, ip: IpAddr) -> Option<Neighbour> {
+        let before = self.entries.remove(&ip)?;
+        self.set_of(&before).remove(&(before.request_at, ip));
         Some(before)
     }
 
-    /// The MAC address of the next hop to `ip`; asks for it if it is not known.
+    /// Returns the MAC address of the next hop to `ip`; sends a request if it is not known or has expired.
     pub(crate) fn resolve(&mut self, ip: IpAddr, now: Nanos) -> Option<MacAddr> {
         let hop = self.interface.next_hop(ip);
         if let Some((_, mac)) = self.interface.neighbours.iter().find(|(known, _)| *known == hop) {
             return Some(*mac);
         }
-        let known = self.known.get(&hop).copied();
+        let known = self.entries.get(&hop).copied();
         match known {
-            Some(Neighbour { mac: Some(mac), ask_at, .. }) => {
-                if ask_at <= now {
-                    self.ask(hop, now);
+            Some(Neighbour { mac: Some(mac), request_at, .. }) => {
+                if request_at <= now {
+                    self.request(hop, now);
                 }
                 Some(mac)
             }
-            Some(Neighbour { mac: None, ask_at, .. }) if ask_at > now => None,
+            Some(Neighbour { mac: None, request_at, .. }) if request_at > now => None,
             _ => {
-                self.ask(hop, now);
+                self.request(hop, now);
                 None
             }
         }
     }
 
-    /// Nothing came back from `ip` for too long: perhaps its address is another by now.
-    pub(crate) fn suspect(&mut self, ip: IpAddr, now: Nanos) {
+    /// Verifies the entry of the next hop to `ip`, from which nothing came for too long: its MAC address may
+    /// have changed.
+    pub(crate) fn verify(&mut self, ip: IpAddr, now: Nanos) {
         let hop = self.interface.next_hop(ip);
-        let may_ask = |known: &Neighbour| known.asked == 0 && now + LIFETIME >= known.ask_at + DOUBT_AFTER;
-        if self.known.get(&hop).is_some_and(may_ask) {
-            self.ask(hop, now);
+        let may_request =
+            |known: &Neighbour| known.request_count == 0 && now + LIFETIME >= known.request_at + VERIFY_AFTER;
+        if self.entries.get(&hop).is_some_and(may_request) {
+            self.request(hop, now);
         }
     }
 
-    /// Sends a question, and the next one later.
-    fn ask(&mut self, ip: IpAddr, now: Nanos) {
-        if !self.known.contains_key(&ip) && !self.make_room(|_| true) {
-            // All others are being asked: those who wait are woken when one of them is given up.
+    /// Sends a request and schedules the next one.
+    fn request(&mut self, ip: IpAddr, now: Nanos) {
+        if !self.entries.contains_key(&ip) && !self.make_room(|_| true) {
+            // All entries have requests outstanding. Waiting queue pairs are woken when one of these is given
+            // up.
             return;
         }
-        let ask_at = now + ASK_EVERY;
-        let (mac, asked) = self.known.get(&ip).map_or((None, 0), |known| (known.mac, known.asked));
-        self.note(ip, Neighbour { mac, ask_at, asked: asked + 1 });
-        self.question(ip);
+        let request_at = now + REQUEST_INTERVAL;
+        let (mac, request_count) =
+            self.entries.get(&ip).map_or((None, 0), |known| (known.mac, known.request_count));
+        self.store(ip, Neighbour { mac, request_at, request_count: request_count + 1 });
+        self.send_request(ip);
     }
 
-    /// Asks again. Those whom it gave up.
+    /// Repeats requests that are due. Returns the neighbours whose resolution was given up.
     pub(crate) fn on_timer(&mut self, now: Nanos) -> Vec<IpAddr> {
         let mut given_up = Vec::new();
-        while let Some(&(_, ip)) = self.asked.first().filter(|(at, _)| *at <= now) {
+        while let Some(&(_, ip)) = self.requested.first().filter(|(at, _)| *at <= now) {
             #[cfg(test)]
             {
                 self.examined += 1;
             }
-            if self.known.get(&ip).is_some_and(|neighbour| neighbour.asked >= QUESTIONS) {
-                self.forget(ip);
-                self.age += 1;
+            if self.entries.get(&ip).is_some_and(|neighbour| neighbour.request_count >= MAX_REQUESTS) {
+                self.remove(ip);
+                self.version += 1;
                 given_up.push(ip);
             } else {
-                self.ask(ip, now);
+                self.request(ip, now);
             }
         }
         given_up
     }
 
-    /// Makes room for one more. If there is none, the oldest that is not being asked goes, if it `may_go`.
+    /// Makes room for one entry. If the table is full, removes the oldest entry without an outstanding
+    /// request, if `may_go` accepts it. Returns whether there is room.
     fn make_room(&mut self, may_go: impl Fn(&Neighbour) -> bool) -> bool {
-        if self.known.len() < MAX_NEIGHBOURS {
+        if self.entries.len() < MAX_NEIGHBOURS {
             return true;
         }
         #[cfg(test)]
         {
             self.examined += 1;
         }
-        let Some((_, oldest)) = self.rested.first().copied() else { return false };
-        if !self.known.get(&oldest).is_some_and(may_go) {
+        let Some((_, oldest)) = self.idle.first().copied() else { return false };
+        if !self.entries.get(&oldest).is_some_and(may_go) {
             return false;
         }
-        self.forget(oldest);
-        // A route by way of it would not hear of a change.
-        self.age += 1;
+        self.remove(oldest);
+        // Routes through the removed entry would miss a later change of its address.
+        self.version += 1;
         true
     }
 
-    /// Somebody said that `ip` has this address. Who was not asked is heard if he is known, or, where `create` says so,
-    /// if something may be sent to him one day: others fill no table.
+    /// Stores the MAC address that a neighbour announced for `ip`. An address that is not in the table is
+    /// stored only if `create` is set and `ip` can be a next hop, so that unrelated hosts cannot fill the
+    /// table.
     fn learn(&mut self, ip: IpAddr, mac: MacAddr, create: bool, now: Nanos) -> bool {
         if mac.is_group() || self.interface.has(ip) {
             return false;
         }
-        if !self.known.contains_key(&ip) {
+        if !self.entries.contains_key(&ip) {
             let wanted = create && self.interface.is_hop(ip);
-            if !wanted || !self.make_room(|neighbour| neighbour.ask_at <= now) {
+            if !wanted || !self.make_room(|neighbour| neighbour.request_at <= now) {
                 return false;
             }
         }
-        let fresh = Neighbour { mac: Some(mac), ask_at: now + LIFETIME, asked: 0 };
-        let before = self.note(ip, fresh);
+        let fresh = Neighbour { mac: Some(mac), request_at: now + LIFETIME, request_count: 0 };
+        let before = self.store(ip, fresh);
         if before.is_some_and(|before| before.mac.is_some_and(|before| before != mac)) {
-            self.age += 1;
+            self.version += 1;
         }
         true
     }
 
-    /// A frame that is not RoCEv2. True if it told something that somebody may wait for.
+    /// Processes a frame that is not RoCEv2. Returns true if it resolved an address for which a queue pair
+    /// may wait.
     pub(crate) fn on_frame(&mut self, frame: &[u8], now: Nanos) -> bool {
         let Ok((ethernet, mut rest)) = Ethernet::ref_from_prefix(frame) else { return false };
         let mut kind = ethernet.ethertype.get();
@@ -329,7 +339,8 @@ impl Neighbours {
         }
     }
 
-    /// Ethernet and IPv4, 28 bytes: kinds and lengths, operation, sender's MAC and IP, target's MAC and IP
+    /// Processes an ARP packet, 28 bytes for Ethernet and IPv4: types and lengths, operation, sender's MAC
+    /// and IP address, target's MAC and IP address.
     fn on_arp(&mut self, arp: &[u8], now: Nanos) -> bool {
         let Some(arp) = arp.first_chunk::<28>() else { return false };
         if arp[..6] != [0, 1, 8, 0, 6, 4] {
@@ -383,7 +394,7 @@ impl Neighbours {
         let target = message.get(8..ND_LEN).and_then(|bytes| bytes.first_chunk::<16>());
         let target = target.map(|bytes| Ipv6Addr::from(*bytes));
         match (message[0], target) {
-            // Discovery is only believed from the link itself (RFC 4861 7.1).
+            // Neighbour discovery is accepted from the link itself only (RFC 4861, section 7.1).
             (SOLICITATION, Some(target)) if ip.hop_limit == 255 && self.interface.has(target.into()) => {
                 let their_mac = option(&message[ND_LEN..], SOURCE_ADDRESS).unwrap_or(src_mac);
                 let (to, to_mac) = if src.is_unspecified() {
@@ -408,7 +419,7 @@ impl Neighbours {
         }
     }
 
-    fn question(&mut self, ip: IpAddr) {
+    fn send_request(&mut self, ip: IpAddr) {
         match (ip, self.interface.source_for(ip)) {
             (IpAddr::V4(ip), Some(IpAddr::V4(own))) => {
                 self.arp(1, MacAddr::BROADCAST, MacAddr([0; 6]), own, ip);
@@ -473,19 +484,19 @@ impl Neighbours {
         for part in parts {
             frame.extend_from_slice(part);
         }
-        // The shortest frame of Ethernet, without its check sequence
+        // The minimum length of an Ethernet frame without its FCS
         frame.resize(frame.len().max(60), 0);
         self.frames.push_back(frame);
     }
 }
 
-/// The checksum of an ICMPv6 message with its pseudo-header; 0 for one that carries the right one.
+/// Returns the checksum of an ICMPv6 message with its pseudo-header; 0 for a message with a valid checksum.
 fn checksum_v6(src: Ipv6Addr, dst: Ipv6Addr, message: &[u8]) -> u16 {
     let sum = Sum::default().add(&src.octets()).add(&dst.octets());
     sum.add_word(message.len() as u32).add_word(ICMPV6.into()).add(message).checksum()
 }
 
-/// The link-layer address in the options of a discovery message.
+/// Returns the link-layer address in the options of a neighbour discovery message.
 fn option(mut options: &[u8], wanted: u8) -> Option<MacAddr> {
     while let [kind, len, rest @ ..] = options {
         let len = usize::from(*len) * 8;
@@ -497,7 +508,7 @@ fn option(mut options: &[u8], wanted: u8) -> Option<MacAddr> {
     None
 }
 
-/// The group in which the owner of `ip` listens for questions (RFC 4291 2.7.1).
+/// Returns the solicited-node multicast address of `ip` (RFC 4291, section 2.7.1).
 fn solicited_node(ip: Ipv6Addr) -> Ipv6Addr {
     let [.., a, b, c] = ip.octets();
     Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c])
@@ -507,7 +518,7 @@ fn all_nodes() -> Ipv6Addr {
     Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1)
 }
 
-/// The MAC address of an IPv6 group (RFC 2464 7).
+/// Returns the MAC address of an IPv6 multicast group (RFC 2464, section 7).
 fn mac_of_group(group: Ipv6Addr) -> MacAddr {
     let [.., a, b, c, d] = group.octets();
     MacAddr([0x33, 0x33, a, b, c, d])

@@ -3,7 +3,7 @@
 use crate::congestion::Dcqcn;
 use crate::counters::Counters;
 use crate::endpoint::Endpoint;
-use crate::gsi::{Gsi, cm_of};
+use crate::gsi::{Gsi, cm_config};
 use crate::memory::{Access, Buffer, Memory, MemoryError, Mr, Pd, Region};
 use crate::neighbour::Interface;
 use crate::qp::{Modify, Path, PathMtu, Qp, QpError, QpInit, State, Transport};
@@ -17,40 +17,43 @@ use std::collections::VecDeque;
 use switch::table::DenseTable;
 use switch::{Chance, Nanos};
 
-/// What a NIC is made with.
+/// Configuration of a NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Its port and addresses
+    /// Port and addresses
     pub interface: Interface,
-    /// Queue pairs at once
+    /// Limit of queue pairs
     pub max_qps: usize,
-    /// Memory regions at once, and buffers
+    /// Limit of memory regions, and of buffers
     pub max_regions: usize,
-    /// The largest path MTU of connections that the communication manager makes
+    /// Largest path MTU of connections that the communication manager makes
     pub mtu: PathMtu,
-    /// Packets under way on a connection at most; more than 2^22 is 2^22
+    /// Limit of packets in flight on a connection; clamped to 1..=2^22
     pub window: u32,
-    /// When requests are acknowledged
+    /// When the responder acknowledges requests
     pub ack: AckPolicy,
     /// Whether responders announce credits; soft-RoCE does not
     pub credits: bool,
-    /// Whether a responder repeats only the last `max_dest_rd_atomic` READs and atomics of a connection, counted
-    /// together, and drops an older duplicate without an answer, as soft-RoCE does. Otherwise it executes a duplicate
-    /// READ again however old it is, and keeps the last `max_dest_rd_atomic` atomics.
+    /// Whether a responder remembers only the last `max_dest_rd_atomic` READs and atomics of a connection,
+    /// counted together, and drops an older duplicate without a response, as soft-RoCE does. Otherwise it
+    /// executes a duplicate READ again however old it is, and remembers the last `max_dest_rd_atomic`
+    /// atomics.
     pub forgetful: bool,
-    /// DCQCN; without it packets are not marked as ECN-capable
+    /// DCQCN; without it, packets are sent as not ECN-capable
     pub congestion: Option<Dcqcn>,
-    /// For keys, first PSNs and the like
+    /// Seed of all random values: keys, initial PSNs, communication and transaction IDs
     pub seed: u64,
-    /// Seed of the L_keys and R_keys, if it is another: NICs may give out the same keys after a restart
+    /// Seed of the `L_Key`s and `R_Key`s, if it differs from `seed`: a NIC may assign the same keys again
+    /// after a restart
     pub key_seed: Option<u64>,
-    /// A planted bug, to see whether it is found
+    /// A planted bug, to check that tests find it
     #[cfg(debug_assertions)]
     pub bug: Option<crate::Bug>,
 }
 
 impl Config {
-    /// A NIC as most are.
+    /// Returns the default configuration of a port: 1,024 queue pairs and regions, MTU 1,024, window 256, no
+    /// DCQCN.
     pub fn new(interface: Interface) -> Self {
         Self {
             interface,
@@ -70,7 +73,7 @@ impl Config {
     }
 }
 
-/// What applications have taken of a NIC and not given back.
+/// Resources of a NIC that applications have allocated and not freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Held {
     /// Queue pairs
@@ -81,32 +84,34 @@ pub struct Held {
     pub buffers: usize,
 }
 
-/// What a NIC tells beside completions.
+/// Asynchronous events of a NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A queue pair went into the error state by itself.
+    /// A queue pair went into the error state because of an error.
     QpError(Qpn),
-    /// A queue pair in the drained state has nothing under way any more.
+    /// A queue pair in state SQD has no requests in flight any more.
     Drained(Qpn),
-    /// A packet came for a connection before its handshake was over (IB 11.6.3.1, communication established).
+    /// A packet arrived on a connection before its handshake was complete (IB 11.6.3.1, communication
+    /// established).
     Established(Qpn),
 }
 
-/// Queue pair numbers below this are not given to applications.
+/// Queue pair numbers below this one are not assigned to applications.
 pub(crate) const FIRST_QPN: u32 = 16;
 
-/// A place for a queue pair, and the number that the next one there has.
+/// A slot for a queue pair, and the number that the next queue pair in it gets.
 #[derive(Debug)]
 struct Slot {
     qpn: u32,
-    /// Whether it stands in the round of those that may have something to send: as long as it does, whatever queue pair
-    /// is in it
+    /// Whether the slot is in the round-robin queue. It stays set when another queue pair takes the slot.
     scheduled: bool,
     qp: Option<Box<Qp>>,
 }
 
-/// A software RDMA NIC. Frames and time in ([`on_frame`](Self::on_frame), [`on_timer`](Self::on_timer)), frames and
-/// completions out ([`poll_transmit`](Self::poll_transmit), [`poll_cq`](Self::poll_cq)); see the crate's page.
+/// A software RDMA NIC. The input is frames and time ([`on_frame`](Self::on_frame),
+/// [`on_timer`](Self::on_timer)), the output is frames, completions and events
+/// ([`poll_transmit`](Self::poll_transmit), [`poll_cq`](Self::poll_cq), [`poll_event`](Self::poll_event)).
+/// The crate documentation describes the call order.
 #[derive(Debug)]
 pub struct Rnic {
     pub(crate) config: Config,
@@ -118,17 +123,17 @@ pub struct Rnic {
     pub(crate) endpoint: Endpoint,
     pub(crate) gsi: Gsi,
     pub(crate) timers: Timers,
-    /// Queue pairs that may have something to send, by slot
-    pub(crate) round: VecDeque<u32>,
+    /// Slots of queue pairs that may have something to send, in round-robin order
+    pub(crate) ready_slots: VecDeque<u32>,
     pub(crate) events: VecDeque<Event>,
-    /// Completion queues that have run over, whose queue pairs are to be told
+    /// A completion queue has overrun, and its queue pairs have to be moved to the error state
     pub(crate) overrun: bool,
     pub(crate) counters: Counters,
-    pub(crate) chance: Chance,
+    pub(crate) rng: Chance,
 }
 
 impl Rnic {
-    /// A NIC of this configuration.
+    /// Creates a NIC.
     pub fn new(config: Config) -> Self {
         let queues = config.max_qps.max(16) * 2;
         Self {
@@ -140,68 +145,69 @@ impl Rnic {
             free: VecDeque::new(),
             cqs: DenseTable::with_capacity(queues),
             srqs: DenseTable::with_capacity(queues),
-            endpoint: Endpoint::new(config.interface.clone(), cm_of(&config), config.seed ^ 0x6373_6d00),
+            endpoint: Endpoint::new(config.interface.clone(), cm_config(&config), config.seed ^ 0x6373_6d00),
             gsi: Gsi::default(),
             timers: Timers::new(config.max_qps),
-            round: VecDeque::new(),
+            ready_slots: VecDeque::new(),
             events: VecDeque::new(),
             overrun: false,
             counters: Counters::default(),
-            chance: Chance::stream(config.seed, 1),
+            rng: Chance::stream(config.seed, 1),
             config,
         }
     }
 
-    /// What it was made with
+    /// Returns the configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Changes the UDP source ports of all its packets from now on, so that they take other paths.
+    /// Changes the UDP source ports of all packets sent from now on, so that they take other ECMP paths.
     pub fn set_path_salt(&mut self, salt: u16) {
         self.endpoint.path_salt = salt;
     }
 
-    /// What it has counted
+    /// Returns the counters.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Frames and messages of the communication manager and of neighbour discovery that were dropped, as too many waited
+    /// Returns the number of communication manager messages and of neighbour discovery frames that were
+    /// dropped because too many waited.
     pub fn control_dropped(&self) -> u64 {
         self.endpoint.dropped()
     }
 
-    /// What is taken of it right now
+    /// Returns the numbers of allocated resources.
     pub fn held(&self) -> Held {
-        let (regions, buffers) = self.memory.held();
+        let (regions, buffers) = self.memory.counts();
         let queue_pairs = self.slots.iter().filter(|slot| slot.qp.is_some()).count();
         Held { queue_pairs, regions, buffers }
     }
 
     // Memory
 
-    /// A protection domain.
+    /// Allocates a protection domain.
     pub fn alloc_pd(&mut self) -> Pd {
         self.memory.alloc_pd()
     }
 
-    /// Gives memory to the NIC.
+    /// Gives a buffer to the NIC. Fails with [`MemoryError::Full`] at the limit [`Config::max_regions`].
     pub fn alloc(&mut self, bytes: Vec<u8>) -> Result<Buffer, MemoryError> {
         self.memory.alloc(bytes)
     }
 
-    /// Takes memory back that no region looks at.
+    /// Takes a buffer back. Fails with [`MemoryError::Busy`] while regions map it.
     pub fn free(&mut self, buffer: Buffer) -> Result<Vec<u8>, MemoryError> {
         self.memory.free(buffer)
     }
 
-    /// What stands in a buffer; nothing, if it does not exist
+    /// Returns the contents of a buffer; empty if it does not exist.
     pub fn bytes(&self, buffer: Buffer) -> &[u8] {
         self.memory.buffer(buffer)
     }
 
-    /// The same, to be changed
+    /// Returns the contents of a buffer for writing; empty if it does not exist.
     pub fn bytes_mut(&mut self, buffer: Buffer) -> &mut [u8] {
         self.memory.buffer_mut(buffer)
     }
@@ -218,7 +224,7 @@ impl Rnic {
         self.memory.register(pd, buffer, range, va, access)
     }
 
-    /// A new buffer of zeros and a region on all of it.
+    /// Allocates a zeroed buffer of `len` bytes and registers a region that maps all of it.
     pub fn register_new(
         &mut self,
         pd: Pd,
@@ -230,14 +236,14 @@ impl Rnic {
         match self.memory.register(pd, buffer, 0..len, va, access) {
             Ok(mr) => Ok((buffer, mr)),
             Err(error) => {
-                // Nothing looks at it yet.
+                // No region maps it yet, so this does not fail.
                 _ = self.memory.free(buffer);
                 Err(error)
             }
         }
     }
 
-    /// Changes the rights of a region, from the next packet on.
+    /// Changes the access flags of a region, from the next packet on.
     pub fn reregister(&mut self, mr: Mr, access: Access) -> Result<(), MemoryError> {
         self.memory.reregister(mr, access)
     }
@@ -247,19 +253,19 @@ impl Rnic {
         self.memory.deregister(mr).map(|_| ())
     }
 
-    /// Where a region lies, and its rights
+    /// Returns a region's location and access flags.
     pub fn region(&self, mr: Mr) -> Option<&Region> {
         self.memory.region(mr)
     }
 
     // Queues
 
-    /// A completion queue for so many completions.
+    /// Creates a completion queue for `capacity` completions.
     pub fn create_cq(&mut self, capacity: usize) -> Result<Cq, QpError> {
         self.cqs.insert(CompletionQueue::new(capacity)).map(Cq).map_err(|switch::Full| QpError::Full)
     }
 
-    /// Removes a completion queue that no queue pair uses any more; what stood in it is lost.
+    /// Removes a completion queue that no queue pair uses; completions in it are lost.
     pub fn destroy_cq(&mut self, cq: Cq) -> Result<(), QpError> {
         match self.cqs.get(cq.0) {
             None => Err(QpError::Queue),
@@ -271,28 +277,28 @@ impl Rnic {
         }
     }
 
-    /// The oldest completion
+    /// Removes and returns the oldest completion.
     pub fn poll_cq(&mut self, cq: Cq) -> Option<Completion> {
         self.cqs.get_mut(cq.0)?.pop()
     }
 
-    /// Whether the queue has run over and lost completions
+    /// Returns whether the queue has overrun and lost completions.
     pub fn cq_overrun(&self, cq: Cq) -> bool {
         self.cqs.get(cq.0).is_some_and(|cq| cq.overrun)
     }
 
-    /// Whether a completion waits in it
+    /// Returns whether the queue holds a completion.
     pub fn cq_has_some(&self, cq: Cq) -> bool {
         self.cqs.get(cq.0).is_some_and(|cq| !cq.is_empty())
     }
 
-    /// A shared receive queue for so many requests.
+    /// Creates a shared receive queue for `capacity` requests.
     pub fn create_srq(&mut self, capacity: usize) -> Result<Srq, QpError> {
         let queue = ReceiveQueue { capacity, ..ReceiveQueue::default() };
         self.srqs.insert(queue).map(Srq).map_err(|switch::Full| QpError::Full)
     }
 
-    /// Removes a shared receive queue that no queue pair uses any more.
+    /// Removes a shared receive queue that no queue pair uses.
     pub fn destroy_srq(&mut self, srq: Srq) -> Result<(), QpError> {
         match self.srqs.get(srq.0) {
             None => Err(QpError::Queue),
@@ -304,7 +310,7 @@ impl Rnic {
         }
     }
 
-    /// Posts a receive request to a shared receive queue.
+    /// Posts a receive request to a shared receive queue. Fails with [`QpError::Full`] at its capacity.
     pub fn post_srq_recv(&mut self, srq: Srq, request: RecvRequest) -> Result<(), QpError> {
         let queue = self.srqs.get_mut(srq.0).ok_or(QpError::Queue)?;
         if queue.queue.len() >= queue.capacity {
@@ -316,7 +322,8 @@ impl Rnic {
 
     // Queue pairs
 
-    /// A queue pair in the reset state.
+    /// Creates a queue pair in the reset state. Fails with [`QpError::Queue`] if one of its queues does not
+    /// exist, and with [`QpError::Full`] at the limit [`Config::max_qps`].
     pub fn create_qp(&mut self, init: QpInit) -> Result<Qpn, QpError> {
         let queues = self.cqs.get(init.send_cq.0).is_some() && self.cqs.get(init.recv_cq.0).is_some();
         if !queues || init.srq.is_some_and(|srq| self.srqs.get(srq.0).is_none()) {
@@ -334,14 +341,14 @@ impl Rnic {
             }
             None => return Err(QpError::Full),
         };
-        let place = &mut self.slots[slot as usize];
-        let qpn = Qpn::new(place.qpn);
-        place.qp = Some(Box::new(Qp::new(qpn, init)));
+        let entry = &mut self.slots[slot as usize];
+        let qpn = Qpn::new(entry.qpn);
+        entry.qp = Some(Box::new(Qp::new(qpn, init)));
         self.count_user(&init, |users| *users += 1);
         Ok(qpn)
     }
 
-    /// A queue pair begins or ceases to use its queues.
+    /// Applies `count` to the user counts of the queues of a queue pair.
     fn count_user(&mut self, init: &QpInit, count: impl Fn(&mut u32)) {
         for cq in [init.send_cq, init.recv_cq] {
             if let Some(queue) = self.cqs.get_mut(cq.0) {
@@ -353,18 +360,18 @@ impl Rnic {
         }
     }
 
-    /// Removes a queue pair. Its requests are gone without completions, and its connection without an event; who wants
-    /// the other side to know disconnects before.
+    /// Removes a queue pair. Its requests end without completions, and its connection without an event. To
+    /// notify the remote side, call [`disconnect`](Self::disconnect) first.
     pub fn destroy_qp(&mut self, qpn: Qpn) -> Result<(), QpError> {
         let slot = self.slot(qpn).ok_or(QpError::Unknown)?;
-        self.release(qpn);
-        // The next one here has another number, so that late packets do not reach it.
+        self.release_connection(qpn);
+        // The next queue pair in this slot gets another number, so that late packets do not reach it.
         let stride = self.stride();
-        let place = &mut self.slots[slot as usize];
-        let qp = place.qp.take();
-        place.qpn += stride;
-        if place.qpn >= 1 << 24 {
-            place.qpn = FIRST_QPN + slot;
+        let entry = &mut self.slots[slot as usize];
+        let qp = entry.qp.take();
+        entry.qpn += stride;
+        if entry.qpn >= 1 << 24 {
+            entry.qpn = FIRST_QPN + slot;
         }
         if let Some(qp) = qp {
             self.count_user(&qp.init, |users| *users -= 1);
@@ -373,17 +380,17 @@ impl Rnic {
         Ok(())
     }
 
-    /// Numbers of the same place differ by this.
+    /// Returns the difference between consecutive queue pair numbers of the same slot.
     fn stride(&self) -> u32 {
         (self.config.max_qps.next_power_of_two() as u32).min(1 << 23)
     }
 
-    /// Where the queue pair of this number is.
+    /// Returns the slot of the queue pair with this number.
     #[inline]
     pub(crate) fn slot(&self, qpn: Qpn) -> Option<u32> {
         let slot = qpn.get().checked_sub(FIRST_QPN)? & (self.stride() - 1);
-        let place = self.slots.get(slot as usize)?;
-        (place.qpn == qpn.get() && place.qp.is_some()).then_some(slot)
+        let entry = self.slots.get(slot as usize)?;
+        (entry.qpn == qpn.get() && entry.qp.is_some()).then_some(slot)
     }
 
     #[inline]
@@ -391,16 +398,16 @@ impl Rnic {
         self.slots[self.slot(qpn)? as usize].qp.as_deref()
     }
 
-    /// The queue pair in a place, if there is (still) one.
+    /// Returns the queue pair in a slot, if there still is one.
     #[inline]
-    pub(crate) fn at(&mut self, slot: u32) -> Option<&mut Qp> {
+    pub(crate) fn qp_at(&mut self, slot: u32) -> Option<&mut Qp> {
         self.slots.get_mut(slot as usize)?.qp.as_deref_mut()
     }
 
-    /// The queue pair in a place together with what its packets need.
+    /// Returns the queue pair in a slot together with everything that its packets access.
     #[inline]
-    pub(crate) fn parts(&mut self, slot: u32) -> Option<Parts<'_>> {
-        Some(Parts {
+    pub(crate) fn context(&mut self, slot: u32) -> Option<QpContext<'_>> {
+        Some(QpContext {
             qp: self.slots.get_mut(slot as usize)?.qp.as_deref_mut()?,
             memory: &mut self.memory,
             cqs: &mut self.cqs,
@@ -412,59 +419,61 @@ impl Rnic {
         })
     }
 
-    /// Puts a queue pair into the round, if it is not there and does not wait for its neighbour.
+    /// Appends a queue pair to the round-robin queue, unless it is in it already or waits for its neighbour.
     pub(crate) fn schedule(&mut self, slot: u32) {
-        let Some(place) = self.slots.get_mut(slot as usize) else { return };
-        if !place.scheduled && place.qp.as_ref().is_some_and(|qp| !qp.unresolved) {
-            place.scheduled = true;
-            self.round.push_back(slot);
+        let Some(entry) = self.slots.get_mut(slot as usize) else { return };
+        if !entry.scheduled && entry.qp.as_ref().is_some_and(|qp| !qp.unresolved) {
+            entry.scheduled = true;
+            self.ready_slots.push_back(slot);
         }
     }
 
-    /// Takes the next place out of the round. There may be no queue pair in it any more.
-    pub(crate) fn next_in_round(&mut self) -> Option<u32> {
-        let slot = self.round.pop_front()?;
-        if let Some(place) = self.slots.get_mut(slot as usize) {
-            place.scheduled = false;
+    /// Removes the next slot from the round-robin queue. The slot may be empty by now.
+    pub(crate) fn next_scheduled(&mut self) -> Option<u32> {
+        let slot = self.ready_slots.pop_front()?;
+        if let Some(entry) = self.slots.get_mut(slot as usize) {
+            entry.scheduled = false;
         }
         Some(slot)
     }
 
-    /// How many places there are
+    /// Returns the number of slots.
     pub(crate) fn slots(&self) -> u32 {
         self.slots.len() as u32
     }
 
-    /// The state of a queue pair
+    /// Returns the state of a queue pair.
     pub fn qp_state(&self, qpn: Qpn) -> Option<State> {
         self.qp(qpn).map(|qp| qp.state)
     }
 
-    /// What a queue pair was made with
+    /// Returns the attributes with which a queue pair was created.
     pub fn qp_init(&self, qpn: Qpn) -> Option<QpInit> {
         self.qp(qpn).map(|qp| qp.init)
     }
 
-    /// The rate in bits a second that DCQCN holds the queue pair to; `None` where it does not
+    /// Returns the rate in bit/s to which DCQCN limits a queue pair; `None` if it does not.
     pub fn qp_rate_bps(&self, qpn: Qpn) -> Option<u64> {
-        self.qp(qpn)?.req.pace.bps()
+        self.qp(qpn)?.req.pacer.bps()
     }
 
-    /// The other side of a connected queue pair
+    /// Returns the path and the remote queue pair number of a connected queue pair.
     pub fn qp_peer(&self, qpn: Qpn) -> Option<(Path, Qpn)> {
         let qp = self.qp(qpn)?;
         Some((qp.path?, qp.peer_qpn))
     }
 
-    /// Send requests that have not completed
+    /// Returns the number of send requests that have not completed.
     pub fn sends_pending(&self, qpn: Qpn) -> usize {
         self.qp(qpn).map_or(0, |qp| qp.req.queue.len())
     }
 
-    /// Changes a queue pair.
+    /// Changes the state or the attributes of a queue pair. Fails with [`QpError::State`] if the state does
+    /// not allow the transition (see [`State::leads_to`]), and with [`QpError::Path`] if the path's source
+    /// address is not local.
     pub fn modify_qp(&mut self, qpn: Qpn, modify: Modify) -> Result<(), QpError> {
         let slot = self.slot(qpn).ok_or(QpError::Unknown)?;
-        let state = self.at(slot).map_or(State::Reset, |qp| qp.state);
+        let state = self.qp_at(slot).map_or(State::Reset, |qp| qp.state);
         let target = match modify {
             Modify::Init { .. } => State::Init,
             Modify::Rtr(_) => State::Rtr,
@@ -484,17 +493,17 @@ impl Rnic {
         }
         if let Modify::Rtr(ready) = &modify
             && self.qp(qpn).is_some_and(|qp| qp.init.transport != Transport::Ud)
-            && !self.is_path(&ready.path)
+            && !self.is_local_path(&ready.path)
         {
             return Err(QpError::Path);
         }
-        let Some(mut parts) = self.parts(slot) else { return Err(QpError::Unknown) };
-        let qp = &mut *parts.qp;
+        let Some(mut ctx) = self.context(slot) else { return Err(QpError::Unknown) };
+        let qp = &mut *ctx.qp;
         match modify {
             Modify::Init { access, qkey } => (qp.access, qp.qkey, qp.state) = (access, qkey, State::Init),
             Modify::Access(access) => qp.access = access,
             Modify::Rtr(ready) => {
-                (qp.state, qp.told) = (State::Rtr, false);
+                (qp.state, qp.event_reported) = (State::Rtr, false);
                 (qp.path, qp.route) = (Some(ready.path), None);
                 (qp.peer_qpn, qp.mtu) = (ready.dest_qp, ready.mtu);
                 (qp.resp.epsn, qp.resp.msn) = (ready.rq_psn, Msn::ZERO);
@@ -504,7 +513,7 @@ impl Rnic {
             Modify::Rts(ready) => {
                 if state == State::Rtr {
                     (qp.req.next_psn, qp.req.una, qp.req.top) = (ready.sq_psn, ready.sq_psn, ready.sq_psn);
-                    qp.req.limit = (ready.flow_control).then_some(Msn::ZERO);
+                    qp.req.credit_limit = (ready.flow_control).then_some(Msn::ZERO);
                 }
                 qp.req.max_rd_atomic = ready.max_rd_atomic.into();
                 (qp.req.timeout, qp.req.retry_count) = (ready.timeout.min(31), ready.retry_count);
@@ -514,41 +523,44 @@ impl Rnic {
             }
             Modify::Resume => qp.state = State::Rts,
             Modify::Sqd => {
-                (qp.state, qp.told) = (State::Sqd, false);
+                (qp.state, qp.event_reported) = (State::Sqd, false);
             }
-            Modify::Error => parts.enter_error(),
+            Modify::Error => ctx.enter_error(),
             Modify::Reset => {
-                // The round and the timers may still name it: what they find then is checked anew.
+                // The round-robin queue and the timer heap may still hold the slot; both check it when its
+                // turn comes.
                 *qp = Qp::new(qpn, qp.init);
             }
         }
-        self.settle(slot);
-        self.heed_overrun();
+        self.update_schedule(slot);
+        self.handle_overrun();
         Ok(())
     }
 
-    /// Whether a path begins here, and both its ends are of one family.
-    fn is_path(&self, path: &Path) -> bool {
+    /// Returns whether a path starts at a local address, and both of its addresses are of the same family.
+    fn is_local_path(&self, path: &Path) -> bool {
         self.config.interface.has(path.src) && path.src.is_ipv4() == path.dst.is_ipv4()
     }
 
-    /// Posts a request to a send queue. In the error state it completes at once, as flushed.
+    /// Posts a request to a send queue. In the error state it completes at once with
+    /// [`Status::Flushed`](crate::Status).
     pub fn post_send(&mut self, qpn: Qpn, request: SendRequest) -> Result<(), QpError> {
         let slot = self.slot(qpn).ok_or(QpError::Unknown)?;
-        if request.to.is_some_and(|to| !self.is_path(&to.path)) {
+        if request.to.is_some_and(|to| !self.is_local_path(&to.path)) {
             return Err(QpError::Path);
         }
-        self.at(slot).ok_or(QpError::Unknown)?.post_send(request)?;
-        self.settle(slot);
+        self.qp_at(slot).ok_or(QpError::Unknown)?.post_send(request)?;
+        self.update_schedule(slot);
         self.flush_late(slot);
         Ok(())
     }
 
-    /// Posts a request to a receive queue. In the error state it completes at once, as flushed.
+    /// Posts a request to a receive queue. In the error state it completes at once with
+    /// [`Status::Flushed`](crate::Status).
     pub fn post_recv(&mut self, qpn: Qpn, request: RecvRequest) -> Result<(), QpError> {
         let slot = self.slot(qpn).ok_or(QpError::Unknown)?;
-        let Some(parts) = self.parts(slot) else { return Err(QpError::Unknown) };
-        let qp = parts.qp;
+        let Some(ctx) = self.context(slot) else { return Err(QpError::Unknown) };
+        let qp = ctx.qp;
         if qp.init.srq.is_some() {
             return Err(QpError::Queue);
         }
@@ -557,38 +569,40 @@ impl Rnic {
             _ if qp.recv.queue.len() >= qp.recv.capacity => return Err(QpError::Full),
             _ => qp.recv.queue.push_back(request),
         }
-        if qp.resp.starved && parts.config.credits && qp.state.receives() {
-            // The other side believes that there is no room, and would find out by trying only (IB 9.7.7.2.5).
+        if qp.resp.sent_zero_credits && ctx.config.credits && qp.state.receives() {
+            // The requester has no credits, and would find out only by sending a message without one
+            // (IB 9.7.7.2.5).
             let psn = qp.resp.epsn.sub(1);
-            qp.resp.acknowledge(psn);
+            qp.resp.owe_ack(psn);
             self.schedule(slot);
         }
         self.flush_late(slot);
         Ok(())
     }
 
-    /// What is posted in the error state is flushed at once, behind everything else: whoever waits for it has seen all
-    /// completions that there will be (IB 10.3.1.6).
+    /// Flushes requests that were posted in the error state, after all others: an application that waits for
+    /// such a request has seen all earlier completions (IB 10.3.1.6).
     fn flush_late(&mut self, slot: u32) {
-        if let Some(mut parts) = self.parts(slot).filter(|parts| parts.qp.state == State::Error) {
-            parts.flush();
-            self.heed_overrun();
+        if let Some(mut ctx) = self.context(slot).filter(|ctx| ctx.qp.state == State::Error) {
+            ctx.flush();
+            self.handle_overrun();
         }
     }
 
-    /// The next event
+    /// Returns the next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// The MAC address of the next hop to `ip`, or a question sent to the network: ask again later.
+    /// Returns the MAC address of the next hop to `ip`. If it is not known, sends an ARP request or neighbour
+    /// solicitation and returns `None`; the caller tries again later.
     pub fn resolve(&mut self, ip: core::net::IpAddr, now: Nanos) -> Option<MacAddr> {
         self.endpoint.resolve(ip, now)
     }
 }
 
-/// A queue pair and what else its packets touch.
-pub(crate) struct Parts<'a> {
+/// A queue pair and everything else that its packets access.
+pub(crate) struct QpContext<'a> {
     pub(crate) qp: &'a mut Qp,
     pub(crate) memory: &'a mut Memory,
     pub(crate) cqs: &'a mut DenseTable<CompletionQueue>,
@@ -599,8 +613,8 @@ pub(crate) struct Parts<'a> {
     pub(crate) config: &'a Config,
 }
 
-impl Parts<'_> {
-    /// Puts a completion into a queue.
+impl QpContext<'_> {
+    /// Puts a completion into a completion queue.
     pub(crate) fn complete(&mut self, cq: Cq, completion: Completion) {
         if let Some(queue) = self.cqs.get_mut(cq.0) {
             self.counters.completions += 1;
@@ -609,7 +623,7 @@ impl Parts<'_> {
         }
     }
 
-    /// Local memory that may be used so.
+    /// Returns the span of a local scatter/gather element if `access` is allowed.
     pub(crate) fn local(&self, sge: &Sge, access: Access) -> Option<crate::memory::Span> {
         self.memory.check(self.qp.init.pd, sge.mr.0, sge.va, sge.len.into(), access).ok()
     }

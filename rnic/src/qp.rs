@@ -1,4 +1,4 @@
-//! Queue pairs: their states, their attributes, and what they are made of (IB 10.2.4, 10.3, 11.2.4).
+//! Queue pairs: their states, attributes and parts (IB 10.2.4, 10.3, 11.2.4).
 
 use crate::memory::{Access, Pd};
 use crate::queue::{Cq, ReceiveQueue, Srq};
@@ -25,17 +25,17 @@ pub enum Transport {
 /// The state of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Nothing can be posted; what arrives is dropped.
+    /// Nothing can be posted; arriving packets are dropped.
     Reset,
-    /// Receives can be posted; what arrives is dropped.
+    /// Receives can be posted; arriving packets are dropped.
     Init,
     /// Ready to receive
     Rtr,
-    /// Ready to send, too
+    /// Ready to receive and to send
     Rts,
-    /// Requests under way complete; no further one begins.
+    /// Send queue drained: requests in flight complete; no new request starts.
     Sqd,
-    /// Requests are flushed; what arrives is dropped.
+    /// Requests are flushed; arriving packets are dropped.
     Error,
 }
 
@@ -43,7 +43,7 @@ impl State {
     /// Every state.
     pub const ALL: [Self; 6] = [Self::Reset, Self::Init, Self::Rtr, Self::Rts, Self::Sqd, Self::Error];
 
-    /// Whether a queue pair may be moved from this state to `next` by a modify (IB figure 124).
+    /// Returns whether a modify may move a queue pair from this state to `next` (IB figure 124).
     pub const fn leads_to(self, next: Self) -> bool {
         use State::{Error, Init, Reset, Rtr, Rts, Sqd};
         matches!(
@@ -56,18 +56,18 @@ impl State {
         )
     }
 
-    /// Whether requests from the other side are executed.
+    /// Returns whether requests from the remote side are executed.
     pub const fn receives(self) -> bool {
         matches!(self, Self::Rtr | Self::Rts | Self::Sqd)
     }
 
-    /// Whether requests are sent.
+    /// Returns whether requests are sent.
     pub const fn sends(self) -> bool {
         matches!(self, Self::Rts | Self::Sqd)
     }
 }
 
-/// The path MTU: the most payload of a packet.
+/// The path MTU: the maximum payload of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PathMtu {
     /// 256 bytes
@@ -86,12 +86,12 @@ impl PathMtu {
     /// Every path MTU, ascending.
     pub const ALL: [Self; 5] = [Self::B256, Self::B512, Self::B1024, Self::B2048, Self::B4096];
 
-    /// In bytes
+    /// Returns the MTU in bytes.
     pub const fn bytes(self) -> usize {
         256 << self as usize
     }
 
-    /// The MTU of so many bytes, if there is one.
+    /// Returns the MTU of `bytes` bytes, if there is one.
     pub const fn of_bytes(bytes: u16) -> Option<Self> {
         match bytes {
             256 => Some(Self::B256),
@@ -103,7 +103,7 @@ impl PathMtu {
         }
     }
 
-    /// The largest that an Ethernet port of this MTU carries with all headers, as Linux reckons.
+    /// Returns the largest path MTU that fits an Ethernet port's MTU with all headers, as Linux computes it.
     pub fn for_port(port_mtu: usize) -> Self {
         // IPv6 40, UDP 8, BTH 12, the longest extended headers 28 and 4, ICRC 4
         let room = port_mtu.saturating_sub(96);
@@ -111,14 +111,14 @@ impl PathMtu {
     }
 }
 
-/// How packets of a queue pair get to the other side.
+/// Addresses and IP attributes of the packets that a queue pair sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// Own address
+    /// Local address
     pub src: IpAddr,
-    /// The other side's address
+    /// Remote address
     pub dst: IpAddr,
-    /// The next hop's MAC address, if it is not to be asked for
+    /// MAC address of the next hop; `None` to resolve it
     pub mac: Option<MacAddr>,
     /// DSCP (6 bits) and ECN (2 bits)
     pub traffic_class: u8,
@@ -127,128 +127,131 @@ pub struct Path {
 }
 
 impl Path {
-    /// A path of ordinary traffic.
+    /// Returns a path with traffic class 0 and hop limit 64.
     pub fn new(src: IpAddr, dst: IpAddr) -> Self {
         Self { src, dst, mac: None, traffic_class: 0, hop_limit: 64 }
     }
 }
 
-/// What a queue pair is made with.
+/// Attributes with which a queue pair is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpInit {
-    /// Its service
+    /// Transport service
     pub transport: Transport,
-    /// Its protection domain
+    /// Protection domain
     pub pd: Pd,
-    /// Where its sends complete
+    /// Completion queue of send requests
     pub send_cq: Cq,
-    /// Where its receives complete
+    /// Completion queue of receive requests
     pub recv_cq: Cq,
-    /// A shared receive queue in place of one of its own
+    /// Shared receive queue, instead of a receive queue of its own
     pub srq: Option<Srq>,
-    /// Send requests at once
+    /// Capacity of the send queue, in requests
     pub max_send: usize,
-    /// Receive requests at once
+    /// Capacity of the receive queue, in requests
     pub max_recv: usize,
 }
 
-/// A change of a queue pair. Those of [`State`] carry what the state needs.
+/// A change of a queue pair. Transitions to a [`State`] carry the attributes that the state requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Modify {
     /// Reset or Init to Init
     Init {
-        /// What the other side may do
+        /// Access that the remote side gets
         access: Access,
-        /// For UD
+        /// `Q_Key`, for UD
         qkey: u32,
     },
     /// Init to RTR
     Rtr(ReadyToReceive),
     /// RTR to RTS
     Rts(ReadyToSend),
-    /// To the drained state
+    /// RTS to SQD
     Sqd,
-    /// From the drained state back to RTS
+    /// SQD to RTS
     Resume,
-    /// To the error state
+    /// Any state to Error
     Error,
-    /// To the reset state
+    /// Any state to Reset
     Reset,
-    /// What the other side may do, from now on; in any state but Reset and Error
+    /// Changes the access that the remote side gets, in any state except Reset and Error
     Access(Access),
 }
 
-/// What the RTR state needs; of all of it UD uses nothing.
+/// Attributes of the RTR state. UD uses none of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadyToReceive {
-    /// The way to the other side
+    /// Path to the remote side
     pub path: Path,
-    /// The other side
+    /// Remote queue pair number
     pub dest_qp: Qpn,
     /// Path MTU
     pub mtu: PathMtu,
-    /// The PSN of the first request to come
+    /// PSN of the first incoming request
     pub rq_psn: Psn,
-    /// READs and atomics executed at once for the other side
+    /// READs and atomics from the remote side executed at once
     pub max_dest_rd_atomic: u8,
-    /// For how long the other side shall wait when no receive is posted
+    /// Time that the remote side waits after an RNR NAK
     pub min_rnr_timer: RnrTimer,
 }
 
-/// What the RTS state needs; UD and UC use the PSN only.
+/// Attributes of the RTS state. UD and UC use the PSN only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadyToSend {
-    /// The PSN of the first request
+    /// PSN of the first request
     pub sq_psn: Psn,
     /// READs and atomics outstanding at once
     pub max_rd_atomic: u8,
-    /// Time to wait for an acknowledgement: 4.096 us times two to this; 0 waits for ever (IB 9.7.6.1.3)
+    /// Acknowledgement timeout: 4.096 us times 2^`timeout`, 0 is unlimited (IB 9.7.6.1.3)
     pub timeout: u8,
-    /// How often to try again. A CM can say 7 at most; here it may be more, and [`NO_LIMIT`](Self::NO_LIMIT) has no end.
+    /// Retries after a timeout or a missing packet. A CM message carries 7 at most; here it may be more, and
+    /// [`NO_LIMIT`](Self::NO_LIMIT) is unlimited.
     pub retry_count: u8,
-    /// The same for a receiver that is not ready; 7 has no end
+    /// Retries after RNR NAKs; 7 is unlimited
     pub rnr_retry: u8,
-    /// Whether credits are heeded (end-to-end flow control)
+    /// Whether end-to-end credits are heeded
     pub flow_control: bool,
 }
 
 impl ReadyToSend {
-    /// Retries without end
+    /// Value of `retry_count` for unlimited retries
     pub const NO_LIMIT: u8 = u8::MAX;
 }
 
-/// A change that cannot be.
+/// Why a verb on a queue pair or queue fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QpError {
-    /// There is no such queue pair
-    #[error("there is no such queue pair")]
+    /// No queue pair has this number
+    #[error("no queue pair has this number; create it first")]
     Unknown,
-    /// The state does not allow it
-    #[error("not in state {0:?}")]
+    /// The state of the queue pair does not allow the call
+    #[error("not valid in state {0:?}; move the queue pair to another state first")]
     State(State),
-    /// A queue is full
-    #[error("the queue is full")]
+    /// A queue or table is at its capacity
+    #[error("the queue or table is full; poll completions or raise its capacity")]
     Full,
-    /// The service does not have the operation
-    #[error("not on a queue pair of this service")]
+    /// The transport service does not support the operation
+    #[error("the queue pair's transport service does not support the operation")]
     Transport,
-    /// A message is 2^31 bytes at most, a datagram one packet, what an atomic fetches eight bytes
-    #[error("a length that the operation cannot have")]
+    /// Invalid length: the limit of a message is 2^31 bytes, of a datagram one packet, and an atomic fetches
+    /// 8 bytes
+    #[error("invalid length: at most 2^31 bytes, one packet for UD, exactly 8 bytes for atomics")]
     Length,
-    /// A datagram needs a destination, and nothing else may have one
-    #[error("a datagram needs a destination, other requests have none")]
+    /// A datagram requires a destination, and other requests must not have one
+    #[error("UD requests require a destination, requests of other services must not have one")]
     Destination,
-    /// READs and atomics where none may be outstanding
-    #[error("no READs and atomics may be outstanding")]
+    /// READs and atomics are not valid with `max_rd_atomic` = 0
+    #[error("READs and atomics are not valid with max_rd_atomic = 0; raise it")]
     NoFetches,
-    /// Queue pairs use it
-    #[error("queue pairs use it")]
+    /// Queue pairs still use the queue
+    #[error("queue pairs still use the queue; destroy them first")]
     Busy,
-    /// No such completion queue or shared receive queue
-    #[error("no such completion queue or shared receive queue")]
+    /// The completion queue or shared receive queue does not exist, or the queue pair has a shared receive
+    /// queue
+    #[error("no such completion queue or receive queue")]
     Queue,
-    /// The source address is not one of this NIC, or not of the destination's family
-    #[error("the path's addresses do not fit")]
+    /// The source address is not local, or not of the destination's address family
+    #[error("the path's source address is not local or not of the destination's family")]
     Path,
 }
 
@@ -261,19 +264,20 @@ pub(crate) struct Qp {
     pub(crate) access: Access,
     pub(crate) qkey: u32,
     pub(crate) path: Option<Path>,
-    /// Headers that do not change, and the age of the neighbour table that they are of
+    /// Headers that do not change, and the version of the neighbour table with which they were made
     pub(crate) route: Option<(Route, u64)>,
     pub(crate) peer_qpn: Qpn,
     pub(crate) mtu: PathMtu,
     pub(crate) recv: ReceiveQueue,
     pub(crate) req: Requester,
     pub(crate) resp: Responder,
-    /// Whether a request has its turn before a response
+    /// Whether the next packet is a request, if one is ready, rather than a response
     pub(crate) request_next: bool,
     /// Whether it waits for its neighbour's MAC address
     pub(crate) unresolved: bool,
-    /// What its state has to tell has been told: in RTR that the connection stands, in SQD that nothing is under way
-    pub(crate) told: bool,
+    /// The event of the state has been reported: in RTR [`Event::Established`](crate::Event::Established), in
+    /// SQD [`Event::Drained`](crate::Event::Drained)
+    pub(crate) event_reported: bool,
 }
 
 impl Qp {
@@ -293,13 +297,13 @@ impl Qp {
             resp: Responder::default(),
             request_next: false,
             unresolved: false,
-            told: false,
+            event_reported: false,
         }
     }
 
-    /// When it next has something to do by itself.
+    /// Returns the earliest deadline of the queue pair.
     pub(crate) fn deadline(&self) -> Option<Nanos> {
-        let req = [self.req.deadline, self.req.rnr_until, self.req.pace.wake_at()];
+        let req = [self.req.deadline, self.req.rnr_until, self.req.pacer.wake_at()];
         req.into_iter().chain([self.resp.ack_deadline]).flatten().min()
     }
 }
@@ -310,7 +314,7 @@ mod tests {
 
     /// Rows: from; columns: to, in the order of `State::ALL`.
     #[test]
-    fn the_state_machine() {
+    fn transitions_follow_the_state_table() {
         let table = State::ALL.map(|from| State::ALL.map(|to| u8::from(from.leads_to(to))));
         assert_eq!(
             table,
@@ -327,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn path_mtus() {
+    fn path_mtus_convert_from_and_to_bytes() {
         assert_eq!(PathMtu::ALL.map(PathMtu::bytes), [256, 512, 1024, 2048, 4096]);
         assert_eq!(PathMtu::for_port(1500), PathMtu::B1024);
         assert_eq!(PathMtu::for_port(9000), PathMtu::B4096);

@@ -1,43 +1,42 @@
-//! What is posted to queues and what comes back: work requests, completion queues, shared receive queues
-//! (IB 10.8, 11.4).
+//! Work requests, completions, completion queues and shared receive queues (IB 10.8, 11.4).
 
 use crate::memory::Mr;
 use crate::qp::Path;
 use rocev2::Qpn;
 use std::collections::VecDeque;
 
-/// A completion queue
+/// Handle of a completion queue
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cq(pub(crate) u32);
 
-/// A shared receive queue
+/// Handle of a shared receive queue
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Srq(pub(crate) u32);
 
-/// A piece of local memory, within one region.
+/// A scatter/gather element: a range of local memory within one region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sge {
-    /// The region
+    /// Memory region
     pub mr: Mr,
     /// Virtual address of the first byte
     pub va: u64,
-    /// Bytes
+    /// Length in bytes
     pub len: u32,
 }
 
-/// What a request sends, or where the response to it goes.
+/// Data of a send request: the payload, or the buffer for the response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// Nothing
+    /// No data
     None,
-    /// Bytes copied when the request is posted; for what is sent, not for what is fetched
+    /// Bytes copied when the request is posted; not valid for READs and atomics
     Inline(Vec<u8>),
-    /// Memory; it belongs to the NIC until the request completes
+    /// Registered memory; the application must not access it until the request completes
     Memory(Sge),
 }
 
 impl Data {
-    /// Bytes
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         match self {
             Self::None => 0,
@@ -46,20 +45,20 @@ impl Data {
         }
     }
 
-    /// Whether there are none
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// An operation on the other side.
+/// Operation of a send request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// SEND
     Send,
     /// SEND with immediate data
     SendImm(u32),
-    /// SEND with invalidate of the other side's region of this key
+    /// SEND with invalidate of the remote region with this key
     SendInvalidate(u32),
     /// RDMA WRITE
     Write(Remote),
@@ -67,20 +66,20 @@ pub enum Operation {
     WriteImm(Remote, u32),
     /// RDMA READ
     Read(Remote),
-    /// `CmpSwap`: stores `swap` if the memory holds `compare`; fetches what it held
+    /// `CmpSwap`: stores `swap` if the memory holds `compare`; fetches the previous value
     CompareSwap {
-        /// The eight bytes, at a multiple of eight
+        /// Address of the 8 bytes, a multiple of 8
         at: Remote,
-        /// What it has to hold
+        /// Expected value
         compare: u64,
-        /// What it holds then
+        /// New value
         swap: u64,
     },
-    /// `FetchAdd`: adds, modulo 2^64; fetches what it held
+    /// `FetchAdd`: adds modulo 2^64; fetches the previous value
     FetchAdd {
-        /// The eight bytes, at a multiple of eight
+        /// Address of the 8 bytes, a multiple of 8
         at: Remote,
-        /// What is added
+        /// Addend
         add: u64,
     },
 }
@@ -94,18 +93,19 @@ impl Operation {
         matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. })
     }
 
-    /// Whether it completes by a response that carries data.
+    /// Returns whether it completes by a response that carries data.
     pub(crate) const fn fetches(self) -> bool {
         self.is_read() || self.is_atomic()
     }
 
-    /// Whether it takes a receive request, and so a credit, of the other side (IB 9.7.7.2).
-    pub(crate) const fn takes_receive(self) -> bool {
+    /// Returns whether it consumes a receive request, and therefore a credit, of the remote side
+    /// (IB 9.7.7.2).
+    pub(crate) const fn consumes_receive(self) -> bool {
         matches!(self, Self::Send | Self::SendImm(_) | Self::SendInvalidate(_) | Self::WriteImm(..))
     }
 }
 
-/// An address in the memory of the other side.
+/// An address in remote memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remote {
     /// Virtual address
@@ -115,85 +115,85 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// The address so many bytes further on.
+    /// Returns the address `bytes` bytes later.
     pub(crate) fn skip(self, bytes: usize) -> Self {
         Self { va: self.va.wrapping_add(bytes as u64), ..self }
     }
 }
 
-/// A request for the send queue.
+/// A work request for the send queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SendRequest {
-    /// The application's name for it; comes back in the completion
+    /// Work request ID; the completion carries it
     pub id: u64,
-    /// What is to be done
+    /// Operation
     pub operation: Operation,
-    /// The data
+    /// Data
     pub data: Data,
-    /// Whether a completion is wanted when all is well; errors always make one
+    /// Whether success generates a completion; errors always do
     pub signaled: bool,
-    /// Whether the receiver shall be woken (the solicited-event bit)
+    /// Whether to set the solicited-event bit, which wakes the receiver
     pub solicited: bool,
-    /// Whether it waits for READs and atomics before it
+    /// Whether to wait for all earlier READs and atomics
     pub fence: bool,
-    /// Where it goes, on a UD queue pair
+    /// Destination, on a UD queue pair
     pub to: Option<Datagram>,
 }
 
 impl SendRequest {
-    /// A signaled request.
+    /// Returns a signaled request without destination.
     pub fn new(id: u64, operation: Operation, data: Data) -> Self {
         Self { id, operation, data, signaled: true, solicited: false, fence: false, to: None }
     }
 }
 
-/// The destination of a datagram.
+/// Destination of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram {
-    /// How to get there
+    /// Path
     pub path: Path,
-    /// The queue pair there
+    /// Remote queue pair number
     pub qpn: Qpn,
-    /// Its `Q_Key`
+    /// Remote `Q_Key`
     pub qkey: u32,
 }
 
-/// A request for the receive queue.
+/// A work request for the receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecvRequest {
-    /// The application's name for it; comes back in the completion
+    /// Work request ID; the completion carries it
     pub id: u64,
-    /// Where the message goes; none for one of no bytes. A UD message begins behind 40 bytes that are kept for the
-    /// GRH and hold the IP header (an IPv4 header in the last 20 of them).
+    /// Buffer for the message; `None` for a message of 0 bytes. A UD message starts after 40 bytes that are
+    /// reserved for the GRH and hold the IP header (an IPv4 header in the last 20 of them).
     pub data: Option<Sge>,
 }
 
-/// How a request ended.
+/// Status of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Status {
-    /// Well
+    /// The request succeeded
     Success,
-    /// The receive request's memory is shorter than the message, or a message too long was posted
+    /// The receive buffer is shorter than the message, or a message too long was posted
     LocalLength,
-    /// The local memory cannot be reached
+    /// The access flags or bounds of the local region do not allow the access
     LocalProtection,
-    /// The queue pair went into the error state before
+    /// The queue pair went into the error state first
     Flushed,
-    /// The responder refused the request as invalid
+    /// The responder rejected the request as invalid
     RemoteInvalidRequest,
-    /// The responder refused access
+    /// The responder rejected the access
     RemoteAccess,
-    /// The responder could not carry it out
+    /// The responder failed to execute the request
     RemoteOperation,
-    /// A response that makes no sense
+    /// A response of wrong type or length
     BadResponse,
-    /// No answer, however often it was tried
+    /// No acknowledgement after all retries
     RetryExceeded,
-    /// The receiver was not ready, however often it was tried
+    /// RNR NAKs after all retries
     RnrRetryExceeded,
 }
 
-/// What a completion is of.
+/// Operation that a completion reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Completed {
     /// SEND
@@ -206,43 +206,44 @@ pub enum Completed {
     CompareSwap,
     /// `FetchAdd`
     FetchAdd,
-    /// A received message
+    /// Received SEND
     Recv,
-    /// A receive request that an RDMA WRITE with immediate took
+    /// Receive request that an RDMA WRITE with immediate consumed
     RecvWriteImm,
 }
 
 /// A work completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// The request's name
+    /// Work request ID
     pub id: u64,
-    /// The queue pair that it was posted to
+    /// Queue pair to which the request was posted
     pub qpn: Qpn,
-    /// How it ended
+    /// Status
     pub status: Status,
-    /// What it was
+    /// Operation
     pub of: Completed,
-    /// Bytes received or fetched; with the 40 bytes of the GRH on a UD queue pair
+    /// Bytes received or fetched; on a UD queue pair including the 40 bytes of the GRH
     pub len: u32,
-    /// Immediate data that came along
+    /// Immediate data of the message
     pub immediate: Option<u32>,
-    /// The region that the sender invalidated
+    /// Key of the region that the message invalidated
     pub invalidated: Option<u32>,
-    /// Who sent it, on a UD queue pair
+    /// Sender, on a UD queue pair
     pub from: Option<(core::net::IpAddr, Qpn)>,
-    /// Whether the sender asked for the receiver to be woken
+    /// Whether the sender set the solicited-event bit
     pub solicited: bool,
 }
 
-/// A completion queue: what has ended, oldest first.
+/// A completion queue, oldest completion first.
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     queue: VecDeque<Completion>,
     capacity: usize,
-    /// Queues of queue pairs that complete here
+    /// Send and receive queues that complete here
     pub(crate) users: u32,
-    /// A completion found no room (IB 11.6.3.2): what follows is lost, and the queue pairs go into the error state.
+    /// A completion found the queue full (IB 11.6.3.2): it and later ones are lost, and the queue pairs go
+    /// into the error state.
     pub(crate) overrun: bool,
 }
 
@@ -268,7 +269,7 @@ impl CompletionQueue {
     }
 }
 
-/// A queue of receive requests: of one queue pair, or shared.
+/// A queue of receive requests, of one queue pair or shared.
 #[derive(Debug, Default)]
 pub(crate) struct ReceiveQueue {
     pub(crate) queue: VecDeque<RecvRequest>,

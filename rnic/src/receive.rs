@@ -1,24 +1,26 @@
-//! What comes in: frames are checked, and go to the requester, the responder, the CM or the neighbour table.
+//! The receive path: checks frames and dispatches them to the requester, the responder, the communication
+//! manager or the neighbour table.
 
-use crate::nic::{Event, Parts, Rnic};
+use crate::nic::{Event, QpContext, Rnic};
 use crate::qp::{State, Transport};
 use crate::queue::{Completed, Completion, RecvRequest, Status};
 use rocev2::ethernet::Ethernet;
 use rocev2::{Class, Opcode, Packet, Qpn, classify};
 use switch::Nanos;
 
-/// Bytes kept for the GRH in front of a datagram
+/// Bytes reserved for the GRH before the payload of a datagram
 pub(crate) const GRH_LEN: usize = 40;
 /// The upper three bits of RC, UC and UD opcodes
 const RC: u8 = 0;
 const UC: u8 = 1;
 const UD: u8 = 3;
-/// Full or limited members of the default partition (IB 10.9.3)
+/// Partition key of the default partition without the membership bit: full and limited members match
+/// (IB 10.9.3)
 const DEFAULT_PKEY: u16 = 0x7fff;
 const CONGESTION_EXPERIENCED: u8 = 3;
 
 impl Rnic {
-    /// A frame came in.
+    /// Processes a received frame.
     pub fn on_frame(&mut self, frame: &[u8], now: Nanos) {
         self.counters.received += 1;
         let Some(dst) = frame.first_chunk::<6>() else {
@@ -47,7 +49,7 @@ impl Rnic {
             }
             Class::Other | Class::Malformed(_) => self.counters.malformed += 1,
         }
-        self.heed_overrun();
+        self.handle_overrun();
     }
 
     fn has_our_tag(&self, packet: &Packet<'_>) -> bool {
@@ -70,65 +72,66 @@ impl Rnic {
             self.counters.no_qp += 1;
             return;
         };
-        let Some(mut parts) = self.parts(slot) else { return };
+        let Some(mut ctx) = self.context(slot) else { return };
         let ecn = packet
             .ipv4()
             .map_or_else(|| packet.ipv6().map_or(0, |ip| ip.traffic_class() & 3), rocev2::ipv4::Ipv4::ecn);
         let service = bth.opcode().0 >> 5;
-        let of_peer = parts.qp.path.is_some_and(|path| path.dst == packet.src());
-        let wanted = match parts.qp.init.transport {
-            Transport::Rc => of_peer && service == RC,
-            Transport::Uc => of_peer && service == UC,
+        let from_peer = ctx.qp.path.is_some_and(|path| path.dst == packet.src());
+        let wanted = match ctx.qp.init.transport {
+            Transport::Rc => from_peer && service == RC,
+            Transport::Uc => from_peer && service == UC,
             Transport::Ud => service == UD,
         };
-        if bth.opcode() == Opcode::CNP && of_peer {
-            parts.counters.cnps_received += 1;
-            if let Some(dcqcn) = &parts.config.congestion {
-                parts.qp.req.pace.cut(now, dcqcn);
+        if bth.opcode() == Opcode::CNP && from_peer {
+            ctx.counters.cnps_received += 1;
+            if let Some(dcqcn) = &ctx.config.congestion {
+                ctx.qp.req.pacer.on_cnp(now, dcqcn);
             }
-            self.settle(slot);
+            self.update_schedule(slot);
             return;
         }
-        if !wanted || !parts.qp.state.receives() {
-            parts.counters.no_qp += 1;
+        if !wanted || !ctx.qp.state.receives() {
+            ctx.counters.no_qp += 1;
             return;
         }
         if ecn == CONGESTION_EXPERIENCED {
-            parts.counters.ce_marked += 1;
-            parts.owe_cnp(now);
+            ctx.counters.ce_marked += 1;
+            ctx.owe_cnp(now);
         }
-        // A forged request, whose PSN does not fit, must not complete the handshake: after that the REP is not repeated.
-        let in_order = parts.qp.init.transport != Transport::Rc || bth.psn() == parts.qp.resp.epsn;
-        if parts.qp.state == State::Rtr && !parts.qp.told && in_order {
-            self.establish(slot, now);
-            let Some(again) = self.parts(slot) else { return };
-            parts = again;
+        // A forged request whose PSN is not the expected one must not complete the handshake: afterwards the
+        // peer's REP is not retransmitted.
+        let in_order = ctx.qp.init.transport != Transport::Rc || bth.psn() == ctx.qp.resp.epsn;
+        if ctx.qp.state == State::Rtr && !ctx.qp.event_reported && in_order {
+            self.report_established(slot, now);
+            let Some(again) = self.context(slot) else { return };
+            ctx = again;
         }
-        let duplicates = parts.counters.duplicates;
-        match parts.qp.init.transport {
-            Transport::Ud => parts.on_datagram(packet),
-            Transport::Uc => parts.on_unreliable(packet),
+        let duplicates = ctx.counters.duplicates;
+        match ctx.qp.init.transport {
+            Transport::Ud => ctx.on_datagram(packet),
+            Transport::Uc => ctx.on_unreliable(packet),
             Transport::Rc => match bth.opcode() {
                 Opcode::RC_READ_RESPONSE_FIRST
                 | Opcode::RC_READ_RESPONSE_MIDDLE
                 | Opcode::RC_READ_RESPONSE_LAST
                 | Opcode::RC_READ_RESPONSE_ONLY
                 | Opcode::RC_ACKNOWLEDGE
-                | Opcode::RC_ATOMIC_ACKNOWLEDGE => parts.on_response(packet, now),
-                _ => parts.on_request(packet, now),
+                | Opcode::RC_ATOMIC_ACKNOWLEDGE => ctx.on_response(packet, now),
+                _ => ctx.on_request(packet, now),
             },
         }
         if self.counters.duplicates > duplicates {
-            // Perhaps it asks again because our answers go to an address that is another's by now.
-            self.endpoint.neighbours.suspect(packet.src(), now);
+            // The requester may retransmit because our responses go to a stale MAC address.
+            self.endpoint.neighbours.verify(packet.src(), now);
         }
-        self.settle(slot);
+        self.update_schedule(slot);
     }
 
-    /// The other side uses the connection before the handshake is over: it stands. Told once.
-    fn establish(&mut self, slot: u32, now: Nanos) {
-        let Some(qp) = self.at(slot) else { return };
-        qp.told = true;
+    /// Completes the handshake of a connection on which a packet arrived before the RTU, and reports it once.
+    fn report_established(&mut self, slot: u32, now: Nanos) {
+        let Some(qp) = self.qp_at(slot) else { return };
+        qp.event_reported = true;
         if qp.init.transport != Transport::Ud {
             let qpn = qp.qpn;
             self.events.push_back(Event::Established(qpn));
@@ -136,48 +139,48 @@ impl Rnic {
         }
     }
 
-    /// Fails queue pairs whose completions have been lost; whether there may be any.
-    pub(crate) fn heed_overrun(&mut self) -> bool {
+    /// Fails queue pairs whose completions were lost. Returns whether a completion queue had overrun.
+    pub(crate) fn handle_overrun(&mut self) -> bool {
         let overrun = self.overrun;
-        // One that fails may overrun another queue.
+        // A queue pair that fails may overrun another completion queue.
         while core::mem::take(&mut self.overrun) {
             self.fail_overrun();
         }
         overrun
     }
 
-    /// Queue pairs whose completions are lost can only fail (IB 11.6.3.2).
+    /// Moves queue pairs whose completions were lost to the error state (IB 11.6.3.2).
     #[cold]
     fn fail_overrun(&mut self) {
         for slot in 0..self.slots() {
-            let Some(mut parts) = self.parts(slot) else { continue };
-            let init = parts.qp.init;
+            let Some(mut ctx) = self.context(slot) else { continue };
+            let init = ctx.qp.init;
             let lost = [init.send_cq, init.recv_cq]
                 .iter()
-                .any(|cq| parts.cqs.get(cq.0).is_some_and(|queue| queue.overrun));
-            if lost && !matches!(parts.qp.state, State::Error | State::Reset) {
-                parts.enter_error();
-                let qpn = parts.qp.qpn;
-                parts.events.push_back(Event::QpError(qpn));
-                self.settle(slot);
+                .any(|cq| ctx.cqs.get(cq.0).is_some_and(|queue| queue.overrun));
+            if lost && !matches!(ctx.qp.state, State::Error | State::Reset) {
+                ctx.enter_error();
+                let qpn = ctx.qp.qpn;
+                ctx.events.push_back(Event::QpError(qpn));
+                self.update_schedule(slot);
             }
         }
     }
 }
 
-impl Parts<'_> {
-    /// Congestion was met on the way here: its sender is to know, now and then.
+impl QpContext<'_> {
+    /// Schedules a CNP to the sender of a CE-marked packet, at most one per CNP interval.
     fn owe_cnp(&mut self, now: Nanos) {
         let Some(dcqcn) = &self.config.congestion else { return };
         let resp = &mut self.qp.resp;
         if self.qp.init.transport != Transport::Ud
-            && resp.cnp_at.is_none_or(|at| now.since(at) >= dcqcn.cnp_interval)
+            && resp.last_cnp_at.is_none_or(|at| now.since(at) >= dcqcn.cnp_interval)
         {
-            (resp.cnp_at, resp.cnp_due) = (Some(now), true);
+            (resp.last_cnp_at, resp.cnp_due) = (Some(now), true);
         }
     }
 
-    /// The next receive request, which stays where it is.
+    /// Returns the next receive request without removing it.
     pub(crate) fn next_recv(&self) -> Option<RecvRequest> {
         let queue = match self.qp.init.srq {
             Some(srq) => self.srqs.get(srq.0)?,
@@ -186,7 +189,7 @@ impl Parts<'_> {
         queue.queue.front().copied()
     }
 
-    /// Takes the next receive request out.
+    /// Removes and returns the next receive request.
     pub(crate) fn take_recv(&mut self) -> Option<RecvRequest> {
         let queue = match self.qp.init.srq {
             Some(srq) => self.srqs.get_mut(srq.0)?,
@@ -195,14 +198,14 @@ impl Parts<'_> {
         queue.queue.pop_front()
     }
 
-    /// Ends a receive request.
-    pub(crate) fn received(&mut self, completion: Completion) {
+    /// Completes a receive request.
+    pub(crate) fn complete_recv(&mut self, completion: Completion) {
         let cq = self.qp.init.recv_cq;
         self.complete(cq, completion);
     }
 
-    /// A completion of a receive request, to be adorned
-    pub(crate) fn receipt(&self, id: u64, len: u32, packet: Option<&Packet<'_>>) -> Completion {
+    /// Returns a successful completion of a receive request, for the caller to modify.
+    pub(crate) fn recv_completion(&self, id: u64, len: u32, packet: Option<&Packet<'_>>) -> Completion {
         Completion {
             id,
             qpn: self.qp.qpn,
@@ -216,8 +219,8 @@ impl Parts<'_> {
         }
     }
 
-    /// A datagram goes into the next receive request, behind 40 bytes for its IP header. Whatever is not right drops it
-    /// (IB 9.8.3).
+    /// Stores a datagram into the next receive buffer, after 40 bytes for its IP header. Drops it on any
+    /// mismatch (IB 9.8.3).
     fn on_datagram(&mut self, packet: &Packet<'_>) {
         let Some(deth) = packet.deth() else { return };
         let len = packet.payload().len() + GRH_LEN;
@@ -238,7 +241,7 @@ impl Parts<'_> {
         grh[GRH_LEN - ip_len..].copy_from_slice(&packet.bytes()[l3..l3 + ip_len]);
         self.memory.write(span, &grh);
         self.memory.write(span.skip(GRH_LEN), packet.payload());
-        let receipt = self.receipt(recv.id, len as u32, Some(packet));
-        self.received(Completion { from: Some((packet.src(), deth.src_qp())), ..receipt });
+        let completion = self.recv_completion(recv.id, len as u32, Some(packet));
+        self.complete_recv(Completion { from: Some((packet.src(), deth.src_qp())), ..completion });
     }
 }

@@ -1,27 +1,29 @@
-//! The responder of a reliable or unreliable connection: what it expects, what it owes (IB 9.7.4, 9.7.5, 9.8.2).
+//! State of the responder of a reliable or unreliable connection: the expected PSN and the owed responses
+//! (IB 9.7.4, 9.7.5, 9.8.2).
 //!
-//! Responses leave in the order of the requests: an acknowledgement never overtakes the response to a READ before it,
-//! which the other side would take for lost.
+//! Responses leave in the order of the requests. An acknowledgement never overtakes the response to an
+//! earlier READ, which the requester would otherwise take for lost.
 
 use crate::queue::{RecvRequest, Remote};
-use crate::request::packets_of;
+use crate::responder_rx::packets_of;
 use rocev2::aeth::{RnrTimer, Syndrome};
 use rocev2::{Msn, Psn};
 use std::collections::VecDeque;
 use switch::Nanos;
 
-/// When a responder acknowledges, beyond what errors and responses say.
+/// When a responder acknowledges, apart from NAKs and responses with data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AckPolicy {
-    /// Every request packet, whether asked for or not
+    /// Acknowledges every request packet, with or without the AckReq bit
     EveryPacket,
-    /// When the requester asks for it (`AckReq`)
+    /// Acknowledges packets with the AckReq bit
     OnRequest,
-    /// Coalesced: asked-for acknowledgements are held back until so many are owed, or the oldest is so old
+    /// Coalesces: holds requested acknowledgements back until `packets` are owed, or the oldest has waited
+    /// for `time`
     Every {
-        /// Acknowledgements owed
+        /// Limit of owed acknowledgements
         packets: u32,
-        /// Nanoseconds
+        /// Limit of the oldest acknowledgement's waiting time
         time: Nanos,
     },
 }
@@ -29,27 +31,27 @@ pub enum AckPolicy {
 /// The message that is being received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// A SEND, so many bytes of which are in the memory of this receive request
+    /// A SEND, of which `len` bytes are in the memory of receive request `recv`
     Send { recv: RecvRequest, len: u32 },
-    /// A WRITE, so many bytes of which are to come. Where it goes is looked up for each packet
+    /// A WRITE of `len` bytes, of which `left` are still to come. The region is looked up for each packet.
     Write { into: Remote, left: u32, len: u32 },
-    /// Of a UC message a packet was lost: the rest is dropped
+    /// A UC message of which a packet was lost: the rest is dropped
     Broken,
 }
 
-/// Something owed to the requester.
+/// A response owed to the requester.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Response {
     /// An acknowledgement or a NAK
-    Ack { psn: Psn, syndrome: Reply, msn: Msn },
-    /// Packets of a READ: those from `sent` on are to be sent. `again` if it was owed before
-    Read { psn: Psn, from: Remote, len: u32, sent: u32, msn: Msn, again: bool },
-    /// What an atomic fetched
-    Atomic { psn: Psn, original: u64, msn: Msn, again: bool },
+    Ack { psn: Psn, syndrome: AckSyndrome, msn: Msn },
+    /// A READ response, to be sent from packet `sent` on. `again` for a duplicate request
+    Read { psn: Psn, from: Remote, len: u32, sent: u32, msn: Msn, duplicate: bool },
+    /// The value that an atomic fetched. `again` for a duplicate request
+    Atomic { psn: Psn, original: u64, msn: Msn, duplicate: bool },
 }
 
 impl Response {
-    /// Its first PSN
+    /// Returns its first PSN.
     pub(crate) const fn psn(&self) -> Psn {
         match *self {
             Self::Ack { psn, .. } | Self::Read { psn, .. } | Self::Atomic { psn, .. } => psn,
@@ -57,25 +59,25 @@ impl Response {
     }
 }
 
-/// Credits are put in when an acknowledgement leaves.
+/// Syndrome of an owed acknowledgement. Credits are filled in when it leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reply {
+pub(crate) enum AckSyndrome {
     Ack,
     Other(Syndrome),
 }
 
-/// An executed READ or atomic, kept for its repetition: a responder resource (IB 9.7.5.1.4, 12.7.30).
+/// An executed READ or atomic, remembered for duplicates: a responder resource (IB 9.7.5.1.4, 12.7.30).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Executed {
-    /// The memory that a READ may be repeated from, and the PSN behind its last. Kept by forgetful responders only:
-    /// others take all that they need from the repetition.
+    /// The memory from which a READ may be repeated, and the PSN after its last one. Only forgetful
+    /// responders remember READs: others take everything they need from the duplicate request.
     Read { psn: Psn, end: Psn, from: Remote, len: u32 },
-    /// What an atomic fetched
+    /// The value that an atomic fetched
     Atomic { psn: Psn, original: u64, msn: Msn },
 }
 
 impl Executed {
-    /// Its first PSN
+    /// Returns its first PSN.
     const fn psn(&self) -> Psn {
         match *self {
             Self::Read { psn, .. } | Self::Atomic { psn, .. } => psn,
@@ -83,35 +85,35 @@ impl Executed {
     }
 }
 
-/// Responses owed at once beyond READs and atomics: duplicates of READs can pile up no higher.
+/// Limit of owed responses in addition to READs and atomics: bounds the duplicate READs that can pile up.
 pub(crate) const SPARE_RESPONSES: usize = 8;
-/// Responses owed at once from which on an acknowledgement takes the place of the one before it: far more than arrive
-/// before anything is sent, as each may be counted on the way.
+/// Number of owed responses from which on a new acknowledgement replaces the previous one. This is far more
+/// than arrive before a packet is sent, because observers may count every acknowledgement.
 const MAX_ACKS: usize = 1024;
 
 /// The receive side of a queue pair.
 #[derive(Debug)]
 pub(crate) struct Responder {
-    /// The PSN expected next
+    /// The expected PSN
     pub(crate) epsn: Psn,
     /// Messages completed
     pub(crate) msn: Msn,
     pub(crate) message: Option<Message>,
-    /// A NAK said what is expected; no further one until that comes (IB 9.7.5.1.2)
+    /// A NAK was sent for the expected PSN; no further NAK until that request arrives (IB 9.7.5.1.2)
     pub(crate) nak_sent: bool,
     pub(crate) responses: VecDeque<Response>,
-    /// The latest atomics, of a forgetful responder READs too, newest last; as many as may be outstanding
+    /// The latest atomics, and READs of a forgetful responder, newest last; at most `max_rd_atomic`
     pub(crate) executed: VecDeque<Executed>,
-    /// Acknowledgements owed and held back, and when to wait no longer
-    pub(crate) held: u32,
+    /// Acknowledgements held back, and when the oldest has to leave
+    pub(crate) held_acks: u32,
     pub(crate) ack_deadline: Option<Nanos>,
     /// When a CNP was last sent
-    pub(crate) cnp_at: Option<Nanos>,
+    pub(crate) last_cnp_at: Option<Nanos>,
     /// A CNP is due
     pub(crate) cnp_due: bool,
-    /// The last acknowledgement announced no room
-    pub(crate) starved: bool,
-    /// What the planted bug "a stale READ" remembers
+    /// The last acknowledgement announced zero credits
+    pub(crate) sent_zero_credits: bool,
+    /// State of the planted bug `StaleRead`
     #[cfg(debug_assertions)]
     pub(crate) stale: Option<(crate::memory::Span, Vec<u8>)>,
     /// Attributes
@@ -128,11 +130,11 @@ impl Default for Responder {
             nak_sent: false,
             responses: VecDeque::new(),
             executed: VecDeque::new(),
-            held: 0,
+            held_acks: 0,
             ack_deadline: None,
-            cnp_at: None,
+            last_cnp_at: None,
             cnp_due: false,
-            starved: false,
+            sent_zero_credits: false,
             #[cfg(debug_assertions)]
             stale: None,
             max_rd_atomic: 0,
@@ -142,87 +144,92 @@ impl Default for Responder {
 }
 
 impl Responder {
-    /// Owes an acknowledgement of everything up to `psn`, in place of one that has not left yet if nothing follows it.
-    pub(crate) fn acknowledge(&mut self, psn: Psn) {
-        if let Some(Response::Ack { syndrome: Reply::Ack, .. }) = self.responses.back() {
+    /// Owes an acknowledgement of everything up to `psn`. It replaces an acknowledgement at the end of the
+    /// queue.
+    pub(crate) fn owe_ack(&mut self, psn: Psn) {
+        if let Some(Response::Ack { syndrome: AckSyndrome::Ack, .. }) = self.responses.back() {
             self.responses.pop_back();
         }
-        self.acknowledge_apart(psn);
+        self.owe_separate_ack(psn);
     }
 
-    /// Owes an acknowledgement of its own.
-    fn acknowledge_apart(&mut self, psn: Psn) {
-        self.owe(psn, Reply::Ack);
+    /// Owes an acknowledgement without replacing an earlier one.
+    fn owe_separate_ack(&mut self, psn: Psn) {
+        self.owe(psn, AckSyndrome::Ack);
     }
 
     /// Owes a NAK of this PSN.
-    pub(crate) fn refuse(&mut self, psn: Psn, syndrome: Syndrome) {
-        self.owe(psn, Reply::Other(syndrome));
+    pub(crate) fn owe_nak(&mut self, psn: Psn, syndrome: Syndrome) {
+        self.owe(psn, AckSyndrome::Other(syndrome));
     }
 
-    fn owe(&mut self, psn: Psn, syndrome: Reply) {
-        // Where nothing can be sent, what is newest says what those before it would have said.
+    fn owe(&mut self, psn: Psn, syndrome: AckSyndrome) {
+        // If nothing can be sent, the newest acknowledgement covers the ones before it.
         while self.responses.len() >= MAX_ACKS
             && let Some(Response::Ack { .. }) = self.responses.back()
         {
             self.responses.pop_back();
         }
         self.responses.push_back(Response::Ack { psn, syndrome, msn: self.msn });
-        (self.held, self.ack_deadline) = (0, None);
+        (self.held_acks, self.ack_deadline) = (0, None);
     }
 
-    /// An acknowledgement of everything up to `psn` was asked for, or not.
-    pub(crate) fn request_came(&mut self, asked: bool, policy: AckPolicy, psn: Psn, now: Nanos) {
+    /// Applies the acknowledgement policy to a request with PSN `psn`; `ack_req` is its AckReq bit.
+    pub(crate) fn on_request(&mut self, ack_req: bool, policy: AckPolicy, psn: Psn, now: Nanos) {
         match policy {
-            AckPolicy::EveryPacket => self.acknowledge_apart(psn),
-            AckPolicy::OnRequest if asked => self.acknowledge_apart(psn),
+            AckPolicy::EveryPacket => self.owe_separate_ack(psn),
+            AckPolicy::OnRequest if ack_req => self.owe_separate_ack(psn),
             AckPolicy::OnRequest => {}
             AckPolicy::Every { packets, time } => {
-                self.held += u32::from(asked);
-                if self.held >= packets.max(1) {
-                    self.acknowledge(psn);
-                } else if asked && self.ack_deadline.is_none() {
+                self.held_acks += u32::from(ack_req);
+                if self.held_acks >= packets.max(1) {
+                    self.owe_ack(psn);
+                } else if ack_req && self.ack_deadline.is_none() {
                     self.ack_deadline = Some(now + time);
                 }
             }
         }
     }
 
-    /// READs and atomics whose responses are owed. Those that are owed once more do not count: the requester may have
-    /// got the first response meanwhile, and have asked for something else.
+    /// Returns the number of READs and atomics whose responses are owed. Responses to duplicates do not
+    /// count: the requester may have received the first response meanwhile, and have sent another request.
     pub(crate) fn fetches_owed(&self) -> usize {
         let first = |response: &&Response| {
-            matches!(response, Response::Read { again: false, .. } | Response::Atomic { again: false, .. })
+            matches!(
+                response,
+                Response::Read { duplicate: false, .. } | Response::Atomic { duplicate: false, .. }
+            )
         };
         self.responses.iter().filter(first).count()
     }
 
-    /// Owes a response once more. In the order of PSNs, in which the requester waits for them.
-    pub(crate) fn owe_again(&mut self, response: Response) {
+    /// Owes a response to a duplicate. Inserted in PSN order, in which the requester expects the responses.
+    pub(crate) fn owe_duplicate(&mut self, response: Response) {
         let psn = response.psn();
         let at = self.responses.iter().position(|owed| owed.psn().distance(psn) > 0);
         self.responses.insert(at.unwrap_or(self.responses.len()), response);
     }
 
-    /// A READ, or the rest of one, is asked for again; its last PSN is just before `end`. A READ is owed once: what was
-    /// owed of it begins anew where it is asked for.
-    pub(crate) fn read_again(&mut self, read: Response, end: Psn, mtu: usize, room: bool) {
+    /// Owes the response to a duplicate READ, or to the rest of one; its last PSN is `end` - 1. A READ
+    /// response is owed only once: an owed response restarts at the PSN of the duplicate.
+    pub(crate) fn owe_duplicate_read(&mut self, read: Response, end: Psn, mtu: usize, room: bool) {
         let same = self.responses.iter_mut().find(|owed| match owed {
             Response::Read { psn, len, .. } => psn.add(packets_of(*len as usize, mtu)) == end,
             _ => false,
         });
         match same {
             Some(Response::Read { psn, sent, .. }) if psn.add(*sent).distance(read.psn()) <= 0 => {
-                // It has not come to it yet.
+                // The owed response has not reached that PSN yet.
             }
             Some(owed) => *owed = read,
-            None if room => self.owe_again(read),
+            None if room => self.owe_duplicate(read),
             None => {}
         }
     }
 
-    /// Whether a forgetful responder still has the READ that is repeated, whole or from a later packet on: the same
-    /// memory or the rest of it. As in soft-RoCE what lies before the repeated part is forgotten then.
+    /// Returns whether a forgetful responder remembers the READ that is repeated, completely or from a later
+    /// packet on: the same memory or the rest of it. As in soft-RoCE, the part before the repeated packet is
+    /// then forgotten.
     pub(crate) fn recalls_read(&mut self, again: Psn, part: Remote, part_len: u32) -> bool {
         self.executed.iter_mut().rev().any(|executed| match executed {
             Executed::Read { psn, end, from, len } => {
@@ -240,7 +247,7 @@ impl Responder {
         })
     }
 
-    /// What the atomic of this PSN fetched, and its MSN
+    /// Returns the value that the atomic with this PSN fetched, and its MSN.
     pub(crate) fn recall_atomic(&self, again: Psn) -> Option<(u64, Msn)> {
         self.executed.iter().rev().find_map(|executed| match *executed {
             Executed::Atomic { psn, original, msn } if psn == again => Some((original, msn)),
@@ -248,15 +255,15 @@ impl Responder {
         })
     }
 
-    /// Moves on to `psn`. READs and atomics so long ago that their PSNs come again are forgotten.
-    pub(crate) fn expect(&mut self, psn: Psn) {
+    /// Advances the expected PSN to `psn`. Forgets READs and atomics that are so old that their PSNs recur.
+    pub(crate) fn advance_epsn(&mut self, psn: Psn) {
         self.epsn = psn;
         while self.executed.front().is_some_and(|executed| executed.psn().distance(psn) >= 0) {
             self.executed.pop_front();
         }
     }
 
-    /// Remembers a READ or an atomic, in place of the oldest.
+    /// Remembers a READ or an atomic, in place of the oldest one.
     pub(crate) fn remember(&mut self, executed: Executed) {
         if self.executed.len() >= self.max_rd_atomic.max(1) {
             self.executed.pop_front();
@@ -276,13 +283,20 @@ mod tests {
         Psn::new(n)
     }
 
-    /// A READ of three packets from PSN `first` on, whose packets from `sent` on are owed
+    /// Returns a READ of three packets from PSN `first` on, of which the packets from `sent` on are owed.
     fn read(first: u32, sent: u32) -> Response {
-        Response::Read { psn: psn(first), from: FROM, len: 3 * MTU as u32, sent, msn: Msn::ZERO, again: true }
+        Response::Read {
+            psn: psn(first),
+            from: FROM,
+            len: 3 * MTU as u32,
+            sent,
+            msn: Msn::ZERO,
+            duplicate: true,
+        }
     }
 
-    fn atomic(n: u32, again: bool) -> Response {
-        Response::Atomic { psn: psn(n), original: 0, msn: Msn::ZERO, again }
+    fn atomic(n: u32, duplicate: bool) -> Response {
+        Response::Atomic { psn: psn(n), original: 0, msn: Msn::ZERO, duplicate }
     }
 
     fn owing(responses: &[Response]) -> Responder {
@@ -290,39 +304,43 @@ mod tests {
     }
 
     #[test]
-    fn acknowledgements_are_held_back_until_enough_are_owed_or_the_oldest_is_old() {
+    fn coalesced_acknowledgements_leave_at_the_count_or_at_the_deadline() {
         let policy = AckPolicy::Every { packets: 3, time: Nanos(10) };
         let mut resp = Responder::default();
-        resp.request_came(false, policy, psn(1), Nanos(1));
-        assert_eq!(resp.ack_deadline, None, "nothing was asked for");
+        resp.on_request(false, policy, psn(1), Nanos(1));
+        assert_eq!(resp.ack_deadline, None, "no acknowledgement was requested");
         for (at, n) in [(5, 2), (7, 3)] {
-            resp.request_came(true, policy, psn(n), Nanos(at));
+            resp.on_request(true, policy, psn(n), Nanos(at));
             assert_eq!(
                 (resp.ack_deadline, resp.responses.len()),
                 (Some(Nanos(15)), 0),
                 "10 ns after the oldest"
             );
         }
-        resp.request_came(true, policy, psn(4), Nanos(8));
+        resp.on_request(true, policy, psn(4), Nanos(8));
         assert_eq!(resp.ack_deadline, None);
-        assert_eq!(resp.responses, [Response::Ack { psn: psn(4), syndrome: Reply::Ack, msn: Msn::ZERO }]);
+        assert_eq!(
+            resp.responses,
+            [Response::Ack { psn: psn(4), syndrome: AckSyndrome::Ack, msn: Msn::ZERO }]
+        );
     }
 
     #[test]
-    fn reads_and_atomics_owed_for_the_first_time_count() {
+    fn only_first_responses_to_reads_and_atomics_count_as_owed() {
         assert_eq!(owing(&[]).fetches_owed(), 0);
-        let first = Response::Read { psn: psn(2), from: FROM, len: 1, sent: 0, msn: Msn::ZERO, again: false };
-        let ack = Response::Ack { psn: psn(3), syndrome: Reply::Ack, msn: Msn::ZERO };
+        let first =
+            Response::Read { psn: psn(2), from: FROM, len: 1, sent: 0, msn: Msn::ZERO, duplicate: false };
+        let ack = Response::Ack { psn: psn(3), syndrome: AckSyndrome::Ack, msn: Msn::ZERO };
         let resp = owing(&[atomic(1, false), first, ack, atomic(4, true), read(5, 0), atomic(8, false)]);
         assert_eq!(resp.fetches_owed(), 3);
     }
 
     #[test]
-    fn responses_owed_again_leave_in_the_order_of_psns() {
-        let ack = |n| Response::Ack { psn: psn(n), syndrome: Reply::Ack, msn: Msn::ZERO };
+    fn responses_to_duplicates_leave_in_psn_order() {
+        let ack = |n| Response::Ack { psn: psn(n), syndrome: AckSyndrome::Ack, msn: Msn::ZERO };
         let mut resp = owing(&[ack(3), ack(5), ack(7)]);
         for n in [8, 5, 2] {
-            resp.owe_again(atomic(n, true));
+            resp.owe_duplicate(atomic(n, true));
         }
         assert_eq!(
             resp.responses,
@@ -331,11 +349,11 @@ mod tests {
     }
 
     #[test]
-    fn a_read_asked_for_again_is_owed_once() {
-        // Its PSNs are 10 to 12; another one's are 20 to 22.
-        let again = |sent, asked: Response| {
+    fn a_duplicate_read_is_owed_once() {
+        // The READ has PSNs 10 to 12; another one has 20 to 22.
+        let again = |sent, ack_req: Response| {
             let mut resp = owing(&[read(10, sent), read(20, 0)]);
-            resp.read_again(asked, psn(13), MTU, true);
+            resp.owe_duplicate_read(ack_req, psn(13), MTU, true);
             resp.responses
         };
         let rest = Response::Read {
@@ -344,35 +362,35 @@ mod tests {
             len: 2 * MTU as u32,
             sent: 0,
             msn: Msn::ZERO,
-            again: true,
+            duplicate: true,
         };
-        assert_eq!(again(0, rest), [read(10, 0), read(20, 0)], "what is asked for is still to be sent");
-        assert_eq!(again(1, rest), [read(10, 1), read(20, 0)], "it is the next packet");
-        assert_eq!(again(2, rest), [rest, read(20, 0)], "it has been sent already");
+        assert_eq!(again(0, rest), [read(10, 0), read(20, 0)], "the requested packets are still to be sent");
+        assert_eq!(again(1, rest), [read(10, 1), read(20, 0)], "the requested packet is the next one");
+        assert_eq!(again(2, rest), [rest, read(20, 0)], "the requested packet has been sent already");
     }
 
     #[test]
-    fn a_read_that_is_not_owed_any_more_is_owed_again_if_there_is_room() {
+    fn a_read_response_that_has_left_is_owed_again_if_there_is_room() {
         let mut resp = owing(&[read(20, 0)]);
-        resp.read_again(read(10, 0), psn(13), MTU, false);
+        resp.owe_duplicate_read(read(10, 0), psn(13), MTU, false);
         assert_eq!(resp.responses, [read(20, 0)]);
-        resp.read_again(read(10, 0), psn(13), MTU, true);
+        resp.owe_duplicate_read(read(10, 0), psn(13), MTU, true);
         assert_eq!(resp.responses, [read(10, 0), read(20, 0)]);
     }
 
     #[test]
-    fn a_forgetful_responder_recalls_a_read_by_psns_key_and_memory() {
+    fn a_forgetful_responder_matches_a_read_by_psn_key_and_memory() {
         let part = |skipped: u64| Remote { va: FROM.va + skipped, ..FROM };
         let mut resp = Responder::default();
         let remembered = Executed::Read { psn: psn(10), end: psn(13), from: FROM, len: 3000 };
         resp.executed.push_back(remembered);
         assert!(!resp.recalls_read(psn(9), FROM, 100), "before its first PSN");
-        assert!(!resp.recalls_read(psn(13), FROM, 100), "behind its last PSN");
+        assert!(!resp.recalls_read(psn(13), FROM, 100), "after its last PSN");
         assert!(!resp.recalls_read(psn(11), Remote { rkey: 8, ..FROM }, 100), "another key");
-        assert!(!resp.recalls_read(psn(11), part(2000), 1001), "a byte more");
+        assert!(!resp.recalls_read(psn(11), part(2000), 1001), "one byte too long");
         assert_eq!(resp.executed, [remembered]);
         assert!(resp.recalls_read(psn(11), part(1024), 1976));
-        assert!(!resp.recalls_read(psn(11), part(1024), 1977), "a byte more than the rest");
+        assert!(!resp.recalls_read(psn(11), part(1024), 1977), "one byte longer than the rest");
         assert!(resp.recalls_read(psn(12), part(2048), 952));
     }
 }

@@ -1,11 +1,11 @@
-//! What goes out: control frames first, then a packet of each queue pair in turn; of a queue pair responses and requests
-//! in turn.
+//! The transmit path: control frames first, then one packet of each queue pair in round-robin order.
+//! Responses and requests of a queue pair alternate.
 
 use crate::memory::Access;
-use crate::nic::{Config, Event, Parts, Rnic};
+use crate::nic::{Config, Event, QpContext, Rnic};
 use crate::qp::{Qp, QpError, State, Transport};
 use crate::queue::{Data, Operation, SendRequest, Status};
-use crate::request::packets_of;
+use crate::responder_rx::packets_of;
 use crate::wire::{Route, src_port};
 use core::net::IpAddr;
 use rocev2::atomic::AtomicEth;
@@ -16,9 +16,10 @@ use rocev2::{Bth, Opcode, Psn};
 use switch::Nanos;
 use zerocopy::IntoBytes;
 
-/// The longest message, in packets: a quarter of the PSNs, so that old and new can always be told apart.
+/// Limit of a message in packets: a quarter of the PSN space, so that old and new PSNs are always
+/// distinguishable.
 const MAX_PACKETS: u32 = 1 << 22;
-/// The longest message, in bytes (IB 9.4.1)
+/// Limit of a message in bytes (IB 9.4.1)
 pub(crate) const MAX_MESSAGE: usize = 1 << 31;
 
 /// Base of an operation's opcodes: First, Middle, Last, Last with immediate, Only, Only with immediate
@@ -29,7 +30,7 @@ const NOT_ECT: u8 = 0;
 const UC_SERVICE: u8 = 0x20;
 
 impl Qp {
-    /// Queues a request.
+    /// Validates and queues a request.
     pub(crate) fn post_send(&mut self, request: SendRequest) -> Result<(), QpError> {
         if !self.state.sends() && self.state != State::Error {
             return Err(QpError::State(self.state));
@@ -66,20 +67,21 @@ impl Qp {
         Ok(())
     }
 
-    /// A packet with data left.
-    pub(crate) fn paced(&mut self, bytes: usize, now: Nanos, config: &Config) {
+    /// Accounts for a packet with data that left.
+    pub(crate) fn on_data_sent(&mut self, bytes: usize, now: Nanos, config: &Config) {
         if let Some(dcqcn) = &config.congestion {
-            self.req.pace.sent(bytes, now, dcqcn);
+            self.req.pacer.on_sent(bytes, now, dcqcn);
         }
     }
 
-    /// Where what it sends next goes
+    /// Returns the destination of the next packet.
     fn destination(&self) -> Option<IpAddr> {
         let datagram = self.req.queue.front().and_then(|front| front.request.to);
         datagram.map(|to| to.path).or(self.path).map(|path| path.dst)
     }
 
-    /// Whether it may have something to send: what is in its way is looked at when its turn comes.
+    /// Returns whether it may have something to send. Windows, credits and rates are checked when its turn
+    /// comes.
     fn wants_to_send(&self) -> bool {
         let responses = !self.resp.responses.is_empty() || self.resp.cnp_due;
         let requests =
@@ -89,154 +91,157 @@ impl Qp {
 }
 
 impl Rnic {
-    /// The next frame to send, written to `frame`. False if there is none now: then ask again after something came in,
-    /// was posted, or the time of [`next_timer`](Self::next_timer) has come.
+    /// Writes the next frame to send into `frame`. Returns false if there is none now: then call again after
+    /// a frame arrived, a request was posted, or the time of [`next_timer`](Self::next_timer) has come.
     pub fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
         loop {
             let sent = self.endpoint.poll_transmit(now, frame)
-                || self.poll_round(now, frame)
-                // The round may have found that a neighbour has to be asked for.
+                || self.poll_queue_pairs(now, frame)
+                // The round may have queued a request for a neighbour's address.
                 || self.endpoint.poll_transmit(now, frame);
-            // Queue pairs that fail may have a last word.
-            if !self.heed_overrun() || sent {
+            // Queue pairs that just failed may have a final packet to send.
+            if !self.handle_overrun() || sent {
                 self.counters.sent += u64::from(sent);
                 return sent;
             }
         }
     }
 
-    fn poll_round(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
-        while let Some(slot) = self.next_in_round() {
-            if self.transmit_of(slot, now, frame) {
-                self.settle(slot);
+    fn poll_queue_pairs(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        while let Some(slot) = self.next_scheduled() {
+            if self.transmit_qp(slot, now, frame) {
+                self.update_schedule(slot);
                 return true;
             }
-            self.settle_timer(slot);
+            self.update_timer(slot);
         }
         false
     }
 
-    /// Whether [`poll_transmit`](Self::poll_transmit) may have something.
+    /// Returns whether [`poll_transmit`](Self::poll_transmit) may have a frame.
     pub fn wants_to_transmit(&self) -> bool {
-        !self.round.is_empty() || self.endpoint.wants_to_transmit()
+        !self.ready_slots.is_empty() || self.endpoint.wants_to_transmit()
     }
 
-    /// When [`on_timer`](Self::on_timer) is due
+    /// Returns the time at which [`on_timer`](Self::on_timer) is due.
     pub fn next_timer(&self) -> Option<Nanos> {
         [self.timers.next(), self.endpoint.next_timer()].into_iter().flatten().min()
     }
 
-    /// The time asked for has come.
+    /// Runs the timers that are due.
     pub fn on_timer(&mut self, now: Nanos) {
         while let Some(slot) = self.timers.pop(now) {
-            let Some(mut parts) = self.parts(slot) else { continue };
-            parts.qp.unresolved = false;
-            let silent = parts.on_requester_timer(now);
-            let suspect = parts.qp.path.filter(|_| silent).map(|path| path.dst);
-            parts.qp.req.pace.woken(now);
-            if parts.qp.resp.ack_deadline.is_some_and(|at| at <= now) {
-                let newest = parts.qp.resp.epsn.sub(1);
-                parts.qp.resp.acknowledge(newest);
+            let Some(mut ctx) = self.context(slot) else { continue };
+            ctx.qp.unresolved = false;
+            let timed_out = ctx.on_requester_timer(now);
+            let unresponsive = ctx.qp.path.filter(|_| timed_out).map(|path| path.dst);
+            ctx.qp.req.pacer.on_wake(now);
+            if ctx.qp.resp.ack_deadline.is_some_and(|at| at <= now) {
+                let newest = ctx.qp.resp.epsn.sub(1);
+                ctx.qp.resp.owe_ack(newest);
             }
-            if let Some(ip) = suspect {
-                self.endpoint.neighbours.suspect(ip, now);
+            if let Some(ip) = unresponsive {
+                self.endpoint.neighbours.verify(ip, now);
             }
-            self.settle(slot);
+            self.update_schedule(slot);
         }
-        let given_up = self.endpoint.pass_time(now);
+        let given_up = self.endpoint.run_timers(now);
         if !given_up.is_empty() {
             self.fail_unresolved(&given_up);
             self.wake_unresolved();
         }
-        self.follow(now);
-        self.heed_overrun();
+        self.process_cm_events(now);
+        self.handle_overrun();
     }
 
-    /// After something happened to a queue pair: into the round if it may send, and its timer.
-    pub(crate) fn settle(&mut self, slot: u32) {
-        let Some(qp) = self.at(slot) else { return };
+    /// Updates the schedule of a queue pair after a change: the round-robin queue if it may send, and its
+    /// timer.
+    pub(crate) fn update_schedule(&mut self, slot: u32) {
+        let Some(qp) = self.qp_at(slot) else { return };
         let wants = qp.wants_to_send();
-        if qp.state == State::Sqd && !qp.told && !qp.req.is_under_way() {
-            qp.told = true;
+        if qp.state == State::Sqd && !qp.event_reported && !qp.req.is_in_flight() {
+            qp.event_reported = true;
             let qpn = qp.qpn;
             self.events.push_back(Event::Drained(qpn));
         }
         if wants {
             self.schedule(slot);
         }
-        self.settle_timer(slot);
+        self.update_timer(slot);
     }
 
-    fn settle_timer(&mut self, slot: u32) {
-        if let Some(deadline) = self.at(slot).and_then(|qp| qp.deadline()) {
+    fn update_timer(&mut self, slot: u32) {
+        if let Some(deadline) = self.qp_at(slot).and_then(|qp| qp.deadline()) {
             self.timers.arm(slot, deadline);
         }
     }
 
-    /// Neighbours have answered: queue pairs that waited for them try again.
+    /// Retries queue pairs that waited for a neighbour, after one was resolved.
     pub(crate) fn wake_unresolved(&mut self) {
-        self.endpoint.wake();
+        self.endpoint.retry_waiting();
         for slot in core::mem::take(&mut self.endpoint.neighbours.waiting) {
-            if let Some(qp) = self.at(slot) {
+            if let Some(qp) = self.qp_at(slot) {
                 qp.unresolved = false;
             }
-            self.settle(slot);
+            self.update_schedule(slot);
         }
     }
 
-    /// Neighbours have not answered: what waits for them, and would wait for ever, ends.
+    /// Fails requests to neighbours whose resolution was given up, if they would otherwise wait forever.
     fn fail_unresolved(&mut self, given_up: &[IpAddr]) {
         for slot in self.endpoint.neighbours.waiting.clone() {
-            let Some(dst) = self.at(slot).filter(|qp| qp.unresolved).and_then(|qp| qp.destination()) else {
+            let Some(dst) = self.qp_at(slot).filter(|qp| qp.unresolved).and_then(|qp| qp.destination())
+            else {
                 continue;
             };
             if given_up.contains(&self.config.interface.next_hop(dst))
-                && let Some(mut parts) = self.parts(slot)
+                && let Some(mut ctx) = self.context(slot)
             {
-                parts.qp.unresolved = false;
-                parts.unreachable();
+                ctx.qp.unresolved = false;
+                ctx.unreachable();
             }
         }
     }
 
-    fn transmit_of(&mut self, slot: u32, now: Nanos, frame: &mut Vec<u8>) -> bool {
-        let Some(qp) = self.at(slot) else { return false };
+    fn transmit_qp(&mut self, slot: u32, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        let Some(qp) = self.qp_at(slot) else { return false };
         if qp.init.transport == Transport::Ud {
             return self.transmit_datagram(slot, now, frame);
         }
         let (Some(path), dest, qpn) = (qp.path, qp.peer_qpn, qp.qpn) else { return false };
-        // A neighbour that moved makes every route old.
-        if qp.route.is_none_or(|(_, age)| age != self.endpoint.neighbours.age()) {
+        // A change of the neighbour table makes every route stale.
+        if qp.route.is_none_or(|(_, version)| version != self.endpoint.neighbours.version()) {
             let Some(route) = self.route(&path, src_port(qpn, dest), now) else {
                 self.endpoint.neighbours.waiting.insert(slot);
-                if let Some(qp) = self.at(slot) {
+                if let Some(qp) = self.qp_at(slot) {
                     qp.unresolved = true;
-                    // A host that is not there does not acknowledge either.
+                    // A host that does not resolve does not acknowledge, either.
                     if qp.init.transport == Transport::Rc && !qp.req.queue.is_empty() {
                         qp.req.deadline = qp.req.deadline.or(qp.req.timeout().map(|span| now + span));
                     }
                 }
                 return false;
             };
-            let age = self.endpoint.neighbours.age();
-            if let Some(qp) = self.at(slot) {
-                qp.route = Some((route, age));
+            let version = self.endpoint.neighbours.version();
+            if let Some(qp) = self.qp_at(slot) {
+                qp.route = Some((route, version));
             }
         }
-        self.parts(slot).is_some_and(|mut parts| parts.transmit(now, frame))
+        self.context(slot).is_some_and(|mut ctx| ctx.transmit(now, frame))
     }
 
-    /// The way to a host, if its MAC address is known; it is asked for otherwise.
+    /// Returns the route to a host if its next hop's MAC address is known; otherwise sends a request for it.
     pub(crate) fn route(&mut self, path: &crate::Path, src_port: u16, now: Nanos) -> Option<Route> {
-        // ECT(0), unless the path says something else: what is not marked cannot be slowed down.
+        // ECT(0) unless the path sets the ECN bits: DCQCN cannot slow down a sender whose packets are not
+        // ECN-capable.
         let capable = self.config.congestion.is_some() && path.traffic_class % 4 == NOT_ECT;
         let traffic_class = path.traffic_class | if capable { 2 } else { 0 };
         self.endpoint.route(&crate::Path { traffic_class, ..*path }, src_port, now)
     }
 
     fn transmit_datagram(&mut self, slot: u32, now: Nanos, frame: &mut Vec<u8>) -> bool {
-        let Some(qp) = self.at(slot) else { return false };
-        // Drained: no datagram begins.
+        let Some(qp) = self.qp_at(slot) else { return false };
+        // In SQD no new datagram starts.
         if qp.state != State::Rts {
             return false;
         }
@@ -244,17 +249,17 @@ impl Rnic {
         let Some(to) = qp.req.queue.front().and_then(|front| front.request.to) else { return false };
         let Some(mut route) = self.route(&to.path, src_port(qpn, to.qpn), now) else {
             self.endpoint.neighbours.waiting.insert(slot);
-            if let Some(qp) = self.at(slot) {
+            if let Some(qp) = self.qp_at(slot) {
                 qp.unresolved = true;
             }
             return false;
         };
-        self.parts(slot).is_some_and(|mut parts| parts.transmit_datagram(&mut route, &to, frame))
+        self.context(slot).is_some_and(|mut ctx| ctx.transmit_datagram(&mut route, &to, frame))
     }
 }
 
-impl Parts<'_> {
-    /// Nobody has the address that the next packet goes to.
+impl QpContext<'_> {
+    /// Handles a next packet whose destination does not resolve.
     fn unreachable(&mut self) {
         match self.qp.init.transport {
             // Its retries run out, as with a host that does not acknowledge.
@@ -265,19 +270,19 @@ impl Parts<'_> {
                     self.fail(Status::RetryExceeded);
                 }
             }
-            // A datagram is sent, not delivered: to nobody it is lost, like one that is lost on its way. An error would
-            // end the queue pair, and with it what goes to others.
+            // A datagram is sent, not delivered: one to an unresolved host is lost like one that the network
+            // dropped. An error would fail the queue pair, and with it the datagrams to other hosts.
             Transport::Ud => {
-                if let Some(sending) = self.qp.req.pop() {
+                if let Some(wqe) = self.qp.req.pop() {
                     self.counters.unreliable_dropped += 1;
-                    self.complete_send(sending, Status::Success);
+                    self.complete_send(wqe, Status::Success);
                 }
             }
         }
     }
 
-    /// Writes the next packet of a connected queue pair. Responses and requests take turns: the other side can keep READs
-    /// under way without end, and requests must not wait for their end.
+    /// Writes the next packet of a connected queue pair. Responses and requests alternate: the remote side
+    /// can keep READs outstanding indefinitely, and requests must not wait for the last of them.
     fn transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
         if core::mem::take(&mut self.qp.resp.cnp_due) {
             self.counters.cnps_sent += 1;
@@ -287,7 +292,7 @@ impl Parts<'_> {
             return true;
         }
         if self.qp.request_next {
-            // One that has to wait keeps its turn.
+            // A request that has to wait keeps its turn.
             let sent = self.transmit_request(now, frame);
             self.qp.request_next = !sent;
             return sent || self.transmit_response(now, frame);
@@ -297,8 +302,8 @@ impl Parts<'_> {
         sent || self.transmit_request(now, frame)
     }
 
-    /// Whether a request has the turn after a response
-    #[allow(clippy::unused_self, reason = "only a planted bug asks")]
+    /// Returns whether a request has its turn after a response.
+    #[allow(clippy::unused_self, reason = "only a planted bug reads it")]
     fn takes_turns(&self) -> bool {
         #[cfg(debug_assertions)]
         if self.has_bug(crate::Bug::ResponsesFirst) {
@@ -313,67 +318,67 @@ impl Parts<'_> {
         }
     }
 
-    /// Whether the next request packet, which has this PSN, has to wait.
-    fn is_held(&mut self, psn: Psn, now: Nanos) -> bool {
+    /// Returns whether the next request packet, which has PSN `psn`, has to wait.
+    fn must_wait(&mut self, psn: Psn, now: Nanos) -> bool {
         let req = &self.qp.req;
-        let Some(sending) = req.current() else { return true };
-        let operation = sending.request.operation;
+        let Some(wqe) = req.current() else { return true };
+        let operation = wqe.request.operation;
         let begins = req.packet == 0 || operation.is_read();
-        // Drained: what was begun goes on, nothing begins.
+        // In SQD, started messages continue and no message starts.
         if self.qp.state == State::Sqd && begins && psn.distance(req.top) >= 0 {
             return true;
         }
         if self.qp.init.transport == Transport::Uc {
-            return !self.qp.req.pace.may_send(now);
+            return !self.qp.req.pacer.may_send(now);
         }
         if psn.distance(req.una) >= self.config.window.clamp(1, MAX_PACKETS) as i32 {
             return true;
         }
-        let waits_for_fetches = (operation.fetches() && req.fetching >= req.max_rd_atomic)
-            || (sending.request.fence && req.fetching > 0);
+        let waits_for_fetches = (operation.fetches() && req.fetches_in_flight >= req.max_rd_atomic)
+            || (wqe.request.fence && req.fetches_in_flight > 0);
         if begins && waits_for_fetches {
             return true;
         }
         if self.lacks_credit() && psn != req.una {
             return true;
         }
-        self.qp.req.paced_out = !self.qp.req.pace.may_send(now);
-        self.qp.req.paced_out
+        self.qp.req.rate_limited = !self.qp.req.pacer.may_send(now);
+        self.qp.req.rate_limited
     }
 
-    /// Whether the message at the cursor has no credit. One packet of it at a time may go, to ask (IB 9.7.7.2.5): the
-    /// acknowledgement that brought credit may have been lost.
+    /// Returns whether the message at the cursor has no credit. One packet of it at a time may leave to probe
+    /// for credits (IB 9.7.7.2.5): the acknowledgement that granted credits may have been lost.
     fn lacks_credit(&self) -> bool {
         let req = &self.qp.req;
         req.flow_control
-            && req.current().is_some_and(|sending| {
-                sending.request.operation.takes_receive()
-                    && req.limit.is_some_and(|limit| sending.ssn.distance(limit) > 0)
+            && req.current().is_some_and(|wqe| {
+                wqe.request.operation.consumes_receive()
+                    && req.credit_limit.is_some_and(|limit| wqe.ssn.distance(limit) > 0)
             })
     }
 
     fn transmit_request(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
-        self.qp.req.paced_out = false;
+        self.qp.req.rate_limited = false;
         if !self.qp.state.sends() || self.qp.req.rnr_until.is_some() {
             return false;
         }
         let Some(psn) = self.qp.req.next_to_send() else { return false };
-        if self.is_held(psn, now) {
+        if self.must_wait(psn, now) {
             return false;
         }
-        let asks = self.lacks_credit();
+        let probes = self.lacks_credit();
         let mtu = self.qp.mtu.bytes();
         let req = &self.qp.req;
-        let Some(sending) = req.current() else { return false };
-        let (packet, packets) = (req.packet, sending.packets);
+        let Some(wqe) = req.current() else { return false };
+        let (packet, packets) = (req.packet, wqe.packets);
         let (operation, solicited, len) =
-            (sending.request.operation, sending.request.solicited, sending.request.data.len());
+            (wqe.request.operation, wqe.request.solicited, wqe.request.data.len());
         let at = packet as usize * mtu;
         let is_last = packet + 1 == packets || operation.is_read();
-        let this = if operation.fetches() { 0 } else { (len - at).min(mtu) };
+        let payload_len = if operation.fetches() { 0 } else { (len - at).min(mtu) };
 
-        // Requests that fail here are at the front only when those before them are done.
-        let source = match &sending.request.data {
+        // A request fails here only when all requests before it are complete.
+        let source = match &wqe.request.data {
             Data::Memory(sge) => {
                 let access = if operation.fetches() { Access::LOCAL_WRITE } else { Access::LOCAL_READ };
                 let Some(span) = self.local(sge, access) else {
@@ -381,7 +386,7 @@ impl Parts<'_> {
                         return false;
                     }
                     self.fail(Status::LocalProtection);
-                    // A held acknowledgement may be its last word.
+                    // A held-back acknowledgement may be the queue pair's final packet.
                     return self.transmit_response(now, frame);
                 };
                 Some(span)
@@ -389,20 +394,20 @@ impl Parts<'_> {
             Data::None | Data::Inline(_) => None,
         };
         let req = &self.qp.req;
-        let Some(sending) = req.current() else { return false };
-        let payload: &[u8] = match (&sending.request.data, source) {
-            (Data::Memory(_), Some(span)) if this > 0 => self.memory.bytes(span.skip(at), this),
-            (Data::Inline(bytes), _) => &bytes[at..at + this],
+        let Some(wqe) = req.current() else { return false };
+        let payload: &[u8] = match (&wqe.request.data, source) {
+            (Data::Memory(_), Some(span)) if payload_len > 0 => self.memory.bytes(span.skip(at), payload_len),
+            (Data::Inline(bytes), _) => &bytes[at..at + payload_len],
             _ => &[],
         };
 
         let is_rc = self.qp.init.transport == Transport::Rc;
         let opcode = opcode_of(operation, packet == 0, is_last, is_rc);
         let mut bth = Bth::new(opcode, self.qp.peer_qpn, psn);
-        bth.set_solicited(solicited && is_last && operation.takes_receive());
-        let often = (self.config.window / 4).clamp(1, 64);
-        let asked = is_rc && (is_last || asks || req.unasked + 1 >= often);
-        bth.set_ack_req(asked);
+        bth.set_solicited(solicited && is_last && operation.consumes_receive());
+        let ack_interval = (self.config.window / 4).clamp(1, 64);
+        let ack_req = is_rc && (is_last || probes || req.since_ack_req + 1 >= ack_interval);
+        bth.set_ack_req(ack_req);
 
         let (mut reth, mut atomic) = (Reth::default(), AtomicEth::default());
         let (imm, ieth);
@@ -412,7 +417,7 @@ impl Parts<'_> {
                 reth = Reth { va: remote.va.into(), rkey: remote.rkey.into(), len: (len as u32).into() };
             }
             Operation::Read(remote) => {
-                // What has come is not asked for again.
+                // Packets that have arrived are not requested again.
                 let va = remote.va.wrapping_add(at as u64);
                 reth = Reth { va: va.into(), rkey: remote.rkey.into(), len: ((len - at) as u32).into() };
             }
@@ -454,44 +459,44 @@ impl Parts<'_> {
         }
         let Some((route, _)) = &mut self.qp.route else { return false };
         route.emit(frame, bth, &extended, payload);
-        self.request_left(psn, packets, asked || operation.fetches(), frame.len(), now);
+        self.on_request_sent(psn, packets, ack_req || operation.fetches(), frame.len(), now);
         true
     }
 
-    /// A request packet was sent.
-    fn request_left(&mut self, psn: Psn, packets: u32, asked: bool, bytes: usize, now: Nanos) {
-        self.qp.paced(bytes, now, self.config);
+    /// Accounts for a request packet that was sent.
+    fn on_request_sent(&mut self, psn: Psn, packets: u32, ack_req: bool, bytes: usize, now: Nanos) {
+        self.qp.on_data_sent(bytes, now, self.config);
         let is_uc = self.qp.init.transport == Transport::Uc;
         let req = &mut self.qp.req;
-        let Some(operation) = req.current().map(|sending| sending.request.operation) else { return };
-        let taken = if operation.is_read() { packets - req.packet } else { 1 };
+        let Some(operation) = req.current().map(|wqe| wqe.request.operation) else { return };
+        let psn_count = if operation.is_read() { packets - req.packet } else { 1 };
         if operation.fetches() {
-            req.fetching += 1;
+            req.fetches_in_flight += 1;
         }
         if psn.precedes(req.top) {
             self.counters.retransmitted += 1;
         }
-        req.top = req.top.later(psn.add(taken));
-        req.unasked = if asked { 0 } else { req.unasked + 1 };
-        req.packet += taken;
+        req.top = req.top.later(psn.add(psn_count));
+        req.since_ack_req = if ack_req { 0 } else { req.since_ack_req + 1 };
+        req.packet += psn_count;
         if req.packet >= packets {
             (req.cursor, req.packet) = (req.cursor + 1, 0);
         }
         if is_uc {
-            // Nobody will answer.
+            // UC requests are not acknowledged.
             req.una = req.top;
             if req.packet == 0
-                && let Some(sending) = req.pop()
+                && let Some(wqe) = req.pop()
             {
-                self.complete_send(sending, Status::Success);
+                self.complete_send(wqe, Status::Success);
             }
         } else {
-            // An answer is due from when it was first asked for.
-            if req.deadline.is_none() || (asked && !req.is_answer_due()) {
+            // The timeout counts from the first packet that requests an acknowledgement.
+            if req.deadline.is_none() || (ack_req && !req.is_response_due()) {
                 req.restart_timer(now);
             }
-            if asked {
-                req.asked = Some(psn.add(taken - 1));
+            if ack_req {
+                req.ack_requested = Some(psn.add(psn_count - 1));
             }
         }
     }
@@ -502,8 +507,8 @@ impl Parts<'_> {
         to: &crate::queue::Datagram,
         frame: &mut Vec<u8>,
     ) -> bool {
-        let Some(sending) = self.qp.req.pop() else { return false };
-        let request = &sending.request;
+        let Some(wqe) = self.qp.req.pop() else { return false };
+        let request = &wqe.request;
         let payload: &[u8] = match &request.data {
             Data::None => &[],
             Data::Inline(bytes) => bytes,
@@ -511,7 +516,7 @@ impl Parts<'_> {
                 if let Some(span) = self.local(sge, Access::LOCAL_READ) {
                     self.memory.bytes(span, sge.len as usize)
                 } else {
-                    self.complete_send(sending, Status::LocalProtection);
+                    self.complete_send(wqe, Status::LocalProtection);
                     self.enter_error();
                     let qpn = self.qp.qpn;
                     self.events.push_back(Event::QpError(qpn));
@@ -523,17 +528,17 @@ impl Parts<'_> {
             Operation::SendImm(data) => (Opcode::UD_SEND_ONLY_IMM, Some(ImmDt { data: data.into() })),
             _ => (Opcode::UD_SEND_ONLY, None),
         };
-        let mut bth = Bth::new(opcode, to.qpn, sending.first);
+        let mut bth = Bth::new(opcode, to.qpn, wqe.first);
         bth.set_solicited(request.solicited);
         let deth = Deth::new(to.qkey, self.qp.qpn);
         let imm = imm.as_ref().map_or(&[][..], IntoBytes::as_bytes);
         route.emit(frame, bth, &[deth.as_bytes(), imm], payload);
-        self.complete_send(sending, Status::Success);
+        self.complete_send(wqe, Status::Success);
         true
     }
 }
 
-/// The opcode of a request packet.
+/// Returns the opcode of a request packet.
 fn opcode_of(operation: Operation, is_first: bool, is_last: bool, is_rc: bool) -> Opcode {
     let position = match (is_first, is_last) {
         (true, false) => 0,

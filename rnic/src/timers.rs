@@ -1,17 +1,18 @@
-//! When queue pairs have something to do by themselves. A queue pair has one entry at most. A deadline that moves further
-//! away, as most do with every acknowledgement, costs nothing: the entry stays, and finds out when its time comes.
+//! Deadlines of queue pairs. A queue pair has at most one entry in the heap. Postponing a deadline, as most
+//! acknowledgements do, costs nothing: the entry stays, and the deadline is checked again when the entry
+//! expires.
 
 use switch::Nanos;
 use switch::heap::Heap;
 
-/// The earliest deadlines first. Equal ones in the order of the slots, so that a run repeats.
+/// Timer heap, earliest deadline first. Equal deadlines expire in slot order, so that a run repeats.
 #[derive(Debug)]
 pub(crate) struct Timers {
     heap: Heap,
 }
 
 impl Timers {
-    /// For so many slots.
+    /// Creates a heap for `slots` slots.
     pub(crate) fn new(slots: usize) -> Self {
         Self { heap: Heap::new(slots) }
     }
@@ -26,12 +27,12 @@ impl Timers {
         self.heap.insert(slot, (deadline.0, slot.into()));
     }
 
-    /// The time of the first entry
+    /// Returns the time of the first entry.
     pub(crate) fn next(&self) -> Option<Nanos> {
         self.heap.first().map(|(at, _)| Nanos(at))
     }
 
-    /// A queue pair whose time has come
+    /// Removes and returns a slot whose deadline has passed.
     pub(crate) fn pop(&mut self, now: Nanos) -> Option<u32> {
         if self.next()? > now { None } else { self.heap.pop() }
     }

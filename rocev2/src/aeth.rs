@@ -1,4 +1,4 @@
-//! The ACK extended transport header (IB 9.3.5, 9.7.5.2.1): acknowledgements with credits, RNR NAKs and NAKs.
+//! The ACK extended transport header (IB 9.3.5, 9.7.5.2.1): ACKs with credits, RNR NAKs and NAKs.
 
 use crate::Msn;
 use core::fmt;
@@ -8,26 +8,26 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Aeth {
-    /// Kind (3 bits, the first of them reserved) and value (5 bits): see [`Syndrome`]
+    /// Syndrome byte: reserved bit, kind (2 bits) and value (5 bits). [`Aeth::kind`] decodes it.
     pub syndrome: u8,
     msn: [u8; 3],
 }
 
 impl Aeth {
-    /// Bytes on the wire
+    /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
 
-    /// A header of this syndrome and message sequence number.
+    /// Returns a header with this syndrome and message sequence number.
     pub const fn new(syndrome: Syndrome, msn: Msn) -> Self {
         Self { syndrome: syndrome.to_wire(), msn: msn.to_wire() }
     }
 
-    /// What the syndrome says
+    /// Decodes the syndrome.
     pub const fn kind(&self) -> Syndrome {
         Syndrome::from_wire(self.syndrome)
     }
 
-    /// Messages that the responder has completed
+    /// Message sequence number: the count of messages that the responder has completed, modulo 2^24
     pub const fn msn(&self) -> Msn {
         Msn::from_wire(self.msn)
     }
@@ -50,21 +50,21 @@ impl fmt::Debug for Aeth {
     }
 }
 
-/// The meaning of an AETH syndrome (IB table 45).
+/// A decoded AETH syndrome (IB table 45).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Syndrome {
-    /// Acknowledged, with room for more messages
+    /// ACK, with the receiver's credits
     Ack(Credit),
-    /// Receiver not ready: try again after this time
+    /// Receiver not ready; the requester retries after this time
     RnrNak(RnrTimer),
-    /// Refused
+    /// NAK with an error code
     Nak(NakCode),
-    /// A reserved kind; the whole byte
+    /// A reserved kind, with the whole syndrome byte
     Reserved(u8),
 }
 
 impl Syndrome {
-    /// Reads a syndrome byte. The reserved top bit is kept in [`Reserved`](Self::Reserved) only.
+    /// Decodes a syndrome byte. The reserved top bit survives in [`Reserved`](Self::Reserved) only.
     pub const fn from_wire(byte: u8) -> Self {
         match byte >> 5 {
             0b000 => Self::Ack(Credit(byte & 0x1f)),
@@ -74,7 +74,7 @@ impl Syndrome {
         }
     }
 
-    /// The syndrome byte.
+    /// Encodes the syndrome byte.
     pub const fn to_wire(self) -> u8 {
         match self {
             Self::Ack(Credit(value)) => value & 0x1f,
@@ -84,7 +84,7 @@ impl Syndrome {
         }
     }
 
-    /// A word for it: `ack`, `rnr_nak`, `nak_psn_sequence_error`, ...
+    /// Returns the name used in traces: `ack`, `rnr_nak`, `nak_psn_sequence_error`, ...
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ack(_) => "ack",
@@ -110,28 +110,28 @@ impl fmt::Display for Syndrome {
     }
 }
 
-/// An encoded end-to-end credit count, 0 to 31 (IB table 46): how many more SENDs (or WRITEs with immediate) the
-/// responder has room for, counted from the AETH's MSN.
+/// An encoded end-to-end credit count, 0 to 31 (IB table 46): the number of further SENDs (or WRITEs with
+/// immediate) for which the responder has receive buffers, counted from the AETH's MSN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Credit(pub u8);
 
-/// Messages for the codes 0 to 30.
+/// Credit counts for the codes 0 to 30, in messages
 const CREDITS: [u16; 31] = [
     0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
     4096, 6144, 8192, 12288, 16384, 24576, 32768,
 ];
 
 impl Credit {
-    /// No limit; what responders with a shared receive queue, and soft-RoCE always, announce
+    /// No limit. Responders with a shared receive queue announce it, and soft-RoCE always does.
     pub const UNLIMITED: Self = Self(31);
 
-    /// How many messages, or `None` without a limit.
+    /// Returns the credit count in messages, or `None` if it is unlimited.
     pub const fn messages(self) -> Option<u16> {
         let code = (self.0 & 0x1f) as usize;
         if code < CREDITS.len() { Some(CREDITS[code]) } else { None }
     }
 
-    /// The largest count that can be announced without promising more than `messages`.
+    /// Returns the code of the largest count that does not exceed `messages`.
     pub fn at_most(messages: u32) -> Self {
         Self(CREDITS.partition_point(|&m| u32::from(m) <= messages) as u8 - 1)
     }
@@ -141,14 +141,14 @@ impl Credit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RnrTimer(pub u8);
 
-/// Units of 10 microseconds for the codes 0 to 31.
+/// Timer values for the codes 0 to 31, in units of 10 microseconds
 const RNR_TIMERS: [u32; 32] = [
     65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
     3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
 impl RnrTimer {
-    /// The time to wait, in microseconds: 10 to 655,360; code 0 is the longest.
+    /// Returns the time to wait, in microseconds: 10 to 655,360. Code 0 is the longest.
     pub const fn microseconds(self) -> u32 {
         RNR_TIMERS[(self.0 & 0x1f) as usize] * 10
     }
@@ -159,16 +159,16 @@ impl RnrTimer {
 pub struct NakCode(pub u8);
 
 impl NakCode {
-    /// A packet is missing: go back to the AETH's PSN
+    /// PSN sequence error: a packet is missing, and the requester goes back to the AETH's PSN
     pub const PSN_SEQUENCE_ERROR: Self = Self(0);
-    /// The request makes no sense to the responder
+    /// Invalid request: the responder does not support the request, or its length or opcode is wrong
     pub const INVALID_REQUEST: Self = Self(1);
-    /// The memory may not be accessed so
+    /// Remote access error: the R_Key does not permit this access
     pub const REMOTE_ACCESS_ERROR: Self = Self(2);
-    /// The responder failed
+    /// Remote operational error: the responder failed
     pub const REMOTE_OPERATIONAL_ERROR: Self = Self(3);
 
-    /// A word for it.
+    /// Returns the name used in traces.
     pub const fn name(self) -> &'static str {
         match self {
             Self::PSN_SEQUENCE_ERROR => "nak_psn_sequence_error",
@@ -185,14 +185,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_syndrome_byte_survives() {
+    fn syndrome_bytes_round_trip() {
         for byte in 0..=255 {
             assert_eq!(Syndrome::from_wire(byte).to_wire(), byte);
         }
     }
 
     #[test]
-    fn fields_of_real_headers() {
+    fn captured_headers_are_decoded() {
         let connectx = Aeth::ref_from_bytes(&[0x0d, 0, 0, 1]).unwrap();
         assert_eq!((connectx.kind(), connectx.msn()), (Syndrome::Ack(Credit(0x0d)), Msn::new(1)));
         assert_eq!(connectx.to_string(), "ack credits 96 msn 1");
@@ -204,10 +204,10 @@ mod tests {
     }
 
     #[test]
-    fn credits_never_promise_more() {
+    fn credit_code_never_exceeds_the_count() {
         for have in (0..70_000).chain([u32::MAX]) {
             let code = Credit::at_most(have);
-            let promised = u32::from(code.messages().expect("a limit was asked for"));
+            let promised = u32::from(code.messages().expect("at_most() never returns the unlimited code"));
             assert!(promised <= have, "{have}");
             let next = Credit(code.0 + 1).messages().map_or(u32::MAX, u32::from);
             assert!(code.0 == 30 || next > have, "{have}");
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn rnr_timers() {
+    fn rnr_timer_codes_match_the_specification() {
         assert_eq!(RnrTimer(0).microseconds(), 655_360);
         assert_eq!(RnrTimer(31).microseconds(), 491_520);
         assert_eq!(RnrTimer(14).microseconds(), 1_280);

@@ -1,4 +1,4 @@
-//! The headers of atomic requests and their responses (IB 9.3.4, 9.3.6).
+//! Headers of atomic requests and their responses (IB 9.3.4, 9.3.6).
 
 use core::fmt;
 use zerocopy::byteorder::network_endian::{U32, U64};
@@ -10,18 +10,18 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 )]
 #[repr(C)]
 pub struct AtomicEth {
-    /// Virtual address of the 8-byte word, which has to be aligned
+    /// Virtual address of the 8-byte operand, which has to be aligned to 8 bytes
     pub va: U64,
-    /// The key that grants access to the memory region
+    /// R_Key of the memory region
     pub rkey: U32,
-    /// `CMP_SWAP`: the value to write; `FETCH_ADD`: the value to add
+    /// `CMP_SWAP`: the swap value; `FETCH_ADD`: the value to add
     pub swap_or_add: U64,
-    /// `CMP_SWAP`: the value to compare with; `FETCH_ADD`: ignored
+    /// `CMP_SWAP`: the compare value; `FETCH_ADD`: ignored
     pub compare: U64,
 }
 
 impl AtomicEth {
-    /// Bytes on the wire
+    /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
 }
 
@@ -38,12 +38,12 @@ impl fmt::Display for AtomicEth {
 )]
 #[repr(C)]
 pub struct AtomicAckEth {
-    /// The word as it was before the operation
+    /// Value of the word before the operation
     pub original: U64,
 }
 
 impl AtomicAckEth {
-    /// Bytes on the wire
+    /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
 }
 

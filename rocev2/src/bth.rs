@@ -1,4 +1,4 @@
-//! The base transport header, in every RoCEv2 packet (IB 9.2).
+//! The base transport header (BTH), in every RoCEv2 packet (IB 9.2).
 
 use crate::{Opcode, Psn, Qpn};
 use core::fmt;
@@ -18,9 +18,9 @@ pub struct Bth {
     opcode: u8,
     /// Solicited event (1 bit), `MigReq` (1), pad count (2), transport version (4)
     flags: u8,
-    /// Partition key; 0xffff unless partitions are configured
+    /// Partition key (P_Key); 0xffff, the default partition, unless partitions are configured
     pub pkey: U16,
-    /// FECN (1), BECN (1), reserved (6): the one byte of the header that is outside the ICRC
+    /// FECN (1), BECN (1), reserved (6): the one byte of the header that the ICRC does not cover
     ecn: u8,
     dest_qp: [u8; 3],
     /// `AckReq` (1), reserved (7)
@@ -29,16 +29,16 @@ pub struct Bth {
 }
 
 impl Bth {
-    /// Bytes on the wire
+    /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
-    /// Where in the header the byte lies that the ICRC leaves out
+    /// Offset in the header of the byte that the ICRC does not cover
     pub const MASKED_BYTE: usize = 4;
-    /// Where in the header the word with the destination QPN lies
+    /// Offset in the header of the word with the destination QPN
     pub const DEST_QP_WORD: usize = 4;
-    /// Where in the header the word with the PSN lies
+    /// Offset in the header of the word with the PSN
     pub(crate) const PSN_WORD: usize = 8;
 
-    /// A header as a host sends it: `MigReq` set, default partition, no pad.
+    /// Returns a header as a host sends it: `MigReq` set, default partition, no padding.
     pub fn new(opcode: Opcode, dest_qp: Qpn, psn: Psn) -> Self {
         Self {
             opcode: opcode.0,
@@ -51,17 +51,17 @@ impl Bth {
         }
     }
 
-    /// The operation
+    /// Opcode
     pub const fn opcode(&self) -> Opcode {
         Opcode(self.opcode)
     }
 
-    /// Sets the operation.
+    /// Sets the opcode.
     pub const fn set_opcode(&mut self, opcode: Opcode) {
         self.opcode = opcode.0;
     }
 
-    /// Whether the receiver shall raise an event when the message completes
+    /// Solicited event: whether the receiver raises a completion event when the message completes
     pub const fn solicited(&self) -> bool {
         self.flags & SOLICITED != 0
     }
@@ -71,7 +71,7 @@ impl Bth {
         set_bit(&mut self.flags, SOLICITED, on);
     }
 
-    /// The path migration bit; NICs usually set it
+    /// `MigReq`, the path migration bit; NICs usually set it
     pub const fn mig_req(&self) -> bool {
         self.flags & MIG_REQ != 0
     }
@@ -81,47 +81,47 @@ impl Bth {
         set_bit(&mut self.flags, MIG_REQ, on);
     }
 
-    /// Bytes of padding behind the payload, 0 to 3
+    /// Count of padding bytes behind the payload, 0 to 3
     pub const fn pad_count(&self) -> u8 {
         (self.flags >> 4) & 3
     }
 
-    /// Sets the pad count, of which two bits are kept.
+    /// Sets the pad count to the two low bits of `pad`.
     pub const fn set_pad_count(&mut self, pad: u8) {
         self.flags = (self.flags & !0x30) | ((pad & 3) << 4);
     }
 
-    /// Transport header version; 0
+    /// Transport header version; 0 in the current specification
     pub const fn version(&self) -> u8 {
         self.flags & 0x0f
     }
 
-    /// Sets the transport version, of which four bits are kept.
+    /// Sets the transport header version to the four low bits of `version`.
     pub const fn set_version(&mut self, version: u8) {
         self.flags = (self.flags & !0x0f) | (version & 0x0f);
     }
 
-    /// Forward congestion notification
+    /// Forward explicit congestion notification
     pub const fn fecn(&self) -> bool {
         self.ecn & FECN != 0
     }
 
-    /// Sets forward congestion notification.
+    /// Sets the FECN bit.
     pub const fn set_fecn(&mut self, on: bool) {
         set_bit(&mut self.ecn, FECN, on);
     }
 
-    /// Backward congestion notification; set in a CNP
+    /// Backward explicit congestion notification; set in a CNP
     pub const fn becn(&self) -> bool {
         self.ecn & BECN != 0
     }
 
-    /// Sets backward congestion notification.
+    /// Sets the BECN bit.
     pub const fn set_becn(&mut self, on: bool) {
         set_bit(&mut self.ecn, BECN, on);
     }
 
-    /// The queue pair that this packet is for
+    /// Destination queue pair
     pub const fn dest_qp(&self) -> Qpn {
         Qpn::from_wire(self.dest_qp)
     }
@@ -131,7 +131,7 @@ impl Bth {
         self.dest_qp = qpn.to_wire();
     }
 
-    /// Whether the responder shall acknowledge this packet
+    /// `AckReq`: whether the responder has to acknowledge this packet
     pub const fn ack_req(&self) -> bool {
         self.ack & ACK_REQ != 0
     }
@@ -141,7 +141,7 @@ impl Bth {
         set_bit(&mut self.ack, ACK_REQ, on);
     }
 
-    /// The packet sequence number
+    /// Packet sequence number
     pub const fn psn(&self) -> Psn {
         Psn::from_wire(self.psn)
     }
@@ -187,11 +187,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The BTH of the ConnectX acknowledgement in FACTS C-20.
+    /// BTH of an acknowledgement that a ConnectX sent.
     const CONNECTX_ACK: [u8; 12] = [0x11, 0x40, 0xff, 0xff, 0x00, 0x00, 0x6c, 0xa9, 0x00, 0x00, 0x0c, 0x71];
 
     #[test]
-    fn fields_of_a_real_header() {
+    fn captured_header_is_decoded() {
         let bth = Bth::ref_from_bytes(&CONNECTX_ACK).unwrap();
         assert_eq!(bth.opcode(), Opcode::RC_ACKNOWLEDGE);
         assert_eq!((bth.dest_qp(), bth.psn()), (Qpn::new(0x6ca9), Psn::new(0xc71)));
@@ -201,7 +201,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn setters_touch_their_own_bits_only(wire: [u8; 12], pad in 0u8..4, flags: [bool; 5], qpn: u32, psn: u32) {
+        fn setters_change_only_their_own_bits(wire: [u8; 12], pad in 0u8..4, flags: [bool; 5], qpn: u32, psn: u32) {
             let before = Bth::read_from_bytes(&wire).unwrap();
             let mut bth = before;
             bth.set_pad_count(pad);
@@ -215,7 +215,7 @@ mod tests {
             let read = [bth.solicited(), bth.mig_req(), bth.fecn(), bth.becn(), bth.ack_req()];
             prop_assert_eq!((read, bth.pad_count()), (flags, pad));
             prop_assert_eq!((bth.dest_qp(), bth.psn()), (Qpn::new(qpn), Psn::new(psn)));
-            // What has no setter here, reserved bits included, is as it was.
+            // Fields without a setter above, and reserved bits, are unchanged.
             let after = bth.as_bytes();
             prop_assert_eq!((after[0], after[1] & 0x0f, &after[2..4]), (wire[0], wire[1] & 0x0f, &wire[2..4]));
             prop_assert_eq!((after[4] & 0x3f, after[8] & 0x7f), (wire[4] & 0x3f, wire[8] & 0x7f));

@@ -2,18 +2,18 @@
 
 use crate::ipv4::Ipv4;
 
-/// One's complement sum of 16-bit words in network order, not yet folded or inverted.
+/// One's complement sum of 16-bit words in network byte order, neither folded nor inverted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum(u64);
 
 impl Sum {
-    /// Adds `bytes`; an odd last byte counts as the high half of a word, as RFC 1071 has it.
+    /// Adds `bytes`. An odd last byte counts as the high half of a word (RFC 1071).
     #[must_use]
     #[inline]
-    #[allow(clippy::should_implement_trait, reason = "it adds bytes to a sum, not two sums")]
+    #[allow(clippy::should_implement_trait, reason = "adds bytes to a sum, not two sums")]
     pub fn add(mut self, bytes: &[u8]) -> Self {
-        // The sum may be taken over 32-bit words in any byte order, as long as it is folded and swapped at the end:
-        // big-endian here, so that no swap is due.
+        // The sum may be taken over 32-bit words in either byte order if it is folded and swapped at the end.
+        // Big-endian words need no swap.
         let mut words = bytes.chunks_exact(4);
         for word in &mut words {
             self.0 += u64::from(u32::from_be_bytes([word[0], word[1], word[2], word[3]]));
@@ -29,13 +29,13 @@ impl Sum {
         self
     }
 
-    /// Adds a number of up to 32 bits, such as a length or a protocol in a pseudo-header.
+    /// Adds a number of up to 32 bits, such as a length or a protocol number of a pseudo-header.
     #[must_use]
     pub const fn add_word(self, word: u32) -> Self {
         Self(self.0 + word as u64)
     }
 
-    /// Folded to 16 bits; 0xffff over a header that carries a right checksum.
+    /// Folds the sum to 16 bits. The result is 0xffff over a header with a right checksum.
     pub const fn folded(self) -> u16 {
         let mut sum = self.0;
         while sum > 0xffff {
@@ -44,13 +44,13 @@ impl Sum {
         sum as u16
     }
 
-    /// The checksum to write into a header whose checksum field was summed as 0.
+    /// Returns the checksum to write into a header that was summed with a checksum field of 0.
     pub const fn checksum(self) -> u16 {
         !self.folded()
     }
 }
 
-/// Whether an IPv4 header without options carries a right checksum.
+/// Returns whether the checksum of an IPv4 header without options is right.
 #[inline]
 pub fn is_right(header: &[u8; Ipv4::LEN]) -> bool {
     let (words, last) = header.as_chunks::<8>();
@@ -59,11 +59,11 @@ pub fn is_right(header: &[u8; Ipv4::LEN]) -> bool {
     for word in words {
         sum += halves(u64::from_ne_bytes(*word));
     }
-    // Folding is a remainder, in any byte order: 2^16 is 1 more than 0xffff.
+    // Folding computes the remainder modulo 0xffff, in either byte order, because 2^16 is 1 modulo 0xffff.
     sum != 0 && sum.is_multiple_of(0xffff)
 }
 
-/// The checksum after a 32-bit aligned word changed (RFC 1624, equation 3).
+/// Returns the checksum after a 32-bit aligned word changed from `old` to `new` (RFC 1624, equation 3).
 pub const fn update(checksum: u16, old: u32, new: u32) -> u16 {
     let mut sum = (!checksum) as u64 + (!old) as u64 + new as u64;
     while sum > 0xffff {
@@ -78,7 +78,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn example_of_rfc_1071() {
+    fn rfc_1071_example_has_the_published_sum() {
         let sum = Sum::default().add(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]);
         assert_eq!(sum.folded(), 0xddf2);
         assert_eq!(sum.checksum(), 0x220d);
@@ -86,7 +86,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_sixteen_bit_words(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+        fn sum_equals_that_of_sixteen_bit_words(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             let mut sum = 0u32;
             for word in bytes.chunks(2) {
                 sum += u32::from(u16::from_be_bytes([word[0], *word.get(1).unwrap_or(&0)]));
@@ -98,7 +98,7 @@ mod tests {
         }
 
         #[test]
-        fn right_headers_are_known(mut header: [u8; 20], wrong: u16, set: bool) {
+        fn right_checksums_are_recognised(mut header: [u8; 20], wrong: u16, set: bool) {
             let checksum = if set {
                 header[10..12].fill(0);
                 Sum::default().add(&header).checksum()
@@ -110,9 +110,9 @@ mod tests {
         }
 
         #[test]
-        fn update_equals_computing_anew(mut header: [u8; 20], new: u32, word in 0usize..4) {
+        fn update_equals_recomputation(mut header: [u8; 20], new: u32, word in 0usize..4) {
             header[10..12].fill(0);
-            // A header is never all zero (it starts with a version), and on that rests RFC 1624's equation 3.
+            // A header is never all zero (it begins with a version). RFC 1624's equation 3 depends on that.
             header[0] |= 0x40;
             let at = [0, 4, 12, 16][word];
             let new = if at == 0 { new | 0x4000_0000 } else { new };

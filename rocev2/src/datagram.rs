@@ -1,8 +1,9 @@
-//! 1Pipe's datagrams of plain layout, to and from one queue pair: nearly everything that a process sends and receives (1Pipe,
-//! section 6.1).
+//! 1Pipe datagrams without options, to and from one queue pair: nearly everything that a process sends and
+//! receives (1Pipe, section 6.1).
 //!
-//! Without tags, IPv4 options and IPv6 extension headers, the place of every header is known beforehand. So they are copied in one
-//! piece ([`Template`]), and one comparison says of a frame that comes whether they are what they should be ([`Expected`]).
+//! Without VLAN tags, IPv4 options and IPv6 extension headers, the offset of every header is known in
+//! advance. The headers are therefore copied in one piece when sending ([`Template`]), and checked with one
+//! masked comparison when receiving ([`Expected`]).
 
 use crate::checksum;
 use crate::deth::Deth;
@@ -17,63 +18,61 @@ use crate::{Bth, MAX_PAYLOAD, Opcode, Qpn, UDP_PORT, icrc};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Where the UDP header begins
-const fn udp(v6: bool) -> usize {
+/// Offset of the UDP header
+const fn udp_offset(v6: bool) -> usize {
     Ethernet::LEN + if v6 { Ipv6::LEN } else { Ipv4::LEN }
 }
 
-/// Bytes in front of the payload
-const fn headers(v6: bool) -> usize {
-    udp(v6) + Udp::LEN + Bth::LEN + Deth::LEN
+/// Length of all headers in front of the payload, in bytes
+const fn headers_len(v6: bool) -> usize {
+    udp_offset(v6) + Udp::LEN + Bth::LEN + Deth::LEN
 }
 
-const V4: usize = headers(false);
-const V6: usize = headers(true);
-/// The UDP length, in the UDP header
+const HEADERS_V4: usize = headers_len(false);
+const HEADERS_V6: usize = headers_len(true);
+/// Offset of the length in the UDP header
 const UDP_LEN: usize = 4;
-/// The pad count, in the BTH, and its bits
+/// Offset of the pad count's byte in the BTH, and its bits
 const PAD: usize = 1;
 const PAD_BITS: u8 = 0x30;
-/// The three bytes of the PSN, in the BTH
+/// Offset of the PSN's three bytes in the BTH
 const PSN: usize = 9;
 
-/// What is known of the datagrams to one receiver before there are any.
+/// Headers of the datagrams to one receiver.
 #[derive(Clone, Copy, Debug)]
 pub struct Template {
-    headers: [u8; V6],
+    headers: [u8; HEADERS_V6],
     v6: bool,
-    /// Of the IPv4 header with neither length nor id
+    /// Sum of the IPv4 header's words, without length and identification
     sum: u32,
     id: u16,
 }
 
 impl Template {
-    /// Of datagrams from `src_qp` to `dest_qp`.
-    ///
-    /// # Panics
-    /// If the route has a VLAN tag.
+    /// Prepares datagrams from `src_qp` to `dest_qp`.
     pub fn new(mut route: Route, dest_qp: Qpn, qkey: u32, src_qp: Qpn) -> Self {
         let bth = Bth::new(Opcode::UD_SEND_ONLY, dest_qp, crate::Psn::ZERO);
         let mut frame = Vec::new();
         route.emit(&mut frame, bth, &[Deth::new(qkey, src_qp).as_bytes()], &[]);
-        let packet = Packet::parse(&frame).expect("routes make packets");
+        let packet = Packet::parse(&frame).expect("a route emits valid packets");
         let v6 = packet.layout().is_ipv6();
-        assert_eq!(packet.layout().payload(), headers(v6), "no tag");
+        assert_eq!(packet.layout().payload(), headers_len(v6), "the route has a VLAN tag");
         let mut ip = packet.ipv4().copied().unwrap_or_default();
         (ip.total_len, ip.id, ip.checksum) = Default::default();
         let sum = ip.as_bytes().chunks_exact(2).map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])));
-        let mut template = Self { headers: [0; V6], v6, sum: sum.sum(), id: 0 };
-        template.headers[..headers(v6)].copy_from_slice(&frame[..headers(v6)]);
+        let mut template = Self { headers: [0; HEADERS_V6], v6, sum: sum.sum(), id: 0 };
+        template.headers[..headers_len(v6)].copy_from_slice(&frame[..headers_len(v6)]);
         template
     }
 
-    /// Writes a datagram. `frame` may be any, and is quicker if it is as long already.
+    /// Writes a datagram into `frame`, whose contents are replaced. Emitting is faster if `frame` already has
+    /// the right length.
     #[inline]
     pub fn emit(&mut self, frame: &mut Vec<u8>, header: &OnePipe, payload: &[u8]) {
         if self.v6 {
-            self.write::<true, V6>(frame, header, payload);
+            self.write::<true, HEADERS_V6>(frame, header, payload);
         } else {
-            self.write::<false, V4>(frame, header, payload);
+            self.write::<false, HEADERS_V4>(frame, header, payload);
         }
     }
 
@@ -91,12 +90,12 @@ impl Template {
         }
         let (head, rest) = frame.split_first_chunk_mut::<LEN>().expect("it is longer");
         head.copy_from_slice(&self.headers[..LEN]);
-        let (place, rest) = rest.split_first_chunk_mut::<{ OnePipe::LEN }>().expect("it is longer");
-        place.copy_from_slice(header.as_bytes());
-        let (place, rest) = rest.split_at_mut(payload.len());
-        place.copy_from_slice(payload);
+        let (field, rest) = rest.split_first_chunk_mut::<{ OnePipe::LEN }>().expect("it is longer");
+        field.copy_from_slice(header.as_bytes());
+        let (field, rest) = rest.split_at_mut(payload.len());
+        field.copy_from_slice(payload);
         rest[..pad].fill(0);
-        let (udp, bth) = (const { udp(IS_V6) }, const { udp(IS_V6) + Udp::LEN });
+        let (udp, bth) = (const { udp_offset(IS_V6) }, const { udp_offset(IS_V6) + Udp::LEN });
         head[bth + PAD] |= (pad as u8) << PAD_BITS.trailing_zeros();
         head[bth + PSN..bth + PSN + 3].copy_from_slice(&header.psn().to_wire());
         let udp_len = (end + ICRC_LEN - udp) as u16;
@@ -118,33 +117,33 @@ impl Template {
     }
 }
 
-/// The ICRC of a packet without IPv4 options and IPv6 extension headers
+/// Returns the ICRC of a packet without IPv4 options and IPv6 extension headers.
 #[inline]
 fn icrc_of<const IS_V6: bool>(packet: &[u8]) -> u32 {
-    icrc::compute_inline(packet, IS_V6, const { udp(IS_V6) - Ethernet::LEN })
+    icrc::compute_inline(packet, IS_V6, const { udp_offset(IS_V6) - Ethernet::LEN })
 }
 
-/// A datagram that is whole: its ICRC is right.
+/// A received datagram whose ICRC is right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram<'a> {
-    /// Who sent it
+    /// Source address
     pub src: IpAddr,
-    /// Its queue pair
+    /// Source queue pair
     pub src_qp: Qpn,
-    /// ECN field (RFC 3168)
+    /// ECN field of the IP header (RFC 3168)
     pub ecn: u8,
-    /// What its payload begins with
+    /// 1Pipe header at the start of the payload
     pub header: &'a OnePipe,
-    /// and what follows
+    /// Payload behind the 1Pipe header
     pub payload: &'a [u8],
 }
 
-/// Words of 64 bits that are compared: up to the `Q_Key`
-const WORDS: usize = (V6 - 4).div_ceil(8);
-const WORDS_V4: usize = (V4 - 4).div_ceil(8);
+/// Count of 64-bit words that are compared: up to and including the Q_Key
+const WORDS: usize = (HEADERS_V6 - 4).div_ceil(8);
+const WORDS_V4: usize = (HEADERS_V4 - 4).div_ceil(8);
 type Words = [u64; WORDS];
 
-/// What the headers of datagrams for one queue pair have in common.
+/// The header bytes that all datagrams for one queue pair have in common.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected {
     words: Words,
@@ -153,7 +152,7 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// Datagrams to this queue pair, with this key.
+    /// Expects datagrams to this queue pair, with this Q_Key.
     pub fn new(mac: MacAddr, address: IpAddr, qpn: Qpn, qkey: u32) -> Self {
         let v6 = address.is_ipv6();
         let (mut bytes, mut mask) = ([0; WORDS * 8], [0; WORDS * 8]);
@@ -168,7 +167,7 @@ impl Expected {
         match address {
             IpAddr::V4(address) => {
                 expect(ip, &[0x45], &[0xff]);
-                // No fragment
+                // Not a fragment
                 expect(ip + 6, &[0, 0], &[0x3f, 0xff]);
                 expect(ip + 9, &[udp::PROTOCOL], &[0xff]);
                 expect(ip + 16, &address.octets(), &[0xff; 4]);
@@ -179,28 +178,29 @@ impl Expected {
                 expect(ip + 24, &address.octets(), &[0xff; 16]);
             }
         }
-        let bth = udp(v6) + Udp::LEN;
-        expect(udp(v6) + 2, &UDP_PORT.to_be_bytes(), &[0xff; 2]);
+        let bth = udp_offset(v6) + Udp::LEN;
+        expect(udp_offset(v6) + 2, &UDP_PORT.to_be_bytes(), &[0xff; 2]);
         expect(bth, &[Opcode::UD_SEND_ONLY.0], &[0xff]);
-        // The transport header's version
+        // Transport header version 0
         expect(bth + PAD, &[0], &[0x0f]);
         expect(bth + 5, &qpn.to_wire(), &[0xff; 3]);
         expect(bth + Bth::LEN, &qkey.to_be_bytes(), &[0xff; 4]);
         let words = |bytes: [u8; WORDS * 8]| {
             core::array::from_fn(|n| {
-                u64::from_ne_bytes(*bytes[8 * n..].first_chunk().expect("as many words"))
+                u64::from_ne_bytes(*bytes[8 * n..].first_chunk().expect("bytes holds WORDS words"))
             })
         };
         Self { words: words(bytes), mask: words(mask), v6 }
     }
 
-    /// Reads a datagram that is what is expected and whole. `None` says nothing of a frame but that it has to be looked at more closely.
+    /// Reads a datagram for this queue pair and verifies its checksums. `None` means only that the frame has
+    /// to be parsed and checked in full.
     #[inline]
     pub fn read<'a>(&self, frame: &'a [u8]) -> Option<Datagram<'a>> {
         if self.v6 {
-            self.read_as::<true, V6, WORDS>(frame)
+            self.read_as::<true, HEADERS_V6, WORDS>(frame)
         } else {
-            self.read_as::<false, V4, WORDS_V4>(frame)
+            self.read_as::<false, HEADERS_V4, WORDS_V4>(frame)
         }
     }
 
@@ -209,15 +209,15 @@ impl Expected {
         &self,
         frame: &'a [u8],
     ) -> Option<Datagram<'a>> {
-        let (head, behind) = frame.split_first_chunk::<LEN>()?;
-        let (header, _) = OnePipe::ref_from_prefix(behind).ok()?;
+        let (head, rest) = frame.split_first_chunk::<LEN>()?;
+        let (header, _) = OnePipe::ref_from_prefix(rest).ok()?;
         let words = frame.as_chunks::<8>().0.first_chunk::<COMPARED>()?;
         let mut differs = 0;
         for (n, &word) in words.iter().enumerate() {
             differs |= (u64::from_ne_bytes(word) ^ self.words[n]) & self.mask[n];
         }
         let at = |n: usize| u16::from_be_bytes([head[n], head[n + 1]]);
-        let (udp, bth) = (const { udp(IS_V6) }, const { udp(IS_V6) + Udp::LEN });
+        let (udp, bth) = (const { udp_offset(IS_V6) }, const { udp_offset(IS_V6) + Udp::LEN });
         let udp_len = at(udp + UDP_LEN);
         let lengths_fit = if IS_V6 {
             udp_len == at(Ethernet::LEN + 4)
@@ -226,7 +226,7 @@ impl Expected {
             at(Ethernet::LEN + 2) == udp_len.wrapping_add(Ipv4::LEN as u16) && checksum::is_right(ip)
         };
         let pad = usize::from((head[bth + PAD] & PAD_BITS) >> PAD_BITS.trailing_zeros());
-        // What is behind the DETH, and the 1Pipe header in it
+        // Length of the payload behind the DETH, and of the message behind the 1Pipe header
         let icrc = (udp + usize::from(udp_len)).checked_sub(ICRC_LEN)?;
         let payload = icrc.checked_sub(LEN)?;
         let message = payload.checked_sub(OnePipe::LEN + pad)?;
@@ -250,7 +250,7 @@ impl Expected {
             src_qp,
             ecn: ecn & 3,
             header,
-            payload: behind.get(OnePipe::LEN..)?.get(..message)?,
+            payload: rest.get(OnePipe::LEN..)?.get(..message)?,
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The datagram extended transport header of UD (IB 9.3.2).
+//! The datagram extended transport header (DETH) of UD (IB 9.3.2).
 
 use crate::Qpn;
 use core::fmt;
@@ -11,24 +11,24 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 )]
 #[repr(C)]
 pub struct Deth {
-    /// The key that the destination queue pair asks for; [`GSI_QKEY`](Self::GSI_QKEY) for MADs
+    /// Q_Key, which has to equal that of the destination queue pair; [`GSI_QKEY`](Self::GSI_QKEY) for MADs
     pub qkey: U32,
     reserved: u8,
     src_qp: [u8; 3],
 }
 
 impl Deth {
-    /// Bytes on the wire
+    /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
-    /// The `Q_Key` of QP 1 (IB 10.2.4)
+    /// Q_Key of QP 1 (IB 10.2.4)
     pub const GSI_QKEY: u32 = 0x8001_0000;
 
-    /// A header of this key, from this queue pair.
+    /// Returns a header with this Q_Key and source queue pair.
     pub const fn new(qkey: u32, src_qp: Qpn) -> Self {
         Self { qkey: U32::new(qkey), reserved: 0, src_qp: src_qp.to_wire() }
     }
 
-    /// The queue pair that sent the datagram
+    /// Source queue pair
     pub const fn src_qp(&self) -> Qpn {
         Qpn::from_wire(self.src_qp)
     }

@@ -1,4 +1,4 @@
-//! Ethernet II and its 802.1Q tags.
+//! Ethernet II frames and 802.1Q tags.
 
 use core::fmt;
 use zerocopy::byteorder::network_endian::U16;
@@ -12,15 +12,16 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
-    /// ff:ff:ff:ff:ff:ff
+    /// Broadcast address, ff:ff:ff:ff:ff:ff
     pub const BROADCAST: Self = Self([0xff; 6]);
 
-    /// Group addresses, the broadcast among them: never the address of one station.
+    /// Returns whether this is a group address (multicast or broadcast), which is never the address of a
+    /// single station.
     pub const fn is_group(self) -> bool {
         self.0[0] & 1 != 0
     }
 
-    /// The address as the low 48 bits of an integer.
+    /// Returns the address as the low 48 bits of an integer.
     pub const fn to_u64(self) -> u64 {
         let [a, b, c, d, e, f] = self.0;
         u64::from_be_bytes([0, 0, a, b, c, d, e, f])
@@ -40,7 +41,7 @@ impl fmt::Debug for MacAddr {
     }
 }
 
-/// A MAC address that is not six hexadecimal bytes with colons or dashes between them.
+/// The text is not six hexadecimal bytes, separated by colons or dashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a MAC address: write six hexadecimal bytes with colons, such as 52:54:00:00:00:01")]
 pub struct ParseMacError;
@@ -62,7 +63,7 @@ impl core::str::FromStr for MacAddr {
     }
 }
 
-/// What an Ethernet frame or a VLAN tag carries.
+/// EtherType values of Ethernet frames and VLAN tags.
 pub mod ethertype {
     /// IPv4
     pub const IPV4: u16 = 0x0800;
@@ -74,10 +75,10 @@ pub mod ethertype {
     pub const IPV6: u16 = 0x86dd;
     /// 802.1ad service tag
     pub const SERVICE_VLAN: u16 = 0x88a8;
-    /// The service tag of `QinQ` before 802.1ad
+    /// `QinQ` service tag that predates 802.1ad
     pub const OLD_SERVICE_VLAN: u16 = 0x9100;
 
-    /// Whether a VLAN tag follows.
+    /// Returns whether a VLAN tag follows.
     pub const fn is_tag(ethertype: u16) -> bool {
         matches!(ethertype, VLAN | SERVICE_VLAN | OLD_SERVICE_VLAN)
     }
@@ -93,12 +94,12 @@ pub struct Ethernet {
     pub dst: MacAddr,
     /// Source address
     pub src: MacAddr,
-    /// What follows: see [`ethertype`]
+    /// EtherType of the payload: see [`ethertype`]
     pub ethertype: U16,
 }
 
 impl Ethernet {
-    /// Bytes on the wire
+    /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
 }
 
@@ -108,8 +109,8 @@ impl fmt::Display for Ethernet {
     }
 }
 
-/// An 802.1Q tag as it stands behind the tag's own ethertype: control information, then the ethertype of
-/// what follows. 4 bytes.
+/// An 802.1Q tag, 4 bytes, without the EtherType in front that announces it: control information, then the
+/// EtherType of the payload.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
@@ -117,20 +118,20 @@ impl fmt::Display for Ethernet {
 pub struct VlanTag {
     /// Priority (3 bits), drop eligible (1), VLAN identifier (12)
     pub tci: U16,
-    /// What follows
+    /// EtherType of the payload
     pub ethertype: U16,
 }
 
 impl VlanTag {
-    /// Bytes on the wire
+    /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
 
-    /// VLAN identifier, 0..=4095; 0 means priority only.
+    /// Returns the VLAN identifier, 0 to 4095. 0 means that the tag carries a priority only.
     pub fn id(&self) -> u16 {
         self.tci.get() & 0x0fff
     }
 
-    /// Priority code point, 0..=7: the traffic class that PFC pauses.
+    /// Returns the priority code point, 0 to 7: the traffic class to which PFC applies.
     pub fn priority(&self) -> u8 {
         (self.tci.get() >> 13) as u8
     }
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mac_address_text() {
+    fn mac_addresses_are_parsed_and_printed() {
         let mac = MacAddr([0x52, 0x54, 0, 0, 0, 1]);
         assert_eq!(mac.to_string(), "52:54:00:00:00:01");
         assert_eq!("52-54-00-00-00-01".parse(), Ok(mac));
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn tag_fields() {
+    fn vlan_tag_fields_are_decoded() {
         let tag = VlanTag::ref_from_bytes(&[0x60, 0x05, 0x08, 0x00]).unwrap();
         assert_eq!((tag.id(), tag.priority(), tag.ethertype.get()), (5, 3, ethertype::IPV4));
     }

@@ -1,21 +1,22 @@
-//! The 4-byte headers that end a message: immediate data, and the key to invalidate (IB 9.3.7, 9.3.8).
+//! The 4-byte headers of the last packet of a message: immediate data (ImmDt), and the R_Key to invalidate
+//! (IETH) (IB 9.3.7, 9.3.8).
 
 use core::fmt;
 use zerocopy::byteorder::network_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Immediate data: 4 bytes for the receiver's completion.
+/// Immediate data: 4 bytes that the receiver's completion carries.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
 #[repr(C)]
 pub struct ImmDt {
-    /// The application's bytes
+    /// The application's immediate data
     pub data: U32,
 }
 
 impl ImmDt {
-    /// Bytes on the wire
+    /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
 }
 
@@ -31,12 +32,12 @@ impl fmt::Display for ImmDt {
 )]
 #[repr(C)]
 pub struct Ieth {
-    /// The `R_Key` that shall grant nothing any more
+    /// R_Key to invalidate
     pub rkey: U32,
 }
 
 impl Ieth {
-    /// Bytes on the wire
+    /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
 }
 

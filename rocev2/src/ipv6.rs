@@ -1,14 +1,14 @@
-//! IPv6 (RFC 8200).
+//! The IPv6 header (RFC 8200).
 
 use core::fmt;
 use core::net::Ipv6Addr;
 use zerocopy::byteorder::network_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// IPv6's number where an IP packet carries another (RFC 2473): in IPv4's `protocol` and IPv6's `next_header`
+/// Protocol number of an encapsulated IPv6 packet (RFC 2473), in IPv4's `protocol` and IPv6's `next_header`
 pub const PROTOCOL: u8 = 41;
 
-/// Values of `next_header` that stand for an extension header rather than a transport.
+/// Values of `next_header` that announce an extension header instead of a transport header.
 pub mod extension {
     /// Hop-by-hop options
     pub const HOP_BY_HOP: u8 = 0;
@@ -24,13 +24,13 @@ pub mod extension {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Ipv6 {
-    /// Version (4 bits), traffic class (8), flow label (20); the latter two outside the ICRC
+    /// Version (4 bits), traffic class (8), flow label (20); the ICRC covers the version only
     pub version_class_flow: U32,
-    /// Bytes that follow this header
+    /// Length of the packet behind this header, in bytes
     pub payload_len: U16,
-    /// 17 for UDP
+    /// Next header; 17 for UDP
     pub next_header: u8,
-    /// Hop limit; outside the ICRC
+    /// Hop limit; not covered by the ICRC
     pub hop_limit: u8,
     /// Source address
     pub src: [u8; 16],
@@ -39,27 +39,27 @@ pub struct Ipv6 {
 }
 
 impl Ipv6 {
-    /// Bytes on the wire
+    /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
 
-    /// The upper four bits; 6 in an IPv6 header.
+    /// Returns the version, the upper four bits; 6 in an IPv6 header.
     pub fn version(&self) -> u8 {
         (self.version_class_flow.get() >> 28) as u8
     }
 
-    /// DSCP (6 bits) and ECN (2 bits)
+    /// Returns the traffic class: DSCP (6 bits) and ECN (2 bits).
     pub fn traffic_class(&self) -> u8 {
         (self.version_class_flow.get() >> 20) as u8
     }
 
-    /// Flow label, 20 bits
+    /// Returns the flow label, 20 bits.
     pub fn flow_label(&self) -> u32 {
         self.version_class_flow.get() & 0x000f_ffff
     }
 }
 
 impl Default for Ipv6 {
-    /// A UDP packet with hop limit 64, length 0.
+    /// Returns the header of a UDP packet with hop limit 64, length 0.
     fn default() -> Self {
         Self {
             version_class_flow: U32::new(6 << 28),
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_word() {
+    fn first_word_is_decoded() {
         let header = Ipv6 { version_class_flow: U32::new(0x6ab1_2345), ..Ipv6::default() };
         assert_eq!((header.version(), header.traffic_class(), header.flow_label()), (6, 0xab, 0x1_2345));
     }

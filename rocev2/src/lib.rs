@@ -1,24 +1,27 @@
-//! RoCEv2 on the wire: Ethernet, IP and UDP as far as RoCEv2 needs them, every IB transport header of the
-//! RC, UC and UD services, the ICRC, the CM's MADs and the 1Pipe header. No I/O, no allocation, no clock.
+//! RoCEv2 wire formats: Ethernet, IP and UDP as far as RoCEv2 uses them, the IB transport headers of the RC,
+//! UC and UD services, the ICRC, the MADs of the CM, and the 1Pipe header. The crate does no I/O, has no
+//! clock, and its parsers do not allocate.
 //!
-//! # How to read this crate
+//! # Structure
 //!
-//! * One file a header. A header is a `#[repr(C)]` struct of bytes in wire order, so the same type is the
-//!   zero-copy view (`&Bth` points into the frame), the mutable view (`&mut Bth`) and the value that is
-//!   copied, printed and emitted. Bits that we do not understand stay where they are.
-//! * [`classify`](packet::classify) decides once where the headers of a frame lie and whether they fit
-//!   ([`Layout`]). Everything after that ([`Packet`], [`rewrite::Rewriter`], [`icrc`]) relies on it and cannot fail.
-//! * [`Repr`](repr::Repr) is a whole frame as a value: made from a frame, changed at leisure, emitted again.
+//! * Each header has a file. A header is a `#[repr(C)]` struct of bytes in wire order, so that one type is
+//!   the zero-copy view (`&Bth` points into the frame), the mutable view (`&mut Bth`), and the value that is
+//!   copied, printed and emitted. Bits that this crate does not interpret are preserved.
+//! * [`classify`] finds the headers of a frame and checks them once. Its result, [`Layout`], holds their
+//!   offsets. Everything that works on a layout ([`Packet`], [`rewrite::Rewriter`], [`icrc`]) cannot fail.
+//! * [`Repr`](repr::Repr) is the high-level representation of a whole frame: parsed from a frame, changed
+//!   field by field, and emitted again.
 //!
 //! # Panics
 //!
-//! No function panics on any bytes read from outside. A [`Layout`] used with another frame than the one it was
-//! made from is a bug of the caller, and may panic on an index; it never reads outside the slice.
+//! No function panics on bytes received from outside. Using a [`Layout`] with another frame than the one that
+//! it was made from is a bug of the caller. It may panic with an index out of bounds, but never reads outside
+//! the slice.
 //!
 //! Sources: InfiniBand Architecture Specification Volume 1, Release 1.4 ("IB" below): chapter 9 (transport),
 //! annexes A16/A17 (RoCE, RoCEv2), chapter 12 (communication management), 13.4 (MADs).
 
-#![deny(unsafe_code)] // `forbid` everywhere but in icrc::clmul, which has to allow it
+#![deny(unsafe_code)] // not `forbid`, because icrc::clmul has to allow it
 
 pub mod aeth;
 pub mod atomic;
@@ -50,7 +53,7 @@ pub use opcode::Opcode;
 pub use packet::{Class, Fault, Layout, Packet, classify};
 pub use serial::{Msn, Psn, Qpn};
 
-/// The UDP destination port of RoCEv2 (IB A17.4.5).
+/// UDP destination port of RoCEv2 (IB A17.4.5)
 pub const UDP_PORT: u16 = 4791;
-/// The largest payload of a packet: the largest path MTU, in bytes (IB 7.7.8).
+/// Largest payload of a packet, in bytes: the largest path MTU (IB 7.7.8)
 pub const MAX_PAYLOAD: usize = 4096;

@@ -1,15 +1,16 @@
-//! Whom hosts ask for before they speak to them: by ARP (RFC 826) or neighbour discovery (RFC 4861).
+//! Address resolution requests: ARP (RFC 826) and IPv6 neighbour discovery (RFC 4861).
 
 use crate::ethernet::{Ethernet, VlanTag, ethertype};
 use crate::ipv6::Ipv6;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Where the target's address stands in an ARP packet for IPv4 on Ethernet
+/// Offset of the target's address in an ARP packet for IPv4 on Ethernet
 const ARP_TARGET: usize = 24;
 const ICMPV6: u8 = 58;
 const NEIGHBOUR_SOLICITATION: u8 = 135;
 
-/// The address that an ARP packet or a neighbour solicitation asks for; `None` of any other frame.
+/// Returns the address that an ARP packet or a neighbour solicitation asks to resolve, or `None` for any
+/// other frame.
 pub fn asked_for(frame: &[u8]) -> Option<IpAddr> {
     let mut kind = u16::from_be_bytes(*frame.get(12..Ethernet::LEN)?.first_chunk()?);
     let mut rest = &frame[Ethernet::LEN..];
@@ -31,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arp_and_discovery_with_and_without_a_tag() {
+    fn targets_of_arp_and_solicitations_are_found() {
         let arp: Vec<u8> = (0..28).collect();
         let mut solicitation = vec![0u8; Ipv6::LEN + 24];
         solicitation[6] = ICMPV6;
@@ -46,9 +47,9 @@ mod tests {
                 let frame = [&[2; 12], tag, &kind.to_be_bytes(), &packet].concat();
                 assert_eq!(asked_for(&frame), Some(expected), "{tag:?}");
                 for len in 0..frame.len() {
-                    // The last octets of a solicitation, if any, are options.
-                    let asked = asked_for(&frame[..len]);
-                    assert!(asked.is_none() || asked == Some(expected), "{len} bytes");
+                    // The last bytes of a solicitation, if any, are options.
+                    let target = asked_for(&frame[..len]);
+                    assert!(target.is_none() || target == Some(expected), "{len} bytes");
                 }
                 let other = [&[2; 12], tag, &[8, 0], &packet].concat();
                 assert_eq!(asked_for(&other), None);

@@ -1,7 +1,8 @@
-//! The header of 1Pipe's messages and beacons (1Pipe, section 6.1): 24 bytes at the start of the payload of a UD packet.
+//! The header of 1Pipe messages and beacons (1Pipe, section 6.1): 24 bytes at the start of a UD packet's
+//! payload.
 //!
-//! The paper names the fields (three timestamps of 48 bits, PSN, opcode, end-of-message flag) and their sum, not their
-//! places. These are ours:
+//! The paper lists the fields (three timestamps of 48 bits, PSN, opcode, end-of-message flag) and their total
+//! size, but not their offsets. This project chose the following:
 //!
 //! ```text
 //!  0..6   timestamp of the message, nanoseconds
@@ -13,22 +14,24 @@
 //! 23      version, 0
 //! ```
 //!
-//! What a scattering has for one receiver is a *run* of packets: one message after the other, each cut into packets. The
-//! message's timestamp is that of the run's last packet; those before it carry the sender's clock, and say that the timestamp
-//! follows. So a large message keeps no barrier back while it is being sent.
+//! The messages of a scattering for one receiver are sent as a *run* of packets: message after message, each
+//! cut into packets. The timestamp of the messages is that of the run's last packet. Earlier packets of the
+//! run carry the sender's clock and the flag "timestamp follows". A large message therefore does not hold
+//! back any barrier while it is being sent.
 //!
-//! A barrier of 0 says nothing: a switch that does not know one yet has to put something over what the sender wrote. So a
-//! barrier that happens to be 0 is written as the nanosecond before, which is true as well.
+//! A barrier of 0 means "no barrier known": a switch that does not know one yet still has to overwrite the
+//! sender's value. A barrier whose value happens to be 0 is written as the preceding nanosecond, which is a
+//! valid barrier as well.
 
 use crate::Psn;
 use core::fmt;
 use zerocopy::byteorder::network_endian::{U32, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// A point in time: 48 bits of nanoseconds, which wrap after 78 hours.
+/// A point in time: 48 bits of nanoseconds, which wrap around after 78 hours.
 ///
-/// There is no `Ord`, because there is no first point on a circle: [`precedes`](Self::precedes) orders two points that
-/// are less than half of it apart, as TCP's PAWS does (RFC 7323).
+/// There is no `Ord`, because values that wrap have no first element. [`precedes`](Self::precedes) orders two
+/// points that are less than 2^47 ns apart, as TCP's PAWS does (RFC 7323).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Timestamp(u64);
 
@@ -36,7 +39,7 @@ impl Timestamp {
     const BITS: u32 = 48;
     const MASK: u64 = (1 << Self::BITS) - 1;
 
-    /// Keeps the low 48 bits of `nanos`.
+    /// Returns the timestamp of the low 48 bits of `nanos`.
     pub const fn new(nanos: u64) -> Self {
         Self(nanos & Self::MASK)
     }
@@ -46,30 +49,34 @@ impl Timestamp {
         self.0
     }
 
-    /// The point `nanos` later.
+    /// Returns the timestamp `nanos` nanoseconds later.
     #[must_use]
-    #[allow(clippy::should_implement_trait, reason = "`+` would promise an order that a circle has not")]
+    #[allow(
+        clippy::should_implement_trait,
+        reason = "`+` would suggest a total order, which wrapping values lack"
+    )]
     pub const fn add(self, nanos: u64) -> Self {
         Self(self.0.wrapping_add(nanos) & Self::MASK)
     }
 
-    /// Nanoseconds from `earlier` to this, negative when it lies ahead; -2^47 when the two are opposite.
+    /// Returns the nanoseconds from `earlier` to `self`: negative if `self` is the earlier, -2^47 if the two
+    /// are opposite.
     pub const fn distance(self, earlier: Self) -> i64 {
         ((self.0.wrapping_sub(earlier.0) << (64 - Self::BITS)) as i64) >> (64 - Self::BITS)
     }
 
-    /// Whether this comes before `other`: 0 < other - this < 2^47 modulo 2^48.
+    /// Returns whether `self` is earlier than `other`: 0 < other - self < 2^47 modulo 2^48.
     pub const fn precedes(self, other: Self) -> bool {
         other.distance(self) > 0
     }
 
-    /// The earlier of the two: what a barrier is the minimum by.
+    /// Returns the earlier of the two; a barrier is the minimum by this order.
     #[must_use]
     pub const fn earlier(self, other: Self) -> Self {
         if other.precedes(self) { other } else { self }
     }
 
-    /// A barrier as it is written, as a number.
+    /// Returns a barrier's value on the wire.
     #[inline]
     const fn barrier_to_number(barrier: Option<Self>) -> u64 {
         match barrier {
@@ -112,22 +119,22 @@ impl fmt::Debug for Timestamp {
     }
 }
 
-/// What a packet is. Other values are passed on.
+/// Kind of a 1Pipe packet. Switches forward unknown values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OnePipeOpcode(pub u8);
 
 impl OnePipeOpcode {
     /// Part of a best-effort message
     pub const DATA: Self = Self(0);
-    /// Part of a reliable message: its timestamp does not move the best-effort barrier
+    /// Part of a reliable message; its timestamp does not advance the best-effort barrier
     pub const RELIABLE_DATA: Self = Self(1);
-    /// Barriers alone, for one hop
+    /// Beacon: barriers only, for one hop
     pub const BEACON: Self = Self(2);
-    /// A message has arrived
+    /// Acknowledgement, with the receiver's [`Arrivals`]
     pub const ACK: Self = Self(3);
-    /// A message, or a part of one, was refused
+    /// Refusal of a message or a part of one, with [`Refused`]
     pub const NAK: Self = Self(4);
-    /// A message shall not be delivered
+    /// Recall: the receiver must not deliver the message
     pub const RECALL: Self = Self(5);
 }
 
@@ -143,30 +150,30 @@ pub struct OnePipe {
     psn: [u8; 3],
     opcode: u8,
     flags: u8,
-    /// 0
+    /// Layout version; 0
     pub version: u8,
 }
 
 impl OnePipe {
-    /// Bytes on the wire
+    /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
-    /// The version of this layout
+    /// Version of this layout
     pub const VERSION: u8 = 0;
-    /// The `Q_Key` of 1Pipe's queue pairs unless another is agreed on ("1Pip"): what tells switches that a datagram begins
-    /// with this header
+    /// Default Q_Key of 1Pipe queue pairs ("1Pip"), by which switches recognise datagrams that begin with
+    /// this header
     pub const QKEY: u32 = 0x3150_6970;
-    /// Where the two barriers stand, one behind the other
+    /// Offset of the two barriers, which are adjacent
     pub(crate) const BARRIERS: usize = 6;
-    /// Where four bytes begin that end with the PSN
+    /// Offset of the four bytes whose last three are the PSN
     pub(crate) const PSN_WORD: usize = 17;
-    /// Where the opcode stands, behind everything that changes from beacon to beacon
+    /// Offset of the opcode, which is behind everything that differs between beacons
     pub(crate) const OPCODE: usize = 21;
     const END_OF_MESSAGE: u8 = 0x80;
     const NOTHING_FOLLOWS: u8 = 0x40;
     const FIRST: u8 = 0x20;
     const TIMESTAMP_FOLLOWS: u8 = 0x10;
 
-    /// A header of this opcode and timestamp, which is its best-effort barrier as well: what a sender sets.
+    /// Returns the header that a sender sets: the timestamp is its best-effort barrier as well.
     pub fn new(opcode: OnePipeOpcode, timestamp: Timestamp, psn: Psn) -> Self {
         let mut header = Self { opcode: opcode.0, psn: psn.to_wire(), ..Self::default() };
         header.timestamp = timestamp.to_wire();
@@ -174,12 +181,13 @@ impl OnePipe {
         header
     }
 
-    /// The message's timestamp, the same for all parts of a scattering
+    /// Timestamp of the message, the same for all messages of a scattering
     pub fn timestamp(&self) -> Timestamp {
         Timestamp::from_wire(self.timestamp)
     }
 
-    /// No best-effort message that follows on this link has an earlier timestamp
+    /// Best-effort barrier: no best-effort message that follows on this link has an earlier timestamp. `None`
+    /// if none is known
     #[inline]
     pub fn barrier(&self) -> Option<Timestamp> {
         Timestamp::barrier_from_wire(self.barrier)
@@ -191,7 +199,7 @@ impl OnePipe {
         self.barrier = Timestamp::barrier_to_wire(barrier);
     }
 
-    /// Every reliable message up to this is committed
+    /// Commit barrier: every reliable message up to this timestamp is committed. `None` if none is known
     #[inline]
     pub fn commit(&self) -> Option<Timestamp> {
         Timestamp::barrier_from_wire(self.commit)
@@ -203,7 +211,7 @@ impl OnePipe {
         self.commit = Timestamp::barrier_to_wire(commit);
     }
 
-    /// Both barriers as they stand side by side, in words.
+    /// Returns the wire format of both barriers, in words.
     #[inline]
     pub(crate) fn barriers_to_wire(barrier: Option<Timestamp>, commit: Option<Timestamp>) -> [[u8; 4]; 3] {
         let [barrier, commit] = [barrier, commit].map(Timestamp::barrier_to_number);
@@ -211,12 +219,12 @@ impl OnePipe {
         words.map(|word| (word as u32).to_be_bytes())
     }
 
-    /// Sequence number within the connection
+    /// Packet sequence number within the connection
     pub const fn psn(&self) -> Psn {
         Psn::from_wire(self.psn)
     }
 
-    /// What the packet is
+    /// Kind of the packet
     pub const fn opcode(&self) -> OnePipeOpcode {
         OnePipeOpcode(self.opcode)
     }
@@ -229,7 +237,7 @@ impl OnePipe {
         self.flags = if on { self.flags | flag } else { self.flags & !flag };
     }
 
-    /// Whether this is a message's last packet
+    /// Returns whether this is the last packet of a message.
     pub const fn end_of_message(&self) -> bool {
         self.flag(Self::END_OF_MESSAGE)
     }
@@ -239,32 +247,33 @@ impl OnePipe {
         self.set_flag(Self::END_OF_MESSAGE, on);
     }
 
-    /// Of a beacon: whether no best-effort message follows on this link, so that nobody has to wait for one
+    /// Returns, for a beacon, whether no best-effort message follows on this link, so that no receiver has to
+    /// wait for one.
     pub const fn nothing_follows(&self) -> bool {
         self.flag(Self::NOTHING_FOLLOWS)
     }
 
-    /// Sets that flag.
+    /// Sets the flag "nothing follows".
     pub const fn set_nothing_follows(&mut self, on: bool) {
         self.set_flag(Self::NOTHING_FOLLOWS, on);
     }
 
-    /// Whether a run begins with this packet
+    /// Returns whether this is the first packet of a run.
     pub const fn first(&self) -> bool {
         self.flag(Self::FIRST)
     }
 
-    /// Sets that flag.
+    /// Sets the flag "first packet".
     pub const fn set_first(&mut self, on: bool) {
         self.set_flag(Self::FIRST, on);
     }
 
-    /// Whether this is not the run's last packet, which has the timestamp of its messages
+    /// Returns whether a later packet of the run carries the timestamp of its messages.
     pub const fn timestamp_follows(&self) -> bool {
         self.flag(Self::TIMESTAMP_FOLLOWS)
     }
 
-    /// Sets that flag.
+    /// Sets the flag "timestamp follows".
     pub const fn set_timestamp_follows(&mut self, on: bool) {
         self.set_flag(Self::TIMESTAMP_FOLLOWS, on);
     }
@@ -283,66 +292,68 @@ impl fmt::Display for OnePipe {
     }
 }
 
-/// What follows the header of an ACK, 32 bytes: what the receiver has, as of the highest PSN that it has seen, which is the
-/// header's. Everything is said anew each time, so one that is lost matters only if none follows.
+/// Body of an ACK, 32 bytes: the receiver's state as of the highest PSN that it has received, which is the
+/// PSN of the header. Every ACK carries the complete state, so that a lost one matters only if no other
+/// follows.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
 #[repr(C)]
 pub struct Arrivals {
-    /// Bit n: the packet n before the highest ended a run, and the receiver took the run
+    /// Bit n: the run that ended n packets before the highest PSN was accepted
     pub taken: U128,
-    /// Packets that have arrived, counted from the first
+    /// Count of packets received since the connection began
     pub packets: U32,
-    /// Those of them that a switch had marked as "congestion experienced"
+    /// Count of received packets that a switch had marked "congestion experienced"
     pub marked: U32,
-    /// Bytes for which the receiver has room from [`next`](Self::next) on, by its sender's count
+    /// Receive window from [`next`](Self::next) on, in bytes as the sender counts them
     pub window: U32,
     next: [u8; 3],
-    /// A number that the receiver has drawn for itself: another than before says that it has begun anew, and knows nothing of
-    /// what came earlier
+    /// Random incarnation number of the receiver. A change means that the receiver has restarted and has lost
+    /// all earlier state
     pub life: u8,
 }
 
 impl Arrivals {
-    /// Bytes on the wire
+    /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
-    /// Packets of which [`taken`](Self::taken) speaks
+    /// Count of packets that [`taken`](Self::taken) covers
     pub const HISTORY: u32 = u128::BITS;
 
-    /// Everything before this is decided: runs that ended there and are not marked as taken were refused, or lost.
+    /// Returns the PSN before which everything is decided: runs that ended earlier and are not set in
+    /// [`taken`](Self::taken) were refused or lost.
     pub const fn next(&self) -> Psn {
         Psn::from_wire(self.next)
     }
 
-    /// Sets that.
+    /// Sets the PSN before which everything is decided.
     pub const fn set_next(&mut self, psn: Psn) {
         self.next = psn.to_wire();
     }
 }
 
-/// What follows the header of a NAK, 4 bytes. Its PSN is that of the packet that was refused, or that is missing.
+/// Body of a NAK, 4 bytes. The PSN of the header is that of the packet that was refused or is missing.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
 )]
 #[repr(C)]
 pub struct Refused {
-    /// Why: one of the constants
+    /// Reason: one of the constants
     pub reason: u8,
     reserved: [u8; 3],
 }
 
 impl Refused {
-    /// Bytes on the wire
+    /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
-    /// The barrier had passed its timestamp (1Pipe, section 4.1).
+    /// The barrier has passed the timestamp of the message (1Pipe, section 4.1)
     pub const LATE: u8 = 0;
-    /// There was no room for it.
+    /// The receiver has no room for the message
     pub const NO_ROOM: u8 = 1;
-    /// A part of it was lost.
+    /// A part of the message was lost
     pub const INCOMPLETE: u8 = 2;
 
-    /// For this reason.
+    /// Returns a body with this reason.
     pub const fn new(reason: u8) -> Self {
         Self { reason, reserved: [0; 3] }
     }
@@ -354,7 +365,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn twenty_four_bytes_in_our_order() {
+    fn header_has_the_documented_layout() {
         let mut header =
             OnePipe::new(OnePipeOpcode::BEACON, Timestamp::new(0x0102_0304_0506), Psn::new(0x1a_1b1c));
         header.set_barrier(Some(Timestamp::new(0x1112_1314_1516)));
@@ -369,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_have_a_place_for_everything() {
+    fn bodies_of_acks_and_naks_have_the_documented_layout() {
         let mut arrivals =
             Arrivals { taken: 1.into(), packets: 2.into(), marked: 3.into(), ..Arrivals::default() };
         arrivals.window = 4.into();
@@ -381,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn time_wraps() {
+    fn timestamps_wrap_around() {
         let last = Timestamp::new(u64::MAX);
         let first = Timestamp::new(0);
         assert_eq!(last.add(1), first);
@@ -390,14 +401,14 @@ mod tests {
         let opposite = Timestamp::new(1 << 47);
         assert!(
             !first.precedes(opposite) && !opposite.precedes(first),
-            "half the circle away there is no order"
+            "timestamps 2^47 apart have no order"
         );
     }
 
     #[test]
-    fn no_barrier_is_zero_and_zero_is_the_nanosecond_before() {
+    fn barrier_of_zero_is_written_as_the_preceding_nanosecond() {
         let mut header = OnePipe::new(OnePipeOpcode::DATA, Timestamp::new(0), Psn::ZERO);
-        assert_eq!(header.barrier(), Some(Timestamp::new(u64::MAX)), "earlier, hence true");
+        assert_eq!(header.barrier(), Some(Timestamp::new(u64::MAX)), "an earlier barrier is valid as well");
         assert_eq!(header.commit(), None);
         assert!(header.to_string().ends_with("commit none psn 0"), "{header}");
         header.set_barrier(None);
@@ -415,7 +426,7 @@ mod tests {
         }
 
         #[test]
-        fn fields_keep_to_themselves(wire: [u8; 24], a in 1u64..1 << 48, b in 1u64..1 << 48, end: bool) {
+        fn setters_change_only_their_own_fields(wire: [u8; 24], a in 1u64..1 << 48, b in 1u64..1 << 48, end: bool) {
             let before = OnePipe::read_from_bytes(&wire).unwrap();
             let mut header = before;
             let (a, b) = (Some(Timestamp::new(a)), Some(Timestamp::new(b)));

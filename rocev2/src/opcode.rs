@@ -1,22 +1,22 @@
-//! BTH opcodes (IB table 38; RoCEv2's CNP: IB A17.9) and the headers that each of them brings.
+//! BTH opcodes (IB table 38; RoCEv2's CNP: IB A17.9) and the extended transport headers of each.
 
 use core::fmt;
 
-/// A BTH opcode: transport service in the upper three bits, operation in the lower five. Any value is an
-/// opcode; [`info`](Self::info) knows those of RC, UC and UD and the CNP.
+/// A BTH opcode: transport service in the upper three bits, operation in the lower five. Every value is an
+/// `Opcode`; [`info`](Self::info) describes those of RC, UC and UD and the CNP.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(transparent)]
 pub struct Opcode(pub u8);
 
-/// What an opcode brings behind the BTH. Offsets follow IB 9.2 figure 84: DETH, then RETH or AETH or
-/// `AtomicETH`, then `AtomicAckETH`, `ImmDt` or IETH.
+/// Headers and payload that an opcode implies behind the BTH. The order of the headers follows IB 9.2, figure
+/// 84: DETH, then RETH or AETH or AtomicETH, then AtomicAckETH, ImmDt or IETH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Info {
-    /// The operation's name, such as `RC RDMA WRITE First`
+    /// Name of the operation, such as `RC RDMA WRITE First`
     pub name: &'static str,
-    /// The name of its constant, such as `RC_WRITE_FIRST`
+    /// Name of its constant, such as `RC_WRITE_FIRST`
     pub constant: &'static str,
-    /// Which headers follow the BTH: a set of the constants of [`Headers`]
+    /// Extended transport headers behind the BTH
     pub headers: Headers,
     /// Whether a payload may follow the headers
     pub payload: bool,
@@ -27,7 +27,7 @@ pub struct Info {
 pub struct Headers(u16);
 
 impl Headers {
-    /// No header
+    /// The empty set
     pub const NONE: Self = Self(0);
     /// DETH, 8 bytes
     pub const DETH: Self = Self(1);
@@ -43,38 +43,39 @@ impl Headers {
     pub const IMM: Self = Self(1 << 5);
     /// IETH, 4 bytes
     pub const IETH: Self = Self(1 << 6);
-    /// The 16 reserved bytes of a CNP
+    /// The CNP's 16 reserved bytes
     pub const CNP: Self = Self(1 << 7);
-    /// FETH of a memory placement FLUSH, 4 bytes, in front of all others (IB 1.6)
+    /// FETH of a memory placement FLUSH, 4 bytes, in front of all other headers (IB 1.6)
     pub const FETH: Self = Self(1 << 8);
 
     const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether the set has `header`.
+    /// Returns whether the set contains `header`.
     pub const fn has(self, header: Self) -> bool {
         self.0 & header.0 != 0
     }
 
-    /// Bytes of all of them.
+    /// Returns the total length of the headers, in bytes.
     pub const fn len(self) -> usize {
         self.before(Self(0))
     }
 
-    /// Whether there is none.
+    /// Returns whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Bytes of those that stand before `header` on the wire; all, for none.
+    /// Returns the total length, in bytes, of the headers that precede `header` on the wire, or of all
+    /// headers if `header` is [`NONE`](Self::NONE).
     #[inline]
     pub const fn before(self, header: Self) -> usize {
         const LEN: [usize; 8] = [8, 16, 28, 4, 8, 4, 4, 16];
         if header.0 == Self::FETH.0 {
             return 0;
         }
-        // Bits below that of `header`; all of them for none
+        // Bits below that of `header`, or all bits if `header` is NONE
         let before = self.0 & header.0.wrapping_sub(1);
         let mut bytes = if self.has(Self::FETH) { 4 } else { 0 };
         let mut bit = 0;
@@ -93,7 +94,7 @@ macro_rules! opcodes {
         impl Opcode {
             $(#[doc = $text] pub const $name: Self = Self($value);)*
 
-            /// Every opcode that [`info`](Self::info) knows, in ascending order.
+            /// Every opcode that has an [`info`](Self::info), in ascending order.
             pub const KNOWN: &'static [Self] = &[$(Self::$name,)*];
         }
 
@@ -108,15 +109,15 @@ macro_rules! opcodes {
             table
         };
 
-        /// Extended headers' bytes by opcode; `UNKNOWN` for one that has no [`Info`]. Apart, and small, because every
-        /// packet needs it.
+        /// Length of the extended headers by opcode; `UNKNOWN` if the opcode has no [`Info`]. A small table
+        /// of its own, because every packet needs it.
         static HEADERS_LEN: [u8; 256] = {
             let mut table = [UNKNOWN; 256];
             $(table[$value] = $headers.len() as u8 | if $payload { 0 } else { NO_PAYLOAD };)*
             table
         };
 
-        /// Extended headers by opcode, as small
+        /// Extended headers by opcode, also in a small table
         static HEADERS: [Headers; 256] = {
             let mut table = [Headers::NONE; 256];
             $(table[$value] = $headers;)*
@@ -179,23 +180,24 @@ opcodes! {
 }
 
 impl Opcode {
-    /// What follows the BTH, or `None` for an opcode that is not of RC, UC or UD and not the CNP.
+    /// Returns headers and payload of this opcode, or `None` if it is neither of RC, UC or UD nor the CNP.
     pub fn info(self) -> Option<&'static Info> {
         INFO[usize::from(self.0)].as_ref()
     }
 
-    /// The operation's name; `unknown` for one without [`info`](Self::info).
+    /// Returns the operation's name, or `unknown` if there is no [`info`](Self::info).
     pub fn name(self) -> &'static str {
         self.info().map_or("unknown", |info| info.name)
     }
 
-    /// Which headers follow the BTH; none for an unknown opcode.
+    /// Returns the extended headers behind the BTH; none for an unknown opcode.
     #[inline]
     pub fn headers(self) -> Headers {
         HEADERS[usize::from(self.0)]
     }
 
-    /// Bytes of the extended headers and whether a payload may follow; `None` for an unknown opcode.
+    /// Returns the length of the extended headers in bytes, and whether a payload may follow; `None` for an
+    /// unknown opcode.
     #[inline]
     pub(crate) fn shape(self) -> Option<(usize, bool)> {
         match HEADERS_LEN[usize::from(self.0)] {
@@ -225,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn header_lengths_of_the_specification() {
+    fn header_lengths_match_the_specification() {
         for (opcode, len) in [
             (Opcode::RC_SEND_ONLY, 0),
             (Opcode::RC_WRITE_ONLY, 16),
@@ -245,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_small_table_agrees_with_the_large_one() {
+    fn small_tables_agree_with_info() {
         for value in 0..=255 {
             let opcode = Opcode(value);
             assert_eq!(opcode.shape(), opcode.info().map(|info| (info.headers.len(), info.payload)));
@@ -254,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn order_of_headers() {
+    fn headers_precede_each_other_in_wire_order() {
         assert_eq!(Opcode::RC_WRITE_ONLY_IMM.headers().before(Headers::IMM), 16);
         assert_eq!(Opcode::RC_FLUSH.headers().before(Headers::RETH), 4);
         assert_eq!(Opcode::UD_SEND_ONLY_IMM.headers().before(Headers::IMM), 8);

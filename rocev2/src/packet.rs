@@ -1,4 +1,5 @@
-//! Where the headers of a frame lie: found and checked once, relied on afterwards.
+//! Layout of a frame: finds the headers once and checks them, so that all later access cannot fail.
+//! [`classify`] is the entry point; [`Packet`] gives access to the headers.
 
 use crate::aeth::Aeth;
 use crate::atomic::{AtomicAckEth, AtomicEth};
@@ -17,45 +18,46 @@ use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-/// Bytes of the ICRC at the end of every packet
+/// Length of the ICRC at the end of every packet, in bytes
 pub const ICRC_LEN: usize = 4;
-/// VLAN tags that are looked through; more than service and customer tag nobody sends
+/// Maximum count of VLAN tags that [`classify`] skips; frames with more than a service and a customer tag do
+/// not occur in practice
 pub const MAX_TAGS: usize = 3;
-/// IPv6 extension headers that are looked through
+/// Maximum count of IPv6 extension headers that [`classify`] skips
 const MAX_EXTENSIONS: usize = 4;
 
-/// What a frame is.
+/// Classification of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// A RoCEv2 packet whose headers lie here and fit
+    /// A RoCEv2 packet with valid headers
     Roce(Layout),
-    /// Something else: ARP, TCP, another UDP port
+    /// Any other protocol: ARP, TCP, another UDP port
     Other,
-    /// An IP packet that does not parse, or a RoCEv2 packet that breaks a rule
+    /// An IP packet that does not parse, or a RoCEv2 packet that violates a rule
     Malformed(Fault),
 }
 
-/// Why a frame does not parse, or fails a check. Each reason is reached by a test.
+/// The reason why a frame does not parse or fails a check. A test covers each reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[repr(u8)]
 pub enum Fault {
-    /// The frame ends before its headers, or before the length that the IP header announces
-    #[error("the frame ends before what its headers announce")]
+    /// The frame is shorter than its headers, or than the length in its IP header
+    #[error("the frame is shorter than its headers announce")]
     Truncated,
-    /// The IP version is not the ethertype's, or the IPv4 header length is below 20
+    /// The IP version does not match the EtherType, or the IPv4 header length is below 20
     #[error("wrong IP version or header length")]
     IpHeader,
-    /// The IP length leaves no room for the headers that follow
-    #[error("the IP length has no room for the headers behind it")]
+    /// The IP length is too short for the headers that follow
+    #[error("the IP length is too short for the headers that follow")]
     IpLength,
     /// The IPv4 header checksum is wrong
     #[error("wrong IPv4 header checksum")]
     IpChecksum,
-    /// An IP fragment; RoCEv2 is never fragmented (IB A17.4.4)
-    #[error("an IP fragment")]
+    /// The packet is an IP fragment; RoCEv2 is never fragmented (IB A17.4.4)
+    #[error("IP fragment")]
     Fragment,
-    /// The UDP length is not what the IP length leaves
-    #[error("the UDP length contradicts the IP length")]
+    /// The UDP length does not match the IP length
+    #[error("the UDP length does not match the IP length")]
     UdpLength,
     /// The UDP checksum is present and wrong
     #[error("wrong UDP checksum")]
@@ -63,14 +65,14 @@ pub enum Fault {
     /// The transport header version is not 0
     #[error("transport header version is not 0")]
     TransportVersion,
-    /// The opcode is not of RC, UC or UD and not the CNP
+    /// The opcode is neither of RC, UC or UD nor the CNP
     #[error("unknown opcode")]
     UnknownOpcode,
-    /// No room for the opcode's headers, or a payload where it has none
-    #[error("the length contradicts the opcode")]
+    /// The packet is too short for the opcode's headers, or has a payload that the opcode does not allow
+    #[error("the length does not match the opcode")]
     OpcodeLength,
-    /// Payload and padding are no multiple of four bytes, or there is more padding than payload
-    #[error("payload and padding are no multiple of four bytes")]
+    /// Payload and padding are not a multiple of four bytes, or the padding is longer than the payload
+    #[error("payload and padding are not a multiple of four bytes")]
     Unaligned,
     /// The payload is longer than the largest path MTU, 4,096 bytes
     #[error("the payload is longer than 4096 bytes")]
@@ -98,7 +100,7 @@ impl Fault {
         Self::Icrc,
     ];
 
-    /// A word for it, as in counters: `truncated`, `ip_checksum`, ...
+    /// Returns the name used for counters: `truncated`, `ip_checksum`, ...
     pub const fn name(self) -> &'static str {
         match self {
             Self::Truncated => "truncated",
@@ -118,87 +120,90 @@ impl Fault {
     }
 }
 
-/// Where the headers of one RoCEv2 frame lie, in bytes from its start.
+/// Offsets of the headers of one RoCEv2 frame, in bytes from its start.
 ///
-/// One word: what is put together in memory field by field, and read as a whole at once, costs more than the checks.
+/// All offsets are packed into one word. A struct that is assembled in memory field by field and then loaded
+/// as a whole would cost more than the checks themselves.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Layout(u64);
 
 impl Layout {
-    /// `headers` is the length of the extended headers: 28 bytes at most.
+    /// Packs a layout. `headers` is the length of the extended headers, at most 28 bytes.
     const fn new(opcode: Opcode, v6: bool, headers: u8, l3: u16, bth: u16, icrc: u16) -> Self {
         let ends = (icrc as u64) << 48 | (bth as u64) << 32 | (l3 as u64) << 16;
         Self(ends | (headers as u64) << 9 | (v6 as u64) << 8 | opcode.0 as u64)
     }
 
-    /// That of a packet of IPv4 with neither tags nor options, of this opcode, which has so many bytes of extended headers and no
-    /// payload. To compare with: whoever finds that it is this one need not look at it again, and a check of an offset that is
-    /// known when it is compiled takes no instruction.
+    /// Returns the layout of an IPv4 packet without VLAN tags and options, with this opcode, `headers` bytes
+    /// of extended headers and no payload. Compare a packet's layout with it, and use the constant if they
+    /// are equal: the compiler removes bounds checks on constant offsets.
     pub const fn plain(opcode: Opcode, headers: usize) -> Self {
         const BTH: usize = Ethernet::LEN + Ipv4::LEN + Udp::LEN;
         let icrc = BTH + Bth::LEN + headers;
         Self::new(opcode, false, headers as u8, Ethernet::LEN as u16, BTH as u16, icrc as u16)
     }
 
-    /// This one with a payload as long as that in `frame`, if `layout`, which is that of `frame`, is so.
+    /// Returns this layout with `frame`'s payload length if `layout` otherwise matches. `layout` has to be
+    /// that of `frame`.
     #[inline]
     pub fn with_payload_of(self, frame: &[u8], layout: Self) -> Option<Self> {
         const ICRC: u64 = 0xffff << 48;
         if (self.0 ^ layout.0) & !ICRC != 0 {
             return None;
         }
-        // Read once more: of the other's own bits a compiler finds that they make the same word, and forgets what is known of it.
+        // Reads the length again from the frame. If it were taken from `layout`, the compiler would see that
+        // the result equals `layout`, and lose the constants of `self`.
         let len = u16::from_be_bytes(*frame.get(Ethernet::LEN + 2..)?.first_chunk()?);
         let icrc = len.wrapping_add((Ethernet::LEN - ICRC_LEN) as u16);
         Some(Self(self.0 & !ICRC | u64::from(icrc) << 48))
     }
 
-    /// The operation
+    /// Opcode
     pub const fn opcode(&self) -> Opcode {
         Opcode(self.0 as u8)
     }
 
-    /// Whether the packet is IPv6 rather than IPv4
+    /// Returns whether the packet is IPv6; otherwise it is IPv4.
     pub const fn is_ipv6(&self) -> bool {
         self.0 & 1 << 8 != 0
     }
 
-    /// Where the IP header begins
+    /// Offset of the IP header
     pub const fn l3(&self) -> usize {
         (self.0 >> 16) as u16 as usize
     }
 
-    /// Where the UDP header begins
+    /// Offset of the UDP header
     pub const fn udp(&self) -> usize {
         self.bth() - Udp::LEN
     }
 
-    /// Where the BTH begins
+    /// Offset of the BTH
     pub const fn bth(&self) -> usize {
         (self.0 >> 32) as u16 as usize
     }
 
-    /// Where the extended headers end and the payload begins
+    /// Offset of the payload, where the extended headers end
     pub const fn payload(&self) -> usize {
         self.bth() + Bth::LEN + (self.0 >> 9 & 0x7f) as usize
     }
 
-    /// Where payload and padding end and the ICRC begins
+    /// Offset of the ICRC, where payload and padding end
     pub const fn icrc(&self) -> usize {
         (self.0 >> 48) as usize
     }
 
-    /// Where the packet ends; Ethernet padding may follow
+    /// Offset of the packet's end; Ethernet padding may follow
     pub const fn end(&self) -> usize {
         self.icrc() + ICRC_LEN
     }
 
-    /// Bytes of an IP packet from its first header on; what an Ethernet frame with this packet's tags carries.
+    /// Length of the IP packet, in bytes
     pub const fn ip_len(&self) -> usize {
         self.end() - self.l3()
     }
 
-    /// VLAN tags between the Ethernet header and the IP header
+    /// Count of VLAN tags between the Ethernet header and the IP header
     pub const fn tags(&self) -> usize {
         (self.l3() - Ethernet::LEN) / VlanTag::LEN
     }
@@ -216,18 +221,18 @@ impl fmt::Debug for Layout {
     }
 }
 
-/// A view of `T` at `at`, or `None` past the end.
+/// Returns a view of a `T` at offset `at`, or `None` beyond the end.
 #[inline]
 fn view<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &[u8], at: usize) -> Option<&T> {
     T::ref_from_bytes(bytes.get(at..at + size_of::<T>())?).ok()
 }
 
-/// Finds the headers of an Ethernet frame and checks that they fit together. The IPv4 header checksum is verified;
-/// the UDP checksum and the ICRC, which need the whole packet, are not: see [`Packet::verify_udp_checksum`] and
-/// [`Packet::verify_icrc`].
+/// Finds the headers of an Ethernet frame and checks that they are consistent. The IPv4 header checksum is
+/// verified. The UDP checksum and the ICRC, which need the whole packet, are not: see
+/// [`Packet::verify_udp_checksum`] and [`Packet::verify_icrc`].
 #[inline(always)]
 pub fn classify(frame: &[u8]) -> Class {
-    // Most frames by far: no tag, IPv4 without options. Their offsets are known when this is compiled.
+    // By far the most frames have no tag and IPv4 without options. Their offsets are constants.
     const PLAIN: usize = Ethernet::LEN + Ipv4::LEN + Udp::LEN + Bth::LEN;
     match frame.first_chunk::<PLAIN>() {
         Some(head) if head[12..15] == [0x08, 0x00, 0x45] => classify_udp(frame, Ethernet::LEN, Ipv4::LEN),
@@ -242,7 +247,7 @@ fn classify_any(frame: &[u8]) -> Class {
         return Class::Malformed(Fault::Truncated);
     }
     for _ in 0..=MAX_TAGS {
-        // The ethertype is the last field of Ethernet header and tag alike.
+        // The EtherType is the last field of both the Ethernet header and a tag.
         let kind = u16::from_be_bytes([frame[l3 - 2], frame[l3 - 1]]);
         if !ethertype::is_tag(kind) {
             return classify_ip(frame, l3, kind);
@@ -255,7 +260,8 @@ fn classify_any(frame: &[u8]) -> Class {
     Class::Other
 }
 
-/// Like [`classify`] for a frame without Ethernet header: an IP packet that begins at `l3`, of this ethertype.
+/// Classifies an IP packet without regard to an Ethernet header. The packet begins at offset `l3` and has
+/// this EtherType.
 pub fn classify_ip(frame: &[u8], l3: usize, kind: u16) -> Class {
     match kind {
         ethertype::IPV4 => classify_ipv4(frame, l3),
@@ -272,8 +278,8 @@ fn classify_ipv4(frame: &[u8], l3: usize) -> Class {
     classify_udp(frame, l3, ip.header_len())
 }
 
-/// An IPv4 packet with a header of this length.
-#[expect(clippy::inline_always, reason = "offsets that are known when it is compiled need no checks")]
+/// Classifies an IPv4 packet with a header of `header_len` bytes.
+#[expect(clippy::inline_always, reason = "constant offsets need no bounds checks")]
 #[inline(always)]
 fn classify_udp(frame: &[u8], l3: usize, header_len: usize) -> Class {
     let Some(ip) = view::<Ipv4>(frame, l3) else { return Class::Malformed(Fault::Truncated) };
@@ -285,7 +291,7 @@ fn classify_udp(frame: &[u8], l3: usize, header_len: usize) -> Class {
     if udp.dst_port.get() != UDP_PORT {
         return Class::Other;
     }
-    // Almost always of this length, and faster if that is known.
+    // Almost all headers have this length, and a constant length is faster.
     let right = match frame[l3..l4].first_chunk::<{ Ipv4::LEN }>() {
         Some(header) if header_len == Ipv4::LEN => checksum::is_right(header),
         _ => Sum::default().add(&frame[l3..l4]).folded() == 0xffff,
@@ -335,9 +341,9 @@ fn classify_ipv6(frame: &[u8], l3: usize) -> Class {
     Class::Other
 }
 
-/// UDP and what it carries: `l4` is where the UDP header begins, `end` where the IP packet says that it ends. The
-/// UDP header is known to lie within the frame.
-#[expect(clippy::inline_always, reason = "offsets that are known when it is compiled need no checks")]
+/// Checks UDP and the transport headers. `l4` is the offset of the UDP header, which has to lie within the
+/// frame; `end` is the end of the IP packet by its length field.
+#[expect(clippy::inline_always, reason = "constant offsets need no bounds checks")]
 #[inline(always)]
 fn transport(frame: &[u8], l3: usize, l4: usize, end: usize, v6: bool) -> Class {
     let bth_at = l4 + Udp::LEN;
@@ -371,27 +377,30 @@ fn transport(frame: &[u8], l3: usize, l4: usize, end: usize, v6: bool) -> Class 
     if padded > MAX_PAYLOAD {
         return Class::Malformed(Fault::Oversized);
     }
-    // An IP packet ends below 65,536 + 40, but tags and extension headers can push it beyond 16 bits; no port's MTU
-    // lets such a frame in, and `padded` bounds all but those.
+    // An IP packet is shorter than 65,536 + 40 bytes, but tags and extension headers can push its end beyond
+    // 16 bits. No port's MTU admits such a frame, and the check of `padded` rejects all but those.
     let (Ok(bth), Ok(icrc)) = (u16::try_from(bth_at), u16::try_from(icrc)) else {
         return Class::Malformed(Fault::Oversized);
     };
     Class::Roce(Layout::new(opcode, v6, headers_len as u8, l3 as u16, bth, icrc))
 }
 
-/// The ICRC of a packet of IPv4 without options that has `N` bytes behind its BTH.
-#[expect(clippy::inline_always, reason = "it is part of its caller")]
+/// Returns the ICRC of an IPv4 packet without options that has `N` bytes behind its BTH.
+#[expect(clippy::inline_always, reason = "part of its caller")]
 #[inline(always)]
 fn of_parts<const N: usize>(packet: &[u8]) -> u32 {
     let (words, _) = packet.as_chunks();
     let head = words.first_chunk().map(|words| words.map(u32::from_le_bytes));
     match (head, packet.last_chunk()) {
         (Some(head), Some(behind)) => icrc::of_parts::<N>(head, behind),
-        _ => unreachable!("its layout was checked"),
+        _ => unreachable!("classify() has checked the layout"),
     }
 }
 
-/// A RoCEv2 frame together with its layout.
+/// A RoCEv2 frame with its layout. Access to the headers cannot fail.
+///
+/// # Panics
+/// If the layout is not that of the frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     bytes: &'a [u8],
@@ -399,7 +408,7 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Classifies `frame`; `Some` if it is a RoCEv2 packet.
+    /// Classifies `frame` and returns the packet if it is a RoCEv2 packet.
     pub fn parse(frame: &'a [u8]) -> Option<Self> {
         match classify(frame) {
             Class::Roce(layout) => Some(Self { bytes: frame, layout }),
@@ -407,13 +416,13 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// The frame with the layout that [`classify`] found for it.
+    /// Joins a frame and the layout that [`classify`] returned for it.
     #[inline]
     pub const fn new(frame: &'a [u8], layout: Layout) -> Self {
         Self { bytes: frame, layout }
     }
 
-    /// Where the headers lie
+    /// Offsets of the headers
     pub const fn layout(&self) -> Layout {
         self.layout
     }
@@ -425,7 +434,7 @@ impl<'a> Packet<'a> {
 
     #[inline]
     fn at<T: FromBytes + KnownLayout + Immutable + Unaligned>(&self, at: usize) -> &'a T {
-        view(self.bytes, at).expect("the layout was checked against this frame")
+        view(self.bytes, at).expect("the layout is not that of this frame")
     }
 
     #[inline]
@@ -442,7 +451,7 @@ impl<'a> Packet<'a> {
     /// The VLAN tags, outermost first
     pub fn tags(&self) -> &'a [VlanTag] {
         <[VlanTag]>::ref_from_bytes(&self.bytes[Ethernet::LEN..self.layout.l3()])
-            .expect("the layout was checked against this frame")
+            .expect("the layout is not that of this frame")
     }
 
     /// The IPv4 header, if the packet is IPv4
@@ -473,7 +482,7 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// ECN field (RFC 3168): 0 not capable, 1 and 2 capable, 3 congestion experienced
+    /// Returns the ECN field (RFC 3168): 0 not ECN-capable, 1 and 2 ECN-capable, 3 congestion experienced.
     pub fn ecn(&self) -> u8 {
         let at = self.layout.l3() + 1;
         let shift = if self.layout.is_ipv6() { 4 } else { 0 };
@@ -522,8 +531,8 @@ impl<'a> Packet<'a> {
         self.extended(Headers::DETH)
     }
 
-    /// The 1Pipe header that the payload begins with, if it is long enough. Whether it is one is for the caller to know:
-    /// by the `Q_Key` of a datagram, or the place that a WRITE goes to.
+    /// Returns the start of the payload as a 1Pipe header, if the payload is long enough. The caller has to
+    /// know that it is one: by the Q_Key of a datagram, or by the address of a WRITE.
     #[inline]
     pub fn onepipe(&self) -> Option<&'a OnePipe> {
         OnePipe::ref_from_prefix(self.payload()).ok().map(|(header, _)| header)
@@ -546,20 +555,21 @@ impl<'a> Packet<'a> {
         &self.bytes[self.layout.payload()..self.layout.icrc() - usize::from(self.bth().pad_count())]
     }
 
-    /// The ICRC as it stands in the packet
+    /// ICRC as the packet carries it
     #[inline]
     pub fn icrc(&self) -> u32 {
         u32::from_le_bytes(*self.at(self.layout.icrc()))
     }
 
-    /// Whether the ICRC is the one that the packet's bytes call for.
+    /// Returns whether the packet carries the right ICRC.
     #[inline]
     pub fn verify_icrc(&self) -> bool {
         self.icrc() == icrc::compute(self.bytes, &self.layout)
     }
 
-    /// The same for callers that know the layout when they are compiled, but for the length of a payload.
-    #[expect(clippy::inline_always, reason = "a length that is known needs no loop")]
+    /// Returns whether the packet carries the right ICRC; for callers whose layout is a compile-time constant
+    /// but for the payload's length.
+    #[expect(clippy::inline_always, reason = "a constant length needs no loop")]
     #[inline(always)]
     pub fn verify_icrc_inline(&self) -> bool {
         let packet = &self.bytes[self.layout.l3()..self.layout.icrc()];
@@ -575,7 +585,7 @@ impl<'a> Packet<'a> {
         self.icrc() == icrc
     }
 
-    /// Whether the UDP checksum is right or absent. IPv6 allows it to be absent for tunnels (RFC 6935), and
+    /// Returns whether the UDP checksum is right or absent. IPv6 permits tunnels to omit it (RFC 6935), and
     /// RoCEv2 makes use of that.
     pub fn verify_udp_checksum(&self) -> bool {
         if self.udp().checksum.get() == 0 {
@@ -585,9 +595,9 @@ impl<'a> Packet<'a> {
         self.pseudo_header_sum().add(datagram).folded() == 0xffff
     }
 
-    /// The sum over the pseudo-header of the UDP checksum.
+    /// Returns the sum over the pseudo-header of the UDP checksum.
     pub(crate) fn pseudo_header_sum(&self) -> Sum {
-        // Source and destination stand side by side, at the end of either header.
+        // Source and destination are adjacent, at the end of the IPv4 and the IPv6 header.
         let l3 = self.layout.l3();
         let addresses = if self.layout.is_ipv6() { l3 + 8..l3 + Ipv6::LEN } else { l3 + 12..l3 + Ipv4::LEN };
         let sum = Sum::default().add(&self.bytes[addresses]);

@@ -1,8 +1,8 @@
-//! Rewriting every packet of one connection into one of another: what changes alike in all of them is worked out once,
-//! so that a packet costs little more than its stores.
+//! Rewriting the packets of one connection into those of another ([`Redirect`]). Changes that are the same in
+//! all packets are computed once, so that a packet costs little more than the stores.
 //!
-//! The ICRC is linear: the effect of the words that change alike is one polynomial, whatever the packet, and has to be
-//! moved to the packet's end by a single multiplication.
+//! The ICRC is linear: the effect of the constant changes is one polynomial for all packets, and a single
+//! multiplication moves it to the end of a given packet.
 
 use crate::ethernet::MacAddr;
 use crate::icrc::{self, Changes};
@@ -14,7 +14,7 @@ use crate::udp::Udp;
 use crate::{Bth, Psn, Qpn};
 use core::net::IpAddr;
 
-/// What is the same in all packets of a connection in one direction.
+/// Header fields that are the same in all packets of a connection in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fixed {
     /// Source address
@@ -23,40 +23,40 @@ pub struct Fixed {
     pub dst: IpAddr,
     /// Destination queue pair
     pub dest_qp: Qpn,
-    /// The key in every RETH
+    /// R_Key in every RETH
     pub rkey: u32,
 }
 
-/// From the IP header to the end of the BTH, without IPv4 options
+/// Length of IP, UDP and BTH, without IPv4 options
 const V4: usize = Ipv4::LEN + Udp::LEN + Bth::LEN;
-/// The same, without IPv6 extension headers
+/// Length of IP, UDP and BTH, without IPv6 extension headers
 const V6: usize = Ipv6::LEN + Udp::LEN + Bth::LEN;
-/// From the end of the BTH to the end of a RETH's key
-const TO_KEY: usize = 12;
+/// Length from the end of the BTH to the end of a RETH's R_Key
+const TO_RKEY_END: usize = 12;
 
 /// A rewrite of the packets of one connection into those of another.
 #[derive(Clone, Copy, Debug)]
-#[repr(C)] // In this order IPv4 needs no more than its beginning.
+#[repr(C)] // IPv4 uses only the first fields in this order.
 pub struct Redirect {
-    /// Both MAC addresses, as a frame begins
+    /// Destination and source MAC address, in wire order
     ethernet: [u8; 12],
-    /// The key that is expected, and that which is put in its place
+    /// Expected R_Key, and the R_Key that replaces it
     rkeys: [[u8; 4]; 2],
     qpn: u32,
-    /// The change of the ICRC at the end of the destination queue pair's word
-    plain: u32,
-    /// The change of the ICRC at the end of a RETH's key
-    with_key: u32,
-    /// What the sum over the IPv4 header grows by
+    /// Change of the ICRC, at the end of the destination queue pair's word
+    effect: u32,
+    /// Change of the ICRC with a RETH, at the end of its R_Key
+    effect_with_rkey: u32,
+    /// Value to add to the sum over the IPv4 header
     sum: u16,
     v6: bool,
-    /// Both IP addresses, as a header has them; 8 bytes of them with IPv4
+    /// Source and destination IP address, in wire order; IPv4 uses the first 8 bytes
     addresses: [u8; 32],
 }
 
 impl Redirect {
-    /// From packets like `from` to packets like `to`, with these MAC addresses. `None` if the addresses are not all of one
-    /// family.
+    /// Prepares a rewrite of packets with the fields `from` into packets with the fields `to` and these MAC
+    /// addresses. Returns `None` if the addresses are not all of one family.
     pub fn new(from: &Fixed, to: &Fixed, src: MacAddr, dst: MacAddr) -> Option<Self> {
         let (old, v6) = addresses(from)?;
         let (new, new_v6) = addresses(to)?;
@@ -66,19 +66,20 @@ impl Redirect {
         let len = if v6 { 32 } else { 8 };
         let words = |bytes: &[u8; 32]| bytes.as_chunks::<4>().0.to_vec();
         let (old, new_words) = (words(&old), words(&new));
-        // From the end of the addresses over the UDP header and half of the BTH
+        // From the end of the addresses to the end of the destination queue pair's word in the BTH
         let behind = Udp::LEN + Bth::DEST_QP_WORD + 4;
-        let (mut plain, mut sum) = (0, 0u64);
+        let (mut effect, mut sum) = (0, 0u64);
         for (n, (old, new)) in old.iter().zip(&new_words).enumerate().take(len / 4) {
             let change = u32::from_le_bytes(*old) ^ u32::from_le_bytes(*new);
-            plain ^= icrc::advance(change, len - 4 * (n + 1) + behind);
+            effect ^= icrc::advance(change, len - 4 * (n + 1) + behind);
             sum += u64::from(!u32::from_be_bytes(*old)) + u64::from(u32::from_be_bytes(*new));
         }
         let qpns = [from.dest_qp, to.dest_qp].map(|qpn| u32::from_le_bytes(qpn.get().to_be_bytes()));
-        plain ^= qpns[0] ^ qpns[1];
+        effect ^= qpns[0] ^ qpns[1];
         let rkeys = [from.rkey, to.rkey].map(u32::to_be_bytes);
-        let key_change = u32::from_le_bytes(rkeys[0]) ^ u32::from_le_bytes(rkeys[1]);
-        let with_key = icrc::advance(plain, Bth::LEN - Bth::DEST_QP_WORD - 4 + TO_KEY) ^ key_change;
+        let rkey_change = u32::from_le_bytes(rkeys[0]) ^ u32::from_le_bytes(rkeys[1]);
+        let effect_with_rkey =
+            icrc::advance(effect, Bth::LEN - Bth::DEST_QP_WORD - 4 + TO_RKEY_END) ^ rkey_change;
         while sum > 0xffff {
             sum = (sum & 0xffff) + (sum >> 16);
         }
@@ -86,11 +87,11 @@ impl Redirect {
         ethernet[..6].copy_from_slice(&dst.0);
         ethernet[6..].copy_from_slice(&src.0);
         let qpn = to.dest_qp.get();
-        Some(Self { ethernet, addresses: new, rkeys, qpn, v6, sum: sum as u16, plain, with_key })
+        Some(Self { ethernet, addresses: new, rkeys, qpn, v6, sum: sum as u16, effect, effect_with_rkey })
     }
 
-    /// Rewrites a packet that is as `from` says, to have this PSN and, if it has a RETH, this address in it. Checksums
-    /// follow: what was right stays right, and what was wrong stays wrong.
+    /// Rewrites a packet that has the fields `from`, and sets its PSN and, in a RETH, the virtual address.
+    /// Checksums are updated, not recomputed: right ones stay right, and wrong ones stay wrong.
     #[inline]
     pub fn apply(&self, frame: &mut [u8], layout: Layout, psn: Psn, va: Option<u64>) {
         let headers = if self.v6 { V6 } else { V4 };
@@ -113,33 +114,34 @@ impl Redirect {
             done.is_some()
         });
         if !done {
-            return self.apply_slowly(frame, layout, psn, va);
+            return self.apply_generic(frame, layout, psn, va);
         }
         if let Some(ethernet) = frame.first_chunk_mut() {
             *ethernet = self.ethernet;
         }
     }
 
-    /// Rewrites a packet from its IP header to its ICRC, of which the first `HEADERS` bytes are IP, UDP and BTH; `None`, and
-    /// nothing is changed, if there is more to it than that.
+    /// Rewrites a packet from its IP header to its ICRC. Its first `HEADERS` bytes have to be IP, UDP and
+    /// BTH. Returns `None` without any change if the packet has a UDP checksum or another R_Key, or is too
+    /// short.
     #[inline]
     fn rewrite<const HEADERS: usize>(
         &self,
         packet: &mut [u8],
         va: Option<u64>,
         psn: Psn,
-        readdress: impl FnOnce(&mut [u8; HEADERS]),
+        set_addresses: impl FnOnce(&mut [u8; HEADERS]),
     ) -> Option<()> {
         let (header, rest) = packet.split_first_chunk_mut::<HEADERS>()?;
         let (rest, icrc) = rest.split_last_chunk_mut::<ICRC_LEN>()?;
         if header[HEADERS - Bth::LEN - 2..HEADERS - Bth::LEN] != [0, 0] {
-            // A UDP checksum
+            // The packet has a UDP checksum.
             return None;
         }
         let mut changes = Changes::new();
         let psn_power = if let Some(va) = va {
-            let powers = icrc::powers::<{ TO_KEY + 5 }>(rest.len().checked_sub(TO_KEY)?)?;
-            let (old, key) = rest.first_chunk_mut::<TO_KEY>()?.split_first_chunk_mut::<8>()?;
+            let powers = icrc::powers::<{ TO_RKEY_END + 5 }>(rest.len().checked_sub(TO_RKEY_END)?)?;
+            let (old, key) = rest.first_chunk_mut::<TO_RKEY_END>()?.split_first_chunk_mut::<8>()?;
             if *key != self.rkeys[0] {
                 return None;
             }
@@ -148,15 +150,15 @@ impl Redirect {
             *old = va.to_be_bytes();
             changes.add(change as u32, powers[12]);
             changes.add((change >> 32) as u32, powers[8]);
-            changes.add(self.with_key, powers[4]);
+            changes.add(self.effect_with_rkey, powers[4]);
             powers[16]
         } else {
             let powers = icrc::powers::<9>(rest.len())?;
-            changes.add(self.plain, powers[8]);
+            changes.add(self.effect, powers[8]);
             powers[4]
         };
-        readdress(header);
-        // Destination queue pair and PSN, each behind a byte that stays
+        set_addresses(header);
+        // Destination queue pair and PSN, each behind a byte that does not change
         let words = header.last_chunk_mut::<8>()?;
         let old = u64::from_be_bytes(*words);
         let new = old & 0xff00_0000_ff00_0000 | u64::from(self.qpn) << 32 | u64::from(psn.get());
@@ -166,13 +168,14 @@ impl Redirect {
         Some(())
     }
 
-    /// Source and destination of an IPv6 header
-    fn halves(&self) -> [&[u8; 16]; 2] {
-        let [src, dst] = self.addresses.as_chunks::<16>().0 else { unreachable!("two halves") };
+    /// Returns source and destination of an IPv6 header.
+    fn ipv6_addresses(&self) -> [&[u8; 16]; 2] {
+        let [src, dst] = self.addresses.as_chunks::<16>().0 else { unreachable!("two addresses") };
         [src, dst]
     }
 
-    /// Whether a packet comes from where packets go that were rewritten, to where they came from.
+    /// Returns whether a packet flows in the reverse direction: from the destination of rewritten packets to
+    /// their source.
     #[inline]
     pub fn is_answered_by(&self, packet: &Packet<'_>) -> bool {
         let header = &packet.bytes()[packet.layout().l3()..];
@@ -180,19 +183,19 @@ impl Redirect {
             return false;
         }
         if self.v6 {
-            let [src, dst] = self.halves();
+            let [src, dst] = self.ipv6_addresses();
             return header[8..24] == *dst && header[24..40] == *src;
         }
         header[12..16] == self.addresses[4..8] && header[16..20] == self.addresses[..4]
     }
 
-    /// Packets with options, extension headers or a UDP checksum, or whose key is another.
+    /// Rewrites packets with options, extension headers, a UDP checksum or another R_Key.
     #[cold]
-    fn apply_slowly(&self, frame: &mut [u8], layout: Layout, psn: Psn, va: Option<u64>) {
+    fn apply_generic(&self, frame: &mut [u8], layout: Layout, psn: Psn, va: Option<u64>) {
         frame[..12].copy_from_slice(&self.ethernet);
         let mut rewriter = Rewriter::new(frame, layout);
-        // The addresses are of the packet's family, as `from` has to be.
-        let [src, dst] = self.halves();
+        // The addresses have the packet's family, because those in `from` have to.
+        let [src, dst] = self.ipv6_addresses();
         _ = if self.v6 {
             rewriter.set_ipv6_addresses(*src, *dst)
         } else {
@@ -208,7 +211,7 @@ impl Redirect {
     }
 }
 
-/// Both addresses as a header has them, and whether they are of IPv6
+/// Returns both addresses in wire order, and whether they are IPv6.
 fn addresses(fixed: &Fixed) -> Option<([u8; 32], bool)> {
     let mut bytes = [0; 32];
     match (fixed.src, fixed.dst) {
@@ -248,7 +251,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_does_what_a_rewriter_does(
+        fn redirect_equals_a_rewriter(
             v6: bool,
             udp_checksum: bool,
             options: bool,
@@ -277,7 +280,7 @@ mod tests {
                 (IpAddr::V6(src), IpAddr::V6(dst)) => {
                     Ip::V6(Ipv6 { src: src.octets(), dst: dst.octets(), ..Ipv6::default() }, &[])
                 }
-                _ => unreachable!("one family"),
+                _ => unreachable!("mixed address families"),
             };
             let mut repr = Repr::new(ethernet, ip, Bth::new(opcode, from.dest_qp, Psn::new(psns[0])));
             repr.udp.dst_port = crate::UDP_PORT.into();
@@ -289,7 +292,7 @@ mod tests {
             let mut frame = vec![0; repr.frame_len() + 4];
             let len = repr.build(&mut frame).unwrap();
             frame.truncate(len);
-            let Class::Roce(layout) = classify(&frame) else { panic!("made to be one") };
+            let Class::Roce(layout) = classify(&frame) else { panic!("a RoCEv2 packet") };
             if corrupt {
                 frame[layout.icrc()] ^= 1;
             }
@@ -301,7 +304,7 @@ mod tests {
             _ = match (to.src, to.dst) {
                 (IpAddr::V4(src), IpAddr::V4(dst)) => rewriter.set_ipv4_addresses(src.octets(), dst.octets()),
                 (IpAddr::V6(src), IpAddr::V6(dst)) => rewriter.set_ipv6_addresses(src.octets(), dst.octets()),
-                _ => unreachable!("one family"),
+                _ => unreachable!("mixed address families"),
             };
             rewriter.set_dest_qp(to.dest_qp);
             rewriter.set_psn(Psn::new(psns[1]));
@@ -315,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn families_are_not_mixed() {
+    fn mixed_address_families_are_rejected() {
         let (v4, v6) = (fixed(false, [1, 2], 1, 1), fixed(true, [1, 2], 1, 1));
         assert!(Redirect::new(&v4, &v6, MacAddr([0; 6]), MacAddr([0; 6])).is_none());
         assert!(Redirect::new(&v4, &Fixed { src: v6.src, ..v4 }, MacAddr([0; 6]), MacAddr([0; 6])).is_none());

@@ -1,4 +1,4 @@
-//! A whole frame as a value: made from a frame or by hand, changed at leisure, printed, and emitted.
+//! High-level representation of a whole frame: parsed or built field by field, changed, printed and emitted.
 
 use crate::aeth::Aeth;
 use crate::atomic::{AtomicAckEth, AtomicEth};
@@ -16,15 +16,15 @@ use crate::{Bth, Class, Packet, classify, icrc};
 use core::fmt;
 use zerocopy::{Immutable, IntoBytes};
 
-/// A RoCEv2 frame as a value. [`emit`](Self::emit) writes what the fields say, right or wrong;
-/// [`build`](Self::build) makes lengths and checksums right first.
+/// High-level representation of a RoCEv2 frame. [`emit`](Self::emit) writes the fields unchanged, right or
+/// wrong; [`build`](Self::build) first sets lengths and checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repr<'a> {
     /// Ethernet header
     pub ethernet: Ethernet,
-    /// VLAN tags, outermost first; `tag_count` of them
+    /// VLAN tags, outermost first; the first `tag_count` are valid
     pub tags: [VlanTag; MAX_TAGS],
-    /// How many tags there are
+    /// Count of VLAN tags, at most [`MAX_TAGS`]
     pub tag_count: usize,
     /// IP header
     pub ip: Ip<'a>,
@@ -32,30 +32,30 @@ pub struct Repr<'a> {
     pub udp: Udp,
     /// Base transport header
     pub bth: Bth,
-    /// Extended headers; those are emitted that the BTH's opcode has
+    /// Extended headers, of which the BTH's opcode selects those that are emitted
     pub extended: Extended,
     /// Payload
     pub payload: &'a [u8],
-    /// What pads the payload to a multiple of four
+    /// Padding of the payload to a multiple of four bytes
     pub padding: &'a [u8],
     /// ICRC, read in little-endian order
     pub icrc: u32,
-    /// Bytes behind the packet: Ethernet's own padding
+    /// Bytes behind the packet: padding of the Ethernet frame
     pub trailer: &'a [u8],
 }
 
-/// IP header of either version, with what may stand between it and UDP.
+/// IP header of either version, with everything between it and the UDP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ip<'a> {
-    /// IPv4 and its options
+    /// IPv4 header and its options
     V4(Ipv4, &'a [u8]),
-    /// IPv6 and its extension headers
+    /// IPv6 header and its extension headers
     V6(Ipv6, &'a [u8]),
 }
 
-/// The headers that may stand between BTH and payload. Which of them a packet has is its opcode's business.
+/// Headers between BTH and payload. The opcode determines which of them a packet has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[allow(missing_docs, reason = "named like their types")]
+#[allow(missing_docs, reason = "fields are named like their types")]
 pub struct Extended {
     pub feth: [u8; 4],
     pub deth: Deth,
@@ -65,12 +65,12 @@ pub struct Extended {
     pub atomic_ack: AtomicAckEth,
     pub immediate: ImmDt,
     pub ieth: Ieth,
-    /// The reserved bytes of a CNP
+    /// The CNP's reserved bytes
     pub cnp: [u8; 16],
 }
 
 impl Extended {
-    /// Each header with its bytes, in the order of the wire.
+    /// Returns each header with its bytes, in wire order.
     fn in_order(&self) -> [(Headers, &[u8]); 9] {
         [
             (Headers::FETH, &self.feth),
@@ -91,19 +91,19 @@ impl Extended {
 #[error("the buffer is too short for the frame")]
 pub struct TooShort;
 
-/// The payload has more bytes than a UDP datagram holds.
+/// The reason why a frame cannot be built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BuildError {
     /// The buffer is too short for the frame
     #[error(transparent)]
     TooShort(#[from] TooShort),
-    /// An IP packet has less than 65,536 bytes
-    #[error("the packet is longer than IP can say")]
+    /// The IP packet would be longer than 65,535 bytes
+    #[error("the packet is longer than 65,535 bytes")]
     TooLong,
 }
 
 impl<'a> Repr<'a> {
-    /// An untagged packet without payload, all else as a host would send it.
+    /// Returns an untagged packet without payload; all other fields have the values that a host sends.
     pub fn new(ethernet: Ethernet, ip: Ip<'a>, bth: Bth) -> Self {
         Self {
             ethernet,
@@ -120,7 +120,7 @@ impl<'a> Repr<'a> {
         }
     }
 
-    /// Reads a frame; `None` if it is no RoCEv2 packet or malformed.
+    /// Parses a frame. Returns `None` if it is not a RoCEv2 packet or is malformed.
     pub fn parse(frame: &'a [u8]) -> Option<Self> {
         let Class::Roce(layout) = classify(frame) else { return None };
         let packet = Packet::new(frame, layout);
@@ -171,12 +171,12 @@ impl<'a> Repr<'a> {
         &self.tags[..self.tag_count.min(MAX_TAGS)]
     }
 
-    /// Bytes from UDP to ICRC.
+    /// Returns the length from the UDP header to the ICRC, in bytes.
     fn udp_len(&self) -> usize {
         Udp::LEN + Bth::LEN + self.headers().len() + self.payload.len() + self.padding.len() + ICRC_LEN
     }
 
-    /// Bytes of the frame.
+    /// Returns the length of the frame, in bytes.
     pub fn frame_len(&self) -> usize {
         let ip = match self.ip {
             Ip::V4(_, options) => Ipv4::LEN + options.len(),
@@ -185,7 +185,10 @@ impl<'a> Repr<'a> {
         Ethernet::LEN + self.tags().len() * VlanTag::LEN + ip + self.udp_len() + self.trailer.len()
     }
 
-    /// Writes the frame as the fields say. Returns its length.
+    /// Writes the frame with the fields unchanged, and returns its length in bytes.
+    ///
+    /// # Errors
+    /// [`TooShort`] if the frame does not fit into `buffer`.
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, TooShort> {
         let mut out = Writer { buffer, at: 0 };
         out.put(&self.ethernet)?;
@@ -214,8 +217,11 @@ impl<'a> Repr<'a> {
         Ok(out.at)
     }
 
-    /// Sets what follows from the rest (padding and pad count, lengths, checksums, ICRC) and writes the frame. Returns its
-    /// length. A UDP checksum that is not 0 is computed.
+    /// Computes all derived fields (padding and pad count, lengths, checksums, ICRC), writes the frame, and
+    /// returns its length in bytes. A UDP checksum of 0 stays 0; any other value is computed.
+    ///
+    /// # Errors
+    /// [`BuildError`] if the frame does not fit into `buffer`, or is too long for IP.
     pub fn build(&mut self, buffer: &mut [u8]) -> Result<usize, BuildError> {
         let pad = self.payload.len().wrapping_neg() % 4;
         self.padding = &[0; 3][..pad];
@@ -233,7 +239,7 @@ impl<'a> Repr<'a> {
             Ip::V6(header, extensions) => header.payload_len = longer(extensions.len())?.into(),
         }
         let len = self.emit(buffer)?;
-        // What does not classify (a wrong ethertype, say) was asked for, and has no ICRC.
+        // A frame that `classify` does not accept (because of a wrong EtherType, for example) gets no ICRC.
         if let Class::Roce(layout) = classify(&buffer[..len]) {
             self.icrc = icrc::compute(&buffer[..len], &layout);
             buffer[layout.icrc()..layout.end()].copy_from_slice(&self.icrc.to_le_bytes());
@@ -242,7 +248,7 @@ impl<'a> Repr<'a> {
                 buffer[at..at + 2].fill(0);
                 let packet = Packet::new(&buffer[..len], layout);
                 let sum: Sum = packet.pseudo_header_sum().add(&buffer[layout.udp()..layout.end()]);
-                // 0 would say that there is none (RFC 768).
+                // A checksum of 0 would mean "no checksum" (RFC 768).
                 self.udp.checksum = (if sum.checksum() == 0 { 0xffff } else { sum.checksum() }).into();
                 buffer[at..at + 2].copy_from_slice(self.udp.checksum.as_bytes());
             }

@@ -1,4 +1,4 @@
-//! The RDMA extended transport header of WRITE and READ requests (IB 9.3.3).
+//! The RDMA extended transport header (RETH) of WRITE and READ requests (IB 9.3.3).
 
 use core::fmt;
 use zerocopy::byteorder::network_endian::{U32, U64};
@@ -10,16 +10,16 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 )]
 #[repr(C)]
 pub struct Reth {
-    /// Virtual address of the first byte at the responder
+    /// Virtual address of the first byte, at the responder
     pub va: U64,
-    /// The key that grants access to the memory region
+    /// R_Key of the memory region
     pub rkey: U32,
-    /// Bytes of the whole message, 0 to 2^31
+    /// Length of the whole message in bytes, 0 to 2^31
     pub len: U32,
 }
 
 impl Reth {
-    /// Bytes on the wire
+    /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
 }
 

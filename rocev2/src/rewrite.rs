@@ -1,8 +1,9 @@
-//! Rewriting a packet where it lies: each setter changes a field and notes the change, and [`finish`] brings the IPv4
-//! header checksum, the UDP checksum (where there is one) and the ICRC up to date for all of them at once, at a cost
-//! that does not depend on the packet's length.
+//! Rewriting a packet in place. Each setter of a [`Rewriter`] changes a field and records the change;
+//! [`finish`] then updates the IPv4 header checksum, the UDP checksum (if there is one) and the ICRC for all
+//! changes at once, at a cost that does not depend on the packet's length.
 //!
-//! What was right stays right, and what was wrong stays wrong: a packet that came in with a bad ICRC leaves with one.
+//! Checksums are updated, not recomputed: a packet that arrived with a wrong ICRC also leaves with a wrong
+//! one.
 //!
 //! [`finish`]: Rewriter::finish
 
@@ -15,59 +16,62 @@ use crate::opcode::Headers;
 use crate::packet::Layout;
 use crate::{Bth, Opcode, Psn, Qpn, checksum};
 
-/// A packet that is being rewritten. Fields change at once, checksums when it is [finished](Self::finish).
+/// A packet that is being rewritten. Setters change fields immediately; [`finish`](Self::finish) updates the
+/// checksums.
 #[derive(Debug)]
 #[must_use = "checksums are wrong until `finish` is called"]
 pub struct Rewriter<'a> {
     bytes: &'a mut [u8],
     layout: Layout,
     changes: Changes,
-    /// Changed 32-bit words that count for a UDP checksum: one's complement sums of what was and what is
+    /// One's complement sums of the old and the new values of all changed 32-bit words that the UDP checksum
+    /// covers
     udp_change: (u64, u64),
 }
 
 impl<'a> Rewriter<'a> {
-    /// Begins. `layout` is what [`classify`](crate::classify) found for `frame`.
+    /// Begins to rewrite `frame`. `layout` has to be the result of [`classify`](crate::classify) for it.
     #[inline]
     pub fn new(frame: &'a mut [u8], layout: Layout) -> Self {
         Self { bytes: frame, layout, changes: Changes::new(), udp_change: (0, 0) }
     }
 
-    /// Four bytes, with one look at whether they are there.
+    /// Returns the four bytes at offset `at`, with a single bounds check.
     #[inline]
-    fn place(&mut self, at: usize) -> &mut [u8; 4] {
+    fn word_mut(&mut self, at: usize) -> &mut [u8; 4] {
         self.bytes[at..].first_chunk_mut().expect("four bytes")
     }
 
     #[inline]
     fn word(&mut self, at: usize) -> u32 {
-        u32::from_be_bytes(*self.place(at))
+        u32::from_be_bytes(*self.word_mut(at))
     }
 
-    /// Writes a word that the ICRC counts in full, or in which nothing that it leaves out changes.
-    #[allow(clippy::inline_always, reason = "a call for each word would cost more than the word does")]
+    /// Writes a word that the ICRC covers completely, or whose uncovered bits do not change. Returns the old
+    /// value.
+    #[allow(clippy::inline_always, reason = "a call would cost more than its work")]
     #[inline(always)]
     fn set_word(&mut self, at: usize, new: u32) -> u32 {
-        let place = self.place(at);
-        let old = u32::from_be_bytes(*place);
-        *place = new.to_be_bytes();
+        let word = self.word_mut(at);
+        let old = u32::from_be_bytes(*word);
+        *word = new.to_be_bytes();
         self.changes.word((old ^ new).swap_bytes(), self.layout.icrc() - at - 4);
         self.udp_change.0 += u64::from(!old);
         self.udp_change.1 += u64::from(new);
         old
     }
 
-    /// The same for words that follow one another.
+    /// Writes consecutive words, on the condition of [`set_word`](Self::set_word).
     #[allow(clippy::inline_always, reason = "as above")]
     #[inline(always)]
     fn set_words<const N: usize>(&mut self, at: usize, new: [[u8; 4]; N]) {
-        let places = self.bytes[at..].as_chunks_mut::<4>().0.first_chunk_mut::<N>().expect("so many words");
+        let words = self.bytes[at..].as_chunks_mut::<4>().0.first_chunk_mut::<N>().expect("wrong layout");
         let mut xors = [0; N];
-        for ((place, new), xor) in places.iter_mut().zip(new).zip(&mut xors) {
-            *xor = u32::from_le_bytes(*place) ^ u32::from_le_bytes(new);
-            self.udp_change.0 += u64::from(!u32::from_be_bytes(*place));
+        for ((word, new), xor) in words.iter_mut().zip(new).zip(&mut xors) {
+            *xor = u32::from_le_bytes(*word) ^ u32::from_le_bytes(new);
+            self.udp_change.0 += u64::from(!u32::from_be_bytes(*word));
             self.udp_change.1 += u64::from(u32::from_be_bytes(new));
-            *place = new;
+            *word = new;
         }
         self.changes.words(xors, self.layout.icrc() - at - 4 * N);
     }
@@ -79,7 +83,10 @@ impl<'a> Rewriter<'a> {
         self.bytes[6..Ethernet::LEN - 2].copy_from_slice(&src.0);
     }
 
-    /// Sets the addresses of an IPv4 packet; leaves an IPv6 packet alone and says so.
+    /// Sets the addresses of an IPv4 packet.
+    ///
+    /// # Errors
+    /// [`WrongVersion`], without any change, if the packet is IPv6.
     #[inline]
     pub fn set_ipv4_addresses(&mut self, src: [u8; 4], dst: [u8; 4]) -> Result<(), WrongVersion> {
         if self.layout.is_ipv6() {
@@ -96,7 +103,10 @@ impl<'a> Rewriter<'a> {
         Ok(())
     }
 
-    /// Sets the addresses of an IPv6 packet; leaves an IPv4 packet alone and says so.
+    /// Sets the addresses of an IPv6 packet.
+    ///
+    /// # Errors
+    /// [`WrongVersion`], without any change, if the packet is IPv4.
     #[inline]
     pub fn set_ipv6_addresses(&mut self, src: [u8; 16], dst: [u8; 16]) -> Result<(), WrongVersion> {
         if !self.layout.is_ipv6() {
@@ -107,7 +117,8 @@ impl<'a> Rewriter<'a> {
         Ok(())
     }
 
-    /// Sets the ECN field (RFC 3168), of which two bits are kept. Of all checksums only that of the IPv4 header covers it.
+    /// Sets the ECN field (RFC 3168) to the two low bits of `ecn`. The IPv4 header checksum is the only
+    /// checksum that covers it.
     pub fn set_ecn(&mut self, ecn: u8) {
         let l3 = self.layout.l3();
         let old = self.word(l3);
@@ -147,8 +158,8 @@ impl<'a> Rewriter<'a> {
     /// Sets the `AckReq` bit.
     pub fn set_ack_req(&mut self, on: bool) {
         let at = self.layout.bth() + Bth::PSN_WORD;
-        let others = self.word(at) & 0x7fff_ffff;
-        self.set_word(at, others | u32::from(on) << 31);
+        let kept = self.word(at) & 0x7fff_ffff;
+        self.set_word(at, kept | u32::from(on) << 31);
     }
 
     #[inline]
@@ -161,7 +172,10 @@ impl<'a> Rewriter<'a> {
         }
     }
 
-    /// Sets the address and the key of a RETH; the length is what it was.
+    /// Sets virtual address and R_Key of a RETH, and leaves its length unchanged.
+    ///
+    /// # Errors
+    /// [`NoSuchHeader`], without any change, if the packet has no RETH.
     #[inline]
     pub fn set_remote_memory(&mut self, va: u64, rkey: u32) -> Result<(), NoSuchHeader> {
         let at = self.extended(Headers::RETH)?;
@@ -170,16 +184,22 @@ impl<'a> Rewriter<'a> {
         Ok(())
     }
 
-    /// Sets the address of a RETH or an AtomicETH, and nothing else of it.
+    /// Sets the virtual address of a RETH or an AtomicETH.
+    ///
+    /// # Errors
+    /// [`NoSuchHeader`], without any change, if the packet has neither.
     #[inline]
     pub fn set_remote_address(&mut self, va: u64) -> Result<(), NoSuchHeader> {
-        // Both begin with it.
+        // Both headers begin with the virtual address.
         let at = self.extended(Headers::RETH).or_else(|_| self.extended(Headers::ATOMIC))?;
         self.set_words::<2>(at, zerocopy::transmute!(va.to_be_bytes()));
         Ok(())
     }
 
     /// Sets the AETH.
+    ///
+    /// # Errors
+    /// [`NoSuchHeader`], without any change, if the packet has no AETH.
     #[inline]
     pub fn set_aeth(&mut self, aeth: Aeth) -> Result<(), NoSuchHeader> {
         let at = self.extended(Headers::AETH)?;
@@ -189,10 +209,14 @@ impl<'a> Rewriter<'a> {
 
     #[inline]
     fn onepipe(&self) -> Result<usize, NoSuchHeader> {
-        onepipe(self.layout)
+        onepipe_offset(self.layout)
     }
 
-    /// Sets the barriers of a 1Pipe header, which begins where the payload does.
+    /// Sets both barriers of a 1Pipe header at the start of the payload.
+    ///
+    /// # Errors
+    /// [`NoSuchHeader`], without any change, if the opcode or the payload's length is not that of a 1Pipe
+    /// packet.
     #[inline]
     pub fn set_barriers(
         &mut self,
@@ -204,7 +228,11 @@ impl<'a> Rewriter<'a> {
         Ok(())
     }
 
-    /// Sets all of a 1Pipe header, which begins where the payload does.
+    /// Replaces a 1Pipe header at the start of the payload.
+    ///
+    /// # Errors
+    /// [`NoSuchHeader`], without any change, if the opcode or the payload's length is not that of a 1Pipe
+    /// packet.
     #[inline]
     pub fn set_onepipe(&mut self, header: OnePipe) -> Result<(), NoSuchHeader> {
         let at = self.onepipe()?;
@@ -212,7 +240,7 @@ impl<'a> Rewriter<'a> {
         Ok(())
     }
 
-    /// Brings the UDP checksum and the ICRC up to date. (The IPv4 header checksum already is.)
+    /// Updates the UDP checksum and the ICRC. (The setters have updated the IPv4 header checksum.)
     #[inline]
     pub fn finish(self) {
         let at = self.layout.icrc();
@@ -223,17 +251,17 @@ impl<'a> Rewriter<'a> {
         let at = self.layout.udp() + 6;
         let sum = u16::from_be_bytes([self.bytes[at], self.bytes[at + 1]]);
         if sum != 0 {
-            // The ICRC is itself part of the datagram. Its own words may lie at an odd multiple of two, never of one:
-            // headers and padded payload are even.
-            let (was, is) = (
+            // The datagram contains the ICRC. Its offset is even, though not always a multiple of four,
+            // because headers and padded payload have even lengths.
+            let (before, after) = (
                 self.udp_change.0 + u64::from(!old.swap_bytes()),
                 self.udp_change.1 + u64::from(new.swap_bytes()),
             );
-            let mut total = u64::from(!sum) + was + is;
+            let mut total = u64::from(!sum) + before + after;
             while total > 0xffff {
                 total = (total & 0xffff) + (total >> 16);
             }
-            // 0 would say that there is no checksum (RFC 768).
+            // A checksum of 0 would mean "no checksum" (RFC 768).
             let sum = match !(total as u16) {
                 0 => 0xffff,
                 sum => sum,
@@ -243,16 +271,19 @@ impl<'a> Rewriter<'a> {
     }
 }
 
-/// Where the 1Pipe header begins, in a datagram or in a WRITE that is a beacon
+/// Returns the offset of the 1Pipe header, in a datagram or in a WRITE that is a beacon.
 #[inline]
-fn onepipe(layout: Layout) -> Result<usize, NoSuchHeader> {
+fn onepipe_offset(layout: Layout) -> Result<usize, NoSuchHeader> {
     let at = layout.payload();
     let carries = matches!(layout.opcode(), Opcode::UD_SEND_ONLY | Opcode::UC_WRITE_ONLY);
     if carries && layout.icrc() - at >= OnePipe::LEN { Ok(at) } else { Err(NoSuchHeader) }
 }
 
-/// Sets the barriers of a 1Pipe header and brings the packet up to date, as a [`Rewriter`] does that is told nothing else. Packets
-/// without a UDP checksum, which most are, need no sums.
+/// Sets both barriers of a 1Pipe header and updates the checksums, as a [`Rewriter`] with no other change
+/// would. Packets without a UDP checksum, which are the common case, need no sums.
+///
+/// # Errors
+/// [`NoSuchHeader`], without any change, if the opcode or the payload's length is not that of a 1Pipe packet.
 #[inline]
 pub fn stamp(
     frame: &mut [u8],
@@ -260,15 +291,15 @@ pub fn stamp(
     barrier: Option<Timestamp>,
     commit: Option<Timestamp>,
 ) -> Result<(), NoSuchHeader> {
-    let at = onepipe(layout)? + OnePipe::BARRIERS;
+    let at = onepipe_offset(layout)? + OnePipe::BARRIERS;
     let end = layout.icrc();
     if frame[layout.udp() + 6..].first_chunk::<2>().is_none_or(|sum| *sum != [0, 0]) {
-        return stamp_summed(frame, layout, barrier, commit);
+        return stamp_with_udp_checksum(frame, layout, barrier, commit);
     }
     let new = OnePipe::barriers_to_wire(barrier, commit);
-    let places: &mut [u8; 12] = frame[at..].first_chunk_mut().expect("the header was found");
-    let old: [[u8; 4]; 3] = zerocopy::transmute!(*places);
-    *places = zerocopy::transmute!(new);
+    let field: &mut [u8; 12] = frame[at..].first_chunk_mut().expect("onepipe() has found the header");
+    let old: [[u8; 4]; 3] = zerocopy::transmute!(*field);
+    *field = zerocopy::transmute!(new);
     let mut changes = Changes::new();
     changes.words([0, 1, 2].map(|n| u32::from_le_bytes(old[n]) ^ u32::from_le_bytes(new[n])), end - at - 12);
     let icrc = frame[end..].first_chunk_mut::<4>().expect("an ICRC");
@@ -277,7 +308,7 @@ pub fn stamp(
 }
 
 #[cold]
-fn stamp_summed(
+fn stamp_with_udp_checksum(
     frame: &mut [u8],
     layout: Layout,
     barrier: Option<Timestamp>,
@@ -289,14 +320,14 @@ fn stamp_summed(
     Ok(())
 }
 
-/// The packet's IP version is the other one.
+/// The packet is of the other IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the packet is of the other IP version")]
 pub struct WrongVersion;
 
-/// The packet's opcode does not bring the header.
+/// The packet's opcode does not have the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the packet's opcode does not bring this header")]
+#[error("the packet's opcode does not have this header")]
 pub struct NoSuchHeader;
 
 #[cfg(test)]
@@ -309,7 +340,7 @@ mod tests {
     use proptest::prelude::*;
     use zerocopy::{FromBytes, IntoBytes};
 
-    /// A frame of `opcode` with right checksums.
+    /// Returns a frame of `opcode` with right checksums.
     fn frame(v6: bool, opcode: Opcode, payload: usize, udp_checksum: bool) -> Vec<u8> {
         let headers = opcode.headers().len();
         let payload = if opcode.info().is_some_and(|info| info.payload) { payload * 4 } else { 0 };
@@ -399,7 +430,7 @@ mod tests {
 
             let mut stamped = bytes.clone();
             prop_assert_eq!(stamp(&mut stamped, layout, barrier, commit).is_ok(), has_onepipe);
-            prop_assert_eq!(&stamped, &bytes, "what stands there already");
+            prop_assert_eq!(&stamped, &bytes, "setting equal barriers changes nothing");
             let (barrier_after, commit_after) = (Some(Timestamp::new(va ^ 5)), None);
             if stamp(&mut stamped, layout, barrier_after, commit_after).is_ok() {
                 let mut rewritten = bytes.clone();
@@ -411,7 +442,7 @@ mod tests {
 
             // `classify` verifies the IPv4 header checksum.
             let packet = Packet::parse(&bytes).expect("still a packet");
-            prop_assert_eq!(packet.verify_icrc(), !corrupt, "damage stays visible");
+            prop_assert_eq!(packet.verify_icrc(), !corrupt, "a wrong ICRC stays wrong");
             prop_assert_eq!(packet.verify_udp_checksum(), !(corrupt && udp_checksum));
             prop_assert_eq!(packet.udp().checksum.get() != 0, udp_checksum);
             if v6 {
@@ -442,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_set_alone() {
+    fn set_remote_address_changes_only_the_address() {
         for opcode in [Opcode::RC_COMPARE_SWAP, Opcode::RC_FETCH_ADD, Opcode::RC_READ_REQUEST] {
             let mut bytes = frame(false, opcode, 0, true);
             let layout = layout(&bytes);
@@ -464,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_set_stays() {
+    fn fields_without_a_setter_call_are_unchanged() {
         let mut bytes = frame(false, Opcode::RC_WRITE_ONLY, 16, false);
         let before = bytes.clone();
         let layout = layout(&bytes);
@@ -479,7 +510,7 @@ mod tests {
         assert!(packet.bth().becn() && packet.verify_icrc());
         let mut expected = before;
         expected[layout.bth() + Bth::MASKED_BYTE] |= 0x40;
-        assert_eq!(bytes, expected, "setting what already stands there changes nothing");
+        assert_eq!(bytes, expected, "setting equal values changes nothing");
         assert_eq!(Aeth::new(Syndrome::Ack(Credit::UNLIMITED), Msn::ZERO).as_bytes(), [0x1f, 0, 0, 0]);
     }
 }

@@ -1,4 +1,4 @@
-//! Frames as an endpoint sends them: what is in front of the BTH is made once, and the rest is added packet by packet.
+//! Routes: headers up to UDP that an endpoint builds once per peer, and emits with each packet.
 
 use crate::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
 use crate::ipv4::Ipv4;
@@ -10,44 +10,44 @@ use core::net::IpAddr;
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::network_endian::U16;
 
-/// Ethernet, one tag, IPv6, UDP
+/// Length of the longest headers: Ethernet, one VLAN tag, IPv6, UDP
 const MAX: usize = Ethernet::LEN + VlanTag::LEN + Ipv6::LEN + Udp::LEN;
 
-/// Everything in front of the BTH that does not change from packet to packet.
+/// Headers in front of the BTH, which do not change from packet to packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Route {
     headers: [u8; MAX],
     len: u8,
     l3: u8,
     v6: bool,
-    /// Of the IPv4 header with neither length nor id
+    /// Sum of the IPv4 header's words, without length and identification
     sum: u32,
     id: u16,
 }
 
-/// Both ends of a route and what stands in its headers.
+/// Header fields of a route.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends {
-    /// The sender
+    /// The sender's MAC address
     pub src_mac: MacAddr,
-    /// The next hop
+    /// MAC address of the next hop
     pub dst_mac: MacAddr,
-    /// The tag, if there is one: priority and VLAN as in a TCI
+    /// TCI (priority and VLAN) of the VLAN tag, if there is one
     pub vlan: Option<u16>,
-    /// The sender
+    /// The sender's IP address
     pub src: IpAddr,
-    /// The receiver, of the same family
+    /// The receiver's IP address, of the same family
     pub dst: IpAddr,
-    /// DSCP and ECN
+    /// DSCP (6 bits) and ECN (2 bits)
     pub traffic_class: u8,
-    /// Hops that the packet may take
+    /// Hop limit (TTL)
     pub hop_limit: u8,
-    /// The UDP source port, by which switches choose among paths
+    /// UDP source port, from which switches select among equal-cost paths
     pub src_port: u16,
 }
 
 impl Route {
-    /// `None` if the addresses are of two families.
+    /// Builds the headers. Returns `None` if the addresses are of different families.
     pub fn new(ends: &Ends) -> Option<Self> {
         let mut headers = [0; MAX];
         let mut at = 0;
@@ -95,27 +95,28 @@ impl Route {
         Some(Self { headers, len, l3: len - (Udp::LEN + ip_len) as u8, v6, sum, id: 0 })
     }
 
-    /// Writes a packet: BTH (its pad count is set here), extended headers, payload.
+    /// Writes a packet into `frame`, whose contents are replaced: headers, BTH (with the pad count set),
+    /// extended headers, payload, padding and ICRC.
     #[inline]
     pub fn emit(&mut self, frame: &mut Vec<u8>, mut bth: Bth, extended: &[&[u8]], payload: &[u8]) {
         let pad = payload.len().wrapping_neg() % 4;
         bth.set_pad_count(pad as u8);
         let (l3, headers) = (usize::from(self.l3), usize::from(self.len));
-        let further: usize = extended.iter().map(|header| header.len()).sum();
-        let end = headers + Bth::LEN + further + payload.len() + pad;
-        // As long as it has to be at once: what is written piece by piece asks each time whether there is room. All of it is
-        // written, whatever it held.
+        let extended_len: usize = extended.iter().map(|header| header.len()).sum();
+        let end = headers + Bth::LEN + extended_len + payload.len() + pad;
+        // Resizes once: pushing piece by piece would check the capacity each time. Every byte is overwritten
+        // below.
         frame.resize(end + ICRC_LEN, 0);
         frame[..headers].copy_from_slice(&self.headers[..headers]);
-        let (here, mut rest) = frame[headers..end].split_at_mut(Bth::LEN);
-        here.copy_from_slice(bth.as_bytes());
+        let (field, mut rest) = frame[headers..end].split_at_mut(Bth::LEN);
+        field.copy_from_slice(bth.as_bytes());
         for header in extended {
-            let (here, behind) = rest.split_at_mut(header.len());
-            here.copy_from_slice(header);
+            let (field, behind) = rest.split_at_mut(header.len());
+            field.copy_from_slice(header);
             rest = behind;
         }
-        let (here, padding) = rest.split_at_mut(payload.len());
-        here.copy_from_slice(payload);
+        let (field, padding) = rest.split_at_mut(payload.len());
+        field.copy_from_slice(payload);
         padding.fill(0);
         let udp = headers - Udp::LEN;
         let udp_len = (end + ICRC_LEN - udp) as u16;
@@ -143,7 +144,7 @@ mod tests {
     use crate::{Opcode, Packet, Psn, Qpn};
 
     #[test]
-    fn frames_are_right_for_every_payload() {
+    fn emitted_frames_are_valid_for_every_payload_length() {
         let addresses = [["10.0.0.1", "10.0.0.2"], ["fd00::1", "fd00::2"]];
         for (pair, vlan) in addresses.into_iter().flat_map(|pair| [(pair, None), (pair, Some(0x6005))]) {
             let ends = Ends {

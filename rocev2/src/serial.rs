@@ -1,17 +1,18 @@
-//! 24-bit numbers of the transport: packet and message sequence numbers, which wrap, and queue pair numbers,
-//! which do not count anything. IB 9.7.1 (PSN ranges), FACTS C-01.
+//! 24-bit numbers of the transport: packet and message sequence numbers, which wrap around (IB 9.7.1), and
+//! queue pair numbers, which are identifiers only.
 
 use core::fmt;
 
-/// The mask of a 24-bit field.
+/// Mask of a 24-bit field
 const MASK: u32 = 0x00ff_ffff;
 
 macro_rules! serial24 {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
         ///
-        /// Arithmetic is modulo 2^24. There is no `Ord`: sequence numbers lie on a circle, so only
-        /// [`distance`](Self::distance) and [`precedes`](Self::precedes) compare them.
+        /// Arithmetic is modulo 2^24. There is no `Ord`, because values that wrap have no first element:
+        /// [`distance`](Self::distance) and [`precedes`](Self::precedes) compare two numbers less than 2^23
+        /// apart.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
         pub struct $name(u32);
 
@@ -19,54 +20,54 @@ macro_rules! serial24 {
             /// The number 0.
             pub const ZERO: Self = Self(0);
 
-            /// Keeps the low 24 bits of `value`.
+            /// Returns the number of the low 24 bits of `value`.
             pub const fn new(value: u32) -> Self {
                 Self(value & MASK)
             }
 
-            /// The number as an integer below 2^24.
+            /// Returns the number as an integer below 2^24.
             pub const fn get(self) -> u32 {
                 self.0
             }
 
-            /// The number `n` further on.
+            /// Returns the number `n` after `self`.
             #[must_use]
-            #[allow(clippy::should_implement_trait)] // `+` would promise an order that a circle has not
+            #[allow(clippy::should_implement_trait)] // `+` would suggest a total order
             pub const fn add(self, n: u32) -> Self {
                 Self(self.0.wrapping_add(n) & MASK)
             }
 
-            /// The number `n` further back.
+            /// Returns the number `n` before `self`.
             #[must_use]
             #[allow(clippy::should_implement_trait)]
             pub const fn sub(self, n: u32) -> Self {
                 Self(self.0.wrapping_sub(n) & MASK)
             }
 
-            /// How far `self` is ahead of `earlier`: positive when it comes after, negative when it comes
-            /// before; -2^23 when the two are opposite.
+            /// Returns the distance from `earlier` to `self`: positive if `self` is later, negative if it is
+            /// earlier, -2^23 if the two are opposite.
             pub const fn distance(self, earlier: Self) -> i32 {
                 ((self.0.wrapping_sub(earlier.0) << 8) as i32) >> 8
             }
 
-            /// Whether `self` comes before `other`, on the shorter way round.
+            /// Returns whether `self` is before `other`, by the shorter distance modulo 2^24.
             pub const fn precedes(self, other: Self) -> bool {
                 self.distance(other) < 0
             }
 
-            /// The later of the two.
+            /// Returns the later of the two.
             #[must_use]
             pub const fn later(self, other: Self) -> Self {
                 if self.precedes(other) { other } else { self }
             }
 
-            /// As it stands on the wire.
+            /// Encodes the number.
             pub const fn to_wire(self) -> [u8; 3] {
                 let [_, a, b, c] = self.0.to_be_bytes();
                 [a, b, c]
             }
 
-            /// As read from the wire.
+            /// Decodes the number.
             pub const fn from_wire(wire: [u8; 3]) -> Self {
                 Self(u32::from_be_bytes([0, wire[0], wire[1], wire[2]]))
             }
@@ -91,35 +92,36 @@ serial24! {
     Psn
 }
 serial24! {
-    /// A message sequence number (IB 9.7.7, AETH:MSN): messages completed by the responder.
+    /// A message sequence number (IB 9.7.7, AETH:MSN): the count of messages that the responder has
+    /// completed.
     Msn
 }
 
-/// A queue pair number: 24 bits, meaningful only together with its host.
+/// A queue pair number: 24 bits, unique only within its host.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Qpn(u32);
 
 impl Qpn {
-    /// QP 1, the general services interface, where the CM lives (IB 3.9.3).
+    /// QP 1, the general services interface, which the CM uses (IB 3.9.3)
     pub const GSI: Self = Self(1);
 
-    /// Keeps the low 24 bits of `value`.
+    /// Returns the number of the low 24 bits of `value`.
     pub const fn new(value: u32) -> Self {
         Self(value & MASK)
     }
 
-    /// The number as an integer below 2^24.
+    /// Returns the number as an integer below 2^24.
     pub const fn get(self) -> u32 {
         self.0
     }
 
-    /// As it stands on the wire.
+    /// Encodes the number.
     pub const fn to_wire(self) -> [u8; 3] {
         let [_, a, b, c] = self.0.to_be_bytes();
         [a, b, c]
     }
 
-    /// As read from the wire.
+    /// Decodes the number.
     pub const fn from_wire(wire: [u8; 3]) -> Self {
         Self(u32::from_be_bytes([0, wire[0], wire[1], wire[2]]))
     }
@@ -143,7 +145,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn wraps_at_two_to_the_24() {
+    fn sequence_numbers_wrap_at_two_to_the_24() {
         let last = Psn::new(0x00ff_ffff);
         assert_eq!(last.add(1), Psn::ZERO);
         assert_eq!(Psn::ZERO.sub(1), last);
@@ -156,7 +158,7 @@ mod tests {
     fn opposite_numbers_precede_each_other() {
         let (a, b) = (Psn::new(0), Psn::new(1 << 23));
         assert_eq!(a.distance(b), -(1 << 23));
-        assert!(a.precedes(b) && b.precedes(a), "half the circle away there is no order to know");
+        assert!(a.precedes(b) && b.precedes(a), "numbers 2^23 apart have no order");
     }
 
     #[test]

@@ -1,33 +1,35 @@
-//! UDP (RFC 768).
+//! The UDP header (RFC 768).
 
 use core::fmt;
 use zerocopy::byteorder::network_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// UDP's number in IPv4's `protocol` and IPv6's `next_header`
+/// Protocol number of UDP in IPv4's `protocol` and IPv6's `next_header`
 pub const PROTOCOL: u8 = 17;
 
 /// The UDP header, 8 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Udp {
-    /// Source port: the entropy by which networks spread flows (IB A17.4.5.2), one a queue pair
+    /// Source port: the entropy for ECMP (IB A17.4.5.2); hosts choose one per queue pair
     pub src_port: U16,
     /// Destination port
     pub dst_port: U16,
-    /// Bytes of this header and all that follows it
+    /// Length of the datagram including this header, in bytes
     pub len: U16,
-    /// Checksum over the pseudo-header and the datagram; 0 means none (usual for RoCEv2). Outside the ICRC
+    /// Checksum over the pseudo-header and the datagram; 0 means none (usual for RoCEv2). Not covered by the
+    /// ICRC
     pub checksum: U16,
 }
 
 impl Udp {
-    /// Bytes on the wire
+    /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
 }
 
 impl Default for Udp {
-    /// To port 4791, from the first port of the range that RoCEv2 uses, no checksum.
+    /// Returns a header to port 4791, from the first source port of the range that RoCEv2 uses, without
+    /// checksum.
     fn default() -> Self {
         Self {
             src_port: U16::new(0xc000),

@@ -1,10 +1,10 @@
-//! Addresses, as many tables have them.
+//! MAC and IP addresses as configuration values.
 
 use crate::tree::Value;
 use core::net::IpAddr;
 use rocev2::ethernet::MacAddr;
 
-/// A station's MAC address
+/// Reads the MAC address of a single station.
 pub fn station(value: &Value<'_>) -> Option<MacAddr> {
     let text = value.text()?;
     let Ok(mac) = text.parse::<MacAddr>() else {
@@ -14,8 +14,8 @@ pub fn station(value: &Value<'_>) -> Option<MacAddr> {
         return None;
     };
     if mac.is_group() {
-        let problem = value.problem(format!("{mac} is the address of a group, which lies on no single port"));
-        value.add(problem.label("a group").help(
+        let problem = value.problem(format!("{mac} is a group address, which belongs to no single station"));
+        value.add(problem.label("a group address").help(
             "give the address of one station: the first byte of such an address is even, as in `52:54:00:00:00:01`",
         ));
         return None;
@@ -23,7 +23,7 @@ pub fn station(value: &Value<'_>) -> Option<MacAddr> {
     Some(mac)
 }
 
-/// An IP address with the length of its prefix
+/// Reads an IP address with a prefix length.
 pub fn address(value: &Value<'_>) -> Option<(IpAddr, u8)> {
     let text = value.text()?;
     let parsed = text.split_once('/').and_then(|(ip, prefix)| {
@@ -31,18 +31,18 @@ pub fn address(value: &Value<'_>) -> Option<(IpAddr, u8)> {
         (prefix <= if ip.is_ipv4() { 32 } else { 128 }).then_some((ip, prefix))
     });
     if parsed.is_none() {
-        let problem = value.problem(format!("`{text}` is no address with the length of its prefix"));
+        let problem = value.problem(format!("`{text}` is not an IP address with a prefix length"));
         value.add(problem.label("not an address").help("write `\"10.0.0.1/24\"` or `\"fd00::1/64\"`"));
     }
     parsed
 }
 
-/// An IP address
+/// Reads an IP address.
 pub fn ip(value: &Value<'_>) -> Option<IpAddr> {
     let text = value.text()?;
     let ip = text.parse().ok();
     if ip.is_none() {
-        let problem = value.problem(format!("`{text}` is no IP address")).label("not an address");
+        let problem = value.problem(format!("`{text}` is not an IP address")).label("not an address");
         value.add(problem.help("write an address such as `\"10.0.0.1\"` or `\"fd00::1\"`"));
     }
     ip

@@ -1,34 +1,34 @@
-//! A look into a capture file before DPDK plays it, which says little when it cannot.
+//! Checks of capture files before DPDK opens them, because its pcap driver reports errors with little detail.
 
 use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read};
 use std::path::Path;
 
-/// What a capture holds.
+/// Contents of a capture.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Size {
-    /// Frames
+    /// Count of frames
     pub frames: u64,
-    /// Bytes of the longest
+    /// Length of the longest frame, in bytes
     pub longest: u32,
 }
 
 impl Size {
-    /// Of both together
+    /// Adds the contents of another capture.
     pub fn add(&mut self, other: Self) {
         self.frames += other.frames;
         self.longest = self.longest.max(other.longest);
     }
 }
 
-/// Why a file cannot be played.
+/// The reason why a capture cannot be played.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Flaw {
-    /// What is wrong
+    /// Problem message
     pub message: String,
-    /// The same in a few words
+    /// Short form of the message, for the label
     pub label: &'static str,
-    /// What to do about it
+    /// Remedy for the problem
     pub remedy: String,
 }
 
@@ -38,10 +38,14 @@ impl Flaw {
     }
 }
 
-/// The link type of Ethernet
+/// Link type of Ethernet
 const ETHERNET: u32 = 1;
 
-/// Whether the file is a capture of Ethernet frames; counts them if `count` is wanted and the format is pcap.
+/// Checks that a file is a capture of Ethernet frames. Counts its frames if `count` is set and the format is
+/// pcap.
+///
+/// # Errors
+/// [`Flaw`] if the file cannot be read, or is not such a capture.
 pub fn examine(path: &Path, count: bool) -> Result<Size, Flaw> {
     let shown = path.display();
     let unreadable = |error: io::Error| match error.kind() {
@@ -76,7 +80,7 @@ pub fn examine(path: &Path, count: bool) -> Result<Size, Flaw> {
     let big_endian = match header[..4] {
         [0xa1, 0xb2, 0xc3, 0xd4] | [0xa1, 0xb2, 0x3c, 0x4d] => true,
         [0xd4, 0xc3, 0xb2, 0xa1] | [0x4d, 0x3c, 0xb2, 0xa1] => false,
-        // pcapng says link types by interface, in blocks that libpcap understands.
+        // pcapng states link types per interface, in blocks that libpcap parses.
         [0x0a, 0x0d, 0x0d, 0x0a] => return Ok(Size::default()),
         [0x1f, 0x8b, ..] => {
             return Err(Flaw::new(
@@ -101,8 +105,8 @@ pub fn examine(path: &Path, count: bool) -> Result<Size, Flaw> {
     let link = word(&header[20..]) & 0x0fff_ffff;
     if link != ETHERNET {
         return Err(Flaw::new(
-            format!("`{shown}` holds no Ethernet frames, but those of link type {link}"),
-            "not of Ethernet",
+            format!("`{shown}` has frames of link type {link}, not of Ethernet"),
+            "not Ethernet",
             "record on an Ethernet interface, not on `any`: tcpdump -w FILE -i eth0",
         ));
     }
@@ -118,7 +122,7 @@ pub fn examine(path: &Path, count: bool) -> Result<Size, Flaw> {
     Ok(size)
 }
 
-/// What the system says, without its number
+/// Returns the operating system's message without the error number.
 pub fn plain(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().to_lowercase()
@@ -156,9 +160,9 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_played_is_explained() {
+    fn unplayable_captures_are_rejected_with_a_reason() {
         for (bytes, label) in [
-            (pcap(LITTLE, [113, 0, 0, 0], &[]), "not of Ethernet"),
+            (pcap(LITTLE, [113, 0, 0, 0], &[]), "not Ethernet"),
             (pcap(LITTLE, [1, 0, 0, 0], &[])[..20].to_vec(), "not a whole capture"),
             (Vec::new(), "not a whole capture"),
             (vec![0x1f, 0x8b, 8, 0], "gzip, not pcap"),

@@ -1,4 +1,4 @@
-//! What a port is: one of DPDK's devices.
+//! Devices of ports.
 
 use crate::report::Problem;
 use crate::tree::{Problems, Table, Value};
@@ -9,7 +9,7 @@ use dataplane::config::Device;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
 
-/// The devices that a port can be: the key, and a value for messages.
+/// Device keys, each with an example value for messages
 const DEVICES: [(&str, &str); 10] = [
     ("pci", "\"0000:3b:00.0\""),
     ("mlx5", "\"0000:3b:00.0\""),
@@ -23,26 +23,27 @@ const DEVICES: [(&str, &str); 10] = [
     ("null", "{ size = 64 }"),
 ];
 
-/// Longest name of an interface: `IFNAMSIZ` without the zero byte
+/// Maximum length of an interface name: `IFNAMSIZ` without the terminating zero
 const MAX_INTERFACE: usize = 15;
-/// Longest path of a socket: `sun_path` without the zero byte
+/// Maximum length of a socket path: the size of `sun_path` without the terminating zero
 const MAX_SOCKET: usize = 107;
-/// Bytes of an Ethernet header
+/// Length of an Ethernet header, in bytes
 const ETHERNET: u16 = 14;
 
-/// A device and its place in the file.
+/// A device and its position in the file.
 pub struct PlacedDevice {
     /// The device
     pub device: Device,
-    /// Where its key stands
+    /// Byte range of the key
     pub key: Range<usize>,
-    /// Where its value stands
+    /// Byte range of the value
     pub value: Range<usize>,
-    /// Frames of the captures that it plays, where they have to be known
+    /// Contents of the captures that the device plays, if the size of its pool depends on them
     pub capture: Option<capture::Size>,
 }
 
-/// Reads the device of a port, which messages call `called`. Relative paths begin in `folder`.
+/// Reads the device of a port. `called` is the port's name in messages; relative paths are relative to
+/// `folder`.
 pub(crate) fn read(table: &Table<'_>, called: &str, folder: &Path) -> Option<PlacedDevice> {
     let mut given: Vec<_> =
         DEVICES.iter().filter_map(|&(key, example)| Some((key, table.get(key, example)?))).collect();
@@ -52,30 +53,30 @@ pub(crate) fn read(table: &Table<'_>, called: &str, folder: &Path) -> Option<Pla
         [] => table.problems().add(
             table
                 .problem(format!("{called} has no device"))
-                .label("what is this port?")
+                .label("no device")
                 .help(format!("add one of {}, such as `af_packet = {{ interface = \"eth1\" }}`", names())),
         ),
         [_] => {}
         [(_, first), (_, second), ..] => table.problems().add(
             Problem::at(second.key_span(), format!("{called} has {} devices", given.len()))
-                .label("another")
-                .also(first.key_span(), "one")
+                .label("second device")
+                .also(first.key_span(), "first device")
                 .help("keep one, and write a [[port]] for each of the others"),
         ),
     }
     let hardware = given.iter().any(|(key, _)| matches!(*key, "pci" | "mlx5"));
     if let (Some(devargs), false) = (&devargs, hardware) {
-        let problem =
-            Problem::at(devargs.key_span(), "`devargs` are for hardware").label("this port is none");
-        devargs.add(problem.help("remove them, or make the port one of `pci` and `mlx5`"));
+        let problem = Problem::at(devargs.key_span(), "`devargs` is only valid for hardware")
+            .label("this port is not hardware");
+        devargs.add(problem.help("remove it, or use `pci` or `mlx5` for this port"));
     }
     let devargs = devargs.filter(|_| hardware).as_ref().map(driver_arguments).unwrap_or_default();
-    // All are read, so that the problems of each are shown.
+    // Reads all of them, to report the problems of each.
     let read: Vec<_> = given.iter().map(|(key, value)| device(key, value, &devargs, folder)).collect();
     read.into_iter().flatten().next()
 }
 
-/// The keys of the devices, as a sentence has them.
+/// Returns the device keys as a list for messages.
 fn names() -> String {
     one_of(DEVICES.iter().map(|(key, _)| key))
 }
@@ -125,7 +126,8 @@ fn device(key: &str, value: &Value<'_>, devargs: &[String], folder: &Path) -> Op
     Some(PlacedDevice { device, key: value.key_span(), value: value.span(), capture })
 }
 
-/// The inline table of a device. A bare string is taken for what belongs behind its first key.
+/// Returns the inline table of a device. A bare string is reported with the key `first` that it probably
+/// belongs to.
 fn inline<'a>(value: &Value<'a>, key: &str, first: &str) -> Option<Table<'a>> {
     if let (Some(text), false) = (value.text_if_any(), first.is_empty()) {
         let problem = value.problem(format!("`{key}` has to be a table in braces")).label("a string alone");
@@ -135,7 +137,7 @@ fn inline<'a>(value: &Value<'a>, key: &str, first: &str) -> Option<Table<'a>> {
     value.table(&format!("`{key}`"))
 }
 
-/// An address with domain, bus, device and function, as `lspci -D` prints it.
+/// Reads a PCI address with domain, bus, device and function, as `lspci -D` prints it.
 fn pci_address(value: &Value<'_>) -> Option<String> {
     let text = value.text()?;
     let hex = |part: &str, digits: usize, max: u32| {
@@ -154,7 +156,7 @@ fn pci_address(value: &Value<'_>) -> Option<String> {
         let whole = fits(&format!("0000:{text}"));
         let problem = value.problem(format!("`{text}` is not a PCI address")).label("not DDDD:BB:DD.F");
         value.add(match whole {
-            Some(whole) => problem.help(format!("write it with its domain: `\"{whole}\"`")),
+            Some(whole) => problem.help(format!("add the domain: `\"{whole}\"`")),
             None => problem.help(
                 "write domain, bus, device and function as `lspci -D` shows them, such as `\"0000:3b:00.0\"`; \
                  `understudy doctor` lists the network cards",
@@ -171,7 +173,7 @@ fn driver_arguments(value: &Value<'_>) -> Vec<String> {
             text.split_once('=').is_some_and(|(key, _)| !key.is_empty()) && !text.contains([',', ' ']);
         if !whole {
             let problem =
-                element.problem(format!("`{text}` is not an argument of a driver")).label("not key=value");
+                element.problem(format!("`{text}` is not a driver argument")).label("not key=value");
             element.add(problem.help("write each as `key=value`, such as `devargs = [\"mprq_en=1\"]`"));
         }
         whole.then(|| text.to_owned())
@@ -205,15 +207,16 @@ fn interface(value: &Value<'_>) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// A path; a relative one begins in `folder`. DPDK takes its arguments apart at commas and equals signs.
+/// Reads a path; relative ones are relative to `folder`. DPDK splits its arguments at commas and equals
+/// signs.
 pub(crate) fn path(value: &Value<'_>, folder: &Path) -> Option<PathBuf> {
     let text = value.text()?;
     let path = folder.join(text);
     if path.to_string_lossy().contains([',', '=', '[', ']']) {
-        let problem = value.problem(format!("DPDK cannot take the path `{}`", path.display()));
+        let problem = value.problem(format!("DPDK does not accept the path `{}`", path.display()));
         value.add(
             problem
-                .label("has a character that DPDK takes apart")
+                .label("has a character at which DPDK splits arguments")
                 .help("use a path without commas, equals signs and brackets"),
         );
         return None;
@@ -225,20 +228,16 @@ fn socket(table: &Table<'_>, example: &'static str, folder: &Path) -> Option<Pat
     socket_path(&table.require("socket", example)?, folder)
 }
 
-/// The path of a Unix socket
+/// Reads the path of a Unix socket.
 pub fn socket_path(value: &Value<'_>, folder: &Path) -> Option<PathBuf> {
     let path = path(value, folder)?;
-    // DPDK's memif looks for the folder in the path itself.
+    // DPDK's memif driver requires an absolute path.
     let path = std::path::absolute(&path).unwrap_or(path);
     let len = path.as_os_str().len();
     if len > MAX_SOCKET {
         let problem =
             value.problem(format!("a socket has a path of {MAX_SOCKET} bytes at most, and this has {len}"));
-        value.add(
-            problem
-                .label("too long")
-                .help("put it into a folder nearer to the root, such as /run/understudy"),
-        );
+        value.add(problem.label("too long").help("use a shorter path, such as one in /run/understudy"));
         return None;
     }
     Some(path)
@@ -265,12 +264,12 @@ fn vhost(table: &Table<'_>, folder: &Path) -> Option<Device> {
 }
 
 impl PlacedDevice {
-    /// Refuses a number of receive queues that the device does not have.
+    /// Reports a count of receive queues that the device does not have.
     pub fn check_queues(&self, queues: &Spanned<u64>, called: &str, problems: &Problems) {
         let Device::Pcap { rx, .. } = &self.device else { return };
         let files = rx.len().max(1) as u64;
-        let asked = *queues.get_ref();
-        if asked != 0 && asked != files {
+        let requested = *queues.get_ref();
+        if requested != 0 && requested != files {
             let problem =
                 Problem::at(queues.span(), format!("{called} has a receive queue for each file it plays"));
             problems
@@ -278,25 +277,28 @@ impl PlacedDevice {
         }
     }
 
-    /// Refuses frames that are longer than the port's buffers.
+    /// Reports frames that are longer than the port's buffers.
     pub fn check_frames(&self, mtu: u16, called: &str, problems: &Problems) {
         let longest = mtu + ETHERNET;
         let problem = match (&self.device, self.capture) {
             (Device::Null { size, .. }, _) if *size > longest => {
-                let message = format!("{called} makes frames of {size} bytes, and its MTU allows {longest}");
+                let message =
+                    format!("{called} generates frames of {size} bytes, but its MTU allows only {longest}");
                 Problem::at(self.value.clone(), message)
                     .label("too long for the MTU")
                     .help(format!("set `mtu = {}`, or `size = {longest}` at most", size - ETHERNET))
             }
-            // DPDK keeps the whole capture in buffers, a frame in each.
+            // DPDK loads the whole capture into buffers, one for each frame.
             (_, Some(size)) if size.longest > u32::from(longest.max(2048)) => {
                 let mtu = size.longest - u32::from(ETHERNET);
-                let message =
-                    format!("{called} plays frames of {} bytes, and its MTU allows {longest}", size.longest);
+                let message = format!(
+                    "{called} plays frames of {} bytes, but its MTU allows only {longest}",
+                    size.longest
+                );
                 Problem::at(self.value.clone(), message).label("too long for the MTU").help(if mtu <= 9600 {
                     format!("set `mtu = {mtu}`")
                 } else {
-                    "9600 is the largest MTU: play it without `infinite`, or another capture".into()
+                    "9600 is the largest MTU: remove `infinite`, or play another capture".into()
                 })
             }
             _ => return,

@@ -1,4 +1,4 @@
-//! `[runtime]` and `[[port]]` together: what DPDK is started with.
+//! `[runtime]` and `[[port]]`: the configuration with which DPDK is started.
 
 use crate::machine::Machine;
 use crate::memory;
@@ -8,19 +8,20 @@ use crate::tree::Table;
 use dataplane::config::{Eal, Memory, Workers};
 use std::path::Path;
 
-/// DPDK's part of a file, as it was read.
+/// DPDK's part of a file.
 pub struct Dpdk {
     /// `[runtime]`
     pub runtime: Runtime,
-    /// The ports, for functions that name them
+    /// Ports, which functions refer to by name
     pub ports: Ports,
-    /// Packet buffers of ports that do not say how many
+    /// Default count of packet buffers of each port
     buffers: Vec<u64>,
     memory: Memory,
 }
 
 impl Dpdk {
-    /// Reads both, and checks them against each other and the machine. Relative paths begin in `folder`.
+    /// Reads `[runtime]` and `[[port]]`, and checks them against each other and the machine. Relative paths
+    /// are relative to `folder`.
     pub fn read(root: &Table<'_>, folder: &Path, machine: &Machine) -> Self {
         let problems = root.problems();
         let runtime = runtime::read(root, machine);
@@ -31,7 +32,7 @@ impl Dpdk {
         Self { runtime, ports, buffers, memory }
     }
 
-    /// What DPDK is to be started with, if nothing of it is wrong
+    /// Returns the configuration for DPDK, or `None` if a port has problems.
     pub fn build(self) -> Option<dataplane::Config> {
         let Self { runtime, ports, buffers, memory } = self;
         let ports: Option<Vec<_>> =

@@ -1,4 +1,4 @@
-//! A file as a whole.
+//! Reading whole files.
 
 use crate::report::{Problem, Report};
 use crate::tree::Problems;
@@ -6,7 +6,10 @@ use crate::{capture, syntax};
 use std::path::Path;
 use toml::de::DeTable;
 
-/// The text of a file
+/// Returns the text of a file.
+///
+/// # Errors
+/// A [`Report`] if the file cannot be read or is not UTF-8.
 pub fn text_of(path: &Path) -> Result<String, Report> {
     let text = match std::fs::read(path) {
         Ok(bytes) => bytes,
@@ -16,8 +19,10 @@ pub fn text_of(path: &Path) -> Result<String, Report> {
         Ok(text) => Ok(text),
         Err(error) => {
             let (shown, valid) = (path.display(), error.utf8_error().valid_up_to());
-            let problem = Problem::of_file(format!("{shown} is not a text: byte {valid} is not UTF-8"));
-            Err(Report::new(path, "", vec![problem.help("save it in UTF-8; is it the right file?")]))
+            let problem = Problem::of_file(format!(
+                "{shown} is not UTF-8 text: the first invalid byte is at offset {valid}"
+            ));
+            Err(Report::new(path, "", vec![problem.help("save it as UTF-8, or name another file")]))
         }
     }
 }
@@ -32,7 +37,10 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Report {
     Report::new(path, "", vec![problem.help(help)])
 }
 
-/// Reads a text, with everything that is wrong with it.
+/// Parses a text and reads it with `read`.
+///
+/// # Errors
+/// A [`Report`] with all problems found.
 pub fn parsed<T>(
     path: &Path,
     text: &str,
@@ -40,7 +48,8 @@ pub fn parsed<T>(
 ) -> Result<T, Report> {
     let (root, errors) = DeTable::parse_recoverable(text);
     if !errors.is_empty() {
-        // What a broken line meant can only be guessed, and the rest would be judged by the guess.
+        // The meaning of a broken line can only be guessed; checking the remainder by that guess would
+        // mislead.
         return Err(Report::new(path, text, syntax::problems(text, &errors)));
     }
     let problems = Problems::default();

@@ -1,15 +1,15 @@
-//! Configuration files: TOML in, plain values out, or everything that is wrong with it, each problem at its place with what to write
-//! instead.
+//! Configuration files: TOML is read into plain values, or all problems are reported, each with its position
+//! and a remedy.
 //!
-//! [`file::parsed`] reads a text; [`tree`] says how its tables are read. [`Dpdk`] is the part that every file has whose program
-//! polls ports: `[runtime]` and `[[port]]`. What else stands there is for whoever reads it: the program's functions, the host
-//! library's `[process]`.
+//! [`file::parsed`] reads a text; [`tree`] reads its tables. [`Dpdk`] is the part that every file of a
+//! program with ports has: `[runtime]` and `[[port]]`. Other tables are read by their users: the program's
+//! functions, and the host library's `[process]`.
 
 #![forbid(unsafe_code)]
 
 pub mod address;
 pub mod capture;
-mod clash;
+mod conflicts;
 mod device;
 mod dpdk;
 pub mod file;

@@ -1,4 +1,5 @@
-//! This machine, as its file system tells it: `/proc`, `/sys` and the like, below a root that tests put elsewhere.
+//! The machine as its file system describes it: `/proc`, `/sys` and similar, below a root directory that
+//! tests replace.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,34 +11,35 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// The machine that this program runs on
+    /// Returns the machine that this program runs on.
     pub fn this() -> Self {
         Self::at("/")
     }
 
-    /// The machine whose file system lies below `root`
+    /// Returns the machine whose file system is below `root`.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// Where an absolute path of the machine lies
+    /// Returns the location of an absolute path of the machine.
     pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// The text of a file without the white space around it; `None` if it is not there or may not be read
+    /// Returns the text of a file without surrounding white space, or `None` if the file does not exist or is
+    /// not readable.
     pub fn read(&self, path: impl AsRef<Path>) -> Option<String> {
         let bytes = std::fs::read(self.path(path)).ok()?;
         Some(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
-    /// Whether there is such a file or folder
+    /// Returns whether a file or folder exists.
     pub fn has(&self, path: impl AsRef<Path>) -> bool {
         self.path(path).exists()
     }
 
-    /// What is in a folder, by name, sorted; nothing if it is not there
+    /// Returns the sorted names of a folder's entries; empty if the folder does not exist.
     pub fn list(&self, folder: impl AsRef<Path>) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.path(folder)) else { return Vec::new() };
         let mut names: Vec<_> =
@@ -46,22 +48,22 @@ impl Machine {
         names
     }
 
-    /// The last part of what a symbolic link points to, such as a device's driver
+    /// Returns the last component of a symbolic link's target, such as the name of a device's driver.
     pub fn link_name(&self, path: impl AsRef<Path>) -> Option<String> {
         let target = std::fs::read_link(self.path(path)).ok()?;
         Some(target.file_name()?.to_str()?.to_owned())
     }
 
-    /// The CPUs that are online; `None` where the machine does not say
+    /// Returns the CPUs that are online, or `None` if the kernel does not list them.
     pub fn online_cpus(&self) -> Option<BTreeSet<usize>> {
         parse_cpu_list(&self.read("/sys/devices/system/cpu/online")?)
     }
 }
 
-/// Most CPUs that a list is believed to have: Linux builds for no more than 8,192.
+/// Upper bound of CPU numbers that a list may contain; Linux supports at most 8,192 CPUs
 const MAX_CPUS: usize = 1 << 16;
 
-/// CPUs as the kernel lists them, such as `0-3,8`.
+/// Parses a CPU list in the kernel's format, such as `0-3,8`.
 pub fn parse_cpu_list(text: &str) -> Option<BTreeSet<usize>> {
     let mut cpus = BTreeSet::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
@@ -75,7 +77,7 @@ pub fn parse_cpu_list(text: &str) -> Option<BTreeSet<usize>> {
     Some(cpus)
 }
 
-/// CPUs as the kernel lists them.
+/// Formats a CPU list in the kernel's format.
 pub fn cpu_list(cpus: &BTreeSet<usize>) -> String {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for &cpu in cpus {
@@ -96,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpu_lists_as_the_kernel_writes_them() {
+    fn cpu_lists_round_trip() {
         for text in ["", "0", "0-3", "0,2", "0-3,8,10-11"] {
             assert_eq!(cpu_list(&parse_cpu_list(text).unwrap()), text);
         }
@@ -107,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_lie_below_the_root() {
+    fn paths_are_below_the_root() {
         let root = tempfile::tempdir().unwrap();
         let machine = Machine::at(root.path());
         assert_eq!(machine.path("/proc/cpuinfo"), root.path().join("proc/cpuinfo"));

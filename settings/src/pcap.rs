@@ -1,20 +1,20 @@
-//! A port that plays captures and records one.
+//! Ports that play captures and record one.
 
 use crate::capture;
-use crate::clash::canonical;
+use crate::conflicts::canonical;
 use crate::device::path;
 use crate::report::Problem;
 use crate::tree::{Table, Value};
 use dataplane::config::Device;
 use std::path::{Path, PathBuf};
 
-/// Captures to play and a capture to record.
+/// Reads the captures to play and the capture to record.
 pub(crate) fn read(table: &Table<'_>, folder: &Path) -> (Option<Device>, Option<capture::Size>) {
     let rx = table.get("rx", "\"in.pcap\"");
     let tx = table.get("tx", "\"out.pcap\"");
-    let endless = table.get("infinite", "true");
-    let infinite = endless.as_ref().and_then(Value::boolean).unwrap_or(false);
-    check_keys(table, rx.as_ref(), tx.as_ref(), endless.as_ref().filter(|_| infinite));
+    let infinite_value = table.get("infinite", "true");
+    let infinite = infinite_value.as_ref().and_then(Value::boolean).unwrap_or(false);
+    check_keys(table, rx.as_ref(), tx.as_ref(), infinite_value.as_ref().filter(|_| infinite));
     let files = rx.as_ref().map(|value| value.list_if_any().unwrap_or_else(|| vec![value.clone()]));
     let played: Vec<_> =
         files.unwrap_or_default().into_iter().map(|value| (path(&value, folder), value)).collect();
@@ -27,7 +27,7 @@ pub(crate) fn read(table: &Table<'_>, folder: &Path) -> (Option<Device>, Option<
     for (path, value) in &played {
         let Some(path) = path else { continue };
         match capture::examine(path, infinite) {
-            Ok(one) => size.add(one),
+            Ok(other) => size.add(other),
             Err(flaw) => value.add(value.problem(flaw.message).label(flaw.label).help(flaw.remedy)),
         }
     }
@@ -41,43 +41,45 @@ pub(crate) fn read(table: &Table<'_>, folder: &Path) -> (Option<Device>, Option<
     ((!wrong).then_some(device), infinite.then_some(size))
 }
 
-/// Something is played or recorded, and not both if it has no end; `endless` is `infinite = true`.
+/// Checks that the port plays or records, and does not do both if it plays endlessly; `infinite_value` is `infinite
+/// = true`.
 fn check_keys(
     table: &Table<'_>,
     rx: Option<&Value<'_>>,
     tx: Option<&Value<'_>>,
-    endless: Option<&Value<'_>>,
+    infinite_value: Option<&Value<'_>>,
 ) {
-    let problem = match (rx, tx, endless) {
+    let problem = match (rx, tx, infinite_value) {
         (None, None, _) => table
             .problem("`pcap` names no file")
             .label("neither `rx` nor `tx`")
             .help("add `rx = \"in.pcap\"` to play a capture, `tx = \"out.pcap\"` to record one, or both"),
-        (None, Some(_), Some(endless)) => {
-            Problem::at(endless.key_span(), "there is nothing to play without end")
-                .label("plays without end")
+        (None, Some(_), Some(infinite_value)) => {
+            Problem::at(infinite_value.key_span(), "`infinite` needs a capture to play")
+                .label("plays endlessly")
                 .help("add `rx = \"in.pcap\"` in place of `tx`, or remove `infinite`")
         }
-        (Some(_), Some(tx), Some(endless)) => {
-            Problem::at(endless.key_span(), "a capture that plays without end cannot be recorded")
-                .label("plays without end")
+        (Some(_), Some(tx), Some(infinite_value)) => {
+            Problem::at(infinite_value.key_span(), "a port that plays endlessly cannot record")
+                .label("plays endlessly")
                 .also(tx.key_span(), "records")
-                .help("remove `tx` or `infinite`; what is sent is counted in either case")
+                .help("remove `tx` or `infinite`; sent frames are counted in either case")
         }
         _ => return,
     };
     table.problems().add(problem);
 }
 
-/// A file can be recorded to, and is none of those played.
+/// Checks that a file can be recorded to, and is not one of those played.
 fn check_recorded(path: &Path, value: &Value<'_>, played: &[(Option<PathBuf>, Value<'_>)]) {
     let folder = path.parent().unwrap_or(Path::new("/"));
     if !folder.as_os_str().is_empty() && !folder.is_dir() {
-        let problem = value.problem(format!("there is no folder `{}` to record into", folder.display()));
+        let problem =
+            value.problem(format!("the folder `{}` to record into does not exist", folder.display()));
         value.add(
             problem
-                .label("in a folder that is not there")
-                .help(format!("make it: `mkdir -p {}`", folder.display())),
+                .label("folder does not exist")
+                .help(format!("create it: `mkdir -p {}`", folder.display())),
         );
     } else if path.is_dir() {
         let problem = value.problem(format!("`{}` is a folder", path.display())).label("not a file");

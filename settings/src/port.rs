@@ -1,6 +1,6 @@
-//! The tables `[[port]]`.
+//! `[[port]]` tables.
 
-use crate::clash;
+use crate::conflicts;
 use crate::device::{self, PlacedDevice};
 use crate::report::Problem;
 use crate::tree::{Table, Value, sections};
@@ -10,38 +10,38 @@ use std::path::Path;
 use switch::PortId;
 use toml::Spanned;
 
-/// Most ports: as many as DPDK is built for
+/// Maximum count of ports that DPDK is built for
 const MAX_PORTS: usize = 32;
-/// Longest name of a port, so that reports fit on a line
+/// Maximum length of a port's name, so that a line of a report holds it
 const MAX_NAME: usize = 32;
-/// Buffers of a port where nothing is said, if they are enough
+/// Default count of a port's buffers, if that is enough
 pub const BUFFERS: u64 = 8192;
 
-/// A port as it was read: what was wrong or left out is `None`.
+/// A port as read; missing or invalid values are `None`.
 pub struct ReadPort {
-    /// What the file calls it
+    /// Name of the port
     pub name: Option<Spanned<String>>,
-    /// What it is
+    /// Device of the port
     pub device: Option<PlacedDevice>,
-    /// Largest IP packet in bytes
+    /// MTU: largest IP packet, in bytes
     pub mtu: u16,
-    /// Receive queues
+    /// Count of receive queues
     pub rx_queues: u16,
-    /// Descriptors of each queue
+    /// Count of descriptors of each queue
     pub descriptors: u16,
-    /// Packet buffers of its pool
+    /// Count of packet buffers in the port's pool
     pub buffers: Option<Spanned<u64>>,
 }
 
 /// The ports of a file.
 pub struct Ports {
-    /// In the order of the file
+    /// Ports in the order of the file
     pub list: Vec<ReadPort>,
-    /// Whether each has a name; otherwise a name that is not found may be that of a port that was not understood
+    /// Whether each port has a name. If not, an unknown name may be that of a port that could not be read
     complete: bool,
 }
 
-/// Reads the tables `[[port]]`. Relative paths begin in `folder`.
+/// Reads the `[[port]]` tables. Relative paths are relative to `folder`.
 pub fn read(root: &Table<'_>, folder: &Path) -> Ports {
     let tables = sections(root, "port");
     let complete = tables.is_some();
@@ -57,7 +57,7 @@ pub fn read(root: &Table<'_>, folder: &Path) -> Ports {
     }
     if let Some(first_too_many) = tables.get(MAX_PORTS) {
         let problem =
-            first_too_many.problem(format!("there are {} ports, more than DPDK takes", tables.len()));
+            first_too_many.problem(format!("there are {} ports, more than DPDK supports", tables.len()));
         let help = format!("remove some: {MAX_PORTS} is the most");
         root.problems().add(problem.label("the first too many").help(help));
     }
@@ -66,7 +66,7 @@ pub fn read(root: &Table<'_>, folder: &Path) -> Ports {
     let ports = Ports { list, complete };
     ports.report_equal_names(root);
     let devices = ports.list.iter().filter_map(|port| Some((port.called(), port.device.as_ref()?)));
-    clash::report(devices, root.problems());
+    conflicts::report(devices, root.problems());
     ports
 }
 
@@ -89,28 +89,29 @@ fn port(table: Table<'_>, folder: &Path) -> ReadPort {
     ReadPort { name, device, mtu, rx_queues, descriptors, buffers }
 }
 
-/// A name that fits into reports and commands.
+/// Reads a port's name, which has to be suitable for reports and commands.
 fn name(value: &Value<'_>) -> Option<Spanned<String>> {
     let text = value.text()?;
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if text.len() > MAX_NAME || !text.chars().all(plain) {
-        let problem =
-            value.problem("a port cannot have this name").label("too long, or not only letters and digits");
+        let problem = value
+            .problem("not a valid name of a port")
+            .label("too long, or with other characters than letters and digits");
         value.add(problem.help(format!(
             "write up to {MAX_NAME} letters, digits, `-`, `_` and `.`, such as `name = \"host-a\"`"
         )));
     }
-    // Wrong or not, this is the name by which the rest of the file knows it.
+    // Valid or not, the rest of the file refers to the port by this name.
     Some(Spanned::new(value.span(), text.to_owned()))
 }
 
 impl Ports {
-    /// The names, in the order of the ports
+    /// Names of the ports, in their order
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.list.iter().filter_map(|port| Some(port.name.as_ref()?.get_ref().as_str()))
     }
 
-    /// The port of the name that `value` is
+    /// Returns the port whose name is `value`, or reports that there is none.
     pub fn find(&self, value: &Value<'_>) -> Option<PortId> {
         let text = value.text()?;
         let position = |port: &ReadPort| port.name.as_ref().is_some_and(|name| name.get_ref() == text);
@@ -139,12 +140,12 @@ impl Ports {
 }
 
 impl ReadPort {
-    /// What messages call it
+    /// Name in messages
     pub fn called(&self) -> String {
         self.name.as_ref().map_or("a port".into(), |name| format!("port `{}`", name.get_ref()))
     }
 
-    /// The port, if nothing of it is wrong
+    /// Returns the port, or `None` if it has problems.
     pub fn build(self, default_buffers: u64) -> Option<Port> {
         Some(Port {
             name: self.name?.into_inner(),

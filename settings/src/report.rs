@@ -1,4 +1,4 @@
-//! What is wrong with a configuration file: each problem at its place, with what to write instead.
+//! Problem reports of a configuration file: each problem with its position and a remedy.
 
 use core::fmt::{self, Write};
 use core::ops::Range;
@@ -7,23 +7,23 @@ use miette::{
 };
 use std::path::Path;
 
-/// One thing that is wrong.
+/// A problem in a configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// What is wrong: one sentence without a full stop
+    /// Problem message: one sentence without a full stop
     pub message: String,
-    /// The bytes of the file that are wrong; `None` where it is no part of the file
+    /// Byte range of the invalid text; `None` if the problem is not at one position
     pub span: Option<Range<usize>>,
-    /// A few words to stand under those bytes
+    /// Label under that range: a few words
     pub label: String,
-    /// What to write instead
+    /// Remedy
     pub help: String,
-    /// Another place that belongs to it
+    /// Another range that is part of the problem, with its label
     pub also: Option<(Range<usize>, String)>,
 }
 
 impl Problem {
-    /// A problem of the bytes `span`
+    /// Returns a problem at the bytes `span`.
     pub fn at(span: Range<usize>, message: impl Into<String>) -> Self {
         Self {
             message: message.into(),
@@ -34,24 +34,24 @@ impl Problem {
         }
     }
 
-    /// A problem of the file as a whole
+    /// Returns a problem of the file as a whole.
     pub fn of_file(message: impl Into<String>) -> Self {
         Self { message: message.into(), span: None, label: String::new(), help: String::new(), also: None }
     }
 
-    /// Words to stand under the place
+    /// Sets the label under the range.
     #[must_use]
     pub fn label(self, label: impl Into<String>) -> Self {
         Self { label: label.into(), ..self }
     }
 
-    /// What to write instead
+    /// Sets the remedy.
     #[must_use]
     pub fn help(self, help: impl Into<String>) -> Self {
         Self { help: help.into(), ..self }
     }
 
-    /// Another place that belongs to it
+    /// Adds another range that is part of the problem.
     #[must_use]
     pub fn also(self, span: Range<usize>, label: impl Into<String>) -> Self {
         Self { also: Some((span, label.into())), ..self }
@@ -80,7 +80,7 @@ impl Diagnostic for Problem {
     }
 }
 
-/// Everything that is wrong with a file.
+/// All problems of a file.
 #[derive(Debug)]
 pub struct Report {
     name: String,
@@ -88,35 +88,35 @@ pub struct Report {
     problems: Vec<Problem>,
 }
 
-/// A place in a file as people count: from 1.
+/// A position in a file; line and column count from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The line
+    /// Line
     pub line: usize,
-    /// In characters
+    /// Column, in characters
     pub column: usize,
 }
 
-/// A problem as a program reads it.
+/// A problem in machine-readable form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Finding<'a> {
-    /// Where it is
+    /// Position
     pub place: Place,
-    /// What is wrong
+    /// Problem message
     pub message: &'a str,
-    /// What to write instead
+    /// Remedy
     pub help: &'a str,
 }
 
 impl Report {
-    /// The problems of the file `path`, whose content is `text`; in the order of the file
+    /// Returns a report on the file `path` with the content `text`. Sorts the problems by their position.
     pub fn new(path: &Path, text: &str, mut problems: Vec<Problem>) -> Self {
         problems.sort_by_key(|problem| problem.span.as_ref().map_or(usize::MAX, |span| span.start));
         let name = path.display().to_string();
         Self { text: NamedSource::new(&name, text.to_owned()), name, problems }
     }
 
-    /// The problems with their places, for JSON
+    /// Returns the problems with their positions, for JSON output.
     pub fn findings(&self) -> impl Iterator<Item = Finding<'_>> {
         self.problems.iter().map(|problem| Finding {
             place: self.place(problem),
@@ -125,7 +125,7 @@ impl Report {
         })
     }
 
-    /// Where a problem of this report lies; the first character if it is no part of the file
+    /// Returns the position of a problem; the first character if the problem is not at one position.
     fn place(&self, problem: &Problem) -> Place {
         let start = problem.span.as_ref().map_or(0, |span| span.start);
         let before = self.text.inner().get(..start).unwrap_or_default();
@@ -136,13 +136,13 @@ impl Report {
         }
     }
 
-    /// Every problem with the lines around it, and how many there are. As wide as the terminal, and coloured if it is
-    /// one.
+    /// Renders every problem with the lines around it, and the count of problems. The width is that of the
+    /// terminal; colours are used if there is one.
     pub fn render(&self) -> String {
         self.rendered_by(MietteHandlerOpts::new())
     }
 
-    /// The same with these options
+    /// Renders the report with these options.
     pub fn rendered_by(&self, options: MietteHandlerOpts) -> String {
         let handler = options.build();
         let mut text = String::new();
@@ -151,14 +151,14 @@ impl Report {
             let _ = writeln!(text, "{}", Rendered(&handler, &located));
         }
         match self.problems.as_slice() {
-            // It names the file itself.
+            // The message already names the file.
             [Problem { span: None, .. }] if self.text.inner().is_empty() => text,
             _ => text + &format!("{self}\n"),
         }
     }
 }
 
-/// A problem that knows its file, so that it can be shown alone.
+/// A problem together with its file, so that it can be rendered on its own.
 #[derive(Debug)]
 struct Located<'a> {
     problem: &'a Problem,

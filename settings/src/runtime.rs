@@ -1,4 +1,4 @@
-//! The table `[runtime]`: memory, workers, and when to end.
+//! The `[runtime]` table: memory, workers, and when to stop.
 
 use crate::machine::{Machine, cpu_list};
 use crate::report::Problem;
@@ -8,36 +8,36 @@ use core::time::Duration;
 use dataplane::config::Idle;
 use toml::Spanned;
 
-/// Least memory for virtual devices where nothing is said, in MB
+/// Default memory for virtual devices, in MB; more if the ports need it
 pub const ORDINARY_MB: u32 = 64;
-/// Memory where huge pages are asked for and nothing more is said, in MB
+/// Default memory with huge pages, in MB; more if the ports need it
 pub const HUGEPAGES_MB: u32 = 512;
-/// Most workers, as many as DPDK has threads for
+/// Maximum count of workers: the count of lcores that DPDK supports
 const MAX_WORKERS: usize = 128;
-/// A day: longer waits are a slip
+/// One day, in milliseconds; a longer time is taken for a mistake
 const MAX_IDLE_MS: u64 = 86_400_000;
 
-/// `[runtime]` as it was read. What depends on the ports is decided when they are known.
+/// `[runtime]` as read. Values that depend on the ports are computed when the ports are known.
 pub struct Runtime {
-    /// The CPU of each worker; not empty
+    /// CPU of each worker, `None` for any; not empty
     pub cpus: Vec<Option<usize>>,
-    /// Where they are listed
+    /// Byte range of the list of workers
     workers: Option<Range<usize>>,
-    /// What each does while there is nothing to do
+    /// Idle strategy of the workers
     pub idle: Idle,
-    /// Memory for packets
+    /// Memory for packets, in MB
     pub memory_mb: Option<Spanned<u64>>,
-    /// Whether it lies in huge pages
+    /// Whether to use huge pages
     pub hugepages: bool,
-    /// The name of the shared files of this instance
+    /// Prefix of the names of this instance's shared files
     pub file_prefix: Option<String>,
-    /// Whether DPDK's telemetry socket stays on
+    /// Whether DPDK's telemetry socket is enabled
     pub telemetry: bool,
-    /// Frames that a ring between two workers holds
+    /// Capacity of a hand-off ring between two workers, in frames
     pub handoff_ring: usize,
-    /// What a queue to or from the control plane holds
+    /// Capacity of a queue to or from the control plane
     pub control_queue: usize,
-    /// End when no frame has come for so long
+    /// Time without received frames after which the program stops
     pub stop_when_idle: Option<Duration>,
 }
 
@@ -70,9 +70,10 @@ pub fn read(root: &Table<'_>, machine: &Machine) -> Runtime {
             .map(|ms| Duration::from_millis(ms.into_inner())),
     };
     if let (true, Some(telemetry), None) = (runtime.telemetry, &telemetry, &prefix) {
-        // Otherwise every instance would open the one socket of the prefix `rte`, and none could be told from another.
+        // Without a prefix, all instances would use the socket of the prefix `rte` and could not be
+        // distinguished.
         let problem = Problem::at(telemetry.key_span(), "`telemetry` needs a `file_prefix`")
-            .label("whose socket would have no name of its own");
+            .label("the socket would have the default name of all instances");
         telemetry.add(problem.help(
             "add `file_prefix = \"understudy\"`: then the socket is /var/run/dpdk/understudy/dpdk_telemetry.v2, \
              and `dpdk-telemetry.py -f understudy` finds it",
@@ -83,7 +84,7 @@ pub fn read(root: &Table<'_>, machine: &Machine) -> Runtime {
 }
 
 impl Runtime {
-    /// For a function that cannot be shared out.
+    /// Reports several workers, for a function that supports only one. `why` is the message.
     pub fn check_one_worker(&self, why: &str, problems: &Problems) {
         if let (2.., Some(at)) = (self.cpus.len(), &self.workers) {
             let problem = Problem::at(at.clone(), why).label("several workers");
@@ -91,19 +92,19 @@ impl Runtime {
         }
     }
 
-    /// For what does not end when nothing comes; `remedy` says what ends it.
+    /// Reports `stop_when_idle_ms`, for programs that do not stop when idle; `remedy` states what stops them.
     pub fn check_goes_on_when_idle(&self, table: &str, remedy: &str, problems: &Problems) {
         if self.stop_when_idle.is_some() {
-            let problem = Problem::of_file(format!("`stop_when_idle_ms` is nothing to {table}"));
+            let problem = Problem::of_file(format!("`stop_when_idle_ms` is not valid with {table}"));
             problems.add(problem.help(format!("remove it: {remedy}")));
         }
     }
 }
 
-/// The CPU of each worker.
+/// Reads the CPU of each worker.
 fn workers(value: &Value<'_>, machine: &Machine) -> Option<Vec<Option<usize>>> {
     let Some(elements) = value.list_if_any() else {
-        let problem = value.problem("`workers` has to be a list: a worker for each of its elements");
+        let problem = value.problem("`workers` has to be a list: one element for each worker");
         value.add(problem.label("not a list").help(
             "write `workers = [1]` for a worker on CPU 1, or `workers = [\"any\", \"any\"]` for two that the \
              kernel places",
@@ -118,7 +119,7 @@ fn workers(value: &Value<'_>, machine: &Machine) -> Option<Vec<Option<usize>>> {
         return None;
     }
     let online = machine.online_cpus();
-    let mut taken: Vec<(usize, Range<usize>)> = Vec::new();
+    let mut used: Vec<(usize, Range<usize>)> = Vec::new();
     let mut cpus = Vec::new();
     for element in elements {
         match element.text_if_any() {
@@ -127,42 +128,40 @@ fn workers(value: &Value<'_>, machine: &Machine) -> Option<Vec<Option<usize>>> {
                 continue;
             }
             Some(_) => {
-                let problem = element.problem("a worker is placed on a CPU number or on `\"any\"`");
+                let problem = element.problem("a worker's CPU has to be a number or `\"any\"`");
                 element.add(problem.label("neither").help("write `workers = [1]`, or `workers = [\"any\"]`"));
                 continue;
             }
             None => {}
         }
         let Some(cpu) = element.number(0..=u64::from(u16::MAX), 1).map(|cpu| cpu as usize) else { continue };
-        if let Some((_, first)) = taken.iter().find(|(other, _)| *other == cpu) {
+        if let Some((_, first)) = used.iter().find(|(other, _)| *other == cpu) {
             let problem = element.problem(format!("CPU {cpu} is listed twice"));
-            element.add(
-                problem.label("again").also(first.clone(), "first here").help(
-                    "give each worker a CPU of its own: two that poll on one CPU take it from each other",
-                ),
-            );
+            element.add(problem.label("again").also(first.clone(), "first here").help(
+                "give each worker a CPU of its own: two workers that poll on one CPU slow each other down",
+            ));
         } else if let Some(online) = online.as_ref().filter(|online| !online.contains(&cpu)) {
             let problem = element.problem(format!("this machine has no CPU {cpu}"));
             element.add(problem.label("no such CPU").help(format!(
-                "its CPUs are {}; `\"any\"` in place of a number leaves the worker to the kernel",
+                "its CPUs are {}; `\"any\"` in place of a number lets the kernel place the worker",
                 cpu_list(online)
             )));
         }
-        taken.push((cpu, element.span()));
+        used.push((cpu, element.span()));
         cpus.push(Some(cpu));
     }
     (!cpus.is_empty()).then_some(cpus)
 }
 
-/// A word that can stand in a path.
+/// Reads a prefix that is valid in a path.
 fn file_prefix(value: &Value<'_>) -> Option<String> {
     let text = value.text()?;
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     if text.len() > 32 || !text.chars().all(plain) {
-        let problem = value.problem("`file_prefix` names files, and this cannot be part of a file's name");
+        let problem = value.problem("`file_prefix` cannot be used in file names");
         value.add(
             problem
-                .label("unfit for a name")
+                .label("not valid in a file name")
                 .help("write up to 32 letters, digits, `-` and `_`, such as `file_prefix = \"understudy\"`"),
         );
         return None;

@@ -1,6 +1,7 @@
-//! Reading a TOML file with all of its mistakes: a [`Table`] knows which of its keys were asked for, so that what is left
-//! over is reported, and a [`Value`] knows where it stands. Reading what is wrong records a [`Problem`] and gives
-//! `None`, like reading what is not there, and the reading goes on: one run shows everything.
+//! Reading a TOML file and reporting all of its problems. A [`Table`] records which keys were requested, so
+//! that the remaining keys are reported as unknown; a [`Value`] carries its position. Reading an invalid
+//! value records a [`Problem`] and returns `None`, as for a missing value, and reading continues: one run
+//! reports everything.
 
 use crate::report::Problem;
 use crate::words::{all_of, meant, one_of};
@@ -9,18 +10,18 @@ use core::ops::{Range, RangeInclusive};
 use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
-/// What the keys outside of any table stand in.
+/// Name of the root table
 const ROOT: &str = "";
 
-/// What was found wrong so far.
+/// Problems found so far.
 #[derive(Default)]
 pub struct Problems {
     found: RefCell<Vec<Problem>>,
     unknown: RefCell<Vec<UnknownKey>>,
-    /// Tables that were read, with the keys that they have
+    /// Tables that were read, with their keys
     known: RefCell<Vec<(String, Vec<&'static str>)>>,
-    /// Those of functions that the file does not have
-    others: RefCell<Vec<(String, Vec<&'static str>)>>,
+    /// Tables of functions that the file does not configure, with their keys
+    unconfigured: RefCell<Vec<(String, Vec<&'static str>)>>,
 }
 
 struct UnknownKey {
@@ -36,22 +37,22 @@ impl Problems {
         self.found.borrow_mut().push(problem);
     }
 
-    /// Whether anything was found so far
+    /// Returns whether any problem was found so far.
     pub fn are_there(&self) -> bool {
         !self.found.borrow().is_empty()
     }
 
-    /// Learns which keys tables of functions have that are not there.
+    /// Adds the tables, with their keys, of functions that the file does not configure.
     pub fn know_tables_of(&self, other: Self) {
-        self.others.borrow_mut().extend(other.known.into_inner());
+        self.unconfigured.borrow_mut().extend(other.known.into_inner());
     }
 
-    /// Everything that was found. Keys that are unknown where they stand may belong into another table, so they are
-    /// judged when all tables have been read.
+    /// Returns all problems. Unknown keys are evaluated here, when all tables have been read, because they
+    /// may belong to another table.
     pub fn into_found(self) -> Vec<Problem> {
-        let (mut known, others) = (self.known.into_inner(), self.others.into_inner());
+        let (mut known, unconfigured) = (self.known.into_inner(), self.unconfigured.into_inner());
         let in_file = known.len();
-        known.extend(others);
+        known.extend(unconfigured);
         let mut found = self.found.into_inner();
         found.extend(self.unknown.into_inner().iter().map(|unknown| unknown.explain(&known, in_file)));
         found
@@ -59,8 +60,8 @@ impl Problems {
 }
 
 impl UnknownKey {
-    /// Of the tables that are known, so many are in the file. The others are functions': what stands below a function or a
-    /// port is not meant for them.
+    /// Returns the problem. The first `in_file` of the known tables are in the file; the others belong to
+    /// functions, and keys below a function or a port are not meant for them.
     fn explain(&self, known: &[(String, Vec<&'static str>)], in_file: usize) -> Problem {
         let Self { table, key, span, .. } = self;
         let keys: &[&str] = known.iter().find(|(name, _)| name == table).map_or(&[], |(_, keys)| keys);
@@ -81,10 +82,10 @@ impl UnknownKey {
                         all_of(keys.iter().map(|table| header(table)))
                     ));
             }
-            let place = elsewhere.map_or(tables, |(table, _)| format!("`{table}`"));
+            let header_line = elsewhere.map_or(tables, |(table, _)| format!("`{table}`"));
             return Problem::at(span.clone(), format!("`{key}` stands outside of any table"))
-                .label("belongs to no table")
-                .help(format!("move it below the line {place}"));
+                .label("not in a table")
+                .help(format!("move it below the line {header_line}"));
         }
         let problem = Problem::at(span.clone(), format!("there is no key `{key}` in {table}"))
             .label(format!("not a key of {table}"));
@@ -100,29 +101,29 @@ impl UnknownKey {
     }
 }
 
-/// Keys of the root that are lists of tables
+/// Keys of the root that are arrays of tables
 const LISTS: [&str; 5] = ["port", "host", "switch", "link", "fault"];
 
-/// The line that begins a table of the root, such as `[runtime]`.
+/// Returns the line that begins a table of the root, such as `[runtime]`.
 pub fn header(key: &str) -> String {
     if LISTS.contains(&key) { format!("[[{key}]]") } else { format!("[{key}]") }
 }
 
-/// A table of the file, or one that is not there and has nothing but defaults.
+/// A table of the file, or a table with default values only if the file does not contain it.
 pub struct Table<'a> {
-    /// What messages call it, such as `[runtime]`
+    /// Name in messages, such as `[runtime]`
     name: String,
-    /// Its header, or the whole of an inline table
+    /// Byte range of the header, or of the whole of an inline table
     span: Option<Range<usize>>,
     entries: Option<&'a DeTable<'a>>,
-    asked: RefCell<Vec<&'static str>>,
+    requested: RefCell<Vec<&'static str>>,
     problems: &'a Problems,
-    /// Whether it was read to its end; a table that is dropped before would hide its unknown keys
+    /// Whether `finish` or `forget` was called; dropping a table before would hide its unknown keys
     finished: Cell<bool>,
 }
 
 impl<'a> Table<'a> {
-    /// The table of the whole file
+    /// Returns the root table of the file.
     pub fn root(entries: &'a DeTable<'a>, problems: &'a Problems) -> Self {
         Self::new(ROOT, None, Some(entries), problems)
     }
@@ -133,21 +134,21 @@ impl<'a> Table<'a> {
         entries: Option<&'a DeTable<'a>>,
         problems: &'a Problems,
     ) -> Self {
-        let asked = RefCell::default();
-        Self { name: name.to_owned(), span, entries, asked, problems, finished: Cell::new(false) }
+        let requested = RefCell::default();
+        Self { name: name.to_owned(), span, entries, requested, problems, finished: Cell::new(false) }
     }
 
-    /// What messages call it
+    /// Name in messages
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where problems go
+    /// Where problems are recorded
     pub fn problems(&self) -> &'a Problems {
         self.problems
     }
 
-    /// Begins a problem with this table: at its header, or of the file if it has none
+    /// Returns a new problem of this table: at its header, or of the file if the table has none.
     pub fn problem(&self, message: impl Into<String>) -> Problem {
         match &self.span {
             Some(span) => Problem::at(span.clone(), message),
@@ -155,11 +156,11 @@ impl<'a> Table<'a> {
         }
     }
 
-    /// The value of a key. `example` is a value that may be written there, for messages.
+    /// Returns the value of a key. `example` is a valid value, for messages.
     pub fn get(&self, key: &'static str, example: &'a str) -> Option<Value<'a>> {
-        let mut asked = self.asked.borrow_mut();
-        if !asked.contains(&key) {
-            asked.push(key);
+        let mut requested = self.requested.borrow_mut();
+        if !requested.contains(&key) {
+            requested.push(key);
         }
         let (name, value) = self.entries?.get_key_value(key)?;
         Some(Value {
@@ -167,12 +168,12 @@ impl<'a> Table<'a> {
             key: Some((key, name.span())),
             example,
             span: value.span(),
-            is: value.get_ref(),
+            parsed: value.get_ref(),
             problems: self.problems,
         })
     }
 
-    /// The value of a key that has to be there
+    /// Returns the value of a required key, and reports a missing key.
     pub fn require(&self, key: &'static str, example: &'a str) -> Option<Value<'a>> {
         let value = self.get(key, example);
         if value.is_none() {
@@ -185,12 +186,12 @@ impl<'a> Table<'a> {
         value
     }
 
-    /// A number, or `default` where there is none (or a wrong one)
+    /// Returns a number, or `default` if the key is missing or its value is invalid.
     pub fn number(&self, key: &'static str, range: RangeInclusive<u64>, default: u64) -> u64 {
         self.spanned_number(key, range, default).map_or(default, Spanned::into_inner)
     }
 
-    /// A number and its place
+    /// Returns a number with its byte range.
     pub fn spanned_number(
         &self,
         key: &'static str,
@@ -202,7 +203,7 @@ impl<'a> Table<'a> {
         Some(Spanned::new(span, value.number(range, example)?))
     }
 
-    /// A power of two
+    /// Returns a power of two, or `default` if the key is missing or its value is invalid.
     pub fn power_of_two(&self, key: &'static str, range: RangeInclusive<u64>, default: u64) -> u64 {
         let Some(number) = self.spanned_number(key, range.clone(), default) else { return default };
         let span = number.span();
@@ -212,7 +213,7 @@ impl<'a> Table<'a> {
             let near: Vec<_> =
                 [above / 2, above].into_iter().filter(|n| range.contains(n)).map(|n| n.to_string()).collect();
             self.problems.add(
-                Problem::at(span, format!("`{key}` has to be a power of two, and {number} is none"))
+                Problem::at(span, format!("`{key}` has to be a power of two, but is {number}"))
                     .label("not a power of two")
                     .help(format!("the nearest are {}", all_of(near))),
             );
@@ -221,32 +222,32 @@ impl<'a> Table<'a> {
         number
     }
 
-    /// `true` or `false`
+    /// Returns a boolean, or `default` if the key is missing or its value is invalid.
     pub fn boolean(&self, key: &'static str, default: bool) -> bool {
         let example = if default { "false" } else { "true" };
         self.get(key, example).and_then(|value| value.boolean()).unwrap_or(default)
     }
 
-    /// Whether there is a table in it that nobody asked for, so far
+    /// Returns whether the table contains a table that was not requested so far.
     pub fn has_unknown_tables(&self) -> bool {
-        let asked = self.asked.borrow();
+        let requested = self.requested.borrow();
         let unknown = |(key, value): (&Spanned<DeString<'_>>, &Spanned<DeValue<'_>>)| {
-            is_table(value.get_ref()) && !asked.contains(&key.get_ref().as_ref())
+            is_table(value.get_ref()) && !requested.contains(&key.get_ref().as_ref())
         };
         self.entries.into_iter().flatten().any(unknown)
     }
 
-    /// Reads no further, and judges no keys: which there are was not to be known.
+    /// Ends reading without reporting unknown keys, for tables whose valid keys could not be determined.
     pub fn forget(self) {
         self.finished.set(true);
     }
 
-    /// Reads no further: keys that nobody asked for are reported.
+    /// Ends reading and reports keys that were not requested.
     pub fn finish(self) {
         self.finished.set(true);
-        let asked = self.asked.take();
+        let requested = self.requested.take();
         for (key, value) in self.entries.into_iter().flatten() {
-            if !asked.contains(&key.get_ref().as_ref()) {
+            if !requested.contains(&key.get_ref().as_ref()) {
                 self.problems.unknown.borrow_mut().push(UnknownKey {
                     table: self.name.clone(),
                     key: key.get_ref().to_string(),
@@ -257,7 +258,7 @@ impl<'a> Table<'a> {
         }
         let mut known = self.problems.known.borrow_mut();
         if known.iter().all(|(name, _)| *name != self.name) {
-            known.push((self.name.clone(), asked));
+            known.push((self.name.clone(), requested));
         }
     }
 }
@@ -271,49 +272,49 @@ impl Drop for Table<'_> {
 /// A value of the file.
 #[derive(Clone)]
 pub struct Value<'a> {
-    /// What messages call it, such as `` `mtu` ``
+    /// Name in messages, such as `` `mtu` ``
     name: String,
-    /// Its key and where that stands, unless it is an element of a list
+    /// Key and its byte range; `None` for an element of a list
     key: Option<(&'static str, Range<usize>)>,
     example: &'a str,
     span: Range<usize>,
-    is: &'a DeValue<'a>,
+    parsed: &'a DeValue<'a>,
     problems: &'a Problems,
 }
 
 impl<'a> Value<'a> {
-    /// What messages call it
+    /// Name in messages
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The bytes of the value
+    /// Byte range of the value
     pub fn span(&self) -> Range<usize> {
         self.span.clone()
     }
 
-    /// The bytes of its key; of the value, if it has none
+    /// Byte range of the key, or of the value if it has no key
     pub fn key_span(&self) -> Range<usize> {
         self.key.as_ref().map_or_else(|| self.span(), |(_, span)| span.clone())
     }
 
-    /// The same value, with another example for messages
+    /// Replaces the example for messages.
     #[must_use]
     pub fn like(self, example: &'a str) -> Self {
         Self { example, ..self }
     }
 
-    /// Begins a problem with this value
+    /// Returns a new problem of this value.
     pub fn problem(&self, message: impl Into<String>) -> Problem {
         Problem::at(self.span(), message)
     }
 
-    /// Records a problem
+    /// Records a problem.
     pub fn add(&self, problem: Problem) {
         self.problems.add(problem);
     }
 
-    /// `, such as` and an example, if there is one
+    /// Returns `, such as` and the example, or nothing if there is no example.
     pub fn such_as(&self) -> String {
         if self.example.is_empty() {
             String::new()
@@ -322,7 +323,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The value as it would be written with its key, if it has one
+    /// Returns `value` as it would be written with the key, if there is one.
     fn with_key(&self, value: &str) -> String {
         match self.key {
             Some((key, _)) => format!("`{key} = {value}`"),
@@ -331,19 +332,19 @@ impl<'a> Value<'a> {
     }
 
     fn wrong_type(&self, wanted: &str, help: String) {
-        let is = kind(self.is);
+        let found = kind(self.parsed);
         self.add(
-            self.problem(format!("{} has to be {wanted}, and is {is}", self.name))
-                .label(format!("this is {is}"))
+            self.problem(format!("{} has to be {wanted}, and is {found}", self.name))
+                .label(format!("this is {found}"))
                 .help(help),
         );
     }
 
-    /// A whole number
+    /// Returns an integer in `range`.
     pub fn number(&self, range: RangeInclusive<u64>, example: u64) -> Option<u64> {
         let example = example.to_string();
-        let Some(integer) = self.is.as_integer() else {
-            let quoted = self.is.as_str().filter(|text| text.parse::<u64>().is_ok());
+        let Some(integer) = self.parsed.as_integer() else {
+            let quoted = self.parsed.as_str().filter(|text| text.parse::<u64>().is_ok());
             self.wrong_type(
                 "a whole number",
                 match quoted {
@@ -366,13 +367,13 @@ impl<'a> Value<'a> {
         number
     }
 
-    /// A number with or without a fraction
+    /// Returns a number with or without a fraction in `range`.
     pub fn fraction(&self, range: RangeInclusive<f64>) -> Option<f64> {
-        let written = match self.is {
+        let written = match self.parsed {
             DeValue::Float(float) => float.as_str(),
             DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str(),
             _ => {
-                let quoted = self.is.as_str().filter(|text| text.parse::<f64>().is_ok());
+                let quoted = self.parsed.as_str().filter(|text| text.parse::<f64>().is_ok());
                 self.wrong_type(
                     "a number",
                     match quoted {
@@ -395,11 +396,11 @@ impl<'a> Value<'a> {
         number
     }
 
-    /// `true` or `false`
+    /// Returns a boolean.
     pub fn boolean(&self) -> Option<bool> {
-        let boolean = self.is.as_bool();
+        let boolean = self.parsed.as_bool();
         if boolean.is_none() {
-            let example = match self.is.as_str() {
+            let example = match self.parsed.as_str() {
                 Some(text @ ("true" | "false")) => text,
                 _ => self.example,
             };
@@ -411,31 +412,31 @@ impl<'a> Value<'a> {
         boolean
     }
 
-    /// `true` or `false`, if it is that; nothing is wrong if it is not
+    /// Returns the value if it is a boolean; reports no problem otherwise.
     pub fn boolean_if_any(&self) -> Option<bool> {
-        self.is.as_bool()
+        self.parsed.as_bool()
     }
 
-    /// Whether it is a whole number
+    /// Returns whether the value is an integer.
     pub fn is_number(&self) -> bool {
-        self.is.as_integer().is_some()
+        self.parsed.as_integer().is_some()
     }
 
-    /// The elements of a list, or the value itself if it is none
+    /// Returns the elements of a list, or the value itself if it is not a list.
     pub fn one_or_list(&self) -> Vec<Self> {
         self.list_if_any().unwrap_or_else(|| vec![self.clone()])
     }
 
-    /// A string that is not empty
+    /// Returns a non-empty string.
     pub fn text(&self) -> Option<&'a str> {
         let help = format!("write a string in quotes{}", self.such_as());
-        match self.is.as_str() {
+        match self.parsed.as_str() {
             Some("") => {
                 self.add(self.problem(format!("{} is empty", self.name)).label("empty").help(help));
                 None
             }
             None => {
-                let help = match self.is {
+                let help = match self.parsed {
                     DeValue::Integer(number) => {
                         format!("put it in quotes: {}", self.with_key(&format!("\"{number}\"")))
                     }
@@ -448,12 +449,12 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The string, if it is one; nothing is wrong if it is not
+    /// Returns the value if it is a string; reports no problem otherwise.
     pub fn text_if_any(&self) -> Option<&'a str> {
-        self.is.as_str()
+        self.parsed.as_str()
     }
 
-    /// One of a few words
+    /// Returns the one of `words` that the value equals.
     pub fn word(&self, words: &[&'static str]) -> Option<&'static str> {
         let text = self.text()?;
         let known = words.iter().find(|word| **word == text).copied();
@@ -462,14 +463,14 @@ impl<'a> Value<'a> {
             let close = close.map(|close| format!("did you mean `{close}`? ")).unwrap_or_default();
             self.add(
                 self.problem(format!("{} cannot be `{text}`", self.name))
-                    .label("not a word that is known here")
+                    .label("not a valid value")
                     .help(format!("{close}it can be {}", one_of(words))),
             );
         }
         known
     }
 
-    /// A list
+    /// Returns the elements of a list.
     pub fn list(&self) -> Option<Vec<Self>> {
         let list = self.list_if_any();
         if list.is_none() {
@@ -478,22 +479,22 @@ impl<'a> Value<'a> {
         list
     }
 
-    /// The elements, if it is a list; nothing is wrong if it is not
+    /// Returns the elements if the value is a list; reports no problem otherwise.
     pub fn list_if_any(&self) -> Option<Vec<Self>> {
         let element = |value: &'a Spanned<DeValue<'a>>| Self {
             name: if self.key.is_some() { format!("an element of {}", self.name) } else { self.name.clone() },
             key: None,
             example: "",
             span: value.span(),
-            is: value.get_ref(),
+            parsed: value.get_ref(),
             ..self.clone()
         };
-        Some(self.is.as_array()?.iter().map(element).collect())
+        Some(self.parsed.as_array()?.iter().map(element).collect())
     }
 
-    /// A table; messages call it `name`
+    /// Returns the value as a table, whose name in messages is `name`.
     pub fn table(&self, name: &str) -> Option<Table<'a>> {
-        let Some(entries) = self.is.as_table() else {
+        let Some(entries) = self.parsed.as_table() else {
             self.wrong_type("a table", format!("write a table in braces{}", self.such_as()));
             return None;
         };
@@ -501,41 +502,42 @@ impl<'a> Value<'a> {
     }
 }
 
-/// A table of the root, or one without keys if it was left out; `None` if something else stands there.
+/// Returns a table of the root, or an empty one if it is missing; `None` if the value is not a table.
 pub fn section<'a>(root: &Table<'a>, key: &'static str) -> Option<Table<'a>> {
     let Some(value) = root.get(key, "") else { return Some(absent(key, root.problems)) };
     let name = header(key);
-    if let Some(entries) = value.is.as_table() {
+    if let Some(entries) = value.parsed.as_table() {
         return Some(Table::new(&name, Some(value.span()), Some(entries), root.problems));
     }
     root.problems.add(
-        Problem::at(value.key_span(), format!("`{key}` has to be a table, and is {}", kind(value.is)))
-            .label(format!("this is {}", kind(value.is)))
+        Problem::at(value.key_span(), format!("`{key}` has to be a table, and is {}", kind(value.parsed)))
+            .label(format!("this is {}", kind(value.parsed)))
             .help(format!("begin it with the line `{name}`, in single brackets, and write its keys below")),
     );
     None
 }
 
-/// A table of the root that was left out.
+/// Returns an empty table in place of a missing table of the root.
 pub fn absent<'a>(key: &str, problems: &'a Problems) -> Table<'a> {
     Table::new(&header(key), None, None, problems)
 }
 
-/// The tables of a list of tables of the root; none if it is not there, and `None` if it is something else.
+/// Returns the tables of an array of tables of the root; empty if it is missing, `None` if the value is
+/// something else.
 pub fn sections<'a>(root: &Table<'a>, key: &'static str) -> Option<Vec<Table<'a>>> {
     subsections(root, key, &header(key))
 }
 
-/// The same for a list in any table, of which each element begins with the line `name`.
+/// Returns the tables of an array of tables in any table; each element begins with the line `name`.
 pub fn subsections<'a>(table: &Table<'a>, key: &'static str, name: &str) -> Option<Vec<Table<'a>>> {
     let Some(value) = table.get(key, "") else { return Some(Vec::new()) };
-    let list = value.is.as_array().map(|list| list.iter().map(|v| (v.span(), v.get_ref().as_table())));
+    let list = value.parsed.as_array().map(|list| list.iter().map(|v| (v.span(), v.get_ref().as_table())));
     let tables: Option<Vec<_>> =
         list.and_then(|list| list.map(|(span, table)| Some((span, table?))).collect());
     let Some(tables) = tables else {
         table.problems.add(
             Problem::at(value.key_span(), format!("`{key}` has to be a list of tables"))
-                .label(format!("{}, not a list of tables", kind(value.is)))
+                .label(format!("{}, not a list of tables", kind(value.parsed)))
                 .help(format!(
                     "begin each with the line `{name}`, in double brackets, and write its keys below"
                 )),
@@ -546,13 +548,13 @@ pub fn subsections<'a>(table: &Table<'a>, key: &'static str, name: &str) -> Opti
     Some(tables.into_iter().map(element).collect())
 }
 
-/// Whether it is a table or a list of them.
+/// Returns whether a value is a table or an array of tables.
 fn is_table(value: &DeValue<'_>) -> bool {
     value.is_table()
         || value.as_array().is_some_and(|list| list.iter().any(|value| value.get_ref().is_table()))
 }
 
-/// What a value is, in words.
+/// Returns the kind of a value, for messages.
 fn kind(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a string",

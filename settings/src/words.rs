@@ -1,11 +1,11 @@
-//! Words for messages: lists, and what somebody may have meant.
+//! Wording of messages: lists, and suggestions for misspelt words.
 
-/// Items as a sentence has them: ``` `a`, `b` or `c` ```.
+/// Joins items as in a sentence: ``` `a`, `b` or `c` ```.
 pub fn one_of<S: AsRef<str>>(items: impl IntoIterator<Item = S>) -> String {
     listed(items, "or")
 }
 
-/// Items as a sentence has them: ``` `a`, `b` and `c` ```.
+/// Joins items as in a sentence: ``` `a`, `b` and `c` ```.
 pub fn all_of<S: AsRef<str>>(items: impl IntoIterator<Item = S>) -> String {
     listed(items, "and")
 }
@@ -19,20 +19,20 @@ fn listed<S: AsRef<str>>(items: impl IntoIterator<Item = S>, last: &str) -> Stri
     }
 }
 
-/// The candidate that was meant by `word`, if one is close enough to say so.
+/// Returns the candidate closest to `word`, if one is close enough to suggest.
 pub fn meant<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    /// A word that begins another means it from this length on, as `memory` means `memory_mb`
-    const TELLING: usize = 3;
+    /// Minimum length of a prefix that identifies a word, as `memory` does `memory_mb`
+    const MIN_PREFIX: usize = 3;
     let plain = |text: &str| text.to_lowercase().replace('-', "_");
     let word = plain(word);
-    let slips = word.chars().count() / 3;
+    let max_distance = word.chars().count() / 3;
     let distance = |candidate: &str| {
         let candidate = plain(candidate);
         let short = word.len().min(candidate.len());
-        if short >= TELLING && (candidate.starts_with(&word) || word.starts_with(&candidate)) {
+        if short >= MIN_PREFIX && (candidate.starts_with(&word) || word.starts_with(&candidate)) {
             return Some(1);
         }
-        Some(strsim::osa_distance(&word, &candidate)).filter(|&distance| distance <= slips)
+        Some(strsim::osa_distance(&word, &candidate)).filter(|&distance| distance <= max_distance)
     };
     let close = candidates.into_iter().filter_map(|candidate| Some((distance(candidate)?, candidate)));
     close.min_by_key(|&(distance, _)| distance).map(|(_, candidate)| candidate)
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn slips_of_the_finger_are_understood() {
+    fn misspelt_words_are_recognised() {
         let keys = ["mtu", "name", "memory_mb", "af_packet", "pci", "workers"];
         for (word, meaning) in [
             ("mtuu", Some("mtu")),

@@ -6,17 +6,18 @@ use std::collections::VecDeque;
 use switch::memory::MemoryFrame;
 use switch::{Chance, Control, Egress, Frame, Function, Nanos, Output, PortId};
 
-/// How long it takes until the control plane hears of something: it is a thread that looks every now and then.
+/// Time until the control plane receives an event or a punted frame: it is a thread that polls periodically.
 pub const CONTROL_LATENCY: Nanos = Nanos::from_micros(50);
 
-/// The queues between a function and its control plane.
+/// Queues between a function and its control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queues {
-    /// Time until the control plane hears of something
+    /// Latency of events and punted frames on their way to the control plane
     pub up: Nanos,
-    /// Time until a command reaches the function
+    /// Latency of commands on their way to the function
     pub down: Nanos,
-    /// Events and punted frames on their way up at once. A frame that finds no room is lost; an event waits at the function
+    /// Capacity of the queue to the control plane: events and punted frames. A frame that finds it full is
+    /// lost; an event waits at the function
     pub room: usize,
 }
 
@@ -27,43 +28,43 @@ impl Default for Queues {
 }
 
 impl Queues {
-    /// Those of a machine with little to do
+    /// Queues of a machine with little load: 50 us up, no latency down, unbounded
     pub const USUAL: Self = Self { up: CONTROL_LATENCY, down: Nanos::ZERO, room: usize::MAX };
 
-    /// Draws them: slow ones in half of the seeds, and short ones in some.
+    /// Draws the queues from the seed: each direction has extra latency in half of the seeds (up to 150 us
+    /// up, 100 us down), and the capacity is 32 to 256 in a quarter of them.
     pub fn drawn(seed: u64) -> Self {
-        let mut chance = Chance::stream(seed, 0x7175_6575_6573);
-        let mut below =
-            |most: u64| if chance.below(2) == 0 { Nanos(chance.below(most)) } else { Nanos::ZERO };
+        let mut rng = Chance::stream(seed, 0x7175_6575_6573);
+        let mut below = |most: u64| if rng.below(2) == 0 { Nanos(rng.below(most)) } else { Nanos::ZERO };
         let (up, down) = (below(150_000), below(100_000));
-        let room = if chance.below(4) == 0 { chance.between(32, 256) as usize } else { usize::MAX };
+        let room = if rng.below(4) == 0 { rng.between(32, 256) as usize } else { usize::MAX };
         Self { up: CONTROL_LATENCY + up, down, room }
     }
 }
 
-/// What is on its way up.
-enum Up<E> {
+/// An item on its way to the control plane.
+enum Upward<E> {
     Punt(MemoryFrame, PortId),
     Event(E),
 }
 
-/// A function and its control plane.
+/// A switch function and its control plane.
 pub struct Controlled<C: Control> {
-    /// The function, and what became of frames
+    /// The function, with its counters
     pub switch: Switch<C::Function>,
-    /// The control plane; another one after a crash
+    /// The control plane; replaced by a new one after a crash
     pub control: C,
     make: Box<dyn FnMut(u64) -> C + Send>,
-    lives: u64,
+    incarnation: u64,
     queues: Queues,
-    up: VecDeque<(Nanos, Up<<C::Function as Function>::Event>)>,
+    up: VecDeque<(Nanos, Upward<<C::Function as Function>::Event>)>,
     down: VecDeque<(Nanos, <C::Function as Function>::Command)>,
     frame: Vec<u8>,
 }
 
 impl<C: Control> Controlled<C> {
-    /// A switch whose function and control plane are made by these: at the beginning, and after each crash. The control
-    /// plane is told how often it was made before.
+    /// Creates a switch. `function` and `control` make its function and its control plane: at the beginning,
+    /// and after each crash. `control` gets the number of its earlier calls.
     pub fn new(
         function: impl FnMut() -> C::Function + Send + 'static,
         mut control: impl FnMut(u64) -> C + Send + 'static,
@@ -72,7 +73,7 @@ impl<C: Control> Controlled<C> {
             switch: Switch::new(function),
             control: control(0),
             make: Box::new(control),
-            lives: 0,
+            incarnation: 0,
             queues: Queues::default(),
             up: VecDeque::new(),
             down: VecDeque::new(),
@@ -80,41 +81,41 @@ impl<C: Control> Controlled<C> {
         }
     }
 
-    /// Sets the queues between the two.
+    /// Sets the queues between the function and the control plane.
     #[must_use]
     pub fn with_queues(self, queues: Queues) -> Self {
         Self { queues, ..self }
     }
 
-    /// What the function has for the control plane is on its way.
-    fn lift(&mut self, now: Nanos) {
+    /// Queues the function's events and punted frames for the control plane.
+    fn queue_upward(&mut self, now: Nanos) {
         let at = now + self.queues.up;
         let room = self.queues.room - self.up.len();
         let events = self.switch.events.len().min(room);
-        let events = self.switch.events.drain(..events).map(|event| (at, Up::Event(event)));
+        let events = self.switch.events.drain(..events).map(|event| (at, Upward::Event(event)));
         self.up.extend(events);
         let room = self.queues.room - self.up.len();
         let punts = self.switch.punted.drain(..).take(room);
-        self.up.extend(punts.map(|(frame, port)| (at, Up::Punt(frame, port))));
+        self.up.extend(punts.map(|(frame, port)| (at, Upward::Punt(frame, port))));
     }
 
-    /// The control plane does what is due.
+    /// Hands the control plane everything that is due.
     fn run_control(&mut self, now: Nanos, out: &mut Ports<'_>) {
         while self.up.front().is_some_and(|(at, _)| *at <= now) {
             match self.up.pop_front() {
-                Some((_, Up::Punt(frame, port))) => self.control.on_punt(frame.bytes(), port, now),
-                Some((_, Up::Event(event))) => self.control.on_event(event, now),
+                Some((_, Upward::Punt(frame, port))) => self.control.on_punt(frame.bytes(), port, now),
+                Some((_, Upward::Event(event))) => self.control.on_event(event, now),
                 None => {}
             }
         }
         if self.control.next_timer().is_some_and(|at| at <= now) {
             self.control.on_timer(now);
         }
-        self.carry(now, out);
+        self.execute(now, out);
     }
 
-    /// What the control plane wants is done.
-    fn carry(&mut self, now: Nanos, out: &mut Ports<'_>) {
+    /// Executes the control plane's commands, and sends its frames.
+    fn execute(&mut self, now: Nanos, out: &mut Ports<'_>) {
         while let Some(command) = self.control.poll_command() {
             self.down.push_back((now + self.queues.down, command));
         }
@@ -129,7 +130,7 @@ impl<C: Control> Controlled<C> {
                 Egress::All => 0..out.count(),
             };
             for port in ports {
-                // What finds no room is lost, as on a wire.
+                // A frame that finds the queue full is lost, as on a link.
                 _ = out.send(MemoryFrame::new(frame.clone()), PortId(port));
             }
         }
@@ -145,13 +146,13 @@ where
 {
     fn on_frame(&mut self, frame: MemoryFrame, port: PortId, now: Nanos, out: &mut Ports<'_>) {
         self.switch.on_frame(frame, port, now, out);
-        self.lift(now);
+        self.queue_upward(now);
     }
 
     fn on_timer(&mut self, now: Nanos, out: &mut Ports<'_>) {
         self.run_control(now, out);
         self.switch.on_timer(now, out);
-        self.lift(now);
+        self.queue_upward(now);
     }
 
     fn next_timer(&self) -> Option<Nanos> {
@@ -166,8 +167,8 @@ where
 
     fn crash(&mut self) {
         self.switch.crash();
-        self.lives += 1;
-        self.control = (self.make)(self.lives);
+        self.incarnation += 1;
+        self.control = (self.make)(self.incarnation);
         self.up.clear();
         self.down.clear();
     }
@@ -175,6 +176,6 @@ where
 
 impl<C: Control> core::fmt::Debug for Controlled<C> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Controlled").field("lives", &self.lives).finish_non_exhaustive()
+        f.debug_struct("Controlled").field("incarnation", &self.incarnation).finish_non_exhaustive()
     }
 }

@@ -1,42 +1,44 @@
-//! What happens to hosts, switches and links.
+//! Faults of hosts, switches and links.
 
 use crate::{LinkId, NodeId};
 use rocev2::ethernet::MacAddr;
 
-/// Something that happens at a time of the world. Faults may overlap: what was brought about several times ends when all
-/// of it has ended.
+/// A fault that happens at a time of the world. Faults may overlap: a state that several faults brought about
+/// ends when all of them have ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A host or switch goes down and forgets everything; what is sent to it is lost.
+    /// A host or switch goes down and loses all state; frames that arrive at it are lost
     Crash(NodeId),
-    /// It comes back as it was at the beginning.
+    /// A node that is down starts again from its initial state
     Restart(NodeId),
-    /// It does nothing for a while: its process is stopped. What is sent to it waits, up to a bound.
+    /// A node stops, as a process that is suspended. Frames that arrive meanwhile wait, up to 1,024 frames
     Pause(NodeId),
-    /// It goes on.
+    /// A paused node continues
     Resume(NodeId),
-    /// Links carry nothing, in either direction; what is on its way is lost, too.
+    /// Links lose all frames in both directions, including those in flight
     Cut(Vec<LinkId>),
-    /// They work again.
+    /// Links that were cut work again
     Heal(Vec<LinkId>),
-    /// What a node sends on links is lost; what is sent to it arrives.
+    /// Frames that the node sends on these links are lost; frames in the other direction arrive
     Mute(NodeId, Vec<LinkId>),
-    /// What the node sends on them arrives again.
+    /// Ends [`Mute`](Self::Mute): frames that the node sends on these links arrive again
     Unmute(NodeId, Vec<LinkId>),
-    /// Frames from either interface to the other are lost on every link, and no others: a partition that is not transitive.
+    /// Frames between two interfaces are lost on every link, in both directions; no other frames are: a
+    /// partition that is not transitive
     Part(MacAddr, MacAddr),
-    /// The two interfaces reach each other again.
+    /// Ends [`Part`](Self::Part): the two interfaces reach each other again
     Join(MacAddr, MacAddr),
-    /// A link carries IP packets of up to this many bytes from now on; longer ones are lost.
+    /// MTU of a link from now on (bytes of the IP packet); longer packets are lost
     Mtu(LinkId, usize),
-    /// Two links of a switch change their places at its ports: the hosts behind them have moved.
+    /// Two links of a switch exchange their ports, as when the hosts behind them have moved
     Swap(LinkId, LinkId),
-    /// A host puts this frame on its first link.
+    /// A host puts this frame on its first link
     Send(NodeId, Vec<u8>),
-    /// A host's packets have other UDP source ports from now on, which this number decides, as a network's paths may change.
+    /// A host uses other UDP source ports from now on, chosen by this salt, so that ECMP may choose other
+    /// paths
     Rehash(NodeId, u16),
-    /// A clock jumps by so many nanoseconds.
+    /// A clock jumps by this number of nanoseconds; negative is back
     ClockStep(NodeId, i64),
-    /// A clock runs too fast by so many billionths from now on.
+    /// Drift of a clock from now on, in parts per billion; positive is fast
     ClockDrift(NodeId, i64),
 }

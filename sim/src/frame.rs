@@ -1,10 +1,10 @@
-//! What the network itself does to frames.
+//! Checks and changes of frames by the network itself: partitions, damage, MTU, ECN marks and the digest.
 
 use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
 use rocev2::rewrite::Rewriter;
 use rocev2::{Class, Packet, classify};
 
-/// Where the IP header begins, and the EtherType
+/// Returns the offset of the network-layer header, and the EtherType. None if the frame is too short.
 fn l3(frame: &[u8]) -> Option<(usize, u16)> {
     let mut at = Ethernet::LEN;
     loop {
@@ -16,33 +16,34 @@ fn l3(frame: &[u8]) -> Option<(usize, u16)> {
     }
 }
 
-/// Returns whether a frame goes from one of two interfaces to the other.
+/// Returns whether a frame goes from one of two interfaces to the other, by its MAC addresses.
 pub(crate) fn is_between(frame: &[u8], [a, b]: [MacAddr; 2]) -> bool {
     let ends = (frame.get(..6), frame.get(6..12));
     ends == (Some(&a.0), Some(&b.0)) || ends == (Some(&b.0), Some(&a.0))
 }
 
-/// Whether a host could tell from the frame itself that this byte is damaged: not in ARP, which has no checksum, nor in
-/// the MAC addresses, which no checksum covers and bridges learn from.
+/// Returns whether a checksum inside the frame covers the byte at `at`, so that its receiver can detect
+/// damage. ARP has no checksum, and none covers the MAC addresses, which bridges learn from.
 pub(crate) fn is_checked(frame: &[u8], at: usize) -> bool {
     at >= 2 * size_of::<MacAddr>() && l3(frame).is_none_or(|(_, kind)| kind != ethertype::ARP)
 }
 
-/// The bit that damage flips: the first from a place on that is `set`, if one is. Throughout a world damage sets bits, or
-/// clears them, so that what one link damages no other mends: on real links the frame check sequence sees to that.
-pub(crate) fn bit_to_flip(frame: &[u8], place: u64, set: bool) -> Option<usize> {
+/// Returns the index of the bit that damage flips: the first one, from bit `start` (modulo the length) on,
+/// that equals `set`. None if there is none. In one world all damage sets bits, or all of it clears bits. So
+/// no damage undoes earlier damage; on real links the frame check sequence of each link prevents that.
+pub(crate) fn bit_to_flip(frame: &[u8], start: u64, set: bool) -> Option<usize> {
     let bits = frame.len() * 8;
-    let from = place as usize % bits.max(1);
+    let from = start as usize % bits.max(1);
     (from..bits).chain(0..from).find(|bit| (frame[bit / 8] >> (bit % 8) & 1 == 1) == set)
 }
 
-/// The largest frame of a link of this MTU, given the tags that the frame has.
+/// Returns whether a frame may pass a link of this MTU; its VLAN tags do not count.
 pub(crate) fn fits(frame: &[u8], mtu: usize) -> bool {
     frame.len() <= mtu + Ethernet::LEN || l3(frame).is_some_and(|(at, _)| frame.len() <= mtu + at)
 }
 
-/// Marks an ECN-capable RoCE packet with "congestion experienced" (RFC 3168), as a switch does. False if it is not
-/// capable, or no RoCE packet.
+/// Marks an ECN-capable RoCE packet with "congestion experienced" (RFC 3168). Returns false if it is not
+/// ECN-capable, or not RoCE.
 pub(crate) fn mark(frame: &mut [u8]) -> bool {
     let Class::Roce(layout) = classify(frame) else { return false };
     let capable = matches!(Packet::new(frame, layout).ecn(), 1 | 2);
@@ -54,7 +55,7 @@ pub(crate) fn mark(frame: &mut [u8]) -> bool {
     capable
 }
 
-/// A number that depends on every byte: two runs with the same digest sent the same.
+/// Running digest of everything that is sent; equal digests mean equal runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Digest([u64; 2]);
 
@@ -72,7 +73,7 @@ impl Digest {
         *b = b.wrapping_add(*a ^ number);
     }
 
-    /// Two lanes, so that one multiplication need not wait for the other.
+    /// Adds bytes and their number. Uses two independent accumulators, so that the multiplications overlap.
     #[inline]
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         let mut chunks = bytes.chunks_exact(16);
@@ -149,11 +150,11 @@ mod tests {
     }
 
     #[test]
-    fn no_damage_mends_another() {
+    fn damage_never_undoes_earlier_damage() {
         let mut frame = [0b1010_0001, 0xff, 0];
         assert_eq!(bit_to_flip(&frame, 1, true), Some(5));
         assert_eq!(bit_to_flip(&frame, 24 + 8, false), Some(16));
-        assert_eq!(bit_to_flip(&frame, 16, true), Some(0), "round the end");
+        assert_eq!(bit_to_flip(&frame, 16, true), Some(0), "wraps around at the end");
         for _ in 0..11 {
             let bit = bit_to_flip(&frame, 7, true).unwrap();
             frame[bit / 8] ^= 1 << (bit % 8);
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_leave_the_packet_right() {
+    fn ecn_mark_keeps_checksums_valid() {
         for v6 in [false, true] {
             for ecn in [1, 2] {
                 let mut marked = frame(v6, ecn);
@@ -174,7 +175,7 @@ mod tests {
                     packet.ipv4().map_or_else(|| packet.ipv6().unwrap().traffic_class(), |ip| ip.tos),
                     0x53
                 );
-                // Built anew from its fields it has the same checksum.
+                // The frame that is built from its parsed fields has the same checksums.
                 let mut repr = Repr::parse(&marked).unwrap();
                 let mut again = vec![0; repr.frame_len()];
                 repr.build(&mut again).unwrap();
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_do_not_count() {
+    fn mtu_ignores_vlan_tags() {
         let mut tagged = vec![0; 12];
         tagged.extend([0x81, 0, 0, 5, 8, 0]);
         tagged.resize(18 + 1500, 0);
@@ -197,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_counts() {
+    fn digest_depends_on_every_byte() {
         let of = |bytes: &[u8]| {
             let mut digest = Digest::new();
             digest.bytes(bytes);

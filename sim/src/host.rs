@@ -6,54 +6,55 @@ use rnic::{App, Rnic};
 use switch::memory::MemoryFrame;
 use switch::{Chance, Nanos, PortId, Share};
 
-/// Draws whether the NIC of a host is forgetful ([`rnic::Config::forgetful`]), which this share of the hosts is.
+/// Draws whether the NIC of a host is forgetful ([`rnic::Config::forgetful`]); `share` of the hosts are.
 pub(crate) fn draws_forgetful(seed: u64, host: u64, share: Share) -> bool {
     Chance::stream(seed ^ host << 32, 0x666f_7267).happens(share)
 }
 
-/// Returns a factory of a host's NIC for [`Host::new`]. Each incarnation has another seed: a NIC that repeats its PSNs and keys
-/// accepts packets of connections from before its crash, which no switch can tell from those of new ones.
+/// Returns a factory of a host's NIC for [`Host::new`]. Each incarnation has another seed. If a restarted NIC
+/// repeated its PSNs and keys, it would accept packets of connections from before its crash, which no switch
+/// can distinguish from packets of new connections.
 pub fn nic(config: rnic::Config) -> impl FnMut() -> Rnic + Send + 'static {
-    let mut lives = 0;
+    let mut incarnation = 0;
     move || {
-        let seed = config.seed ^ lives << 48;
-        lives += 1;
+        let seed = config.seed ^ incarnation << 48;
+        incarnation += 1;
         Rnic::new(rnic::Config { seed, ..config.clone() })
     }
 }
 
-/// A NIC with an application. Its port is port 0.
+/// NIC with an application. Its only port is port 0.
 pub struct Host<A> {
-    /// The NIC; another one after a crash
+    /// The NIC; replaced by a new one at a restart
     pub nic: Rnic,
-    /// The application, which outlives crashes: what it forgets is for it to say, in [`App::start`]
+    /// The application. It outlives crashes; it has to discard in [`App::start`] what a crash would destroy
     pub app: A,
     make: Box<dyn FnMut() -> Rnic + Send>,
-    /// How often it was started
-    pub lives: u32,
-    /// Requests that its NIC has not executed yet, if it needs time for them
+    /// Number of starts, including the first
+    pub starts: u32,
+    /// Requests that arrived and are not executed yet, if the NIC takes time to execute
     responder: Option<Box<(Costs, Responder)>>,
 }
 
 impl<A: App> Host<A> {
-    /// A host whose NIC `make` makes: at the beginning, and after each crash.
+    /// Creates a host. `make` makes its NIC: at the beginning, and at each restart.
     pub fn new(mut make: impl FnMut() -> Rnic + Send + 'static, app: A) -> Self {
-        Self { nic: make(), app, make: Box::new(make), lives: 0, responder: None }
+        Self { nic: make(), app, make: Box::new(make), starts: 0, responder: None }
     }
 
-    /// The same host, whose NIC needs time to execute requests.
+    /// Returns this host with a NIC that takes time to execute requests.
     #[must_use]
     pub fn with_costs(mut self, costs: Costs) -> Self {
         self.responder = Some(Box::new((costs.clone(), Responder::new(costs))));
         self
     }
 
-    /// What its NIC has executed in this life, if it needs time for that
+    /// Returns what the NIC has executed since its last start, if it takes time to execute.
     pub fn executed(&self) -> Option<Executed> {
         self.responder.as_ref().map(|responder| responder.1.executed())
     }
 
-    /// Hands to the NIC what it has executed by now.
+    /// Hands the requests to the NIC that are executed by now.
     fn execute(&mut self, now: Nanos, out: &mut Ports<'_>) {
         let Some(responder) = &mut self.responder else { return };
         while let Some(frame) = responder.1.poll(now) {
@@ -106,13 +107,13 @@ impl<A: App> Node for Host<A> {
     }
 
     fn start(&mut self, now: Nanos, _out: &mut Ports<'_>) {
-        if self.lives > 0 {
+        if self.starts > 0 {
             self.nic = (self.make)();
             if let Some(responder) = &mut self.responder {
                 responder.1 = Responder::new(responder.0.clone());
             }
         }
-        self.lives += 1;
+        self.starts += 1;
         self.app.start(&mut self.nic, now);
         self.app.run(&mut self.nic, now);
     }
@@ -120,6 +121,6 @@ impl<A: App> Node for Host<A> {
 
 impl<A> core::fmt::Debug for Host<A> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("Host").field("lives", &self.lives).finish_non_exhaustive()
+        f.debug_struct("Host").field("starts", &self.starts).finish_non_exhaustive()
     }
 }

@@ -1,11 +1,15 @@
-//! A deterministic network in virtual time: links, faults, clocks, hosts and switches, all from one seed.
+//! Deterministic network simulator in virtual time: links, faults, clocks, hosts and switches, all from one
+//! seed.
 //!
-//! Nothing here waits, and nothing is left to the machine: a [`World`] passes from one thing that happens to the next.
-//! The same world with the same seed does the same, to the byte, which [`World::digest`] tells.
+//! The simulator never waits and takes no input from the machine that it runs on: a [`World`] goes from one
+//! event to the next. Two runs of the same world with the same seed are identical to the byte;
+//! [`World::digest`] is the check.
 //!
-//! * Any [`switch::Function`] is a switch ([`Switch`]): the one that runs on DPDK.
-//! * Any [`rnic::Rnic`] with an application ([`App`]) is a host ([`Host`]); anything else that implements [`Node`], too.
-//! * [`Link`]s take time, lose, duplicate, reorder, damage, queue and mark; [`Fault`]s crash, pause, cut and set clocks.
+//! * Any [`switch::Function`] is a switch ([`Switch`]); it is the same code that runs on DPDK.
+//! * Any [`rnic::Rnic`] with an application ([`App`]) is a host ([`Host`]); anything else that implements
+//!   [`Node`] can take part, too.
+//! * [`Link`]s delay, lose, duplicate, reorder, corrupt, queue and mark frames; [`Fault`]s crash and pause
+//!   nodes, cut links and set clocks.
 
 #![forbid(unsafe_code)]
 
@@ -13,10 +17,10 @@ mod clock;
 pub mod consensus;
 mod controlled;
 mod fault;
+mod forger;
 mod frame;
 pub mod groups;
 mod host;
-mod liar;
 mod link;
 mod net;
 mod node;
@@ -35,13 +39,13 @@ mod world;
 pub use clock::{Clock, EPOCH};
 pub use controlled::{CONTROL_LATENCY, Controlled, Queues};
 pub use fault::Fault;
+pub use forger::{Address, Forger, ForgerConfig};
 pub use host::{Host, nic};
-pub use liar::{Address, Liar, LiarConfig};
 pub use link::{Counters as LinkCounters, Ecn, Link, OVERHEAD};
 pub use node::{Node, Ports};
 pub use responder::{Costs, Executed, MemoryCosts};
 pub use rnic::App;
-/// What NICs count, as outcomes tell
+/// Counters of a NIC, as part of the results of workloads
 pub use rnic::Counters as NicCounters;
 pub use switch_node::{Counters as SwitchCounters, Switch};
 pub use world::{LinkId, NodeId, World};

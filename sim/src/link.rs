@@ -1,39 +1,42 @@
-//! Links: what they do to frames, and what they have done.
+//! Links: their parameters and their counters.
 
 use switch::{Chance, Nanos, Share};
 
-/// Bytes of a frame on the wire that are not in it: preamble, start, frame check sequence and gap.
+/// Bytes of a frame on the link that are not part of its buffer: preamble, start delimiter, frame check
+/// sequence and inter-packet gap.
 pub const OVERHEAD: usize = 24;
 
-/// A link, the same in both directions.
+/// Parameters of a link; both directions have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Bits a second; 0 takes no time
+    /// Bits per second; 0 means that sending takes no time
     pub rate_bps: u64,
-    /// From the end of sending to the arrival
+    /// Propagation delay: from the end of sending to the arrival
     pub delay: Nanos,
-    /// Up to so much on top, at random. By itself it does not change the order.
+    /// Upper bound of the random extra delay of each frame. Jitter alone does not reorder frames
     pub jitter: Nanos,
-    /// Frames that are lost
+    /// Share of frames that are lost
     pub loss: Share,
-    /// Frames that arrive twice
+    /// Share of frames that arrive twice
     pub duplicate: Share,
-    /// Frames that others overtake, as they take longer by up to [`reorder_by`](Self::reorder_by)
+    /// Share of frames that later frames overtake, because they take longer by up to
+    /// [`reorder_by`](Self::reorder_by)
     pub reorder: Share,
-    /// By how much at most
+    /// Upper bound of a reordered frame's extra delay
     pub reorder_by: Nanos,
-    /// Frames of which one bit is flipped; throughout a world those that are set, or those that are not
+    /// Share of frames of which one bit is flipped. In one world all damage sets bits, or all damage clears
+    /// bits
     pub corrupt: Share,
-    /// The longest IP packet; a frame may have 14 bytes more, and 4 for each VLAN tag
+    /// MTU: bytes of the longest IP packet. A frame may have 14 bytes more, and 4 more for each VLAN tag
     pub mtu: usize,
-    /// Bytes that wait for the link at most; what comes then is dropped
+    /// Capacity of the send queue in bytes; frames that do not fit are dropped
     pub queue: usize,
-    /// Marks by the length of the queue
+    /// ECN marking by queue length
     pub ecn: Option<Ecn>,
 }
 
 impl Default for Link {
-    /// 100 Gb/s, one microsecond, nothing bad, MTU 1500, a queue of 1 MB that marks nothing.
+    /// 100 Gb/s, 1 us delay, no loss or damage, MTU 1500, a queue of 1 MB without marking.
     fn default() -> Self {
         Self {
             rate_bps: 100_000_000_000,
@@ -52,9 +55,9 @@ impl Default for Link {
 }
 
 impl Link {
-    /// How long a frame of `len` bytes keeps it busy.
+    /// Returns for how long a frame of `len` bytes occupies the link.
     #[inline]
-    pub(crate) fn occupied(&self, len: usize) -> Nanos {
+    pub(crate) fn transmission_time(&self, len: usize) -> Nanos {
         if self.rate_bps == 0 {
             return Nanos::ZERO;
         }
@@ -66,20 +69,20 @@ impl Link {
     }
 }
 
-/// When a queue marks packets with "congestion experienced": as DCQCN's switches do (Zhu et al., SIGCOMM 2015).
+/// RED-like ECN marking by queue length, as DCQCN's switches do it (Zhu et al., SIGCOMM 2015).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ecn {
-    /// Below this length nothing is marked (bytes)
+    /// Queue length in bytes below which no packet is marked
     pub min: usize,
-    /// From this length on everything is marked
+    /// Queue length in bytes from which on every packet is marked
     pub max: usize,
-    /// The share that is marked just below `max`; it grows from 0 at `min`
+    /// Share of packets that are marked just below `max`; it grows linearly from 0 at `min`
     pub share: Share,
 }
 
 impl Ecn {
-    /// Whether a packet that finds this much in the queue is marked.
-    pub(crate) fn marks(&self, queued: usize, chance: &mut Chance) -> bool {
+    /// Returns whether to mark a packet that finds `queued` bytes in the queue.
+    pub(crate) fn marks(&self, queued: usize, rng: &mut Chance) -> bool {
         if queued >= self.max {
             return true;
         }
@@ -87,49 +90,50 @@ impl Ecn {
             return false;
         }
         let part = (queued - self.min) as f64 / (self.max - self.min) as f64;
-        Share::new(part * self.share.get()).is_some_and(|share| chance.happens(share))
+        Share::new(part * self.share.get()).is_some_and(|share| rng.happens(share))
     }
 }
 
-/// What became of the frames that were given to a link, in one direction.
+/// Frames of one direction of a link, by their fate.
 ///
-/// `offered + duplicated` is the sum of what was refused, dropped or lost, what arrived, and what is on its way.
+/// `offered + duplicated` is the sum of `too_long`, `queue_full`, `lost`, `cut`, `unheard`, `arrived` and the
+/// frames that are still [under way](Self::under_way).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Counters {
-    /// Frames given to it
+    /// Frames that the node gave to the link
     pub offered: u64,
-    /// Longer than the MTU
+    /// Frames dropped because they exceed the MTU
     pub too_long: u64,
-    /// The queue was full
+    /// Frames dropped because the queue was full
     pub queue_full: u64,
-    /// Sent, and their bytes
+    /// Frames put on the link
     pub sent: u64,
-    /// Bytes sent
+    /// Bytes put on the link
     pub bytes: u64,
-    /// Lost by chance
+    /// Frames lost at random
     pub lost: u64,
-    /// Lost because the link was cut
+    /// Frames lost because the link was cut
     pub cut: u64,
-    /// Arrived a second time
+    /// Frames that arrived a second time
     pub duplicated: u64,
-    /// Overtaken by others
+    /// Frames that later ones may have overtaken
     pub reordered: u64,
-    /// With a flipped bit
+    /// Frames with a flipped bit
     pub corrupted: u64,
-    /// Marked by the queue
+    /// Frames that the queue marked with "congestion experienced"
     pub marked: u64,
-    /// Arrived at a host that was down, or that did not look for too long
+    /// Frames that arrived at a node that was down, or paused with a full inbox
     pub unheard: u64,
-    /// Handed to the host or switch
+    /// Frames handed to the host or switch
     pub arrived: u64,
-    /// Bytes handed over
+    /// Bytes handed to the host or switch
     pub arrived_bytes: u64,
-    /// The longest that the queue was (bytes)
+    /// Longest queue so far (bytes)
     pub longest_queue: u64,
 }
 
 impl Counters {
-    /// Frames that are waiting or flying: everything that has not ended yet.
+    /// Returns the number of frames in the queue or in flight.
     pub fn under_way(&self) -> u64 {
         let ended = self.too_long + self.queue_full + self.lost + self.cut + self.unheard + self.arrived;
         self.offered + self.duplicated - ended

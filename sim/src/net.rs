@@ -1,4 +1,4 @@
-//! The wires between nodes: queues, the fate of frames, and the agenda of what happens when.
+//! Links between nodes: queues, the fate of frames, and the event queue.
 
 use crate::frame::{Digest, bit_to_flip, fits, is_between, is_checked, mark};
 use crate::link::{Counters, Link};
@@ -8,41 +8,41 @@ use rocev2::ethernet::MacAddr;
 use std::collections::{BinaryHeap, VecDeque};
 use switch::{Chance, Full, Nanos, PortId};
 
-/// What happens at a time of the agenda. Small, as the agenda moves entries about.
+/// An entry of the event queue. Small, because the heap moves entries about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum What {
-    /// The frame in this place of the store arrives at the end of this direction.
-    Arrive { lane: u32, frame: u32 },
-    /// The direction has sent its frame.
-    Free { lane: u32 },
-    /// The node asked for it.
+pub(crate) enum Event {
+    /// The frame in this slot of the store arrives at the end of this direction
+    Arrive { direction: u32, frame: u32 },
+    /// This direction has finished sending a frame
+    Sent { direction: u32 },
+    /// The timer of this node is due
     Timer { node: u32 },
-    /// A fault, by its number
+    /// A fault, by its index
     Fault { number: u32 },
 }
 
 /// One direction of a link.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct Direction {
     pub(crate) link: Link,
-    /// The link's number
+    /// Index of the link that this is a direction of
     link_number: usize,
     pub(crate) from: (usize, PortId),
     pub(crate) to: (usize, PortId),
     pub(crate) counters: Counters,
-    /// Partitions that it is cut by
+    /// Faults that cut this direction and have not ended
     pub(crate) cuts: u32,
     queue: VecDeque<Vec<u8>>,
     queued: usize,
     busy: bool,
-    /// The latest arrival of what was not reordered
+    /// Latest arrival of a frame that was not reordered
     last_arrival: Nanos,
-    fate: Fate,
+    damage: DamageRngs,
 }
 
-/// Chance for each kind of harm: one kind does not disturb the others.
+/// One random stream for each kind of damage, so that changing one kind's share does not change the others.
 #[derive(Debug)]
-struct Fate {
+struct DamageRngs {
     loss: Chance,
     duplicate: Chance,
     reorder: Chance,
@@ -51,9 +51,9 @@ struct Fate {
     ecn: Chance,
 }
 
-impl Fate {
-    fn new(seed: u64, lane: u64) -> Self {
-        let stream = |n| Chance::stream(seed, lane << 8 | n);
+impl DamageRngs {
+    fn new(seed: u64, direction: u64) -> Self {
+        let stream = |n| Chance::stream(seed, direction << 8 | n);
         Self {
             loss: stream(1),
             duplicate: stream(2),
@@ -65,24 +65,24 @@ impl Fate {
     }
 }
 
-/// All links.
+/// All links, and the event queue.
 #[derive(Debug)]
 pub(crate) struct Net {
     pub(crate) now: Nanos,
     seed: u64,
-    pub(crate) lanes: Vec<Lane>,
+    pub(crate) directions: Vec<Direction>,
     /// Outgoing directions by node and port
     ports: Vec<Vec<usize>>,
-    agenda: BinaryHeap<Reverse<(Nanos, u64, What)>>,
-    order: u64,
-    store: Vec<Vec<u8>>,
-    vacant: Vec<u32>,
-    spares: Vec<Vec<u8>>,
-    /// Pairs of interfaces that do not reach each other
-    pub(crate) parted: Vec<[MacAddr; 2]>,
+    event_queue: BinaryHeap<Reverse<(Nanos, u64, Event)>>,
+    sequence: u64,
+    frames: Vec<Vec<u8>>,
+    free_slots: Vec<u32>,
+    spare_buffers: Vec<Vec<u8>>,
+    /// Pairs of interfaces between which no frame passes
+    pub(crate) partitioned: Vec<[MacAddr; 2]>,
     pub(crate) digest: Digest,
     pub(crate) captures: Vec<Option<Capture>>,
-    /// Packet events: frames that arrived
+    /// Number of frames that arrived at a node, which [`World::events`](crate::World::events) reports
     pub(crate) arrivals: u64,
     /// Frames that were lost or damaged, if the world records them
     pub(crate) losses: Option<Vec<Vec<u8>>>,
@@ -93,14 +93,14 @@ impl Net {
         Self {
             now: Nanos::ZERO,
             seed,
-            lanes: Vec::new(),
+            directions: Vec::new(),
             ports: Vec::new(),
-            agenda: BinaryHeap::new(),
-            order: 0,
-            store: Vec::new(),
-            vacant: Vec::new(),
-            spares: Vec::new(),
-            parted: Vec::new(),
+            event_queue: BinaryHeap::new(),
+            sequence: 0,
+            frames: Vec::new(),
+            free_slots: Vec::new(),
+            spare_buffers: Vec::new(),
+            partitioned: Vec::new(),
             digest: Digest::new(),
             captures: Vec::new(),
             arrivals: 0,
@@ -108,12 +108,13 @@ impl Net {
         }
     }
 
-    /// Swaps two links' places at the node at the second end of both. Frames on their way arrive at the new place.
+    /// Exchanges the ports of two links at the node at the second end of both. Frames in flight arrive at the
+    /// new port.
     pub(crate) fn swap(&mut self, [a, from_a]: [usize; 2], [b, from_b]: [usize; 2]) {
-        let (at_a, at_b) = (self.lanes[a].to, self.lanes[b].to);
-        for (lane, back, at) in [(a, from_a, at_b), (b, from_b, at_a)] {
-            self.lanes[lane].to = at;
-            self.lanes[back].from = at;
+        let (at_a, at_b) = (self.directions[a].to, self.directions[b].to);
+        for (direction, back, at) in [(a, from_a, at_b), (b, from_b, at_a)] {
+            self.directions[direction].to = at;
+            self.directions[back].from = at;
             self.ports[at.0][at.1.index()] = back;
         }
     }
@@ -127,20 +128,20 @@ impl Net {
         self.ports[node].len()
     }
 
-    pub(crate) fn lane_of(&self, node: usize, port: usize) -> usize {
+    pub(crate) fn direction_of(&self, node: usize, port: usize) -> usize {
         self.ports[node][port]
     }
 
-    /// Joins the next free ports of two nodes; the link's number.
+    /// Connects the next free ports of two nodes. Returns the link's number.
     pub(crate) fn join(&mut self, a: usize, b: usize, link: Link) -> usize {
         let number = self.captures.len();
         self.captures.push(None);
         let port_a = PortId(self.ports[a].len() as u16);
         let port_b = PortId(self.ports[b].len() as u16 + u16::from(a == b));
         for (from, to) in [((a, port_a), (b, port_b)), ((b, port_b), (a, port_a))] {
-            let lane = self.lanes.len();
-            self.ports[from.0].push(lane);
-            self.lanes.push(Lane {
+            let direction = self.directions.len();
+            self.ports[from.0].push(direction);
+            self.directions.push(Direction {
                 link,
                 link_number: number,
                 from,
@@ -151,63 +152,63 @@ impl Net {
                 queued: 0,
                 busy: false,
                 last_arrival: Nanos::ZERO,
-                fate: Fate::new(self.seed, lane as u64),
+                damage: DamageRngs::new(self.seed, direction as u64),
             });
         }
         number
     }
 
-    pub(crate) fn schedule(&mut self, at: Nanos, what: What) {
-        self.order += 1;
-        self.agenda.push(Reverse((at.max(self.now), self.order, what)));
+    pub(crate) fn schedule(&mut self, at: Nanos, event: Event) {
+        self.sequence += 1;
+        self.event_queue.push(Reverse((at.max(self.now), self.sequence, event)));
     }
 
-    /// The next thing that happens, if it does so by `until`.
-    pub(crate) fn next(&mut self, until: Nanos) -> Option<What> {
-        let &Reverse((at, _, what)) = self.agenda.peek()?;
+    /// Removes and returns the next event if it is due by `until`, and advances the time to it.
+    pub(crate) fn next(&mut self, until: Nanos) -> Option<Event> {
+        let &Reverse((at, _, event)) = self.event_queue.peek()?;
         if at > until {
             return None;
         }
-        self.agenda.pop();
+        self.event_queue.pop();
         self.now = at;
-        Some(what)
+        Some(event)
     }
 
-    /// When the next thing happens
+    /// Returns when the next event is due.
     pub(crate) fn peek(&self) -> Option<Nanos> {
-        self.agenda.peek().map(|Reverse((at, ..))| *at)
+        self.event_queue.peek().map(|Reverse((at, ..))| *at)
     }
 
-    pub(crate) fn take(&mut self, frame: u32) -> Vec<u8> {
-        self.vacant.push(frame);
-        core::mem::take(&mut self.store[frame as usize])
+    pub(crate) fn take_frame(&mut self, frame: u32) -> Vec<u8> {
+        self.free_slots.push(frame);
+        core::mem::take(&mut self.frames[frame as usize])
     }
 
-    fn keep(&mut self, frame: Vec<u8>) -> u32 {
-        if let Some(place) = self.vacant.pop() {
-            self.store[place as usize] = frame;
-            return place;
+    fn store_frame(&mut self, frame: Vec<u8>) -> u32 {
+        if let Some(slot) = self.free_slots.pop() {
+            self.frames[slot as usize] = frame;
+            return slot;
         }
-        self.store.push(frame);
-        self.store.len() as u32 - 1
+        self.frames.push(frame);
+        self.frames.len() as u32 - 1
     }
 
-    /// An empty vector, with room if there is one.
+    /// Returns an empty vector, with capacity if one was recycled.
     #[inline]
     pub(crate) fn spare(&mut self) -> Vec<u8> {
-        self.spares.pop().unwrap_or_default()
+        self.spare_buffers.pop().unwrap_or_default()
     }
 
-    /// A frame's memory is free.
+    /// Keeps a frame's memory for reuse.
     #[inline]
     pub(crate) fn recycle(&mut self, mut frame: Vec<u8>) {
-        if self.spares.len() < 4096 {
+        if self.spare_buffers.len() < 4096 {
             frame.clear();
-            self.spares.push(frame);
+            self.spare_buffers.push(frame);
         }
     }
 
-    /// Records a frame that is lost, if the world does, and frees its memory.
+    /// Records a lost frame if the world records losses; otherwise recycles its memory.
     pub(crate) fn lose(&mut self, frame: Vec<u8>) {
         match &mut self.losses {
             Some(losses) => losses.push(frame),
@@ -215,69 +216,69 @@ impl Net {
         }
     }
 
-    /// Whether a node could send at once.
+    /// Returns whether a frame could be sent at once: nothing is being sent, and the queue is empty.
     #[inline]
-    pub(crate) fn is_idle(&self, lane: usize) -> bool {
-        let lane = &self.lanes[lane];
-        !lane.busy && lane.queue.is_empty()
+    pub(crate) fn is_idle(&self, direction: usize) -> bool {
+        let direction = &self.directions[direction];
+        !direction.busy && direction.queue.is_empty()
     }
 
     pub(crate) fn room(&self, node: usize, port: PortId) -> usize {
-        let Some(&lane) = self.ports[node].get(port.index()) else { return 0 };
-        let lane = &self.lanes[lane];
-        let largest = lane.link.mtu + 18;
-        (lane.link.queue.saturating_sub(lane.queued) / largest).max(usize::from(!lane.busy))
+        let Some(&direction) = self.ports[node].get(port.index()) else { return 0 };
+        let direction = &self.directions[direction];
+        let largest = direction.link.mtu + 18;
+        (direction.link.queue.saturating_sub(direction.queued) / largest).max(usize::from(!direction.busy))
     }
 
-    /// A node sends: at once, or after what waits already.
+    /// Sends a frame of a node: at once if the link is idle, otherwise after the queue.
     pub(crate) fn send(&mut self, node: usize, port: PortId, mut frame: Vec<u8>) -> Result<(), Full> {
         let Some(&number) = self.ports[node].get(port.index()) else { return Err(Full) };
-        let lane = &mut self.lanes[number];
-        if !lane.busy {
+        let direction = &mut self.directions[number];
+        if !direction.busy {
             self.transmit(number, frame);
             return Ok(());
         }
-        lane.counters.offered += 1;
-        if !fits(&frame, lane.link.mtu) {
-            lane.counters.too_long += 1;
+        direction.counters.offered += 1;
+        if !fits(&frame, direction.link.mtu) {
+            direction.counters.too_long += 1;
             self.lose(frame);
             return Ok(());
         }
-        if lane.queued + frame.len() > lane.link.queue {
-            lane.counters.queue_full += 1;
+        if direction.queued + frame.len() > direction.link.queue {
+            direction.counters.queue_full += 1;
             self.lose(frame);
             return Err(Full);
         }
-        if let Some(ecn) = &lane.link.ecn
-            && ecn.marks(lane.queued, &mut lane.fate.ecn)
+        if let Some(ecn) = &direction.link.ecn
+            && ecn.marks(direction.queued, &mut direction.damage.ecn)
             && mark(&mut frame)
         {
-            lane.counters.marked += 1;
+            direction.counters.marked += 1;
         }
-        lane.queued += frame.len();
-        lane.counters.longest_queue = lane.counters.longest_queue.max(lane.queued as u64);
-        lane.queue.push_back(frame);
+        direction.queued += frame.len();
+        direction.counters.longest_queue = direction.counters.longest_queue.max(direction.queued as u64);
+        direction.queue.push_back(frame);
         Ok(())
     }
 
-    /// A frame is put on an idle link.
+    /// Puts a frame on an idle link.
     pub(crate) fn transmit(&mut self, number: usize, frame: Vec<u8>) {
-        let lane = &mut self.lanes[number];
-        lane.counters.offered += 1;
-        if fits(&frame, lane.link.mtu) {
+        let direction = &mut self.directions[number];
+        direction.counters.offered += 1;
+        if fits(&frame, direction.link.mtu) {
             self.put(number, frame);
         } else {
-            lane.counters.too_long += 1;
+            direction.counters.too_long += 1;
             self.lose(frame);
         }
     }
 
-    /// The link has sent a frame: the next one that waits follows.
+    /// Ends the sending of a frame, and starts that of the next one in the queue.
     pub(crate) fn sent(&mut self, number: usize) {
-        let lane = &mut self.lanes[number];
-        lane.busy = false;
-        if let Some(frame) = lane.queue.pop_front() {
-            lane.queued -= frame.len();
+        let direction = &mut self.directions[number];
+        direction.busy = false;
+        if let Some(frame) = direction.queue.pop_front() {
+            direction.queued -= frame.len();
             self.put(number, frame);
         }
     }
@@ -287,77 +288,79 @@ impl Net {
         self.digest.number(now.0);
         self.digest.number(number as u64);
         self.digest.bytes(&frame);
-        let is_parted = self.parted.iter().any(|pair| is_between(&frame, *pair));
-        let lane = &mut self.lanes[number];
-        let link = &lane.link;
-        lane.counters.sent += 1;
-        lane.counters.bytes += frame.len() as u64;
-        if let Some(capture) = &mut self.captures[lane.link_number] {
+        let is_partitioned = self.partitioned.iter().any(|pair| is_between(&frame, *pair));
+        let direction = &mut self.directions[number];
+        let link = &direction.link;
+        direction.counters.sent += 1;
+        direction.counters.bytes += frame.len() as u64;
+        if let Some(capture) = &mut self.captures[direction.link_number] {
             capture.record(now, &frame);
         }
-        let occupied = link.occupied(frame.len());
-        if occupied > Nanos::ZERO {
-            lane.busy = true;
+        let transmission_time = link.transmission_time(frame.len());
+        if transmission_time > Nanos::ZERO {
+            direction.busy = true;
         }
-        // Each is drawn for every frame, so that a share that changes does not change what else happens.
-        let fate = &mut lane.fate;
-        let lost = fate.loss.happens(link.loss);
-        let twice = fate.duplicate.happens(link.duplicate);
-        let overtaken = fate.reorder.happens(link.reorder);
-        let damaged = fate.corrupt.happens(link.corrupt);
-        let damage = fate.corrupt.bits();
-        let span = fate.reorder.between(1, link.reorder_by.0.max(1));
-        let jitter = fate.jitter.below(link.jitter.0.saturating_add(1));
-        let mut arrival = now + occupied + link.delay + Nanos(jitter);
-        let is_cut = lane.cuts > 0 || is_parted;
-        let bit = damaged.then(|| bit_to_flip(&frame, damage, self.seed.is_multiple_of(2))).flatten();
-        // Ethernet's own check, which is not part of frames here, would show it where nothing else does.
+        // All of them are drawn for every frame, so that changing one share does not change the other kinds
+        // of damage.
+        let damage = &mut direction.damage;
+        let lost = damage.loss.happens(link.loss);
+        let twice = damage.duplicate.happens(link.duplicate);
+        let reordered = damage.reorder.happens(link.reorder);
+        let damaged = damage.corrupt.happens(link.corrupt);
+        let first_bit = damage.corrupt.bits();
+        let span = damage.reorder.between(1, link.reorder_by.0.max(1));
+        let jitter = damage.jitter.below(link.jitter.0.saturating_add(1));
+        let mut arrival = now + transmission_time + link.delay + Nanos(jitter);
+        let is_cut = direction.cuts > 0 || is_partitioned;
+        let bit = damaged.then(|| bit_to_flip(&frame, first_bit, self.seed.is_multiple_of(2))).flatten();
+        // No checksum in the frame covers this byte. On a real link the frame check sequence, which frames
+        // have not here, does, and the frame is dropped.
         let lost = lost || bit.is_some_and(|bit| !is_checked(&frame, bit / 8));
-        let gone = is_cut || lost;
+        let dropped = is_cut || lost;
         if is_cut {
-            lane.counters.cut += 1;
+            direction.counters.cut += 1;
         } else if lost {
-            lane.counters.lost += 1;
+            direction.counters.lost += 1;
         } else {
             if let Some(bit) = bit {
-                lane.counters.corrupted += 1;
+                direction.counters.corrupted += 1;
                 self.losses.iter_mut().for_each(|losses| losses.push(frame.clone()));
                 frame[bit / 8] ^= 1 << (bit % 8);
             }
-            if overtaken {
-                lane.counters.reordered += 1;
+            if reordered {
+                direction.counters.reordered += 1;
                 arrival = arrival + Nanos(span);
             } else {
-                arrival = arrival.max(lane.last_arrival);
-                lane.last_arrival = arrival;
+                arrival = arrival.max(direction.last_arrival);
+                direction.last_arrival = arrival;
             }
-            lane.counters.duplicated += u64::from(twice);
+            direction.counters.duplicated += u64::from(twice);
         }
-        if occupied > Nanos::ZERO {
-            self.schedule(now + occupied, What::Free { lane: number as u32 });
+        if transmission_time > Nanos::ZERO {
+            self.schedule(now + transmission_time, Event::Sent { direction: number as u32 });
         }
-        if gone {
+        if dropped {
             self.lose(frame);
             return;
         }
         if twice {
             let mut copy = self.spare();
             copy.extend_from_slice(&frame);
-            let place = self.keep(copy);
-            self.schedule(arrival + Nanos(span), What::Arrive { lane: number as u32, frame: place });
+            let slot = self.store_frame(copy);
+            self.schedule(arrival + Nanos(span), Event::Arrive { direction: number as u32, frame: slot });
         }
-        let place = self.keep(frame);
-        self.schedule(arrival, What::Arrive { lane: number as u32, frame: place });
+        let slot = self.store_frame(frame);
+        self.schedule(arrival, Event::Arrive { direction: number as u32, frame: slot });
     }
 
-    /// What waits for the links of a node that went down is gone.
+    /// Drops the frames in the send queues of a node that went down.
     pub(crate) fn clear_queues(&mut self, node: usize) {
         for number in self.ports[node].clone() {
-            while let Some(frame) = self.lanes[number].queue.pop_front() {
-                self.lanes[number].counters.cut += 1;
+            while let Some(frame) = self.directions[number].queue.pop_front() {
+                self.directions[number].counters.cut += 1;
                 self.lose(frame);
             }
-            self.lanes[number].queued = 0;
+            self.directions[number].queued = 0;
         }
     }
 }

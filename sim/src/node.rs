@@ -1,38 +1,40 @@
-//! What takes part in the network.
+//! Participants of the network.
 
 use crate::net::Net;
 use core::any::Any;
 use switch::memory::MemoryFrame;
 use switch::{Frame, Full, Nanos, Output, PortId};
 
-/// A host, a switch, or anything else with ports. All times are what its own clock shows.
+/// A host, a switch, or any other device with ports. All times are readings of the node's own clock.
 pub trait Node: Any + Send {
-    /// A frame came in.
+    /// Handles a frame that arrived at `port`.
     fn on_frame(&mut self, frame: MemoryFrame, port: PortId, now: Nanos, out: &mut Ports<'_>);
 
-    /// The time asked for has come, or has passed.
+    /// Handles the timer: the time that [`next_timer`](Self::next_timer) returned has come, or has passed.
     fn on_timer(&mut self, now: Nanos, out: &mut Ports<'_>);
 
-    /// When [`on_timer`](Self::on_timer) is due
+    /// Returns when [`on_timer`](Self::on_timer) is due.
     fn next_timer(&self) -> Option<Nanos>;
 
-    /// The link at `port` is free: writes the next frame for it, as a NIC does that builds packets when it can send
-    /// them. Nodes that queue what they send have none.
+    /// Writes the next frame for `port`, whose link is idle, into `frame`, and returns whether there was one.
+    /// For nodes that build packets only when they can send them, as a NIC does; the default is for nodes
+    /// that queue what they send.
     fn poll_transmit(&mut self, _port: PortId, _now: Nanos, _frame: &mut Vec<u8>) -> bool {
         false
     }
 
-    /// It was down and begins anew, knowing nothing. Also called when the world begins.
+    /// Starts the node without any state: when the world begins, and on each restart after a crash.
     fn start(&mut self, now: Nanos, out: &mut Ports<'_>);
 
-    /// It goes down.
+    /// Takes the node down.
     fn crash(&mut self) {}
 
-    /// Changes the UDP source ports of what it sends from now on, if it sends RoCEv2 packets of its own.
+    /// Changes the UDP source ports of all packets that the node sends from now on, if it sends RoCEv2
+    /// packets of its own.
     fn rehash(&mut self, _salt: u16) {}
 }
 
-/// The ports of a node: its links' queues.
+/// Ports of a node, each with the send queue of its link.
 #[derive(Debug)]
 pub struct Ports<'a> {
     pub(crate) net: &'a mut Net,
@@ -40,7 +42,7 @@ pub struct Ports<'a> {
 }
 
 impl Ports<'_> {
-    /// How many there are
+    /// Returns the number of ports.
     pub fn count(&self) -> u16 {
         self.net.ports_of(self.node) as u16
     }

@@ -1,15 +1,15 @@
-//! Captures of links: what was sent, in both directions, with the times of the world.
+//! Captures of links: all frames sent, in both directions, with the times of the world.
 
 use std::io::{self, Write};
 use switch::Nanos;
 
-/// The file's header: nanoseconds, version 2.4, frames whole, Ethernet
+/// File header: nanosecond timestamps, version 2.4, snapshot length 262,144, Ethernet
 const HEADER: [u8; 24] = [0x4d, 0x3c, 0xb2, 0xa1, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 1, 0, 0, 0];
 
-/// A capture file that is being written.
+/// pcap file that is being written.
 pub(crate) struct Capture {
     to: Box<dyn Write + Send>,
-    /// The first error; nothing is written after it
+    /// First error; nothing is written after it
     error: Option<io::Error>,
 }
 
@@ -26,8 +26,8 @@ impl Capture {
         let len = frame.len() as u32;
         let head = [(at.0 / 1_000_000_000) as u32, (at.0 % 1_000_000_000) as u32, len, len];
         let mut bytes = [0; 16];
-        for (place, word) in bytes.chunks_exact_mut(4).zip(head) {
-            place.copy_from_slice(&word.to_le_bytes());
+        for (field, word) in bytes.chunks_exact_mut(4).zip(head) {
+            field.copy_from_slice(&word.to_le_bytes());
         }
         self.error = self.to.write_all(&bytes).and_then(|()| self.to.write_all(frame)).err();
     }

@@ -1,33 +1,35 @@
-//! Whether a history of registers is linearizable: whether there is an order of all reads and writes, each at a moment
-//! between its beginning and its end, in which every read sees the write before it.
+//! Linearizability of histories of registers: whether there is an order of all reads and writes, each taking
+//! effect at a moment between its begin and its end, in which every read returns the value of the latest
+//! write before it.
 //!
-//! As no value is written twice, that is quickly said (Gibbons and Korach, "Testing shared memories", SIAM J. Comput. 1997,
-//! section 4): a value's write and its reads stand together in the order. From the first end of them to the last
-//! beginning, if that is later, the register holds the value ("forward zone"): two of those must not overlap. If it
-//! is earlier, all of them can be at one moment between ("backward zone"), which must not lie within a forward zone.
+//! Since no value is written twice, this is quick to decide (Gibbons and Korach, "Testing shared memories",
+//! SIAM J. Comput. 1997, section 4): the write of a value and the reads of it are adjacent in the order. Take
+//! their first end and their last begin. If the begin is later, the register holds the value between the two
+//! ("forward zone"); no two forward zones may overlap. Otherwise all of them can take effect at one moment
+//! between the two ("backward zone"); a backward zone must not lie within a forward zone.
 
 use std::collections::BTreeMap;
 use switch::Nanos;
 
-/// A write or a read.
+/// A completed read or write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observed {
-    /// What was written, or read; 0 is what a register holds at the beginning
+    /// Value written or read; a register holds 0 at the beginning
     pub value: u64,
-    /// When it was asked for
+    /// When the operation was requested
     pub began: Nanos,
-    /// When it was done
+    /// When it completed
     pub ended: Nanos,
 }
 
-/// What was done to registers.
+/// Reads and writes of registers, by register.
 #[derive(Debug, Default)]
 pub struct History {
     writes: BTreeMap<u64, Vec<Observed>>,
     reads: BTreeMap<u64, Vec<Observed>>,
 }
 
-/// The operations on a value: the last beginning and the first end
+/// Last begin and first end of the operations on one value
 #[derive(Clone, Copy, Debug)]
 struct Zone {
     last_began: Nanos,
@@ -35,31 +37,31 @@ struct Zone {
 }
 
 impl History {
-    /// A register was written.
+    /// Adds a write of a register.
     pub fn wrote(&mut self, register: u64, observed: Observed) {
         self.writes.entry(register).or_default().push(observed);
     }
 
-    /// A register was read.
+    /// Adds a read of a register.
     pub fn read(&mut self, register: u64, observed: Observed) {
         self.reads.entry(register).or_default().push(observed);
     }
 
-    /// How many reads and writes there are
+    /// Returns the number of reads and writes.
     pub fn len(&self) -> usize {
         self.writes.values().chain(self.reads.values()).map(Vec::len).sum()
     }
 
-    /// Whether nothing was done
+    /// Returns whether there are no reads and writes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Says why it is not linearizable. A write that was never answered, if it is to count, has no end: the latest time
-    /// that there is.
+    /// Checks that the history is linearizable. A write that was never acknowledged, if the caller adds it,
+    /// has to end at the latest possible time.
     ///
     /// # Errors
-    /// The first thing that cannot be.
+    /// A description of the first contradiction.
     pub fn check(&self) -> Result<(), String> {
         for register in self.writes.keys().chain(self.reads.keys()) {
             self.check_register(*register).map_err(|wrong| format!("register {register}: {wrong}"))?;
@@ -73,20 +75,20 @@ impl History {
 
     fn check_register(&self, register: u64) -> Result<(), String> {
         let mut zones = BTreeMap::new();
-        // The value of the beginning was written before everything.
+        // The initial value was written before everything else.
         zones.insert(0, (Nanos::ZERO, Zone { last_began: Nanos::ZERO, first_ended: Nanos::ZERO }));
         for write in Self::of(&self.writes, register) {
             let zone = Zone { last_began: write.began, first_ended: write.ended };
             if zones.insert(write.value, (write.began, zone)).is_some() {
-                return Err(format!("{write:?}: the value was written before"));
+                return Err(format!("{write:?}: the same value was written twice"));
             }
         }
         for read in Self::of(&self.reads, register) {
             let Some((written, zone)) = zones.get_mut(&read.value) else {
-                return Err(format!("{read:?}: nobody wrote that"));
+                return Err(format!("{read:?}: no write has this value"));
             };
             if read.ended < *written {
-                return Err(format!("{read:?}: it was written later"));
+                return Err(format!("{read:?}: the value was written only after this read ended"));
             }
             zone.last_began = zone.last_began.max(read.began);
             zone.first_ended = zone.first_ended.min(read.ended);
@@ -100,40 +102,46 @@ impl History {
         forward.sort_by_key(|(_, zone)| zone.first_ended);
         for pair in forward.windows(2) {
             if pair[1].1.first_ended < pair[0].1.last_began {
-                return Err(format!("it holds both of {pair:x?}"));
+                return Err(format!("the register holds two values at once: {pair:x?}"));
             }
         }
         for (value, (_, zone)) in zones.iter().filter(|(_, (_, zone))| !is_forward(zone)) {
-            // The last of those that begin before it
+            // Of the forward zones that begin before this zone, the last
             let at = forward.partition_point(|(_, other)| other.first_ended < zone.last_began);
             if let Some((other, around)) = forward[..at].last()
                 && zone.first_ended < around.last_began
             {
-                return Err(format!("{value:#x} was there ({zone:?}) while it held {other:#x} ({around:?})"));
+                return Err(format!(
+                    "value {value:#x} occurs ({zone:?}) while the register holds {other:#x} ({around:?})"
+                ));
             }
         }
         Ok(())
     }
 
-    /// Says why a register's writes cannot have taken effect in this order, or are not these.
+    /// Checks that a register's writes can have taken effect in the order of `values`, and that these are all
+    /// of them.
     ///
     /// # Errors
-    /// The first that cannot be.
+    /// A description of the first contradiction.
     pub fn check_order(&self, register: u64, values: &[u64]) -> Result<(), String> {
         let writes = Self::of(&self.writes, register);
         let by_value: BTreeMap<_, _> = writes.iter().map(|write| (write.value, write)).collect();
         if values.len() != writes.len() {
             return Err(format!(
-                "register {register}: {} of {} writes are there",
+                "register {register}: the order has {} values, but there were {} writes",
                 values.len(),
                 writes.len()
             ));
         }
         let mut latest = Nanos::ZERO;
         for value in values {
-            let write = by_value.get(value).ok_or_else(|| format!("nobody wrote {value:#x}"))?;
+            let write =
+                by_value.get(value).ok_or_else(|| format!("register {register}: no write of {value:#x}"))?;
             if write.ended < latest {
-                return Err(format!("register {register}: {write:?} comes after one that began later"));
+                return Err(format!(
+                    "register {register}: {write:?} follows a write that began after its end"
+                ));
             }
             latest = latest.max(write.began);
         }
@@ -146,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn histories_are_told_apart() {
+    fn check_accepts_linearizable_histories_only() {
         let at = |value, began, ended| Observed { value, began: Nanos(began), ended: Nanos(ended) };
         let check = |writes: &[Observed], reads: &[Observed]| {
             let mut history = History::default();
@@ -160,13 +168,13 @@ mod tests {
         };
         let writes = [at(1, 10, 20), at(2, 15, 30)];
         assert!(check(&writes, &[at(0, 1, 12), at(1, 17, 18), at(2, 31, 32)]));
-        // Both may be the last.
+        // Either write may be the last.
         assert!(check(&writes, &[at(1, 40, 50)]));
-        assert!(!check(&writes, &[at(1, 40, 50), at(2, 60, 70)]), "one after the other, and back");
-        assert!(!check(&writes, &[at(0, 31, 32)]), "nobody sees the beginning after a write");
-        assert!(!check(&writes, &[at(2, 1, 5)]), "nobody sees what is to come");
-        assert!(!check(&writes, &[at(3, 40, 50)]), "nobody wrote it");
-        assert!(!check(&[at(1, 1, 2), at(2, 3, 4)], &[at(1, 5, 6)]), "it was written over");
+        assert!(!check(&writes, &[at(1, 40, 50), at(2, 60, 70)]), "the older value must not come back");
+        assert!(!check(&writes, &[at(0, 31, 32)]), "the initial value must not be read after a write");
+        assert!(!check(&writes, &[at(2, 1, 5)]), "a value must not be read before its write");
+        assert!(!check(&writes, &[at(3, 40, 50)]), "no write has this value");
+        assert!(!check(&[at(1, 1, 2), at(2, 3, 4)], &[at(1, 5, 6)]), "the value was overwritten");
         assert!(check(&[at(1, 1, 2), at(2, 3, 7)], &[at(1, 5, 6), at(2, 6, 7)]));
         assert!(!check(&[at(1, 1, 2), at(2, 3, 4), at(3, 5, 6)], &[at(1, 7, 8)]));
         let mut history = History::default();

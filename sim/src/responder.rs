@@ -1,10 +1,11 @@
-//! What the execution of requests costs a server's NIC, as Swordbox's authors measured it (Grant et al., figures "Achieved
-//! throughput of RDMA verbs" and "serialized RDMA operations", ConnectX-5; FACTS of their artefact give the numbers).
+//! Execution times of requests in a server's NIC, as measured on a ConnectX-5 by the authors of Swordbox
+//! (Grant et al., figures "Achieved throughput of RDMA verbs" and "serialized RDMA operations").
 //!
-//! A request that has come waits for the one before it on its queue pair, then for everything before it at the memory
-//! that it touches, then for its turn at the NIC. It is executed, and answered, when it has had all three: the frame
-//! reaches the [`rnic::Rnic`] at that moment and not before, so that acknowledgements, READ responses and all timers are
-//! the NIC's own. Everything else (responses, the communication manager, ARP) passes at once.
+//! A request that arrives waits for the preceding request of its queue pair, then for all preceding accesses
+//! to the memory that it touches, then for its turn at the NIC. When it has passed all three it is executed
+//! and answered: the frame reaches the [`rnic::Rnic`] at that moment and not before, so that
+//! acknowledgements, READ responses and all timers remain the NIC's own. All other frames (responses, the
+//! communication manager, ARP) pass at once.
 //!
 //! ```text
 //!   arrives -> [ its queue pair, in order ] -> [ the word, in order ] -> [ the NIC ] -> executed
@@ -18,64 +19,64 @@ use rocev2::{Class, Opcode, Packet, Qpn, classify};
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use switch::{Chance, Nanos, Share};
 
-/// Picoseconds of a nanosecond
+/// Picoseconds per nanosecond
 const PS: u64 = 1_000;
-/// A word: what an atomic touches (bytes)
+/// Size of an atomic's operand in bytes
 const WORD: u64 = 8;
-/// Words, and queue pairs, that are kept before those are forgotten that are free again
-const KEPT: usize = 1 << 12;
+/// Number of words, and of queue pairs, above which idle ones are discarded
+const MAX_IDLE: usize = 1 << 12;
 
-/// What requests to one kind of memory cost, in picoseconds.
+/// Execution times of requests to one kind of memory, in picoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryCosts {
-    /// For so long an atomic has its word.
+    /// How long an atomic occupies its word
     pub atomic_ps: u64,
-    /// For so long an atomic keeps its queue pair from the next request.
+    /// How long an atomic delays the next request of its queue pair
     pub atomic_qp_ps: u64,
-    /// For so long a WRITE has what it writes to, and its queue pair.
+    /// How long a WRITE occupies its memory and its queue pair
     pub write_ps: u64,
-    /// For so long a READ has its queue pair. It waits for atomics and WRITEs before it on what it reads, but none waits
-    /// for it.
+    /// How long a READ occupies its queue pair. It waits for preceding atomics and WRITEs to the same memory,
+    /// but no request waits for it
     pub read_ps: u64,
 }
 
-/// What requests cost.
+/// Execution times of requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Costs {
-    /// In the memory of the host
+    /// Times in the host's memory
     pub host: MemoryCosts,
-    /// In the memory on the NIC
+    /// Times in the NIC's memory
     pub device: MemoryCosts,
-    /// Virtual addresses of memory on the NIC, if there is any
+    /// Virtual addresses of the NIC's memory, if it has any
     pub on_device: Option<Range<u64>>,
-    /// The time between two WRITEs or SENDs of the whole NIC
+    /// Time between two WRITEs or SENDs of the whole NIC
     pub nic_write_ps: u64,
-    /// The time between two READs
+    /// Time between two READs of the whole NIC
     pub nic_read_ps: u64,
-    /// The time between two atomics
+    /// Time between two atomics of the whole NIC
     pub nic_atomic_ps: u64,
-    /// Requests that others overtake, as they take longer from the wire to where they are executed: not those of their own
-    /// queue pair, which stay in order. The authors saw 3 % of requests out of order, by up to 15 requests at a million
-    /// a second (figure "PDF of request reorderings").
+    /// Share of requests that later ones overtake, because they take longer from the link to the execution.
+    /// Requests of one queue pair stay in order. The authors measured 3 % of requests out of order, by up to
+    /// 15 requests at a million requests per second (figure "PDF of request reorderings")
     pub overtaken: Share,
-    /// By how much longer they take at most
+    /// Upper bound of that extra time
     pub overtaken_by: Nanos,
-    /// For which of them do
+    /// Seed that decides which requests are overtaken
     pub seed: u64,
 }
 
-/// The time between two of so many operations a second
+/// Returns the time between two operations at this rate.
 const fn every_ps(operations_per_s: u64) -> u64 {
     1_000_000_000_000 / operations_per_s
 }
 
 impl Costs {
-    /// A ConnectX-5, whose own memory has these virtual addresses.
+    /// Returns the times of a ConnectX-5 whose own memory has these virtual addresses.
     ///
-    /// Measured: on one address 2.93 M CAS/s and 18.26 M WRITEs/s in the host's memory, 8.97 M and 22.14 M in the NIC's;
-    /// on independent addresses 2.7 M atomics/s of a queue pair and 55 M of the NIC; 103.6 M WRITEs/s and 84.5 M READs/s.
-    /// Not measured, and taken to be so: READs of one queue pair are as fast as WRITEs, and in the NIC's memory an atomic
-    /// has its queue pair for no longer than its word.
+    /// Measured: on one address 2.93 M CAS/s and 18.26 M WRITEs/s in the host's memory, 8.97 M and 22.14 M in
+    /// the NIC's; on independent addresses 2.7 M atomics/s per queue pair and 55 M per NIC; 103.6 M WRITEs/s
+    /// and 84.5 M READs/s. Not measured but assumed: READs of one queue pair are as fast as WRITEs, and in
+    /// the NIC's memory an atomic occupies its queue pair for no longer than its word.
     pub fn connect_x5(on_device: Option<Range<u64>>) -> Self {
         let (host_write, device_write) = (every_ps(18_260_000), every_ps(22_140_000));
         Self {
@@ -109,7 +110,7 @@ impl Costs {
     }
 }
 
-/// Requests that were executed.
+/// Counts of executed requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Executed {
     /// Packets of WRITEs and SENDs
@@ -118,7 +119,7 @@ pub struct Executed {
     pub reads: u64,
     /// Atomics
     pub atomics: u64,
-    /// The most requests that had come and were not executed, at any moment
+    /// Largest number of requests that had arrived and were not executed, at any moment
     pub most_waiting: u64,
 }
 
@@ -129,56 +130,57 @@ enum Kind {
     Atomic,
 }
 
-/// A request that has come.
+/// A request that has arrived.
 #[derive(Debug)]
 struct Request {
     frame: Vec<u8>,
-    /// When it is where it may be executed
+    /// Earliest time at which it may be executed
     ready_ps: u64,
     kind: Kind,
-    /// What it touches; the later packets of a message do not say it
-    touches: Option<Range<u64>>,
+    /// Memory that it touches; unknown for all but the first packet of a message
+    accessed: Option<Range<u64>>,
 }
 
 impl Request {
-    /// The request in a frame, if there is one.
+    /// Parses the request in a frame; None if it has none.
     fn of(frame: &[u8]) -> Option<(Qpn, Kind, Option<Range<u64>>)> {
         let Class::Roce(layout) = classify(frame) else { return None };
         let packet = Packet::new(frame, layout);
         let opcode = layout.opcode();
-        // RC and UC; of RC everything but the responses
+        // RC and UC requests: of RC, everything but the responses
         let kind = match opcode {
             Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD => Kind::Atomic,
             Opcode::RC_READ_REQUEST => Kind::Read,
             Opcode(0x00..=0x0b | 0x16 | 0x17 | 0x1d | 0x20..=0x2b) => Kind::Write,
             _ => return None,
         };
-        let touches = match (packet.reth(), packet.atomic()) {
+        let accessed = match (packet.reth(), packet.atomic()) {
             (Some(reth), _) => Some((reth.va.get(), u64::from(reth.len.get()))),
             (None, Some(atomic)) => Some((atomic.va.get(), WORD)),
             (None, None) => None,
         };
-        let touches = touches.map(|(va, len)| va..va.saturating_add(len));
-        Some((packet.bth().dest_qp(), kind, touches))
+        let accessed = accessed.map(|(va, len)| va..va.saturating_add(len));
+        Some((packet.bth().dest_qp(), kind, accessed))
     }
 }
 
-/// The requests of a queue pair.
+/// Requests of one queue pair.
 #[derive(Debug, Default)]
 struct Queue {
     waiting: VecDeque<Request>,
-    /// When the next one may go on
+    /// When the next request may proceed
     free_ps: u64,
-    /// It is in the agenda.
+    /// Whether the queue pair is in the schedule
     scheduled: bool,
 }
 
-/// Memory that somebody has, and until when.
+/// Memory in use, and until when.
 #[derive(Debug, Default)]
 struct Memory {
-    /// By the word's number
+    /// End of use by word number (virtual address / 8)
     words: BTreeMap<u64, u64>,
-    /// WRITEs of more than a word: few at a time, as each takes little longer than the NIC needs between two
+    /// WRITEs of more than a word. Few at a time, because each takes little longer than the time between two
+    /// WRITEs of the NIC
     ranges: Vec<(Range<u64>, u64)>,
 }
 
@@ -187,7 +189,7 @@ const fn words(range: &Range<u64>) -> Range<u64> {
 }
 
 impl Memory {
-    /// When all of it is free.
+    /// Returns when all of a range is free.
     fn free_ps(&self, range: &Range<u64>) -> u64 {
         let overlaps = |other: &Range<u64>| other.start < range.end && range.start < other.end;
         let ranges = self.ranges.iter().filter(|(other, _)| overlaps(other)).map(|(_, until)| *until);
@@ -195,14 +197,14 @@ impl Memory {
         ranges.chain(words).max().unwrap_or(0)
     }
 
-    /// Somebody has it until then.
-    fn take(&mut self, range: &Range<u64>, until_ps: u64, now_ps: u64) {
+    /// Marks a range as in use until `until_ps`.
+    fn occupy(&mut self, range: &Range<u64>, until_ps: u64, now_ps: u64) {
         if range.end - range.start > WORD {
             self.ranges.retain(|(_, until)| *until > now_ps);
             self.ranges.push((range.clone(), until_ps));
             return;
         }
-        if self.words.len() >= KEPT {
+        if self.words.len() >= MAX_IDLE {
             self.words.retain(|_, until| *until > now_ps);
         }
         for word in words(range) {
@@ -211,94 +213,98 @@ impl Memory {
     }
 }
 
-/// Requests on their way to a NIC that needs time for them.
+/// Requests on their way to a NIC that takes time to execute them.
 #[derive(Debug)]
 pub(crate) struct Responder {
     costs: Costs,
     queues: BTreeMap<Qpn, Queue>,
     memory: Memory,
     nic_free_ps: u64,
-    /// Queue pairs whose next request may go on, and when; equal times in the order in which they were scheduled
-    agenda: BinaryHeap<Reverse<(u64, u64, Qpn)>>,
-    /// Requests that will have been executed, and when
-    done: BTreeMap<(u64, u64), Vec<u8>>,
-    order: u64,
-    chance: Chance,
+    /// Queue pairs and when their next request may proceed; entries of equal time in the order in which they
+    /// were added
+    schedule: BinaryHeap<Reverse<(u64, u64, Qpn)>>,
+    /// Requests by the end of their execution
+    finished: BTreeMap<(u64, u64), Vec<u8>>,
+    sequence: u64,
+    rng: Chance,
     waiting: u64,
     executed: Executed,
 }
 
 impl Responder {
-    /// A NIC that has nothing to do.
+    /// Creates an idle NIC.
     pub(crate) fn new(costs: Costs) -> Self {
         Self {
-            chance: Chance::stream(costs.seed, 0x6f76_6572),
+            rng: Chance::stream(costs.seed, 0x6f76_6572),
             costs,
             queues: BTreeMap::new(),
             memory: Memory::default(),
             nic_free_ps: 0,
-            agenda: BinaryHeap::new(),
-            done: BTreeMap::new(),
-            order: 0,
+            schedule: BinaryHeap::new(),
+            finished: BTreeMap::new(),
+            sequence: 0,
             waiting: 0,
             executed: Executed::default(),
         }
     }
 
-    /// What has been executed
+    /// Returns the counts of executed requests.
     pub(crate) fn executed(&self) -> Executed {
         self.executed
     }
 
-    /// A frame has come. It is given back if it is no request.
+    /// Queues the request in a frame that arrives.
+    ///
+    /// # Errors
+    /// Returns the frame if it holds no request.
     pub(crate) fn admit(&mut self, frame: Vec<u8>, now: Nanos) -> Result<(), Vec<u8>> {
-        let Some((qpn, kind, touches)) = Request::of(&frame) else { return Err(frame) };
+        let Some((qpn, kind, accessed)) = Request::of(&frame) else { return Err(frame) };
         self.advance(now);
-        if self.queues.len() >= KEPT {
+        if self.queues.len() >= MAX_IDLE {
             self.queues.retain(|_, queue| queue.scheduled || queue.free_ps > now.0 * PS);
         }
         self.waiting += 1;
         self.executed.most_waiting = self.executed.most_waiting.max(self.waiting);
-        // Drawn for every request, so that the share does not change what else happens.
-        let longer = self.chance.between(0, self.costs.overtaken_by.0);
-        let overtaken = self.chance.happens(self.costs.overtaken);
-        let ready = if overtaken { now + Nanos(longer) } else { now };
+        // Drawn for every request, so that changing the share changes nothing else.
+        let extra = self.rng.between(0, self.costs.overtaken_by.0);
+        let overtaken = self.rng.happens(self.costs.overtaken);
+        let ready = if overtaken { now + Nanos(extra) } else { now };
         let queue = self.queues.entry(qpn).or_default();
-        queue.waiting.push_back(Request { frame, ready_ps: ready.0 * PS, kind, touches });
+        queue.waiting.push_back(Request { frame, ready_ps: ready.0 * PS, kind, accessed });
         if !queue.scheduled {
             queue.scheduled = true;
-            self.order += 1;
-            self.agenda.push(Reverse((queue.free_ps.max(ready.0 * PS), self.order, qpn)));
+            self.sequence += 1;
+            self.schedule.push(Reverse((queue.free_ps.max(ready.0 * PS), self.sequence, qpn)));
             self.advance(now);
         }
         Ok(())
     }
 
-    /// The next request that has been executed by now.
+    /// Removes and returns the next request that is executed by now.
     pub(crate) fn poll(&mut self, now: Nanos) -> Option<Vec<u8>> {
         self.advance(now);
-        let first = self.done.first_entry().filter(|entry| entry.key().0 <= now.0 * PS)?;
+        let first = self.finished.first_entry().filter(|entry| entry.key().0 <= now.0 * PS)?;
         self.waiting -= 1;
         Some(first.remove())
     }
 
-    /// When something happens by itself
+    /// Returns when [`poll`](Self::poll) or an internal step is due.
     pub(crate) fn next_timer(&self) -> Option<Nanos> {
-        let next = self.agenda.peek().map(|Reverse((at, ..))| *at);
-        let done = self.done.first_key_value().map(|((at, _), _)| *at);
-        [next, done].into_iter().flatten().min().map(|at_ps| Nanos(at_ps.div_ceil(PS)))
+        let next = self.schedule.peek().map(|Reverse((at, ..))| *at);
+        let finished = self.finished.first_key_value().map(|((at, _), _)| *at);
+        [next, finished].into_iter().flatten().min().map(|at_ps| Nanos(at_ps.div_ceil(PS)))
     }
 
-    /// Lets the requests go on whose turn it is.
+    /// Starts all requests that may proceed by now.
     fn advance(&mut self, now: Nanos) {
-        while let Some(&Reverse((at_ps, _, qpn))) = self.agenda.peek()
+        while let Some(&Reverse((at_ps, _, qpn))) = self.schedule.peek()
             && at_ps <= now.0 * PS
         {
-            self.agenda.pop();
+            self.schedule.pop();
             let Some(queue) = self.queues.get_mut(&qpn) else { continue };
             queue.scheduled = false;
             let Some(request) = queue.waiting.pop_front() else { continue };
-            let costs = self.costs.of(request.touches.as_ref().map(|range| range.start));
+            let costs = self.costs.of(request.accessed.as_ref().map(|range| range.start));
             let (nic_ps, memory_ps, qp_ps) = match request.kind {
                 Kind::Write => (self.costs.nic_write_ps, costs.write_ps, costs.write_ps),
                 Kind::Read => (self.costs.nic_read_ps, costs.read_ps, costs.read_ps),
@@ -306,24 +312,24 @@ impl Responder {
             };
             let turn_ps = self.nic_free_ps.max(at_ps);
             self.nic_free_ps = turn_ps + nic_ps;
-            let memory_free_ps = request.touches.as_ref().map_or(0, |range| self.memory.free_ps(range));
+            let memory_free_ps = request.accessed.as_ref().map_or(0, |range| self.memory.free_ps(range));
             let start_ps = turn_ps.max(memory_free_ps);
             let end_ps = start_ps + memory_ps;
-            if let (Some(range), Kind::Write | Kind::Atomic) = (&request.touches, request.kind) {
-                self.memory.take(range, end_ps, at_ps);
+            if let (Some(range), Kind::Write | Kind::Atomic) = (&request.accessed, request.kind) {
+                self.memory.occupy(range, end_ps, at_ps);
             }
             match request.kind {
                 Kind::Write => self.executed.writes += 1,
                 Kind::Read => self.executed.reads += 1,
                 Kind::Atomic => self.executed.atomics += 1,
             }
-            self.order += 1;
-            self.done.insert((end_ps, self.order), request.frame);
+            self.sequence += 1;
+            self.finished.insert((end_ps, self.sequence), request.frame);
             queue.free_ps = end_ps.max(start_ps + qp_ps);
             if let Some(next) = queue.waiting.front() {
                 queue.scheduled = true;
-                self.order += 1;
-                self.agenda.push(Reverse((queue.free_ps.max(next.ready_ps), self.order, qpn)));
+                self.sequence += 1;
+                self.schedule.push(Reverse((queue.free_ps.max(next.ready_ps), self.sequence, qpn)));
             }
         }
     }
@@ -337,7 +343,7 @@ mod tests {
     use rocev2::repr::{Extended, Ip, Repr};
     use rocev2::{Bth, Psn};
 
-    /// A request; its PSN says which.
+    /// Builds a request; its PSN identifies it.
     fn frame(opcode: Opcode, qp: u32, psn: u32, va: u64, len: u32) -> Vec<u8> {
         let mut extended = Extended::default();
         (extended.reth.va, extended.reth.len) = (va.into(), len.into());
@@ -354,7 +360,7 @@ mod tests {
         Packet::parse(frame).unwrap().bth().psn().get()
     }
 
-    /// Lets everything happen: when which request is executed (ns)
+    /// Runs until nothing is left. Returns the time of each execution (ns) and the request's PSN.
     fn drain(responder: &mut Responder) -> Vec<(u64, u32)> {
         let mut executed = Vec::new();
         while let Some(at) = responder.next_timer() {
@@ -370,18 +376,18 @@ mod tests {
     const READ: Opcode = Opcode::RC_READ_REQUEST;
 
     #[test]
-    fn requests_wait_for_what_they_touch() {
+    fn requests_wait_for_earlier_accesses_to_their_memory() {
         let mut responder = Responder::new(Costs::connect_x5(Some(0x2000..0x3000)));
         let requests = [
             (CAS, 1, 0x1000, 8),
-            // The same word, by another queue pair; then its neighbour; then all around them
+            // The same word from another queue pair; then the next word; then ranges around both
             (CAS, 2, 0x1000, 8),
             (CAS, 3, 0x1008, 8),
             (READ, 4, 0x0f80, 256),
             (WRITE, 5, 0x0f80, 256),
             (READ, 6, 0x1100, 8),
             (READ, 7, 0x1078, 8),
-            // On the NIC
+            // In the NIC's memory
             (CAS, 8, 0x2000, 8),
         ];
         for (n, (opcode, qp, va, len)) in requests.into_iter().enumerate() {
@@ -390,16 +396,20 @@ mod tests {
         let executed = drain(&mut responder);
         let at = |psn| executed.iter().find(|(_, other)| *other == psn).unwrap().0;
         assert_eq!((at(0), at(1)), (442, 783), "341.3 ns each");
-        assert_eq!(at(2), 478, "only its turn at the NIC comes later");
-        assert_eq!((at(3), at(4)), (838, 838), "behind both CAS, a READ does not keep a WRITE waiting");
-        assert_eq!((at(5), at(6)), (231, 893), "one does not touch what is written, the other does");
+        assert_eq!(at(2), 478, "waits only for the NIC, not for the other word");
+        assert_eq!(
+            (at(3), at(4)),
+            (838, 838),
+            "both wait for both CAS, and the WRITE does not wait for the READ"
+        );
+        assert_eq!((at(5), at(6)), (231, 893), "only the second one overlaps with the WRITE");
         assert!(at(7) < 350, "111.5 ns");
         let Executed { writes, reads, atomics, most_waiting } = responder.executed();
         assert_eq!((writes, reads, atomics, most_waiting), (1, 3, 4, 8));
     }
 
     #[test]
-    fn what_is_no_request_passes() {
+    fn frames_without_a_request_pass_at_once() {
         let mut responder = Responder::new(Costs::connect_x5(None));
         for opcode in
             [Opcode::RC_ACKNOWLEDGE, Opcode::RC_READ_RESPONSE_ONLY, Opcode::UD_SEND_ONLY, Opcode::CNP]
@@ -412,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_pairs_overtake_each_other_but_not_themselves() {
+    fn requests_overtake_other_queue_pairs_but_stay_in_order_within_theirs() {
         let mut costs = Costs::connect_x5(None);
         (costs.overtaken, costs.overtaken_by) = (Share::percent(10), Nanos::from_micros(10));
         let mut responder = Responder::new(costs);

@@ -1,47 +1,47 @@
-//! A switch of the network: any function.
+//! A switch of the network, with any switch function.
 
 use crate::node::{Node, Ports};
 use std::collections::VecDeque;
 use switch::memory::MemoryFrame;
 use switch::{DropReason, Full, Function, Nanos, Output, PortId, Verdict};
 
-/// A function, and what became of frames.
+/// A switch function, with counters of its verdicts.
 pub struct Switch<F: Function> {
     make: Box<dyn FnMut() -> F + Send>,
-    /// The function; another one after a crash
+    /// The function; replaced by a new one after a crash
     pub function: F,
-    /// Frames by what became of them
+    /// Frames by verdict
     pub counters: Counters,
-    /// Frames that were given to the control plane
+    /// Frames for the control plane
     pub punted: VecDeque<(MemoryFrame, PortId)>,
-    /// What the function told the control plane
+    /// Events for the control plane
     pub events: VecDeque<F::Event>,
     commands: VecDeque<F::Command>,
-    /// When its timer was last looked at
+    /// When the timer was last polled
     polled: Nanos,
 }
 
-/// The time between two turns of a polling worker. A function whose timer stays due, as it waits for room at a port, is
-/// asked again after it.
+/// Time between two turns of a polling worker. A function whose timer stays due because it waits for room at
+/// a port is polled again after this time.
 const TURN: Nanos = Nanos(200);
 
-/// Frames of a switch.
+/// Counters of a switch, in frames.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Counters {
-    /// Received
+    /// Frames received
     pub received: u64,
-    /// Forwarded as the function said
+    /// Frames forwarded
     pub forwarded: u64,
-    /// Taken in by the function
+    /// Frames consumed by the function
     pub consumed: u64,
-    /// Given to the control plane
+    /// Frames punted to the control plane
     pub punted: u64,
-    /// Dropped, by [`DropReason::index`]
+    /// Frames dropped, by [`DropReason::index`]
     pub dropped: Vec<u64>,
 }
 
 impl<F: Function> Switch<F> {
-    /// A switch whose function `make` makes: at the beginning, and after each crash.
+    /// Creates a switch. `make` makes its function: at the beginning, and after each crash.
     pub fn new(mut make: impl FnMut() -> F + Send + 'static) -> Self {
         Self {
             function: make(),
@@ -54,18 +54,18 @@ impl<F: Function> Switch<F> {
         }
     }
 
-    /// The control plane changes something, as soon as the switch does something.
+    /// Queues a command of the control plane; the function gets it before its next frame or timer.
     pub fn command(&mut self, command: F::Command) {
         self.commands.push_back(command);
     }
 
-    fn hear(&mut self, now: Nanos) {
+    fn apply_commands(&mut self, now: Nanos) {
         while let Some(command) = self.commands.pop_front() {
             self.function.on_command(command, now);
         }
     }
 
-    fn tell(&mut self) {
+    fn collect_events(&mut self) {
         while let Some(event) = self.function.poll_event() {
             self.events.push_back(event);
         }
@@ -78,7 +78,7 @@ where
     F::Command: 'static,
 {
     fn on_frame(&mut self, mut frame: MemoryFrame, port: PortId, now: Nanos, out: &mut Ports<'_>) {
-        self.hear(now);
+        self.apply_commands(now);
         self.counters.received += 1;
         match self.function.on_frame(&mut frame, port, now, out) {
             Verdict::Forward(to) => match out.send(frame, to) {
@@ -92,16 +92,16 @@ where
             }
             Verdict::Consume => self.counters.consumed += 1,
         }
-        self.tell();
+        self.collect_events();
     }
 
     fn on_timer(&mut self, now: Nanos, out: &mut Ports<'_>) {
-        self.hear(now);
+        self.apply_commands(now);
         self.polled = now;
         if self.function.next_timer().is_some_and(|at| at <= now) {
             self.function.on_timer(now, out);
         }
-        self.tell();
+        self.collect_events();
     }
 
     fn next_timer(&self) -> Option<Nanos> {

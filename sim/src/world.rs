@@ -1,9 +1,9 @@
-//! The world: nodes, links, faults, and time that passes only as it has to.
+//! The world: nodes, links, faults, and virtual time that advances from event to event.
 
 use crate::clock::Clock;
 use crate::fault::Fault;
 use crate::link::{Counters, Link};
-use crate::net::{Net, What};
+use crate::net::{Event, Net};
 use crate::node::{Node, Ports};
 use crate::pcap::Capture;
 use core::any::Any;
@@ -12,23 +12,23 @@ use std::io::{self, Write};
 use switch::memory::MemoryFrame;
 use switch::{Nanos, PortId};
 
-/// Frames that a paused node finds when it goes on, at most
+/// Capacity of a paused node's inbox, in frames; further frames are lost
 const INBOX: usize = 1024;
 
-/// A host or switch of the world.
+/// Handle of a host or switch of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub(crate) usize);
 
-/// A link of the world.
+/// Handle of a link of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub(crate) usize);
 
-/// Whether a node takes part.
+/// Run state of a node.
 #[derive(Debug, PartialEq, Eq)]
-enum Is {
+enum RunState {
     Up,
     Down,
-    /// Stopped for a while, with what came meanwhile
+    /// Stopped for a while, with the frames that arrived since
     Paused(VecDeque<(Vec<u8>, PortId)>),
 }
 
@@ -36,18 +36,23 @@ struct Slot {
     name: String,
     node: Box<dyn Node>,
     clock: Clock,
-    /// The clock before each change of it, and when that was
-    before: Vec<(Nanos, Clock)>,
-    is: Is,
-    /// Crashes and pauses that have begun and not ended
+    /// Earlier clocks, each with the time of the world at which it was replaced
+    earlier_clocks: Vec<(Nanos, Clock)>,
+    state: RunState,
+    /// Crash faults that have not ended
     crashes: u32,
     pauses: u32,
-    /// The earliest entry of the agenda for its timer
+    /// Time of the earliest queued event for the node's timer
     armed: Option<Nanos>,
 }
 
-/// A network in virtual time. One seed decides everything that is left to chance: the same world with the same seed does
-/// the same, to the byte.
+/// A network in virtual time. One seed determines everything random: two runs of the same world with the same
+/// seed are identical to the byte.
+///
+/// Usage: [`add`](Self::add) nodes, [`connect`](Self::connect) them, [`schedule`](Self::schedule) faults,
+/// then advance with [`run_until`](Self::run_until) or [`step`](Self::step). The nodes start with the first
+/// of these, or with the first call of [`with`](Self::with). All functions panic if a [`NodeId`] or a
+/// [`LinkId`] is of another world with more nodes or links.
 pub struct World {
     net: Net,
     nodes: Vec<Slot>,
@@ -58,7 +63,7 @@ pub struct World {
 }
 
 impl World {
-    /// An empty world.
+    /// Creates an empty world.
     pub fn new(seed: u64) -> Self {
         Self {
             net: Net::new(seed),
@@ -70,15 +75,15 @@ impl World {
         }
     }
 
-    /// Adds a host or switch. Its ports are counted in the order of its links.
+    /// Adds a host or switch. Its ports are numbered in the order in which links are connected to it.
     pub fn add(&mut self, name: &str, node: impl Node, clock: Clock) -> NodeId {
         let (name, node) = (name.into(), Box::new(node));
         self.nodes.push(Slot {
             name,
             node,
             clock,
-            before: Vec::new(),
-            is: Is::Up,
+            earlier_clocks: Vec::new(),
+            state: RunState::Up,
             crashes: 0,
             pauses: 0,
             armed: None,
@@ -86,26 +91,27 @@ impl World {
         NodeId(self.net.add_node())
     }
 
-    /// Joins two nodes by a link, at the next port of each.
+    /// Connects two nodes by a link, at the next free port of each.
     pub fn connect(&mut self, a: NodeId, b: NodeId, link: Link) -> LinkId {
         let number = self.net.join(a.0, b.0, link);
         self.links.push([2 * number, 2 * number + 1]);
         LinkId(number)
     }
 
-    /// Lets something happen at a time of the world.
+    /// Schedules a fault at a time of the world, or now if that time has passed.
     pub fn schedule(&mut self, at: Nanos, fault: Fault) {
         let number = self.faults.len() as u32;
         self.faults.push(fault);
-        self.net.schedule(at, What::Fault { number });
+        self.net.schedule(at, Event::Fault { number });
     }
 
-    /// Writes every frame that is put on a link, in both directions, as a capture with nanoseconds.
+    /// Captures every frame that is put on a link, in both directions, as a pcap file with nanosecond
+    /// timestamps.
     pub fn capture(&mut self, link: LinkId, to: impl Write + Send + 'static) {
         self.net.captures[link.0] = Some(Capture::new(Box::new(to)));
     }
 
-    /// Ends the captures; the first error of writing one, if there was any.
+    /// Ends all captures. Returns the first error of writing one, if there was any.
     pub fn finish_captures(&mut self) -> io::Result<()> {
         let mut result = Ok(());
         for capture in self.net.captures.iter_mut().filter_map(Option::take) {
@@ -114,142 +120,147 @@ impl World {
         result
     }
 
-    /// Records every frame that is lost or damaged from now on, on any link and at nodes that are down.
+    /// Records, from now on, every frame that is lost or damaged on any link, and every frame lost at nodes
+    /// that are down.
     pub fn record_losses(&mut self) {
         self.net.losses.get_or_insert_default();
     }
 
-    /// Returns the frames that were lost, and those that were damaged, as they were before.
+    /// Returns the recorded frames that were lost, and those that were damaged, as they were before the
+    /// damage.
     pub fn losses(&self) -> &[Vec<u8>] {
         self.net.losses.as_deref().unwrap_or_default()
     }
 
-    /// The time
+    /// Returns the time of the world.
     pub fn now(&self) -> Nanos {
         self.net.now
     }
 
-    /// What a node's clock shows
+    /// Returns the reading of a node's clock.
     pub fn clock(&self, node: NodeId) -> Nanos {
         self.nodes[node.0].clock.shows(self.net.now)
     }
 
-    /// Returns the time of the world at which a node's clock, if it was never set, showed `local`: exact without drift, and up
-    /// to 3 ns late with it.
+    /// Returns the time of the world at which a node's clock showed `local`: exact without drift, and up to 3
+    /// ns late with it. Where a fault changed the clock, the reading before the change counts.
     pub fn when(&self, node: NodeId, local: Nanos) -> Nanos {
-        let Slot { clock, before, .. } = &self.nodes[node.0];
-        let shown = before.iter().find(|(until, clock)| local < clock.shows(*until));
+        let Slot { clock, earlier_clocks, .. } = &self.nodes[node.0];
+        let shown = earlier_clocks.iter().find(|(until, clock)| local < clock.shows(*until));
         shown.map_or(clock, |(_, clock)| clock).when(local, Nanos::ZERO)
     }
 
-    /// A node's name
+    /// Returns a node's name.
     pub fn name(&self, node: NodeId) -> &str {
         &self.nodes[node.0].name
     }
 
-    /// How many things have happened, and how many of them were arrivals of frames
+    /// Returns the number of events so far, and how many of them were arrivals of frames.
     pub fn events(&self) -> (u64, u64) {
         (self.events, self.net.arrivals)
     }
 
-    /// A number that depends on every byte that was put on any link, and on when: equal for equal runs
+    /// Returns a number that depends on every byte that was put on any link and on the time of it; equal for
+    /// identical runs.
     pub fn digest(&self) -> u64 {
         self.net.digest.value()
     }
 
-    /// What became of a link's frames, from its first end and from its second
+    /// Returns a link's counters: of frames from its first end, and of those from its second.
     pub fn counters(&self, link: LinkId) -> [Counters; 2] {
-        self.links[link.0].map(|lane| self.net.lanes[lane].counters)
+        self.links[link.0].map(|direction| self.net.directions[direction].counters)
     }
 
-    /// The nodes at a link's ends
+    /// Returns the nodes at a link's ends.
     pub fn ends(&self, link: LinkId) -> [NodeId; 2] {
-        let lane = &self.net.lanes[self.links[link.0][0]];
-        [NodeId(lane.from.0), NodeId(lane.to.0)]
+        let direction = &self.net.directions[self.links[link.0][0]];
+        [NodeId(direction.from.0), NodeId(direction.to.0)]
     }
 
-    /// Returns the longest IP packet that a link carries (bytes).
+    /// Returns the MTU of a link: the bytes of the longest IP packet.
     pub fn mtu(&self, link: LinkId) -> usize {
-        self.net.lanes[self.links[link.0][0]].link.mtu
+        self.net.directions[self.links[link.0][0]].link.mtu
     }
 
-    /// All links
+    /// Returns all links.
     pub fn links(&self) -> impl Iterator<Item = LinkId> + use<> {
         (0..self.links.len()).map(LinkId)
     }
 
-    /// Returns whether a node has crashed and not come back.
+    /// Returns whether a node has crashed and not restarted.
     pub fn is_down(&self, node: NodeId) -> bool {
-        self.nodes[node.0].is == Is::Down
+        self.nodes[node.0].state == RunState::Down
     }
 
-    /// A node.
+    /// Returns a node.
     ///
     /// # Panics
-    /// If it is of another type.
+    /// If the node is not a `T`.
     pub fn node<T: Node>(&self, node: NodeId) -> &T {
         let any: &dyn Any = &*self.nodes[node.0].node;
-        any.downcast_ref().expect("a node of this type")
+        any.downcast_ref().expect("the node is of this type")
     }
 
-    /// The same, to be changed between two steps. What it has to do because of that it does when it is next asked.
+    /// Returns a node to be changed between two steps. The world does not notice what the node wants to send,
+    /// or that its timer changed, before the node's next event; use [`with`](Self::with) for that.
     ///
     /// # Panics
-    /// As [`node`](Self::node)
+    /// If the node is not a `T`.
     pub fn node_mut<T: Node>(&mut self, node: NodeId) -> &mut T {
         let any: &mut dyn Any = &mut *self.nodes[node.0].node;
-        any.downcast_mut().expect("a node of this type")
+        any.downcast_mut().expect("the node is of this type")
     }
 
-    /// Does something to a node from outside: an application's call, a command of the control plane.
+    /// Calls a node from outside: an application's call, or a command of the control plane. `act` gets the
+    /// node and the reading of its clock. Then the world sends what the node has to send, and arms its timer.
     ///
     /// # Panics
-    /// If it is of another type.
+    /// If the node is not a `T`.
     pub fn with<T: Node, R>(&mut self, node: NodeId, act: impl FnOnce(&mut T, Nanos) -> R) -> R {
         self.start();
         let now = self.clock(node);
         let any: &mut dyn Any = &mut *self.nodes[node.0].node;
-        let result = act(any.downcast_mut().expect("a node of this type"), now);
-        self.settle(node.0);
+        let result = act(any.downcast_mut().expect("the node is of this type"), now);
+        self.service(node.0);
         result
     }
 
-    /// When the next thing happens
+    /// Returns when the next event is due.
     pub fn next_at(&mut self) -> Option<Nanos> {
         self.start();
         self.net.peek()
     }
 
-    /// Whether nothing is left to happen.
+    /// Returns whether no event is left.
     pub fn is_over(&mut self) -> bool {
         self.start();
         self.net.peek().is_none()
     }
 
-    /// Lets everything happen until a time of the world.
+    /// Handles all events up to a time of the world, and advances the time to it.
     pub fn run_until(&mut self, until: Nanos) {
         while self.step(until) {}
         self.net.now = self.net.now.max(until);
     }
 
-    /// The next thing that happens, if it does so by `until`. False if there is none.
+    /// Handles the next event if it is due by `until`. Returns false if there is none.
     pub fn step(&mut self, until: Nanos) -> bool {
         self.start();
-        let Some(what) = self.net.next(until) else { return false };
+        let Some(event) = self.net.next(until) else { return false };
         self.events += 1;
-        match what {
-            What::Arrive { lane, frame } => {
-                let frame = self.net.take(frame);
-                self.arrive(lane as usize, frame);
+        match event {
+            Event::Arrive { direction, frame } => {
+                let frame = self.net.take_frame(frame);
+                self.arrive(direction as usize, frame);
             }
-            What::Free { lane } => {
-                self.net.sent(lane as usize);
-                let (node, port) = self.net.lanes[lane as usize].from;
-                self.pull(node, port);
-                self.arm(node);
+            Event::Sent { direction } => {
+                self.net.sent(direction as usize);
+                let (node, port) = self.net.directions[direction as usize].from;
+                self.transmit_ready(node, port);
+                self.arm_timer(node);
             }
-            What::Timer { node } => self.timer(node as usize),
-            What::Fault { number } => self.fail(self.faults[number as usize].clone()),
+            Event::Timer { node } => self.fire_timer(node as usize),
+            Event::Fault { number } => self.apply_fault(self.faults[number as usize].clone()),
         }
         true
     }
@@ -260,103 +271,103 @@ impl World {
         }
         self.started = true;
         for node in 0..self.nodes.len() {
-            self.begin(node);
+            self.start_node(node);
         }
     }
 
-    fn begin(&mut self, node: usize) {
+    fn start_node(&mut self, node: usize) {
         let slot = &mut self.nodes[node];
         let now = slot.clock.shows(self.net.now);
         slot.node.start(now, &mut Ports { net: &mut self.net, node });
-        self.settle(node);
+        self.service(node);
     }
 
-    fn arrive(&mut self, lane: usize, frame: Vec<u8>) {
+    fn arrive(&mut self, direction: usize, frame: Vec<u8>) {
         let Self { net, nodes, .. } = self;
-        let lane = &mut net.lanes[lane];
-        let (node, port) = lane.to;
+        let direction = &mut net.directions[direction];
+        let (node, port) = direction.to;
         let slot = &mut nodes[node];
-        if lane.cuts > 0 {
-            lane.counters.cut += 1;
+        if direction.cuts > 0 {
+            direction.counters.cut += 1;
             net.lose(frame);
             return;
         }
-        match &mut slot.is {
-            Is::Up => {
-                lane.counters.arrived += 1;
-                lane.counters.arrived_bytes += frame.len() as u64;
+        match &mut slot.state {
+            RunState::Up => {
+                direction.counters.arrived += 1;
+                direction.counters.arrived_bytes += frame.len() as u64;
                 net.arrivals += 1;
                 let now = slot.clock.shows(net.now);
                 slot.node.on_frame(MemoryFrame::new(frame), port, now, &mut Ports { net, node });
-                self.settle(node);
+                self.service(node);
             }
-            Is::Paused(inbox) if inbox.len() < INBOX => {
-                lane.counters.arrived += 1;
-                lane.counters.arrived_bytes += frame.len() as u64;
+            RunState::Paused(inbox) if inbox.len() < INBOX => {
+                direction.counters.arrived += 1;
+                direction.counters.arrived_bytes += frame.len() as u64;
                 inbox.push_back((frame, port));
             }
-            Is::Paused(_) | Is::Down => {
-                lane.counters.unheard += 1;
+            RunState::Paused(_) | RunState::Down => {
+                direction.counters.unheard += 1;
                 net.lose(frame);
             }
         }
     }
 
-    fn timer(&mut self, node: usize) {
+    fn fire_timer(&mut self, node: usize) {
         let slot = &mut self.nodes[node];
         if slot.armed != Some(self.net.now) {
             return;
         }
         slot.armed = None;
-        if slot.is != Is::Up {
+        if slot.state != RunState::Up {
             return;
         }
         let now = slot.clock.shows(self.net.now);
         if slot.node.next_timer().is_some_and(|at| at <= now) {
             slot.node.on_timer(now, &mut Ports { net: &mut self.net, node });
         }
-        self.settle(node);
+        self.service(node);
     }
 
-    /// After something happened at a node: what it wants to send, and when it wants to be woken.
-    fn settle(&mut self, node: usize) {
+    /// Sends what a node has to send, and arms its timer. Called after each event of the node.
+    fn service(&mut self, node: usize) {
         for port in 0..self.net.ports_of(node) {
-            self.pull(node, PortId(port as u16));
+            self.transmit_ready(node, PortId(port as u16));
         }
-        self.arm(node);
+        self.arm_timer(node);
     }
 
-    fn pull(&mut self, node: usize, port: PortId) {
+    fn transmit_ready(&mut self, node: usize, port: PortId) {
         let Self { net, nodes, .. } = self;
         let slot = &mut nodes[node];
-        if slot.is != Is::Up {
+        if slot.state != RunState::Up {
             return;
         }
-        let lane = net.lane_of(node, port.index());
-        while net.is_idle(lane) {
+        let direction = net.direction_of(node, port.index());
+        while net.is_idle(direction) {
             let mut frame = net.spare();
             if !slot.node.poll_transmit(port, slot.clock.shows(net.now), &mut frame) {
                 net.recycle(frame);
                 return;
             }
-            net.transmit(lane, frame);
+            net.transmit(direction, frame);
         }
     }
 
-    fn arm(&mut self, node: usize) {
+    fn arm_timer(&mut self, node: usize) {
         let slot = &mut self.nodes[node];
-        if slot.is != Is::Up {
+        if slot.state != RunState::Up {
             return;
         }
         let Some(local) = slot.node.next_timer() else { return };
         let at = slot.clock.when(local, self.net.now);
         if slot.armed.is_none_or(|armed| at < armed) {
             slot.armed = Some(at);
-            self.net.schedule(at, What::Timer { node: node as u32 });
+            self.net.schedule(at, Event::Timer { node: node as u32 });
         }
     }
 
-    fn fail(&mut self, fault: Fault) {
+    fn apply_fault(&mut self, fault: Fault) {
         let now = self.net.now;
         match fault {
             Fault::Crash(NodeId(node)) => self.crash(node),
@@ -364,31 +375,31 @@ impl World {
             Fault::Pause(NodeId(node)) => {
                 let slot = &mut self.nodes[node];
                 slot.pauses += 1;
-                if slot.is == Is::Up {
-                    (slot.is, slot.armed) = (Is::Paused(VecDeque::new()), None);
+                if slot.state == RunState::Up {
+                    (slot.state, slot.armed) = (RunState::Paused(VecDeque::new()), None);
                 }
             }
             Fault::Resume(NodeId(node)) => self.resume(node),
-            Fault::Cut(links) => self.count_cuts(&links, |cuts| cuts + 1),
-            Fault::Heal(links) => self.count_cuts(&links, |cuts| cuts.saturating_sub(1)),
-            Fault::Mute(NodeId(node), links) => self.count_cuts_from(node, &links, |cuts| cuts + 1),
+            Fault::Cut(links) => self.change_cuts(&links, |cuts| cuts + 1),
+            Fault::Heal(links) => self.change_cuts(&links, |cuts| cuts.saturating_sub(1)),
+            Fault::Mute(NodeId(node), links) => self.change_cuts_from(node, &links, |cuts| cuts + 1),
             Fault::Unmute(NodeId(node), links) => {
-                self.count_cuts_from(node, &links, |cuts| cuts.saturating_sub(1));
+                self.change_cuts_from(node, &links, |cuts| cuts.saturating_sub(1));
             }
-            Fault::Part(a, b) => self.net.parted.push([a, b]),
+            Fault::Part(a, b) => self.net.partitioned.push([a, b]),
             Fault::Join(a, b) => {
-                let at = self.net.parted.iter().position(|pair| *pair == [a, b] || *pair == [b, a]);
-                at.map(|at| self.net.parted.swap_remove(at));
+                let at = self.net.partitioned.iter().position(|pair| *pair == [a, b] || *pair == [b, a]);
+                at.map(|at| self.net.partitioned.swap_remove(at));
             }
             Fault::Mtu(LinkId(link), mtu) => {
-                for lane in self.links[link] {
-                    self.net.lanes[lane].link.mtu = mtu;
+                for direction in self.links[link] {
+                    self.net.directions[direction].link.mtu = mtu;
                 }
             }
             Fault::Swap(LinkId(a), LinkId(b)) => self.net.swap(self.links[a], self.links[b]),
             Fault::Send(NodeId(node), frame) => {
-                if self.nodes[node].is == Is::Up {
-                    // A full queue loses it, as a link may.
+                if self.nodes[node].state == RunState::Up {
+                    // A full queue loses the frame, as a link may.
                     _ = self.net.send(node, PortId(0), frame);
                 }
             }
@@ -402,18 +413,18 @@ impl World {
 
     fn change_clock(&mut self, node: usize, change: impl FnOnce(&mut Clock)) {
         let slot = &mut self.nodes[node];
-        slot.before.push((self.net.now, slot.clock));
+        slot.earlier_clocks.push((self.net.now, slot.clock));
         change(&mut slot.clock);
         slot.armed = None;
-        self.settle(node);
+        self.service(node);
     }
 
     fn crash(&mut self, node: usize) {
         let slot = &mut self.nodes[node];
         slot.crashes += 1;
-        if slot.is != Is::Down {
+        if slot.state != RunState::Down {
             slot.node.crash();
-            (slot.is, slot.armed) = (Is::Down, None);
+            (slot.state, slot.armed) = (RunState::Down, None);
             self.net.clear_queues(node);
         }
     }
@@ -421,43 +432,43 @@ impl World {
     fn restart(&mut self, node: usize) {
         let slot = &mut self.nodes[node];
         slot.crashes = slot.crashes.saturating_sub(1);
-        if slot.is == Is::Down && slot.crashes == 0 {
-            slot.is = if slot.pauses > 0 { Is::Paused(VecDeque::new()) } else { Is::Up };
-            self.begin(node);
+        if slot.state == RunState::Down && slot.crashes == 0 {
+            slot.state = if slot.pauses > 0 { RunState::Paused(VecDeque::new()) } else { RunState::Up };
+            self.start_node(node);
         }
     }
 
-    /// First what came meanwhile, then what is late.
+    /// Handles the frames that arrived during the pause, then the timer.
     fn resume(&mut self, node: usize) {
         let slot = &mut self.nodes[node];
         slot.pauses = slot.pauses.saturating_sub(1);
-        if slot.pauses > 0 || !matches!(slot.is, Is::Paused(_)) {
+        if slot.pauses > 0 || !matches!(slot.state, RunState::Paused(_)) {
             return;
         }
-        let Is::Paused(inbox) = core::mem::replace(&mut slot.is, Is::Up) else { return };
+        let RunState::Paused(inbox) = core::mem::replace(&mut slot.state, RunState::Up) else { return };
         let now = slot.clock.shows(self.net.now);
         for (frame, port) in inbox {
             self.net.arrivals += 1;
             slot.node.on_frame(MemoryFrame::new(frame), port, now, &mut Ports { net: &mut self.net, node });
         }
-        self.settle(node);
+        self.service(node);
     }
 
-    fn count_cuts(&mut self, links: &[LinkId], count: impl Fn(u32) -> u32) {
+    fn change_cuts(&mut self, links: &[LinkId], change: impl Fn(u32) -> u32) {
         for LinkId(link) in links {
-            for lane in self.links[*link] {
-                let cuts = &mut self.net.lanes[lane].cuts;
-                *cuts = count(*cuts);
+            for direction in self.links[*link] {
+                let cuts = &mut self.net.directions[direction].cuts;
+                *cuts = change(*cuts);
             }
         }
     }
 
-    fn count_cuts_from(&mut self, node: usize, links: &[LinkId], count: impl Fn(u32) -> u32) {
+    fn change_cuts_from(&mut self, node: usize, links: &[LinkId], change: impl Fn(u32) -> u32) {
         for LinkId(link) in links {
-            for lane in self.links[*link] {
-                let lane = &mut self.net.lanes[lane];
-                if lane.from.0 == node {
-                    lane.cuts = count(lane.cuts);
+            for direction in self.links[*link] {
+                let direction = &mut self.net.directions[direction];
+                if direction.from.0 == node {
+                    direction.cuts = change(direction.cuts);
                 }
             }
         }

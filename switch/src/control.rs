@@ -1,39 +1,45 @@
-//! A function's control plane: a state machine like the function itself, beside the path of packets.
+//! Control plane of a function: a state machine like the function itself, off the packet path.
 //!
-//! It has one thread, may allocate and take its time. The runner (DPDK's control thread, the simulator, a test) gives it
-//! punted frames, the function's events and the time, and carries its commands and frames away.
+//! A control plane runs on one thread, may allocate, and may take its time. The runner (DPDK's control
+//! thread, the simulator, a test) passes punted frames, the function's events and the time to it, and carries
+//! its commands to the function and its frames to the ports.
 
 use crate::{Function, Nanos, PortId};
 
-/// Where a frame of the control plane's leaves.
+/// Where a frame of the control plane is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Egress {
     /// Through this port
     Port(PortId),
-    /// Through every port: nobody knows where its destination lies
+    /// Through every port, because the location of the destination is unknown
     All,
 }
 
 /// The control plane of a function.
+///
+/// The runner calls [`on_punt`](Self::on_punt), [`on_event`](Self::on_event) and [`on_timer`](Self::on_timer)
+/// as inputs arrive. After each call it polls [`poll_command`](Self::poll_command) and
+/// [`poll_transmit`](Self::poll_transmit) until both return `None`, and reads
+/// [`next_timer`](Self::next_timer).
 pub trait Control {
-    /// The function
+    /// Type of the function
     type Function: Function;
 
-    /// The function punted a frame that came in on `port`.
+    /// Handles a frame that the function punted after receiving it on `port`.
     fn on_punt(&mut self, frame: &[u8], port: PortId, now: Nanos);
 
-    /// The function told something.
+    /// Handles an event of the function.
     fn on_event(&mut self, event: <Self::Function as Function>::Event, now: Nanos);
 
-    /// The time asked for has come.
+    /// Handles the expiry of the timer that [`next_timer`](Self::next_timer) returned.
     fn on_timer(&mut self, now: Nanos);
 
-    /// When to call [`on_timer`](Self::on_timer), if at all
+    /// Returns when to call [`on_timer`](Self::on_timer), or `None` if no timer is armed.
     fn next_timer(&self) -> Option<Nanos>;
 
-    /// The next thing to tell the function
+    /// Returns the next command for the function.
     fn poll_command(&mut self) -> Option<<Self::Function as Function>::Command>;
 
-    /// The next frame to send, written to `frame`, and where it leaves
+    /// Writes the next frame to send to `frame`, and returns where to send it.
     fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> Option<Egress>;
 }

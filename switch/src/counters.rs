@@ -1,32 +1,33 @@
-//! Counters: written by one worker with plain additions, read by anyone at any time.
+//! Counters: written by one worker with plain additions, read by any thread at any time.
 
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A number that one thread adds to. A reader on another thread sees a value that was true a moment ago; sums over
-/// several counters are exact once their writers have stopped.
+/// A counter with one writing thread. A reader on another thread gets a recent value; sums over several
+/// counters are exact only after their writers have stopped.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds `n`. To be called from the one thread that owns the counter: this is a load and a store, not an atomic
-    /// addition, and costs what a plain `+=` costs.
+    /// Adds `n`. Only the thread that owns the counter may call this: it is a load and a store, not an atomic
+    /// addition, and costs as much as a plain `+=`.
     #[inline]
     pub fn add(&self, n: u64) {
         self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
     }
 
-    /// The count.
+    /// Returns the count.
     pub fn get(&self) -> u64 {
         self.0.load(Relaxed)
     }
 }
 
-/// Frames and their bytes (from the destination address to the end, without the frame check sequence).
+/// Counter of frames and their bytes (from the destination address to the end, without the frame check
+/// sequence).
 #[derive(Debug, Default)]
 pub struct FrameCounter {
-    /// Frames
+    /// Count of frames
     pub frames: Counter,
-    /// Bytes of those frames
+    /// Total length of those frames, in bytes
     pub bytes: Counter,
 }
 
@@ -37,14 +38,14 @@ impl FrameCounter {
         self.count_many(1, len as u64);
     }
 
-    /// Counts several frames at once.
+    /// Counts several frames of `bytes` bytes in total.
     #[inline]
     pub fn count_many(&self, frames: u64, bytes: u64) {
         self.frames.add(frames);
         self.bytes.add(bytes);
     }
 
-    /// Frames and bytes.
+    /// Returns the counts of frames and bytes.
     pub fn get(&self) -> (u64, u64) {
         (self.frames.get(), self.bytes.get())
     }

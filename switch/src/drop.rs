@@ -1,55 +1,57 @@
-//! Why a frame went no further.
+//! Reasons for which frames are dropped.
 
 use core::fmt;
 use rocev2::Fault;
 
-/// Why a frame was dropped. Each reason is reached by a test.
+/// The reason why a frame was dropped. A test covers each reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DropReason {
-    /// It is malformed in a way that the configuration drops
+    /// The frame is malformed, and the configuration drops frames with this fault
     Malformed(Fault),
-    /// Its destination lies on the port that it came from
+    /// The destination is on the port on which the frame was received
     SamePort,
-    /// It is addressed to the bridge itself (01:80:c2:00:00:0x: spanning tree, pause, LLDP), which has no use for it
+    /// The destination is a link-local group address for bridges (01:80:c2:00:00:0x: spanning tree, pause,
+    /// LLDP), whose protocols this switch does not implement
     LinkLocal,
-    /// A copy was due and no packet buffer was free
+    /// No packet buffer was free for a copy
     NoBuffer,
-    /// The port did not take it: its queue was full, or the frame longer than it can send
+    /// The port did not accept the frame: its queue was full, or the frame exceeds its MTU
     PortFull,
-    /// The ring to the worker that owns the port was full
+    /// The hand-off ring to the worker that owns the port was full
     HandoffFull,
     /// The queue to the control plane was full
     ControlFull,
-    /// A rule of the impairing function wanted it lost
+    /// A rule of the impairing function dropped it
     Impaired,
-    /// It is addressed to a queue pair that the switch does not have
+    /// The destination is a queue pair that the switch does not have
     NoQueuePair,
-    /// It is addressed to a queue pair of the switch's, and does not come from that one's other side
+    /// The destination is a queue pair of the switch, but the source is not that queue pair's peer
     WrongSource,
-    /// It asks for what is not allowed, and its sender is told
+    /// The request is not permitted; the switch has sent a NAK to the requester
     Refused,
-    /// A response that says nothing new, or nothing that can be
+    /// A response that acknowledges nothing new, or that cannot be valid
     Stale,
-    /// A kind of packet that has no place on the connection
+    /// A kind of packet that is not valid on the connection
     Unexpected,
-    /// The port has no peer
+    /// The port's link is down: it has no peer
     LinkDown,
-    /// What it may change is being decided; its sender will repeat it
+    /// The packet may change data on which a decision is pending; the sender retransmits it
     Delayed,
-    /// It repeats what is under way or done already
+    /// A duplicate of a request in progress or completed
     Repeated,
-    /// It comes before its turn; its sender will repeat it
+    /// The packet is ahead of the expected PSN; the sender retransmits it
     OutOfOrder,
-    /// No route leads to its destination, or it is no IP packet and the switch a router
+    /// No route matches the destination; or the packet is not IP, and the switch is a router
     NoRoute,
-    /// It has passed as many routers as it may
+    /// The TTL or hop limit is used up
     TtlExpired,
-    /// It is addressed to another station, or a group, and the switch a router: those take what is sent to them
+    /// The switch is a router, and the destination is a group or the MAC address of another station; a router
+    /// accepts only frames addressed to it
     OtherStation,
 }
 
 impl DropReason {
-    /// How many there are
+    /// Count of drop reasons
     pub const COUNT: usize = Fault::ALL.len() + 19;
 
     /// Every reason, in the order of [`index`](Self::index).
@@ -77,7 +79,7 @@ impl DropReason {
         ])
     }
 
-    /// A number below [`COUNT`](Self::COUNT), its own.
+    /// Returns the index of this reason, below [`COUNT`](Self::COUNT).
     pub const fn index(self) -> usize {
         let after_faults = match self {
             Self::Malformed(fault) => return fault as usize,
@@ -104,7 +106,7 @@ impl DropReason {
         Fault::ALL.len() + after_faults
     }
 
-    /// A word for it, as in reports.
+    /// Returns the name used in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Malformed(fault) => fault.name(),
@@ -130,27 +132,29 @@ impl DropReason {
         }
     }
 
-    /// A sentence for it.
+    /// Returns an explanation as a phrase.
     pub fn explanation(self) -> String {
         match self {
             Self::Malformed(fault) => fault.to_string(),
-            Self::SamePort => "the destination lies on the port it came from".into(),
+            Self::SamePort => "the destination is on the port on which it was received".into(),
             Self::LinkLocal => "addressed to bridges themselves (spanning tree, pause, LLDP)".into(),
             Self::NoBuffer => "no packet buffer was free for a copy".into(),
-            Self::PortFull => "the port did not take it".into(),
+            Self::PortFull => "the port did not accept it".into(),
             Self::HandoffFull => "the ring to the worker that owns the port was full".into(),
             Self::ControlFull => "the queue to the control plane was full".into(),
             Self::Impaired => "a rule of `[impair]` dropped it".into(),
             Self::NoQueuePair => "the switch has no such queue pair".into(),
-            Self::WrongSource => "not from the other side of the connection".into(),
-            Self::Refused => "it asks for what is not allowed, and its sender was told".into(),
-            Self::Stale => "a response that says nothing new".into(),
-            Self::Unexpected => "a kind of packet that has no place on the connection".into(),
+            Self::WrongSource => "not from the peer of the connection".into(),
+            Self::Refused => "the request is not permitted; the switch sent a NAK".into(),
+            Self::Stale => "a response that acknowledges nothing new".into(),
+            Self::Unexpected => "a kind of packet that is not valid on the connection".into(),
             Self::LinkDown => "the port has no peer".into(),
-            Self::Delayed => "what it may change was being decided; its sender repeats it".into(),
-            Self::Repeated => "it repeats what is under way or done".into(),
-            Self::OutOfOrder => "it came before its turn; its sender repeats it".into(),
-            Self::NoRoute => "no route leads to its destination".into(),
+            Self::Delayed => {
+                "it may change data on which a decision is pending; the sender retransmits it".into()
+            }
+            Self::Repeated => "a duplicate of a request in progress or completed".into(),
+            Self::OutOfOrder => "it is ahead of the expected PSN; the sender retransmits it".into(),
+            Self::NoRoute => "no route matches its destination".into(),
             Self::TtlExpired => "its TTL or hop limit was used up".into(),
             Self::OtherStation => "not addressed to the router's MAC address".into(),
         }
@@ -168,23 +172,23 @@ impl fmt::Display for DropReason {
 pub struct FaultSet(u16);
 
 impl FaultSet {
-    /// None of them
+    /// The empty set
     pub const NONE: Self = Self(0);
-    /// All of them
+    /// The set of all faults
     pub const ALL: Self = Self((1 << Fault::ALL.len()) - 1);
 
-    /// This set and `fault`.
+    /// Returns this set with `fault` added.
     #[must_use]
     pub const fn with(self, fault: Fault) -> Self {
         Self(self.0 | 1 << fault as u16)
     }
 
-    /// Whether `fault` is in it.
+    /// Returns whether the set contains `fault`.
     pub const fn has(self, fault: Fault) -> bool {
         self.0 & (1 << fault as u16) != 0
     }
 
-    /// Those in it.
+    /// Returns the faults in the set.
     pub fn iter(self) -> impl Iterator<Item = Fault> {
         Fault::ALL.into_iter().filter(move |&fault| self.has(fault))
     }
@@ -201,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn indices_are_dense_and_names_differ() {
+    fn indices_are_dense_and_names_are_unique() {
         let all: Vec<_> = DropReason::all().collect();
         assert_eq!(all.len(), DropReason::COUNT);
         let mut names = std::collections::HashSet::new();
@@ -213,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn sets() {
+    fn fault_sets_contain_what_was_added() {
         let set = FaultSet::NONE.with(Fault::Icrc).with(Fault::Truncated);
         assert!(set.has(Fault::Icrc) && !set.has(Fault::Oversized));
         assert_eq!(set.iter().collect::<Vec<_>>(), [Fault::Truncated, Fault::Icrc]);

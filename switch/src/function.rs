@@ -1,18 +1,19 @@
-//! A switch function: a state machine over frames.
+//! Switch functions: state machines over frames.
 //!
-//! Whoever runs it (a DPDK worker, the simulator, a test) hands it frames and the time, and carries out what it
-//! says. It owns no socket, no thread, no clock and no allocator, so a run with the same input repeats to the byte.
+//! A runner (a DPDK worker, the simulator, a test) passes frames and the time to a [`Function`] and carries
+//! out its verdicts. A function owns no socket, thread, clock or allocator, so a run with the same input is
+//! reproducible to the byte.
 
 use crate::DropReason;
 use core::fmt;
 use core::ops::Add;
 
-/// A port of the switch, counted from 0 in the order of the configuration.
+/// A port of the switch, numbered from 0 in the order of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortId(pub u16);
 
 impl PortId {
-    /// As an index of an array with an element a port
+    /// Index into an array with one element per port
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -24,30 +25,30 @@ impl fmt::Display for PortId {
     }
 }
 
-/// A point in time or a span, in nanoseconds. Points count from an origin that the runner chooses.
+/// A point in time or a time span, in nanoseconds. Points count from an origin that the runner chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Nanos(pub u64);
 
 impl Nanos {
-    /// The origin, or no time at all
+    /// The origin, or an empty span
     pub const ZERO: Self = Self(0);
 
-    /// A span of microseconds
+    /// Returns a span of `us` microseconds.
     pub const fn from_micros(us: u64) -> Self {
         Self(us.saturating_mul(1_000))
     }
 
-    /// A span of milliseconds
+    /// Returns a span of `ms` milliseconds.
     pub const fn from_millis(ms: u64) -> Self {
         Self(ms.saturating_mul(1_000_000))
     }
 
-    /// A span of seconds
+    /// Returns a span of `s` seconds.
     pub const fn from_secs(s: u64) -> Self {
         Self(s.saturating_mul(1_000_000_000))
     }
 
-    /// The span from `earlier` to this; zero if that lies ahead.
+    /// Returns the span from `earlier` to `self`, or zero if `earlier` is the later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Self {
         Self(self.0.saturating_sub(earlier.0))
@@ -62,60 +63,68 @@ impl Add for Nanos {
     }
 }
 
-/// What becomes of a frame.
+/// What the runner does with a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It leaves through this port.
+    /// Send the frame through this port
     Forward(PortId),
-    /// It goes no further.
+    /// Drop the frame
     Drop(DropReason),
-    /// It goes up to the control plane.
+    /// Pass the frame to the control plane
     Punt,
-    /// It ends here: the function has taken in what it says.
+    /// Free the frame: the function was its destination
     Consume,
 }
 
-/// There is no room, in a queue or in the pool of packet buffers.
+/// A queue is full, or the pool of packet buffers is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full;
 
-/// There is no room in the frame's buffer to grow.
+/// The frame's buffer has no room to grow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoRoom;
 
-/// An Ethernet frame in a buffer with some room before and behind it.
+/// An Ethernet frame in a buffer with headroom and tailroom.
 pub trait Frame {
-    /// The frame from its destination address on, without the frame check sequence
+    /// Returns the frame from its destination address on, without the frame check sequence.
     fn bytes(&self) -> &[u8];
 
-    /// The same, to be rewritten where it lies
+    /// Returns the frame for rewriting in place.
     fn bytes_mut(&mut self) -> &mut [u8];
 
-    /// Whether [`bytes`](Self::bytes) shows all of it. A frame longer than a buffer shows its beginning only.
+    /// Returns whether [`bytes`](Self::bytes) is the whole frame. Of a frame longer than a buffer it is only
+    /// the first part.
     fn is_whole(&self) -> bool;
 
-    /// Makes the frame `len` bytes long, at its end. New bytes are zero.
+    /// Changes the frame's length to `len` bytes, at its end. New bytes are zero.
+    ///
+    /// # Errors
+    /// [`NoRoom`], without any change, if the tailroom is too small.
     fn resize(&mut self, len: usize) -> Result<(), NoRoom>;
 
-    /// Adds `len` bytes in front. They are zero.
+    /// Adds `len` zero bytes in front.
+    ///
+    /// # Errors
+    /// [`NoRoom`], without any change, if the headroom is too small.
     fn prepend(&mut self, len: usize) -> Result<(), NoRoom>;
 
-    /// Takes `len` bytes away in front.
+    /// Removes `len` bytes in front.
     ///
     /// # Panics
     /// If the frame is shorter.
     fn strip(&mut self, len: usize);
 }
 
-/// Where a function's further frames come from and leave through. Bounded: "full" is an answer to deal with.
+/// Allocates, copies and sends a function's own frames. All resources are bounded; callers have to handle
+/// [`Full`].
 pub trait Output {
-    /// The kind of frame
+    /// Frame type
     type Frame: Frame;
 
-    /// A frame of `len` zero bytes.
+    /// Allocates a frame of `len` zero bytes.
     fn make(&mut self, len: usize) -> Result<Self::Frame, Full>;
 
-    /// A frame of these bytes.
+    /// Allocates a frame with these bytes.
     #[inline]
     fn make_from(&mut self, bytes: &[u8]) -> Result<Self::Frame, Full> {
         let mut frame = self.make(bytes.len())?;
@@ -123,85 +132,95 @@ pub trait Output {
         Ok(frame)
     }
 
-    /// How many more frames [`send`](Self::send) would take for `port` now.
+    /// Returns the count of further frames that [`send`](Self::send) would accept for `port` now.
     fn room(&self, port: PortId) -> usize;
 
-    /// A copy of `frame`.
+    /// Returns a copy of `frame`.
     fn copy(&mut self, frame: &Self::Frame) -> Result<Self::Frame, Full>;
 
-    /// Whether copies for `port` had better [`share`](Self::share) a payload of `len` bytes than have one each.
+    /// Returns whether copies for `port` with a payload of `len` bytes should [`share`](Self::share) the
+    /// payload instead of copying it.
     #[inline]
     fn prefers_sharing(&self, _port: PortId, _len: usize) -> bool {
         false
     }
 
-    /// A copy of `frame` as it is now. All but its first `head` and last `tail` bytes may be `frame`'s own memory, which is
-    /// not to be written to any more; the copy shows its head only.
+    /// Returns a copy of `frame` as it is now. All but its first `head` and last `tail` bytes may refer to
+    /// `frame`'s own memory, which must not be written any more. [`bytes`](Frame::bytes) of the copy returns
+    /// its head only.
     fn share(&mut self, frame: &mut Self::Frame, _head: usize, _tail: usize) -> Result<Self::Frame, Full> {
         self.copy(frame)
     }
 
-    /// Sends `frame` through `port`, in the order of the calls and before the frame whose verdict is still due. A frame
-    /// for which there is no room is dropped and counted by the runner.
+    /// Sends `frame` through `port`, in the order of the calls and before the frame whose verdict is pending.
+    /// The runner drops and counts a frame for which there is no room.
     fn send(&mut self, frame: Self::Frame, port: PortId) -> Result<(), Full>;
 
-    /// Makes so many frames of the same bytes, has `finish` write over each, which stays as long as it is, and sends them through
-    /// `port`. How many were made: fewer if buffers ran out. `finish` is called once for each.
+    /// Allocates `count` frames with the same bytes, calls `finish` once for each to overwrite it (the length
+    /// must not change), and sends them through `port`. Returns the count of frames made, which is lower if
+    /// buffers run out.
     #[inline]
     fn send_copies(
         &mut self,
         bytes: &[u8],
-        many: usize,
+        count: usize,
         port: PortId,
         mut finish: impl FnMut(&mut [u8]),
     ) -> usize {
-        for made in 0..many {
+        for made in 0..count {
             let Ok(mut frame) = self.make_from(bytes) else { return made };
             finish(frame.bytes_mut());
-            // What is not taken is counted by the runner.
+            // The runner counts a frame that the port does not accept.
             _ = self.send(frame, port);
         }
-        many
+        count
     }
 }
 
-/// A state machine over frames: the one idea of this project.
+/// A switch function: a state machine over frames.
 ///
-/// The runner calls the methods of one instance from one thread. With several workers there are several instances.
+/// The runner calls the methods of one instance from one thread; several workers have an instance each. It
+/// calls [`on_frame`](Self::on_frame) for each received frame and [`on_timer`](Self::on_timer) when the time
+/// of [`next_timer`](Self::next_timer) has come. Between two bursts it calls [`on_command`](Self::on_command)
+/// for each command of the control plane, and [`poll_event`](Self::poll_event) until it returns `None`.
 pub trait Function {
-    /// What the control plane can tell it
+    /// Command of the control plane
     type Command: Send;
-    /// What it tells the control plane
+    /// Event for the control plane
     type Event: Send;
 
-    /// Whether frames are to be received from `port`; asked for once, before a run. A port that only sends need not be polled.
+    /// Returns whether to receive frames from `port`. Called once, before a run; a port that is only sent to
+    /// need not be polled.
     fn receives_from(&self, _port: PortId) -> bool {
         true
     }
 
-    /// A frame came in on `port` at `now`. Rewrites it where it lies and says what becomes of it; further frames (a
-    /// replica's copy, an acknowledgement made here, a beacon) leave through `out`.
+    /// Handles a frame that was received on `port` at `now`. Rewrites it in place and returns its verdict.
+    /// Further frames (a replica's copy, an acknowledgement, a beacon) are sent through `out`.
     fn on_frame<O: Output>(&mut self, frame: &mut O::Frame, port: PortId, now: Nanos, out: &mut O)
     -> Verdict;
 
-    /// A frame will come to [`foresee`](Self::foresee). `fetch` is to be told where the tables lie that will be searched then.
+    /// Prefetch hint for a frame that [`foresee`](Self::foresee) will get next: calls `fetch` with the
+    /// addresses of the table slots that `foresee` will search.
     #[inline]
     fn glimpse(&self, _frame: &impl Frame, _fetch: impl Fn(*const u8)) {}
 
-    /// A frame will soon come to [`on_frame`](Self::on_frame). `fetch` is to be told where the state lies that will be
-    /// needed for it, as far as that can be said at a glance: the runner has it fetched into the cache meanwhile.
+    /// Prefetch hint for a frame that [`on_frame`](Self::on_frame) will get soon: calls `fetch` with the
+    /// addresses of the state that it will need, as far as a cheap look-up can determine them. The runner
+    /// prefetches them into the cache.
     #[inline]
     fn foresee(&self, _frame: &impl Frame, _fetch: impl Fn(*const u8)) {}
 
-    /// The time asked for has come.
+    /// Handles the expiry of the timer that [`next_timer`](Self::next_timer) returned.
     fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O);
 
-    /// When to call [`on_timer`](Self::on_timer), if at all. Asked for after every burst, so it has to be cheap.
+    /// Returns when to call [`on_timer`](Self::on_timer), or `None` if no timer is armed. Called after every
+    /// burst, so it has to be cheap.
     fn next_timer(&self) -> Option<Nanos>;
 
-    /// The control plane changes something, between two bursts.
+    /// Handles a command of the control plane, between two bursts.
     fn on_command(&mut self, command: Self::Command, now: Nanos);
 
-    /// The next thing to tell the control plane; asked for between two bursts until there is none.
+    /// Returns the next event for the control plane. Called between two bursts until it returns `None`.
     fn poll_event(&mut self) -> Option<Self::Event>;
 }

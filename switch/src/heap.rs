@@ -1,105 +1,105 @@
-//! A queue of things to do, of which each thing stands in it once.
+//! An indexed binary min-heap: each slot is in it at most once and can be removed.
 
-/// What slots are sorted by; no two are equal.
+/// Sort key of a slot; no two are equal.
 pub type Key = (u64, u64);
 
-/// Slots by key, smallest first: a binary heap that knows where each slot stands, so that any can be taken out. It is
-/// allocated once.
+/// Slots by key, smallest first. The heap records the position of each slot, so that any can be removed in
+/// logarithmic time. It allocates only on creation.
 #[derive(Debug)]
 pub struct Heap {
     entries: Vec<(Key, u32)>,
-    /// Where each slot stands in `entries`
-    place: Box<[u32]>,
+    /// Position of each slot in `entries`, or `ABSENT`
+    positions: Box<[u32]>,
 }
 
-/// The place of a slot that is not in the heap
-const NOWHERE: u32 = u32::MAX;
+/// Position of a slot that is not in the heap
+const ABSENT: u32 = u32::MAX;
 
 impl Heap {
-    /// An empty heap for the slots below `slots`.
+    /// Returns an empty heap for slot numbers below `slots`.
     pub fn new(slots: usize) -> Self {
-        Self { entries: Vec::with_capacity(slots), place: vec![NOWHERE; slots].into() }
+        Self { entries: Vec::with_capacity(slots), positions: vec![ABSENT; slots].into() }
     }
 
-    /// The smallest key
+    /// Returns the smallest key.
     #[inline]
     pub fn first(&self) -> Option<Key> {
         self.entries.first().map(|&(key, _)| key)
     }
 
-    /// The slot that has it
+    /// Returns the slot with the smallest key.
     pub fn slot(&self) -> Option<u32> {
         self.entries.first().map(|&(_, slot)| slot)
     }
 
-    /// Takes that slot out.
+    /// Removes and returns the slot with the smallest key.
     pub fn pop(&mut self) -> Option<u32> {
         let slot = self.slot()?;
         self.remove(slot);
         Some(slot)
     }
 
-    /// The key of a slot, if it is in
+    /// Returns the key of a slot, or `None` if the slot is not in the heap.
     #[inline]
     pub fn key(&self, slot: u32) -> Option<Key> {
-        let at = *self.place.get(slot as usize)?;
+        let at = *self.positions.get(slot as usize)?;
         self.entries.get(at as usize).map(|&(key, _)| key)
     }
 
-    /// How many slots are in
+    /// Count of slots in the heap
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether none is
+    /// Whether the heap is empty
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Adds a slot that is not in it.
+    /// Adds a slot, which must not be in the heap.
     ///
     /// # Panics
-    /// If there are no such slots.
+    /// If `slot` is not below the count that the heap was created with.
     pub fn insert(&mut self, slot: u32, key: Key) {
         let at = self.entries.len();
         self.entries.push((key, slot));
-        self.place[slot as usize] = at as u32;
-        self.rise(at);
+        self.positions[slot as usize] = at as u32;
+        self.sift_up(at);
     }
 
-    /// Takes a slot out, if it is in.
+    /// Removes a slot, if it is in the heap.
     ///
     /// # Panics
-    /// If there are no such slots.
+    /// If `slot` is not below the count that the heap was created with.
     pub fn remove(&mut self, slot: u32) {
-        let at = core::mem::replace(&mut self.place[slot as usize], NOWHERE);
-        if at == NOWHERE {
+        let at = core::mem::replace(&mut self.positions[slot as usize], ABSENT);
+        if at == ABSENT {
             return;
         }
         let at = at as usize;
         self.entries.swap_remove(at);
         if let Some(&(_, moved)) = self.entries.get(at) {
-            self.place[moved as usize] = at as u32;
-            self.rise(at);
-            self.sink(self.place[moved as usize] as usize);
+            self.positions[moved as usize] = at as u32;
+            self.sift_up(at);
+            self.sift_down(self.positions[moved as usize] as usize);
         }
     }
 
     fn swap(&mut self, a: usize, b: usize) {
         self.entries.swap(a, b);
         for at in [a, b] {
-            self.place[self.entries[at].1 as usize] = at as u32;
+            self.positions[self.entries[at].1 as usize] = at as u32;
         }
     }
 
-    fn rise(&mut self, mut at: usize) {
+    fn sift_up(&mut self, mut at: usize) {
         while at > 0 && self.entries[at].0 < self.entries[(at - 1) / 2].0 {
             self.swap(at, (at - 1) / 2);
             at = (at - 1) / 2;
         }
     }
 
-    fn sink(&mut self, mut at: usize) {
+    fn sift_down(&mut self, mut at: usize) {
         loop {
             let children = 2 * at + 1..(2 * at + 3).min(self.entries.len());
             let Some(least) = children.min_by_key(|&child| self.entries[child].0) else { return };
@@ -120,7 +120,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_heap_is_a_sorted_map(operations in proptest::collection::vec((0u32..24, 0u64..50, any::<bool>()), 0..300)) {
+        fn heap_equals_a_sorted_map(operations in proptest::collection::vec((0u32..24, 0u64..50, any::<bool>()), 0..300)) {
             let mut heap = Heap::new(24);
             let mut model: BTreeMap<Key, u32> = BTreeMap::new();
             for (order, (slot, due, remove)) in operations.into_iter().enumerate() {

@@ -1,5 +1,6 @@
-//! What a switch function is, and the first of them. No I/O, no clock, no thread: a [`Function`] is a state machine
-//! over frames, run by `dataplane` on DPDK, by a simulator in virtual time, and by tests on byte arrays.
+//! Switch functions and the forwarding, impairing and tunnel functions. The crate does no I/O and has no
+//! clock or thread: a [`Function`] is a state machine over frames. `dataplane` runs it on DPDK, the simulator
+//! in virtual time, and tests on byte arrays ([`memory`]).
 
 #![forbid(unsafe_code)]
 

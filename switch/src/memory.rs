@@ -1,4 +1,4 @@
-//! Frames in ordinary memory: what tests, fuzzers, benchmarks and the simulator run functions on.
+//! Frames in ordinary memory, on which tests, fuzzers, benchmarks and the simulator run functions.
 
 use crate::{Frame, Full, Function, Nanos, NoRoom, Output, PortId, Verdict};
 
@@ -10,17 +10,17 @@ pub struct MemoryFrame {
 }
 
 impl MemoryFrame {
-    /// A whole frame.
+    /// Returns a whole frame.
     pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
         Self { bytes: bytes.into(), whole: true }
     }
 
-    /// The beginning of a frame that was longer than its buffer.
+    /// Returns the first part of a frame that was longer than its buffer.
     pub fn beginning(bytes: impl Into<Vec<u8>>) -> Self {
         Self { bytes: bytes.into(), whole: false }
     }
 
-    /// Its bytes
+    /// Returns the frame's bytes.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }
@@ -54,17 +54,17 @@ impl Frame for MemoryFrame {
     }
 }
 
-/// Frames that a function sent, in order; full when it holds `room` of them.
+/// Output that collects the frames that a function sends, up to `room` of them.
 #[derive(Clone, Debug)]
 pub struct Sent {
-    /// What was sent, through which port
+    /// Frames sent so far, and their ports
     pub frames: Vec<(MemoryFrame, PortId)>,
-    /// How many frames it holds
+    /// Maximum count of frames
     pub room: usize,
 }
 
 impl Sent {
-    /// Nothing yet, with room for this many frames.
+    /// Returns an empty output for up to `room` frames.
     pub fn with_room(room: usize) -> Self {
         Self { frames: Vec::new(), room }
     }
@@ -94,7 +94,8 @@ impl Output for Sent {
     }
 }
 
-/// Runs one frame through `function`: the verdict, and every frame that leaves, that of the verdict last.
+/// Passes one frame to `function`. Returns the verdict, and every frame that leaves; a forwarded input frame
+/// is the last.
 pub fn run_frame<F: Function>(
     function: &mut F,
     frame: &[u8],

@@ -1,86 +1,87 @@
-//! Chance from a seed: the same seed gives the same numbers on every machine, in every version.
+//! Random numbers from a seed: the same seed yields the same numbers on every machine, in every version.
 
 use core::fmt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rand_xoshiro::rand_core::{Rng, SeedableRng};
 
-/// A source of random numbers that a seed decides (xoshiro256++). Not for secrets.
+/// A seeded random number generator (xoshiro256++). Not for secrets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chance(Xoshiro256PlusPlus);
 
 impl Chance {
-    /// The source of this seed.
+    /// Returns the generator of this seed.
     pub fn new(seed: u64) -> Self {
         Self(Xoshiro256PlusPlus::seed_from_u64(seed))
     }
 
-    /// One of many independent sources of the same seed: who draws from one does not disturb the others.
+    /// Returns one of many independent generators of the same seed: drawing from one does not affect the
+    /// others.
     pub fn stream(seed: u64, stream: u64) -> Self {
         Self::new(crate::table::mix(seed ^ crate::table::mix(stream.wrapping_add(1))))
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     #[inline]
     pub fn bits(&mut self) -> u64 {
         self.0.next_u64()
     }
 
-    /// A number below `end`; 0 for 0.
+    /// Returns a number below `end`, or 0 if `end` is 0.
     #[inline]
     pub fn below(&mut self, end: u64) -> u64 {
         ((u128::from(self.bits()) * u128::from(end)) >> 64) as u64
     }
 
-    /// A number from `first` to `last`, both included.
+    /// Returns a number from `first` to `last`, both included.
     #[inline]
     pub fn between(&mut self, first: u64, last: u64) -> u64 {
         first + self.below((last - first).saturating_add(1))
     }
 
-    /// Whether something happens that happens this often. Draws a number in any case, so that what follows does not
-    /// depend on the share.
+    /// Returns `true` with probability `share`. Always draws one number, so that later numbers do not depend
+    /// on the probability.
     #[inline]
     pub fn happens(&mut self, share: Share) -> bool {
         (self.bits() >> 1) < share.0
     }
 
-    /// One of the elements.
+    /// Returns one of the elements.
     ///
     /// # Panics
-    /// If there is none.
+    /// If there are none.
     pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         &of[self.below(of.len() as u64) as usize]
     }
 }
 
-/// How often something happens: 0 to 1.
+/// A probability, from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Share(u64);
 
 const ALWAYS: u64 = 1 << 63;
 
 impl Share {
-    /// It never happens.
+    /// Probability 0
     pub const NEVER: Self = Self(0);
-    /// It always happens.
+    /// Probability 1
     pub const ALWAYS: Self = Self(ALWAYS);
 
-    /// `share` of all times, from 0 to 1; `None` for what is no such number.
+    /// Returns the probability `share`, or `None` if `share` is not a number from 0 to 1.
     pub fn new(share: f64) -> Option<Self> {
         (0.0..=1.0).contains(&share).then_some(Self((share * ALWAYS as f64) as u64))
     }
 
-    /// `percent` of 100 times; all, if it is more.
+    /// Returns `percent` percent as a probability; at most 1.
     pub const fn percent(percent: u64) -> Self {
         if percent < 100 { Self(ALWAYS / 100 * percent) } else { Self::ALWAYS }
     }
 
-    /// As a number from 0 to 1.
+    /// Returns the probability as a number from 0 to 1.
     pub fn get(self) -> f64 {
         self.0 as f64 / ALWAYS as f64
     }
 
-    /// Whether it never happens.
+    /// Returns whether the probability is 0.
     pub const fn is_never(self) -> bool {
         self.0 == 0
     }
@@ -97,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_is_for_ever() {
+    fn seed_yields_the_same_numbers_in_every_version() {
         let mut chance = Chance::new(7);
         let first = [chance.bits(), chance.below(1000), chance.between(5, 9)];
         assert_eq!(first, [1_021_219_803_524_665_661, 172, 8]);
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_happen_as_often_as_they_say() {
+    fn events_happen_with_the_given_probability() {
         let mut chance = Chance::new(1);
         for (share, least, most) in [(0.0, 0, 0), (0.1, 9_700, 10_300), (1.0, 100_000, 100_000)] {
             let share = Share::new(share).unwrap();

@@ -1,4 +1,5 @@
-//! Tests of what a full table costs: they count the ends that a step reads, and measure no time.
+//! Cost bounds of operations on a full table. The tests count the endpoints that are read, and measure no
+//! time.
 
 use crate::config::{Config, Server};
 use crate::function::Swordbox;
@@ -9,10 +10,10 @@ use switch::memory::Sent;
 use switch::{Function, Nanos};
 
 const SERVER: [u8; 4] = [10, 0, 0, 1];
-/// A link to no end: reading the end that it names panics, or ends a walk
+/// Index of no endpoint: reading that endpoint panics, or ends a list traversal
 const BROKEN: Id = Id::MAX - 1;
 
-/// Returns a Swordbox with so many ends between one client and the server whose other ends are not known, and their ids,
+/// Returns a Swordbox with `count` unpaired endpoints between one client and the server, and their indices,
 /// oldest first.
 fn with_unpaired(count: u32) -> (Swordbox, Vec<Id>) {
     let mut swordbox = Swordbox::new(Config {
@@ -23,9 +24,11 @@ fn with_unpaired(count: u32) -> (Swordbox, Vec<Id>) {
         ..Config::new(forward::Config::bridge(2, 4))
     });
     let ids = (0..count).map(|qpn| {
-        let id = swordbox.add_end(HostQp::new(SERVER.into(), rocev2::Qpn::new(qpn))).expect("there is room");
-        swordbox.ends[id as usize].from = 0xffff_0a00_0002;
-        swordbox.await_peer(id);
+        let id = swordbox
+            .add_endpoint(HostQp::new(SERVER.into(), rocev2::Qpn::new(qpn)))
+            .expect("the table has room");
+        swordbox.endpoints[id as usize].from = 0xffff_0a00_0002;
+        swordbox.add_unpaired(id);
         id
     });
     let ids = ids.collect();
@@ -33,26 +36,26 @@ fn with_unpaired(count: u32) -> (Swordbox, Vec<Id>) {
 }
 
 #[test]
-fn forgetting_an_unpaired_end_reads_its_two_neighbours_alone() {
+fn forgetting_an_unpaired_endpoint_reads_only_its_two_neighbours() {
     for at in [1, 500, 998, 0] {
         let (mut swordbox, ids) = with_unpaired(1000);
-        // The newest stands first in the list.
+        // The newest is the first in the list.
         let (before, next) = (ids[at + 1], at.checked_sub(1).map_or(NONE, |older| ids[older]));
         for &id in ids.iter().filter(|id| ![ids[at], before, next].contains(id)) {
-            swordbox.ends[id as usize].next = BROKEN;
-            swordbox.ends[id as usize].before = BROKEN;
+            swordbox.endpoints[id as usize].next = BROKEN;
+            swordbox.endpoints[id as usize].before = BROKEN;
         }
         swordbox.forget(ids[at]);
-        assert_eq!(swordbox.ends[before as usize].next, next, "end {at}");
+        assert_eq!(swordbox.endpoints[before as usize].next, next, "endpoint {at}");
         if next != NONE {
-            assert_eq!(swordbox.ends[next as usize].before, before, "end {at}");
+            assert_eq!(swordbox.endpoints[next as usize].before, before, "endpoint {at}");
         }
         assert_eq!(swordbox.counters().forgotten.get(), 1);
     }
 }
 
 #[test]
-fn a_tick_ages_64_ends_of_a_table_of_any_size() {
+fn a_tick_ages_64_endpoints_of_a_table_of_any_size() {
     for count in [100, 1000, 50_000] {
         let (mut swordbox, _) = with_unpaired(count);
         let forgotten = swordbox.counters();
@@ -60,7 +63,7 @@ fn a_tick_ages_64_ends_of_a_table_of_any_size() {
         for tick in 1..=3 {
             swordbox.on_timer(now, &mut Sent::with_room(64));
             let expected = (tick * 64).min(u64::from(count));
-            assert_eq!(forgotten.forgotten.get(), expected, "{count} ends, tick {tick}");
+            assert_eq!(forgotten.forgotten.get(), expected, "{count} endpoints, tick {tick}");
             now = swordbox.next_timer().expect("the next tick");
         }
     }

@@ -1,4 +1,4 @@
-//! What a Swordbox is told beforehand.
+//! Configuration of a Swordbox.
 
 use crate::Id;
 use crate::steering::Structure;
@@ -12,54 +12,57 @@ use switch::forward;
 /// Configuration of [`Swordbox`](crate::Swordbox).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The bridge that carries all frames
+    /// Bridge that forwards all frames
     pub forward: forward::Config,
-    /// Connections that are tracked at once. The packets of others pass untouched
+    /// Connections tracked at once. Packets of further connections are forwarded unchanged
     pub connections: usize,
-    /// Of those, connections of one host at most
+    /// Tracked connections of one host at most
     pub per_host: usize,
-    /// Operations outstanding at once on a shared connection. A power of two
+    /// Operations outstanding on one shared QP at most; a power of two
     pub in_flight: usize,
-    /// READs and atomics of a connection that are remembered, to answer those that its client repeats: as many as a client
-    /// may have outstanding
+    /// READs and atomics recorded per connection to answer retransmissions: as many as a client may have
+    /// outstanding
     pub rd_atomic: usize,
-    /// Lines of 64 bytes of the servers' memory in whose words' values are cached
+    /// Cached lines of 64 bytes of the servers' memory
     pub lines: usize,
-    /// Slots for frames that wait for their turn; at least 2, since one client uses at most half
+    /// Slots for held frames; at least 2, since one client uses at most half
     pub held: usize,
-    /// Nodes at once that are on their way into a data structure; those that come then are not steered
+    /// Nodes that may be pending (their CAS outstanding) at once in all data structures. While all slots are
+    /// in use, further CAS are not steered
     pub appends: usize,
-    /// Answers at once that wait until such a node is where it belongs; for one that comes then, its client asks again
+    /// Responses withheld at once until the node that they depend on is linked. While all slots are in use,
+    /// further responses are dropped and their clients retransmit
     pub withheld: usize,
-    /// A connection of which nothing was heard for so long is forgotten
+    /// Time without packets after which a connection is forgotten
     pub ageing: Nanos,
-    /// For how long a client's right to an operation with a key counts as proven after it was used with success on the client's
-    /// own connection
+    /// Time for which a client's right to an operation with a key counts as proven after a successful use on
+    /// the client's own connection
     pub proof: Nanos,
-    /// For how long a request may be on its way to memory at most. After one that did not take a shared connection, the words
-    /// that it touched are not decided here for that long
+    /// Upper bound of the time that a request takes from the switch to the server's memory. After a request
+    /// that bypassed the shared QP, the words that it touched are not resolved for this long
     pub settle: Nanos,
-    /// The shortest time after which operations on a shared connection that are not acknowledged are sent again
+    /// Minimum time after which unacknowledged operations on a shared QP are retransmitted
     pub replay_after: Nanos,
-    /// A shared connection on which nothing has been acknowledged for so long is given up
+    /// Time without an acknowledgement after which a shared QP is given up
     pub dead_after: Nanos,
-    /// The memory servers
+    /// Memory servers
     pub servers: Vec<Server>,
-    /// The switch's own addresses, for lanes of its own
+    /// Addresses of the switch itself, for switch-owned QPs
     pub interface: Option<Interface>,
-    /// For how long the other side of a CM message may take to answer
+    /// Response timeout of CM messages
     pub connect_timeout: Nanos,
-    /// The shortest time after which a lane of the switch's own that is lost or refused is tried again. It doubles each time
+    /// Minimum delay before a lost or refused switch-owned QP is connected again. It doubles with each
+    /// attempt
     pub reconnect_after: Nanos,
-    /// A lane of the switch's own that was silent for so long is tried by a WRITE of nothing
+    /// Idle time after which a switch-owned QP is probed by a zero-length WRITE
     pub probe_after: Nanos,
-    /// What is done; can be changed at run time
+    /// Enabled layers; can be changed at run time
     pub layers: Layers,
-    /// What becomes of a CAS of which it is known that it fails
+    /// Handling of a CAS that is known to fail
     pub failed_cas: FailedCas,
-    /// Connections of an earlier life, whose two sides do not agree about PSNs without its tables: their packets go nowhere
+    /// Translated connections from before a restart, whose PSN translation is lost: their packets are dropped
     pub ended: Vec<Connection>,
-    /// A planted bug, to see whether it is found
+    /// Planted bug, in tests
     #[cfg(debug_assertions)]
     pub bug: Option<crate::Bug>,
 }
@@ -67,108 +70,111 @@ pub struct Config {
 /// A memory server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
-    /// Its address
+    /// Address
     pub host: IpAddr,
-    /// Where words lie on which many clients operate: lock tables
+    /// Tables of contended words, such as lock tables
     pub tables: Vec<Table>,
-    /// Data structures in its memory of which something is known
+    /// Data structures in the server's memory that Swordbox caches state of
     pub structures: Vec<Structure>,
-    /// Words that are not to be cached, because the server's own programs write them
+    /// Address ranges that are never cached because programs on the server write to them
     pub never: Vec<Range<u64>>,
-    /// A word outside all tables that has received so many atomics is treated as if it were in one; 0 for never
+    /// Number of atomics after which a word outside all tables is tracked like a word of a table; 0 to
+    /// disable
     pub detect: u32,
-    /// Connections that are shared at once, at most
+    /// Client-owned connections that are shared at once at most
     pub lanes: usize,
-    /// Path MTU, in bytes, of connections that the connection manager does not make; 0 to learn it from packets
+    /// Path MTU, in bytes, of connections that were set up without the connection manager; 0 to learn it from
+    /// packets
     pub path_mtu: u16,
-    /// READs and atomics that the server takes at once on a connection (its queue pairs' `max_dest_rd_atomic`), unless the
-    /// connection manager told
+    /// READs and atomics that the server accepts at once on a connection (its queue pairs'
+    /// `max_dest_rd_atomic`), unless the connection manager announced it
     pub rd_atomic: u8,
-    /// Whether connections are shared. Regions with `IBV_ACCESS_RELAXED_ORDERING` do not keep the order of WRITEs on which
-    /// that relies
+    /// Whether connections are shared. Sharing relies on WRITEs of one connection taking effect in order,
+    /// which regions with `IBV_ACCESS_RELAXED_ORDERING` do not guarantee
     pub share: bool,
-    /// The service at which the switch connects lanes of its own, if the server has one
+    /// Service at which switch-owned QPs are connected, if the server offers one
     pub connect: Option<Connect>,
 }
 
-/// Lanes of the switch's own at a server.
+/// Switch-owned QPs at a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connect {
-    /// What the REQ asks for (IB 12.6.5): [`service_id_of`](rnic::cm::service_id_of) of a port
+    /// Service ID in the REQ (IB 12.6.5): [`service_id_of`](rnic::cm::service_id_of) of a port
     pub service: u64,
-    /// The REQ's private data, behind `rdma_cm`'s header
+    /// Private data of the REQ, behind the header of `rdma_cm`
     pub private_data: Vec<u8>,
-    /// How many lanes
+    /// Number of switch-owned QPs
     pub lanes: usize,
 }
 
 /// Words of a server's memory, one every `stride` bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// The key of their region, if it is known beforehand
+    /// R_Key of the region, if known in advance
     pub rkey: Option<u32>,
     /// Virtual addresses
     pub range: Range<u64>,
-    /// Bytes from a word to the next; a multiple of 8
+    /// Distance between two words in bytes; a multiple of 8
     pub stride: u64,
-    /// Whether a client that may do atomics here may WRITE, too: only then can a CAS become a WRITE before any client has
-    /// written with this key
+    /// Whether a client with the right to atomics here may also WRITE. Without it, a CAS becomes a WRITE only
+    /// after some client has written with this key
     pub writable: bool,
 }
 
-/// What is done, layer by layer (paper: evaluation).
+/// Enabled layers (paper: evaluation).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each is switched by itself")]
+#[expect(clippy::struct_excessive_bools, reason = "each layer is enabled independently")]
 pub struct Layers {
-    /// Operations on a tracked word leave on one connection, whichever they came on
+    /// Operations on a tracked word are multiplexed onto one shared QP
     pub remap: bool,
-    /// A CAS or FETCH_ADD whose outcome is known leaves as a WRITE; needs `remap`
+    /// A CAS or FETCH_ADD whose result is known is forwarded as a WRITE; needs `remap`
     pub cas_to_write: bool,
-    /// A WRITE or CAS of a known data structure goes to where it belongs now
+    /// A WRITE or CAS to a known data structure is redirected to the current location
     pub steer_writes: bool,
-    /// READs, too
+    /// A READ of a known data structure is redirected to the current location
     pub steer_reads: bool,
 }
 
 impl Layers {
-    /// Packets pass as they are.
+    /// All packets are forwarded unchanged.
     pub const PASS: Self =
         Self { remap: false, cas_to_write: false, steer_writes: false, steer_reads: false };
-    /// Requests go to where they belong now, on the connections that they came on.
+    /// Requests are steered, on their own connections.
     pub const STEER: Self = Self { remap: false, cas_to_write: false, steer_writes: true, steer_reads: true };
-    /// Atomics are resolved here.
+    /// Atomics are resolved by the switch.
     pub const CAS_TO_WRITE: Self =
         Self { remap: true, cas_to_write: true, steer_writes: false, steer_reads: false };
 }
 
-/// What becomes of a CAS of which it is known that it fails.
+/// Handling of a CAS that is known to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum FailedCas {
-    /// A WRITE of what the word holds, like any other
+    /// Forwarded as a WRITE of the current value, like a CAS that succeeds
     #[default]
     Write,
-    /// An answer from here, if nothing that the answer depends on is still on its way to the server; otherwise a WRITE
+    /// Answered by the switch if the result does not depend on an operation in flight, otherwise like
+    /// [`Write`](Self::Write)
     Answer,
 }
 
-/// A connection by its two ends.
+/// Identity of a connection: its two queue pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Connection {
-    /// The server and its queue pair
+    /// Server address and queue pair
     pub server: (IpAddr, Qpn),
-    /// The client and its queue pair
+    /// Client address and queue pair
     pub client: (IpAddr, Qpn),
 }
 
 impl Connection {
-    /// What a request tells of it.
+    /// Returns this connection without the client's queue pair, which requests do not carry.
     pub(crate) fn without_client_qpn(&self) -> Self {
         Self { client: (self.client.0, Qpn::new(0)), ..*self }
     }
 }
 
 impl Config {
-    /// Nothing but a bridge, with room for 65,536 connections.
+    /// Returns the configuration of a plain bridge with room for 65,536 connections.
     pub fn new(forward: forward::Config) -> Self {
         Self {
             forward,
@@ -200,27 +206,29 @@ impl Config {
 }
 
 impl Config {
-    /// Lanes of the switch's own, by their number among all: each server's own lanes come before those that it may borrow.
-    pub(crate) fn own_lanes(&self) -> impl Iterator<Item = (Id, (IpAddr, &Connect))> {
+    /// Returns the index and the server of each switch-owned QP. Indices count all shared QPs; each server's
+    /// switch-owned ones come before the client-owned ones.
+    pub(crate) fn switch_owned_qps(&self) -> impl Iterator<Item = (Id, (IpAddr, &Connect))> {
         let mut next = 0;
         self.servers.iter().flat_map(move |server| {
             let first = next;
             let own = if self.interface.is_some() { server.connect.as_ref() } else { None };
             let count = own.map_or(0, |own| own.lanes);
             next = first + count + server.lanes;
-            own.into_iter()
-                .flat_map(move |own| (first..first + count).map(move |lane| (lane as Id, (server.host, own))))
+            own.into_iter().flat_map(move |own| {
+                (first..first + count).map(move |shared_qp| (shared_qp as Id, (server.host, own)))
+            })
         })
     }
 
-    /// All lanes, own and borrowed
+    /// Returns the number of shared QPs, switch-owned and client-owned.
     pub fn lanes(&self) -> usize {
-        self.own_lanes().count() + self.servers.iter().map(|server| server.lanes).sum::<usize>()
+        self.switch_owned_qps().count() + self.servers.iter().map(|server| server.lanes).sum::<usize>()
     }
 }
 
 impl Server {
-    /// A server without tables.
+    /// Returns a server without tables or structures, with four shared QPs.
     pub fn new(host: IpAddr) -> Self {
         Self {
             host,
@@ -236,7 +244,7 @@ impl Server {
         }
     }
 
-    /// Whether the word at `va` is one of a table's.
+    /// Returns the table that has a word at `va`, if any.
     pub(crate) fn table_of(&self, va: u64, rkey: u32) -> Option<&Table> {
         self.tables.iter().find(|table| {
             table.range.contains(&va)
@@ -246,7 +254,7 @@ impl Server {
         })
     }
 
-    /// Whether the server's own programs may write the word at `va`.
+    /// Returns whether the word at `va` overlaps a range that is never cached.
     pub(crate) fn is_never_cached(&self, va: u64) -> bool {
         self.never.iter().any(|range| range.start < va.saturating_add(8) && va < range.end)
     }

@@ -1,5 +1,5 @@
-//! The control plane's part of lanes of the switch's own: connects them at each server that has a service for it, and
-//! connects them again when they are lost.
+//! Control plane of switch-owned QPs: connects them at each server that offers a service for it, and
+//! reconnects lost ones.
 //!
 //! ```text
 //! control plane          data plane              server
@@ -13,7 +13,7 @@
 use crate::Id;
 use crate::config::{Config, Connect};
 use crate::function::{Command, Event};
-use crate::own::OpenLane;
+use crate::switch_owned::OpenLane;
 use core::net::IpAddr;
 use rnic::cm::{self, Conn, ConnectRequest, Event as CmEvent, Peer, RemoteReply};
 use rnic::{Endpoint, Interface};
@@ -27,34 +27,35 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use switch::{Chance, Egress, Nanos, PortId};
 use zerocopy::FromBytes;
 
-/// READs and atomics outstanding at once on a lane, at most
+/// Maximum number of READs and atomics outstanding on a QP
 const INITIATOR_DEPTH: u8 = 16;
-/// Path MTU in bytes: requests on lanes have payloads of up to 64
+/// Path MTU in bytes; the payloads of requests on shared QPs have at most 64
 const PATH_MTU: u16 = 256;
-/// How often a CM message is sent again
+/// Maximum number of retransmissions of a CM message
 const CM_RETRIES: u8 = 5;
-/// Queue pair numbers below this have a meaning, or look as if they had
+/// Smallest queue pair number used; smaller ones are reserved or easily mistaken for reserved ones
 const FIRST_QPN: u64 = 16;
-/// The back-off doubles, up to this often.
+/// Maximum number of times that the back-off doubles
 const MOST_DOUBLED: u32 = 8;
-/// The time between two looks for a neighbour that is not known
-const LOOK_EVERY: Nanos = Nanos::from_millis(20);
-/// Neighbours whose port is remembered at most
+/// Interval between two attempts to resolve an unknown neighbour
+const LOOKUP_INTERVAL: Nanos = Nanos::from_millis(20);
+/// Maximum number of neighbours whose port is stored
 const MAX_NEIGHBOURS: usize = 4096;
 const HOP_LIMIT: u8 = 64;
 
-/// How far a lane is.
+/// Connection state of a switch-owned QP.
 #[derive(Debug)]
 enum Stage {
-    /// It is connected at this time.
+    /// The connection is attempted at this time.
     Waiting(Nanos),
-    /// The server has been asked.
-    Asked { conn: Conn, qpn: Qpn },
-    /// The server has replied; the way to it is looked for, next at `look`, until `until` at most.
-    Replied { conn: Conn, qpn: Qpn, reply: Box<RemoteReply>, look: Nanos, until: Nanos },
-    /// The data plane opens it.
+    /// The REQ has been sent.
+    Requested { conn: Conn, qpn: Qpn },
+    /// The REP has arrived. The server's link-layer address is being resolved: next at `next_lookup`, and no
+    /// longer than `until`.
+    Replied { conn: Conn, qpn: Qpn, reply: Box<RemoteReply>, next_lookup: Nanos, until: Nanos },
+    /// The data plane is opening the QP.
     Opening { conn: Conn, qpn: Qpn },
-    /// In use
+    /// The QP is in use.
     Open { conn: Conn, qpn: Qpn },
 }
 
@@ -62,7 +63,7 @@ impl Stage {
     fn conn(&self) -> Option<(Conn, Qpn)> {
         match *self {
             Self::Waiting(_) => None,
-            Self::Asked { conn, qpn }
+            Self::Requested { conn, qpn }
             | Self::Replied { conn, qpn, .. }
             | Self::Opening { conn, qpn }
             | Self::Open { conn, qpn } => Some((conn, qpn)),
@@ -70,42 +71,42 @@ impl Stage {
     }
 }
 
-/// A lane of the switch's own.
+/// A switch-owned QP.
 #[derive(Debug)]
-struct OwnLane {
-    /// Its number in the data plane
+struct SwitchOwnedQp {
+    /// Index of the shared QP in the data plane
     number: Id,
     host: IpAddr,
     connect: Connect,
     stage: Stage,
-    /// Attempts in vain since it was open
+    /// Failed attempts since the QP was last open
     failures: u32,
 }
 
-/// What became of attempts to connect lanes.
+/// Counters of connection attempts of switch-owned QPs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectCounters {
-    /// Lanes that servers were asked for
+    /// REQs sent
     pub asked: u64,
-    /// Of those, opened
+    /// QPs opened
     pub opened: u64,
-    /// Refused by the server
+    /// Attempts refused by the server
     pub refused: u64,
-    /// Not answered by the server
+    /// Attempts without an answer
     pub unanswered: u64,
-    /// Lost after they were open
+    /// Open QPs that were lost
     pub lost: u64,
 }
 
-/// Connects lanes of the switch's own.
+/// Control plane of all switch-owned QPs.
 #[derive(Debug)]
 pub(crate) struct Connector {
     interface: Interface,
     endpoint: Endpoint,
-    chance: Chance,
-    /// The port behind which each neighbour was heard last
+    rng: Chance,
+    /// Port on which each neighbour's latest frame arrived
     ports: BTreeMap<[u8; 6], PortId>,
-    lanes: Vec<OwnLane>,
+    lanes: Vec<SwitchOwnedQp>,
     qpns: BTreeSet<Qpn>,
     timeout: Nanos,
     reconnect_after: Nanos,
@@ -113,19 +114,20 @@ pub(crate) struct Connector {
     counters: ConnectCounters,
 }
 
-/// The exponent of the CM's times: 4.096 us times two to this
+/// Returns the exponent `n` of a CM timeout of 4.096 us times 2^n (rounded down).
 fn exponent(time: Nanos) -> u8 {
     (time.0 / 4096).max(1).ilog2() as u8
 }
 
 impl Connector {
-    /// One for the servers of a configuration, if there is one with a service, and the switch has an address. What is random
-    /// is drawn from `seed`: another one after each start, so that nothing of before is taken for something new.
+    /// Returns the connector of a configuration, or `None` if the switch has no address or no server offers a
+    /// service. QPNs, PSNs and ports are drawn from `seed`, which has to differ after each start so that no
+    /// packet of an earlier connection fits a new one.
     pub(crate) fn of(config: &Config, seed: u64) -> Option<Self> {
         let interface = config.interface.clone()?;
-        let own = config.own_lanes();
+        let own = config.switch_owned_qps();
         let lanes: Vec<_> = own
-            .map(|(number, server)| OwnLane {
+            .map(|(number, server)| SwitchOwnedQp {
                 number,
                 host: server.0,
                 connect: server.1.clone(),
@@ -142,7 +144,7 @@ impl Connector {
         (!lanes.is_empty()).then(|| Self {
             endpoint: Endpoint::new(interface.clone(), cm, seed),
             interface,
-            chance: Chance::stream(seed, 0x6c61_6e65),
+            rng: Chance::stream(seed, 0x6c61_6e65),
             ports: BTreeMap::new(),
             lanes,
             qpns: BTreeSet::new(),
@@ -157,7 +159,7 @@ impl Connector {
         self.counters
     }
 
-    /// A frame came for the switch itself.
+    /// Handles a frame to the switch itself.
     pub(crate) fn on_punt(&mut self, frame: &[u8], port: PortId, now: Nanos) {
         if let Ok((ethernet, _)) = Ethernet::ref_from_prefix(frame)
             && !ethernet.src.is_group()
@@ -166,17 +168,17 @@ impl Connector {
             self.ports.insert(ethernet.src.0, port);
         }
         self.endpoint.on_frame(frame, now);
-        self.go_on(now);
+        self.process(now);
     }
 
-    /// The data plane has something to say of a lane.
+    /// Handles an event of the data plane about a switch-owned QP.
     pub(crate) fn on_event(&mut self, event: Event, now: Nanos) {
-        let (Event::LaneOpened { lane: number, qpn: of, .. } | Event::LaneLost { lane: number, qpn: of }) =
-            event
+        let (Event::LaneOpened { shared_qp: number, qpn: of, .. }
+        | Event::LaneLost { shared_qp: number, qpn: of }) = event
         else {
             return;
         };
-        let Some(at) = self.lanes.iter().position(|lane| lane.number == number) else { return };
+        let Some(at) = self.lanes.iter().position(|shared_qp| shared_qp.number == number) else { return };
         let Some((conn, qpn)) = self.lanes[at].stage.conn().filter(|(_, qpn)| *qpn == of) else { return };
         match event {
             Event::LaneOpened { opened: true, .. } if self.endpoint.cm_mut().confirm(conn, &[]).is_ok() => {
@@ -185,25 +187,25 @@ impl Connector {
                 self.lanes[at].stage = Stage::Open { conn, qpn };
             }
             Event::LaneOpened { opened: true, .. } => {
-                self.commands.push_back(Command::CloseLane { lane: number, qpn });
+                self.commands.push_back(Command::CloseLane { shared_qp: number, qpn });
                 self.give_up(at, now);
             }
             _ => self.give_up(at, now),
         }
-        self.go_on(now);
+        self.process(now);
     }
 
     pub(crate) fn on_timer(&mut self, now: Nanos) {
         if self.endpoint.next_timer().is_some_and(|at| at <= now) {
             self.endpoint.on_timer(now);
         }
-        self.go_on(now);
+        self.process(now);
     }
 
     pub(crate) fn next_timer(&self) -> Option<Nanos> {
-        let due = self.lanes.iter().filter_map(|lane| match lane.stage {
+        let due = self.lanes.iter().filter_map(|shared_qp| match shared_qp.stage {
             Stage::Waiting(at) => Some(at),
-            Stage::Replied { look, .. } => Some(look),
+            Stage::Replied { next_lookup, .. } => Some(next_lookup),
             _ => None,
         });
         due.chain(self.endpoint.next_timer()).min()
@@ -220,14 +222,14 @@ impl Connector {
         })
     }
 
-    /// Does everything that can be done now.
-    fn go_on(&mut self, now: Nanos) {
+    /// Processes CM events, due attempts and pending REPs.
+    fn process(&mut self, now: Nanos) {
         while let Some(event) = self.endpoint.cm_mut().poll_event() {
             self.on_cm(event, now);
         }
         for at in 0..self.lanes.len() {
             match self.lanes[at].stage {
-                Stage::Waiting(time) if time <= now => self.ask(at, now),
+                Stage::Waiting(time) if time <= now => self.send_req(at, now),
                 Stage::Replied { .. } => self.open(at, now),
                 _ => {}
             }
@@ -235,13 +237,15 @@ impl Connector {
     }
 
     fn on_cm(&mut self, event: CmEvent, now: Nanos) {
-        let of = |lane: &OwnLane| lane.stage.conn().is_some_and(|(conn, _)| conn == event.conn());
+        let of =
+            |shared_qp: &SwitchOwnedQp| shared_qp.stage.conn().is_some_and(|(conn, _)| conn == event.conn());
         let Some(at) = self.lanes.iter().position(of) else { return };
-        let lane = &mut self.lanes[at];
+        let shared_qp = &mut self.lanes[at];
         match event {
             CmEvent::Replied { conn, reply } => {
-                if let Stage::Asked { qpn, .. } = lane.stage {
-                    lane.stage = Stage::Replied { conn, qpn, reply, look: now, until: now + self.timeout };
+                if let Stage::Requested { qpn, .. } = shared_qp.stage {
+                    shared_qp.stage =
+                        Stage::Replied { conn, qpn, reply, next_lookup: now, until: now + self.timeout };
                 }
                 return;
             }
@@ -250,93 +254,94 @@ impl Connector {
             CmEvent::Disconnecting { .. } | CmEvent::Disconnected { .. } => {}
             CmEvent::Requested { .. } | CmEvent::Established { .. } => return,
         }
-        if let Stage::Opening { qpn, .. } | Stage::Open { qpn, .. } = lane.stage {
-            self.commands.push_back(Command::CloseLane { lane: lane.number, qpn });
+        if let Stage::Opening { qpn, .. } | Stage::Open { qpn, .. } = shared_qp.stage {
+            self.commands.push_back(Command::CloseLane { shared_qp: shared_qp.number, qpn });
         }
         self.give_up(at, now);
     }
 
-    /// Asks a server for a lane.
-    fn ask(&mut self, at: usize, now: Nanos) {
-        let lane = &mut self.lanes[at];
-        let peer = self.interface.source_for(lane.host).map(|local| Peer { local, remote: lane.host });
+    /// Sends a REQ for a QP.
+    fn send_req(&mut self, at: usize, now: Nanos) {
+        let shared_qp = &mut self.lanes[at];
+        let peer =
+            self.interface.source_for(shared_qp.host).map(|local| Peer { local, remote: shared_qp.host });
         let qpn = loop {
-            let qpn = Qpn::new(self.chance.between(FIRST_QPN, (1 << 24) - 2) as u32);
+            let qpn = Qpn::new(self.rng.between(FIRST_QPN, (1 << 24) - 2) as u32);
             if self.qpns.insert(qpn) {
                 break qpn;
             }
         };
-        let psn = Psn::new(self.chance.bits() as u32);
-        let asked = peer.and_then(|peer| {
+        let psn = Psn::new(self.rng.bits() as u32);
+        let attempt = peer.and_then(|peer| {
             let request = ConnectRequest {
-                cma_src_port: Some(self.chance.between(1 << 15, (1 << 16) - 1) as u16),
-                private_data: lane.connect.private_data.clone(),
+                cma_src_port: Some(self.rng.between(1 << 15, (1 << 16) - 1) as u16),
+                private_data: shared_qp.connect.private_data.clone(),
                 path_mtu: PATH_MTU,
                 responder_resources: 0,
                 initiator_depth: INITIATOR_DEPTH,
                 ack_timeout: exponent(self.timeout),
-                ..ConnectRequest::new(peer, lane.connect.service, qpn, psn)
+                ..ConnectRequest::new(peer, shared_qp.connect.service, qpn, psn)
             };
             self.endpoint.cm_mut().connect(&request, now).ok()
         });
         self.counters.asked += 1;
-        if let Some(conn) = asked {
-            lane.stage = Stage::Asked { conn, qpn };
+        if let Some(conn) = attempt {
+            shared_qp.stage = Stage::Requested { conn, qpn };
         } else {
             self.qpns.remove(&qpn);
             self.give_up(at, now);
         }
     }
 
-    /// Has the data plane open a lane whose server has replied, if the way there is known.
+    /// Makes the data plane open a QP whose REP has arrived, if the server's link-layer address is known.
     fn open(&mut self, at: usize, now: Nanos) {
-        let lane = &mut self.lanes[at];
-        let Stage::Replied { conn, qpn, reply, look, until } = &mut lane.stage else { return };
+        let shared_qp = &mut self.lanes[at];
+        let Stage::Replied { conn, qpn, reply, next_lookup, until } = &mut shared_qp.stage else { return };
         let (conn, qpn) = (*conn, *qpn);
-        // A lane needs at least the READ that shows whether a key is good there.
+        // The probes of keys need at least one READ.
         let usable = reply.responder_resources > 0;
-        let local = self.interface.source_for(lane.host);
-        let mac = self.endpoint.resolve(lane.host, now);
+        let local = self.interface.source_for(shared_qp.host);
+        let mac = self.endpoint.resolve(shared_qp.host, now);
         let port = mac.and_then(|mac| self.ports.get(&mac.0).copied());
         let (Some(local), Some(mac), Some(port), true) = (local, mac, port, usable) else {
-            *look = now + LOOK_EVERY;
+            *next_lookup = now + LOOKUP_INTERVAL;
             if !usable || *until <= now {
                 self.counters.refused += u64::from(!usable);
                 self.give_up(at, now);
             }
             return;
         };
-        let template = template(&self.interface, (local, qpn), mac, (lane.host, reply.qpn));
+        let template = template(&self.interface, (local, qpn), mac, (shared_qp.host, reply.qpn));
         self.commands.push_back(Command::OpenLane(Box::new(OpenLane {
-            lane: lane.number,
+            shared_qp: shared_qp.number,
             qpn,
             template,
             port,
             psn: reply.starting_psn,
             rd_atomic: reply.responder_resources.min(INITIATOR_DEPTH),
         })));
-        lane.stage = Stage::Opening { conn, qpn };
+        shared_qp.stage = Stage::Opening { conn, qpn };
     }
 
-    /// A lane is lost, or was never there: it is tried again later, and later each time.
+    /// Closes a QP or an attempt, and schedules the next attempt with back-off.
     fn give_up(&mut self, at: usize, now: Nanos) {
-        let lane = &mut self.lanes[at];
-        self.counters.lost += u64::from(matches!(lane.stage, Stage::Open { .. }));
-        if let Some((conn, qpn)) = lane.stage.conn() {
+        let shared_qp = &mut self.lanes[at];
+        self.counters.lost += u64::from(matches!(shared_qp.stage, Stage::Open { .. }));
+        if let Some((conn, qpn)) = shared_qp.stage.conn() {
             let cm = self.endpoint.cm_mut();
             if cm.disconnect(conn, &[], now).is_err() {
-                // It does not stand yet, or stands no more.
+                // The connection is not established yet, or no more.
                 _ = cm.reject(conn, rocev2::cm::RejReason::CONSUMER, &[], now);
             }
             self.qpns.remove(&qpn);
         }
-        let wait = self.reconnect_after.0 << lane.failures.min(MOST_DOUBLED);
-        lane.failures += 1;
-        lane.stage = Stage::Waiting(now + Nanos(wait + self.chance.below(wait.max(1))));
+        let wait = self.reconnect_after.0 << shared_qp.failures.min(MOST_DOUBLED);
+        shared_qp.failures += 1;
+        shared_qp.stage = Stage::Waiting(now + Nanos(wait + self.rng.below(wait.max(1))));
     }
 }
 
-/// A frame as those on a lane are: a WRITE of nothing.
+/// Returns a zero-length WRITE with the headers of all packets on a QP.
 fn template(interface: &Interface, own: (IpAddr, Qpn), mac: MacAddr, server: (IpAddr, Qpn)) -> Vec<u8> {
     let ip = match (own.0, server.0) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
@@ -379,7 +384,7 @@ fn template(interface: &Interface, own: (IpAddr, Qpn), mac: MacAddr, server: (Ip
     let mut repr = Repr::new(ethernet, ip, Bth::new(Opcode::RC_WRITE_ONLY, server.1, Psn::ZERO));
     repr.tag_count = usize::from(tagged);
     repr.tags[0] = VlanTag { tci: interface.vlan.unwrap_or(0).into(), ethertype: kind.into() };
-    // The same for all packets of a queue pair (IB A17.4.5.2)
+    // The UDP source port is the same for all packets of a queue pair (IB A17.4.5.2).
     repr.udp.src_port = (0xc000 | own.1.get() as u16 & 0x3fff).into();
     let mut bytes = vec![0; 256];
     let len = repr.build(&mut bytes).unwrap_or(0);

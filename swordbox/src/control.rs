@@ -1,5 +1,6 @@
-//! The control plane: it writes down which connections' sides differ before they do, so that after a restart, with empty
-//! tables, nothing of them passes that the server would take for something else.
+//! Control plane: records each connection in a journal before it is translated. After a restart, the PSN
+//! translation is lost, and packets of such a connection have to be dropped, because the server might take a
+//! new request for a duplicate.
 
 use crate::config::{Config, Connection};
 use crate::connect::{ConnectCounters, Connector};
@@ -7,51 +8,52 @@ use crate::function::{Command, Event, Swordbox};
 use std::collections::VecDeque;
 use switch::{Egress, Nanos, PortId};
 
-/// Where connections are written down. What is written is there after a restart.
+/// Persistent set of translated connections. An added connection has to be there after a restart.
 pub trait Journal {
-    /// Writes down that the two sides of a connection may differ.
+    /// Adds a connection that is about to be translated.
     ///
     /// # Errors
-    /// If it could not be written for sure; then they do not.
+    /// The connection may not have been stored. It is not translated then.
     fn add(&mut self, connection: Connection) -> std::io::Result<()>;
 
-    /// A connection is over. It does no harm if this is lost.
+    /// Removes a connection that is over. Losing a removal is harmless.
     fn remove(&mut self, connection: Connection);
 }
 
-/// The control plane of a [`Swordbox`].
+/// Control plane of a [`Swordbox`].
 pub struct Control {
     journal: Box<dyn Journal + Send>,
     commands: VecDeque<Command>,
     failed: u64,
-    /// For lanes of the switch's own
+    /// Connects switch-owned QPs, if configured
     connector: Option<Connector>,
 }
 
 impl Control {
-    /// One that writes to `journal`.
+    /// Returns a control plane that writes to `journal`.
     pub fn new(journal: Box<dyn Journal + Send>) -> Self {
         Self { journal, commands: VecDeque::new(), failed: 0, connector: None }
     }
 
-    /// One that connects lanes of the switch's own as well, wherever `config` has them. `seed` is another one after each start.
+    /// Adds the connection of switch-owned QPs, as configured in `config`. `seed` has to differ after each
+    /// start.
     #[must_use]
     pub fn with_lanes(mut self, config: &Config, seed: u64) -> Self {
         self.connector = Connector::of(config, seed);
         self
     }
 
-    /// What became of attempts to connect lanes of the switch's own
+    /// Returns the counters of connection attempts of switch-owned QPs.
     pub fn lanes(&self) -> ConnectCounters {
         self.connector.as_ref().map_or_else(ConnectCounters::default, Connector::counters)
     }
 
-    /// Wants other layers.
+    /// Replaces the enabled layers.
     pub fn set_layers(&mut self, layers: crate::Layers) {
         self.commands.push_back(Command::Layers(layers));
     }
 
-    /// Connections that could not be written down
+    /// Returns the number of connections that could not be written to the journal.
     pub fn failed(&self) -> u64 {
         self.failed
     }
@@ -70,7 +72,7 @@ impl switch::Control for Control {
         match event {
             Event::Diverging(connection) => match self.journal.add(connection) {
                 Ok(()) => self.commands.push_back(Command::Permit(connection)),
-                // It goes on as it is: its packets pass.
+                // The connection stays untranslated; its packets are forwarded unchanged.
                 Err(_) => self.failed += 1,
             },
             Event::Over(connection) => self.journal.remove(connection),

@@ -1,4 +1,4 @@
-//! What a Swordbox counts, beside what its bridge does.
+//! Counters of Swordbox, in addition to those of its bridge.
 
 use switch::counters::Counter;
 
@@ -12,7 +12,7 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Every counter by name.
+            /// Returns the name and value of every counter.
             pub fn all(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name.get()),)*].into_iter()
             }
@@ -21,95 +21,96 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Connections whose two directions are known to belong together
+    /// Connections whose two queue pairs were identified
     paired,
-    /// Of those, by the connection manager
+    /// Of those, by messages of the connection manager
     paired_by_cm,
-    /// Connections whose two sides came to differ
+    /// Connections that became translated: the PSNs of their two sides may differ
     diverged,
-    /// Connections forgotten: disconnected, or silent for too long
+    /// Connections forgotten: disconnected, or idle for too long
     forgotten,
-    /// Packets of connections that found no place in the table
+    /// Packets of connections that found no free table entry
     untracked,
-    /// Frames that were refused because they were damaged: malformed, or not of a connection that is tracked and with a wrong ICRC
+    /// Damaged frames dropped: malformed, or of an untracked connection with a wrong ICRC
     damaged,
-    /// Packets of connections that ended while their sides differed, or with an earlier life
+    /// Packets dropped because their translated connection ended, possibly before a restart
     ended,
-    /// Packets whose PSNs are none of the connection that they name
+    /// Packets whose PSN is outside the window of the connection that they name
     strays,
-    /// Connections of clients that were shared
+    /// Client-owned connections that became shared QPs
     lanes,
-    /// Shared connections given up
+    /// Shared QPs given up
     lanes_lost,
-    /// Shared connections that were left because their owners had begun something that did not end
+    /// Shared QPs returned because a request of their owner did not complete
     lanes_left,
-    /// Lanes of the switch's own that were opened
+    /// Switch-owned QPs opened
     own_lanes,
-    /// Of those, closed or lost
+    /// Switch-owned QPs closed or lost
     own_lanes_lost,
-    /// Keys that were not good on a lane of the switch's own
+    /// Keys that the server refused on a switch-owned QP
     keys_refused,
-    /// Operations that left on a shared connection
+    /// Operations forwarded on a shared QP
     remapped,
-    /// Atomics that left as WRITEs
+    /// Atomics forwarded as WRITEs
     decided,
-    /// Failed CAS answered at once
+    /// Failing CAS answered by the switch
     answered,
-    /// Values learnt from the server's answers
+    /// Values learnt from the server's responses
     learnt,
-    /// Packets that wrote to a tracked word on another way than its shared connection
+    /// Packets that may have written to a cached line without taking its shared QP
     detours,
-    /// Packets dropped until what was decided for their words is done
+    /// Packets dropped until the resolved operations on the same words complete
     delayed,
-    /// Packets that waited for their turn
+    /// Frames held until they can be forwarded
     waited,
-    /// Packets that found no place to wait; their clients are asked for them again
+    /// Frames that found no free slot to be held; the switch NAKs them later
     overflowed,
-    /// Acknowledgements made here
+    /// Responses generated for operations that the server acknowledged
     acks,
     /// Acknowledgements of the server that covered several operations
     coalesced,
-    /// NAKs made here
+    /// NAKs generated
     naks,
-    /// Requests that their clients repeated
+    /// Requests retransmitted by clients
     repeated,
-    /// Repeated requests answered from here
+    /// Retransmitted requests answered by the switch
     replayed,
-    /// Repeated READs that went to the server as new requests
+    /// Retransmitted READs forwarded as new requests
     reread,
-    /// Operations sent again from here
+    /// Operations retransmitted by the switch
     resent,
     /// Requests out of order
     out_of_order,
-    /// Responses of the server that say nothing new, or that nobody waits for
+    /// Responses of the server that are duplicates or match no request
     stale,
-    /// Packets that do not come from their connection's other side
+    /// Packets that do not come from the peer of their connection
     spoofed,
-    /// Atomics that cross the end of a table, or are not aligned
+    /// Atomics that cross the end of a table, or are misaligned
     misplaced,
-    /// Operations with a key that their clients had not used on their own connection yet
+    /// Operations whose client has not proven the needed right on its own connection
     unproven,
-    /// CNPs passed to clients on a shared connection
+    /// CNPs forwarded to clients that use a shared QP
     cnps,
-    /// Packets steered: READs and CAS that went to another place than they said
+    /// READs and CAS whose address was changed by steering
     steered,
     /// Of those, READs
     steered_reads,
-    /// CAS that were steered, or that others depended on, and that did not succeed: what was known was not true
+    /// Steered CAS, and CAS that others depend on, that failed because the cached state was stale
     stale_tails,
-    /// Answers that waited until what they tell of was part of its data structure
+    /// Responses withheld until the node that they depend on was linked
     withheld,
-    /// CAS that others depended on, and that were sent again from here
+    /// CAS that others depend on, retransmitted by the switch
     mended,
-    /// Times at which a server's data structures were forgotten, as all connections that knew them had fallen silent and a newer
-    /// one was acknowledged: the server may have restarted
+    /// Times at which the cached state of a server's data structures was discarded because all connections
+    /// that had reached that memory were silent and a newer one was acknowledged: the server may have
+    /// restarted
     structures_forgotten,
-    /// Connections ended because what their answers waited for never came
+    /// Connections ended because the node that their responses waited for was never linked
     abandoned,
 }
 
 impl Counters {
-    /// Connections, shared connections, cached lines and waiting frames a moment ago.
+    /// Returns the number of connections, shared QPs, cached lines and held frames, as of the last tick.
     pub fn usage(&self) -> [u64; 4] {
         self.usage.each_ref().map(Counter::get)
     }

@@ -1,4 +1,5 @@
-//! Detours: what goes to a line on another way than its lane, and makes doubtful what is known of it.
+//! Detours: packets that may write to a cached line without taking its shared QP, and so invalidate the
+//! cached values.
 
 use crate::flow::{Stage, rights_of};
 use crate::function::{NO_SERVER, Swordbox};
@@ -10,12 +11,12 @@ use rocev2::{Opcode, Packet, Psn};
 use switch::Nanos;
 use switch::forward::counters::HostQp;
 
-/// Memory of a server that a packet may write to
+/// Memory that a packet may write to
 pub(crate) enum Target {
     Nothing,
     /// Virtual address and length in bytes
     Range(u64, u64),
-    /// Neither its headers nor a tracked First packet give an address
+    /// Any address: neither the packet's headers nor a tracked First packet give it
     Anywhere,
 }
 
@@ -33,7 +34,7 @@ fn is_middle_or_last(packet: &Packet<'_>) -> bool {
 }
 
 impl Swordbox {
-    /// Returns what a packet may write to. `id` is `NONE` without a tracked connection.
+    /// Returns what a packet may write to. `id` is `NONE` if the packet has no tracked connection.
     pub(crate) fn target_of(&self, id: Id, packet: &Packet<'_>) -> Target {
         #[cfg(debug_assertions)]
         if self.config.bug == Some(crate::Bug::StaleWord) {
@@ -66,7 +67,8 @@ impl Swordbox {
         memory.map_or(Target::Anywhere, |(va, len)| Target::Range(va, len))
     }
 
-    /// Tracks a WRITE of several packets whose First packet is forwarded without a tracked connection, or outside its PSN window.
+    /// Tracks a long WRITE whose First packet is forwarded without a tracked connection, or with a PSN
+    /// outside the window.
     pub(crate) fn note_long_write(&mut self, packet: &Packet<'_>, now: Nanos) {
         let opcode = packet.layout().opcode();
         if !matches!(opcode, Opcode::RC_WRITE_FIRST | Opcode::UC_WRITE_FIRST) {
@@ -81,13 +83,14 @@ impl Swordbox {
         }
     }
 
-    /// What a packet without a tracked connection writes to is not known any more; an error if it has to wait for what was
-    /// decided.
+    /// Invalidates the lines that a packet without a tracked connection may write to. The error is the shared
+    /// QP to wait for, or `NONE`.
     pub(crate) fn detour(&mut self, server: u8, packet: &Packet<'_>, now: Nanos) -> Result<(), Id> {
         self.detour_for(NONE, server, packet, now, self.config.settle)
     }
 
-    /// What a packet writes to on another way than a shared connection is not known any more, and not decided here for so long.
+    /// Invalidates the lines that a packet may write to; they learn no value for `quiet`. The error is the
+    /// shared QP to wait for, or `NONE`.
     pub(crate) fn detour_for(
         &mut self,
         id: Id,
@@ -106,7 +109,8 @@ impl Swordbox {
         }
     }
 
-    /// The same for a request of a connection that is followed: that it did is remembered for when it is repeated.
+    /// Performs the detour of a request of a tracked connection, and counts it if it touches cached lines.
+    /// The error is as for [`detour`](Self::detour).
     pub(crate) fn detour_of(
         &mut self,
         id: Id,
@@ -117,8 +121,9 @@ impl Swordbox {
         self.detour_of_for(id, server, packet, now, self.config.settle)
     }
 
-    /// The same for a request of a connection whose sides may differ. One that touches one line is over as soon as it is done:
-    /// what comes twice on that connection is done once.
+    /// Performs the detour of a request of a translated connection. If the request touches one line only, the
+    /// detour ends when the request completes, since a retransmission on that connection is not executed
+    /// again. The error is as for [`detour`](Self::detour).
     pub(crate) fn detour_until_done(
         &mut self,
         id: Id,
@@ -127,28 +132,29 @@ impl Swordbox {
         op: Op,
         now: Nanos,
     ) -> Result<(), Id> {
-        let is_whole = op.ends && matches!(op.kind, Kind::Write | Kind::Atomic);
+        let is_whole = op.is_last && matches!(op.kind, Kind::Write | Kind::Atomic);
         let memory = memory_of(packet).filter(|(va, _, len)| {
-            is_whole && in_one_line(*va, *len as usize) && self.flows[id as usize].detouring.is_none()
+            is_whole && in_one_line(*va, *len as usize) && self.flows[id as usize].detour.is_none()
         });
         let line = memory.and_then(|(va, ..)| self.lines.find(server, va));
         let Some(line) = line else { return self.detour_of(id, server, packet, now) };
         self.detour_of_for(id, server, packet, now, Nanos::ZERO)?;
         let until = now + self.config.settle;
-        let own = self.lines.get_mut(line);
-        own.detouring += 1;
-        own.detoured_until = own.detoured_until.max(until);
-        self.flows[id as usize].detouring = Some((packet.bth().psn(), line));
+        let cached = self.lines.get_mut(line);
+        cached.detours_in_flight += 1;
+        cached.detoured_until = cached.detoured_until.max(until);
+        self.flows[id as usize].detour = Some((packet.bth().psn(), line));
         Ok(())
     }
 
-    /// The detour of a flow, if it has one, is over; or, if its connection is, it may still be on its way.
+    /// Ends the detour in flight of a flow, if any. If its connection ends before completion (`is_done` is
+    /// false), the request may still be on its way, so the line stays quiet for `settle`.
     pub(crate) fn end_detour(&mut self, id: Id, is_done: bool) {
-        let Some((_, line)) = self.flows[id as usize].detouring.take() else { return };
-        // It is not known what time it is, but when there will be a tick.
-        let (now, settle) = (self.tick + self.interval(), self.config.settle);
+        let Some((_, line)) = self.flows[id as usize].detour.take() else { return };
+        // The current time is not available here; the next tick is not earlier.
+        let (now, settle) = (self.last_tick + self.tick_interval(), self.config.settle);
         let line = self.lines.get_mut(line);
-        line.detouring -= 1;
+        line.detours_in_flight -= 1;
         if !is_done {
             line.detour(now, settle);
         }
@@ -173,7 +179,8 @@ impl Swordbox {
         Ok(())
     }
 
-    /// The same for one that is repeated, or that others overtook.
+    /// Performs the detour of a request that was retransmitted or arrived behind later ones. The error is as
+    /// for [`detour`](Self::detour).
     pub(crate) fn detour_again(
         &mut self,
         id: Id,
@@ -182,24 +189,25 @@ impl Swordbox {
         op: Op,
         now: Nanos,
     ) -> Result<(), Id> {
-        self.doubt_proof(id, packet, op);
+        self.discard_proof(id, packet, op);
         self.detour_for(id, server, packet, now, self.config.settle)?;
         let flow = &mut self.flows[id as usize];
         if packet.layout().opcode() == Opcode::RC_WRITE_FIRST
             && let Some(message) = Message::of(packet)
-            && (flow.stage == Stage::Strict || packet.verify_icrc())
+            && (flow.stage == Stage::Translating || packet.verify_icrc())
         {
             flow.long_writes.begin(message);
         }
         Ok(())
     }
 
-    /// Discards a pending proof if this packet has the same PSN: the acknowledgement may be for either of the two.
-    fn doubt_proof(&mut self, id: Id, packet: &Packet<'_>, op: Op) {
+    /// Discards a pending proof if this packet has the same PSN: the acknowledgement may be for either of the
+    /// two.
+    fn discard_proof(&mut self, id: Id, packet: &Packet<'_>, op: Op) {
         let memory = memory_of(packet);
         let psn = packet.bth().psn();
         let count = match (op.kind, memory) {
-            // The path MTU may not be known.
+            // An upper bound, because the path MTU may be unknown.
             (Kind::Read, Some((_, _, len))) => len.div_ceil(256).max(1),
             _ => 1,
         };
@@ -207,18 +215,19 @@ impl Swordbox {
         let rights = rights_of(op.kind);
         let flow = &mut self.flows[id as usize];
         if count > 1 {
-            flow.take_psns(psn, count.saturating_mul(256));
+            flow.extend_read_psns(psn, count.saturating_mul(256));
         }
-        flow.proving.take_if(|(behind, proof)| {
+        flow.pending_proof.take_if(|(behind, proof)| {
             takes(behind)
-                && !memory.is_some_and(|(_, rkey, len)| count == 1 && len > 0 && proof.is_of(rkey, rights))
+                && !memory
+                    .is_some_and(|(_, rkey, len)| count == 1 && len > 0 && proof.is_proven_by(rkey, rights))
         });
-        flow.reaching
+        flow.pending_memory
             .take_if(|(behind, own)| takes(behind) && memory != Some((own.va, own.rkey, own.len.into())));
     }
 
-    /// A packet was dropped because of what was decided for the words that it touches. Its client sends it again; until then
-    /// nothing more is decided for them: otherwise, of words that are always in use, it would be dropped every time.
+    /// Suspends resolution for the words that a dropped packet may write to, until its client retransmits it.
+    /// Otherwise a packet to words in constant use would be dropped every time.
     pub(crate) fn await_again(&mut self, id: Id, server: u8, packet: &Packet<'_>, now: Nanos) {
         _ = self.detour_for(id, server, packet, now, self.config.dead_after);
     }

@@ -1,24 +1,24 @@
-//! The function: what is done with a frame, by what it is.
+//! The switch function: dispatches each frame by its kind.
 
 use crate::config::{Config, Connection, Layers};
 use crate::counters::Counters;
-use crate::doubt::Doubts;
 use crate::flow::{Flow, Stage};
 use crate::guard::Guard;
 use crate::headers::Headers;
 use crate::held::Held;
-use crate::lane::Lane;
 use crate::lines::Lines;
 use crate::message::Untracked;
 use crate::op::{Kind, Op};
-use crate::own::{OpenLane, Refused};
-use crate::pair::{Gone, Handshakes, Strangers};
+use crate::pairing::{EndedConnection, Handshakes, UnpairedEndpoints};
 use crate::proof::Period;
+use crate::range_invalidation::RangeInvalidations;
 use crate::records::{NO_RECORD, Record, What};
+use crate::shared_qp::SharedQp;
 use crate::sketch::Sketch;
 use crate::source::Sources;
 use crate::steering::Steering;
 use crate::successor::Successors;
+use crate::switch_owned::{OpenLane, RefusedKeys};
 use crate::{Id, NONE};
 use core::net::IpAddr;
 use rocev2::aeth::Aeth;
@@ -38,92 +38,94 @@ use switch::table::Index;
 use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
 use zerocopy::FromBytes;
 
-/// What the control plane tells the function.
+/// Command of the control plane to the function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// The two sides of the connection may differ from now on.
+    /// The connection may be translated from now on.
     Permit(Connection),
-    /// Other layers are wanted.
+    /// Replaces the enabled layers.
     Layers(Layers),
-    /// A lane of the switch's own is connected. Answered by [`Event::LaneOpened`].
+    /// A switch-owned QP is connected. The reply is [`Event::LaneOpened`].
     OpenLane(Box<OpenLane>),
-    /// A lane of the switch's own is no more.
+    /// A switch-owned QP is disconnected.
     CloseLane {
-        /// Its number
-        lane: u32,
-        /// The switch's queue pair: another one each time
+        /// Index of the shared QP
+        shared_qp: u32,
+        /// The switch's queue pair number, which is new for each connection
         qpn: Qpn,
     },
 }
 
-/// What the function tells the control plane.
+/// Event from the function to the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The two sides of the connection would come to differ. Answered by [`Command::Permit`] when that is written down.
+    /// Requests permission to translate the connection. The reply is [`Command::Permit`], once the journal
+    /// has the connection.
     Diverging(Connection),
-    /// The connection is over: it need not be remembered any longer.
+    /// The connection is over: the journal may drop it.
     Over(Connection),
-    /// A lane of the switch's own can be used, or there was no place for it.
+    /// Result of [`Command::OpenLane`].
     LaneOpened {
-        /// Its number
-        lane: u32,
-        /// The switch's queue pair
+        /// Index of the shared QP
+        shared_qp: u32,
+        /// The switch's queue pair number
         qpn: Qpn,
-        /// Whether it can be used
+        /// Whether the QP is usable; false if the tables had no room
         opened: bool,
     },
-    /// A lane of the switch's own does not work any more.
+    /// A switch-owned QP failed.
     LaneLost {
-        /// Its number
-        lane: u32,
-        /// The switch's queue pair
+        /// Index of the shared QP
+        shared_qp: u32,
+        /// The switch's queue pair number
         qpn: Qpn,
     },
 }
 
-/// How often the table of connections is looked through
+/// Interval of the timer while nothing is in flight
 const IDLE: Nanos = Nanos::from_millis(10);
-/// No server
+/// Server index of a host that is no configured server
 pub(crate) const NO_SERVER: u8 = u8::MAX;
 
-/// One end of a connection: a queue pair. What packets of IPv4 without tags need lies in the first cache line.
+/// One tracked queue pair: an endpoint of a connection. The fields that untagged IPv4 packets need are in the
+/// first cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-pub(crate) struct End {
-    /// When a frame to it was last seen
+pub(crate) struct Endpoint {
+    /// Time of the last frame to this endpoint
     pub seen: Nanos,
-    /// The other end, if it is known for sure
+    /// Endpoint of the peer, once it is known for certain; else `NONE`
     pub peer: Id,
-    /// Its number
+    /// Queue pair number
     pub qpn: Qpn,
-    /// Port through which frames to it leave
+    /// Port through which frames to this endpoint are sent
     pub port: PortId,
-    /// Port through which the other end is reached, [`UNTOLD`] until it was told: the other end's `port`
-    pub came_on: PortId,
-    /// Headers of frames to it
+    /// Port through which the peer is reached (the peer's `port`); [`UNKNOWN_PORT`] until it is known
+    pub peer_port: PortId,
+    /// Headers of frames to this endpoint
     pub headers: Headers,
-    /// The host that sends to it, as 128 bits; the source of all frames that `headers` are of
+    /// Address of the sending host as 128 bits: the source of all frames whose headers are in `headers`
     pub from: u128,
-    /// The end that it may belong to, by what was seen so far
-    pub guess: Id,
-    /// How often that was confirmed, the last time by this PSN
+    /// Endpoint that is the likely peer, from the responses so far
+    pub candidate_peer: Id,
+    /// Number of responses that confirmed `candidate_peer`, and the PSN of the latest
     pub confirmed: (u8, Psn),
-    /// The newest PSN that an answer to it said is done, and messages done, as long as it is not known whose they are
+    /// Newest PSN acknowledged by a response to this endpoint, and its MSN, while the peer is unknown
     pub latest: Option<(Psn, Msn)>,
-    /// The next end between the same two hosts whose other end is not known, and the one before
+    /// Neighbours in the list of unpaired endpoints between the same two hosts
     pub next: Id,
     pub before: Id,
 }
 
-/// No port
-pub(crate) const UNTOLD: PortId = PortId(u16::MAX);
+/// Unknown port
+pub(crate) const UNKNOWN_PORT: PortId = PortId(u16::MAX);
 
-impl End {
-    /// Whether a packet to this end, that came on `port`, is like those before it, in all that is kept of them.
-    #[expect(clippy::inline_always, reason = "a few comparisons")]
+impl Endpoint {
+    /// Returns whether a packet to this endpoint that arrived on `port` has the stored headers and port.
+    #[expect(clippy::inline_always, reason = "consists of a few comparisons")]
     #[inline(always)]
-    pub(crate) fn knows(&self, packet: &Packet<'_>, port: PortId) -> bool {
-        self.came_on == port && self.headers.leads_like(packet)
+    pub(crate) fn has_headers_of(&self, packet: &Packet<'_>, port: PortId) -> bool {
+        self.peer_port == port && self.headers.has_path_of(packet)
     }
 
     const NEW: Self = Self {
@@ -132,9 +134,9 @@ impl End {
         peer: NONE,
         qpn: Qpn::new(0),
         port: PortId(0),
-        came_on: UNTOLD,
+        peer_port: UNKNOWN_PORT,
         headers: Headers::NONE,
-        guess: NONE,
+        candidate_peer: NONE,
         confirmed: (0, Psn::ZERO),
         latest: None,
         next: NONE,
@@ -143,62 +145,67 @@ impl End {
 }
 
 /// A bridge that resolves atomics.
+///
+/// Drive it as a [`Function`]: pass frames to `on_frame`, call `on_timer` when `next_timer` is due, poll
+/// `poll_event` and give the events to a [`Control`](crate::Control), whose commands go to `on_command`.
 pub struct Swordbox {
     pub(crate) config: Config,
     pub(crate) forward: Forward,
     pub(crate) index: Index<HostQp>,
-    pub(crate) ends: Vec<End>,
+    pub(crate) endpoints: Vec<Endpoint>,
     pub(crate) flows: Vec<Flow>,
-    /// `config.rd_atomic` a flow
+    /// `config.rd_atomic` records per flow
     pub(crate) records: Vec<Record>,
-    pub(crate) lanes: Vec<Lane>,
+    pub(crate) shared_qps: Vec<SharedQp>,
     pub(crate) lines: Lines,
     pub(crate) sketch: Sketch,
     pub(crate) held: Held,
     pub(crate) steering: Steering,
     pub(crate) handshakes: Handshakes,
-    pub(crate) strangers: Strangers,
+    pub(crate) unpaired: UnpairedEndpoints,
     pub(crate) sources: Sources,
     pub(crate) successors: Successors,
     pub(crate) untracked: Untracked,
-    /// Ends added so far, modulo 2^32: the incarnation of the latest
+    /// Endpoints added so far, modulo 2^32: the incarnation number of the latest
     incarnations: u32,
-    /// Connections whose sides differ in a way that is not known any more, by what their requests tell of them: all but the
-    /// client's queue pair
-    pub(crate) ended: HashMap<Connection, Gone>,
-    /// When a packet found no place in the table, the last time: as long as its connection may go on, answers may be its
+    /// Translated connections whose PSN translation is lost. The key is what a request carries: everything
+    /// but the client's queue pair
+    pub(crate) ended: HashMap<Connection, EndedConnection>,
+    /// Last time at which a packet found no free table entry. While that connection may continue, responses
+    /// may belong to it
     pub(crate) overflowed: Option<Nanos>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) events: VecDeque<Event>,
-    /// Flows whose own requests are all done, and that have frames waiting
+    /// Flows with held frames whose own requests are all complete
     pub(crate) ready: VecDeque<Id>,
-    /// Flows with repeated READs
+    /// Flows with retransmitted READs
     pub(crate) rereading: Vec<Id>,
     pub(crate) layers: Layers,
-    pub(crate) tick: Nanos,
-    /// Quarters of the time for which a right counts as proven that have passed, and those that were skipped when a right had
-    /// been revoked
+    pub(crate) last_tick: Nanos,
+    /// Current period of the expiry of proven rights (quarters of `proof`), including the periods skipped
+    /// after a revocation
     pub(crate) period: Period,
-    pub(crate) aged: Id,
-    /// Clients' queue pairs of connections from before a restart, with the server's end of each
-    pub(crate) bereft: HashMap<(IpAddr, Qpn), Connection>,
-    /// When the first frame came
-    pub(crate) begun: Option<Nanos>,
-    /// Operations under way on all lanes
-    pub(crate) under_way: usize,
-    /// Lanes of the switch's own on which a probe waits for its answer, or to be sent
+    pub(crate) age_cursor: Id,
+    /// Queue pairs of clients whose connections ended with the switch's restart, with the server's endpoint
+    /// of each
+    pub(crate) orphaned_clients: HashMap<(IpAddr, Qpn), Connection>,
+    /// Time of the first frame
+    pub(crate) first_frame_at: Option<Nanos>,
+    /// Operations in flight on all shared QPs
+    pub(crate) in_flight: usize,
+    /// Switch-owned QPs with a probe that is pending or in flight
     pub(crate) probing: usize,
-    /// Of each server, the keys that are not good on lanes of the switch's own
-    pub(crate) refused: Box<[Refused]>,
-    /// The servers' addresses, as 128 bits
+    /// Keys refused on switch-owned QPs, by server
+    pub(crate) refused_keys: Box<[RefusedKeys]>,
+    /// Addresses of the servers as 128 bits
     pub(crate) hosts: Box<[u128]>,
-    /// How much hosts that are not trusted may keep from being decided, by server
+    /// Budget of untrusted hosts for suspending resolution, by server
     pub(crate) guards: Box<[Guard]>,
-    /// When each server last made a connection by the connection manager
+    /// Last time at which each server accepted a connection through the connection manager
     pub(crate) connected: Box<[Nanos]>,
 }
 
-/// The address of the host that sent a packet, IPv4 mapped into ::ffff:0:0/96
+/// Returns the source address of a packet; IPv4 is mapped to ::ffff:0:0/96.
 #[inline]
 pub(crate) fn source_of(packet: &Packet<'_>) -> u128 {
     match packet.ipv4() {
@@ -214,7 +221,7 @@ pub(crate) fn bits_of(host: IpAddr) -> u128 {
     }
 }
 
-/// Where the network layer's header begins, and what it is.
+/// Returns the offset of the network layer header, and its ethertype.
 fn network_of(bytes: &[u8]) -> Option<(usize, u16)> {
     let mut l3 = Ethernet::LEN;
     loop {
@@ -226,14 +233,14 @@ fn network_of(bytes: &[u8]) -> Option<(usize, u16)> {
     }
 }
 
-/// Whether a frame is an IPv4 packet whose header is damaged.
+/// Returns whether a frame is an IPv4 packet with a wrong header checksum.
 fn has_wrong_checksum(bytes: &[u8]) -> bool {
     let Some((l3, ethertype::IPV4)) = network_of(bytes) else { return false };
     let len = bytes.get(l3).map_or(0, |first| usize::from(first & 0x0f) * 4);
     bytes.get(l3..l3 + len).is_none_or(|header| Sum::default().add(header).folded() != 0xffff)
 }
 
-/// Whether a packet of an unknown opcode, whose headers are right otherwise, has a wrong ICRC.
+/// Returns whether a packet with an unknown opcode, whose headers are valid otherwise, has a wrong ICRC.
 fn has_wrong_icrc(bytes: &[u8]) -> bool {
     let Some((l3, kind)) = network_of(bytes) else { return false };
     let field = |at: usize| {
@@ -241,7 +248,7 @@ fn has_wrong_icrc(bytes: &[u8]) -> bool {
     };
     let (udp, len) = match kind {
         ethertype::IPV4 => (bytes.get(l3).map_or(0, |first| usize::from(first & 0x0f) * 4), field(2)),
-        // Behind extension headers, it is not looked for.
+        // Extension headers are not parsed here.
         ethertype::IPV6 if bytes.get(l3 + 6) == Some(&UDP) => {
             (Ipv6::LEN, field(4).map(|len| len + Ipv6::LEN as u16))
         }
@@ -254,7 +261,8 @@ fn has_wrong_icrc(bytes: &[u8]) -> bool {
     rocev2::icrc::compute_for(packet, kind == ethertype::IPV6, udp) != u32::from_le_bytes(*icrc)
 }
 
-/// Where a packet comes from, and where it goes, that is not understood, as far as that can be told.
+/// Returns the source and destination address and the destination queue pair of a malformed packet, as far as
+/// they can be parsed.
 fn addresses_of(bytes: &[u8]) -> Option<(IpAddr, IpAddr, Qpn)> {
     fn address<const N: usize>(bytes: &[u8], at: usize) -> Option<IpAddr>
     where
@@ -279,7 +287,7 @@ impl core::fmt::Debug for Swordbox {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         let busy =
             self.flows.iter().enumerate().filter(|(_, flow)| {
-                !flow.is_quiet() || flow.next != flow.sent || flow.nak_due || flow.nak_sent
+                !flow.is_idle() || flow.next != flow.sent || flow.nak_due || flow.nak_sent
             });
         let open =
             |id: usize| self.records(id as Id).iter().filter(|record| !record.done).collect::<Vec<_>>();
@@ -292,37 +300,42 @@ impl core::fmt::Debug for Swordbox {
 }
 
 impl Swordbox {
-    /// A Swordbox that knows no connection yet.
+    /// Creates a Swordbox without tracked connections.
     ///
     /// # Panics
-    /// If `in_flight` is no power of two, or there are more than 255 servers.
+    /// If `in_flight` is not a power of two, or there are more than 254 servers.
     pub fn new(config: Config) -> Self {
-        assert!(config.in_flight.is_power_of_two(), "{} in flight", config.in_flight);
-        assert!(config.servers.len() < usize::from(NO_SERVER), "{} servers", config.servers.len());
+        assert!(config.in_flight.is_power_of_two(), "in_flight is {}, not a power of two", config.in_flight);
+        assert!(
+            config.servers.len() < usize::from(NO_SERVER),
+            "{} servers; at most 254 are supported",
+            config.servers.len()
+        );
         let ends = config.connections * 2;
-        let own: HashSet<Id> = config.own_lanes().map(|(lane, _)| lane).collect();
+        let own: HashSet<Id> = config.switch_owned_qps().map(|(shared_qp, _)| shared_qp).collect();
         let counts = config.servers.iter().map(|server| {
             let own = server.connect.as_ref().filter(|_| config.interface.is_some());
             own.map_or(0, |own| own.lanes) + server.lanes
         });
-        let lanes = counts.zip(0u8..).flat_map(|(count, server)| core::iter::repeat_n(server, count));
-        let lanes =
-            lanes.zip(0..).map(|(server, number)| Lane::new(server, own.contains(&number), config.in_flight));
+        let shared_qps = counts.zip(0u8..).flat_map(|(count, server)| core::iter::repeat_n(server, count));
+        let shared_qps = shared_qps
+            .zip(0..)
+            .map(|(server, number)| SharedQp::new(server, own.contains(&number), config.in_flight));
         Self {
             forward: Forward::alone(&config.forward),
             index: Index::with_capacity(ends),
-            ends: Vec::with_capacity(ends),
+            endpoints: Vec::with_capacity(ends),
             flows: Vec::with_capacity(ends),
             records: Vec::with_capacity(ends * config.rd_atomic),
-            refused: (0..config.servers.len()).map(|_| Refused::default()).collect(),
+            refused_keys: (0..config.servers.len()).map(|_| RefusedKeys::default()).collect(),
             probing: 0,
-            lanes: lanes.collect(),
+            shared_qps: shared_qps.collect(),
             sketch: Sketch::new(),
             lines: Lines::with_capacity(config.lines, config.servers.len()),
             held: Held::with_capacity(config.held),
             steering: Steering::new(&config),
             handshakes: Handshakes::new(),
-            strangers: Strangers::with_capacity(ends),
+            unpaired: UnpairedEndpoints::with_capacity(ends),
             sources: Sources::new(ends, config.per_host),
             successors: Successors::new(),
             untracked: Untracked::new(),
@@ -330,7 +343,7 @@ impl Swordbox {
             ended: {
                 let mut ended = HashMap::with_capacity(config.connections.max(config.ended.len()));
                 ended.extend(config.ended.iter().map(|connection| {
-                    (connection.without_client_qpn(), Gone { connection: *connection, psns: None })
+                    (connection.without_client_qpn(), EndedConnection { connection: *connection, psns: None })
                 }));
                 ended
             },
@@ -340,12 +353,16 @@ impl Swordbox {
             ready: VecDeque::with_capacity(64),
             rereading: Vec::with_capacity(64),
             layers: config.layers,
-            tick: Nanos::ZERO,
+            last_tick: Nanos::ZERO,
             period: Period::default(),
-            aged: 0,
-            bereft: config.ended.iter().map(|gone| (gone.client, gone.without_client_qpn())).collect(),
-            begun: None,
-            under_way: 0,
+            age_cursor: 0,
+            orphaned_clients: config
+                .ended
+                .iter()
+                .map(|ended_connection| (ended_connection.client, ended_connection.without_client_qpn()))
+                .collect(),
+            first_frame_at: None,
+            in_flight: 0,
             guards: vec![Guard::default(); config.servers.len()].into(),
             connected: vec![Nanos::ZERO; config.servers.len()].into(),
             hosts: config.servers.iter().map(|server| bits_of(server.host)).collect(),
@@ -353,73 +370,82 @@ impl Swordbox {
         }
     }
 
-    /// What it has counted so far, and goes on to count
+    /// Returns the counters, which the function keeps updating.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
     }
 
-    /// What the bridge has counted
+    /// Returns the counters of the bridge.
     pub fn forward_counters(&self) -> Arc<forward::Counters> {
         self.forward.counters()
     }
 
-    /// Connections, shared connections, cached lines and waiting frames at the moment
+    /// Returns the current number of connections, shared QPs, cached lines and held frames.
     pub fn usage(&self) -> [usize; 4] {
-        let lanes = self.lanes.iter().filter(|lane| lane.owner != NONE).count();
-        [self.index.len() / 2, lanes, self.lines.len(), self.held.len()]
+        let shared_qps = self.shared_qps.iter().filter(|shared_qp| shared_qp.owner != NONE).count();
+        [self.index.len() / 2, shared_qps, self.lines.len(), self.held.len()]
     }
 
-    /// The server that has this address
+    /// Returns the index of the server with this address, or [`NO_SERVER`].
     pub(crate) fn server_of(&self, host: u128) -> u8 {
         let found = self.hosts.iter().position(|own| *own == host);
         found.map_or(NO_SERVER, |at| at as u8)
     }
 
-    /// The end that `packet` goes to; put into the table now if it is not there and there is room.
-    #[expect(clippy::inline_always, reason = "every packet is looked up")]
+    /// Returns the endpoint that `packet` is sent to, and adds it to the table if there is room.
+    #[expect(clippy::inline_always, reason = "runs for every packet")]
     #[inline(always)]
-    pub(crate) fn end_of(&mut self, packet: &Packet<'_>) -> Option<Id> {
+    pub(crate) fn endpoint_of(&mut self, packet: &Packet<'_>) -> Option<Id> {
         let key = HostQp::destination_of(packet);
-        self.index.get(&key).or_else(|| self.new_end(packet, key))
+        self.index.get(&key).or_else(|| self.insert_endpoint(packet, key))
     }
 
-    /// The same for a request: of one that does not go to a server, nothing is kept.
-    #[expect(clippy::inline_always, reason = "every packet is looked up")]
+    /// Returns the endpoint that a request is sent to. Endpoints on hosts that are no servers are not added.
+    #[expect(clippy::inline_always, reason = "runs for every packet")]
     #[inline(always)]
-    pub(crate) fn end_of_request(&mut self, packet: &Packet<'_>) -> Option<Id> {
+    pub(crate) fn endpoint_of_request(&mut self, packet: &Packet<'_>) -> Option<Id> {
         let key = HostQp::destination_of(packet);
-        self.index.get(&key).or_else(|| self.new_end_of_request(packet, key))
+        self.index.get(&key).or_else(|| self.insert_endpoint_of_request(packet, key))
     }
 
     #[cold]
-    fn new_end_of_request(&mut self, packet: &Packet<'_>, key: HostQp) -> Option<Id> {
-        if self.server_of(bits_of(key.host())) == NO_SERVER { None } else { self.new_end(packet, key) }
+    fn insert_endpoint_of_request(&mut self, packet: &Packet<'_>, key: HostQp) -> Option<Id> {
+        if self.server_of(bits_of(key.host())) == NO_SERVER {
+            None
+        } else {
+            self.insert_endpoint(packet, key)
+        }
     }
 
     #[cold]
-    fn new_end(&mut self, packet: &Packet<'_>, key: HostQp) -> Option<Id> {
+    fn insert_endpoint(&mut self, packet: &Packet<'_>, key: HostQp) -> Option<Id> {
         if !packet.verify_icrc() {
-            // It may name a queue pair that there is not.
+            // The packet is damaged and may name a queue pair that does not exist.
             return None;
         }
         if self.server_of(bits_of(key.host())) != NO_SERVER
-            && !self.sources.may_add(source_of(packet), self.tick)
+            && !self.sources.may_add(source_of(packet), self.last_tick)
         {
             self.counters.untracked.add(1);
             return None;
         }
-        let id = self.add_end(key);
+        let id = self.add_endpoint(key);
         if id.is_none() {
-            self.overflowed = Some(self.tick);
+            self.overflowed = Some(self.last_tick);
             self.counters.untracked.add(1);
         }
         id
     }
 
-    pub(crate) fn add_end(&mut self, key: HostQp) -> Option<Id> {
+    pub(crate) fn add_endpoint(&mut self, key: HostQp) -> Option<Id> {
         let Ok(id) = self.index.get_or_insert(key) else { return None };
         let server = self.server_of(bits_of(key.host()));
-        crate::lines::put(&mut self.ends, id, End { qpn: key.qpn(), ..End::NEW }, End::NEW);
+        crate::lines::put(
+            &mut self.endpoints,
+            id,
+            Endpoint { qpn: key.qpn(), ..Endpoint::NEW },
+            Endpoint::NEW,
+        );
         let mtu = self.config.servers.get(usize::from(server)).map_or(0, |server| server.path_mtu);
         self.incarnations = self.incarnations.wrapping_add(1);
         let flow = Flow { mtu, incarnation: self.incarnations, ..Flow::new(server) };
@@ -432,9 +458,9 @@ impl Swordbox {
         Some(id)
     }
 
-    /// A connection by its two ends, as the outside knows it
+    /// Returns the public identity of a connection.
     pub(crate) fn connection_of(&self, id: Id) -> Option<Connection> {
-        let peer = self.ends[id as usize].peer;
+        let peer = self.endpoints[id as usize].peer;
         let (server, client) = (self.index.key(id)?, self.index.key(peer)?);
         Some(Connection { server: (server.host(), server.qpn()), client: (client.host(), client.qpn()) })
     }
@@ -447,7 +473,8 @@ impl Swordbox {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        // Nearly all packets where much is shared: what is known of them when this is compiled needs no look at them.
+        // The layouts of nearly all packets when many clients share words. As constants, they let the
+        // compiler specialise the handlers.
         const ACK: Layout = Layout::plain(Opcode::RC_ACKNOWLEDGE, Aeth::LEN);
         const CAS: Layout = Layout::plain(Opcode::RC_COMPARE_SWAP, AtomicEth::LEN);
         const WRITE: Layout = Layout::plain(Opcode::RC_WRITE_ONLY, Reth::LEN);
@@ -455,15 +482,15 @@ impl Swordbox {
             return self.on_response(frame, ACK, port, now, out);
         }
         if layout == CAS {
-            return self.on_request(frame, CAS, Op { kind: Kind::Atomic, ends: true }, port, now, out);
+            return self.on_request(frame, CAS, Op { kind: Kind::Atomic, is_last: true }, port, now, out);
         }
         if let Some(layout) = WRITE.with_payload_of(frame.bytes(), layout) {
-            return self.on_request(frame, layout, Op { kind: Kind::Write, ends: true }, port, now, out);
+            return self.on_request(frame, layout, Op { kind: Kind::Write, is_last: true }, port, now, out);
         }
         self.on_any(frame, layout, port, now, out)
     }
 
-    /// A packet of any kind.
+    /// Handles a packet of any layout.
     #[inline(never)]
     fn on_any<O: Output>(
         &mut self,
@@ -479,22 +506,23 @@ impl Swordbox {
             Kind::Datagram => {
                 let packet = Packet::new(frame.bytes(), layout);
                 if self.on_datagram(&packet, port, now) {
-                    self.pass_unknown(frame, layout, port, now, out)
+                    self.forward_untracked(frame, layout, port, now, out)
                 } else {
                     Verdict::Drop(DropReason::Delayed)
                 }
             }
             Kind::Cnp => {
                 self.on_cnp(frame, layout, out);
-                self.pass_unknown(frame, layout, port, now, out)
+                self.forward_untracked(frame, layout, port, now, out)
             }
-            Kind::Unreliable | Kind::Unknown => self.on_stranger(frame, layout, port, now, out),
+            Kind::Unreliable | Kind::Unknown => self.on_untracked(frame, layout, port, now, out),
             _ => self.on_request(frame, layout, op, port, now, out),
         }
     }
 
-    /// A packet that says nothing of a connection that is tracked passes, unless it is damaged: then it may be one that does.
-    pub(crate) fn pass_unknown<O: Output>(
+    /// Forwards a packet that concerns no tracked connection. A packet with a wrong ICRC is dropped, since
+    /// its undamaged original may concern one.
+    pub(crate) fn forward_untracked<O: Output>(
         &mut self,
         frame: &mut O::Frame,
         layout: Layout,
@@ -513,8 +541,9 @@ impl Swordbox {
         Verdict::Drop(DropReason::Malformed(fault))
     }
 
-    /// A packet that is not tracked: it passes, unless what it may write to has to be waited for.
-    pub(crate) fn on_stranger<O: Output>(
+    /// Forwards a packet of an untracked connection, unless it may write to words with resolved operations in
+    /// flight.
+    pub(crate) fn on_untracked<O: Output>(
         &mut self,
         frame: &mut O::Frame,
         layout: Layout,
@@ -532,13 +561,14 @@ impl Swordbox {
             return self.forward.route(frame, port, now, out);
         }
         let trusted = self.is_trusted(NONE, source_of(&packet));
-        if !trusted && !self.may_disturb(NONE, server, &packet, now) {
+        if !trusted && !self.may_invalidate(NONE, server, &packet, now) {
             self.counters.delayed.add(1);
             return Verdict::Drop(DropReason::Delayed);
         }
         if self.detour(server, &packet, now).is_err() {
             if trusted {
-                // It is sent again, or not: until then nothing more is decided that it could have to wait for.
+                // Until the packet is retransmitted, no further operation is resolved that it would have to
+                // wait for.
                 _ = self.detour_for(NONE, server, &packet, now, self.config.dead_after);
             }
             self.counters.delayed.add(1);
@@ -561,8 +591,8 @@ impl Function for Swordbox {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        if self.is_to_us(frame.bytes()) {
-            return self.on_own_frame(frame, port, now, out);
+        if self.is_to_switch(frame.bytes()) {
+            return self.on_frame_to_switch(frame, port, now, out);
         }
         match self.forward.admit(frame, port) {
             Ok(Some(layout)) => self.on_roce(frame, layout, port, now, out),
@@ -573,30 +603,30 @@ impl Function for Swordbox {
 
     #[inline]
     fn glimpse(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
-        self.look_far_ahead(frame.bytes(), fetch);
+        self.prefetch_lookups(frame.bytes(), fetch);
     }
 
     #[inline]
     fn foresee(&self, frame: &impl Frame, fetch: impl Fn(*const u8)) {
-        self.look_ahead(frame.bytes(), fetch);
+        self.prefetch_entries(frame.bytes(), fetch);
     }
 
     fn on_timer<O: Output>(&mut self, now: Nanos, out: &mut O) {
         if self.forward.next_timer().is_some_and(|at| at <= now) {
             self.forward.on_timer(now, out);
         }
-        if now >= self.tick + self.interval() {
-            self.tick = now;
+        if now >= self.last_tick + self.tick_interval() {
+            self.last_tick = now;
             #[cfg(debug_assertions)]
             let now_of_rights =
                 if self.config.bug == Some(crate::Bug::KeptRight) { Nanos::ZERO } else { now };
             #[cfg(not(debug_assertions))]
             let now_of_rights = now;
             self.period.advance(now_of_rights, self.config.proof);
-            self.lines.doubts.iter_mut().for_each(Doubts::turn);
-            self.tend_lanes(now, out);
-            self.tend_rereads(now, out);
-            self.tend_steering(now, out);
+            self.lines.invalidations.iter_mut().for_each(RangeInvalidations::advance_epoch);
+            self.tick_shared_qps(now, out);
+            self.tick_rereads(now, out);
+            self.tick_steering(now, out);
             self.age(now);
             self.sources.sweep(now, self.config.dead_after);
             self.counters.set_usage(self.usage());
@@ -604,33 +634,34 @@ impl Function for Swordbox {
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        [self.forward.next_timer(), Some(self.tick + self.interval())].into_iter().flatten().min()
+        [self.forward.next_timer(), Some(self.last_tick + self.tick_interval())].into_iter().flatten().min()
     }
 
     fn on_command(&mut self, command: Command, now: Nanos) {
         match command {
-            Command::OpenLane(lane) => self.open_lane(&lane, now),
-            Command::CloseLane { lane, qpn } => self.close_lane(lane, qpn),
+            Command::OpenLane(shared_qp) => self.open_switch_owned(&shared_qp, now),
+            Command::CloseLane { shared_qp, qpn } => self.close_switch_owned(shared_qp, qpn),
             Command::Permit(connection) => {
                 let key = HostQp::new(connection.server.0, connection.server.1);
                 let Some(id) = self.index.get(&key) else { return };
-                if self.connection_of(id) == Some(connection) && self.flows[id as usize].stage == Stage::Asked
+                if self.connection_of(id) == Some(connection)
+                    && self.flows[id as usize].stage == Stage::Requesting
                 {
-                    // As long as it is not known where the last request ends, it is not known where the next begins.
-                    // And an atomic whose answer is not known could not be answered again.
+                    // While the last request's PSN count is unknown, the next request's PSN is unknown. And
+                    // an atomic whose result is unknown could not be answered again.
                     let open = |record: &Record| record.count > 0 && record.what == What::Unknown;
                     let known = !self.records(id).iter().any(open);
                     let flow = &mut self.flows[id as usize];
-                    // A forged DREQ may have marked it as over: its next request asks again.
-                    let known = known && flow.unsure.is_none() && !flow.over;
-                    flow.stage = if known { Stage::Strict } else { Stage::Clear };
+                    // A forged DREQ may have set `over`; the next request requests translation again.
+                    let known = known && flow.uncounted_read.is_none() && !flow.disconnected;
+                    flow.stage = if known { Stage::Translating } else { Stage::Synced };
                     self.counters.diverged.add(u64::from(known));
                 }
             }
             Command::Layers(layers) => {
                 let steering = |layers: Layers| (layers.steer_writes, layers.steer_reads);
                 if steering(layers) != steering(self.layers) {
-                    // What comes by unseen makes it stale.
+                    // CAS that passed while steering was off make the cached state stale.
                     self.steering.forget();
                 }
                 self.layers = layers;
@@ -647,10 +678,12 @@ impl Function for Swordbox {
 }
 
 impl Swordbox {
-    /// A frame that is no RoCEv2 packet, or none that is understood. What is damaged goes no further: nobody would take it,
-    /// unless it came to be right again by more damage, and then somebody would have learnt what nobody here has understood.
-    /// A packet of an unknown opcode passes if it is for a connection whose two sides agree, and may write anywhere. To any
-    /// other it would take a PSN that has been promised to something else.
+    /// Handles a frame that is no RoCEv2 packet, or that is not understood.
+    ///
+    /// Damaged frames to or from servers are dropped. Another bit error could make such a frame valid again
+    /// for a receiver, which would then have a state that the switch does not know. A packet with an unknown
+    /// opcode is forwarded if its connection is not translated, and invalidates all cached words of the
+    /// server. On a translated connection it would use a PSN that is already assigned to another request.
     fn on_other<O: Output>(
         &mut self,
         frame: &mut O::Frame,
@@ -663,11 +696,11 @@ impl Swordbox {
             Class::Malformed(Fault::UnknownOpcode) if has_wrong_icrc(bytes) => Some(Fault::Icrc),
             Class::Malformed(fault) => Some(fault),
             Class::Other => has_wrong_checksum(bytes).then_some(Fault::IpChecksum),
-            // It was found to be damaged by what the bridge was told to verify.
+            // The checks of the bridge (`verify`) found the damage.
             Class::Roce(layout) if Packet::new(bytes, layout).verify_icrc() => Some(Fault::UdpChecksum),
             Class::Roce(_) => Some(Fault::Icrc),
         };
-        // One that is longer than a buffer cannot be looked at as a whole.
+        // A frame longer than one buffer cannot be checked as a whole.
         if let Some(fault) = fault.filter(|fault| *fault != Fault::UnknownOpcode && frame.is_whole()) {
             return self.refuse(fault);
         }
@@ -677,13 +710,13 @@ impl Swordbox {
             && server != NO_SERVER
         {
             let end = self.index.get(&HostQp::new(host, qpn));
-            if end.is_some_and(|id| self.flows[id as usize].stage >= Stage::Strict) {
+            if end.is_some_and(|id| self.flows[id as usize].stage >= Stage::Translating) {
                 return Verdict::Drop(DropReason::Malformed(fault));
             }
             let trusted = self.is_trusted(end.unwrap_or(NONE), bits_of(from));
             if fault == Fault::UnknownOpcode
                 && self.lines.len() > 0
-                && ((!trusted && !self.may_disturb_range(server, 0, u64::MAX, now))
+                && ((!trusted && !self.may_invalidate_range(server, 0, u64::MAX, now))
                     || self.lines.detour_everywhere(server, now, self.config.settle).is_err())
             {
                 self.counters.delayed.add(1);
@@ -693,10 +726,10 @@ impl Swordbox {
         self.forward.route(frame, port, now, out)
     }
 
-    /// When there is something to look after again
-    pub(crate) fn interval(&self) -> Nanos {
-        let busy = self.held.len() > 0 || self.under_way > 0 || self.probing > 0 || !self.steering.is_quiet();
-        // Rights are to run out in time.
+    /// Returns the time until the next tick.
+    pub(crate) fn tick_interval(&self) -> Nanos {
+        let busy = self.held.len() > 0 || self.in_flight > 0 || self.probing > 0 || !self.steering.is_idle();
+        // Proven rights have to expire in time.
         let idle = Nanos((self.config.proof.0 / 4).clamp(1, IDLE.0));
         if busy { Nanos((self.config.replay_after.0 / 2).max(1)).min(idle) } else { idle }
     }

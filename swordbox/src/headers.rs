@@ -1,4 +1,4 @@
-//! The headers that frames to an end of a connection have, from Ethernet to UDP, and frames made with them.
+//! Headers of the frames to an endpoint, from Ethernet to UDP, and construction of frames with them.
 
 use rocev2::checksum::Sum;
 use rocev2::ethernet::{Ethernet, VlanTag};
@@ -9,40 +9,40 @@ use rocev2::udp::Udp;
 use rocev2::{Bth, Opcode, Packet, Psn, Qpn, icrc};
 use switch::{Frame, NoRoom};
 
-/// Bytes of a UDP source port: all that is kept of the UDP header
+/// Bytes of the UDP source port, the only stored field of the UDP header
 const SRC_PORT: usize = 2;
-/// The longest: tags, IPv6, and neither options nor extension headers
+/// Maximum length in bytes: tags and IPv6, without options or extension headers
 const MAX: usize = Ethernet::LEN + MAX_TAGS * VlanTag::LEN + Ipv6::LEN + SRC_PORT;
-/// Where the IP header of most packets begins, and their BTH
+/// Offsets of the IP header and of the BTH in an untagged IPv4 packet without options
 const PLAIN: (usize, usize) = (Ethernet::LEN, Ethernet::LEN + Ipv4::LEN + Udp::LEN);
 
-/// Ethernet, VLAN tags, IP and UDP of the frames that go to one end of a connection, and what their BTHs have in common.
-/// Those of IPv4 without tags take 44 bytes.
+/// Ethernet, VLAN, IP and UDP headers of the frames to one endpoint, and the constant fields of their BTHs.
+/// Those of untagged IPv4 packets take 44 bytes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct Headers {
-    /// IPv4: the header's checksum as it would be without length and TOS, not inverted
+    /// IPv4: one's complement sum of the header without length and TOS, not inverted
     sum: u16,
-    /// Path migration state and version, and the partition key: a queue pair drops what has others
+    /// Migration state, version and partition key of the BTH; a queue pair drops packets with other values
     bth: [u8; 3],
-    /// Where the IP header begins
+    /// Offset of the IP header
     l3: u8,
-    /// Where the BTH begins; 0 as long as nothing has been seen
+    /// Offset of the BTH; 0 while no packet has been seen
     bth_at: u8,
     v6: bool,
-    /// From the MAC addresses to the UDP source port
+    /// Bytes from the Ethernet header to the UDP source port
     bytes: [u8; MAX],
 }
 
-/// What belongs to the connection in a BTH's second byte: all but solicited event and padding
-const KEPT: u8 = 0x4f;
+/// Bits of the BTH's second byte that belong to the connection: all but solicited event and pad count
+const CONNECTION_BITS: u8 = 0x4f;
 const SOLICITED: u8 = 0x80;
 /// ECN field of the IPv4 TOS byte and of the IPv6 traffic class
 const ECN: u8 = 0x03;
 
-/// What a BTH says of its packet; the rest belongs to the connection. By value, to be put together in registers.
+/// BTH fields that differ between packets of a connection. Passed by value, to be assembled in registers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Base {
+pub(crate) struct BthFields {
     pub opcode: Opcode,
     pub qpn: Qpn,
     pub psn: Psn,
@@ -52,19 +52,20 @@ pub(crate) struct Base {
     pub becn: bool,
 }
 
-impl Base {
+impl BthFields {
     pub(crate) const fn new(opcode: Opcode, qpn: Qpn, psn: Psn) -> Self {
         Self { opcode, qpn, psn, ack_req: false, solicited: false, becn: false }
     }
 }
 
-/// What is behind the extended headers.
+/// Payload behind the extended headers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Payload<'a> {
-    /// These bytes, and what pads them
+    /// Bytes to be copied, and padded
     Copied(&'a [u8]),
-    /// So many bytes that lie there already, without padding, behind the same extended headers, in a packet whose ICRC is right
-    There(usize),
+    /// This number of bytes that are already in the frame behind the same extended headers, without padding,
+    /// in a packet with a valid ICRC
+    InPlace(usize),
 }
 
 impl Payload<'_> {
@@ -73,18 +74,18 @@ impl Payload<'_> {
     const fn len(self) -> usize {
         match self {
             Self::Copied(bytes) => bytes.len(),
-            Self::There(len) => len,
+            Self::InPlace(len) => len,
         }
     }
 }
 
-/// Traffic class and ECN (IPv4: the TOS byte; IPv6: the traffic class), kept when a packet changes its connection.
+/// Traffic class and ECN (IPv4: TOS; IPv6: traffic class), preserved when a packet changes its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Class8(pub(crate) u8);
+pub(crate) struct TrafficClass(pub(crate) u8);
 
-impl Class8 {
-    /// That of a packet.
-    #[expect(clippy::inline_always, reason = "one load")]
+impl TrafficClass {
+    /// Returns the traffic class of a packet.
+    #[expect(clippy::inline_always, reason = "is a single load")]
     #[inline(always)]
     pub(crate) fn of(packet: &Packet<'_>) -> Self {
         let at = &packet.bytes()[packet.layout().l3()..];
@@ -93,10 +94,10 @@ impl Class8 {
 }
 
 impl Headers {
-    /// None: nothing has been seen yet.
+    /// No packet has been seen
     pub(crate) const NONE: Self = Self { l3: 0, bth_at: 0, v6: false, sum: 0, bth: [0; 3], bytes: [0; MAX] };
 
-    /// Those of `packet`; `None` if it has IP options or extension headers.
+    /// Returns the headers of `packet`, or `None` if it has IP options or extension headers.
     #[inline]
     pub(crate) fn of(packet: &Packet<'_>) -> Option<Self> {
         let layout = packet.layout();
@@ -107,9 +108,9 @@ impl Headers {
         }
         let mut headers = Self { l3: l3 as u8, bth_at: bth as u8, v6, ..Self::NONE };
         let [flags, high, low]: [u8; 3] = *packet.bytes()[bth + 1..].first_chunk()?;
-        headers.bth = [flags & KEPT, high, low];
+        headers.bth = [flags & CONNECTION_BITS, high, low];
         headers.bytes[..kept].copy_from_slice(&packet.bytes()[..kept]);
-        // A mark says something about the path of this packet only (RFC 3168, section 5).
+        // An ECN mark concerns the path of this packet only (RFC 3168, section 5).
         headers.bytes[l3 + 1] &= if v6 { !(ECN << 4) } else { !ECN };
         if !v6 {
             let mut ip = [0; Ipv4::LEN];
@@ -122,17 +123,17 @@ impl Headers {
         Some(headers)
     }
 
-    /// Whether none were seen yet.
+    /// Returns whether no packet has been seen.
     pub(crate) const fn is_none(&self) -> bool {
         self.bth_at == 0
     }
 
-    /// Whether `packet` has the same Ethernet header, source address and UDP source port; its destination is taken to be the
-    /// same.
-    #[expect(clippy::inline_always, reason = "a few comparisons")]
+    /// Returns whether `packet` has the same Ethernet header, source address and UDP source port. The
+    /// destination is assumed to be the same.
+    #[expect(clippy::inline_always, reason = "consists of a few comparisons")]
     #[inline(always)]
-    pub(crate) fn leads_like(&self, packet: &Packet<'_>) -> bool {
-        /// Whether two frames have the same `N` bytes at `at`.
+    pub(crate) fn has_path_of(&self, packet: &Packet<'_>) -> bool {
+        /// Returns whether two frames have the same `N` bytes at `at`.
         #[inline(always)]
         fn same<const N: usize>(a: &[u8], b: &[u8], at: usize) -> bool {
             let [a, b] = [a, b].map(|bytes| bytes.get(at..).and_then(<[u8]>::first_chunk::<N>));
@@ -150,71 +151,74 @@ impl Headers {
             && same::<SRC_PORT>(bytes, own, layout.udp())
     }
 
-    /// Whether `packet` comes from another UDP source port.
+    /// Returns whether `packet` has a different UDP source port.
     #[cfg(debug_assertions)]
     pub(crate) fn has_other_port(&self, packet: &Packet<'_>) -> bool {
         let at = usize::from(self.bth_at).saturating_sub(Udp::LEN);
         !self.is_none() && self.bytes[at..at + SRC_PORT] != packet.udp().src_port.get().to_be_bytes()
     }
 
-    /// Bytes of a frame with them, a BTH, and so many bytes behind it (without the ICRC).
+    /// Returns the length in bytes of a frame with `behind` bytes between its BTH and its ICRC.
     pub(crate) const fn frame_len(&self, behind: usize) -> usize {
         self.bth_at as usize + Bth::LEN + behind + ICRC_LEN
     }
 
-    /// Makes `frame` one with these headers, a BTH and what comes behind it, with this traffic class if one is given, and with
-    /// right checksums and ICRC (no UDP checksum).
-    #[expect(clippy::inline_always, reason = "its caller has in registers what the packet is made of")]
+    /// Builds a frame with these headers, a BTH and the bytes `behind` it. `class` replaces the traffic class
+    /// if given. Checksums and ICRC are valid; there is no UDP checksum.
+    #[expect(clippy::inline_always, reason = "the caller has the packet fields in registers")]
     #[inline(always)]
     pub(crate) fn build<F: Frame, const N: usize>(
         &self,
         frame: &mut F,
-        class: Option<Class8>,
-        base: Base,
+        class: Option<TrafficClass>,
+        base: BthFields,
         behind: &[u8; N],
     ) -> Result<(), NoRoom> {
         self.build_with(frame, class, base, behind, Payload::NONE)
     }
 
-    /// The same with a payload.
-    #[expect(clippy::inline_always, reason = "its caller has in registers what the packet is made of")]
+    /// Builds a frame as [`build`](Self::build) does, with a payload.
+    #[expect(clippy::inline_always, reason = "the caller has the packet fields in registers")]
     #[inline(always)]
     pub(crate) fn build_with<F: Frame, const N: usize>(
         &self,
         frame: &mut F,
-        class: Option<Class8>,
-        base: Base,
+        class: Option<TrafficClass>,
+        base: BthFields,
         behind: &[u8; N],
         payload: Payload<'_>,
     ) -> Result<(), NoRoom> {
         const { assert!(N.is_multiple_of(4)) }
         frame.resize(self.frame_len(N + payload.len().next_multiple_of(4)))?;
         let bytes = frame.bytes_mut();
-        // Most packets' heads are made, and their ICRCs, without a look at what was just written.
+        // Headers and ICRCs of most packets are computed without reading the bytes just written.
         match payload {
-            Payload::There(len) if self.is_plain() => self.replace(bytes, class, base, N + len),
+            Payload::InPlace(len) if self.is_plain() => self.replace(bytes, class, base, N + len),
             Payload::Copied([]) if self.is_plain() => self.write_plain(bytes, class, base, behind),
             _ => self.write_any(bytes, class, base, behind, payload),
         }
-        debug_assert!(Packet::parse(frame.bytes()).is_some_and(|packet| packet.verify_icrc()), "a packet");
+        debug_assert!(
+            Packet::parse(frame.bytes()).is_some_and(|packet| packet.verify_icrc()),
+            "the built frame has to be a valid packet"
+        );
         Ok(())
     }
 
-    /// Whether they are IPv4 without tags.
+    /// Returns whether the headers are those of untagged IPv4 packets.
     const fn is_plain(&self) -> bool {
         !self.v6 && self.bth_at as usize == PLAIN.1
     }
 
-    /// IP, UDP and BTH of a packet without tags that has so many bytes behind its BTH, the ICRC not counted: words as they lie
-    /// there, read in little-endian order.
-    #[expect(clippy::inline_always, reason = "what it makes stays in registers")]
+    /// Returns the IP header, UDP header and BTH of an untagged IPv4 packet with `behind` bytes between BTH
+    /// and ICRC, as little-endian words.
+    #[expect(clippy::inline_always, reason = "the result stays in registers")]
     #[inline(always)]
-    fn head(&self, class: Option<Class8>, base: Base, behind: usize) -> [u32; icrc::HEAD] {
+    fn head(&self, class: Option<TrafficClass>, base: BthFields, behind: usize) -> [u32; icrc::HEAD] {
         let own = |at: usize| {
             let at = PLAIN.0 + at;
             u32::from_le_bytes([self.bytes[at], self.bytes[at + 1], self.bytes[at + 2], self.bytes[at + 3]])
         };
-        let class = class.map_or(self.bytes[PLAIN.0 + 1], |Class8(class)| class);
+        let class = class.map_or(self.bytes[PLAIN.0 + 1], |TrafficClass(class)| class);
         let udp_len = (Udp::LEN + Bth::LEN + behind + ICRC_LEN) as u16;
         let len = udp_len + Ipv4::LEN as u16;
         let sum = u32::from(self.sum) + u32::from(len) + u32::from(class);
@@ -228,7 +232,7 @@ impl Headers {
             own(12),
             own(16),
             own(20) & 0xffff | big(rocev2::UDP_PORT) << 16,
-            // There is no UDP checksum.
+            // No UDP checksum
             big(udp_len),
             operation,
             queue_pair,
@@ -236,10 +240,10 @@ impl Headers {
         ]
     }
 
-    /// The words of a BTH, read in little-endian order
-    #[expect(clippy::inline_always, reason = "what it makes stays in registers")]
+    /// Returns a BTH as little-endian words.
+    #[expect(clippy::inline_always, reason = "the result stays in registers")]
     #[inline(always)]
-    const fn bth_words(&self, base: Base, padding: usize) -> [u32; Bth::LEN / 4] {
+    const fn bth_words(&self, base: BthFields, padding: usize) -> [u32; Bth::LEN / 4] {
         let [flags, high, low] = self.bth;
         let flags = flags | (padding as u8) << 4 | if base.solicited { SOLICITED } else { 0 };
         [
@@ -249,25 +253,25 @@ impl Headers {
         ]
     }
 
-    /// Writes the Ethernet header and the head of a packet without tags.
-    #[expect(clippy::inline_always, reason = "what it writes is in registers")]
+    /// Writes the Ethernet header and `head` of an untagged IPv4 packet.
+    #[expect(clippy::inline_always, reason = "the written words are in registers")]
     #[inline(always)]
     fn put_head(&self, bytes: &mut [u8], head: [u32; icrc::HEAD]) {
         let (ethernet, rest) = bytes.split_at_mut(PLAIN.0);
         ethernet.copy_from_slice(&self.bytes[..PLAIN.0]);
-        for (place, word) in rest.as_chunks_mut().0.iter_mut().zip(head) {
-            *place = word.to_le_bytes();
+        for (target, word) in rest.as_chunks_mut().0.iter_mut().zip(head) {
+            *target = word.to_le_bytes();
         }
     }
 
-    /// A packet without tags and payload.
-    #[expect(clippy::inline_always, reason = "its caller has what is behind the BTH in registers")]
+    /// Writes an untagged IPv4 packet without payload.
+    #[expect(clippy::inline_always, reason = "the caller has the bytes behind the BTH in registers")]
     #[inline(always)]
     fn write_plain<const N: usize>(
         &self,
         bytes: &mut [u8],
-        class: Option<Class8>,
-        base: Base,
+        class: Option<TrafficClass>,
+        base: BthFields,
         behind: &[u8; N],
     ) {
         let at = PLAIN.1 + Bth::LEN;
@@ -278,11 +282,11 @@ impl Headers {
         bytes[at + N..].copy_from_slice(&icrc::of_parts(head, behind).to_le_bytes());
     }
 
-    /// A packet without tags gets another Ethernet header and head; what is behind it, so many bytes, stays. Its ICRC changes
-    /// by what these change it by.
-    #[expect(clippy::inline_always, reason = "it is the last thing that its caller does")]
+    /// Replaces the Ethernet header and the head of an untagged IPv4 packet, and keeps the `behind` bytes
+    /// after the BTH. The ICRC is updated incrementally.
+    #[expect(clippy::inline_always, reason = "the call is the tail of its caller")]
     #[inline(always)]
-    fn replace(&self, bytes: &mut [u8], class: Option<Class8>, base: Base, behind: usize) {
+    fn replace(&self, bytes: &mut [u8], class: Option<TrafficClass>, base: BthFields, behind: usize) {
         let at = PLAIN.1 + Bth::LEN;
         let bytes = &mut bytes[..at + behind + ICRC_LEN];
         let mut xor = self.head(class, base, behind);
@@ -291,19 +295,19 @@ impl Headers {
             *word ^= u32::from_le_bytes(*old);
         }
         self.put_head(bytes, head);
-        if let Some(place) = bytes.last_chunk_mut() {
-            let icrc = u32::from_le_bytes(*place) ^ icrc::change_of_head(xor, behind);
-            *place = icrc.to_le_bytes();
+        if let Some(target) = bytes.last_chunk_mut() {
+            let icrc = u32::from_le_bytes(*target) ^ icrc::change_of_head(xor, behind);
+            *target = icrc.to_le_bytes();
         }
     }
 
-    /// Any packet.
+    /// Writes a packet of any shape.
     #[inline(never)]
     fn write_any<const N: usize>(
         &self,
         bytes: &mut [u8],
-        class: Option<Class8>,
-        base: Base,
+        class: Option<TrafficClass>,
+        base: BthFields,
         behind: &[u8; N],
         payload: Payload<'_>,
     ) {
@@ -316,17 +320,17 @@ impl Headers {
         let udp_len = (len - udp) as u16;
         bytes[udp + 2..udp + 4].copy_from_slice(&rocev2::UDP_PORT.to_be_bytes());
         bytes[udp + 4..udp + 6].copy_from_slice(&udp_len.to_be_bytes());
-        // There is no UDP checksum.
+        // No UDP checksum
         bytes[udp + 6..head].fill(0);
         if v6 {
             bytes[l3 + 4..l3 + 6].copy_from_slice(&udp_len.to_be_bytes());
-            if let Some(Class8(class)) = class {
+            if let Some(TrafficClass(class)) = class {
                 bytes[l3] = bytes[l3] & 0xf0 | class >> 4;
                 bytes[l3 + 1] = bytes[l3 + 1] & 0x0f | class << 4;
             }
         } else {
             let ip_len = udp_len + Ipv4::LEN as u16;
-            let class = class.map_or(self.bytes[l3 + 1], |Class8(class)| class);
+            let class = class.map_or(self.bytes[l3 + 1], |TrafficClass(class)| class);
             let words = u32::from(self.sum) + u32::from(ip_len) + u32::from(class);
             bytes[l3 + 1] = class;
             bytes[l3 + 2..l3 + 4].copy_from_slice(&ip_len.to_be_bytes());
@@ -334,8 +338,8 @@ impl Headers {
         }
         let at = head + Bth::LEN;
         let words = self.bth_words(base, padding);
-        for (place, word) in bytes[head..at].as_chunks_mut().0.iter_mut().zip(words) {
-            *place = word.to_le_bytes();
+        for (target, word) in bytes[head..at].as_chunks_mut().0.iter_mut().zip(words) {
+            *target = word.to_le_bytes();
         }
         bytes[at..at + N].copy_from_slice(behind);
         let end = at + N + payload.len();

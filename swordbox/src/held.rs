@@ -1,16 +1,16 @@
-//! Frames that wait for their turn: short ones, copied to places that are there from the start.
+//! Frames held until they can be forwarded, copied to preallocated slots.
 
 use crate::NONE;
 use switch::PortId;
 
-/// Bytes of the longest frame that waits here; of longer ones, the client is asked for again
+/// Maximum length in bytes of a held frame; the client has to retransmit longer ones
 pub(crate) const LONGEST: usize = 512;
 /// Divisor of the slot count that gives the limit of one queue
 const SHARE: usize = 8;
 /// Least limit of one queue, in frames; half of all slots if those are fewer
 const FEWEST: usize = 16;
 
-/// Places for frames, in queues.
+/// Slots for frames, in queues.
 #[derive(Debug)]
 pub(crate) struct Held {
     bytes: Box<[u8]>,
@@ -36,17 +36,17 @@ impl Held {
         }
     }
 
-    /// What so many places take.
+    /// Returns the memory in bytes of this number of slots.
     pub(crate) const fn bytes(slots: usize) -> usize {
         slots * (LONGEST + size_of::<Slot>() + size_of::<u32>())
     }
 
-    /// Returns whether no place is left.
+    /// Returns whether no slot is free.
     pub(crate) fn is_full(&self) -> bool {
         self.free.is_empty()
     }
 
-    /// Frames that wait
+    /// Returns the number of held frames.
     pub(crate) fn len(&self) -> usize {
         self.slots.len() - self.free.len()
     }
@@ -71,14 +71,14 @@ impl Held {
         true
     }
 
-    /// The first of a queue
+    /// Returns the first frame of a queue, and the port on which it arrived.
     pub(crate) fn first(&self, queue: [u32; 2]) -> Option<(&[u8], PortId)> {
         let slot = self.slots.get(queue[0] as usize)?;
         let at = queue[0] as usize * LONGEST;
         Some((&self.bytes[at..at + usize::from(slot.len)], PortId(slot.port)))
     }
 
-    /// Takes the first of a queue away.
+    /// Removes the first frame of a queue.
     pub(crate) fn pop(&mut self, queue: &mut [u32; 2]) {
         let Some(&Slot { next, count, .. }) = self.slots.get(queue[0] as usize) else { return };
         self.free.push(queue[0]);
@@ -89,7 +89,7 @@ impl Held {
         }
     }
 
-    /// Takes all but the first away.
+    /// Removes all frames of a queue but the first.
     pub(crate) fn clear_behind_first(&mut self, queue: &mut [u32; 2]) {
         let Some(first) = self.slots.get_mut(queue[0] as usize) else { return };
         let mut rest = [core::mem::replace(&mut first.next, NONE), queue[1]];
@@ -101,7 +101,7 @@ impl Held {
         self.clear(&mut rest);
     }
 
-    /// Takes all away.
+    /// Removes all frames of a queue.
     pub(crate) fn clear(&mut self, queue: &mut [u32; 2]) {
         while queue[0] != NONE {
             self.pop(queue);

@@ -1,15 +1,16 @@
-//! Swordbox (paper: Grant et al., "Swordbox: Accelerated Sharing of Disaggregated Memory"): a switch that sees every
-//! request to a memory server in one order, and uses it.
+//! Swordbox (Grant et al., "Swordbox: Accelerated Sharing of Disaggregated Memory"): a switch that resolves
+//! contended atomics between clients and memory servers.
 //!
-//! [`Swordbox`] is a bridge that tracks the connections that cross it. Operations on words that many clients share leave on
-//! one of the server's connections, whichever they came on, so that the server executes them in the order in which they were
-//! seen here; an atomic whose outcome follows from that order leaves as a WRITE of it. docs/swordbox.md says why no client
-//! can tell the difference.
+//! [`Swordbox`] is a bridge that tracks the reliable connections that cross it. Operations on words that many
+//! clients share are multiplexed onto one of the server's connections, the *shared QP*, so that the server
+//! executes them in the order in which the switch forwarded them. An atomic whose result follows from that
+//! order is forwarded as a WRITE of its result. [`Control`] is the control plane, which records translated
+//! connections in a [`Journal`]. [`steering`] redirects stale requests to data structures, and [`clients`]
+//! are the workloads. docs/swordbox.md explains why clients cannot observe the difference.
 
 #![forbid(unsafe_code)]
-#![allow(clippy::similar_names, reason = "lanes and lines are what this is about")]
+#![allow(clippy::similar_names, reason = "the names are the terms of this crate")]
 
-mod answer;
 #[cfg(test)]
 mod bounds;
 pub mod clients;
@@ -18,35 +19,36 @@ mod connect;
 pub mod control;
 mod counters;
 mod detour;
-mod doubt;
+mod fast_path;
 mod flow;
-mod foresee;
 mod function;
+mod generated;
 mod guard;
 mod headers;
 mod held;
-mod lane;
 mod lines;
 mod memory;
 mod message;
 mod op;
-mod own;
-mod pair;
+mod pairing;
+mod prefetch;
 mod proof;
+mod range_invalidation;
 mod records;
-mod repeated;
+mod recovery;
 mod request;
 mod reread;
 mod response;
+mod retransmitted;
+mod route;
 mod salt;
 mod share;
+mod shared_qp;
 mod sketch;
 mod source;
 pub mod steering;
-mod straight;
 mod successor;
-mod tend;
-mod way;
+mod switch_owned;
 
 pub use config::{Config, Connect, Connection, FailedCas, Layers, Server, Table};
 pub use connect::ConnectCounters;
@@ -54,44 +56,45 @@ pub use control::{Control, Journal};
 pub use counters::Counters;
 pub use function::{Command, Event, Swordbox};
 pub use memory::Memory;
-pub use own::OpenLane;
+pub use switch_owned::OpenLane;
 
-/// A small number for what stands in a table
+/// Index of an entry of a table
 type Id = u32;
-/// The number of nothing
+/// Index that refers to no entry
 const NONE: Id = Id::MAX;
 
-/// Bugs that can be planted, to see whether tests find them.
+/// Bugs that tests plant to check that they are found.
 #[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Bug {
-    /// What goes to a word on another way does not make its cached value doubtful
+    /// A write that bypasses a word's shared QP does not invalidate the cached value
     StaleWord,
-    /// Of the operations that a coalesced acknowledgement covers, the first is not told to its client
+    /// Of the operations that a coalesced ACK covers, the first client gets no ACK
     LostAck,
-    /// An atomic that its client repeats is decided anew
+    /// A retransmitted atomic is resolved a second time
     DecidedAnew,
-    /// A READ that its client repeats goes to the server under its old PSN
+    /// A READ retransmitted by its client is forwarded with its old PSN
     OldRead,
-    /// A packet from another UDP source port is taken for one of a new connection
+    /// A packet with a different UDP source port is taken for a packet of a new connection
     NewPort,
-    /// A right that was proven once counts for ever
+    /// A right that was proven once never expires
     KeptRight,
-    /// A client whose queue pair was lost in the server's restart shares a lane to the restarted server
+    /// A client whose queue pair was lost in the server's restart uses a shared QP to the restarted server
     DeadClient,
-    /// A word's value is kept when its lane ends, and when it moves to another lane: the server may have restarted
+    /// A cached word is kept when its shared QP ends or changes, although the server may have restarted
     KeptWord,
-    /// A lane stays with an owner whose request does not end while other clients wait for the lane
+    /// A QP stays shared with an owner whose request does not complete while other clients wait
     StuckLane,
-    /// Middle and Last packets invalidate cached words only if they belong to the newest WRITE of their queue pair
+    /// Middle and Last packets invalidate cached words only if they belong to the newest WRITE of their queue
+    /// pair
     EarlierMessage,
-    /// What is known of a server's data structures is kept when the server restarts
+    /// The cached state of a server's data structures is kept when the server restarts
     KeptStructure,
 }
 
 #[cfg(debug_assertions)]
 impl Bug {
-    /// Every bug.
+    /// All bugs.
     pub const ALL: [Self; 11] = [
         Self::StaleWord,
         Self::LostAck,

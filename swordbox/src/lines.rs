@@ -1,28 +1,29 @@
-//! What is known of the servers' memory: lines of 64 bytes, of eight words each, that many clients operate on.
+//! Cache of the servers' memory: lines of 64 bytes, of eight words each.
 //!
-//! A word's value is known *behind all operations on it that are under way on the line's shared connection*: that is what
-//! decides the next one. It is known only as long as nothing goes to the line on any other way; what does is a *detour*,
-//! after which the line keeps quiet for a while.
+//! The cached value of a word is the value *after all operations in flight on the line's shared QP*; it
+//! determines the result of the next atomic. It is valid only while no other packet may write to the line. A
+//! packet that may write to it without taking the shared QP is a *detour*: it invalidates the line, which
+//! learns no value for some time afterwards.
 
-use crate::doubt::Doubts;
+use crate::range_invalidation::RangeInvalidations;
 use crate::{Id, NONE};
 use switch::table::{Index, Key, Salt, mix};
 use switch::{Full, Nanos};
 
-/// Bytes of a line, as a shift
-const LINE: u32 = 6;
-/// Bytes of a block, as a shift: lines are counted by block, so that long ranges can be searched for them
-const BLOCK: u32 = 12;
-/// Blocks in which lines are looked for, at most: a message that is longer has as many packets
-const BLOCKS: u64 = 64;
+/// Base-2 logarithm of the line length in bytes
+const LINE_SHIFT: u32 = 6;
+/// Base-2 logarithm of the block length in bytes. Lines are counted by block to search long ranges
+const BLOCK_SHIFT: u32 = 12;
+/// Maximum number of blocks that are searched one by one. A longer message has at least as many packets
+const MAX_BLOCKS: u64 = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct LineKey {
     server: u8,
     number: u64,
 }
 
-impl Key for Place {
+impl Key for LineKey {
     #[inline]
     fn hash(&self) -> u64 {
         mix(self.number ^ u64::from(self.server) << 56)
@@ -34,46 +35,46 @@ impl Key for Place {
     }
 }
 
-/// A line of a server's memory. In two cache lines.
+/// A cached line of a server's memory; two cache lines of the CPU.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct Line {
-    /// The key by which it is reached
+    /// R_Key of the operations
     pub rkey: u32,
-    /// The shared connection that all operations on it take
-    pub lane: Id,
-    /// Which connection that was when the line was given to it: all that is known of the words was learnt there
+    /// Shared QP of all operations on the line
+    pub shared_qp: Id,
+    /// Incarnation of `shared_qp` when it was assigned. All cached values were learnt on that connection
     pub incarnation: u32,
-    /// Operations on it that are under way there
-    pub under_way: u32,
-    /// Those among them that were decided here
-    pub decided: u32,
-    /// Detours so far
+    /// Operations in flight on the shared QP
+    pub in_flight: u32,
+    /// Operations in flight that the switch resolved
+    pub resolved: u32,
+    /// Number of detours so far
     pub detours: u32,
-    /// Those among them that are under way, and of which it will be known when they are done
-    pub detouring: u32,
-    /// Doubts about the server's memory that were applied to it
-    checked: u32,
-    /// When the detours under way will be done at the latest
+    /// Detours in flight whose completion will be observed
+    pub detours_in_flight: u32,
+    /// Number of range invalidations of the server that were applied to this line
+    applied: u32,
+    /// Time by which the detours in flight have completed at the latest
     pub detoured_until: Nanos,
-    /// No value is learnt from what is sent before this
+    /// Results of operations sent before this time are not cached
     pub quiet_until: Nanos,
-    /// Words whose value is known, by bit
+    /// Words with a known value, as a bit set
     known: u8,
-    /// Words of which it is known that they are there, and not behind the end of their region, by bit
-    pub reached: u8,
-    /// Looked at since the search for a line to forget came by
+    /// Words that are known to exist (not beyond the end of their region), as a bit set
+    pub existing: u8,
+    /// Used since the last pass of the eviction clock
     used: bool,
     server: u8,
     values: [u64; 8],
-    /// Its address, in lines
+    /// Virtual address divided by the line length
     number: u64,
 }
 
 const _: () = assert!(size_of::<Line>() == 128);
 
 impl Line {
-    /// What word `word` will hold when all that is under way is done.
+    /// Returns the value of word `word` after all operations in flight.
     #[inline]
     pub(crate) fn value(&self, word: usize) -> Option<u64> {
         (self.known >> word & 1 != 0).then(|| self.values[word])
@@ -85,16 +86,16 @@ impl Line {
         self.values[word] = value;
     }
 
-    /// Whether all of these bytes are known to be there.
+    /// Returns whether all of these bytes are known to exist.
     #[inline]
-    pub(crate) fn has_reached(&self, va: u64, len: u8) -> bool {
-        words_of(va, len) & !self.reached == 0
+    pub(crate) fn exists(&self, va: u64, len: u8) -> bool {
+        words_of(va, len) & !self.existing == 0
     }
 
-    /// Whether values may be learnt from what is sent to it now.
+    /// Returns whether values may be learnt from operations that are sent now.
     #[inline]
-    pub(crate) fn teaches(&self, now: Nanos) -> bool {
-        now >= self.quiet_until && (self.detouring == 0 || now >= self.detoured_until)
+    pub(crate) fn may_learn(&self, now: Nanos) -> bool {
+        now >= self.quiet_until && (self.detours_in_flight == 0 || now >= self.detoured_until)
     }
 
     pub(crate) fn forget(&mut self, word: usize) {
@@ -105,10 +106,10 @@ impl Line {
         self.known = 0;
     }
 
-    /// Bytes are written at `offset` in the line.
+    /// Writes bytes at `offset` of the line. With `learn`, words that are written as a whole become known.
     #[inline]
     pub(crate) fn write(&mut self, offset: usize, bytes: &[u8], learn: bool) {
-        if let Ok(whole) = <&[u8; 1 << LINE]>::try_from(bytes) {
+        if let Ok(whole) = <&[u8; 1 << LINE_SHIFT]>::try_from(bytes) {
             let (words, _) = whole.as_chunks();
             for (value, word) in self.values.iter_mut().zip(words) {
                 *value = u64::from_le_bytes(*word);
@@ -123,7 +124,7 @@ impl Line {
 
     fn write_part(&mut self, offset: usize, bytes: &[u8], learn: bool) {
         if offset.is_multiple_of(8) && bytes.len().is_multiple_of(8) {
-            // Whole words, as most WRITEs of locks and nodes are
+            // Whole words: most WRITEs of locks and nodes
             for (at, word) in (offset / 8..).zip(bytes.as_chunks().0) {
                 self.values[at] = u64::from_le_bytes(*word);
                 self.known |= u8::from(learn) << at;
@@ -142,58 +143,58 @@ impl Line {
         }
     }
 
-    /// Something goes to the line on another way than its shared connection. Whether it may go now: not while operations
-    /// that were decided here are under way, which it could change the outcome of.
+    /// Invalidates the line for a detour. Returns whether the detour may be forwarded now: not while resolved
+    /// operations are in flight, because it could change their results.
     pub(crate) fn detour(&mut self, now: Nanos, settle: Nanos) -> bool {
         self.known = 0;
         self.detours = self.detours.wrapping_add(1);
-        // Something else may be awaited for longer.
+        // An earlier detour may last longer.
         self.quiet_until = self.quiet_until.max(now + settle);
-        self.decided == 0
+        self.resolved == 0
     }
 }
 
-/// All lines.
+/// All cached lines.
 #[derive(Debug)]
 pub(crate) struct Lines {
-    index: Index<Place>,
+    index: Index<LineKey>,
     all: Vec<Line>,
-    blocks: Index<Place>,
-    /// Lines of each block
+    blocks: Index<LineKey>,
+    /// Number of lines in each block
     counts: Vec<u32>,
     capacity: usize,
     hand: u32,
-    /// By server
-    pub doubts: Box<[Doubts]>,
+    /// Pending range invalidations, by server
+    pub invalidations: Box<[RangeInvalidations]>,
 }
 
-/// The word at `va` within its line
+/// Returns the index of the word at `va` in its line.
 pub(crate) const fn word_of(va: u64) -> usize {
     (va >> 3 & 7) as usize
 }
 
-/// The words that some bytes of one line touch, by bit
+/// Returns the words of a line that a byte range touches, as a bit set.
 #[inline]
 pub(crate) const fn words_of(va: u64, len: u8) -> u8 {
     let last = (offset_of(va) + len as usize).saturating_sub(1) >> 3 & 7;
     (u8::MAX >> (7 - last)) & (u8::MAX << word_of(va))
 }
 
-/// Where `va` lies within its line
+/// Returns the offset of `va` in its line.
 pub(crate) const fn offset_of(va: u64) -> usize {
     (va & 63) as usize
 }
 
-/// Whether these bytes lie in one line.
+/// Returns whether a byte range is within one line, and not empty.
 pub(crate) const fn in_one_line(va: u64, len: usize) -> bool {
-    len > 0 && offset_of(va) + len <= 1 << LINE
+    len > 0 && offset_of(va) + len <= 1 << LINE_SHIFT
 }
 
 impl Lines {
     /// Returns an empty table with room for `capacity` lines, for `servers` servers.
     pub(crate) fn with_capacity(capacity: usize, servers: usize) -> Self {
         Self {
-            doubts: (0..servers).map(|_| Doubts::new()).collect(),
+            invalidations: (0..servers).map(|_| RangeInvalidations::new()).collect(),
             index: Index::with_capacity(capacity),
             all: Vec::with_capacity(capacity),
             blocks: Index::with_capacity(capacity),
@@ -203,85 +204,85 @@ impl Lines {
         }
     }
 
-    /// Salts the hashes of lines' addresses.
+    /// Salts the hashes of the tables.
     pub(crate) fn set_salt(&mut self, salt: Salt) {
         self.index.set_salt(salt);
         self.blocks.set_salt(salt);
     }
 
-    /// What so many lines take.
+    /// Returns the memory in bytes for `capacity` lines.
     pub(crate) fn bytes(capacity: usize) -> usize {
-        2 * Index::<Place>::bytes(capacity) + capacity * (size_of::<Line>() + size_of::<u32>())
+        2 * Index::<LineKey>::bytes(capacity) + capacity * (size_of::<Line>() + size_of::<u32>())
     }
 
     pub(crate) fn len(&self) -> usize {
         self.index.len()
     }
 
-    /// The line in which `va` lies, if it is there.
+    /// Returns the line at `va`, if it is cached.
     #[inline]
     pub(crate) fn find(&self, server: u8, va: u64) -> Option<Id> {
-        self.index.get(&Place { server, number: va >> LINE })
+        self.index.get(&LineKey { server, number: va >> LINE_SHIFT })
     }
 
-    /// Where the search for the line of `va` begins
+    /// Returns the address at which the lookup of the line at `va` begins, to prefetch it.
     #[inline]
     pub(crate) fn home_of(&self, server: u8, va: u64) -> *const u8 {
-        self.index.home_of(&Place { server, number: va >> LINE })
+        self.index.home_of(&LineKey { server, number: va >> LINE_SHIFT })
     }
 
-    /// Has what will be needed of the line of `va` fetched; its lane, most likely.
+    /// Prefetches the likely line at `va`. Returns its shared QP.
     #[inline]
-    pub(crate) fn foresee(&self, server: u8, va: u64, fetch: impl Fn(*const u8)) -> Id {
-        let id = self.index.likely(&Place { server, number: va >> LINE });
+    pub(crate) fn prefetch(&self, server: u8, va: u64, fetch: impl Fn(*const u8)) -> Id {
+        let id = self.index.likely(&LineKey { server, number: va >> LINE_SHIFT });
         fetch(self.index.place_of(id));
         let line = self.all.as_ptr().wrapping_add(id as usize).cast::<u8>();
         fetch(line);
         fetch(line.wrapping_add(64));
-        self.all.get(id as usize).map_or(NONE, |line| line.lane)
+        self.all.get(id as usize).map_or(NONE, |line| line.shared_qp)
     }
 
-    /// An operation on a line that was decided leaves on a lane; what it is counted by.
+    /// Counts a resolved operation on a line that is being sent. Returns its epoch tag.
     #[inline]
-    pub(crate) fn begin_decided(&mut self, id: Id) -> u8 {
+    pub(crate) fn begin_resolved(&mut self, id: Id) -> u8 {
         let line = &mut self.all[id as usize];
-        line.decided += 1;
-        self.doubts[usize::from(line.server)].begin()
+        line.resolved += 1;
+        self.invalidations[usize::from(line.server)].begin()
     }
 
-    /// It is done.
+    /// Counts the completion of a resolved operation.
     #[inline]
-    pub(crate) fn end_decided(&mut self, id: Id, tag: u8) {
+    pub(crate) fn end_resolved(&mut self, id: Id, tag: u8) {
         let line = &mut self.all[id as usize];
-        line.decided -= 1;
-        self.doubts[usize::from(line.server)].end(tag);
+        line.resolved -= 1;
+        self.invalidations[usize::from(line.server)].end(tag);
     }
 
-    /// Whether all doubts have been applied to a line.
+    /// Returns whether all range invalidations have been applied to a line.
     #[inline]
-    pub(crate) fn is_checked(&self, id: Id) -> bool {
+    pub(crate) fn is_up_to_date(&self, id: Id) -> bool {
         let line = &self.all[id as usize];
-        line.checked == self.doubts[usize::from(line.server)].count
+        line.applied == self.invalidations[usize::from(line.server)].count
     }
 
-    /// Applies to a line what came since it was last looked at.
+    /// Applies the range invalidations since the last check to a line.
     #[inline]
-    pub(crate) fn check(&mut self, id: Id) {
-        if !self.is_checked(id) {
-            self.check_anew(id);
+    pub(crate) fn apply_invalidations(&mut self, id: Id) {
+        if !self.is_up_to_date(id) {
+            self.apply_new_invalidations(id);
         }
     }
 
     #[cold]
-    fn check_anew(&mut self, id: Id) {
+    fn apply_new_invalidations(&mut self, id: Id) {
         let line = &mut self.all[id as usize];
-        let doubts = &self.doubts[usize::from(line.server)];
-        if let Some(until) = doubts.since(line.checked, line.number) {
+        let invalidations = &self.invalidations[usize::from(line.server)];
+        if let Some(until) = invalidations.since(line.applied, line.number) {
             line.forget_all();
             line.detours = line.detours.wrapping_add(1);
             line.quiet_until = line.quiet_until.max(until);
         }
-        line.checked = doubts.count;
+        line.applied = invalidations.count;
     }
 
     pub(crate) fn get(&self, id: Id) -> &Line {
@@ -294,46 +295,50 @@ impl Lines {
         line
     }
 
-    /// The line in which `va` lies, made now if it was not there. Operations may be on their way to it of which nothing is
-    /// known: it is quiet at first.
+    /// Returns the line at `va`, and creates it if necessary. A new line learns nothing before `quiet_until`,
+    /// because unknown operations may be in flight to it.
+    ///
+    /// # Errors
+    ///
+    /// All lines are in use.
     pub(crate) fn make(
         &mut self,
         server: u8,
         va: u64,
         rkey: u32,
-        reached: u8,
+        existing: u8,
         quiet_until: Nanos,
     ) -> Result<Id, Full> {
         if self.index.len() == self.capacity {
-            self.forget_one()?;
+            self.evict_one()?;
         }
-        let place = Place { server, number: va >> LINE };
-        let id = self.index.get_or_insert(place)?;
-        let block = Place { server, number: va >> BLOCK };
+        let key = LineKey { server, number: va >> LINE_SHIFT };
+        let id = self.index.get_or_insert(key)?;
+        let block = LineKey { server, number: va >> BLOCK_SHIFT };
         let Ok(block) = self.blocks.get_or_insert(block) else {
-            self.index.remove(&place);
+            self.index.remove(&key);
             return Err(Full);
         };
-        let doubts = &mut self.doubts[usize::from(server)];
-        doubts.reach(place.number);
-        let checked = doubts.count;
+        let invalidations = &mut self.invalidations[usize::from(server)];
+        invalidations.extend_hull(key.number);
+        let applied = invalidations.count;
         let line = Line {
             rkey,
-            lane: NONE,
+            shared_qp: NONE,
             incarnation: 0,
-            under_way: 0,
-            decided: 0,
+            in_flight: 0,
+            resolved: 0,
             detours: 0,
-            detouring: 0,
+            detours_in_flight: 0,
             detoured_until: Nanos::ZERO,
             quiet_until,
             known: 0,
-            reached,
+            existing,
             used: true,
-            checked,
+            applied,
             server,
             values: [0; 8],
-            number: place.number,
+            number: key.number,
         };
         put(&mut self.all, id, line.clone(), line);
         if block as usize >= self.counts.len() {
@@ -343,19 +348,19 @@ impl Lines {
         Ok(id)
     }
 
-    /// Forgets a line that was not looked at for a while and that nothing is under way to.
-    fn forget_one(&mut self) -> Result<(), Full> {
+    /// Evicts a line that was not used recently and has no operations in flight.
+    fn evict_one(&mut self) -> Result<(), Full> {
         for _ in 0..64 {
             let id = self.hand;
             self.hand = (self.hand + 1) % self.index.ids().max(1);
-            let Some(place) = self.index.key(id).copied() else { continue };
+            let Some(key) = self.index.key(id).copied() else { continue };
             let line = &mut self.all[id as usize];
-            if line.used || line.under_way > 0 || line.detouring > 0 {
+            if line.used || line.in_flight > 0 || line.detours_in_flight > 0 {
                 line.used = false;
                 continue;
             }
-            self.index.remove(&place);
-            let block = Place { server: place.server, number: place.number >> (BLOCK - LINE) };
+            self.index.remove(&key);
+            let block = LineKey { server: key.server, number: key.number >> (BLOCK_SHIFT - LINE_SHIFT) };
             if let Some(at) = self.blocks.get(&block) {
                 self.counts[at as usize] -= 1;
                 if self.counts[at as usize] == 0 {
@@ -367,8 +372,12 @@ impl Lines {
         Err(Full)
     }
 
-    /// Something goes to `len` bytes from `va` on another way than a shared connection. An error if it may not go now: the
-    /// lane to wait for, or `NONE` for all lanes on which something was decided.
+    /// Invalidates the lines in `len` bytes at `va` for a detour.
+    ///
+    /// # Errors
+    ///
+    /// The detour may not be forwarded yet. The error is the shared QP to wait for, or `NONE` for all QPs
+    /// with resolved operations in flight.
     pub(crate) fn detour(
         &mut self,
         server: u8,
@@ -382,21 +391,25 @@ impl Lines {
         }
         let mut wait = Ok(());
         let last = va.saturating_add(len - 1);
-        if (last >> BLOCK) - (va >> BLOCK) > BLOCKS {
-            let doubts = &mut self.doubts[usize::from(server)];
-            return doubts.add(va >> LINE, last >> LINE, now + settle, now).then_some(()).ok_or(NONE);
+        if (last >> BLOCK_SHIFT) - (va >> BLOCK_SHIFT) > MAX_BLOCKS {
+            let invalidations = &mut self.invalidations[usize::from(server)];
+            return invalidations
+                .add(va >> LINE_SHIFT, last >> LINE_SHIFT, now + settle, now)
+                .then_some(())
+                .ok_or(NONE);
         }
-        for block in va >> BLOCK..=last >> BLOCK {
-            if self.blocks.get(&Place { server, number: block }).is_none() {
+        for block in va >> BLOCK_SHIFT..=last >> BLOCK_SHIFT {
+            if self.blocks.get(&LineKey { server, number: block }).is_none() {
                 continue;
             }
-            let first = (va >> LINE).max(block << (BLOCK - LINE));
-            let end = (last >> LINE).min((block << (BLOCK - LINE)) + (1 << (BLOCK - LINE)) - 1);
+            let first = (va >> LINE_SHIFT).max(block << (BLOCK_SHIFT - LINE_SHIFT));
+            let end = (last >> LINE_SHIFT)
+                .min((block << (BLOCK_SHIFT - LINE_SHIFT)) + (1 << (BLOCK_SHIFT - LINE_SHIFT)) - 1);
             for number in first..=end {
-                if let Some(id) = self.index.get(&Place { server, number }) {
+                if let Some(id) = self.index.get(&LineKey { server, number }) {
                     let line = self.get_mut(id);
                     if !line.detour(now, settle) {
-                        wait = Err(line.lane);
+                        wait = Err(line.shared_qp);
                     }
                 }
             }
@@ -404,36 +417,37 @@ impl Lines {
         wait
     }
 
-    /// Whether there is a line among `len` bytes from `va`.
+    /// Returns whether any cached line is in the blocks of `len` bytes at `va`.
     pub(crate) fn has_any(&self, server: u8, va: u64, len: u64) -> bool {
         if self.index.is_empty() || len == 0 {
             return false;
         }
         let last = va.saturating_add(len - 1);
-        if (last >> BLOCK) - (va >> BLOCK) > BLOCKS {
-            // Too many to look for each.
-            return self.doubts[usize::from(server)].may_have(va >> LINE, last >> LINE);
+        if (last >> BLOCK_SHIFT) - (va >> BLOCK_SHIFT) > MAX_BLOCKS {
+            // Too many blocks to search.
+            return self.invalidations[usize::from(server)].may_contain(va >> LINE_SHIFT, last >> LINE_SHIFT);
         }
-        (va >> BLOCK..=last >> BLOCK).any(|number| self.blocks.get(&Place { server, number }).is_some())
+        (va >> BLOCK_SHIFT..=last >> BLOCK_SHIFT)
+            .any(|number| self.blocks.get(&LineKey { server, number }).is_some())
     }
 
-    /// Something unknown may go anywhere in a server's memory.
+    /// Invalidates all lines of a server. The error is as for [`detour`](Self::detour).
     pub(crate) fn detour_everywhere(&mut self, server: u8, now: Nanos, settle: Nanos) -> Result<(), Id> {
-        let passes = self.doubts[usize::from(server)].add(0, u64::MAX, now + settle, now);
+        let passes = self.invalidations[usize::from(server)].add(0, u64::MAX, now + settle, now);
         passes.then_some(()).ok_or(NONE)
     }
 
-    /// Whether operations that were decided may be under way to `len` bytes from `va`.
-    pub(crate) fn is_decided(&self, server: u8, va: u64, len: u64) -> bool {
-        if self.doubts[usize::from(server)].is_quiet() || len == 0 {
+    /// Returns whether resolved operations may be in flight to `len` bytes at `va`.
+    pub(crate) fn has_resolved(&self, server: u8, va: u64, len: u64) -> bool {
+        if self.invalidations[usize::from(server)].is_idle() || len == 0 {
             return false;
         }
         let last = va.saturating_add(len - 1);
-        if last - va >= 1 << BLOCK {
+        if last - va >= 1 << BLOCK_SHIFT {
             return true;
         }
-        (va >> LINE..=last >> LINE).any(|number| {
-            self.index.get(&Place { server, number }).is_some_and(|id| self.all[id as usize].decided > 0)
+        (va >> LINE_SHIFT..=last >> LINE_SHIFT).any(|number| {
+            self.index.get(&LineKey { server, number }).is_some_and(|id| self.all[id as usize].resolved > 0)
         })
     }
 
@@ -442,7 +456,7 @@ impl Lines {
     }
 }
 
-/// Puts `value` at `id` of a vector that grows by the ids in use, filled up with `filler`.
+/// Stores `value` at index `id`, and first extends the vector with `filler` if necessary.
 pub(crate) fn put<T: Clone>(values: &mut Vec<T>, id: Id, value: T, filler: T) {
     if values.len() <= id as usize {
         values.resize(id as usize + 1, filler);

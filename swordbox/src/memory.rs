@@ -1,13 +1,14 @@
-//! How much memory a Swordbox takes at most: everything on the path of a packet has a place that is bounded beforehand.
+//! Upper bounds of the memory that a Swordbox allocates. Everything on the path of a packet has a fixed
+//! bound.
 
 use crate::config::Config;
 use crate::flow::Flow;
-use crate::function::End;
+use crate::function::Endpoint;
 use crate::held::Held;
-use crate::lane::Lane;
 use crate::lines::Lines;
-use crate::pair::{Handshakes, Strangers};
+use crate::pairing::{Handshakes, UnpairedEndpoints};
 use crate::records::Record;
+use crate::shared_qp::SharedQp;
 use crate::source::Sources;
 use crate::steering::Steering;
 use crate::successor::Successors;
@@ -15,35 +16,35 @@ use core::mem::size_of;
 use switch::forward::counters::HostQp;
 use switch::table::Index;
 
-/// Bytes at most, by what they are for.
+/// Maximum memory in bytes, by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Connections, and what is remembered of their READs and atomics
+    /// Connections, and the records of their READs and atomics
     pub connections: usize,
-    /// Operations outstanding on shared connections
+    /// Operations outstanding on shared QPs
     pub in_flight: usize,
-    /// Values of words
+    /// Cached lines
     pub lines: usize,
-    /// Frames that wait for their turn
+    /// Held frames
     pub held: usize,
-    /// What is known of data structures, nodes on their way into them, and answers that wait for those
+    /// Cached state of data structures, pending nodes, and withheld responses
     pub structures: usize,
 }
 
 impl Config {
-    /// What this configuration takes at most, beside what its bridge does.
+    /// Returns the maximum memory of a Swordbox with this configuration, without its bridge.
     pub fn memory(&self) -> Memory {
         let ends = self.connections * 2;
-        let end = size_of::<End>() + size_of::<Flow>() + self.rd_atomic * size_of::<Record>();
+        let end = size_of::<Endpoint>() + size_of::<Flow>() + self.rd_atomic * size_of::<Record>();
         let lanes = self.lanes();
         Memory {
             connections: Index::<HostQp>::bytes(ends)
                 + ends * end
-                + Strangers::bytes(ends)
+                + UnpairedEndpoints::bytes(ends)
                 + Sources::bytes(ends)
                 + Handshakes::BYTES
                 + Successors::BYTES,
-            in_flight: lanes * Lane::bytes(self.in_flight),
+            in_flight: lanes * SharedQp::bytes(self.in_flight),
             lines: Lines::bytes(self.lines),
             held: Held::bytes(self.held),
             structures: Steering::bytes(self),
@@ -59,7 +60,7 @@ mod tests {
     use switch::forward::config::Topology;
 
     #[test]
-    fn each_bound_has_its_share() {
+    fn each_bound_is_proportional_to_its_setting() {
         let forward = forward::Config {
             ports: 2,
             topology: Topology::Pairs(Vec::new()),

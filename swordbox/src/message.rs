@@ -1,4 +1,5 @@
-//! Address of each Middle and Last packet of a WRITE, which carry no RETH: tracked from the First packet of the message.
+//! Target addresses of the Middle and Last packets of WRITEs, which have no RETH: tracked from the First
+//! packet of each message.
 
 use crate::function::bits_of;
 use crate::op::memory_of;
@@ -36,15 +37,16 @@ impl Message {
         Some(Self { first: packet.bth().psn(), count, va, packet: payload })
     }
 
-    /// Returns the address that the Middle or Last packet with this PSN writes to, if it belongs to this message.
+    /// Returns the address that the Middle or Last packet with this PSN writes to, if it belongs to this
+    /// message.
     fn va_of(&self, psn: Psn) -> Option<u64> {
         let before = u32::try_from(psn.distance(self.first)).ok().filter(|n| (1..self.count).contains(n))?;
         Some(self.va.saturating_add(u64::from(before) * u64::from(self.packet)))
     }
 }
 
-/// Latest WRITEs of several packets to one queue pair. A forged First packet can only enlarge the range that a packet may write to:
-/// packets before the end of an evicted message may write anywhere.
+/// Latest WRITEs of several packets to one queue pair. A forged First packet can only enlarge the range that
+/// a packet may write to: packets before the end of an evicted message may write anywhere.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LongWrites {
     known: [Message; KNOWN],
@@ -70,7 +72,8 @@ impl LongWrites {
         self.next = (self.next + 1) % KNOWN as u8;
     }
 
-    /// Truncates all messages at the PSN of the next request. The server must have executed everything before it.
+    /// Truncates all messages at the PSN of the next request. The server must have executed everything before
+    /// it.
     pub(crate) fn end_at(&mut self, psn: Psn) {
         for message in &mut self.known {
             message.count = message.count.min(u32::try_from(psn.distance(message.first)).unwrap_or(0));
@@ -86,13 +89,14 @@ impl LongWrites {
         only
     }
 
-    /// Returns the address and the length, in bytes, of what a Middle or Last packet may write to; `None` if that is not known.
+    /// Returns the address and the length in bytes of the range that a Middle or Last packet may write to;
+    /// `None` if that is unknown.
     pub(crate) fn memory_of(&self, psn: Psn, len: usize) -> Option<(u64, u64)> {
         if self.evicted_end.is_some_and(|end| psn.precedes(end)) {
             return None;
         }
-        let places = self.known.iter().filter_map(|message| message.va_of(psn));
-        let (from, to) = places.fold((u64::MAX, 0), |(from, to), va| (from.min(va), to.max(va)));
+        let addresses = self.known.iter().filter_map(|message| message.va_of(psn));
+        let (from, to) = addresses.fold((u64::MAX, 0), |(from, to), va| (from.min(va), to.max(va)));
         (from <= to).then(|| (from, (to - from).saturating_add(len as u64)))
     }
 }
@@ -126,8 +130,9 @@ impl Untracked {
         (requester, slot as usize % SLOTS)
     }
 
-    /// Tracks a WRITE whose First packet is forwarded. A slot stays with its requester until that has begun no WRITE for `idle`:
-    /// otherwise another host could evict it, and then forge First packets in its name.
+    /// Tracks a WRITE whose First packet is forwarded. A slot stays with its requester until the requester
+    /// has begun no WRITE for `idle`. Otherwise another host could evict it, and then forge First packets in
+    /// its name.
     pub(crate) fn begin(&mut self, packet: &Packet<'_>, message: Message, now: Nanos, idle: Nanos) {
         let (requester, slot) = Self::find(packet);
         let slot = &mut self.slots[slot];
@@ -162,17 +167,17 @@ mod tests {
     }
 
     #[test]
-    fn middle_and_last_packets_have_addresses() {
+    fn middle_and_last_packets_get_addresses_from_their_first_packet() {
         let mut writes = LongWrites::NONE;
         assert_eq!(writes.memory_of(psn(1), 256), None);
         writes.begin(message(0, 0x1000, 1024));
-        assert_eq!(writes.memory_of(psn(0), 256), None, "the first names its address");
+        assert_eq!(writes.memory_of(psn(0), 256), None, "a First packet carries its address");
         assert_eq!(writes.memory_of(psn(3), 200), Some((0x1300, 200)));
         assert_eq!(writes.memory_of(psn(4), 256), None);
         writes.begin(message(6, 0x9000, 512));
         assert_eq!(writes.memory_of(psn(7), 256), Some((0x9100, 256)));
         assert_eq!(writes.memory_of(psn(1), 256), Some((0x1100, 256)));
-        assert_eq!(writes.memory_of(psn(5), 256), None, "between them");
+        assert_eq!(writes.memory_of(psn(5), 256), None, "the PSN is between the two WRITEs");
     }
 
     #[test]
@@ -186,7 +191,7 @@ mod tests {
         writes.begin(message(0, 0x1000, 1024));
         assert_eq!(writes.memory_of(psn(1), 256), None);
         assert_eq!(writes.memory_of(psn(4 * KNOWN as u32 + 1), 256), Some((0x1100, 256)));
-        // A forged first packet, far ahead, and one that covers the evicted WRITE
+        // A forged First packet far ahead, and one that covers the evicted WRITE
         for (first, va) in [(0x60_0000, 0x9000), (0, 0x8000)] {
             writes.begin(message(first, va, 4096));
         }
@@ -205,7 +210,7 @@ mod tests {
             if let Some((from, len)) = writes.memory_of(psn(105), 256) {
                 assert!(from <= 0x1500 && from + len >= 0x1600, "{most}: {from:x} {len:x}");
             }
-            // The next request in order bounds them.
+            // The next request in order bounds the forged messages.
             writes.end_at(psn(116));
             writes.begin(message(116, 0x3000, 512));
             assert_eq!(writes.memory_of(psn(117), 256), Some((0x3100, 256)), "{most}");
@@ -213,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn psns_wrap() {
+    fn writes_are_tracked_across_the_psn_wrap() {
         let mut writes = LongWrites::NONE;
         writes.begin(message(0xff_fffe, 0x1000, 1024));
         writes.begin(message(2, 0x9000, 512));

@@ -1,4 +1,4 @@
-//! What an opcode is to a Swordbox.
+//! Classification of opcodes, and access to the extended headers that Swordbox needs.
 
 use rocev2::aeth::Aeth;
 use rocev2::atomic::AtomicEth;
@@ -6,44 +6,44 @@ use rocev2::reth::Reth;
 use rocev2::{Bth, Opcode, Packet};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-/// What a packet's opcode asks for or answers.
+/// Kind of a packet, by its opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// SEND, of which the memory is the receiver's choice; a packet of a WRITE behind its first, too
+    /// SEND, whose target the receiver chooses, or a Middle or Last packet of a WRITE
     Body,
-    /// The first packet of a WRITE, or the only one
+    /// First or Only packet of a WRITE
     Write,
     /// READ
     Read,
-    /// ATOMIC WRITE and FLUSH, which are answered like a READ of nothing
+    /// ATOMIC WRITE or FLUSH; the response is a READ response without payload
     Other,
-    /// `CmpSwap` and `FetchAdd`
+    /// `CmpSwap` or `FetchAdd`
     Atomic,
-    /// A response
+    /// Response
     Response,
-    /// An unreliable connection's
+    /// Packet of an unreliable connection
     Unreliable,
-    /// A datagram, perhaps the connection manager's
+    /// Unreliable datagram, possibly of the connection manager
     Datagram,
-    /// A congestion notification
+    /// Congestion notification packet
     Cnp,
-    /// Not understood
+    /// Unknown opcode
     Unknown,
 }
 
-/// An opcode's place in its message, and its kind.
+/// Kind of an opcode, and its position in its message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Op {
     pub kind: Kind,
-    /// It ends a message
-    pub ends: bool,
+    /// The packet is the last one of its message
+    pub is_last: bool,
 }
 
 static OPS: [Op; 256] = {
-    let mut ops = [Op { kind: Kind::Unknown, ends: true }; 256];
+    let mut ops = [Op { kind: Kind::Unknown, is_last: true }; 256];
     let mut at = 0;
     while at < ops.len() {
-        let (kind, ends) = match Opcode(at as u8) {
+        let (kind, is_last) = match Opcode(at as u8) {
             Opcode::RC_SEND_FIRST | Opcode::RC_SEND_MIDDLE | Opcode::RC_WRITE_MIDDLE => (Kind::Body, false),
             Opcode::RC_SEND_LAST
             | Opcode::RC_SEND_LAST_IMM
@@ -69,7 +69,7 @@ static OPS: [Op; 256] = {
             Opcode(0x20..=0x3f) => (Kind::Unreliable, true),
             _ => (Kind::Unknown, true),
         };
-        ops[at] = Op { kind, ends };
+        ops[at] = Op { kind, is_last };
         at += 1;
     }
     ops
@@ -82,27 +82,27 @@ impl Op {
     }
 }
 
-/// The extended header that comes first, behind the BTH
+/// Returns the first extended header behind the BTH.
 #[inline]
 fn first<'a, T: FromBytes + KnownLayout + Immutable + Unaligned>(packet: &Packet<'a>) -> Option<&'a T> {
     let at = packet.layout().bth() + Bth::LEN;
     T::ref_from_prefix(packet.bytes().get(at..)?).ok().map(|(header, _)| header)
 }
 
-/// What an atomic asks for; nobody knows what of another request.
+/// Returns the AtomicETH of an atomic request. The result is meaningless for other requests.
 #[inline]
 pub(crate) fn atomic_of<'a>(packet: &Packet<'a>) -> Option<&'a AtomicEth> {
     first(packet)
 }
 
-/// What an acknowledgement says; nobody knows what of another packet.
+/// Returns the AETH of an acknowledgement. The result is meaningless for other packets.
 #[inline]
 pub(crate) fn aeth_of<'a>(packet: &Packet<'a>) -> Option<&'a Aeth> {
     first(packet)
 }
 
-/// The memory that a request names: where it begins, its key and its length.
-#[expect(clippy::inline_always, reason = "its callers know the kind")]
+/// Returns the virtual address, the R_Key and the length in bytes of the memory that a request names.
+#[expect(clippy::inline_always, reason = "the kind is a constant in the callers")]
 #[inline(always)]
 pub(crate) fn memory_of(packet: &Packet<'_>) -> Option<(u64, u32, u32)> {
     match Op::of(packet.layout().opcode()).kind {
@@ -114,7 +114,7 @@ pub(crate) fn memory_of(packet: &Packet<'_>) -> Option<(u64, u32, u32)> {
     }
 }
 
-/// The word that an atomic leaves behind where `old` was.
+/// Returns the value of a word after an atomic that found `old`.
 #[inline]
 pub(crate) const fn outcome(opcode: Opcode, swap_or_add: u64, compare: u64, old: u64) -> u64 {
     if opcode.0 == Opcode::RC_FETCH_ADD.0 {

@@ -1,19 +1,20 @@
-//! Rights that clients have proven, each for a while only: what a server revokes is not seen here.
+//! Rights that clients have proven by successful requests. A proof expires, because the switch does not see
+//! when a server revokes a right.
 
 use crate::flow::{Flow, right};
 use switch::Nanos;
 
-/// Periods for which a right counts as proven
+/// Number of periods for which a proof is valid
 const VALID: u16 = 4;
-/// A right that was never proven, and one that was long ago
+/// Stamps of a right that was never proven, and of one whose proof has expired
 const NEVER: u16 = 0;
-const LONG_AGO: u16 = 1;
+const EXPIRED: u16 = 1;
 
-/// A quarter of the time for which a right counts as proven, by number.
+/// Current quarter of a proof's lifetime, as a number that wraps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Period {
     now: u16,
-    /// Periods that were skipped, and the one in which that was done last
+    /// Number of periods that were skipped, and the period in which the last skip happened
     skipped: u16,
     skipped_in: Option<u64>,
     number: u64,
@@ -25,8 +26,8 @@ impl Period {
         self.now = (self.number as u16).wrapping_add(self.skipped);
     }
 
-    /// A right was revoked: none counts as proven any more. At most once a period, so that who has rights, and is refused
-    /// again and again, does not keep others from sharing.
+    /// Expires all proofs after a right was revoked. Has an effect at most once per period, so that a client
+    /// that has rights and provokes refusals cannot keep other clients from sharing.
     pub(crate) fn skip(&mut self) {
         if self.skipped_in != Some(self.number) {
             self.skipped_in = Some(self.number);
@@ -35,17 +36,17 @@ impl Period {
         }
     }
 
-    /// What is written down of this period. Numbers that stand for something else are those of the one before.
+    /// Returns the stamp of a proof in this period. Reserved stamps are replaced by the preceding number.
     const fn stamp(self) -> u16 {
-        if self.now <= LONG_AGO { u16::MAX } else { self.now }
+        if self.now <= EXPIRED { u16::MAX } else { self.now }
     }
 
     const fn is_valid(self, stamp: u16) -> bool {
-        stamp > LONG_AGO && self.now.wrapping_sub(stamp) < VALID
+        stamp > EXPIRED && self.now.wrapping_sub(stamp) < VALID
     }
 }
 
-/// A key with which a client has done something on its own connection, and when it began to, for each right that it needs.
+/// Rights that a client has proven with one key, by the period in which the proving request left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Proof {
     pub rkey: u32,
@@ -54,10 +55,10 @@ pub(crate) struct Proof {
 }
 
 impl Proof {
-    /// Of nothing
+    /// Proof of no right
     pub(crate) const NONE: Self = Self { rkey: 0, write: NEVER, atomic: NEVER };
 
-    /// Of these rights, as they are used in a request that leaves now.
+    /// Returns the proof by a request with `rkey` that uses `rights` and leaves now.
     pub(crate) const fn new(rkey: u32, rights: u8, period: Period) -> Self {
         let stamp = period.stamp();
         Self {
@@ -67,8 +68,8 @@ impl Proof {
         }
     }
 
-    /// Whether it is proven by a request that uses this key, and these rights.
-    pub(crate) fn is_of(self, rkey: u32, rights: u8) -> bool {
+    /// Returns whether a request with this key and these rights proves all of this.
+    pub(crate) fn is_proven_by(self, rkey: u32, rights: u8) -> bool {
         let needed = |stamp, right| stamp == NEVER || rights & right != 0;
         self.rkey == rkey && needed(self.write, right::WRITE) && needed(self.atomic, right::ATOMIC)
     }
@@ -80,42 +81,43 @@ impl Proof {
 }
 
 impl Flow {
-    /// Whether this key has been used for this on the client's own connection not too long ago.
+    /// Returns whether the client has a valid proof of one right with this key.
     #[inline]
     pub(crate) fn has_proven(&self, rkey: u32, rights: u8, period: Period) -> bool {
         self.proofs.iter().any(|proof| proof.rkey == rkey && period.is_valid(proof.stamp_of(rights)))
     }
 
-    /// Whether it ever has been. That the server takes it on a shared connection shows with every acknowledgement there.
+    /// Returns whether the client has ever proven one right with this key. On a shared QP, each
+    /// acknowledgement shows that the server still accepts the key.
     #[inline]
     pub(crate) fn has_ever_proven(&self, rkey: u32, rights: u8) -> bool {
         self.proofs.iter().any(|proof| proof.rkey == rkey && proof.stamp_of(rights) != NEVER)
     }
 
-    /// Whether any right counts as proven.
+    /// Returns whether the client has a valid proof of any right.
     pub(crate) fn has_rights(&self, period: Period) -> bool {
         self.proofs.iter().any(|proof| period.is_valid(proof.write) || period.is_valid(proof.atomic))
     }
 
-    /// A request that uses `proof` is the last one sent.
-    pub(crate) fn prove(&mut self, proof: Proof) {
+    /// Notes that the last request sent proves `proof` when it completes.
+    pub(crate) fn begin_proof(&mut self, proof: Proof) {
         let is_known = |own: &Proof| {
             own.rkey == proof.rkey
                 && (proof.write == NEVER || own.write == proof.write)
                 && (proof.atomic == NEVER || own.atomic == proof.atomic)
         };
-        if self.proving.is_none() && self.is_unique() && !self.proofs.iter().any(is_known) {
-            self.proving = Some((self.sent, proof));
+        if self.pending_proof.is_none() && self.is_psn_unique() && !self.proofs.iter().any(is_known) {
+            self.pending_proof = Some((self.sent, proof));
         }
     }
 
-    /// Everything before `acked` is done. Whether that proves a right.
-    pub(crate) fn proved(&mut self) -> bool {
-        let Some((psn, proof)) = self.proving else { return false };
+    /// Stores the pending proof if everything before `acked` includes its request. Returns whether it does.
+    pub(crate) fn apply_pending_proof(&mut self) -> bool {
+        let Some((psn, proof)) = self.pending_proof else { return false };
         if self.acked.precedes(psn) {
             return false;
         }
-        self.proving = None;
+        self.pending_proof = None;
         let known = self.proofs.iter_mut().find(|own| own.rkey == proof.rkey && **own != Proof::NONE);
         if let Some(own) = known {
             for (own, new) in [(&mut own.write, proof.write), (&mut own.atomic, proof.atomic)] {
@@ -130,12 +132,12 @@ impl Flow {
         true
     }
 
-    /// Rights that do not count as proven any more are marked, before numbers of periods come again.
+    /// Marks expired proofs before the period numbers wrap.
     pub(crate) fn expire(&mut self, period: Period) {
         for proof in &mut self.proofs {
             for stamp in [&mut proof.write, &mut proof.atomic] {
-                if *stamp > LONG_AGO && !period.is_valid(*stamp) {
-                    *stamp = LONG_AGO;
+                if *stamp > EXPIRED && !period.is_valid(*stamp) {
+                    *stamp = EXPIRED;
                 }
             }
         }
@@ -154,14 +156,14 @@ mod tests {
         period
     }
 
-    /// A flow whose request with this proof is done.
+    /// Completes a request with this proof.
     fn proven(flow: &mut Flow, proof: Proof) {
-        flow.prove(proof);
-        flow.proved();
+        flow.begin_proof(proof);
+        flow.apply_pending_proof();
     }
 
     #[test]
-    fn a_right_counts_for_its_time_at_most_and_for_three_quarters_at_least() {
+    fn a_proof_is_valid_for_at_most_its_lifetime_and_at_least_half_of_it() {
         for begin in [0, 1, 2, 3, 1000, 65_534, 65_535, 65_536, 65_537, 70_000] {
             let mut flow = Flow::new(0);
             proven(&mut flow, Proof::new(7, right::WRITE, at(begin)));
@@ -176,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_right_that_is_used_again_counts_again() {
+    fn a_right_that_is_used_again_is_proven_again() {
         let mut flow = Flow::new(0);
         for second in 10..100 {
             proven(&mut flow, Proof::new(7, right::ATOMIC, at(second)));
@@ -186,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_revocation_ends_all_proofs_once_a_period() {
+    fn a_revocation_expires_all_proofs_once_per_period() {
         let mut flow = Flow::new(0);
         let mut period = at(10);
         proven(&mut flow, Proof::new(7, right::WRITE, period));

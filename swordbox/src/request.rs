@@ -1,19 +1,20 @@
-//! Requests of clients.
+//! Handling of client requests.
 //!
-//! As long as the two sides of a connection agree about PSNs, its requests pass as they are and are only followed. When an
-//! operation of it is to take a shared connection, they come to differ; from then on this is a responder towards the client
-//! (in order, and what is repeated is done once) and a requester towards the server.
+//! While a connection is not translated, its requests are forwarded unchanged and only tracked. Its
+//! translation begins when one of its operations is to use a shared QP. From then on the switch is a
+//! responder towards the client, which accepts requests in order and executes retransmitted ones once, and a
+//! requester towards the server.
 
-use crate::answer::Answer;
 use crate::config::Connection;
 use crate::flow::{Stage, rights_of};
 use crate::function::{Event, NO_SERVER, Swordbox, source_of};
+use crate::generated::Response;
 use crate::lines::in_one_line;
 use crate::message::Message;
 use crate::op::{Kind, Op, memory_of};
 use crate::proof::Proof;
 use crate::records::{NO_RECORD, Record, What};
-use crate::way::Way;
+use crate::route::Route;
 use crate::{Id, NONE};
 use core::num::NonZero;
 use rocev2::aeth::{NakCode, Syndrome};
@@ -21,24 +22,27 @@ use rocev2::rewrite::Rewriter;
 use rocev2::{Class, Fault, Layout, Packet, Psn, Qpn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
-/// What became of a request whose turn it is.
-pub(crate) enum Done {
-    /// The frame goes on as it is now, the bridge knows where.
-    Route,
-    /// It goes on through this port.
+/// Result of processing a request.
+pub(crate) enum Outcome {
+    /// The bridge forwards the rewritten frame.
+    Forward,
+    /// The frame leaves through this port.
     Sent(PortId),
-    /// It was answered in its own frame.
+    /// The frame was replaced by the response, which leaves through this port.
     Answered(PortId),
-    /// It is not needed any more.
-    Taken,
-    /// Not yet. The shared connection to wait for, if it is one
+    /// The frame is consumed.
+    Consumed,
+    /// The request has to wait: for this shared QP, or, if `NONE`, for the client's own requests
     Wait(Id),
-    /// Not before its client has been asked for it again
-    Ask,
+    /// The client has to retransmit the request, which is NAKed
+    Nak,
 }
 
 impl Swordbox {
-    #[expect(clippy::inline_always, reason = "callers know what kind of packet it is, and of what shape")]
+    #[expect(
+        clippy::inline_always,
+        reason = "the kind and the layout of the packet are constants in the callers"
+    )]
     #[inline(always)]
     pub(crate) fn on_request<O: Output>(
         &mut self,
@@ -50,45 +54,50 @@ impl Swordbox {
         out: &mut O,
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
-        let Some(id) = self.end_of_request(&packet) else {
+        let Some(id) = self.endpoint_of_request(&packet) else {
             if self.has_ended(&packet) {
-                return self.refuse_ended(frame, layout, port, now, out);
+                return self.drop_ended(frame, layout, port, now, out);
             }
-            return self.on_stranger(frame, layout, port, now, out);
+            return self.on_untracked(frame, layout, port, now, out);
         };
         if self.flows[id as usize].server == NO_SERVER {
-            // Nothing is done for it but to tell how many there are.
-            self.ends[id as usize].seen = now;
+            // Only the number of queue pairs is of interest.
+            self.endpoints[id as usize].seen = now;
             return self.forward.route(frame, port, now, out);
         }
-        if self.flows[id as usize].is_own {
-            // The switch is the only requester on its own lanes.
+        if self.flows[id as usize].is_switch_owned {
+            // The switch is the only requester on switch-owned QPs.
             self.counters.spoofed.add(1);
             return Verdict::Drop(DropReason::WrongSource);
         }
-        let is_strict = self.flows[id as usize].stage == Stage::Strict;
-        let end = &mut self.ends[id as usize];
-        // A connection's sides differ only after requests of it: then it is known where those come from.
-        let is_known = is_strict && end.knows(&packet, port);
+        let is_translating = self.flows[id as usize].stage == Stage::Translating;
+        let end = &mut self.endpoints[id as usize];
+        // A connection becomes translated only after some of its requests, so their headers and port are
+        // known.
+        let is_known = is_translating && end.has_headers_of(&packet, port);
         if is_known
-            && let Some(passage) = self.straight_way_of(id, &packet, op)
+            && let Some(route) = self.fast_route_of(id, &packet, op)
             && packet.verify_icrc_inline()
         {
-            debug_assert_eq!(self.way_of(id, &packet, op, now), Way::Lane(passage), "the long way");
-            self.ends[id as usize].seen = now;
+            debug_assert_eq!(
+                self.route_of(id, &packet, op, now),
+                Route::SharedQp(route),
+                "the general path has to choose the same route"
+            );
+            self.endpoints[id as usize].seen = now;
             let flow = &mut self.flows[id as usize];
             flow.nak_due = false;
-            flow.turned_away = false;
-            return match self.share_inline(id, passage, frame, layout, now) {
-                Done::Sent(port) | Done::Answered(port) => Verdict::Forward(port),
+            flow.found_no_slot = false;
+            return match self.share_inline(id, route, frame, layout, now) {
+                Outcome::Sent(port) | Outcome::Answered(port) => Verdict::Forward(port),
                 _ => Verdict::Consume,
             };
         }
         self.on_request_of(id, is_known, frame, layout, op, port, now, out)
     }
 
-    /// A request of a client to which `id` belongs; whether it is known to be.
-    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
+    /// Handles a request to endpoint `id`. `is_known` states that its headers and port match the stored ones.
+    #[allow(clippy::too_many_arguments, reason = "a frame with its layout, port and time")]
     #[inline(never)]
     fn on_request_of<O: Output>(
         &mut self,
@@ -105,76 +114,77 @@ impl Swordbox {
         let psn = packet.bth().psn();
         #[cfg(debug_assertions)]
         if self.config.bug == Some(crate::Bug::NewPort)
-            && self.ends[id as usize].headers.has_other_port(&packet)
-            && let from = self.ends[id as usize].from
+            && self.endpoints[id as usize].headers.has_other_port(&packet)
+            && let from = self.endpoints[id as usize].from
             && (from == 0 || from == source_of(&packet))
         {
             self.forget(id);
-            id = self.end_of(&packet).unwrap_or(id);
+            id = self.endpoint_of(&packet).unwrap_or(id);
         }
         if !is_known && self.is_taken_over(id, &packet, now) {
             self.forget(id);
-            let Some(new) = self.end_of(&packet) else {
-                return self.on_stranger(frame, layout, port, now, out);
+            let Some(new) = self.endpoint_of(&packet) else {
+                return self.on_untracked(frame, layout, port, now, out);
             };
             id = new;
         }
-        if !is_known && !self.is_from(id, source_of(&packet), &packet) {
+        if !is_known && !self.is_from_known_host(id, source_of(&packet), &packet) {
             self.counters.spoofed.add(1);
-            if self.flows[id as usize].stage >= Stage::Strict || self.has_ended(&packet) {
+            if self.flows[id as usize].stage >= Stage::Translating || self.has_ended(&packet) {
                 return Verdict::Drop(DropReason::WrongSource);
             }
-            self.note_stray(source_of(&packet), now);
-            return self.on_stranger(frame, layout, port, now, out);
+            self.note_untracked(source_of(&packet), now);
+            return self.on_untracked(frame, layout, port, now, out);
         }
         let flow = &self.flows[id as usize];
-        if flow.haunted && self.has_ended(&packet) {
-            return self.refuse_ended(frame, layout, port, now, out);
+        if flow.may_be_ended && self.has_ended(&packet) {
+            return self.drop_ended(frame, layout, port, now, out);
         }
-        if flow.begun && !flow.window().fits(psn) {
-            // Either the queue pair has a new connection, or the packet is forged. The UDP source port does not tell them apart:
-            // a network that changes its paths may change it.
+        if flow.is_started && !flow.window().fits(psn) {
+            // Either the queue pair has a new connection, or the packet is forged. The UDP source port does
+            // not distinguish the two, because a network that changes paths may change it.
             if !packet.verify_icrc() {
                 return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
             }
-            if flow.stage >= Stage::Strict {
-                return self.refuse_stray(frame, layout, port, now, out);
+            if flow.stage >= Stage::Translating {
+                return self.drop_stray(frame, layout, port, now, out);
             }
-            if self.is_of_successor(&packet, now) || self.is_in_use(id, now) {
-                // Were the connection forgotten, answers to it would be taken for another's.
+            if self.is_for_successor(&packet, now) || self.is_in_use(id, now) {
+                // If the connection were forgotten, responses to it could be attributed to another one.
                 self.counters.strays.add(1);
-                self.note_stray(source_of(&packet), now);
-                return self.on_stranger(frame, layout, port, now, out);
+                self.note_untracked(source_of(&packet), now);
+                return self.on_untracked(frame, layout, port, now, out);
             }
             self.forget(id);
-            let Some(new) = self.end_of(&packet) else {
-                return self.on_stranger(frame, layout, port, now, out);
+            let Some(new) = self.endpoint_of(&packet) else {
+                return self.on_untracked(frame, layout, port, now, out);
             };
             id = new;
-            _ = self.is_from(id, source_of(&packet), &packet);
+            _ = self.is_from_known_host(id, source_of(&packet), &packet);
         }
-        if is_known || !self.flows[id as usize].is_believed(psn) {
-            self.ends[id as usize].seen = now;
+        if is_known || !self.flows[id as usize].may_update_headers(psn) {
+            self.endpoints[id as usize].seen = now;
         } else {
-            self.note(id, &packet, port, now);
+            self.store_headers(id, &packet, port, now);
         }
-        if self.flows[id as usize].over && self.flows[id as usize].stage < Stage::Strict {
-            // It goes on after all.
-            self.flows[id as usize].over = false;
+        if self.flows[id as usize].disconnected && self.flows[id as usize].stage < Stage::Translating {
+            // The DREQ was forged, or the connection goes on for another reason.
+            self.flows[id as usize].disconnected = false;
         }
         match self.flows[id as usize].stage {
             Stage::Ended => {
                 self.counters.ended.add(1);
                 Verdict::Drop(DropReason::NoQueuePair)
             }
-            Stage::Strict => self.on_strict(id, frame, layout, op, port, now, out),
-            _ => self.on_transparent(id, frame, layout, op, port, now, out),
+            Stage::Translating => self.on_translated(id, frame, layout, op, port, now, out),
+            _ => self.on_untranslated(id, frame, layout, op, port, now, out),
         }
     }
 
-    /// A packet to a translated connection that is none of it goes nowhere: to the server it may be one that it has executed.
+    /// Drops a packet to a translated connection whose PSN is outside the window, since the server might take
+    /// it for a request that it has executed. Early requests of a successor are forwarded.
     #[cold]
-    fn refuse_stray<O: Output>(
+    fn drop_stray<O: Output>(
         &mut self,
         frame: &mut O::Frame,
         layout: Layout,
@@ -183,16 +193,17 @@ impl Swordbox {
         out: &mut O,
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
-        if self.is_of_successor(&packet, now) {
-            return self.on_stranger(frame, layout, port, now, out);
+        if self.is_for_successor(&packet, now) {
+            return self.on_untracked(frame, layout, port, now, out);
         }
         self.counters.strays.add(1);
         Verdict::Drop(DropReason::NoQueuePair)
     }
 
-    /// The same for one of which it is not known any more by how much its sides differ.
+    /// Drops a packet of an ended connection, for the same reason. Early requests of a successor are
+    /// forwarded.
     #[cold]
-    fn refuse_ended<O: Output>(
+    fn drop_ended<O: Output>(
         &mut self,
         frame: &mut O::Frame,
         layout: Layout,
@@ -201,49 +212,52 @@ impl Swordbox {
         out: &mut O,
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
-        if self.is_of_successor(&packet, now) {
-            return self.on_stranger(frame, layout, port, now, out);
+        if self.is_for_successor(&packet, now) {
+            return self.on_untracked(frame, layout, port, now, out);
         }
         self.counters.ended.add(1);
         Verdict::Drop(DropReason::NoQueuePair)
     }
 
-    /// A packet passes that belongs to no connection in the table: an answer to it must not be taken for another's.
+    /// Notes that a packet without a tracked connection is forwarded: a response to it must not be attributed
+    /// to another connection.
     #[cold]
-    fn note_stray(&mut self, from: u128, now: Nanos) {
-        if !self.sources.stray(from, now) {
-            self.overflowed = Some(self.tick);
+    fn note_untracked(&mut self, from: u128, now: Nanos) {
+        if !self.sources.note_untracked(from, now) {
+            self.overflowed = Some(self.last_tick);
         }
     }
 
-    /// Whether a connection's own requests have been seen not long ago: answers to them may still come.
+    /// Returns whether requests to this endpoint were seen within `settle`: responses to them may still
+    /// arrive.
     pub(crate) fn is_in_use(&self, id: Id, now: Nanos) -> bool {
-        now.since(self.ends[id as usize].seen) <= self.config.settle
+        now.since(self.endpoints[id as usize].seen) <= self.config.settle
     }
 
-    /// Whether a packet to `id` comes from another host than those before, which has been silent since: the queue pair has
-    /// another connection. Not if the old one is translated: another host may as well be lying.
+    /// Returns whether a packet to `id` comes from a new host, and the previous host has been silent for
+    /// `dead_after`: the queue pair has another connection. A translated connection is never taken over,
+    /// since the packet may be forged.
     #[cold]
     fn is_taken_over(&self, id: Id, packet: &Packet<'_>, now: Nanos) -> bool {
-        let end = &self.ends[id as usize];
+        let end = &self.endpoints[id as usize];
         end.from != 0
             && end.from != source_of(packet)
-            && self.flows[id as usize].stage < Stage::Strict
+            && self.flows[id as usize].stage < Stage::Translating
             && now.since(end.seen) > self.config.dead_after
             && packet.verify_icrc()
     }
 
-    /// Whether a request belongs to a connection of which it is not known any more by how much its sides differ.
+    /// Returns whether a request belongs to an ended connection.
     fn has_ended(&self, packet: &Packet<'_>) -> bool {
         let (server, client) = ((packet.dst(), packet.bth().dest_qp()), (packet.src(), Qpn::new(0)));
-        self.ended
-            .get(&Connection { server, client })
-            .is_some_and(|gone| !gone.is_new(packet.bth().psn()) || !packet.verify_icrc())
+        self.ended.get(&Connection { server, client }).is_some_and(|ended_connection| {
+            !ended_connection.is_new(packet.bth().psn()) || !packet.verify_icrc()
+        })
     }
 
-    /// Whether a request to `id` comes from where they came from so far.
-    fn is_from(&mut self, id: Id, from: u128, packet: &Packet<'_>) -> bool {
-        let end = &mut self.ends[id as usize];
+    /// Returns whether a request to `id` comes from the same host as before. The first request sets the host.
+    fn is_from_known_host(&mut self, id: Id, from: u128, packet: &Packet<'_>) -> bool {
+        let end = &mut self.endpoints[id as usize];
         if end.from == 0 {
             if !packet.verify_icrc() {
                 return false;
@@ -251,33 +265,33 @@ impl Swordbox {
             end.from = from;
             self.sources.add(from);
             let (server, client) = ((packet.dst(), packet.bth().dest_qp()), (packet.src(), Qpn::new(0)));
-            self.flows[id as usize].haunted = self.ended.contains_key(&Connection { server, client });
-            if self.ends[id as usize].peer == NONE {
-                self.await_peer(id);
+            self.flows[id as usize].may_be_ended = self.ended.contains_key(&Connection { server, client });
+            if self.endpoints[id as usize].peer == NONE {
+                self.add_unpaired(id);
             }
         }
-        self.ends[id as usize].from == from
+        self.endpoints[id as usize].from == from
     }
 
-    /// What every packet to an end tells: headers that lead there, and where its sender is.
+    /// Stores the headers of a packet to `id`, and the port on which its sender is reached.
     #[cold]
-    fn note(&mut self, id: Id, packet: &Packet<'_>, port: PortId, now: Nanos) {
-        let end = &mut self.ends[id as usize];
+    fn store_headers(&mut self, id: Id, packet: &Packet<'_>, port: PortId, now: Nanos) {
+        let end = &mut self.endpoints[id as usize];
         end.seen = now;
-        // Nothing is kept from a packet that may be damaged.
-        if !end.headers.leads_like(packet) && packet.verify_icrc() {
+        // A packet that may be damaged is not stored.
+        if !end.headers.has_path_of(packet) && packet.verify_icrc() {
             end.refresh(packet);
         }
         let peer = end.peer;
-        if peer != NONE && end.came_on != port {
-            end.came_on = port;
-            self.ends[peer as usize].port = port;
+        if peer != NONE && end.peer_port != port {
+            end.peer_port = port;
+            self.endpoints[peer as usize].port = port;
         }
     }
 
-    /// A request that passes as it is.
-    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
-    fn on_transparent<O: Output>(
+    /// Handles a request of a connection that is not translated.
+    #[allow(clippy::too_many_arguments, reason = "a frame with its layout, port and time")]
+    fn on_untranslated<O: Output>(
         &mut self,
         id: Id,
         frame: &mut O::Frame,
@@ -290,24 +304,24 @@ impl Swordbox {
         let packet = Packet::new(frame.bytes(), layout);
         let psn = packet.bth().psn();
         let flow = &self.flows[id as usize];
-        // What is remembered of it has to be true.
-        // While it is not known how many PSNs a READ takes, one behind it may ask for the rest of it.
-        let rest = flow.unsure.is_some() && op.kind == Kind::Read && psn == flow.next;
-        let lost = flow.begun && (flow.next.precedes(psn) || rest);
-        let new = !flow.begun || psn == flow.next || lost;
+        // Tracked requests need a valid ICRC. While the PSN count of a READ is unknown, a READ with the next
+        // PSN may be a retransmission of its rest.
+        let rest = flow.uncounted_read.is_some() && op.kind == Kind::Read && psn == flow.next;
+        let lost = flow.is_started && (flow.next.precedes(psn) || rest);
+        let new = !flow.is_started || psn == flow.next || lost;
         if new && !packet.verify_icrc() {
             return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
         }
         let server = flow.server;
         if self.lines.len() > 0
             && !self.is_trusted(id, source_of(&packet))
-            && !self.may_disturb(id, server, &packet, now)
+            && !self.may_invalidate(id, server, &packet, now)
         {
             self.counters.delayed.add(1);
             return Verdict::Drop(DropReason::Delayed);
         }
         if !new {
-            self.flows[id as usize].saw(psn);
+            self.flows[id as usize].note_late(psn);
             self.flows[id as usize].forget_structures();
         }
         let now_or_later = if new {
@@ -322,23 +336,24 @@ impl Swordbox {
         }
         if new {
             if lost {
-                // What is missing may yet overtake it on the way to the server.
-                self.restart_at(id, psn);
+                // The missing requests may still overtake this one on the way to the server.
+                self.restart_tracking(id, psn);
             }
-            self.follow(id, &packet, op, now);
-            if self.flows[id as usize].stage == Stage::Clear
-                && (self.wants_lane(id, &packet, op) || self.wants_steering(id, &packet))
+            self.track(id, &packet, op, now);
+            if self.flows[id as usize].stage == Stage::Synced
+                && (self.wants_sharing(id, &packet, op) || self.wants_steering(id, &packet))
             {
-                self.ask(id);
+                self.request_translation(id);
             }
         } else if matches!(op.kind, Kind::Read | Kind::Atomic | Kind::Other) && packet.verify_icrc() {
-            self.follow_late(id, &packet, op);
+            self.track_late(id, &packet, op);
         }
         self.forward.route(frame, port, now, out)
     }
 
-    /// A READ or an atomic that others overtook, or that was begun before anything was known, passes.
-    fn follow_late(&mut self, id: Id, packet: &Packet<'_>, op: Op) {
+    /// Records a READ or an atomic that arrived behind later requests, or that was sent before tracking
+    /// began.
+    fn track_late(&mut self, id: Id, packet: &Packet<'_>, op: Op) {
         let psn = packet.bth().psn();
         let known = |record: &Record| match op.kind {
             Kind::Atomic => record.count > 0 && record.psn == psn && record.what != What::Unseen,
@@ -347,36 +362,36 @@ impl Swordbox {
         if self.records(id).iter().any(known) {
             return;
         }
-        let mut record = Record { psn, count: 1, own: psn, what: What::Unseen, ..NO_RECORD };
+        let mut record = Record { psn, count: 1, server_psn: psn, what: What::Unseen, ..NO_RECORD };
         match (op.kind, memory_of(packet)) {
-            (Kind::Atomic, _) => self.look_up(id, &mut record),
+            (Kind::Atomic, _) => self.find_result(id, &mut record),
             (Kind::Read, Some((_, _, len))) => {
-                record.count = self.flows[id as usize].count_of(len).unwrap_or(len.div_ceil(256));
+                record.count = self.flows[id as usize].psn_count_of(len).unwrap_or(len.div_ceil(256));
             }
             _ => {}
         }
         self.record(id, record);
     }
 
-    /// Asks whether the two sides of a connection may come to differ.
-    fn ask(&mut self, id: Id) {
+    /// Requests permission to translate a connection from the control plane.
+    fn request_translation(&mut self, id: Id) {
         if let Some(connection) = self.connection_of(id) {
             let flow = &mut self.flows[id as usize];
-            (flow.stage, flow.written) = (Stage::Asked, true);
+            (flow.stage, flow.journaled) = (Stage::Requesting, true);
             self.events.push_back(Event::Diverging(connection));
         }
     }
 
-    /// A request in order leaves on the connection that it came on.
-    fn follow(&mut self, id: Id, packet: &Packet<'_>, op: Op, now: Nanos) {
+    /// Tracks a request that arrived in order and is forwarded on its own connection.
+    fn track(&mut self, id: Id, packet: &Packet<'_>, op: Op, now: Nanos) {
         let psn = packet.bth().psn();
         let flow = &mut self.flows[id as usize];
-        if !flow.begun {
+        if !flow.is_started {
             flow.begin(psn);
         }
-        self.resolve(id, psn);
+        self.resolve_read_count(id, psn);
         if op.kind == Kind::Write {
-            self.see_write(id, packet);
+            self.learn_from_write(id, packet);
         }
         let memory = memory_of(packet);
         let flow = &mut self.flows[id as usize];
@@ -384,41 +399,41 @@ impl Swordbox {
         if op.kind == Kind::Read
             && let Some((_, _, len)) = memory
         {
-            match flow.count_of(len) {
+            match flow.psn_count_of(len) {
                 Some(known) => count = known,
-                None => flow.unsure = NonZero::new(len),
+                None => flow.uncounted_read = NonZero::new(len),
             }
         }
-        // Any host may send in a client's name as long as the PSN need not be the next.
-        let is_trusted = flow.stage == Stage::Strict;
+        // On other connections, any host can forge the next request, because no PSN check has been passed.
+        let is_trusted = flow.stage == Stage::Translating;
         let len = packet.payload().len() as u16;
         if is_trusted {
-            flow.saw_payload(len.into());
+            flow.note_payload(len.into());
         }
-        if op.kind == Kind::Write && !op.ends {
+        if op.kind == Kind::Write && !op.is_last {
             if is_trusted {
                 flow.mtu = len;
             }
             if let Some(message) = Message::of(packet) {
-                // In the middle of another one, one of the two is forged.
-                if is_trusted && !flow.in_message && flow.is_quiet() {
+                // If this is in the middle of another message, one of the two is forged.
+                if is_trusted && !flow.in_message && flow.is_idle() {
                     flow.long_writes.end_at(psn);
                 }
                 flow.long_writes.begin(message);
             }
         }
-        let own = psn.add(flow.delta);
+        let server_psn = psn.add(flow.psn_delta);
         flow.next = psn.add(count);
         flow.sent = flow.next;
-        flow.own_next = own.add(count);
-        flow.in_message = !op.ends;
-        if flow.showing.is_none() {
-            flow.showing = Some((flow.sent, now));
+        flow.server_next = server_psn.add(count);
+        flow.in_message = !op.is_last;
+        if flow.pending_alive.is_none() {
+            flow.pending_alive = Some((flow.sent, now));
         }
         if let Some((va, ..)) = memory
             && let Some((structure, _)) = self.steering.at(flow.server, va)
         {
-            flow.asks_structure(structure, now);
+            flow.note_structure(structure, now);
         }
         if let Some((va, rkey, len)) = memory
             && len > 0
@@ -427,14 +442,14 @@ impl Swordbox {
             if rights != 0 {
                 let line = self.lines.find(flow.server, va).map(|line| self.lines.get(line));
                 let is_there =
-                    line.is_none_or(|line| !in_one_line(va, len as usize) || line.has_reached(va, len as u8));
+                    line.is_none_or(|line| !in_one_line(va, len as usize) || line.exists(va, len as u8));
                 if !is_there || !flow.has_proven(rkey, rights, self.period) {
-                    flow.trial = Some(psn);
+                    flow.unproven_request = Some(psn);
                 }
-                flow.prove(Proof::new(rkey, rights, self.period));
+                flow.begin_proof(Proof::new(rkey, rights, self.period));
             }
             if rights != 0 || op.kind == Kind::Read {
-                self.reach(id, va, rkey, len);
+                self.note_access(id, va, rkey, len);
             }
         }
         let what = match op.kind {
@@ -442,29 +457,30 @@ impl Swordbox {
             Kind::Read | Kind::Other => What::Read,
             _ => return,
         };
-        self.record(id, Record { psn, count, own, what, done: false, ..NO_RECORD });
+        self.record(id, Record { psn, count, server_psn, what, done: false, ..NO_RECORD });
     }
 
-    /// The request behind a READ of unknown count tells the count.
+    /// Resolves the PSN count of the last READ from the PSN of the request behind it.
     #[inline]
-    fn resolve(&mut self, id: Id, psn: Psn) {
+    fn resolve_read_count(&mut self, id: Id, psn: Psn) {
         let flow = &mut self.flows[id as usize];
         if flow.took_one(psn) {
-            if let Some(len) = flow.unsure {
-                // Only its client says so.
-                flow.take_psns(flow.next, len.get());
+            if let Some(len) = flow.uncounted_read {
+                // The PSN count is only the client's claim.
+                flow.extend_read_psns(flow.next, len.get());
             }
-            self.counted(id, 1);
+            self.set_read_count(id, 1);
         }
     }
 
-    /// Requests that pass as they are are followed anew from this PSN on. When one of them is acknowledged, all before are
-    /// done, too.
-    pub(crate) fn restart_at(&mut self, id: Id, psn: Psn) {
-        let unsure = self.flows[id as usize].unsure.map(|_| self.flows[id as usize].next.sub(1));
+    /// Restarts the tracking of an untranslated connection at this PSN. The acknowledgement of a later
+    /// request shows that all before are complete.
+    pub(crate) fn restart_tracking(&mut self, id: Id, psn: Psn) {
+        let uncounted_read =
+            self.flows[id as usize].uncounted_read.map(|_| self.flows[id as usize].next.sub(1));
         for record in self.records_mut(id) {
-            if unsure == Some(record.psn) && record.count == 1 {
-                // It may have taken as many.
+            if uncounted_read == Some(record.psn) && record.count == 1 {
+                // The READ may have taken all PSNs up to the new one.
                 record.count = psn.distance(record.psn).max(1) as u32;
             }
             if !record.done {
@@ -474,24 +490,24 @@ impl Swordbox {
         }
         let flow = &mut self.flows[id as usize];
         flow.open = 0;
-        if let Some(len) = flow.unsure.take() {
-            flow.take_psns(flow.next, len.get());
+        if let Some(len) = flow.uncounted_read.take() {
+            flow.extend_read_psns(flow.next, len.get());
         }
         flow.cm_params = None;
         flow.forget_structures();
-        (flow.proving, flow.reaching) = (None, None);
+        (flow.pending_proof, flow.pending_memory) = (None, None);
         flow.stage = flow.stage.min(Stage::Paired);
         flow.begin(psn);
     }
 
-    /// The last request, a READ, takes so many PSNs.
-    pub(crate) fn counted(&mut self, id: Id, count: u32) {
+    /// Sets the PSN count of the last request, a READ.
+    pub(crate) fn set_read_count(&mut self, id: Id, count: u32) {
         let flow = &mut self.flows[id as usize];
-        flow.unsure = None;
+        flow.uncounted_read = None;
         let first = flow.next.sub(1);
         flow.next = first.add(count);
         flow.sent = flow.next;
-        flow.own_next = flow.next.add(flow.delta);
+        flow.server_next = flow.next.add(flow.psn_delta);
         for record in
             self.records_mut(id).iter_mut().filter(|record| record.psn == first && record.count == 1)
         {
@@ -499,9 +515,9 @@ impl Swordbox {
         }
     }
 
-    /// A request of a connection whose sides may differ.
-    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
-    fn on_strict<O: Output>(
+    /// Handles a request of a translated connection.
+    #[allow(clippy::too_many_arguments, reason = "a frame with its layout, port and time")]
+    fn on_translated<O: Output>(
         &mut self,
         id: Id,
         frame: &mut O::Frame,
@@ -517,53 +533,56 @@ impl Swordbox {
         }
         let psn = packet.bth().psn();
         if op.kind != Kind::Read {
-            self.resolve(id, psn);
+            self.resolve_read_count(id, psn);
         }
         let flow = &self.flows[id as usize];
         if psn.precedes(flow.next) {
             self.counters.repeated.add(1);
             return self.on_repeated(id, frame, layout, op, port, now, out);
         }
-        if flow.unsure.is_some() || self.holds_unsure(id) {
-            // Where the one before ends is not known yet.
-            self.ask_again(id, now, out);
+        if flow.uncounted_read.is_some() || self.holds_uncounted_read(id) {
+            // The end of the READ before this request is unknown.
+            self.schedule_nak(id, now, out);
             return Verdict::Drop(DropReason::OutOfOrder);
         }
         if psn != flow.next {
             self.counters.out_of_order.add(1);
-            self.ask_again(id, now, out);
+            self.schedule_nak(id, now, out);
             return Verdict::Drop(DropReason::OutOfOrder);
         }
-        // Its client goes on from there, asked or not.
+        // The client continues from `next`, whether or not it got a NAK.
         let flow = &mut self.flows[id as usize];
-        if flow.asking && flow.nak_sent {
-            // Told that this one is missing, it has repeated nothing before it: it has all responses.
-            (flow.asking, flow.forgotten) = (false, false);
+        if flow.message_naked && flow.nak_sent {
+            // After the NAK for this request the client has retransmitted nothing before it, so it has all
+            // responses.
+            (flow.message_naked, flow.reads_may_be_lost) = (false, false);
         }
         flow.nak_due = false;
-        flow.turned_away = false;
+        flow.found_no_slot = false;
         if core::mem::take(&mut flow.nak_sent)
-            && let Some(lane) = self.lanes.get_mut(flow.lane as usize)
-            && now < lane.reserved
+            && let Some(shared_qp) = self.shared_qps.get_mut(flow.shared_qp as usize)
+            && now < shared_qp.reserved_until
         {
-            // Its owner has come in time.
-            lane.reserved = Nanos::ZERO;
+            // The owner has used its reserved turn.
+            shared_qp.reserved_until = Nanos::ZERO;
         }
-        if !self.flows[id as usize].holds() {
-            match self.take(id, frame, layout, op, now) {
-                Done::Route => return self.forward.route(frame, port, now, out),
-                Done::Sent(port) | Done::Answered(port) => return Verdict::Forward(port),
-                Done::Taken => return Verdict::Consume,
-                Done::Wait(lane) => {
-                    self.wait(id, lane);
-                    // Each NAK costs the client a retry: what finds no place here rather goes as if nobody shared anything.
-                    if self.held.is_full() && matches!(self.take_own(id, frame, layout, op, now), Done::Route)
+        if !self.flows[id as usize].has_held() {
+            match self.try_forward(id, frame, layout, op, now) {
+                Outcome::Forward => return self.forward.route(frame, port, now, out),
+                Outcome::Sent(port) | Outcome::Answered(port) => return Verdict::Forward(port),
+                Outcome::Consumed => return Verdict::Consume,
+                Outcome::Wait(shared_qp) => {
+                    self.wait(id, shared_qp);
+                    // Each NAK consumes one of the client's retries. A request that finds no slot is
+                    // therefore forwarded on its own connection if possible, as if nothing were shared.
+                    if self.held.is_full()
+                        && matches!(self.try_forward_own(id, frame, layout, op, now), Outcome::Forward)
                     {
                         return self.forward.route(frame, port, now, out);
                     }
                 }
-                Done::Ask => {
-                    self.ask_for_message(id, now, out);
+                Outcome::Nak => {
+                    self.nak_message(id, now, out);
                     return Verdict::Drop(DropReason::Delayed);
                 }
             }
@@ -571,143 +590,166 @@ impl Swordbox {
         self.hold(id, frame, layout, op, port)
     }
 
-    /// A request waits, or its client is asked for it again when its turn comes.
+    /// Holds a request, or drops it and schedules a NAK.
     fn hold<F: Frame>(&mut self, id: Id, frame: &F, layout: Layout, op: Op, port: PortId) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let flow = &mut self.flows[id as usize];
         let count = match (op.kind, memory_of(&packet)) {
-            (Kind::Read, Some((_, _, len))) => flow.count_of(len),
+            (Kind::Read, Some((_, _, len))) => flow.psn_count_of(len),
             _ => Some(1),
         };
         if self.held.push(&mut flow.held, frame.bytes(), port) {
-            // Nothing is held behind a READ of unknown count.
+            // No request is held behind a READ with unknown PSN count.
             flow.next = flow.next.add(count.unwrap_or(1));
             self.counters.waited.add(1);
             return Verdict::Consume;
         }
         flow.nak_due = true;
-        flow.turned_away = true;
+        flow.found_no_slot = true;
         self.counters.overflowed.add(1);
         Verdict::Drop(DropReason::Delayed)
     }
 
-    /// Returns whether the last request that waits is a READ of unknown count.
-    fn holds_unsure(&self, id: Id) -> bool {
+    /// Returns whether the last held request is a READ with unknown PSN count.
+    fn holds_uncounted_read(&self, id: Id) -> bool {
         let flow = &self.flows[id as usize];
         let Some((bytes, _)) = self.held.first([flow.held[1], NONE]) else { return false };
         let Class::Roce(layout) = classify(bytes) else { return false };
         let memory = memory_of(&Packet::new(bytes, layout));
         Op::of(layout.opcode()).kind == Kind::Read
-            && memory.is_some_and(|(.., len)| flow.count_of(len).is_none())
+            && memory.is_some_and(|(.., len)| flow.psn_count_of(len).is_none())
     }
 
-    /// The next request of a client, in order: it leaves, or waits.
-    fn take<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, op: Op, now: Nanos) -> Done {
+    /// Forwards the next request in order if its route permits.
+    fn try_forward<F: Frame>(
+        &mut self,
+        id: Id,
+        frame: &mut F,
+        layout: Layout,
+        op: Op,
+        now: Nanos,
+    ) -> Outcome {
         let packet = Packet::new(frame.bytes(), layout);
-        match self.way_of(id, &packet, op, now) {
-            Way::Lane(passage) => self.share(id, passage, frame, layout, now),
-            Way::Own => self.take_own(id, frame, layout, op, now),
-            Way::Wait(lane) => Done::Wait(lane),
+        match self.route_of(id, &packet, op, now) {
+            Route::SharedQp(route) => self.share(id, route, frame, layout, now),
+            Route::Own => self.try_forward_own(id, frame, layout, op, now),
+            Route::Wait(shared_qp) => Outcome::Wait(shared_qp),
         }
     }
 
-    /// A request leaves on its client's own connection.
-    fn take_own<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, op: Op, now: Nanos) -> Done {
+    /// Forwards a request on its client's own connection if nothing has to complete before.
+    fn try_forward_own<F: Frame>(
+        &mut self,
+        id: Id,
+        frame: &mut F,
+        layout: Layout,
+        op: Op,
+        now: Nanos,
+    ) -> Outcome {
         let packet = Packet::new(frame.bytes(), layout);
         let flow = &self.flows[id as usize];
-        if flow.shared > 0 || flow.rereading {
-            return Done::Wait(NONE);
+        if flow.shared_in_flight > 0 || flow.rereading {
+            return Outcome::Wait(NONE);
         }
-        if flow.lane != NONE {
-            let lane = &self.lanes[flow.lane as usize];
-            // Others have operations under way there: first those, then this. And they have their turn, too.
-            if lane.under_way > 0 {
-                return Done::Wait(flow.lane);
+        if flow.shared_qp != NONE {
+            let shared_qp = &self.shared_qps[flow.shared_qp as usize];
+            // Operations of other clients on this shared QP have to complete first. Clients that wait for the
+            // QP get their turn between two of the owner's requests.
+            if shared_qp.in_flight > 0 {
+                return Outcome::Wait(flow.shared_qp);
             }
-            if lane.waiting[0] != NONE && lane.waiting[0] != id && !flow.is_quiet() && !flow.in_message {
-                return Done::Wait(NONE);
+            if shared_qp.waiting[0] != NONE
+                && shared_qp.waiting[0] != id
+                && !flow.is_idle()
+                && !flow.in_message
+            {
+                return Outcome::Wait(NONE);
             }
         }
         if matches!(op.kind, Kind::Read | Kind::Atomic | Kind::Other)
             && flow.open as usize >= self.config.rd_atomic
         {
-            return Done::Wait(NONE);
+            return Outcome::Wait(NONE);
         }
-        if !op.ends && self.is_forgotten(id) {
-            return Done::Ask;
+        if !op.is_last && self.must_nak_message(id) {
+            return Outcome::Nak;
         }
         let server = flow.server;
-        if let Err(lane) = self.detour_until_done(id, server, &packet, op, now) {
-            let lane = if lane == NONE { self.slowest_lane(server).unwrap_or(NONE) } else { lane };
-            return Done::Wait(lane);
+        if let Err(shared_qp) = self.detour_until_done(id, server, &packet, op, now) {
+            let shared_qp =
+                if shared_qp == NONE { self.slowest_shared_qp(server).unwrap_or(NONE) } else { shared_qp };
+            return Outcome::Wait(shared_qp);
         }
         let psn = packet.bth().psn();
         let flow = &mut self.flows[id as usize];
-        if let Some(lane) = self.lanes.get_mut(flow.lane as usize) {
-            // Its owner has had its turn.
-            lane.reserved = Nanos::ZERO;
+        if let Some(shared_qp) = self.shared_qps.get_mut(flow.shared_qp as usize) {
+            // The owner has used its reserved turn.
+            shared_qp.reserved_until = Nanos::ZERO;
         }
-        if flow.is_quiet() && !flow.in_message {
+        if flow.is_idle() && !flow.in_message {
             flow.via = NONE;
-            flow.heard = flow.acked;
-            flow.delta = flow.own_next.get().wrapping_sub(psn.get());
-            flow.msn_delta = flow.own_msn.get().wrapping_sub(flow.msn.get());
+            flow.executed = flow.acked;
+            flow.psn_delta = flow.server_next.get().wrapping_sub(psn.get());
+            flow.msn_delta = flow.server_msn.get().wrapping_sub(flow.msn.get());
         }
-        self.follow_own(id, frame, layout, op, now);
-        Done::Route
+        self.track_own(id, frame, layout, op, now);
+        Outcome::Forward
     }
 
-    /// The request in `frame` leaves on its own connection, and is followed.
-    fn follow_own<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, op: Op, now: Nanos) {
+    /// Tracks and rewrites a request that leaves on its own connection.
+    fn track_own<F: Frame>(&mut self, id: Id, frame: &mut F, layout: Layout, op: Op, now: Nanos) {
         let packet = Packet::new(frame.bytes(), layout);
         let next = self.flows[id as usize].next;
-        let quiet = self.flows[id as usize].is_quiet();
-        self.follow(id, &packet, op, now);
+        let quiet = self.flows[id as usize].is_idle();
+        self.track(id, &packet, op, now);
         let by = self.steer(id, &packet, op, quiet, now);
         let flow = &mut self.flows[id as usize];
-        // Requests that wait behind it are in order already.
+        // `next` already counts the requests held behind this one.
         if !next.precedes(flow.next) {
             flow.next = next;
         }
-        let own = packet.bth().psn().add(flow.delta);
-        // Without an acknowledgement nobody would know when something else may follow.
-        rewrite_request(frame, layout, own, op.ends, by);
+        let server_psn = packet.bth().psn().add(flow.psn_delta);
+        // Without an acknowledgement of the last packet, the switch could not tell when other requests may
+        // follow.
+        rewrite_request(frame, layout, server_psn, op.is_last, by);
     }
 
-    /// Something came before its turn: its client is told what is expected, as soon as that says nothing wrong about what is
-    /// still under way.
-    fn ask_again<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
+    /// Schedules a NAK for the expected PSN after a request out of order. The NAK is sent once it does not
+    /// acknowledge requests in flight.
+    fn schedule_nak<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
         let flow = &mut self.flows[id as usize];
         if flow.nak_due || flow.nak_sent {
             return;
         }
         flow.nak_due = true;
-        self.tell_if_quiet(id, now, out);
+        self.send_due_nak(id, now, out);
     }
 
-    /// Tells a client to send again from `next` on, if it is time.
-    pub(crate) fn tell_if_quiet<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
+    /// Sends the scheduled NAK for `next` if all requests before it are complete.
+    pub(crate) fn send_due_nak<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
         let flow = &mut self.flows[id as usize];
-        let busy = flow.holds() || !flow.is_quiet() || flow.unsure.is_some() || flow.rereading;
-        if !flow.nak_due || busy || flow.stage != Stage::Strict {
+        let busy = flow.has_held() || !flow.is_idle() || flow.uncounted_read.is_some() || flow.rereading;
+        if !flow.nak_due || busy || flow.stage != Stage::Translating {
             return;
         }
-        let lane = flow.lane;
-        if core::mem::take(&mut flow.turned_away) && lane != NONE {
-            let there = &mut self.lanes[lane as usize];
-            if there.under_way > 0 {
-                flow.turned_away = true;
-                self.wait(id, lane);
+        let shared_qp = flow.shared_qp;
+        if core::mem::take(&mut flow.found_no_slot) && shared_qp != NONE {
+            let qp = &mut self.shared_qps[shared_qp as usize];
+            if qp.in_flight > 0 {
+                flow.found_no_slot = true;
+                self.wait(id, shared_qp);
                 return;
             }
-            if there.reserved == Nanos::ZERO {
-                // It has the next turn, if it comes soon: others would take the lane again and again before it is there.
-                there.reserved = now + there.patience(self.config.replay_after);
+            if qp.reserved_until == Nanos::ZERO {
+                // The owner has the next turn if it retransmits soon. Otherwise other clients would take the
+                // shared QP each time before its request arrives.
+                qp.reserved_until = now + qp.retransmit_timeout(self.config.replay_after);
             } else {
-                // Its owner had a turn, and is too far away to use it: others take another lane.
-                flow.leaving &= !there.is_given_back;
-                self.leave(id);
-                self.flows[id as usize].unfit_until = now + self.config.dead_after;
+                // The owner has missed its reserved turn because its round trip is too long: other clients
+                // use another shared QP.
+                flow.closing &= !qp.is_returning;
+                self.unshare(id);
+                self.flows[id as usize].unshareable_until = now + self.config.dead_after;
                 self.counters.lanes_left.add(1);
             }
         }
@@ -716,12 +758,12 @@ impl Swordbox {
         flow.nak_sent = true;
         let next = flow.next;
         self.counters.naks.add(1);
-        let nak = Answer::Syndrome(Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR));
-        self.send_answer(id, next, nak, out);
+        let nak = Response::Syndrome(Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR));
+        self.send_response(id, next, nak, out);
     }
 
-    /// Requests that wait have their turn, as far as it goes.
-    pub(crate) fn pump<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
+    /// Forwards held requests in order until one has to wait.
+    pub(crate) fn forward_held<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
         if !self.send_reread(id, now, out) {
             return;
         }
@@ -729,7 +771,7 @@ impl Swordbox {
             let queue = self.flows[id as usize].held;
             let Some((bytes, port)) = self.held.first(queue) else { break };
             let Ok(mut frame) = out.make(bytes.len()) else {
-                // Nothing else may ever happen that would give it another turn.
+                // No later event is certain to retry this flow.
                 self.ready.push_back(id);
                 return;
             };
@@ -739,22 +781,22 @@ impl Swordbox {
                 continue;
             };
             let op = Op::of(layout.opcode());
-            let to = match self.take(id, &mut frame, layout, op, now) {
-                Done::Route => match self.forward.route(&mut frame, port, now, out) {
+            let to = match self.try_forward(id, &mut frame, layout, op, now) {
+                Outcome::Forward => match self.forward.route(&mut frame, port, now, out) {
                     Verdict::Forward(port) => Some(port),
                     _ => None,
                 },
-                Done::Sent(port) | Done::Answered(port) => Some(port),
-                Done::Taken => None,
-                Done::Wait(lane) => {
-                    self.wait(id, lane);
+                Outcome::Sent(port) | Outcome::Answered(port) => Some(port),
+                Outcome::Consumed => None,
+                Outcome::Wait(shared_qp) => {
+                    self.wait(id, shared_qp);
                     return;
                 }
-                Done::Ask => {
+                Outcome::Nak => {
                     let flow = &mut self.flows[id as usize];
                     flow.next = Packet::new(frame.bytes(), layout).bth().psn();
                     self.held.clear(&mut flow.held);
-                    self.ask_for_message(id, now, out);
+                    self.nak_message(id, now, out);
                     return;
                 }
             };
@@ -763,11 +805,11 @@ impl Swordbox {
                 _ = out.send(frame, port);
             }
         }
-        self.tell_if_quiet(id, now, out);
+        self.send_due_nak(id, now, out);
     }
 }
 
-/// Gives a request the PSN that the server expects, and adds something to its address.
+/// Sets a request's PSN, optionally its AckReq bit, and adds `by` to its virtual address.
 pub(crate) fn rewrite_request<F: Frame>(frame: &mut F, layout: Layout, psn: Psn, ack_req: bool, by: u64) {
     let packet = Packet::new(frame.bytes(), layout);
     let (bth, memory) = (packet.bth(), memory_of(&packet));

@@ -1,9 +1,10 @@
-//! READs that are done and that their clients repeat.
+//! Retransmitted READs that are complete.
 //!
-//! A responder need keep no more READs and atomics than it takes at once (`max_dest_rd_atomic`; IB 9.7.5.1.4), and atomics of
-//! other clients may have taken a shared connection since: the server would not answer a READ of an old PSN. A repeated READ is
-//! therefore a new request of its client's connection, one at a time, with nothing else under way there. It is sent again from
-//! here until it is answered, since its client does not know its PSN.
+//! A responder needs to keep only as many READs and atomics as it accepts at once (`max_dest_rd_atomic`, IB
+//! 9.7.5.1.4), and atomics of other clients may have used a shared QP since, so the server would not answer a
+//! READ with an old PSN. A retransmitted READ is therefore forwarded as a new request on its client's
+//! connection, one at a time, with nothing else in flight there. The switch retransmits it until it is
+//! answered, since the client does not know its new PSN.
 
 use crate::flow::Stage;
 use crate::function::Swordbox;
@@ -16,34 +17,34 @@ use rocev2::aeth::{NakCode, Syndrome};
 use rocev2::{Class, Layout, Opcode, Packet, Psn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
-/// Bytes of the smallest path MTU
+/// Minimum path MTU in bytes
 const LEAST_MTU: u32 = 256;
-/// The time between two transmissions doubles, up to this often.
+/// Maximum number of times that the retransmission interval doubles
 const MOST_DOUBLED: u8 = 6;
 
-/// Repeated READs of one flow.
+/// Retransmitted READs of one flow.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rereads {
-    /// Their requests as the client sent them, in its order, as queue of [`Held`](crate::held::Held)
+    /// Requests as the client sent them, in its order: a queue of [`Held`](crate::held::Held)
     queue: [u32; 2],
     count: u16,
-    /// PSNs of the first and the last in the queue
+    /// Client's PSNs of the first and the last request in the queue
     first: Psn,
     last: Psn,
-    /// The first one, if it has been sent to the server
+    /// The first request, once it has been sent to the server
     sent: Option<Sent>,
 }
 
-/// A READ under way for the second time.
+/// A READ that is in flight again.
 #[derive(Clone, Copy, Debug)]
 struct Sent {
-    /// First PSN as the client knows it
+    /// The client's first PSN
     psn: Psn,
-    /// First PSN as the server knows it
-    own: Psn,
-    /// PSNs that its responses take at most
+    /// The server's first PSN
+    server_psn: Psn,
+    /// Maximum number of response packets
     span: i32,
-    /// When it was sent first, and last
+    /// Time of the first and of the latest transmission
     since: Nanos,
     at: Nanos,
     tries: u8,
@@ -53,37 +54,38 @@ impl Rereads {
     pub(crate) const NONE: Self =
         Self { queue: [NONE; 2], count: 0, first: Psn::ZERO, last: Psn::ZERO, sent: None };
 
-    /// Returns whether a server's PSN answers the READ that is under way.
-    pub(crate) fn awaits(&self, own: Psn) -> bool {
-        self.sent.is_some_and(|sent| (0..sent.span).contains(&own.distance(sent.own)))
+    /// Returns whether a response with this PSN of the server belongs to the READ in flight.
+    pub(crate) fn awaits(&self, server_psn: Psn) -> bool {
+        self.sent.is_some_and(|sent| (0..sent.span).contains(&server_psn.distance(sent.server_psn)))
     }
 
-    /// Whether one is under way.
+    /// Returns whether a READ is in flight again.
     pub(crate) const fn is_sent(&self) -> bool {
         self.sent.is_some()
     }
 }
 
 impl Swordbox {
-    /// Whether a message of several packets must not begin yet: until it ends, no new request could go in between, and a READ
-    /// that its client repeats meanwhile may be one that the server has forgotten. The client may be unable to end it before
-    /// that READ is answered, as its window is full.
-    pub(crate) fn is_forgotten(&self, id: Id) -> bool {
+    /// Returns whether a message of several packets must not begin yet. New requests cannot be sent in the
+    /// middle of a message, and a READ that the client retransmits meanwhile may be one that the server no
+    /// longer has. The client may be unable to finish the message before that READ is answered, because its
+    /// window is full.
+    pub(crate) fn must_nak_message(&self, id: Id) -> bool {
         let flow = &self.flows[id as usize];
         let is_read = |record: &Record| record.count > 0 && matches!(record.what, What::Read | What::Unseen);
-        flow.forgotten && !flow.in_message && self.records(id).iter().any(is_read)
+        flow.reads_may_be_lost && !flow.in_message && self.records(id).iter().any(is_read)
     }
 
-    /// Asks a client for the message again that it was about to begin. A NAK says that all before is done: a client that still
-    /// waits for the response to a READ repeats that instead.
-    pub(crate) fn ask_for_message<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
+    /// NAKs the message that a client is about to begin. The NAK acknowledges everything before; a client
+    /// that still waits for the response to a READ retransmits the READ instead.
+    pub(crate) fn nak_message<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
         let flow = &mut self.flows[id as usize];
-        flow.asking = true;
+        flow.message_naked = true;
         flow.nak_due = true;
-        self.tell_if_quiet(id, now, out);
+        self.send_due_nak(id, now, out);
     }
 
-    /// Takes a READ that is done and that its client repeats. It is dropped if it waits here already.
+    /// Queues a complete READ that the client retransmitted. A READ that is queued already is dropped.
     pub(crate) fn reread<O: Output>(
         &mut self,
         id: Id,
@@ -94,14 +96,14 @@ impl Swordbox {
         out: &mut O,
     ) -> Verdict {
         let flow = &mut self.flows[id as usize];
-        flow.asking = false;
+        flow.message_naked = false;
         let rereads = &mut flow.rereads;
         if flow.rereading && !rereads.last.precedes(psn) {
             if !psn.precedes(rereads.first) {
                 self.resend_reread(id, now, out, false);
                 return Verdict::Drop(DropReason::Repeated);
             }
-            // The client waits for one before those.
+            // The client is missing a response before the queued READs.
             let queue = &mut rereads.queue;
             if rereads.sent.is_some() {
                 self.held.clear_behind_first(queue);
@@ -119,7 +121,7 @@ impl Swordbox {
         if rereads.count == 0 {
             rereads.first = psn;
             flow.rereading = true;
-            flow.reading = Some((record.psn.add(record.count), None));
+            flow.reread_until = Some((record.psn.add(record.count), None));
             self.rereading.push(id);
         }
         self.flows[id as usize].rereads.count += 1;
@@ -127,7 +129,7 @@ impl Swordbox {
         Verdict::Consume
     }
 
-    /// Sends the next repeated READ, if there is one whose turn it is. Returns whether new requests of the flow may follow.
+    /// Sends the next queued READ if possible. Returns whether new requests of the flow may follow.
     pub(crate) fn send_reread<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) -> bool {
         loop {
             let flow = &self.flows[id as usize];
@@ -135,41 +137,42 @@ impl Swordbox {
                 return true;
             }
             if flow.rereads.sent.is_some()
-                || !flow.is_quiet()
+                || !flow.is_idle()
                 || flow.in_message
-                || flow.stage != Stage::Strict
+                || flow.stage != Stage::Translating
             {
                 return false;
             }
-            if flow.lane != NONE && self.lanes[flow.lane as usize].under_way > 0 {
-                self.wait(id, flow.lane);
+            if flow.shared_qp != NONE && self.shared_qps[flow.shared_qp as usize].in_flight > 0 {
+                self.wait(id, flow.shared_qp);
                 return false;
             }
             let Some((bytes, _)) = self.held.first(flow.rereads.queue) else {
                 self.end_rereads(id);
                 return true;
             };
-            let asked = Packet::parse(bytes).and_then(|packet| {
+            let request = Packet::parse(bytes).and_then(|packet| {
                 let (_, _, len) = memory_of(&packet)?;
                 Some((packet.bth().psn(), len))
             });
-            let record = asked.and_then(|(psn, _)| self.read_at(id, psn));
-            let (Some((psn, len)), Some(record)) = (asked, record) else {
-                // It is so old by now that its client does not wait for it.
+            let record = request.and_then(|(psn, _)| self.read_at(id, psn));
+            let (Some((psn, len)), Some(record)) = (request, record) else {
+                // The READ is too old for its client to be waiting for it.
                 self.pop_reread(id);
                 continue;
             };
             let flow = &mut self.flows[id as usize];
             let span = len.div_ceil(LEAST_MTU).max(1) as i32;
-            flow.rereads.sent = Some(Sent { psn, own: flow.own_next, span, since: now, at: now, tries: 0 });
-            // It takes a place of those that the server keeps for READs and atomics.
-            flow.forgotten = true;
-            flow.reading = Some((record.psn.add(record.count), None));
-            // From now on the server knows it by that.
+            flow.rereads.sent =
+                Some(Sent { psn, server_psn: flow.server_next, span, since: now, at: now, tries: 0 });
+            // The READ takes one of the slots in which the server keeps READs and atomics.
+            flow.reads_may_be_lost = true;
+            flow.reread_until = Some((record.psn.add(record.count), None));
+            // The server has the request under its new PSN from now on.
             let skipped = psn.distance(record.psn) as u32;
-            let own = flow.own_next.sub(skipped);
-            for known in self.records_mut(id).iter_mut().filter(|known| known.psn == record.psn) {
-                (known.own, known.skipped) = (own, skipped);
+            let server_psn = flow.server_next.sub(skipped);
+            for stored in self.records_mut(id).iter_mut().filter(|stored| stored.psn == record.psn) {
+                (stored.server_psn, stored.skipped) = (server_psn, skipped);
             }
             self.counters.reread.add(1);
             self.transmit_reread(id, now, out);
@@ -177,7 +180,7 @@ impl Swordbox {
         }
     }
 
-    /// The record of the READ that has this PSN.
+    /// Returns the record of the READ with this PSN.
     fn read_at(&self, id: Id, psn: Psn) -> Option<Record> {
         let within = |record: &&Record| {
             matches!(record.what, What::Read | What::Unseen)
@@ -187,7 +190,7 @@ impl Swordbox {
         records.min_by_key(|record| (psn.distance(record.psn), record.what == What::Unseen)).copied()
     }
 
-    /// Sends the READ that is under way. Without room it is lost, as on a wire.
+    /// Sends the READ in flight. Without a free buffer it counts as lost.
     fn transmit_reread<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
         let rereads = self.flows[id as usize].rereads;
         let (Some(sent), Some((bytes, port))) = (rereads.sent, self.held.first(rereads.queue)) else {
@@ -196,13 +199,13 @@ impl Swordbox {
         let Ok(mut frame) = out.make_from(bytes) else { return };
         let Class::Roce(layout) = classify(frame.bytes()) else { return };
         let by = self.read_at(id, sent.psn).map_or(0, |record| record.steered);
-        rewrite_request(&mut frame, layout, sent.own, true, by);
+        rewrite_request(&mut frame, layout, sent.server_psn, true, by);
         if let Verdict::Forward(port) = self.forward.route(&mut frame, port, now, out) {
             _ = out.send(frame, port);
         }
     }
 
-    /// Sends a READ that is under way again if its time has come, or at once.
+    /// Retransmits the READ in flight if `replay_after` has passed, or `at_once`.
     fn resend_reread<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O, at_once: bool) {
         let Some(sent) = &mut self.flows[id as usize].rereads.sent else { return };
         if !at_once && now.since(sent.at) <= self.config.replay_after {
@@ -213,8 +216,9 @@ impl Swordbox {
         self.transmit_reread(id, now, out);
     }
 
-    /// Sends READs again that are not answered in time. After `dead_after` only the client's repetition does.
-    pub(crate) fn tend_rereads<O: Output>(&mut self, now: Nanos, out: &mut O) {
+    /// Retransmits READs without a timely response. After `dead_after` they are retransmitted only when the
+    /// client does so.
+    pub(crate) fn tick_rereads<O: Output>(&mut self, now: Nanos, out: &mut O) {
         let mut at = 0;
         while let Some(id) = self.rereading.get(at).copied() {
             at += 1;
@@ -228,8 +232,8 @@ impl Swordbox {
                 self.send_reread(id, now, out);
                 continue;
             };
-            let patience = Nanos(self.config.replay_after.0 << sent.tries);
-            if now.since(sent.at) > patience && now.since(sent.since) <= self.config.dead_after {
+            let retransmit_timeout = Nanos(self.config.replay_after.0 << sent.tries);
+            if now.since(sent.at) > retransmit_timeout && now.since(sent.since) <= self.config.dead_after {
                 sent.at = now;
                 sent.tries = (sent.tries + 1).min(MOST_DOUBLED);
                 self.counters.resent.add(1);
@@ -238,7 +242,7 @@ impl Swordbox {
         }
     }
 
-    /// Passes a response to a READ that is under way for the second time; `None` if this is none.
+    /// Forwards a response to a READ that is in flight again. Returns `None` if it is none.
     pub(crate) fn on_reread<O: Output>(
         &mut self,
         id: Id,
@@ -251,8 +255,8 @@ impl Swordbox {
         let flow = &mut self.flows[id as usize];
         let sent = flow.rereads.sent.filter(|_| flow.rereading)?;
         let packet = Packet::new(frame.bytes(), layout);
-        let own = packet.bth().psn();
-        let at = own.distance(sent.own);
+        let server_psn = packet.bth().psn();
+        let at = server_psn.distance(sent.server_psn);
         if !(0..sent.span).contains(&at) {
             return None;
         }
@@ -261,8 +265,8 @@ impl Swordbox {
         match layout.opcode() {
             Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_MIDDLE => {}
             Opcode::RC_READ_RESPONSE_LAST | Opcode::RC_READ_RESPONSE_ONLY => {
-                flow.own_next = own.add(1);
-                flow.own_msn = flow.own_msn.add(1);
+                flow.server_next = server_psn.add(1);
+                flow.server_msn = flow.server_msn.add(1);
                 self.pop_reread(id);
             }
             Opcode::RC_ACKNOWLEDGE => match packet.aeth().map(rocev2::aeth::Aeth::kind) {
@@ -270,7 +274,7 @@ impl Swordbox {
                     self.resend_reread(id, now, out, true);
                     return Some(Verdict::Consume);
                 }
-                // The server's queue pair is in error: its client is told.
+                // The server's queue pair is in error; the NAK is forwarded to the client.
                 Some(Syndrome::Nak(_)) => self.end_rereads(id),
                 _ => return None,
             },
@@ -280,7 +284,7 @@ impl Swordbox {
         Some(self.forward.route(frame, port, now, out))
     }
 
-    /// The first repeated READ is answered, or of no use any more.
+    /// Removes the first queued READ, which has been answered or is obsolete.
     fn pop_reread(&mut self, id: Id) {
         let rereads = &mut self.flows[id as usize].rereads;
         rereads.sent = None;
@@ -292,13 +296,13 @@ impl Swordbox {
         }
     }
 
-    /// No repeated READ of a flow waits any more.
+    /// Removes all queued READs of a flow.
     pub(crate) fn end_rereads(&mut self, id: Id) {
         let flow = &mut self.flows[id as usize];
         if core::mem::take(&mut flow.rereading) {
             self.held.clear(&mut flow.rereads.queue);
             flow.rereads = Rereads::NONE;
-            flow.reading = None;
+            flow.reread_until = None;
         }
     }
 }

@@ -1,13 +1,13 @@
-//! Responses of servers: taken apart by whose requests they answer, and told to each client as its own connection would
-//! have told it.
+//! Handling of server responses. Each response is attributed to the requests that it answers, and forwarded
+//! or regenerated for each client as on the client's own connection.
 
-use crate::answer::Answer;
 use crate::flow::Stage;
 use crate::function::{NO_SERVER, Swordbox, source_of};
-use crate::headers::{Base, Class8};
-use crate::lane::{Lane, Under};
+use crate::generated::Response;
+use crate::headers::{BthFields, TrafficClass};
 use crate::message::LONGEST;
 use crate::records::{Record, What};
+use crate::shared_qp::{Operation, SharedQp};
 use crate::{Id, NONE};
 use core::num::NonZero;
 use rocev2::aeth::{Aeth, NakCode, Syndrome};
@@ -16,7 +16,10 @@ use rocev2::{Fault, Layout, Msn, Opcode, Packet, Psn};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
 impl Swordbox {
-    #[expect(clippy::inline_always, reason = "callers know what kind of packet it is, and of what shape")]
+    #[expect(
+        clippy::inline_always,
+        reason = "the kind and the layout of the packet are constants in the callers"
+    )]
     #[inline(always)]
     pub(crate) fn on_response<O: Output>(
         &mut self,
@@ -32,23 +35,26 @@ impl Swordbox {
         if server == NO_SERVER {
             return self.forward.route(frame, port, now, out);
         }
-        if !self.bereft.is_empty() && self.is_from_before(&packet, now) {
-            if self.is_succeeded(&packet, port, now) {
+        if !self.orphaned_clients.is_empty() && self.is_for_orphaned_client(&packet, now) {
+            if self.try_succeed(&packet, port, now) {
                 return self.forward.route(frame, port, now, out);
             }
             self.counters.ended.add(1);
             return Verdict::Drop(DropReason::NoQueuePair);
         }
-        // To the client's end
-        let Some(to) = self.end_of(&packet) else {
-            return self.pass_unknown(frame, layout, port, now, out);
+        // Client's endpoint
+        let Some(to) = self.endpoint_of(&packet) else {
+            return self.forward_untracked(frame, layout, port, now, out);
         };
         self.on_response_at(to, server, frame, layout, port, now, out)
     }
 
-    /// A response of a server to an end that is known.
-    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
-    #[expect(clippy::inline_always, reason = "callers know what kind of packet it is, and of what shape")]
+    /// Handles a server's response to a known endpoint.
+    #[allow(clippy::too_many_arguments, reason = "a frame with its layout, port and time")]
+    #[expect(
+        clippy::inline_always,
+        reason = "the kind and the layout of the packet are constants in the callers"
+    )]
     #[inline(always)]
     pub(crate) fn on_response_at<O: Output>(
         &mut self,
@@ -61,17 +67,17 @@ impl Swordbox {
         out: &mut O,
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
-        if let Some(lane) = self.straight_answer_to(to, &packet, server, port)
+        if let Some(shared_qp) = self.fast_ack_of(to, &packet, server, port)
             && packet.verify_icrc_inline()
         {
-            self.ends[to as usize].seen = now;
-            return self.answer_straight(lane, frame, now, out);
+            self.endpoints[to as usize].seen = now;
+            return self.complete_fast(shared_qp, frame, now, out);
         }
         self.on_response_to(to, server, frame, layout, port, now, out)
     }
 
-    /// A response of a server to a client's end.
-    #[allow(clippy::too_many_arguments, reason = "a frame and what is known of it")]
+    /// Handles a server's response to a client's endpoint that is not on the fast path.
+    #[allow(clippy::too_many_arguments, reason = "a frame with its layout, port and time")]
     #[inline(never)]
     fn on_response_to<O: Output>(
         &mut self,
@@ -85,95 +91,97 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let from = source_of(&packet);
-        let id = self.ends[to as usize].peer;
+        let id = self.endpoints[to as usize].peer;
         if let Some(flow) = self.flows.get(id as usize)
             && flow.server != server
         {
-            if flow.stage >= Stage::Strict {
+            if flow.stage >= Stage::Translating {
                 self.counters.spoofed.add(1);
                 return Verdict::Drop(DropReason::WrongSource);
             }
-            // A forged REQ and REP may have named the wrong server: dropping its answers would end a client's connection.
-            return self.on_stray_answer(to, frame, layout, port, now, out);
+            // A forged REQ and REP may have named the wrong server. Dropping the responses of the right one
+            // would end a client's connection.
+            return self.on_stray_response(to, frame, layout, port, now, out);
         }
-        if self.flows.get(id as usize).is_none_or(|flow| !flow.may_answer(packet.bth().psn()))
-            && self.is_succeeded(&packet, port, now)
+        if self.flows.get(id as usize).is_none_or(|flow| !flow.accepts_response(packet.bth().psn()))
+            && self.try_succeed(&packet, port, now)
         {
             return self.forward.route(frame, port, now, out);
         }
         if let Some(flow) = self.flows.get(id as usize)
-            && !flow.may_answer(packet.bth().psn())
+            && !flow.accepts_response(packet.bth().psn())
         {
-            return self.on_stray_answer(to, frame, layout, port, now, out);
+            return self.on_stray_response(to, frame, layout, port, now, out);
         }
         let answers_request = id == NONE || self.awaits(id, packet.bth().psn());
-        let end = &mut self.ends[to as usize];
+        let end = &mut self.endpoints[to as usize];
         end.seen = now;
-        // Nothing is kept from a packet that may be damaged or forged, or comes from somewhere else than requests do.
+        // Headers of packets that may be damaged, forged or from another host are not stored.
         let ours = answers_request && (end.from == 0 || end.from == from);
-        if ours && !end.headers.leads_like(&packet) && packet.verify_icrc() {
+        if ours && !end.headers.has_path_of(&packet) && packet.verify_icrc() {
             end.refresh(&packet);
         }
         if id == NONE {
             if !packet.verify_icrc() {
                 return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
             }
-            self.guess(to, &packet, from, port);
+            self.match_response(to, &packet, from, port);
             return self.forward.route(frame, port, now, out);
         }
-        let end = &mut self.ends[to as usize];
-        // A forged answer must not change the port on which requests leave.
-        if answers_request && end.came_on != port {
-            end.came_on = port;
-            self.ends[id as usize].port = port;
+        let end = &mut self.endpoints[to as usize];
+        // A forged response must not change the port on which requests leave.
+        if answers_request && end.peer_port != port {
+            end.peer_port = port;
+            self.endpoints[id as usize].port = port;
         }
         let flow = &self.flows[id as usize];
-        // What others have under way there has nothing to do with what became of the owner's own.
-        if flow.stage == Stage::Ended && flow.lane == NONE {
+        // Operations of other clients on this shared QP are completed even if the owner's own flow has ended.
+        if flow.stage == Stage::Ended && flow.shared_qp == NONE {
             self.counters.ended.add(1);
             return Verdict::Drop(DropReason::NoQueuePair);
         }
-        // What a client learns has to be known here, too.
+        // The switch has to see everything that a client learns, so a damaged response is dropped.
         if !packet.verify_icrc() {
             return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
         }
         let psn = packet.bth().psn();
         if flow.via == NONE {
-            self.learn_count(id, &packet, psn.sub(self.flows[id as usize].delta));
+            self.learn_psn_count(id, &packet, psn.sub(self.flows[id as usize].psn_delta));
         }
         let flow = &self.flows[id as usize];
-        if flow.stage < Stage::Strict {
-            self.hear(id, &packet, psn);
+        if flow.stage < Stage::Translating {
+            self.update_flow(id, &packet, psn);
             return self.forward.route(frame, port, now, out);
         }
         let flow = &self.flows[id as usize];
-        let (lane, is_own) = (flow.lane, flow.is_own);
-        if is_own && self.on_probe(lane, &packet, now, out) {
+        let (shared_qp, is_switch_owned) = (flow.shared_qp, flow.is_switch_owned);
+        if is_switch_owned && self.on_probe(shared_qp, &packet, now, out) {
             return Verdict::Consume;
         }
-        if lane != NONE
-            && self.lanes[lane as usize].under_way > 0
-            && !psn.precedes(self.lanes[lane as usize].acked)
+        if shared_qp != NONE
+            && self.shared_qps[shared_qp as usize].in_flight > 0
+            && !psn.precedes(self.shared_qps[shared_qp as usize].acked)
         {
-            return self.on_lane(lane, frame, layout, now, out);
+            return self.on_shared_qp(shared_qp, frame, layout, now, out);
         }
         if self.flows[id as usize].stage == Stage::Ended {
             self.counters.ended.add(1);
             return Verdict::Drop(DropReason::NoQueuePair);
         }
-        let mut verdict = self.on_own(id, frame, layout, port, now, out);
-        if self.is_awaited(id) || self.steering.published {
+        let mut verdict = self.on_own_response(id, frame, layout, port, now, out);
+        if self.has_waiting(id) || self.steering.linked {
             verdict = send_first::<O>(verdict, frame, out);
-            self.after_own(id, now, out);
+            self.after_own_response(id, now, out);
             self.release(now, out);
         }
         verdict
     }
 
-    /// An answer to a client's queue pair that does not answer any request of the connection that is known of it. Its client
-    /// does not wait for it, unless its number was given again: then there is another connection whose requests it fits.
+    /// Handles a response to a client's queue pair that matches no request of the tracked connection. Its
+    /// client ignores it, unless the queue pair number was reused: then the response matches the requests of
+    /// another connection.
     #[cold]
-    fn on_stray_answer<O: Output>(
+    fn on_stray_response<O: Output>(
         &mut self,
         to: Id,
         frame: &mut O::Frame,
@@ -187,63 +195,69 @@ impl Swordbox {
             return Verdict::Drop(DropReason::Malformed(Fault::Icrc));
         }
         self.counters.strays.add(1);
-        let (id, from) = (self.ends[to as usize].peer, source_of(&packet));
-        // Answers of the server come from where the known ones came from; of another one, nothing is known.
-        if self.ends[id as usize].port == port || self.flows[id as usize].server != self.server_of(from) {
-            self.guess(to, &packet, from, port);
+        let (id, from) = (self.endpoints[to as usize].peer, source_of(&packet));
+        // Used for pairing if it arrives on the port of the known connection's server, or comes from another
+        // server.
+        if self.endpoints[id as usize].port == port || self.flows[id as usize].server != self.server_of(from)
+        {
+            self.match_response(to, &packet, from, port);
         }
         self.forward.route(frame, port, now, out)
     }
 
-    /// Returns whether a server's PSN answers a request that has no answer yet: the client's own, a repeated READ, or, on a lane,
-    /// another client's or the switch's probe.
-    fn awaits(&self, id: Id, own: Psn) -> bool {
+    /// Returns whether a server's PSN answers a request without a response: one of the client itself, a
+    /// retransmitted READ, or, on a shared QP, an operation of another client or the switch's probe.
+    fn awaits(&self, id: Id, server_psn: Psn) -> bool {
         let flow = &self.flows[id as usize];
-        let psn = own.sub(flow.delta);
-        let is_own = !flow.begun || !psn.precedes(flow.acked) && psn.distance(flow.sent) < flow.unsure_psns();
-        let is_shared = |lane: &Lane| {
-            (0..lane.under_way as i32).contains(&own.distance(lane.acked))
-                || lane.probe.is_some_and(|probe| probe.psn == Some(own))
+        let psn = server_psn.sub(flow.psn_delta);
+        let is_own_request =
+            !flow.is_started || !psn.precedes(flow.acked) && psn.distance(flow.sent) < flow.uncounted_psns();
+        let is_shared = |shared_qp: &SharedQp| {
+            (0..shared_qp.in_flight as i32).contains(&server_psn.distance(shared_qp.acked))
+                || shared_qp.probe.is_some_and(|probe| probe.psn == Some(server_psn))
         };
-        is_own || flow.rereads.awaits(own) || self.lanes.get(flow.lane as usize).is_some_and(is_shared)
+        is_own_request
+            || flow.rereads.awaits(server_psn)
+            || self.shared_qps.get(flow.shared_qp as usize).is_some_and(is_shared)
     }
 
-    /// Whether something waits for a flow's own requests, which are all done.
-    fn is_awaited(&self, id: Id) -> bool {
+    /// Returns whether something waits for a flow's own requests, all of which are complete.
+    fn has_waiting(&self, id: Id) -> bool {
         let flow = &self.flows[id as usize];
-        let waiting = flow.lane != NONE && self.lanes[flow.lane as usize].waiting[0] != NONE;
+        let waiting = flow.shared_qp != NONE && self.shared_qps[flow.shared_qp as usize].waiting[0] != NONE;
         let rereads = flow.rereading && !flow.rereads.is_sent();
-        flow.is_quiet() && (waiting || flow.holds() || flow.nak_due || rereads)
+        flow.is_idle() && (waiting || flow.has_held() || flow.nak_due || rereads)
     }
 
-    /// A response on a client's own connection went on: what waited for it follows.
-    pub(crate) fn after_own<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
-        if !self.is_awaited(id) {
+    /// Continues with what waited for a flow's own requests, after a response on the own connection.
+    pub(crate) fn after_own_response<O: Output>(&mut self, id: Id, now: Nanos, out: &mut O) {
+        if !self.has_waiting(id) {
             return;
         }
         let flow = &self.flows[id as usize];
-        let lane = flow.lane;
-        if lane != NONE && self.lanes[lane as usize].waiting[0] != NONE && !flow.in_message {
-            self.pump_lane(lane, now, out);
+        let shared_qp = flow.shared_qp;
+        if shared_qp != NONE && self.shared_qps[shared_qp as usize].waiting[0] != NONE && !flow.in_message {
+            self.retry_waiting(shared_qp, now, out);
         }
-        self.pump(id, now, out);
+        self.forward_held(id, now, out);
     }
 
-    /// Whether an answer is to a client whose connection ended with an earlier life of this: it may tell of what others had
-    /// under way there. It cannot come much later than that life's last request.
+    /// Returns whether a response is for a client whose connection ended with the switch's restart. It may
+    /// belong to an operation of another client on that connection. Such responses arrive within `dead_after`
+    /// of the first frame.
     #[cold]
-    fn is_from_before(&mut self, packet: &Packet<'_>, now: Nanos) -> bool {
-        let begun = *self.begun.get_or_insert(now);
-        if now.since(begun) > self.config.dead_after {
+    fn is_for_orphaned_client(&mut self, packet: &Packet<'_>, now: Nanos) -> bool {
+        let first_frame_at = *self.first_frame_at.get_or_insert(now);
+        if now.since(first_frame_at) > self.config.dead_after {
             return false;
         }
         let client = (packet.dst(), packet.bth().dest_qp());
-        let Some(key) = self.bereft.get(&client) else { return false };
-        self.ended.get(key).is_some_and(|gone| gone.connection.client == client)
+        let Some(key) = self.orphaned_clients.get(&client) else { return false };
+        self.ended.get(key).is_some_and(|ended_connection| ended_connection.connection.client == client)
     }
 
-    /// A response on a client's own connection: it may have to wait.
-    fn on_own<O: Output>(
+    /// Handles a response on a client's own connection, which may have to be withheld.
+    fn on_own_response<O: Output>(
         &mut self,
         id: Id,
         frame: &mut O::Frame,
@@ -254,7 +268,7 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let flow = &self.flows[id as usize];
-        let psn = packet.bth().psn().sub(flow.delta);
+        let psn = packet.bth().psn().sub(flow.psn_delta);
         if flow.via == NONE
             && !psn.precedes(flow.acked)
             && psn.precedes(flow.sent)
@@ -262,11 +276,11 @@ impl Swordbox {
         {
             return verdict;
         }
-        self.pass_own(id, frame, layout, port, now, out)
+        self.forward_own(id, frame, layout, port, now, out)
     }
 
-    /// A response on a client's own connection.
-    pub(crate) fn pass_own<O: Output>(
+    /// Forwards a response on a client's own connection.
+    pub(crate) fn forward_own<O: Output>(
         &mut self,
         id: Id,
         frame: &mut O::Frame,
@@ -281,9 +295,9 @@ impl Swordbox {
             return verdict;
         }
         let packet = Packet::new(frame.bytes(), layout);
-        let own = packet.bth().psn();
+        let server_psn = packet.bth().psn();
         let flow = &self.flows[id as usize];
-        let psn = own.sub(flow.delta);
+        let psn = server_psn.sub(flow.psn_delta);
         let is_read = matches!(
             layout.opcode(),
             Opcode::RC_READ_RESPONSE_FIRST
@@ -292,25 +306,27 @@ impl Swordbox {
                 | Opcode::RC_READ_RESPONSE_ONLY
         );
         if flow.via == NONE && !psn.precedes(flow.acked) && psn.precedes(flow.sent) {
-            self.see_answer(id, &packet, psn);
-            self.hear(id, &packet, psn);
+            self.learn_from_response(id, &packet, psn);
+            self.update_flow(id, &packet, psn);
             let flow = &self.flows[id as usize];
             let msn = packet.aeth().map(|aeth| Msn::new(aeth.msn().get().wrapping_sub(flow.msn_delta)));
             rewrite_response(frame, layout, psn, msn);
             return self.forward.route(frame, port, now, out);
         }
-        // Of a READ whose last response overtook others, or that was repeated in the middle of a message
+        // Responses to a READ whose last response overtook others, or that was retransmitted in the middle of
+        // a message.
         if is_read {
             let reads =
                 self.records(id).iter().filter(|record| matches!(record.what, What::Unseen | What::Read));
-            let fitting = reads.filter_map(|record| Some((record, record.client_psn(own)?)));
-            let nearest =
-                fitting.min_by_key(|(record, _)| (own.distance(record.own), record.what == What::Unseen));
+            let fitting = reads.filter_map(|record| Some((record, record.client_psn_of(server_psn)?)));
+            let nearest = fitting.min_by_key(|(record, _)| {
+                (server_psn.distance(record.server_psn), record.what == What::Unseen)
+            });
             if let Some((record, psn)) = nearest {
                 let end = record.psn.add(record.count);
                 let flow = &mut self.flows[id as usize];
-                if psn.add(1) == end && flow.reading.is_some_and(|(until, _)| until == end) {
-                    flow.reading = None;
+                if psn.add(1) == end && flow.reread_until.is_some_and(|(until, _)| until == end) {
+                    flow.reread_until = None;
                 }
                 let msn = packet.aeth().map(|_| self.flows[id as usize].msn);
                 rewrite_response(frame, layout, psn, msn);
@@ -321,13 +337,14 @@ impl Swordbox {
         Verdict::Drop(DropReason::Stale)
     }
 
-    /// What a response on a client's own connection says of its requests; `psn` as the client has it.
-    pub(crate) fn hear(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
+    /// Updates a flow from a response on its own connection. `psn` is the client's.
+    pub(crate) fn update_flow(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
         let opcode = packet.layout().opcode();
         if let Some(found) = packet.atomic_ack()
-            && self.flows[id as usize].stage < Stage::Strict
+            && self.flows[id as usize].stage < Stage::Translating
         {
-            // Even if everything before it is known to be done: its client may not have got it.
+            // Needed even if everything before is known to be complete, since the client may not have the
+            // response.
             for record in self.records_mut(id) {
                 if record.psn == psn && record.what == What::Unknown {
                     record.what = What::Atomic;
@@ -336,7 +353,7 @@ impl Swordbox {
             }
         }
         let flow = &self.flows[id as usize];
-        if !flow.begun || psn.precedes(flow.acked) || !psn.precedes(flow.sent) {
+        if !flow.is_started || psn.precedes(flow.acked) || !psn.precedes(flow.sent) {
             return;
         }
         match opcode {
@@ -345,22 +362,22 @@ impl Swordbox {
                 match aeth.kind() {
                     Syndrome::Ack(credit) => {
                         self.flows[id as usize].credit = credit.0;
-                        self.done(id, psn.add(1));
+                        self.complete_before(id, psn.add(1));
                     }
                     Syndrome::RnrNak(_) | Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => {
-                        self.done(id, psn);
+                        self.complete_before(id, psn);
                     }
                     Syndrome::Nak(code) => {
-                        // The server's queue pair is in error. What comes before was done.
-                        self.done(id, psn);
+                        // The server's queue pair is in error. Requests before this one are complete.
+                        self.complete_before(id, psn);
                         let flow = &mut self.flows[id as usize];
-                        (flow.proving, flow.reaching) = (None, None);
+                        (flow.pending_proof, flow.pending_memory) = (None, None);
                         self.end_detour(id, true);
                         self.note_refusal(id, psn, code);
                     }
                     Syndrome::Reserved(_) => return,
                 }
-                self.hear_msn(id, *aeth);
+                self.update_msn(id, *aeth);
             }
             Opcode::RC_ATOMIC_ACKNOWLEDGE => {
                 let Some(found) = packet.atomic_ack() else { return };
@@ -370,9 +387,9 @@ impl Swordbox {
                 record.done = true;
                 record.value = found;
                 self.flows[id as usize].open -= 1;
-                self.done(id, psn.add(1));
+                self.complete_before(id, psn.add(1));
                 if let Some(aeth) = packet.aeth() {
-                    self.hear_msn(id, *aeth);
+                    self.update_msn(id, *aeth);
                 }
             }
             _ => {
@@ -380,13 +397,13 @@ impl Swordbox {
                     |record: &&mut Record| (0..record.count as i32).contains(&psn.distance(record.psn));
                 let records = self.records_mut(id).iter_mut().filter(within);
                 let records = records.filter(|record| !record.done || record.what == What::Unseen);
-                // How many PSNs a READ takes may have been a guess: the nearest is the right one.
+                // The PSN count of a READ may be an estimate; the nearest READ is the right one.
                 let Some(record) = records.min_by_key(|record| (psn.distance(record.psn), record.done))
                 else {
                     return;
                 };
                 if record.what == What::Unseen {
-                    self.done(id, psn.add(1));
+                    self.complete_before(id, psn.add(1));
                     return;
                 }
                 if record.what != What::Read {
@@ -396,41 +413,41 @@ impl Swordbox {
                 if psn.add(1) == end {
                     record.done = true;
                     self.flows[id as usize].open -= 1;
-                    self.done(id, end);
+                    self.complete_before(id, end);
                 } else {
-                    self.done(id, first);
+                    self.complete_before(id, first);
                 }
                 if let Some(aeth) = packet.aeth() {
-                    self.hear_msn(id, *aeth);
+                    self.update_msn(id, *aeth);
                 }
             }
         }
     }
 
-    /// The server refuses a request of a client that had the right to it: that has been revoked, and those of others may have
-    /// been, too.
+    /// Skips the current proof period if the server refuses a request whose client had the right: the right
+    /// was revoked, and those of other clients may have been, too.
     fn note_refusal(&mut self, id: Id, psn: Psn, code: NakCode) {
         let flow = &self.flows[id as usize];
-        let had = flow.trial != Some(psn) && flow.has_rights(self.period);
+        let had = flow.unproven_request != Some(psn) && flow.has_rights(self.period);
         if code == NakCode::REMOTE_ACCESS_ERROR && had {
             self.period.skip();
         }
     }
 
-    fn hear_msn(&mut self, id: Id, aeth: Aeth) {
+    fn update_msn(&mut self, id: Id, aeth: Aeth) {
         let flow = &mut self.flows[id as usize];
-        let own = aeth.msn();
-        if flow.own_msn.precedes(own) || flow.stage < Stage::Clear {
-            flow.own_msn = own;
-            flow.msn = Msn::new(own.get().wrapping_sub(flow.msn_delta));
+        let server_msn = aeth.msn();
+        if flow.server_msn.precedes(server_msn) || flow.stage < Stage::Synced {
+            flow.server_msn = server_msn;
+            flow.msn = Msn::new(server_msn.get().wrapping_sub(flow.msn_delta));
         }
     }
 
-    /// Everything before `psn` is done, as far as no answer is missing.
-    pub(crate) fn done(&mut self, id: Id, psn: Psn) {
+    /// Completes all requests before `psn`, up to the first one whose response is missing.
+    pub(crate) fn complete_before(&mut self, id: Id, psn: Psn) {
         let flow = &mut self.flows[id as usize];
-        flow.heard = flow.heard.later(psn);
-        let mut psn = flow.heard;
+        flow.executed = flow.executed.later(psn);
+        let mut psn = flow.executed;
         if self.flows[id as usize].open > 0 {
             for record in self.records(id) {
                 if !record.done && record.psn.precedes(psn) {
@@ -441,40 +458,41 @@ impl Swordbox {
         let flow = &mut self.flows[id as usize];
         if flow.acked.precedes(psn) {
             flow.acked = psn;
-            // An acknowledgement may fit by chance: requests from the starting PSN on have to be among those that it covers.
+            // An acknowledgement may match by chance: it has to cover requests from the starting PSN on.
             if let Some(params) = flow.cm_params.take()
                 && flow.first.precedes(flow.next)
                 && !flow.next.precedes(psn)
             {
-                (flow.mtu, flow.max_reads) = params;
+                (flow.mtu, flow.server_max_reads) = params;
             }
-            flow.show_alive();
-            if flow.proved() {
-                self.sources.prove(self.ends[id as usize].from);
+            flow.apply_pending_alive();
+            if flow.apply_pending_proof() {
+                self.sources.set_proven(self.endpoints[id as usize].from);
             }
-            self.see_alive(id);
+            self.note_acknowledged(id);
             let flow = &self.flows[id as usize];
-            let reaches = flow.reaching.is_some();
-            let ends = flow.detouring.is_some_and(|(psn, _)| psn.precedes(flow.acked));
+            let reaches = flow.pending_memory.is_some();
+            let detour_ends = flow.detour.is_some_and(|(psn, _)| psn.precedes(flow.acked));
             if reaches {
-                self.reached(id);
+                self.note_existing_memory(id);
             }
-            if ends {
+            if detour_ends {
                 self.end_detour(id, true);
             }
             let flow = &mut self.flows[id as usize];
             if flow.stage == Stage::Paired {
-                // Everything before the first request that was seen is done, and those since are all known.
-                flow.stage = Stage::Clear;
+                // Everything before the first tracked request is complete, and all later requests are known.
+                flow.stage = Stage::Synced;
             }
         }
     }
 
-    /// Learns the path MTU, and how many PSNs the latest request takes if that is a READ of which it is not known.
+    /// Learns the path MTU, and the PSN count of the last request if that is a READ with unknown count.
     ///
-    /// The First and Middle packets of a READ response are as long as the path MTU. An Only tells that its READ takes one PSN, and
-    /// with it those that are not longer. Packets may be reordered: a Last tells the path MTU, too, if just one fits its PSN.
-    fn learn_count(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
+    /// The First and Middle packets of a READ response are as long as the path MTU. An Only packet shows that
+    /// its READ takes one PSN, and so do READs that are not longer. Since packets may be reordered, a Last
+    /// packet also determines the path MTU, if exactly one value fits its PSN and length.
+    fn learn_psn_count(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
         let opcode = packet.layout().opcode();
         let bytes = packet.payload().len() as u32;
         let flow = &self.flows[id as usize];
@@ -484,11 +502,11 @@ impl Swordbox {
         let is_news = bytes > flow.longest.into() || (is_full && bytes != flow.mtu.into());
         if is_news && self.is_read(id, psn) {
             let flow = &mut self.flows[id as usize];
-            flow.saw_payload(bytes as usize);
+            flow.note_payload(bytes as usize);
             flow.mtu = if is_full { bytes as u16 } else { flow.mtu };
         }
         let flow = &mut self.flows[id as usize];
-        let Some(len) = flow.unsure.map(NonZero::get) else { return };
+        let Some(len) = flow.uncounted_read.map(NonZero::get) else { return };
         let before = psn.distance(flow.next.sub(1));
         let count = match opcode {
             Opcode::RC_READ_RESPONSE_ONLY if before == 0 => Some(1),
@@ -500,21 +518,21 @@ impl Swordbox {
                 flow.mtu = if fits { mtu as u16 } else { flow.mtu };
                 fits.then_some(before as u32 + 1)
             }
-            _ => flow.count_of(len),
+            _ => flow.psn_count_of(len),
         };
         if let Some(count) = count {
-            self.counted(id, count);
+            self.set_read_count(id, count);
         }
     }
 
-    /// Whether a READ is under way that this PSN may answer. Any host may answer in a server's name as long as the PSN need not
-    /// be one of those.
+    /// Returns whether a READ is in flight that a response with this PSN may belong to. Without this check
+    /// any host could forge responses in the server's name with any PSN.
     #[cold]
     fn is_read(&self, id: Id, psn: Psn) -> bool {
         let flow = &self.flows[id as usize];
-        let unsure = flow.unsure.map(|_| flow.next.sub(1));
+        let uncounted_read = flow.uncounted_read.map(|_| flow.next.sub(1));
         self.records(id).iter().any(|record| {
-            let most = if Some(record.psn) == unsure { LONGEST } else { record.count };
+            let most = if Some(record.psn) == uncounted_read { LONGEST } else { record.count };
             record.count > 0
                 && !record.done
                 && record.what == What::Read
@@ -522,10 +540,10 @@ impl Swordbox {
         })
     }
 
-    /// A response on a lane.
-    fn on_lane<O: Output>(
+    /// Handles a response on a shared QP.
+    fn on_shared_qp<O: Output>(
         &mut self,
-        lane: Id,
+        shared_qp: Id,
         frame: &mut O::Frame,
         layout: Layout,
         now: Nanos,
@@ -533,144 +551,146 @@ impl Swordbox {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let psn = packet.bth().psn();
-        let there = &self.lanes[lane as usize];
-        if !psn.precedes(there.acked.add(there.under_way)) {
+        let qp = &self.shared_qps[shared_qp as usize];
+        if !psn.precedes(qp.acked.add(qp.in_flight)) {
             self.counters.stale.add(1);
             return Verdict::Drop(DropReason::Stale);
         }
-        let entry = there.entry(psn).asked.what;
+        let entry = qp.entry(psn).request.what;
         let (until, found, resend) = match layout.opcode() {
             Opcode::RC_ACKNOWLEDGE => {
                 let Some(aeth) = packet.aeth() else { return Verdict::Drop(DropReason::Unexpected) };
                 match aeth.kind() {
                     Syndrome::Ack(_) => (psn.add(1), None, false),
                     Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => (psn, None, true),
-                    // Nothing on a lane needs a receive request: it will be sent again when its time comes.
+                    // No operation on a shared QP consumes a receive request. The operation is retransmitted
+                    // when its timeout expires.
                     Syndrome::RnrNak(_) => (psn, None, false),
                     Syndrome::Nak(code) => {
-                        let verdict = self.complete_until(lane, psn, None, frame, now, out);
+                        let verdict = self.complete_until(shared_qp, psn, None, frame, now, out);
                         let verdict = send_first::<O>(verdict, frame, out);
-                        let there = &self.lanes[lane as usize];
-                        let refused = (there.acked == psn).then(|| *there.entry(psn));
+                        let qp = &self.shared_qps[shared_qp as usize];
+                        let refused = (qp.acked == psn).then(|| *qp.entry(psn));
                         if let Some(entry) = refused.filter(|entry| entry.flow != NONE) {
                             self.note_refusal(entry.flow, entry.psn, code);
-                            self.send_answer(
+                            self.send_response(
                                 entry.flow,
                                 entry.psn,
-                                Answer::Syndrome(Syndrome::Nak(code)),
+                                Response::Syndrome(Syndrome::Nak(code)),
                                 out,
                             );
                         }
                         if let Some(entry) = refused {
-                            self.refuse_key(lane, entry.asked.rkey, now);
+                            self.refuse_key(shared_qp, entry.request.rkey, now);
                         }
-                        self.fail(lane);
-                        self.pump_ready(now, out);
+                        self.fail_shared_qp(shared_qp);
+                        self.forward_ready(now, out);
                         return verdict;
                     }
                     Syndrome::Reserved(_) => return Verdict::Drop(DropReason::Unexpected),
                 }
             }
-            Opcode::RC_ATOMIC_ACKNOWLEDGE if matches!(entry, Under::Atomic(..)) => {
+            Opcode::RC_ATOMIC_ACKNOWLEDGE if matches!(entry, Operation::Atomic(..)) => {
                 let found = packet.atomic_ack().map(|ack| ack.original.get());
                 (psn.add(1), found, false)
             }
             _ => return Verdict::Drop(DropReason::Unexpected),
         };
-        let mut verdict = self.complete_until(lane, until, found, frame, now, out);
-        if !self.ready.is_empty() || self.lanes[lane as usize].waiting[0] != NONE {
-            // What follows may be answered at once: in order.
+        let mut verdict = self.complete_until(shared_qp, until, found, frame, now, out);
+        if !self.ready.is_empty() || self.shared_qps[shared_qp as usize].waiting[0] != NONE {
+            // The next requests may be answered at once; this response has to leave before.
             verdict = send_first::<O>(verdict, frame, out);
         }
-        let there = &self.lanes[lane as usize];
-        // A NAK, or the answer to an atomic is missing that comes before what is acknowledged.
-        let missing = there.acked.precedes(until);
-        let just_did = there.resent > there.moved && now.since(there.resent) < there.round_trip;
-        if (resend || missing) && there.under_way > 0 && !just_did {
-            let from = there.acked;
-            self.resend(lane, from, now, out);
+        let qp = &self.shared_qps[shared_qp as usize];
+        // The server sent a NAK, or the response of an earlier atomic is missing.
+        let missing = qp.acked.precedes(until);
+        let just_did = qp.resent > qp.progress_at && now.since(qp.resent) < qp.round_trip;
+        if (resend || missing) && qp.in_flight > 0 && !just_did {
+            let from = qp.acked;
+            self.resend(shared_qp, from, now, out);
         }
-        self.pump_ready(now, out);
-        if self.lanes[lane as usize].waiting[0] != NONE {
-            self.pump_lane(lane, now, out);
+        self.forward_ready(now, out);
+        if self.shared_qps[shared_qp as usize].waiting[0] != NONE {
+            self.retry_waiting(shared_qp, now, out);
         }
         verdict
     }
 
-    /// Operations on a lane are done, all before `until`, the last of them with what it found if it was an atomic. Each client is told of its own;
-    /// the last answer takes the frame.
+    /// Completes the operations on a shared QP before `until`. `found` is the result of the last one if that
+    /// is an atomic. Each client gets its own response; the last response is written into `frame`.
     fn complete_until<O: Output>(
         &mut self,
-        lane: Id,
+        shared_qp: Id,
         until: Psn,
         found: Option<u64>,
         frame: &mut O::Frame,
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        let mut told: Option<(Id, Psn, Answer)> = None;
+        let mut last_response: Option<(Id, Psn, Response)> = None;
         let mut count = 0;
         loop {
-            let there = &self.lanes[lane as usize];
-            let psn = there.acked;
-            if there.under_way == 0 || !psn.precedes(until) {
+            let qp = &self.shared_qps[shared_qp as usize];
+            let psn = qp.acked;
+            if qp.in_flight == 0 || !psn.precedes(until) {
                 break;
             }
-            let answers = psn.add(1) == until && found.is_some();
-            if there.entry(psn).asked.what.is_atomic() && !answers {
-                // Only its own answer says what it found.
+            let has_result = psn.add(1) == until && found.is_some();
+            if qp.entry(psn).request.what.is_atomic() && !has_result {
+                // Only the atomic's own response carries its result.
                 break;
             }
-            self.lanes[lane as usize].hear(psn, now);
-            let next = self.complete(lane, found.filter(|_| answers));
+            self.shared_qps[shared_qp as usize].on_ack(psn, now);
+            let next = self.complete(shared_qp, found.filter(|_| has_result));
             count += 1;
             #[cfg(debug_assertions)]
             if self.config.bug == Some(crate::Bug::LostAck) && count == 1 && psn.add(1) != until {
                 continue;
             }
-            if let Some((id, psn, answer)) = next {
+            if let Some((id, psn, response)) = next {
                 self.counters.acks.add(1);
-                if let Some((id, psn, answer)) = told.replace((id, psn, answer)) {
-                    self.send_answer(id, psn, answer, out);
+                if let Some((id, psn, response)) = last_response.replace((id, psn, response)) {
+                    self.send_response(id, psn, response, out);
                 }
             }
         }
         if count > 1 {
             self.counters.coalesced.add(1);
         }
-        match told {
-            Some((id, psn, answer)) => self.answer_in(frame, id, psn, answer),
+        match last_response {
+            Some((id, psn, response)) => self.respond_in(frame, id, psn, response),
             None => Verdict::Consume,
         }
     }
 
-    /// A congestion notification for the owner of a lane concerns all whose operations are under way there.
+    /// Forwards a congestion notification for the owner of a shared QP to all clients with operations in
+    /// flight there.
     pub(crate) fn on_cnp<O: Output>(&mut self, frame: &O::Frame, layout: Layout, out: &mut O) {
         let packet = Packet::new(frame.bytes(), layout);
         let key = switch::forward::counters::HostQp::destination_of(&packet);
         let Some(to) = self.index.get(&key) else { return };
-        let id = self.ends[to as usize].peer;
-        if id == NONE || self.flows[id as usize].lane == NONE {
+        let id = self.endpoints[to as usize].peer;
+        if id == NONE || self.flows[id as usize].shared_qp == NONE {
             return;
         }
-        let lane = &self.lanes[self.flows[id as usize].lane as usize];
-        // The latest of each is enough, and there is no need to tell more than a few.
-        let mut told = [NONE; 16];
+        let shared_qp = &self.shared_qps[self.flows[id as usize].shared_qp as usize];
+        // At most 16 clients are notified.
+        let mut notified = [NONE; 16];
         let mut count = 0;
-        for n in 0..lane.under_way {
-            let whose = lane.entry(lane.acked.add(n)).flow;
-            if whose == NONE || whose == id || told.contains(&whose) || count == told.len() {
+        for n in 0..shared_qp.in_flight {
+            let client = shared_qp.entry(shared_qp.acked.add(n)).flow;
+            if client == NONE || client == id || notified.contains(&client) || count == notified.len() {
                 continue;
             }
-            told[count] = whose;
+            notified[count] = client;
             count += 1;
-            let peer = self.ends[whose as usize].peer;
-            let (Some(end), Some(key)) = (self.ends.get(peer as usize), self.index.key(peer)) else {
+            let peer = self.endpoints[client as usize].peer;
+            let (Some(end), Some(key)) = (self.endpoints.get(peer as usize), self.index.key(peer)) else {
                 continue;
             };
             let Ok(mut copy) = out.make(0) else { return };
-            let base = Base { becn: true, ..Base::new(Opcode::CNP, key.qpn(), packet.bth().psn()) };
-            if end.headers.build(&mut copy, Some(Class8::of(&packet)), base, &[0; 16]).is_ok() {
+            let base = BthFields { becn: true, ..BthFields::new(Opcode::CNP, key.qpn(), packet.bth().psn()) };
+            if end.headers.build(&mut copy, Some(TrafficClass::of(&packet)), base, &[0; 16]).is_ok() {
                 self.counters.cnps.add(1);
                 _ = out.send(copy, end.port);
             }
@@ -678,7 +698,8 @@ impl Swordbox {
     }
 }
 
-/// Sends a copy of `frame` as `verdict` says, before anything else; it is then done with.
+/// Sends a copy of `frame` as `verdict` states, ahead of frames generated later. Returns the verdict for the
+/// original frame.
 pub(crate) fn send_first<O: Output>(verdict: Verdict, frame: &O::Frame, out: &mut O) -> Verdict {
     if let Verdict::Forward(port) = verdict
         && let Ok(copy) = out.copy(frame)
@@ -689,7 +710,7 @@ pub(crate) fn send_first<O: Output>(verdict: Verdict, frame: &O::Frame, out: &mu
     verdict
 }
 
-/// Gives a response the PSN and the MSN that the client expects.
+/// Sets a response's PSN and MSN to those that the client expects.
 pub(crate) fn rewrite_response<F: Frame>(frame: &mut F, layout: Layout, psn: Psn, msn: Option<Msn>) {
     let packet = Packet::new(frame.bytes(), layout);
     let (psn_is_right, aeth) = (packet.bth().psn() == psn, packet.aeth().copied());

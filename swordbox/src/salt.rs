@@ -1,11 +1,12 @@
-//! The salt of all tables whose keys come from packets.
+//! Salt of all hash tables whose keys come from packets.
 
 use crate::function::Swordbox;
 use switch::table::Salt;
 
 impl Swordbox {
-    /// Salts the tables of what packets name: connections, hosts, lines of memory, nodes and keys of structures, stations.
-    /// The seed has to be random where hosts are not trusted (see [`Salt::new`]); a simulation leaves it out.
+    /// Salts the tables of connections, hosts, cached lines, nodes, keys of data structures, and stations.
+    /// The seed has to be random where hosts are not trusted (see [`Salt::new`]); simulations do not call
+    /// this.
     #[must_use]
     pub fn salted(mut self, seed: u64) -> Self {
         let salt = Salt::new(seed);
@@ -13,7 +14,7 @@ impl Swordbox {
         self.index.set_salt(salt);
         self.lines.set_salt(salt);
         self.sources.set_salt(salt);
-        self.strangers.set_salt(salt);
+        self.unpaired.set_salt(salt);
         self.steering.set_salt(salt);
         self
     }
@@ -27,7 +28,7 @@ mod tests {
     use switch::forward;
 
     #[test]
-    fn a_salted_swordbox_has_no_table_with_the_fixed_salt() {
+    fn salting_replaces_the_fixed_salt_of_every_table() {
         let layout = clients::clover::Layout { keys: 16, node_len: 64 };
         let lists = Structure::Lists(ListsConfig::new(layout, 0..4096));
         let server = Server { structures: vec![lists], ..Server::new([10, 0, 0, 1].into()) };
@@ -39,8 +40,8 @@ mod tests {
             ..Config::new(forward::Config::bridge(2, 4))
         };
         let unsalted = |swordbox: &Swordbox| {
-            let Swordbox { index, lines, sources, strangers, steering, .. } = swordbox;
-            let tables = format!("{index:?} {lines:?} {sources:?} {strangers:?} {steering:?}");
+            let Swordbox { index, lines, sources, unpaired, steering, .. } = swordbox;
+            let tables = format!("{index:?} {lines:?} {sources:?} {unpaired:?} {steering:?}");
             tables.matches(&format!("{:?}", Salt::FIXED)).count()
         };
         let swordbox = Swordbox::new(config);

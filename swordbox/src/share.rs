@@ -1,15 +1,15 @@
-//! Operations on lanes: what they become there, and what their clients are told.
+//! Operations on shared QPs: their transformation, their completion, and the responses to their clients.
 
-use crate::answer::Answer;
 use crate::config::FailedCas;
-use crate::function::{End, Swordbox};
-use crate::headers::{Base, Class8, Payload};
-use crate::lane::{Asked, Entry, LONGEST_WRITE, Under};
+use crate::function::{Endpoint, Swordbox};
+use crate::generated::Response;
+use crate::headers::{BthFields, Payload, TrafficClass};
 use crate::lines::{offset_of, word_of};
 use crate::op::{atomic_of, outcome};
 use crate::records::{NO_RECORD, Record, What};
-use crate::request::Done;
-use crate::way::{Passage, Wish};
+use crate::request::Outcome;
+use crate::route::{Access, SharedRoute};
+use crate::shared_qp::{Entry, LONGEST_WRITE, Operation, ServerRequest};
 use crate::{Id, NONE};
 use rocev2::atomic::AtomicEth;
 use rocev2::reth::Reth;
@@ -17,32 +17,33 @@ use rocev2::{Layout, Opcode, Packet, Psn};
 use switch::{Frame, Nanos, NoRoom, Output, PortId};
 use zerocopy::IntoBytes;
 
-impl End {
-    /// Makes `frame` the packet that the server gets here for an operation on the shared connection.
-    #[expect(clippy::inline_always, reason = "its caller has what is asked in registers")]
+impl Endpoint {
+    /// Builds the packet that the server receives on a shared QP for an operation. Returns the output port.
+    #[expect(clippy::inline_always, reason = "the caller has the request in registers")]
     #[inline(always)]
     fn build_entry<F: Frame>(
         &self,
         psn: Psn,
-        Asked { what, va, rkey, class, solicited }: Asked,
+        ServerRequest { what, va, rkey, class, solicited }: ServerRequest,
         payload: Payload<'_>,
         frame: &mut F,
     ) -> Result<PortId, NoRoom> {
-        let base = Base { ack_req: true, solicited, ..Base::new(Opcode::RC_WRITE_ONLY, self.qpn, psn) };
+        let base =
+            BthFields { ack_req: true, solicited, ..BthFields::new(Opcode::RC_WRITE_ONLY, self.qpn, psn) };
         let (va, rkey, class) = (va.into(), rkey.into(), Some(class));
         match what {
-            Under::Atomic(opcode, swap_or_add, compare) => {
+            Operation::Atomic(opcode, swap_or_add, compare) => {
                 let atomic = AtomicEth { va, rkey, swap_or_add: swap_or_add.into(), compare: compare.into() };
                 let behind: [u8; AtomicEth::LEN] = zerocopy::transmute!(atomic);
-                self.headers.build(frame, class, Base { opcode, ..base }, &behind)?;
+                self.headers.build(frame, class, BthFields { opcode, ..base }, &behind)?;
             }
-            Under::Decided { left, .. } => {
+            Operation::Resolved { left, .. } => {
                 let mut behind = [0; Reth::LEN + 8];
                 behind[..Reth::LEN].copy_from_slice(Reth { va, rkey, len: 8.into() }.as_bytes());
                 behind[Reth::LEN..].copy_from_slice(&left.to_le_bytes());
                 self.headers.build(frame, class, base, &behind)?;
             }
-            Under::Write(len) => {
+            Operation::Write(len) => {
                 let reth = Reth { va, rkey, len: u32::from(len).into() };
                 let behind: [u8; Reth::LEN] = zerocopy::transmute!(reth);
                 self.headers.build_with(frame, class, base, &behind, payload)?;
@@ -53,134 +54,137 @@ impl End {
 }
 
 impl Swordbox {
-    /// A request leaves on a lane; with what its word holds, if it is an atomic and that is known.
+    /// Forwards a request on a shared QP.
     pub(crate) fn share<F: Frame>(
         &mut self,
         id: Id,
-        passage: Passage,
+        route: SharedRoute,
         frame: &mut F,
         layout: Layout,
         now: Nanos,
-    ) -> Done {
-        self.share_inline(id, passage, frame, layout, now)
+    ) -> Outcome {
+        self.share_inline(id, route, frame, layout, now)
     }
 
-    /// The same for a caller that knows much of the request when it is compiled.
-    #[expect(clippy::inline_always, reason = "what its caller knows needs no look")]
+    /// Does the same as [`share`](Self::share), inlined into callers for which much of the request is
+    /// constant.
+    #[expect(clippy::inline_always, reason = "much of the request is constant in the caller")]
     #[inline(always)]
     pub(crate) fn share_inline<F: Frame>(
         &mut self,
         id: Id,
-        Passage { lane, line, known, wish }: Passage,
+        SharedRoute { shared_qp, line, known, access }: SharedRoute,
         frame: &mut F,
         layout: Layout,
         now: Nanos,
-    ) -> Done {
+    ) -> Outcome {
         let packet = Packet::new(frame.bytes(), layout);
         let (bth, opcode) = (packet.bth(), layout.opcode());
-        let (psn, Wish { va, rkey, .. }) = (bth.psn(), wish);
-        // What it is to the server
-        let what = match atomic_of(&packet).filter(|_| wish.atomic) {
+        let (psn, Access { va, rkey, .. }) = (bth.psn(), access);
+        // The operation as the server sees it
+        let what = match atomic_of(&packet).filter(|_| access.atomic) {
             Some(atomic) => {
                 let (swap, compare) = (atomic.swap_or_add.get(), atomic.compare.get());
                 match known {
-                    Some(found) => Under::Decided { found, left: outcome(opcode, swap, compare, found) },
-                    None => Under::Atomic(opcode, swap, compare),
+                    Some(found) => Operation::Resolved { found, left: outcome(opcode, swap, compare, found) },
+                    None => Operation::Atomic(opcode, swap, compare),
                 }
             }
-            None => Under::Write(packet.payload().len().min(LONGEST_WRITE) as u8),
+            None => Operation::Write(packet.payload().len().min(LONGEST_WRITE) as u8),
         };
-        if let Under::Decided { found, left } = what
+        if let Operation::Resolved { found, left } = what
             && found == left
-            && self.can_answer(id, line, lane, now)
+            && self.can_respond(id, line, shared_qp, now)
         {
             self.counters.answered.add(1);
-            return self.answer_at_once(id, frame, psn, found);
+            return self.respond_at_once(id, frame, psn, found);
         }
-        let there = &mut self.lanes[lane as usize];
-        let owner = there.owner;
-        let server_psn = self.flows[owner as usize].own_next;
-        if there.under_way == 0 {
-            there.moved = now;
-            there.acked = server_psn;
+        let qp = &mut self.shared_qps[shared_qp as usize];
+        let owner = qp.owner;
+        let server_psn = self.flows[owner as usize].server_next;
+        if qp.in_flight == 0 {
+            qp.progress_at = now;
+            qp.acked = server_psn;
         }
-        if there.timed.is_none() {
-            there.timed = Some((server_psn, now));
+        if qp.timed.is_none() {
+            qp.timed = Some((server_psn, now));
         }
-        there.begin();
-        self.under_way += 1;
-        there.atomics += u32::from(what.is_atomic());
-        let own = self.lines.get_mut(line);
-        own.under_way += 1;
-        let teaches = own.teaches(now);
-        let asked = Asked { what, va, rkey, class: Class8::of(&packet), solicited: bth.solicited() };
-        // In place, and not read again: it takes a while to get there.
-        let entry = there.entry_mut(server_psn);
-        entry.asked = asked;
+        qp.begin();
+        self.in_flight += 1;
+        qp.atomics += u32::from(what.is_atomic());
+        let cached = self.lines.get_mut(line);
+        cached.in_flight += 1;
+        let may_learn = cached.may_learn(now);
+        let request =
+            ServerRequest { what, va, rkey, class: TrafficClass::of(&packet), solicited: bth.solicited() };
+        // Written in place and not read again, because the cache miss takes a while.
+        let entry = qp.entry_mut(server_psn);
+        entry.request = request;
         entry.flow = id;
-        entry.to = self.ends[id as usize].peer;
+        entry.to = self.endpoints[id as usize].peer;
         entry.psn = psn;
         entry.line = line;
-        entry.detours = own.detours;
-        entry.teaches = teaches;
+        entry.detours = cached.detours;
+        entry.may_learn = may_learn;
         entry.ack_req = bth.ack_req();
         let word = word_of(va);
         match what {
-            Under::Decided { left, .. } => {
-                entry.tag = self.lines.begin_decided(line);
-                let own = self.lines.get_mut(line);
-                own.set(word, left);
+            Operation::Resolved { left, .. } => {
+                entry.tag = self.lines.begin_resolved(line);
+                let cached = self.lines.get_mut(line);
+                cached.set(word, left);
                 self.counters.decided.add(1);
             }
-            Under::Write(len) => {
+            Operation::Write(len) => {
                 let bytes = &packet.payload()[..usize::from(len)];
-                own.write(offset_of(va), bytes, teaches);
-                there.put_payload(server_psn, bytes);
+                cached.write(offset_of(va), bytes, may_learn);
+                qp.put_payload(server_psn, bytes);
             }
-            // What it leaves behind is known when it is answered.
-            Under::Atomic(..) => own.forget(word),
+            // The new value is known when the response arrives.
+            Operation::Atomic(..) => cached.forget(word),
         }
         self.counters.remapped.add(1);
         let others = owner != id && what.is_atomic();
         let owner_flow = &mut self.flows[owner as usize];
-        owner_flow.own_next = server_psn.add(1);
-        owner_flow.forgotten |= others;
+        owner_flow.server_next = server_psn.add(1);
+        owner_flow.reads_may_be_lost |= others;
         let flow = &mut self.flows[id as usize];
-        flow.via = lane;
-        flow.shared += 1;
+        flow.via = shared_qp;
+        flow.shared_in_flight += 1;
         flow.sent = psn.add(1);
         if flow.next.precedes(flow.sent) {
             flow.next = flow.sent;
         }
-        let end = &self.ends[owner as usize];
+        let end = &self.endpoints[owner as usize];
         let payload = match what {
-            Under::Write(len) if layout.end() == end.headers.frame_len(Reth::LEN + usize::from(len)) => {
-                Payload::There(len.into())
+            Operation::Write(len) if layout.end() == end.headers.frame_len(Reth::LEN + usize::from(len)) => {
+                Payload::InPlace(len.into())
             }
-            Under::Write(len) => {
-                Payload::Copied(&self.lanes[lane as usize].payload(server_psn)[..len.into()])
+            Operation::Write(len) => {
+                Payload::Copied(&self.shared_qps[shared_qp as usize].payload(server_psn)[..len.into()])
             }
             _ => Payload::NONE,
         };
-        match end.build_entry(server_psn, asked, payload, frame) {
-            Ok(port) => Done::Sent(port),
-            // Sent again when its time comes.
-            Err(NoRoom) => Done::Taken,
+        match end.build_entry(server_psn, request, payload, frame) {
+            Ok(port) => Outcome::Sent(port),
+            // Retransmitted when its timeout expires.
+            Err(NoRoom) => Outcome::Consumed,
         }
     }
 
-    /// Whether an atomic that changes nothing can be answered without the server: nothing that it depends on is under way,
-    /// and the server has shown lately that it is still the one that the word's value was learnt from.
-    fn can_answer(&self, id: Id, line: Id, lane: Id, now: Nanos) -> bool {
-        let heard = self.lanes[lane as usize].heard;
+    /// Returns whether the switch can answer an atomic that changes nothing: no operation that the result
+    /// depends on is in flight, and a recent acknowledgement shows that the server is still the one that the
+    /// value was learnt from.
+    fn can_respond(&self, id: Id, line: Id, shared_qp: Id, now: Nanos) -> bool {
+        let acked_at = self.shared_qps[shared_qp as usize].acked_at;
         self.config.failed_cas == FailedCas::Answer
-            && heard != Nanos::ZERO
-            && now.since(heard) <= self.config.settle
-            && self.lines.get(line).under_way == 0
-            && self.flows[id as usize].is_quiet()
+            && acked_at != Nanos::ZERO
+            && now.since(acked_at) <= self.config.settle
+            && self.lines.get(line).in_flight == 0
+            && self.flows[id as usize].is_idle()
     }
 
-    fn answer_at_once<F: Frame>(&mut self, id: Id, frame: &mut F, psn: Psn, found: u64) -> Done {
+    fn respond_at_once<F: Frame>(&mut self, id: Id, frame: &mut F, psn: Psn, found: u64) -> Outcome {
         let flow = &mut self.flows[id as usize];
         flow.sent = psn.add(1);
         if flow.next.precedes(flow.sent) {
@@ -189,29 +193,29 @@ impl Swordbox {
         flow.acked = flow.sent;
         flow.msn = flow.msn.add(1);
         self.record(id, Record { psn, count: 1, what: What::Atomic, value: found, ..NO_RECORD });
-        match self.build_answer(id, frame, psn, Answer::Atomic(found)) {
-            Ok(port) => Done::Answered(port),
-            Err(NoRoom) => Done::Taken,
+        match self.build_response(id, frame, psn, Response::Atomic(found)) {
+            Ok(port) => Outcome::Answered(port),
+            Err(NoRoom) => Outcome::Consumed,
         }
     }
 
-    /// Sends everything under way on a lane again, from `from` on.
-    pub(crate) fn resend<O: Output>(&mut self, lane: Id, from: Psn, now: Nanos, out: &mut O) {
-        let there = &mut self.lanes[lane as usize];
-        there.resent = now;
-        there.timed = None;
-        let end = there.acked.add(there.under_way);
+    /// Retransmits all operations in flight on a shared QP, from `from` on.
+    pub(crate) fn resend<O: Output>(&mut self, shared_qp: Id, from: Psn, now: Nanos, out: &mut O) {
+        let qp = &mut self.shared_qps[shared_qp as usize];
+        qp.resent = now;
+        qp.timed = None;
+        let end = qp.acked.add(qp.in_flight);
         let mut psn = from;
         while psn.precedes(end) {
             let Ok(mut frame) = out.make(0) else { return };
-            let there = &self.lanes[lane as usize];
-            let asked = there.entry(psn).asked;
-            let payload = match asked.what {
-                Under::Write(len) => Payload::Copied(&there.payload(psn)[..len.into()]),
+            let qp = &self.shared_qps[shared_qp as usize];
+            let request = qp.entry(psn).request;
+            let payload = match request.what {
+                Operation::Write(len) => Payload::Copied(&qp.payload(psn)[..len.into()]),
                 _ => Payload::NONE,
             };
-            let end = &self.ends[there.owner as usize];
-            let Ok(port) = end.build_entry(psn, asked, payload, &mut frame) else { return };
+            let end = &self.endpoints[qp.owner as usize];
+            let Ok(port) = end.build_entry(psn, request, payload, &mut frame) else { return };
             if out.send(frame, port).is_err() {
                 return;
             }
@@ -220,84 +224,93 @@ impl Swordbox {
         }
     }
 
-    /// The first operation under way on a lane is done, and found this if it was an atomic or a READ. What its client is to
-    /// be told, if it is.
-    pub(crate) fn complete(&mut self, lane: Id, found: Option<u64>) -> Option<(Id, Psn, Answer)> {
-        self.complete_inline(lane, found)
+    /// Completes the oldest operation in flight on a shared QP. `found` is the result if it was sent as an
+    /// atomic. Returns the response to its client, if it gets one.
+    pub(crate) fn complete(&mut self, shared_qp: Id, found: Option<u64>) -> Option<(Id, Psn, Response)> {
+        self.complete_inline(shared_qp, found)
     }
 
-    #[expect(clippy::inline_always, reason = "its caller uses at once what it finds")]
+    #[expect(clippy::inline_always, reason = "the caller uses the result at once")]
     #[inline(always)]
-    pub(crate) fn complete_inline(&mut self, lane: Id, found: Option<u64>) -> Option<(Id, Psn, Answer)> {
-        let there = &mut self.lanes[lane as usize];
-        let psn = there.acked;
-        there.acked = psn.add(1);
-        there.under_way -= 1;
-        self.under_way -= 1;
-        let &Entry { asked: Asked { what, .. }, flow: id, psn: known_as, line, ack_req, tag, .. } =
-            there.entry(psn);
-        there.atomics -= u32::from(what.is_atomic());
-        let owner = there.owner;
+    pub(crate) fn complete_inline(
+        &mut self,
+        shared_qp: Id,
+        found: Option<u64>,
+    ) -> Option<(Id, Psn, Response)> {
+        let qp = &mut self.shared_qps[shared_qp as usize];
+        let psn = qp.acked;
+        qp.acked = psn.add(1);
+        qp.in_flight -= 1;
+        self.in_flight -= 1;
+        let &Entry {
+            request: ServerRequest { what, .. }, flow: id, psn: known_as, line, ack_req, tag, ..
+        } = qp.entry(psn);
+        qp.atomics -= u32::from(what.is_atomic());
+        let owner = qp.owner;
         let owner = &mut self.flows[owner as usize];
-        owner.own_msn = owner.own_msn.add(1);
-        let own = self.lines.get_mut(line);
-        own.under_way -= 1;
-        if let Under::Decided { .. } = what {
-            self.lines.end_decided(line, tag);
+        owner.server_msn = owner.server_msn.add(1);
+        let cached = self.lines.get_mut(line);
+        cached.in_flight -= 1;
+        if let Operation::Resolved { .. } = what {
+            self.lines.end_resolved(line, tag);
         }
-        if let (Under::Atomic(opcode, swap, compare), Some(found)) = (what, found) {
+        if let (Operation::Atomic(opcode, swap, compare), Some(found)) = (what, found) {
             let left = outcome(opcode, swap, compare, found);
-            let entry = *self.lanes[lane as usize].entry(psn);
-            self.learn(lane, &entry, left);
+            let entry = *self.shared_qps[shared_qp as usize].entry(psn);
+            self.learn(shared_qp, &entry, left);
         }
         if id == NONE {
             return None;
         }
         let flow = &mut self.flows[id as usize];
         flow.acked = known_as.add(1);
-        flow.shared -= 1;
+        flow.shared_in_flight -= 1;
         flow.msn = flow.msn.add(1);
-        debug_assert!(flow.shared > 0 || flow.is_quiet(), "all that is under way is on the lane");
-        if flow.shared == 0 && (flow.holds() || flow.nak_due || flow.rereading) {
+        debug_assert!(
+            flow.shared_in_flight > 0 || flow.is_idle(),
+            "all operations in flight are on the shared QP"
+        );
+        if flow.shared_in_flight == 0 && (flow.has_held() || flow.nak_due || flow.rereading) {
             self.ready.push_back(id);
         }
-        let (what, value, answer) = match what {
-            Under::Write(_) => {
-                return ack_req.then_some((id, known_as, Answer::Ack));
+        let (what, value, response) = match what {
+            Operation::Write(_) => {
+                return ack_req.then_some((id, known_as, Response::Ack));
             }
-            Under::Decided { found, .. } => (What::Atomic, found, Answer::Atomic(found)),
-            Under::Atomic(..) => (What::Atomic, found?, Answer::Atomic(found?)),
+            Operation::Resolved { found, .. } => (What::Atomic, found, Response::Atomic(found)),
+            Operation::Atomic(..) => (What::Atomic, found?, Response::Atomic(found?)),
         };
         self.record(id, Record { psn: known_as, count: 1, what, value, ..NO_RECORD });
-        Some((id, known_as, answer))
+        Some((id, known_as, response))
     }
 
-    /// An atomic left `value` in its word: what all that follows it on the lane will leave is known from that.
-    fn learn(&mut self, lane: Id, entry: &Entry, value: u64) {
-        self.lines.check(entry.line);
+    /// Caches the value of a word after an atomic left `value` there and all later operations on the shared
+    /// QP will have executed.
+    fn learn(&mut self, shared_qp: Id, entry: &Entry, value: u64) {
+        self.lines.apply_invalidations(entry.line);
         let line = self.lines.get(entry.line);
-        if !entry.teaches || line.detours != entry.detours {
+        if !entry.may_learn || line.detours != entry.detours {
             return;
         }
-        let there = &self.lanes[lane as usize];
-        let word = word_of(entry.asked.va);
+        let qp = &self.shared_qps[shared_qp as usize];
+        let word = word_of(entry.request.va);
         let mut value = Some(value);
-        for n in 0..there.under_way {
-            let psn = there.acked.add(n);
-            let later = there.entry(psn);
+        for n in 0..qp.in_flight {
+            let psn = qp.acked.add(n);
+            let later = qp.entry(psn);
             if later.line != entry.line {
                 continue;
             }
-            match later.asked.what {
-                Under::Atomic(opcode, swap, compare) if word_of(later.asked.va) == word => {
+            match later.request.what {
+                Operation::Atomic(opcode, swap, compare) if word_of(later.request.va) == word => {
                     value = value.map(|value| outcome(opcode, swap, compare, value));
                 }
-                Under::Decided { left, .. } if word_of(later.asked.va) == word => {
+                Operation::Resolved { left, .. } if word_of(later.request.va) == word => {
                     value = value.and(Some(left));
                 }
-                Under::Write(len) => {
-                    let offset = offset_of(later.asked.va);
-                    let bytes = &there.payload(psn)[..usize::from(len)];
+                Operation::Write(len) => {
+                    let offset = offset_of(later.request.va);
+                    let bytes = &qp.payload(psn)[..usize::from(len)];
                     if let Some(old) = value {
                         let mut new = old.to_le_bytes();
                         for (at, byte) in bytes.iter().enumerate().map(|(n, byte)| (offset + n, byte)) {
@@ -308,7 +321,7 @@ impl Swordbox {
                         value = Some(u64::from_le_bytes(new));
                     }
                 }
-                Under::Atomic(..) | Under::Decided { .. } => {}
+                Operation::Atomic(..) | Operation::Resolved { .. } => {}
             }
         }
         if let Some(value) = value

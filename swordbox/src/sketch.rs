@@ -1,11 +1,11 @@
-//! Which words are hot: a count-min sketch (Cormode and Muthukrishnan, 2005), of a size that does not depend on how many
-//! words there are. It may take a word for hotter than it is, never for colder.
+//! Detection of hot words: a count-min sketch (Cormode and Muthukrishnan, 2005), whose size does not depend
+//! on the number of words. It may overestimate a count, but never underestimates it.
 
 use switch::table::mix;
 
 const ROWS: usize = 4;
 const COLUMNS: usize = 4096;
-/// After so many additions all counts are halved: what was hot once need not be hot now.
+/// Number of additions after which all counts are halved, so that words that are no longer hot cool down
 const HALVE: u32 = 1 << 20;
 
 /// Counts of keys.
@@ -22,7 +22,7 @@ impl Sketch {
         Self { counts: vec![[0; COLUMNS]; ROWS].into(), added: 0 }
     }
 
-    /// Counts a key; how often it was counted, at most.
+    /// Counts a key. Returns an upper bound of its count.
     pub(crate) fn add(&mut self, key: u64) -> u32 {
         let hash = mix(key);
         let mut least = u32::MAX;
@@ -39,7 +39,7 @@ impl Sketch {
         least
     }
 
-    /// How often a key was counted, at most.
+    /// Returns an upper bound of a key's count.
     pub(crate) fn count(&self, key: u64) -> u32 {
         let hash = mix(key);
         let rows = self.counts.iter().enumerate();
@@ -52,13 +52,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looking_does_not_count() {
+    fn reading_a_count_does_not_change_it() {
         let mut sketch = Sketch::new();
         assert_eq!((sketch.count(3), sketch.add(3), sketch.count(3), sketch.count(3)), (0, 1, 1, 1));
     }
 
     #[test]
-    fn never_too_low_and_seldom_much_too_high() {
+    fn counts_are_never_too_low_and_rarely_much_too_high() {
         let mut sketch = Sketch::new();
         for _ in 0..100 {
             sketch.add(7);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_hot_cools_down() {
+    fn counts_are_halved_over_time() {
         let mut sketch = Sketch::new();
         for _ in 0..1000 {
             sketch.add(1);

@@ -1,11 +1,12 @@
-//! Who sends to the servers: how many connections each host has, so that none takes the place of all others.
+//! Hosts that send to the servers: number of connections per host, so that no host can occupy the whole
+//! table.
 
 use crate::Id;
 use core::net::IpAddr;
 use switch::Nanos;
 use switch::table::{Index, Key, Salt, mix};
 
-/// The address of a host, as 128 bits
+/// Address of a host as 128 bits
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Host(u128);
 
@@ -19,35 +20,37 @@ impl Key for Host {
     }
 }
 
-/// What is known of a host.
+/// State of a host.
 #[derive(Clone, Copy, Debug, Default)]
 struct Source {
-    /// Its connections in the table
+    /// Connections in the table
     connections: u32,
-    /// When one of its connections found no place in the table, the last time: answers to it may be of one that is not there
-    refused: Option<Nanos>,
-    /// When a packet of it passed that belongs to no connection in the table, the last time: so may answers
-    strayed: Option<Nanos>,
-    /// It has used a right to a server's memory on one of them
+    /// Last time at which a connection of the host found no free table entry: responses may belong to a
+    /// connection that is not tracked
+    last_refused: Option<Nanos>,
+    /// Last time at which a packet of the host was forwarded without a tracked connection: responses may
+    /// belong to it
+    last_untracked: Option<Nanos>,
+    /// The host has used a right to a server's memory
     proven: bool,
 }
 
-/// Hosts that send to servers, as long as they have connections in the table.
+/// Hosts that send to servers and have connections in the table, or recent untracked packets.
 #[derive(Debug)]
 pub(crate) struct Sources {
     index: Index<Host>,
     all: Vec<Source>,
-    most: u32,
+    limit: u32,
     hand: Id,
 }
 
 impl Sources {
-    /// Room for hosts that have `capacity` connections together, and `most` each.
-    pub(crate) fn new(capacity: usize, most: usize) -> Self {
+    /// Returns a table for `capacity` connections in total, with at most `most` per host.
+    pub(crate) fn new(capacity: usize, limit: usize) -> Self {
         Self {
             index: Index::with_capacity(capacity),
             all: Vec::with_capacity(capacity),
-            most: most as u32,
+            limit: limit as u32,
             hand: 0,
         }
     }
@@ -57,7 +60,7 @@ impl Sources {
         self.index.set_salt(salt);
     }
 
-    /// What so many take.
+    /// Returns the memory in bytes for `capacity` hosts.
     pub(crate) fn bytes(capacity: usize) -> usize {
         Index::<Host>::bytes(capacity) + capacity * size_of::<Source>()
     }
@@ -66,63 +69,65 @@ impl Sources {
         self.index.get(&Host(host)).map(|at| &mut self.all[at as usize])
     }
 
-    /// Whether a host may have one more connection. If not, that is remembered.
+    /// Returns whether a host may have one more connection, and notes a refusal.
     pub(crate) fn may_add(&mut self, host: u128, now: Nanos) -> bool {
-        let most = self.most;
+        let limit = self.limit;
         let Some(source) = self.get(host) else { return true };
-        let may = source.connections < most;
+        let may = source.connections < limit;
         if !may {
-            source.refused = Some(now);
+            source.last_refused = Some(now);
         }
         may
     }
 
-    /// A connection of a host is in the table.
+    /// Counts a connection that was added to the table.
     pub(crate) fn add(&mut self, host: u128) {
         if let Some(at) = self.entry(host) {
             self.all[at as usize].connections += 1;
         }
     }
 
-    /// One is not any more.
+    /// Counts a connection that was removed from the table.
     pub(crate) fn remove(&mut self, host: u128) {
         let Some(source) = self.get(host) else { return };
         source.connections = source.connections.saturating_sub(1);
     }
 
-    /// A host has used a right to a server's memory.
-    pub(crate) fn prove(&mut self, host: u128) {
+    /// Notes that a host has used a right to a server's memory.
+    pub(crate) fn set_proven(&mut self, host: u128) {
         if let Some(source) = self.get(host) {
             source.proven = true;
         }
     }
 
-    /// Whether it has, as long as any of its connections is in the table.
+    /// Returns whether a host with connections in the table has used a right to a server's memory.
     pub(crate) fn has_proven(&self, host: u128) -> bool {
         self.index.get(&Host(host)).is_some_and(|at| self.all[at as usize].proven)
     }
 
-    /// A packet of a host passes that belongs to no connection in the table. Whether there is room to remember that.
-    pub(crate) fn stray(&mut self, host: u128, now: Nanos) -> bool {
+    /// Notes that a packet of a host was forwarded without a tracked connection. Returns false if the table
+    /// is full.
+    pub(crate) fn note_untracked(&mut self, host: u128, now: Nanos) -> bool {
         let Some(at) = self.entry(host) else { return false };
-        self.all[at as usize].strayed = Some(now);
+        self.all[at as usize].last_untracked = Some(now);
         true
     }
 
-    /// Looks at a few hosts: of those without connections nothing is kept for longer than `after`.
+    /// Examines 64 hosts and removes those without connections whose last untracked packet is older than
+    /// `after`.
     pub(crate) fn sweep(&mut self, now: Nanos, after: Nanos) {
         let ids = self.index.ids();
         for _ in 0..64.min(ids) {
             self.hand = (self.hand + 1) % ids;
             let Some(host) = self.index.key(self.hand).copied() else { continue };
             let source = &self.all[self.hand as usize];
-            if source.connections == 0 && source.strayed.is_none_or(|at| now.since(at) > after) {
+            if source.connections == 0 && source.last_untracked.is_none_or(|at| now.since(at) > after) {
                 self.index.remove(&host);
             }
         }
     }
 
-    /// The place of a host, a new one if it has none
+    /// Returns the entry of a host, and adds one if necessary.
     fn entry(&mut self, host: u128) -> Option<Id> {
         if let Some(at) = self.index.get(&Host(host)) {
             return Some(at);
@@ -132,16 +137,16 @@ impl Sources {
         Some(at)
     }
 
-    /// When the last one did
-    pub(crate) fn strayed(&self, host: IpAddr) -> Option<Nanos> {
+    /// Returns the last time at which a packet of a host was forwarded without a tracked connection.
+    pub(crate) fn last_untracked(&self, host: IpAddr) -> Option<Nanos> {
         let at = self.index.get(&Host(crate::function::bits_of(host)))?;
-        self.all[at as usize].strayed
+        self.all[at as usize].last_untracked
     }
 
-    /// When a connection of a host found no place in the table, the last time
-    pub(crate) fn refused(&self, host: IpAddr) -> Option<Nanos> {
+    /// Returns the last time at which a connection of a host found no free table entry.
+    pub(crate) fn last_refused(&self, host: IpAddr) -> Option<Nanos> {
         let at = self.index.get(&Host(crate::function::bits_of(host)))?;
-        self.all[at as usize].refused
+        self.all[at as usize].last_refused
     }
 }
 
@@ -150,10 +155,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sweep_looks_at_64_hosts_of_a_table_of_any_size() {
+    fn a_sweep_examines_64_hosts_of_a_table_of_any_size() {
         for count in [100, 10_000] {
             let mut sources = Sources::new(count, 1);
-            assert!((0..count as u128).all(|host| sources.stray(host, Nanos::ZERO)));
+            assert!((0..count as u128).all(|host| sources.note_untracked(host, Nanos::ZERO)));
             for sweep in 1..=3 {
                 sources.sweep(Nanos::from_secs(2), Nanos::from_secs(1));
                 assert_eq!(

@@ -1,5 +1,6 @@
-//! Connections that the connection manager made with the number of a queue pair of a connection that is translated. They
-//! replace it only when packets of both ends show that it is gone: a REQ and a REP can be forged.
+//! Successors: connections that the connection manager set up with a queue pair number of a translated
+//! connection. A successor replaces the old connection only when packets of both endpoints show that the old
+//! one is gone, because a REQ and a REP can be forged.
 
 use crate::function::Swordbox;
 use crate::{Id, NONE};
@@ -9,81 +10,82 @@ use switch::forward::counters::HostQp;
 use switch::table::{Key, mix};
 use switch::{Nanos, PortId};
 
-/// Successors that are kept. One takes the place of an older one
-const PLACES: usize = 1024;
-/// Requests from the starting PSN on that pass before the server has answered one
-const FIRST: i32 = 256;
+/// Number of slots; the table is direct-mapped
+const SLOTS: usize = 1024;
+/// Number of requests from the starting PSN on that pass before the server has answered one
+const EARLY_REQUESTS: i32 = 256;
 
-/// A connection that the connection manager made.
+/// A connection that the connection manager set up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Successor {
     pub server: (IpAddr, Qpn),
     pub client: (IpAddr, Qpn),
-    /// With which the client begins
+    /// Starting PSN of the client
     pub psn: Psn,
-    /// With which the server begins
+    /// Starting PSN of the server
     pub server_psn: Psn,
-    /// Path MTU in bytes, 0 if it was not told
+    /// Path MTU in bytes; 0 if it is unknown
     pub mtu: u16,
-    /// READs and atomics that the server takes at once
-    pub max_reads: u8,
-    /// Ports on which the REQ and the REP came
+    /// READs and atomics that the server accepts at once
+    pub server_max_reads: u8,
+    /// Ports on which the REQ and the REP arrived
     pub client_port: PortId,
     pub server_port: PortId,
     pub at: Nanos,
-    /// A request with its starting PSN has passed
-    pub asked: bool,
+    /// A request from the starting PSN on has been forwarded
+    pub request_seen: bool,
 }
 
 impl Successor {
-    /// Its queue pairs: the server's, and the client's
+    /// Returns the queue pairs: the server's, then the client's.
     pub(crate) fn keys(&self) -> [HostQp; 2] {
         [self.server, self.client].map(|(host, qpn)| HostQp::new(host, qpn))
     }
 }
 
-/// Successors, by server's and by client's queue pair.
+/// Successors by the server's and by the client's queue pair.
 #[derive(Debug)]
 pub(crate) struct Successors {
-    places: Box<[Option<Successor>]>,
-    /// Where that of a client is
+    slots: Box<[Option<Successor>]>,
+    /// Slot in `slots`, by client
     by_client: Box<[u16]>,
 }
 
-fn place_of((host, qpn): (IpAddr, Qpn)) -> usize {
-    mix(HostQp::new(host, qpn).hash()) as usize % PLACES
+fn slot_of((host, qpn): (IpAddr, Qpn)) -> usize {
+    mix(HostQp::new(host, qpn).hash()) as usize % SLOTS
 }
 
 impl Successors {
-    pub(crate) const BYTES: usize = PLACES * (size_of::<Option<Successor>>() + size_of::<u16>());
+    pub(crate) const BYTES: usize = SLOTS * (size_of::<Option<Successor>>() + size_of::<u16>());
 
     pub(crate) fn new() -> Self {
-        Self { places: vec![None; PLACES].into(), by_client: vec![0; PLACES].into() }
+        Self { slots: vec![None; SLOTS].into(), by_client: vec![0; SLOTS].into() }
     }
 
     fn keep(&mut self, successor: Successor) {
-        let place = place_of(successor.server);
-        self.places[place] = Some(successor);
-        self.by_client[place_of(successor.client)] = place as u16;
+        let slot = slot_of(successor.server);
+        self.slots[slot] = Some(successor);
+        self.by_client[slot_of(successor.client)] = slot as u16;
     }
 
     fn of_server(&mut self, server: (IpAddr, Qpn)) -> Option<&mut Successor> {
-        self.places[place_of(server)].as_mut().filter(|successor| successor.server == server)
+        self.slots[slot_of(server)].as_mut().filter(|successor| successor.server == server)
     }
 
     fn of_client(&self, client: (IpAddr, Qpn)) -> Option<Successor> {
-        let place = usize::from(self.by_client[place_of(client)]);
-        self.places[place].filter(|successor| successor.client == client)
+        let slot = usize::from(self.by_client[slot_of(client)]);
+        self.slots[slot].filter(|successor| successor.client == client)
     }
 }
 
 impl Swordbox {
-    /// Keeps a connection that is to replace a translated one. Not if the REP came another way than the server's packets do.
-    pub(crate) fn await_successor(&mut self, successor: Successor) {
+    /// Stores a successor of a translated connection, unless the REP arrived on another port than the
+    /// server's packets.
+    pub(crate) fn add_successor(&mut self, successor: Successor) {
         let known = self.index.get(&HostQp::new(successor.server.0, successor.server.1));
-        let peer = known.map_or(NONE, |id| self.ends[id as usize].peer);
+        let peer = known.map_or(NONE, |id| self.endpoints[id as usize].peer);
         let leads =
-            peer != NONE && known.is_some_and(|id| self.ends[id as usize].port != successor.server_port);
+            peer != NONE && known.is_some_and(|id| self.endpoints[id as usize].port != successor.server_port);
         if leads {
             self.counters.spoofed.add(1);
             return;
@@ -91,27 +93,27 @@ impl Swordbox {
         self.successors.keep(successor);
     }
 
-    /// Whether a request that does not belong to the translated connection to its queue pair is one of the first of a
-    /// connection that is to replace it. A server's queue pair of the old connection takes it for a repeated one or for one
-    /// that is too early, and executes it in neither case.
+    /// Returns whether a request that does not fit the translated connection is an early request of a
+    /// successor. The server's old queue pair takes such a request for a duplicate or for one that is too
+    /// early, and executes it in neither case.
     #[cold]
-    pub(crate) fn is_of_successor(&mut self, packet: &Packet<'_>, now: Nanos) -> bool {
+    pub(crate) fn is_for_successor(&mut self, packet: &Packet<'_>, now: Nanos) -> bool {
         let server = (packet.dst(), packet.bth().dest_qp());
         let (client, psn, ageing) = (packet.src(), packet.bth().psn(), self.config.ageing);
         let Some(successor) = self.successors.of_server(server) else { return false };
-        let fits = (0..FIRST).contains(&psn.distance(successor.psn));
+        let fits = (0..EARLY_REQUESTS).contains(&psn.distance(successor.psn));
         if successor.client.0 != client || !fits || now.since(successor.at) > ageing || !packet.verify_icrc()
         {
             return false;
         }
-        successor.asked = true;
+        successor.request_seen = true;
         true
     }
 
-    /// An answer that does not belong to the connection that is known of its client's queue pair, or to none: if it is the
-    /// server's answer to the first requests of a successor, that replaces what was there. Whether it does.
+    /// Handles a response that fits no tracked connection: if it is the server's first acknowledgement to a
+    /// successor, the successor replaces the old connection. Returns whether it does.
     #[cold]
-    pub(crate) fn is_succeeded(&mut self, packet: &Packet<'_>, port: PortId, now: Nanos) -> bool {
+    pub(crate) fn try_succeed(&mut self, packet: &Packet<'_>, port: PortId, now: Nanos) -> bool {
         let client = (packet.dst(), packet.bth().dest_qp());
         let psn = packet.bth().psn();
         let acknowledges =
@@ -120,31 +122,31 @@ impl Swordbox {
                 Opcode::RC_ACKNOWLEDGE | Opcode::RC_ATOMIC_ACKNOWLEDGE | Opcode::RC_READ_RESPONSE_ONLY
             ) && packet.aeth().is_some_and(|aeth| matches!(aeth.kind(), rocev2::aeth::Syndrome::Ack(_)));
         let Some(successor) = self.successors.of_client(client) else { return false };
-        if !successor.asked
+        if !successor.request_seen
             || !acknowledges
             || successor.server.0 != packet.src()
             || successor.server_port != port
             || now.since(successor.at) > self.config.ageing
-            || !(0..FIRST).contains(&psn.distance(successor.psn))
+            || !(0..EARLY_REQUESTS).contains(&psn.distance(successor.psn))
             || !packet.verify_icrc()
         {
             return false;
         }
-        let place = place_of(successor.server);
-        self.successors.places[place] = None;
-        // Requests behind the one that is answered are under way: those that come from now on are followed.
-        self.succeed(&successor, false, now);
+        let slot = slot_of(successor.server);
+        self.successors.slots[slot] = None;
+        // Later requests are in flight already; tracking begins with the next one.
+        self.replace_connection(&successor, false, now);
         true
     }
 
-    /// Whether a queue pair belongs to a connection whose two sides may differ.
+    /// Returns whether a queue pair belongs to a translated connection.
     pub(crate) fn is_translated(&self, key: &HostQp) -> bool {
         let Some(id) = self.index.get(key) else { return false };
         let differs = |end: Id| {
             self.flows
                 .get(end as usize)
-                .is_some_and(|flow| flow.stage >= crate::flow::Stage::Strict && !flow.over)
+                .is_some_and(|flow| flow.stage >= crate::flow::Stage::Translating && !flow.disconnected)
         };
-        differs(id) || differs(self.ends[id as usize].peer)
+        differs(id) || differs(self.endpoints[id as usize].peer)
     }
 }

@@ -1,5 +1,5 @@
-//! What the software NIC and the simulator cost: a WRITE and its acknowledgement with few queue pairs and with very
-//! many, packets of a simulated network on one core, and the rules of `impair`.
+//! Cost of the software NIC and the simulator: a WRITE and its acknowledgement with few and with very many
+//! queue pairs, packets of a simulated network on one core, and the rules of `impair`.
 
 #![allow(missing_docs, reason = "criterion's macros")]
 
@@ -14,7 +14,8 @@ use understudy_tests::nics::{VA, address, nic};
 
 const QPS: [usize; 3] = [1, 1000, 100_000];
 
-/// A WRITE of 64 bytes on each queue pair in turn, its packet, its acknowledgement, its completion.
+/// Measures a WRITE of 64 bytes on each queue pair in turn: its packet, its acknowledgement and its
+/// completion.
 fn writes(c: &mut Criterion) {
     let mut group = c.benchmark_group("rnic: WRITE of 64 B and its ACK, queue pairs in turn");
     group.throughput(Throughput::Elements(2));
@@ -29,12 +30,12 @@ fn writes(c: &mut Criterion) {
                 now = now + Nanos(500);
                 let data = Data::Memory(Sge { mr, va: VA, len: 64 });
                 let write = Operation::Write(Remote { va: VA, rkey: remote.0 });
-                left.post_send(qpns[n], SendRequest::new(0, write, data)).expect("room");
+                left.post_send(qpns[n], SendRequest::new(0, write, data)).expect("room in the send queue");
                 assert!(left.poll_transmit(now, &mut frame));
                 right.on_frame(&frame, now);
                 assert!(right.poll_transmit(now, &mut frame));
                 left.on_frame(&frame, now);
-                // Old timers, which stand for as long as the time-out is
+                // Old timers stay armed until the timeout.
                 while left.next_timer().is_some_and(|at| at <= now) {
                     left.on_timer(now);
                 }
@@ -45,7 +46,7 @@ fn writes(c: &mut Criterion) {
     group.finish();
 }
 
-/// A READ of 64 KiB: the responder's packets.
+/// Measures a READ of 64 KiB: mainly the responder's packets.
 fn reads(c: &mut Criterion) {
     let mut group = c.benchmark_group("rnic: READ of 64 KiB in packets of 1 KiB");
     group.throughput(Throughput::Bytes(1 << 16));
@@ -58,7 +59,7 @@ fn reads(c: &mut Criterion) {
             now = now + Nanos(100_000);
             let data = Data::Memory(Sge { mr, va: VA, len: 1 << 16 });
             let read = Operation::Read(Remote { va: VA, rkey: remote.0 });
-            left.post_send(qpns[0], SendRequest::new(0, read, data)).expect("room");
+            left.post_send(qpns[0], SendRequest::new(0, read, data)).expect("room in the send queue");
             while left.poll_transmit(now, &mut frame) {
                 right.on_frame(&frame, now);
             }
@@ -71,7 +72,8 @@ fn reads(c: &mut Criterion) {
     group.finish();
 }
 
-/// The simulator: at least a million packets a second that arrive somewhere, on this one core.
+/// Measures the simulator, in packets that arrive at any node. The goal is a million packets per second on
+/// one core.
 fn simulator(c: &mut Criterion) {
     let mut group = c.benchmark_group("sim: packets that arrive");
     let mut scenario = Scenario {
@@ -97,7 +99,7 @@ fn simulator(c: &mut Criterion) {
     group.finish();
 }
 
-/// What rules cost a packet that none of them does anything to.
+/// Measures what rules cost a packet that matches but is not affected.
 fn rules(c: &mut Criterion) {
     let mut group = c.benchmark_group("impair: packets of 64 B to 1,024 queue pairs");
     group.throughput(Throughput::Elements(1));

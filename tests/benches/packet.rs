@@ -1,4 +1,4 @@
-//! What a packet costs, without DPDK: parsing and counting, the ICRC whole and incremental.
+//! Cost per packet of parsing and counting, and of the full and the incremental ICRC, without DPDK.
 
 #![allow(missing_docs, reason = "criterion's macros")]
 
@@ -21,7 +21,8 @@ fn layout(frame: &[u8]) -> Layout {
     }
 }
 
-/// A new address pair, QPN and PSN, and checksums that follow: the limit is 8 ns, at 64 B and at 4 KB alike.
+/// Measures a new address pair, QPN and PSN, with updated checksums. The goal is at most 8 ns, at 64 B and at
+/// 4 KB alike.
 fn rewrite(c: &mut Criterion) {
     let mut group = c.benchmark_group("rewrite addresses, QPN, PSN");
     for payload in PAYLOADS {
@@ -71,7 +72,7 @@ fn whole_icrc(c: &mut Criterion) {
     group.finish();
 }
 
-/// Parsing and counting, on 1,024 queue pairs in turn.
+/// Measures parsing and counting, on 1,024 queue pairs in turn.
 fn forward(c: &mut Criterion) {
     let mut group = c.benchmark_group("forward");
     for (name, counted_qps, verify_icrc) in
@@ -102,7 +103,7 @@ fn forward(c: &mut Criterion) {
     group.finish();
 }
 
-/// The whole table, malformed packets included: nothing in it may cost much more than the rest.
+/// Measures the whole table, including malformed packets. No row may cost much more than the others.
 fn table(c: &mut Criterion) {
     let config = Config {
         ports: 2,

@@ -1,4 +1,4 @@
-//! What sharing connections and resolving atomics costs a packet, without DPDK.
+//! Cost of sharing connections and of resolving atomics per packet, without DPDK.
 
 #![allow(missing_docs, reason = "criterion's macros")]
 
@@ -9,7 +9,8 @@ use switch::{Frame as _, Function as _, Nanos, PortId};
 
 const LOAD: Load = Load { verb: Verb::Cas, connections: 1024, requests: 1, lines: 64, covered: 1 };
 
-/// A frame of the traffic, request or acknowledgement. It is restored before, which costs what a copy of it does.
+/// Measures a frame of the traffic, request or acknowledgement. The frame is restored before each, which adds
+/// the cost of a copy.
 fn frames(c: &mut Criterion) {
     let mut group = c.benchmark_group("swordbox: a frame");
     group.throughput(Throughput::Elements(1));

@@ -2,16 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
-/// Where a capture of this name lies.
+/// Returns the path of the capture `name`.
 pub fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("captures").join(name)
 }
 
-/// Every capture, in the order of their names.
+/// Returns the paths of all captures, sorted by name.
+///
+/// # Panics
+/// If the folder cannot be read, or has fewer than 30 captures.
 pub fn all() -> Vec<PathBuf> {
     let mut files: Vec<_> = std::fs::read_dir(path(""))
-        .expect("the folder of captures")
-        .map(|entry| entry.expect("an entry of the folder").path())
+        .expect("the folder of captures exists")
+        .map(|entry| entry.expect("the folder's entries are readable").path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "pcap"))
         .collect();
     files.sort();
@@ -19,10 +22,14 @@ pub fn all() -> Vec<PathBuf> {
     files
 }
 
-/// The frames of a little-endian pcap file.
+/// Returns the frames of a little-endian pcap file.
+///
+/// # Panics
+/// If the file cannot be read, or is truncated.
 pub fn frames(path: &Path) -> Vec<Vec<u8>> {
-    let bytes = std::fs::read(path).expect("a readable file");
-    // A header of 24 bytes; then 16 before each frame, its captured length the third word of them.
+    let bytes = std::fs::read(path).expect("the capture is readable");
+    // The file header has 24 bytes. A header of 16 bytes precedes each frame; its third word is the captured
+    // length.
     let mut rest = &bytes[24..];
     let mut frames = Vec::new();
     while rest.len() >= 16 {

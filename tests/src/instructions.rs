@@ -1,32 +1,33 @@
-//! Instructions that the hot paths take, compared with a committed baseline (`tests/benches/instructions.toml`).
+//! Instruction counts of the hot paths, compared with a committed baseline
+//! (`tests/benches/instructions.toml`).
 //!
-//! A count does not depend on what else a machine does, so it tells of a slower path where times do not. It does depend on the
-//! compiler, the C library and the CPU features that were found, so those belong to a baseline, and counts are judged only
-//! where all of them are the same.
+//! A count does not depend on the load of the machine, so it shows a slower path where times do not. It does
+//! depend on the compiler, the C library and the CPU features in use. These are part of a baseline, and
+//! counts are judged only where all of them are the same.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Part of the baseline by which a path may take more
+/// Relative increase over the baseline that is tolerated
 pub const TOLERANCE: f64 = 0.03;
 
-/// What counts depend on beside the code.
+/// Conditions other than the code that counts depend on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Conditions {
-    /// The compiler, as `rustc -V` has it
+    /// Compiler, as printed by `rustc -V`
     pub rustc: String,
-    /// The C library, which copies memory
+    /// C library, whose `memcpy` is counted
     pub libc: String,
-    /// What counts
+    /// Version of valgrind, which counts
     pub valgrind: String,
-    /// CPU features that were found in valgrind's processor, of those that code asks for
+    /// CPU features that valgrind's virtual processor has, of those that the code uses
     pub features: String,
 }
 
 impl Conditions {
-    /// What is different, in words; `self` is the baseline's.
+    /// Describes the differences between the baseline's conditions (`self`) and those of this run.
     pub fn differences(&self, here: &Self) -> Vec<String> {
         [
             ("the compiler", &self.rustc, &here.rustc),
@@ -41,29 +42,29 @@ impl Conditions {
     }
 }
 
-/// Counts, and what they depend on.
+/// Counts, and the conditions that they depend on.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Counts {
-    /// What they depend on
+    /// Conditions that the counts depend on
     pub conditions: Conditions,
-    /// Instructions of each path
+    /// Instructions per unit of each path
     pub paths: BTreeMap<String, f64>,
 }
 
-const HEAD: &str = "# Instructions that the hot paths take, a packet (or what else a path says), counted by callgrind.\n\
-                    # `make instructions` compares with it, `make instructions RENEW=1` writes it.\n\n";
+const HEAD: &str = "# Instructions of the hot paths per packet (or per other unit that the path names), counted by callgrind.\n\
+                    # `make instructions` compares with this file, `make instructions RENEW=1` writes it.\n\n";
 
 impl Counts {
-    /// Reads a file of them.
+    /// Parses a file of counts.
     ///
     /// # Errors
-    /// It is none.
+    /// If the text is not such a file.
     pub fn parse(text: &str) -> Result<Self, String> {
         toml::from_str(text).map_err(|error| error.to_string())
     }
 
-    /// The file.
+    /// Returns the contents of the file, with counts rounded to one decimal.
     pub fn file(&self) -> String {
         let mut counts = self.clone();
         counts.paths.values_mut().for_each(|count| *count = (*count * 10.0).round() / 10.0);
@@ -71,32 +72,32 @@ impl Counts {
     }
 }
 
-/// What became of a path.
+/// Result for one path.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Verdict {
     /// Within the tolerance
     Same,
-    /// More by this part than the tolerance allows
+    /// Greater by this proportion, which exceeds the tolerance
     Worse(f64),
-    /// Less by this part, which is more than the tolerance
+    /// Smaller by this proportion, which exceeds the tolerance
     Better(f64),
-    /// In one of the two only
+    /// In the baseline only
     Missing,
-    /// In the new one only
+    /// In the new counts only
     New,
 }
 
-/// A baseline beside new counts.
+/// New counts, compared with a baseline.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Comparison {
-    /// By path: the baseline's count, the new one
+    /// For each path: its name, the baseline's count, the new count, and the result
     pub rows: Vec<(String, Option<f64>, Option<f64>, Verdict)>,
-    /// Why counts cannot be judged
+    /// Differences in conditions, because of which counts are not judged
     pub differences: Vec<String>,
 }
 
 impl Comparison {
-    /// Compares.
+    /// Compares new counts with a baseline.
     pub fn new(baseline: &Counts, here: &Counts) -> Self {
         let mut names: Vec<_> = baseline.paths.keys().chain(here.paths.keys()).collect();
         names.sort();
@@ -123,18 +124,19 @@ impl Comparison {
         }
     }
 
-    /// Whether nothing takes more than it did, and nothing was left out. Not judged is not failed.
+    /// Returns whether no path takes more than the tolerance allows, and both sides have the same paths.
+    /// Counts that are not judged pass.
     pub fn passes(&self) -> bool {
         !self.is_judged()
             || self.rows.iter().all(|(.., verdict)| matches!(verdict, Verdict::Same | Verdict::Better(_)))
     }
 
-    /// Whether counts mean the same in both.
+    /// Returns whether the conditions are the same, so that counts can be judged.
     pub const fn is_judged(&self) -> bool {
         self.differences.is_empty()
     }
 
-    /// For people.
+    /// Returns the report.
     pub fn text(&self) -> String {
         let mut text = String::new();
         let number = |n: Option<f64>| n.map_or_else(|| "-".into(), |n| format!("{n:.1}"));
@@ -152,25 +154,25 @@ impl Comparison {
             _ = writeln!(text, "{:>10} {:>10} {change:>8}  {name}{words}", number(*then), number(*now));
         }
         for difference in &self.differences {
-            _ = writeln!(text, "Not judged, for counts of other conditions are other counts: {difference}");
+            _ = writeln!(text, "Not judged, because counts depend on {difference}");
         }
         if !self.passes() {
             let percent = TOLERANCE * 100.0;
             _ = writeln!(
                 text,
-                "A hot path takes more than {percent} % more instructions than its baseline, or is not in both. If that has its \
-                 reason, `make instructions RENEW=1` writes the baseline anew: commit it, and say why."
+                "A hot path exceeds its baseline by more than {percent} %, or is missing on one side. If that is intended, run \
+                 `make instructions RENEW=1` to write a new baseline, commit it, and state the reason."
             );
         } else if self.is_judged()
             && self.rows.iter().any(|(.., verdict)| matches!(verdict, Verdict::Better(_)))
         {
-            text += "Some paths take less: `make instructions RENEW=1` keeps it so.\n";
+            text += "Some paths take less: run `make instructions RENEW=1` to lower the baseline.\n";
         }
         text
     }
 }
 
-/// The instructions that a callgrind file counts in all.
+/// Returns the total instruction count of a callgrind file, or `None` if it has none.
 pub fn total(file: &str) -> Option<u64> {
     let line = |name: &str| {
         let rest = file.lines().rev().find_map(|line| line.strip_prefix(name))?;
@@ -191,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_more_fails_and_what_takes_less_is_told() {
+    fn a_path_that_takes_more_fails_and_one_that_takes_less_is_reported() {
         let baseline = counts("1", &[("a", 100.0), ("b", 100.0), ("c", 100.0)]);
         let better = Comparison::new(&baseline, &counts("1", &[("a", 102.9), ("b", 97.1), ("c", 90.0)]));
         assert!(better.passes() && better.text().contains("take less"), "{}", better.text());
@@ -201,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_do_not_go_unnoticed() {
+    fn a_path_that_is_new_or_missing_fails() {
         let baseline = counts("1", &[("a", 100.0)]);
         for paths in [&[][..], &[("a", 100.0), ("b", 1.0)], &[("b", 1.0)]] {
             assert!(!Comparison::new(&baseline, &counts("1", paths)).passes(), "{paths:?}");
@@ -209,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn other_conditions_are_not_judged_and_that_is_said() {
+    fn counts_under_other_conditions_are_not_judged_and_the_difference_is_reported() {
         let (baseline, here) = (counts("1.95", &[("a", 100.0)]), counts("1.96", &[("a", 200.0)]));
         let comparison = Comparison::new(&baseline, &here);
         assert!(comparison.passes() && !comparison.is_judged());
@@ -218,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_as_it_was_written() {
+    fn a_written_file_is_read_back() {
         let written = counts("1", &[("a path, \"quoted\"", 12.34)]);
         let read = Counts::parse(&written.file()).unwrap();
         assert_eq!(read, counts("1", &[("a path, \"quoted\"", 12.3)]));
@@ -226,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn totals() {
+    fn the_total_is_read_from_either_line() {
         assert_eq!(total("events: Ir\nfn=(1)\n12 3\nsummary: 17\n\ntotals: 18\n"), Some(18));
         assert_eq!(total("summary: 17\n"), Some(17));
         assert_eq!(total("nothing"), None);

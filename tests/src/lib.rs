@@ -1,7 +1,9 @@
-//! What crosses crates: real captures, and the table of packets that drives tests and benchmarks.
+//! Shared code of tests and benchmarks that span crates: real captures, a table of packets, instruction
+//! counts, connected NICs, and child processes.
 
 #![forbid(unsafe_code)]
 
+pub mod alone;
 pub mod captures;
 pub mod instructions;
 pub mod nics;

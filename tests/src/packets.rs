@@ -1,5 +1,5 @@
-//! A table of packets: what each is, the frame, and what forwarding makes of it. Tests run it for the verdicts,
-//! benchmarks for the cost.
+//! A table of packets: a description of each, the frame, and the expected result of forwarding it. Tests
+//! check the verdicts, benchmarks measure the cost.
 
 use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
 use rocev2::ipv4::Ipv4;
@@ -9,24 +9,24 @@ use rocev2::{Bth, Fault, Opcode, Psn, Qpn};
 
 /// A row of the table.
 pub struct Row {
-    /// What the frame is
-    pub what: String,
+    /// Description of the frame
+    pub description: String,
     /// The frame
     pub frame: Vec<u8>,
-    /// What is wrong with it, if anything
+    /// The fault of the frame, if any
     pub fault: Option<Fault>,
-    /// Its opcode, if it is a RoCEv2 packet that parses
+    /// Its opcode, if it parses as a RoCEv2 packet
     pub opcode: Option<Opcode>,
 }
 
-/// Where the IPv4 header of an untagged frame begins
+/// Offset of the IPv4 header of an untagged frame
 const L3: usize = Ethernet::LEN;
-/// Where its UDP header begins
+/// Offset of its UDP header
 const UDP: usize = L3 + 20;
-/// Where its BTH begins
+/// Offset of its BTH
 const BTH: usize = UDP + 8;
 
-/// A packet of this opcode with right checksums.
+/// Returns a packet with this opcode, with correct checksums. `payload` is ignored if the opcode has none.
 pub fn packet(opcode: Opcode, v6: bool, tags: usize, payload: &[u8]) -> Vec<u8> {
     let kind = if v6 { ethertype::IPV6 } else { ethertype::IPV4 };
     let outer = if tags == 0 { kind } else { ethertype::VLAN };
@@ -55,14 +55,14 @@ pub fn packet(opcode: Opcode, v6: bool, tags: usize, payload: &[u8]) -> Vec<u8> 
     frame
 }
 
-/// The table. Every fault is in it.
+/// Returns the table, which contains every fault.
 pub fn table() -> Vec<Row> {
     let mut rows = Vec::new();
     for &opcode in Opcode::KNOWN {
         for (v6, tags) in [(false, 0), (true, 0), (false, 1), (true, 2)] {
-            let what = format!("{opcode}, {}, {tags} tags", if v6 { "IPv6" } else { "IPv4" });
+            let description = format!("{opcode}, {}, {tags} tags", if v6 { "IPv6" } else { "IPv4" });
             let frame = packet(opcode, v6, tags, &[0x5a; 77]);
-            rows.push(Row { what, frame, fault: None, opcode: Some(opcode) });
+            rows.push(Row { description, frame, fault: None, opcode: Some(opcode) });
         }
     }
     rows.extend(faults());
@@ -71,7 +71,8 @@ pub fn table() -> Vec<Row> {
 
 fn faults() -> Vec<Row> {
     let good = || packet(Opcode::RC_WRITE_ONLY, false, 0, &[0x5a; 64]);
-    // A change of the IPv4 header needs a new checksum, or that would be found first.
+    // After a change of the IPv4 header, its checksum is corrected, because a wrong one would be reported
+    // first.
     let with_header = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut frame = good();
         change(&mut frame);
@@ -85,15 +86,15 @@ fn faults() -> Vec<Row> {
         frame[at] = value;
         frame
     };
-    let row = |what: &str, frame: Vec<u8>, fault: Fault| Row {
-        what: what.into(),
+    let row = |description: &str, frame: Vec<u8>, fault: Fault| Row {
+        description: description.into(),
         frame,
         fault: Some(fault),
         opcode: None,
     };
-    let parses = |what: &str, frame: Vec<u8>, fault: Fault| Row {
+    let parses = |description: &str, frame: Vec<u8>, fault: Fault| Row {
         opcode: Some(Opcode::RC_WRITE_ONLY),
-        ..row(what, frame, fault)
+        ..row(description, frame, fault)
     };
     let mut rows: Vec<_> = [0, 13, L3 + 19, BTH - 1, good().len() - 1]
         .into_iter()
@@ -105,7 +106,7 @@ fn faults() -> Vec<Row> {
         row("IP length without room for a BTH", with_header(&|f| f[L3 + 2..L3 + 4].fill(0)), Fault::IpLength),
         row("wrong IPv4 header checksum", with(L3 + 10, 0x11), Fault::IpChecksum),
         row("first of several fragments", with_header(&|f| f[L3 + 6] = 0x20), Fault::Fragment),
-        row("UDP longer than IP says", with(UDP + 5, 0xff), Fault::UdpLength),
+        row("UDP length exceeds the IP length", with(UDP + 5, 0xff), Fault::UdpLength),
         parses("wrong UDP checksum", with(UDP + 7, 0x01), Fault::UdpChecksum),
         row("transport version 1", with(BTH + 1, 0x41), Fault::TransportVersion),
         row("a reserved opcode", with(BTH, 0x15), Fault::UnknownOpcode),

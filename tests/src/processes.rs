@@ -1,4 +1,5 @@
-//! Processes that tests start. Each ends with the test, however that ends: by a panic, by `SIGKILL` after a time-out, or well.
+//! Child processes of tests. Each ends with its test, whether the test passes, panics, or is killed after a
+//! timeout.
 
 use core::ops::{Deref, DerefMut};
 use rustix::process::{Pid, kill_process};
@@ -11,60 +12,75 @@ use std::thread;
 
 pub use rustix::process::Signal;
 
-/// Runs a program that the kernel kills when the thread that started it ends (`PR_SET_PDEATHSIG`, which `exec` keeps). A
-/// parent that ended before the kernel was asked shows in `PPID`.
-const LEASH: [&str; 7] =
+/// Runs a program that the kernel kills when the thread that started it ends (`PR_SET_PDEATHSIG`, which
+/// `exec` keeps). If the parent ended before the request reached the kernel, `PPID` differs and the program
+/// is not run.
+const KILLED_WITH_PARENT: [&str; 7] =
     ["setpriv", "--pdeathsig", "KILL", "--", "sh", "-c", r#"[ "$PPID" = "$0" ] && exec "$@""#];
 
 /// Returns a command that runs `program`. The process is killed when the calling thread ends, which suits
-/// [`Command::output`]; [`Process::start`] is for a process that runs beside the test.
+/// [`Command::output`]. Use [`Process::start`] for a process that runs while the test continues.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
-    let mut command = Command::new(LEASH[0]);
-    command.args(&LEASH[1..]).arg(std::process::id().to_string()).arg(program);
+    let mut command = Command::new(KILLED_WITH_PARENT[0]);
+    command.args(&KILLED_WITH_PARENT[1..]).arg(std::process::id().to_string()).arg(program);
     command
 }
 
-/// A running process. It is killed when this is dropped, and when the test's process ends without that.
+/// A running process. It is killed when this value is dropped, and when the test's process ends without
+/// dropping it.
 pub struct Process(Option<Child>);
 
-/// A command to start, and the way back for the process.
-type Order = (Command, Sender<io::Result<Child>>);
+/// A command to start, and the channel on which the process is returned.
+type StartRequest = (Command, Sender<io::Result<Child>>);
 
-/// Starts processes from a thread that lives as long as this process does: the kernel's signal is sent at the end of the
-/// thread that started a process, which may come before the end of the test.
-fn starter() -> &'static Sender<Order> {
-    static STARTER: OnceLock<Sender<Order>> = OnceLock::new();
+/// Returns the sender to a thread that starts processes and lives as long as this process does. The kernel's
+/// signal is sent at the end of the thread that started a process, which may be earlier than the end of the
+/// test.
+fn starter() -> &'static Sender<StartRequest> {
+    static STARTER: OnceLock<Sender<StartRequest>> = OnceLock::new();
     STARTER.get_or_init(|| {
-        let (orders, received) = channel::<Order>();
+        let (requests, received) = channel::<StartRequest>();
         thread::spawn(move || {
-            for (mut command, back) in received {
-                _ = back.send(command.spawn());
+            for (mut command, response) in received {
+                _ = response.send(command.spawn());
             }
         });
-        orders
+        requests
     })
 }
 
 impl Process {
-    /// Starts a command that [`command`] has returned.
+    /// Starts a command returned by [`command`].
     ///
     /// # Panics
-    /// If it cannot be started, or is another one.
+    /// If the process cannot be started, or the command is not from [`command`].
     pub fn start(command: Command) -> Self {
-        assert_eq!(command.get_program(), LEASH[0], "made by `processes::command`");
-        let (back, started) = channel();
-        starter().send((command, back)).expect("the thread lives as long as the process");
-        Self(Some(started.recv().expect("it answers").expect("the process can be started")))
+        assert_eq!(
+            command.get_program(),
+            KILLED_WITH_PARENT[0],
+            "the command is not from `processes::command`"
+        );
+        let (response, started) = channel();
+        starter().send((command, response)).expect("the starter thread lives as long as the process");
+        Self(Some(started.recv().expect("the starter thread responds").expect("the process can be started")))
     }
 
-    /// Sends a signal to the process, which has not been waited for.
+    /// Sends a signal to the process.
+    ///
+    /// # Panics
+    /// If the process has been waited for.
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(self), signal).expect("the process has not been waited for");
     }
 
-    /// Waits for the end of the process. Returns what it printed to the pipes that are still its own.
+    /// Waits for the end of the process. Returns what it printed to those of its pipes that have not been
+    /// taken.
     pub fn finish(mut self) -> Output {
-        self.0.take().expect("it is taken here alone").wait_with_output().expect("it can be waited for")
+        self.0
+            .take()
+            .expect("the child is taken only here")
+            .wait_with_output()
+            .expect("the process can be waited for")
     }
 }
 
@@ -72,13 +88,13 @@ impl Deref for Process {
     type Target = Child;
 
     fn deref(&self) -> &Child {
-        self.0.as_ref().expect("it is taken at the end alone")
+        self.0.as_ref().expect("the child is taken only at the end")
     }
 }
 
 impl DerefMut for Process {
     fn deref_mut(&mut self) -> &mut Child {
-        self.0.as_mut().expect("it is taken at the end alone")
+        self.0.as_mut().expect("the child is taken only at the end")
     }
 }
 

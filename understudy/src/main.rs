@@ -1,4 +1,4 @@
-//! The program: RDMA in-network computing on a commodity server.
+//! The `understudy` program: RDMA in-network computing on a commodity server.
 #![forbid(unsafe_code)]
 
 mod check;
@@ -18,7 +18,7 @@ mod sim;
 mod top;
 mod trace;
 
-// Where the program's parts look for it
+// Imported here so that the modules can write `crate::machine`.
 use settings::machine;
 
 use clap::{Parser, Subcommand};
@@ -49,10 +49,10 @@ enum Command {
     Trace(trace::Args),
     Decode(decode::DecodeArgs),
     Doctor(doctor::Args),
-    /// Show
+    /// Run a demonstration
     #[command(subcommand)]
     Demo(Demo),
-    /// Measure
+    /// Run a benchmark
     #[command(subcommand)]
     Bench(Bench),
 }
@@ -98,8 +98,8 @@ fn main() -> ExitCode {
         Command::Trace(args) => trace::run(&args),
         Command::Decode(args) => decode::run(&args),
         Command::Doctor(args) => doctor::run(&args),
-        Command::Demo(Demo::Swordbox(args)) => told(bench::swordbox::simulated::demo(&args)),
-        Command::Demo(Demo::OnePipe(args)) => told(bench::onepipe::demo::demo(&args)),
+        Command::Demo(Demo::Swordbox(args)) => exit_code(bench::swordbox::simulated::demo(&args)),
+        Command::Demo(Demo::OnePipe(args)) => exit_code(bench::onepipe::demo::demo(&args)),
         Command::Bench(Bench::Rfc2544(args)) => rfc2544::run(&args),
         Command::Bench(command) => bench(&command),
     }
@@ -109,7 +109,7 @@ fn bench(command: &Bench) -> ExitCode {
     let own = std::env::current_exe().into_diagnostic();
     let done = own.and_then(|own| match command {
         Bench::Peers(args) => bench::peers::run(args, &own),
-        Bench::Rfc2544(_) => unreachable!("it ends with a code of its own"),
+        Bench::Rfc2544(_) => unreachable!("main handles this command, because it has exit codes of its own"),
         Bench::Pktgen(args) => bench::pktgen::run(args, &own),
         Bench::Observe(args) => bench::observe::run(args, &own),
         Bench::P4ce(args) => bench::p4ce::run(args, &own),
@@ -121,10 +121,10 @@ fn bench(command: &Bench) -> ExitCode {
         Bench::Paper(args) => bench::paper::run(args, &own, &dataplane::Runtime::version()),
         Bench::OnePipeLoad(args) => run::onepipe_load(args),
     });
-    told(done)
+    exit_code(done)
 }
 
-fn told(done: Result<(), miette::Report>) -> ExitCode {
+fn exit_code(done: Result<(), miette::Report>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(report) => {

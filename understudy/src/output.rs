@@ -1,9 +1,9 @@
-//! Printing.
+//! Output to the terminal.
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
-/// Prints a text to standard output. A reader that has gone away (`| head`) is no error.
+/// Prints `text` to standard output and returns `code`. A closed pipe (`| head`) is not an error.
 pub(crate) fn print(text: &str, code: ExitCode) -> ExitCode {
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -12,44 +12,45 @@ pub(crate) fn print(text: &str, code: ExitCode) -> ExitCode {
     }
 }
 
-/// Whether a character steers a terminal, rather than being shown on it. Line ends and tabs do no harm.
-fn steers(c: char) -> bool {
+/// Returns whether `c` is a control character that acts on a terminal. Line ends and tabs are harmless.
+fn acts_on_terminal(c: char) -> bool {
     c.is_control() && !matches!(c, '\n' | '\t')
 }
 
-/// Returns a text of another program's with what would steer a terminal written out, such as `\u{1b}`.
+/// Returns `text`, which another program produced, with terminal control characters escaped, such as
+/// `\u{1b}`.
 pub(crate) fn printable(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
+    let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
-        if steers(c) {
-            shown.extend(c.escape_unicode());
+        if acts_on_terminal(c) {
+            escaped.extend(c.escape_unicode());
         } else {
-            shown.push(c);
+            escaped.push(c);
         }
     }
-    shown
+    escaped
 }
 
-/// Returns a text of JSON in whose strings nothing steers a terminal any more.
+/// Returns `text`, which is JSON, with the terminal control characters in its strings escaped.
 pub(crate) fn printable_json(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
+    let mut escaped = String::with_capacity(text.len());
     let mut rest = text.chars();
     while let Some(c) = rest.next() {
         let escape = (c == '\\').then(|| rest.clone().next()).flatten();
         let code = || u32::from_str_radix(rest.as_str().get(1..5)?, 16).ok().and_then(char::from_u32);
         match escape {
-            // Becomes the text of the escape
-            Some('u') if code().is_some_and(steers) => shown.push_str("\\\\"),
-            Some('b' | 'f' | 'r') => shown.push_str("\\\\"),
+            // The string then contains the escape as text.
+            Some('u') if code().is_some_and(acts_on_terminal) => escaped.push_str("\\\\"),
+            Some('b' | 'f' | 'r') => escaped.push_str("\\\\"),
             Some(other) => {
                 rest.next();
-                shown.extend([c, other]);
+                escaped.extend([c, other]);
             }
-            None if steers(c) => shown.extend(c.escape_unicode().filter(|c| *c != '\\')),
-            None => shown.push(c),
+            None if acts_on_terminal(c) => escaped.extend(c.escape_unicode().filter(|c| *c != '\\')),
+            None => escaped.push(c),
         }
     }
-    shown
+    escaped
 }
 
 #[cfg(test)]
@@ -57,13 +58,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_of_another_program_steers_the_terminal() {
+    fn control_characters_from_another_program_are_escaped() {
         assert_eq!(printable("a\u{1b}[2Jb\u{9b}c\td\ne é"), "a\\u{1b}[2Jb\\u{9b}c\td\ne é");
         for text in ["a\u{1b}[2Jb", "\u{9b}31m", "\r\u{8}\u{7f}", "plain \"é\" \\ \\u001b \n\t"] {
             let json = serde_json::to_string(&[text]).unwrap();
-            let [shown] = serde_json::from_str::<[String; 1]>(&printable_json(&json)).unwrap();
-            assert!(!shown.contains(steers), "{shown:?}");
-            assert!(text.contains(steers) || shown == text, "{shown:?}");
+            let [escaped] = serde_json::from_str::<[String; 1]>(&printable_json(&json)).unwrap();
+            assert!(!escaped.contains(acts_on_terminal), "{escaped:?}");
+            assert!(text.contains(acts_on_terminal) || escaped == text, "{escaped:?}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! `understudy demo onepipe`: the paper's testbed in one process, whose hosts all broadcast, with the barriers in the switches, on
-//! their CPUs, and on hosts beside them. Then a host, a link and a switch die.
+//! `understudy demo onepipe`: the paper's testbed in one process. All hosts broadcast, with the barriers in
+//! the switches, on their CPUs, and on hosts beside them. Then a host, a link and a switch fail.
 
 use clap::Args;
 use comfy_table::{Cell, CellAlignment, Table, presets};
@@ -11,11 +11,11 @@ use sim::onepipe::{BEACON_INTERVAL, FatTree, Habits, Host, Made};
 use std::io::{IsTerminal as _, Write as _};
 use switch::Nanos;
 
-/// Show 1Pipe on the paper's testbed of 32 hosts: total order and what it costs, also while a host, a link and a switch die
-/// (simulated)
+/// Show 1Pipe on the paper's testbed of 32 hosts: total order and its cost, also while a host, a link and a
+/// switch fail (simulated)
 #[derive(Args)]
 pub struct DemoArgs {
-    /// Half as long
+    /// Halve the duration
     #[arg(long)]
     quick: bool,
     /// Print a line of JSON for each row instead
@@ -23,70 +23,72 @@ pub struct DemoArgs {
     json: bool,
 }
 
-/// A host of the second rack, one of the third, and the fourth rack's switch with all who have no other
-const DIES: usize = 9;
-const CUT_OFF: usize = 17;
-const RACK: usize = 3;
-const IN_RACK: usize = 8;
-/// After this, those who go on are told who has failed, as a controller would
-const TOLD_AFTER: Nanos = Nanos::from_micros(50);
+/// A host of the second rack, a host of the third, and the fourth rack's switch with its hosts, which have no
+/// other switch
+const FAILED_HOST: usize = 9;
+const FAILED_LINK: usize = 17;
+const FAILED_RACK: usize = 3;
+const HOSTS_PER_RACK: usize = 8;
+/// Time after which the surviving hosts are informed of the failure, as a controller would
+const INFORMED_AFTER: Nanos = Nanos::from_micros(50);
 
-/// What happens at the beginning of a row.
+/// Event at the beginning of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Happens {
+enum FailureEvent {
     Nothing,
-    HostDies,
-    LinkDies,
-    SwitchDies,
+    HostFails,
+    LinkFails,
+    SwitchFails,
 }
 
-impl Happens {
+impl FailureEvent {
     const fn name(self) -> &'static str {
         match self {
             Self::Nothing => "",
-            Self::HostDies => "host 9 dies",
-            Self::LinkDies => "host 17's link dies",
-            Self::SwitchDies => "switch of rack 3 dies",
+            Self::HostFails => "host 9 dies",
+            Self::LinkFails => "host 17's link dies",
+            Self::SwitchFails => "switch of rack 3 dies",
         }
     }
 
     fn fault(self, made: &Made) -> Option<Fault> {
         match self {
             Self::Nothing => None,
-            Self::HostDies => Some(Fault::Crash(made.hosts[DIES])),
-            Self::LinkDies => Some(Fault::Cut(vec![made.access[CUT_OFF]])),
-            Self::SwitchDies => Some(Fault::Crash(made.switches[RACK])),
+            Self::HostFails => Some(Fault::Crash(made.hosts[FAILED_HOST])),
+            Self::LinkFails => Some(Fault::Cut(vec![made.access[FAILED_LINK]])),
+            Self::SwitchFails => Some(Fault::Crash(made.switches[FAILED_RACK])),
         }
     }
 
-    /// Who cannot be reached any more
+    /// Returns the hosts that are unreachable from now on.
     fn dead(self) -> Vec<usize> {
         match self {
             Self::Nothing => Vec::new(),
-            Self::HostDies => vec![DIES],
-            Self::LinkDies => vec![CUT_OFF],
-            Self::SwitchDies => (RACK * IN_RACK..(RACK + 1) * IN_RACK).collect(),
+            Self::HostFails => vec![FAILED_HOST],
+            Self::LinkFails => vec![FAILED_LINK],
+            Self::SwitchFails => (FAILED_RACK * HOSTS_PER_RACK..(FAILED_RACK + 1) * HOSTS_PER_RACK).collect(),
         }
     }
 }
 
-/// What those who go on saw in a stretch of time.
+/// Observations of the surviving hosts in an interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Row {
     hosts: usize,
     delivered: usize,
     mean_ns: f64,
-    /// The longest time in which a host's barrier did not rise
+    /// Longest time in which a host's barrier did not rise
     stall: Nanos,
     failed: usize,
 }
 
-/// A testbed that runs.
+/// A running testbed.
 struct Run {
     made: Made,
     at: Nanos,
     alive: Vec<usize>,
-    /// Sums at the end of the last row: messages delivered, how long they took, and those that failed
+    /// Sums at the end of the last row: messages delivered, their latencies in nanoseconds, and messages that
+    /// failed
     before: (usize, u64, usize),
 }
 
@@ -109,29 +111,29 @@ impl Run {
         })
     }
 
-    /// Time passes.
-    fn pass(&mut self, time: Nanos) {
+    /// Advances virtual time.
+    fn advance(&mut self, time: Nanos) {
         self.at = self.at + time;
         self.made.world.run_until(self.at);
     }
 
-    /// Something happens, and time passes.
-    fn row(&mut self, happens: Happens, lasts: Nanos) -> Result<Row, Report> {
-        if let Some(fault) = happens.fault(&self.made) {
+    /// Injects the event, and advances virtual time by `duration`.
+    fn row(&mut self, event: FailureEvent, duration: Nanos) -> Result<Row, Report> {
+        if let Some(fault) = event.fault(&self.made) {
             self.made.world.schedule(self.at, fault);
         }
-        let dead = happens.dead();
+        let dead = event.dead();
         self.alive.retain(|host| !dead.contains(host));
         self.before = self.sums();
         for &host in &self.alive {
             self.made.world.node_mut::<Host>(self.made.hosts[host]).stall = Nanos::ZERO;
         }
-        self.pass(TOLD_AFTER);
+        self.advance(INFORMED_AFTER);
         let now = self.made.world.now();
         for &host in &self.alive {
             self.made.world.node_mut::<Host>(self.made.hosts[host]).forget(&dead, now);
         }
-        self.pass(lasts.since(TOLD_AFTER));
+        self.advance(duration.since(INFORMED_AFTER));
         self.made.check_order().map_err(|what| miette!("{what}"))?;
         let (delivered, took, failed) = self.sums();
         let (delivered, took) = (delivered - self.before.0, took - self.before.1);
@@ -146,38 +148,39 @@ impl Run {
     }
 }
 
-/// Something that failed on the testbed, and what those who go on saw of it
+/// A failure on the testbed, and the observations of the surviving hosts
 #[derive(Clone, Copy, Debug)]
-pub struct Failed {
-    /// What
+pub struct Failure {
+    /// Failed component
     pub what: &'static str,
-    /// Hosts that go on
+    /// Number of surviving hosts
     pub hosts: usize,
     /// Messages that they delivered afterwards
     pub delivered: usize,
-    /// The longest time in which the barrier of one of them did not rise
+    /// Longest time in which the barrier of one of them did not rise
     pub stall: Nanos,
 }
 
-/// What happens when nothing fails, and then a host, a host's link and a rack's switch, one after the other: best effort.
+/// Measures a run without failures, then the failure of a host, of a host's link and of a rack's switch, one
+/// after the other, with best-effort delivery.
 ///
 /// # Errors
-/// Order was violated.
-pub fn failures(incarnation: Incarnation, seed: u64) -> Result<Vec<Failed>, Report> {
+/// The total order was violated.
+pub fn failures(incarnation: Incarnation, seed: u64) -> Result<Vec<Failure>, Report> {
     let mut run = Run::new(incarnation, seed);
-    // Barriers come down for the first time.
-    run.pass(Nanos::from_micros(60));
-    let happenings = [
-        ("nothing", Happens::Nothing),
-        ("host", Happens::HostDies),
-        ("host link", Happens::LinkDies),
-        ("ToR switch", Happens::SwitchDies),
+    // The first barriers arrive.
+    run.advance(Nanos::from_micros(60));
+    let events = [
+        ("nothing", FailureEvent::Nothing),
+        ("host", FailureEvent::HostFails),
+        ("host link", FailureEvent::LinkFails),
+        ("ToR switch", FailureEvent::SwitchFails),
     ];
-    let one = |(what, happens)| {
-        let Row { hosts, delivered, stall, .. } = run.row(happens, Nanos::from_micros(150))?;
-        Ok(Failed { what, hosts, delivered, stall })
+    let one = |(what, event)| {
+        let Row { hosts, delivered, stall, .. } = run.row(event, Nanos::from_micros(150))?;
+        Ok(Failure { what, hosts, delivered, stall })
     };
-    happenings.into_iter().map(one).collect()
+    events.into_iter().map(one).collect()
 }
 
 const fn name(incarnation: Incarnation) -> &'static str {
@@ -188,13 +191,13 @@ const fn name(incarnation: Incarnation) -> &'static str {
     }
 }
 
-/// What the demonstration is drawn from
+/// Seed of the demonstration
 const SEED: u64 = 1;
 
-/// What is shown so far
-struct Shown {
+/// Rows printed so far
+struct Output {
     json: bool,
-    /// Lines that stand there, to be written over
+    /// Lines of the table on the terminal, to be overwritten
     lines: usize,
     rows: Vec<Value>,
 }
@@ -202,7 +205,7 @@ struct Shown {
 const COLUMNS: [&str; 8] =
     ["barriers", "time us", "what happens", "hosts", "delivered", "failed", "mean us", "longest stall us"];
 
-impl Shown {
+impl Output {
     fn table(&self) -> String {
         let mut table = Table::new();
         table.load_style(presets::NOTHING);
@@ -240,56 +243,57 @@ impl Shown {
     }
 }
 
-/// Shows it, row by row. Fails if order is violated, or somebody's barrier stands still for good.
+/// Prints the demonstration row by row.
 ///
 /// # Errors
-/// So it was.
+/// The total order was violated, or a barrier did not rise for more than 20 beacon intervals.
 pub fn demo(args: &DemoArgs) -> Result<(), Report> {
-    let lasts = Nanos::from_micros(if args.quick { 150 } else { 300 });
-    let mut shown = Shown { json: args.json, lines: 0, rows: Vec::new() };
+    let duration = Nanos::from_micros(if args.quick { 150 } else { 300 });
+    let mut output = Output { json: args.json, lines: 0, rows: Vec::new() };
     if !args.json {
         println!(
             "The paper's testbed in virtual time: 32 hosts in 4 racks, 4 spine and 2 core switches, links of 100 Gb/s and 500 ns,\n\
              beacons every {} us. Every host broadcasts to all, every 15 us on average; all deliver in one order, which is\n\
              checked. Barriers are kept in the switches (chip), on their CPUs (switch-cpu), or on a host beside each (host).\n\
-             Whoever is silent for ten intervals is dead, and the others go on; 50 us after a failure they are told whom to\n\
-             send nothing to.\n",
+             A host that is silent for ten intervals is declared dead, and the rest go on; 50 us after a failure they learn\n\
+             which hosts to exclude.\n",
             BEACON_INTERVAL.0 / 1000
         );
     }
     let all = [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host];
-    let happenings = [Happens::Nothing, Happens::HostDies, Happens::LinkDies, Happens::SwitchDies];
+    let events =
+        [FailureEvent::Nothing, FailureEvent::HostFails, FailureEvent::LinkFails, FailureEvent::SwitchFails];
     for incarnation in all {
         let mut run = Run::new(incarnation, SEED);
-        // Barriers come down for the first time.
-        run.pass(Nanos::from_micros(60));
-        for happens in happenings {
-            let row = run.row(happens, lasts)?;
+        // The first barriers arrive.
+        run.advance(Nanos::from_micros(60));
+        for event in events {
+            let row = run.row(event, duration)?;
             if row.delivered == 0 || row.stall.0 > 20 * BEACON_INTERVAL.0 {
-                let what = happens.name();
+                let what = event.name();
                 return Err(miette!(
-                    "{}, {what}: barriers stand still for {} ns",
+                    "{}, {what}: barriers did not rise for {} ns",
                     name(incarnation),
                     row.stall.0
                 ));
             }
-            let last = incarnation == all[2] && happens == happenings[3];
+            let last = incarnation == all[2] && event == events[3];
             let us = |ns: f64| (ns / 10.0).round() / 100.0;
             let value = json!({
                 "barriers": name(incarnation),
                 "time_us": run.at.0 / 1000,
-                "what_happens": happens.name(),
+                "what_happens": event.name(),
                 "hosts": row.hosts,
                 "delivered": row.delivered,
                 "failed": row.failed,
                 "mean_us": us(row.mean_ns),
                 "longest_stall_us": us(row.stall.0 as f64),
             });
-            shown.add(value, last)?;
+            output.add(value, last)?;
         }
     }
     if !args.json {
-        println!("\nOne order everywhere, in every row.");
+        println!("\nAll hosts delivered in one order, in every row.");
     }
     Ok(())
 }
@@ -299,22 +303,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_dies_stalls_the_others_for_ten_intervals_and_no_longer() {
+    fn a_failure_stalls_the_survivors_for_about_ten_intervals() {
         for incarnation in [Incarnation::Chip, Incarnation::Host] {
             let mut run = Run::new(incarnation, SEED);
-            run.pass(Nanos::from_micros(60));
-            let lasts = Nanos::from_micros(120);
-            let well = run.row(Happens::Nothing, lasts).unwrap();
-            assert!(well.hosts == 32 && well.delivered > 5_000, "{incarnation:?}: {well:?}");
-            assert!(well.failed == 0 && well.stall.0 < 4 * BEACON_INTERVAL.0, "{incarnation:?}: {well:?}");
-            for (happens, hosts) in
-                [(Happens::HostDies, 31), (Happens::LinkDies, 30), (Happens::SwitchDies, 22)]
-            {
-                let row = run.row(happens, lasts).unwrap();
-                assert!(row.hosts == hosts && row.delivered > 1_000, "{incarnation:?} {happens:?}: {row:?}");
+            run.advance(Nanos::from_micros(60));
+            let duration = Nanos::from_micros(120);
+            let undisturbed = run.row(FailureEvent::Nothing, duration).unwrap();
+            assert!(
+                undisturbed.hosts == 32 && undisturbed.delivered > 5_000,
+                "{incarnation:?}: {undisturbed:?}"
+            );
+            assert!(
+                undisturbed.failed == 0 && undisturbed.stall.0 < 4 * BEACON_INTERVAL.0,
+                "{incarnation:?}: {undisturbed:?}"
+            );
+            for (event, hosts) in [
+                (FailureEvent::HostFails, 31),
+                (FailureEvent::LinkFails, 30),
+                (FailureEvent::SwitchFails, 22),
+            ] {
+                let row = run.row(event, duration).unwrap();
+                assert!(row.hosts == hosts && row.delivered > 1_000, "{incarnation:?} {event:?}: {row:?}");
                 let intervals = row.stall.0 / BEACON_INTERVAL.0;
-                assert!((8..18).contains(&intervals), "{incarnation:?} {happens:?}: {row:?}");
-                assert!(row.failed > 0, "what was sent to the dead: {row:?}");
+                assert!((8..18).contains(&intervals), "{incarnation:?} {event:?}: {row:?}");
+                assert!(row.failed > 0, "messages to failed hosts fail: {row:?}");
             }
         }
     }

@@ -1,9 +1,10 @@
-//! Traffic of 1Pipe that can be played over and over.
+//! Synthetic 1Pipe traffic that can be played repeatedly.
 //!
-//! Timestamps are a circle of 48 bits, and so is the capture: they go on from each frame, or round of beacons, to the next, and
-//! from the last to the first as well, so that every message raises its link's register, however often the capture is played.
-//! Messages are [`APART_NS`] apart, but for a jump every [`RUN`], or the circle would not close; rounds of beacons are an
-//! equal part of the circle apart.
+//! Timestamps wrap at 48 bits, and the capture wraps with them: they increase from each frame, or round of
+//! beacons, to the next, and from the last to the first as well, so that every message raises its link's
+//! register, however often the capture is played. Messages are [`MESSAGE_GAP_NS`] apart, with a jump every
+//! [`MESSAGES_PER_RUN`], without which one capture would not cover the 48 bits; rounds of beacons are an
+//! equal part of the 48 bits apart.
 
 use clap::ValueEnum;
 use core::fmt;
@@ -20,37 +21,40 @@ use switch::forward::config::Topology;
 use switch::{Nanos, PortId, forward};
 use zerocopy::IntoBytes;
 
-/// Frames of a capture: few enough for caches, and so many that barriers, which are counted on a line of 64 bits, do not reach its
-/// end: 65,535 times the capture
+/// Frames of a capture: few enough for the caches, and enough that the barriers, which are unwrapped to 64
+/// bits, do not overflow before the capture was played 65,535 times
 const FRAMES: usize = 4096;
 const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const PEER: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
 const OWN_IP: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 const FIRST_QP: Qpn = Qpn::new(0x100);
-/// Messages from one jump of time to the next, and nanoseconds from a message to the next: 20 million a second
-const RUN: usize = 128;
-const APART_NS: u64 = 50;
-/// The beacon interval with messages; with beacons, links share it out, so that there is about one in a round
+/// Messages from one jump of time to the next, and nanoseconds from a message to the next: 20 million a
+/// second
+const MESSAGES_PER_RUN: usize = 128;
+const MESSAGE_GAP_NS: u64 = 50;
+/// Beacon interval with messages. With beacons it is `INTERVAL_PER_LINK_NS` times the number of links, so
+/// that a round takes about one interval
 const INTERVAL: Nanos = Nanos::from_micros(3);
-const SHARE_NS: u64 = 100;
+const INTERVAL_PER_LINK_NS: u64 = 100;
 
-/// What is played.
+/// Kind of traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Kind {
     /// Best-effort messages through a chip, which reflects them
     Messages,
-    /// Beacons of each link in turn, to a host; it sends each link one when it has heard of all
+    /// Beacons of each link in turn, to a host; it sends each link a beacon when it has received one of every
+    /// link
     Beacons,
 }
 
-/// A traffic.
+/// Traffic of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// What is played
+    /// Kind of traffic
     pub kind: Kind,
-    /// How many links there are
+    /// Number of links
     pub links: u16,
-    /// Bytes that follow a message's header
+    /// Bytes behind a message's header
     pub payload: usize,
 }
 
@@ -69,13 +73,16 @@ fn address(link: u16) -> Ipv4Addr {
 }
 
 impl Load {
-    /// The capture
+    /// Returns the frames of the capture.
     pub fn frames(&self) -> Vec<Vec<u8>> {
         let links = usize::from(self.links);
         let rounds = FRAMES.div_ceil(links).next_power_of_two();
         let step = (1 << 48) / rounds as u64;
         let time = |round: usize| match self.kind {
-            Kind::Messages => step * (round / RUN * RUN) as u64 + APART_NS * (round % RUN) as u64,
+            Kind::Messages => {
+                step * (round / MESSAGES_PER_RUN * MESSAGES_PER_RUN) as u64
+                    + MESSAGE_GAP_NS * (round % MESSAGES_PER_RUN) as u64
+            }
             Kind::Beacons => step * round as u64,
         };
         let frame = |round: usize, link: u16| self.frame(link, Timestamp::new(time(round) + step / 2));
@@ -100,7 +107,7 @@ impl Load {
         frame
     }
 
-    /// Who it is for
+    /// Returns the configuration of the switch that handles the traffic.
     pub fn config(&self) -> Config {
         let link = |n: u16| Link {
             side: if n < self.links.div_ceil(2) { Side::Below } else { Side::Above },
@@ -129,11 +136,13 @@ impl Load {
             registers: Registers { va: 0, rkey: 0 },
             beacon_interval: match self.kind {
                 Kind::Messages => INTERVAL,
-                Kind::Beacons => Nanos((SHARE_NS * u64::from(self.links)).clamp(1_000, 1_000_000)),
+                Kind::Beacons => {
+                    Nanos((INTERVAL_PER_LINK_NS * u64::from(self.links)).clamp(1_000, 1_000_000))
+                }
             },
             dead_after_intervals: 1_000_000_000,
             join_window: Nanos::from_secs(1 << 20),
-            // What is played is of no time.
+            // The capture's timestamps are unrelated to the clock.
             ahead_max: Nanos(u64::MAX),
             clock: Timestamp::default(),
             traffic_class: 0,
@@ -143,30 +152,30 @@ impl Load {
         }
     }
 
-    /// A switch function for it.
+    /// Creates the switch function for the traffic.
     ///
     /// # Panics
-    /// Never: such a configuration can be.
+    /// Never: the configuration is valid.
     pub fn make(&self) -> Representative {
-        Representative::new(self.config()).expect("a configuration that can be")
+        Representative::new(self.config()).expect("a valid configuration")
     }
 
-    /// Whether what was counted is what was to be measured, after so many frames.
+    /// Checks that the counters match the traffic, after `frames` frames.
     ///
     /// # Errors
-    /// It is not; how so.
+    /// The counter that differs from the expected value.
     pub fn check(&self, counters: &Counters, frames: u64) -> Result<(), String> {
         if let Some(why) = Refusal::ALL.into_iter().find(|&why| counters.refused(why) > 0) {
             return Err(format!("{} refused: {}", counters.refused(why), why.name()));
         }
-        let (taken, beacons) = match self.kind {
+        let (accepted, beacons) = match self.kind {
             Kind::Messages => (counters.messages.get(), 0),
-            // Fewer links than a burst has frames are told of several rounds at once.
+            // With fewer links than a burst has frames, one beacon may answer several rounds.
             Kind::Beacons if self.links < 32 => (counters.datagrams.get(), frames / 8),
             Kind::Beacons => (counters.datagrams.get(), frames / 10 * 9),
         };
-        if taken != frames {
-            return Err(format!("{taken} of {frames} frames were taken"));
+        if accepted != frames {
+            return Err(format!("{accepted} of {frames} frames were accepted"));
         }
         if counters.beacons.get() < beacons || counters.dead.get() > 0 {
             return Err(format!("{} beacons were sent for {frames}", counters.beacons.get()));
@@ -182,7 +191,7 @@ mod tests {
     use switch::memory::{Sent, run_frame};
 
     #[test]
-    fn every_frame_counts_however_often_it_is_played() {
+    fn every_frame_raises_barriers_in_every_replay() {
         let loads = [(Kind::Messages, 1, 64), (Kind::Beacons, 8, 0), (Kind::Beacons, 64, 0)];
         for (kind, links, payload) in loads {
             let load = Load { kind, links, payload };
@@ -195,8 +204,11 @@ mod tests {
                     for frame in round {
                         run_frame(&mut function, frame, PortId(0), now);
                     }
-                    let after = function.barriers(Side::Below).0.expect("everybody has spoken");
-                    assert!(before.is_none_or(|before| before.precedes(after)), "it rises with each round");
+                    let after = function.barriers(Side::Below).0.expect("every link has sent a timestamp");
+                    assert!(
+                        before.is_none_or(|before| before.precedes(after)),
+                        "the barrier rises with each round"
+                    );
                     before = Some(after);
                     function.on_timer(now, &mut Sent::with_room(2048));
                     now = now + Nanos(100);

@@ -1,16 +1,17 @@
-//! `understudy bench onepipe`: what barriers cost, against `dpdk-testpmd`.
+//! `understudy bench onepipe`: the cost of barriers, compared with `dpdk-testpmd`.
 //!
-//! Messages through a switch that puts barriers into them (`chip`); and beacons of 8 to 1,024 links to a host that keeps a
-//! switch's barriers, and tells each link when it has heard of all: input, minimum and output. And a process of the host library,
-//! which sends messages to itself through a ring device and receives them. With `--simulated`, what delivery takes where packets are
-//! lost, and with `--hosts`, in large networks.
+//! It measures messages through a switch that writes barriers into them (`chip`); beacons of 8 to 1,024 links
+//! to a host that keeps a switch's barriers and sends each link a beacon when it has received one of every
+//! link (input, minimum and output); and a process of the host library, which sends messages to itself
+//! through a ring device and receives them. With `--simulated`, it measures delivery latency under packet
+//! loss, and with `--hosts`, in large networks.
 
 pub mod demo;
 pub mod load;
 pub mod simulated;
 
-use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, Room};
-use crate::process::{Counts, Program};
+use crate::compare::{Bench, Capacity, CompareArgs, Entry, Figures, Launch, Ratio};
+use crate::process::{CountedFrames, Program};
 use crate::traffic;
 use clap::Args;
 use load::{Kind, Load};
@@ -25,50 +26,51 @@ const CHIP: &str = "understudy onepipe, chip";
 const HOST: &str = "understudy onepipe, host (beacons in)";
 
 const PROCESS: &str = "understudy process (out and in)";
-/// The paper's figure: million messages a second of a process
+/// The paper's rate of a process, in million messages a second
 const PROCESS_GOAL: f64 = 5.0;
-/// What a process sends beside messages: a beacon every so many microseconds, and an ACK for so many packets
+/// Frames of a process besides messages: a beacon every `BEACON_EVERY_US` microseconds, and an ACK for every
+/// `ACK_EVERY` packets
 const BEACON_EVERY_US: f64 = 3.0;
 const ACK_EVERY: u32 = 64;
 
-/// Bytes of messages, behind their 1Pipe header
+/// Message sizes in bytes, without the 1Pipe header
 const PAYLOADS: [usize; 2] = [64, 1024];
 const LINKS: [u16; 5] = [8, 32, 128, 512, 1024];
-/// How many links one core is to serve at which interval, in nanoseconds
-const HELD: [(u16, f64); 2] = [(32, 1_000.0), (128, 3_000.0)];
+/// Number of links that one core should serve, and the beacon interval in nanoseconds
+const BEACON_GOALS: [(u16, f64); 2] = [(32, 1_000.0), (128, 3_000.0)];
 
-/// Compare putting barriers into messages with dpdk-testpmd (macswap), and measure beacons of up to 1,024 links, on one core; or
-/// what delivery takes with loss, or in large networks (simulated)
+/// Compare writing barriers into messages with dpdk-testpmd (macswap), and measure beacons of up to 1,024
+/// links, on one core; or measure delivery latency under loss or in large networks (simulated)
 #[derive(Args)]
 pub struct OnePipeArgs {
-    /// Only what is simulated: deliveries on the paper's testbed, where packets are lost
+    /// Run only the simulation: delivery latency on the paper's testbed under packet loss
     #[arg(long)]
     simulated: bool,
-    /// With --simulated: in fat trees of so many hosts instead, 8 to 32768
+    /// With --simulated: fat trees of these numbers of hosts instead, 8 to 32768
     #[arg(long, requires = "simulated", value_delimiter = ',')]
     hosts: Vec<usize>,
     #[command(flatten)]
     compare: CompareArgs,
 }
 
-/// Run the data plane on traffic that it is prepared for (for `bench onepipe`)
+/// Run the data plane on synthetic 1Pipe traffic (used by `bench onepipe`)
 #[derive(Args)]
 pub struct LoadArgs {
-    /// A configuration with a port that plays the traffic's capture
+    /// Configuration with a port that plays the traffic's capture
     pub config: PathBuf,
-    /// What is played
+    /// Kind of traffic
     #[arg(long)]
     kind: Kind,
-    /// Links
+    /// Number of links
     #[arg(long)]
     links: u16,
-    /// Bytes of a message
+    /// Size of a message, in bytes
     #[arg(long)]
     payload: usize,
 }
 
 impl LoadArgs {
-    /// The traffic
+    /// Returns the traffic.
     pub const fn load(&self) -> Load {
         Load { kind: self.kind, links: self.links, payload: self.payload }
     }
@@ -82,7 +84,7 @@ const fn beacons(links: u16) -> Load {
     Load { kind: Kind::Beacons, links, payload: 0 }
 }
 
-/// Runs the comparison and prints it. `understudy` is the program itself.
+/// Runs the comparison and prints it. `understudy` is the path of the program itself.
 pub fn run(args: &OnePipeArgs, understudy: &Path) -> Result<(), Report> {
     if args.simulated {
         return simulated::run(&args.hosts, args.compare.json);
@@ -99,10 +101,10 @@ pub fn run(args: &OnePipeArgs, understudy: &Path) -> Result<(), Report> {
     entries.push(entry(PROCESS, load, &capture(&bench, load)?, process(PAYLOADS[0])));
     for load in LINKS.map(beacons) {
         let capture = capture(&bench, load)?;
-        if HELD.iter().any(|&(links, _)| links == load.links) {
+        if BEACON_GOALS.iter().any(|&(links, _)| links == load.links) {
             entries.push(entry(FORWARD, load, &capture, forwarding()));
         }
-        entries.push(Entry { counts: Counts::Received, ..entry(HOST, load, &capture, playing(load)) });
+        entries.push(Entry { counts: CountedFrames::Received, ..entry(HOST, load, &capture, playing(load)) });
     }
     bench.compare(&args.compare, &entries, ratios)
 }
@@ -119,9 +121,9 @@ fn entry(program: &str, load: Load, capture: &Path, launch: Launch) -> Entry {
         traffic: load.to_string(),
         capture: capture.into(),
         launch,
-        help: "`understudy doctor` says what is missing; dpdk-testpmd is in Debian's package dpdk-dev",
-        counts: Counts::Sent,
-        company: None,
+        help: "run `understudy doctor` to see what is missing; dpdk-testpmd is in Debian's package dpdk-dev",
+        counts: CountedFrames::Sent,
+        observer: None,
     }
 }
 
@@ -129,10 +131,10 @@ fn macswap() -> Launch {
     Box::new(|bench, capture, prefix| Ok(bench.testpmd("macswap", capture, prefix)))
 }
 
-/// A configuration that reflects what its port plays
+/// Writes a configuration that reflects what its port plays.
 fn reflecting(bench: &Bench, capture: &Path, file_prefix: &str) -> Result<PathBuf, Report> {
     let path = bench.dir.path().join("onepipe.toml");
-    let config = bench.runtime(capture, file_prefix, 1500, Room::default())
+    let config = bench.runtime(capture, file_prefix, 1500, Capacity::default())
         + "[forward]\npairs = [[\"loop\", \"loop\"]]\ncounted_qps = 0\n";
     std::fs::write(&path, config).into_diagnostic()?;
     Ok(path)
@@ -157,17 +159,18 @@ fn playing(load: Load) -> Launch {
     })
 }
 
-/// A process to whom all of its messages come back: its peer is itself by another number, and so is its switch.
+/// Launches a process that receives all of its own messages: its only peer, and its switch, have its own
+/// address.
 fn process(payload: usize) -> Launch {
     Box::new(move |bench, _capture, file_prefix| {
         let path = bench.dir.path().join("process.toml");
-        let place = "mac = \"02:00:00:00:00:01\"\naddress = \"10.0.0.1\"\nqpn = 0x11\n";
+        let own_endpoint = "mac = \"02:00:00:00:00:01\"\naddress = \"10.0.0.1\"\nqpn = 0x11\n";
         let config = format!(
             "[runtime]\nworkers = [{}]\nmemory_mb = 256\nfile_prefix = \"{file_prefix}\"\ntelemetry = true\n\
              [[port]]\nname = \"loop\"\nbuffers = 16383\nring = {{}}\n\
              [process]\nid = 1\nmac = \"02:00:00:00:00:01\"\naddress = \"10.0.0.1/24\"\nbarriers_in_messages = false\n\
              ack_every = {ACK_EVERY}\nack_delay_us = 100\ntimeout_us = 1000000\n\
-             [[process.beacons]]\n{place}[[process.peers]]\nid = 2\n{place}",
+             [[process.beacons]]\n{own_endpoint}[[process.peers]]\nid = 2\n{own_endpoint}",
             bench.cpu
         );
         std::fs::write(&path, config).into_diagnostic()?;
@@ -178,18 +181,19 @@ fn process(payload: usize) -> Launch {
     })
 }
 
-/// Messages of a process that sends so many million frames a second: the rest are beacons and ACKs.
+/// Returns the messages of a process that sends `mpps` million frames a second: the rest are beacons and
+/// ACKs.
 fn messages_of(mpps: f64) -> f64 {
     let acks = 1.0 / f64::from(ACK_EVERY);
     (mpps - 1.0 / BEACON_EVERY_US) / (1.0 + acks)
 }
 
-/// Whether a run did what was to be measured.
+/// Checks that a run handled the traffic as intended.
 ///
 /// # Errors
-/// It did not; how so.
+/// The difference from the intended behaviour.
 pub fn check(load: &Load, counters: &Counters, frames: u64) -> Result<(), Report> {
-    load.check(counters, frames).map_err(|what| miette!("this is no measurement of {load}: {what}"))
+    load.check(counters, frames).map_err(|what| miette!("invalid measurement of {load}: {what}"))
 }
 
 fn ratios(figures: &Figures) -> Vec<Ratio> {
@@ -206,27 +210,27 @@ fn ratios(figures: &Figures) -> Vec<Ratio> {
     let process = figures.rate(PROCESS, &name).map(messages_of);
     let what = format!("million messages of {} B a second, out and in of a process", PAYLOADS[0]);
     all.push(ratio(what, process, PROCESS_GOAL));
-    let roof = figures.rate(MACSWAP, &name);
-    let value = process.zip(roof).map(|(process, roof)| process / roof);
+    let macswap_rate = figures.rate(MACSWAP, &name);
+    let value = process.zip(macswap_rate).map(|(process, macswap_rate)| process / macswap_rate);
     all.push(ratio(
         format!("messages of {} B, a process out and in / testpmd macswap", PAYLOADS[0]),
         value,
         0.0,
     ));
-    let whole_ns =
+    let total_ns =
         |program: &str, links| figures.rate(program, &beacons(links).to_string()).map(|mpps| 1_000.0 / mpps);
-    for (links, interval_ns) in HELD {
-        // An interval, over what one core has to do in it
-        let held = |ns: Option<f64>| ns.map(|ns| interval_ns / (ns * f64::from(links)));
+    for (links, interval_ns) in BEACON_GOALS {
+        // Beacon interval, divided by the work of one core in it
+        let intervals_held = |ns: Option<f64>| ns.map(|ns| interval_ns / (ns * f64::from(links)));
         let name = format!("beacons in and out of {links} links at {interval_ns} ns: interval / work");
         let own = figures.own_ns(HOST, &beacons(links).to_string());
-        all.push(ratio(format!("{name} of the function"), held(own), 1.0));
-        all.push(ratio(format!("{name} with the device"), held(whole_ns(HOST, links)), 0.0));
-        let forward = whole_ns(FORWARD, links);
+        all.push(ratio(format!("{name} of the function"), intervals_held(own), 1.0));
+        all.push(ratio(format!("{name} with the device"), intervals_held(total_ns(HOST, links)), 0.0));
+        let forward = total_ns(FORWARD, links);
         all.push(ratio(format!("nanoseconds a beacon that is only forwarded, {links} links"), forward, 0.0));
     }
     all.extend(LINKS.map(|links| {
-        ratio(format!("nanoseconds a beacon in and out, {links} links"), whole_ns(HOST, links), 0.0)
+        ratio(format!("nanoseconds a beacon in and out, {links} links"), total_ns(HOST, links), 0.0)
     }));
     all
 }
@@ -236,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn beacons_and_acknowledgements_are_no_messages() {
+    fn beacons_and_acks_do_not_count_as_messages() {
         // 64 messages and their ACK, three times in 3 us, and a beacon
         let frames = 3.0 * 65.0 + 1.0;
         let messages = messages_of(frames / BEACON_EVERY_US);

@@ -1,5 +1,5 @@
-//! 1Pipe in virtual time: what delivery takes where packets are lost, as in figure 9b of the paper, and in networks of up to 32,768
-//! hosts. The same latencies on any machine.
+//! 1Pipe in virtual time: delivery latency under packet loss, as in figure 9b of the paper, and in networks
+//! of up to 32,768 hosts. The latencies are the same on any machine.
 
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use miette::{IntoDiagnostic as _, Report, miette};
@@ -10,11 +10,13 @@ use sim::onepipe::{BEACON_INTERVAL, FatTree, Latency, Made, Span};
 use std::io::Write as _;
 use switch::Nanos;
 
-/// Without loss, best effort with barriers on hosts and 512 processes takes so long, in microseconds (figure 9a)
-const PAPER_US: f64 = 15.97;
-/// Chances of a packet to be lost on a link, none and those of figure 9b; what that shows for the same, where it is known
+/// Latency without loss of best-effort delivery with barriers on hosts and 512 processes, in microseconds
+/// (1Pipe, figure 9a)
+const PAPER_LOSSLESS_US: f64 = 15.97;
+/// Loss probabilities of a packet on a link: none, and those of figure 9b; and the paper's latency in
+/// microseconds, where known
 pub(crate) const LOSSES: [(f64, Option<f64>); 9] = [
-    (0.0, Some(PAPER_US)),
+    (0.0, Some(PAPER_LOSSLESS_US)),
     (1e-8, None),
     (1e-7, None),
     (1e-6, None),
@@ -24,17 +26,17 @@ pub(crate) const LOSSES: [(f64, Option<f64>); 9] = [
     (1e-2, None),
     (1e-1, Some(27.19)),
 ];
-/// Hosts of a rack, of which there are four: each process of the paper's testbed is a host here
-pub(crate) const IN_RACK: usize = 128;
-/// With how many others each exchanges messages: who knows everybody has a table of everybody
-const FRIENDS: usize = 32;
-/// How long it is measured with loss
-const LOSS_LASTS: Nanos = Nanos::from_micros(200);
-/// and without, in networks of any size
-const SCALE_LASTS: Nanos = Nanos::from_micros(30);
-/// Bits a second of the testbed's links
+/// Hosts of each of the four racks: each process of the paper's testbed is a host here
+pub(crate) const HOSTS_PER_RACK: usize = 128;
+/// Peers of each host: with all hosts as peers, each host would have a table of all hosts
+const PEERS: usize = 32;
+/// Duration of measurements with loss
+const LOSS_DURATION: Nanos = Nanos::from_micros(200);
+/// Duration of measurements without loss, in networks of any size
+const SCALE_DURATION: Nanos = Nanos::from_micros(30);
+/// Rate of the testbed's links, in bits a second
 pub const RATE_BPS: u64 = 100_000_000_000;
-/// Bytes of a beacon that is a datagram, with its frame check sequence
+/// Length of a beacon datagram, with its frame check sequence, in bytes
 const BEACON: f64 = 94.0;
 
 pub(crate) const fn name(incarnation: Incarnation) -> &'static str {
@@ -73,92 +75,98 @@ fn with(mut row: Value, more: Value) -> Value {
     row
 }
 
-/// What deliveries take, best effort, on the paper's testbed with so many hosts in each of its four racks, where each packet is
-/// lost on each link by this chance.
+/// Measures the latency of best-effort delivery on the paper's testbed with `hosts_per_rack` hosts in each of
+/// its four racks, where each packet is lost on each link with probability `loss`.
 ///
-/// # Errors
-/// What was wrong with the run.
-pub fn lossy(incarnation: Incarnation, loss: f64, in_rack: usize, seed: u64) -> Result<Latency, Report> {
+/// # Errors The simulation's error.
+pub fn lossy(
+    incarnation: Incarnation,
+    loss: f64,
+    hosts_per_rack: usize,
+    seed: u64,
+) -> Result<Latency, Report> {
     let mut tree = FatTree::testbed(incarnation);
-    tree.hosts = in_rack;
-    tree.habits.friends = FRIENDS.min(2 * in_rack);
-    let measured = tree.losing(loss).latency(Span::new(LOSS_LASTS), seed);
+    tree.hosts = hosts_per_rack;
+    tree.habits.friends = PEERS.min(2 * hosts_per_rack);
+    let measured = tree.losing(loss).latency(Span::new(LOSS_DURATION), seed);
     let measured =
         measured.map_err(|what| miette!("{} barriers, a loss of {loss:e}: {what}", name(incarnation)));
     Ok(measured?.0)
 }
 
-/// A row of the table of losses; `whole` is the mean where nothing is lost.
+/// Returns a row of the table of losses. `lossless` is the mean latency without loss.
 fn loss_row(
     incarnation: Incarnation,
     (loss, paper): (f64, Option<f64>),
-    whole: Option<f64>,
+    lossless: Option<f64>,
 ) -> Result<(Value, f64), Report> {
-    let latency = lossy(incarnation, loss, IN_RACK, 1)?;
+    let latency = lossy(incarnation, loss, HOSTS_PER_RACK, 1)?;
     let paper = paper.filter(|_| incarnation == Incarnation::Host);
     let row = json!({
         "barriers": name(incarnation),
         "loss": loss,
         "lost_percent": percent(latency.lost),
-        "times": ratio(latency.mean_ns, whole.unwrap_or(latency.mean_ns)),
+        "times": ratio(latency.mean_ns, lossless.unwrap_or(latency.mean_ns)),
         "paper_us": paper,
-        "paper_times": paper.map(|us| ratio(us, PAPER_US)),
+        "paper_times": paper.map(|us| ratio(us, PAPER_LOSSLESS_US)),
     });
     Ok((with(of_latency(&latency), row), latency.mean_ns))
 }
 
-/// The part of a link's bandwidth that switches' beacons take
+/// Returns the percentage of a link's bandwidth that switches' beacons take.
 fn beacon_percent(tree: &FatTree, made: &Made) -> f64 {
     let beacons: u64 = (0..made.keepers.len()).map(|n| made.counters(n).beacons.get()).sum();
-    // Each link has two ends, of which hosts have theirs.
+    // Each link has two ends; hosts send on theirs themselves.
     let outputs = (made.access.len() + 2 * made.uplinks.len()) as f64;
     let bits = beacons as f64 * BEACON * 8.0 / outputs;
     percent(1e9 * bits / (made.world.now().0 as f64 * tree.link.rate_bps as f64))
 }
 
-/// The most memory that this process has had so far, in MB
+/// Returns the peak memory of this process so far, in MB.
 fn peak_mb() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     line.and_then(|line| line.split_whitespace().next()?.parse().ok()).map_or(0, |kb: u64| kb / 1024)
 }
 
-/// The CPU time of this process so far, in seconds: others may use the machine as well
+/// Returns the CPU time of this process so far, in seconds. Wall-clock time would include other programs on
+/// the machine.
 fn cpu_s() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// A network, and what deliveries take in it
+/// A network, and its delivery latency
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
-    /// Hosts
+    /// Number of hosts
     pub hosts: usize,
-    /// Switches
+    /// Number of switches
     pub switches: usize,
-    /// Links between them, and to hosts
+    /// Number of links between switches, and to hosts
     pub links: usize,
-    /// What deliveries take
+    /// Delivery latency
     pub latency: Latency,
-    /// The part of a link's bandwidth that switches' beacons take
+    /// Percentage of a link's bandwidth that switches' beacons take
     pub beacons_percent: f64,
 }
 
-/// What deliveries take in a fat tree of so many hosts, with barriers in the switches, links of this rate and nothing lost.
+/// Measures the delivery latency in a fat tree of `hosts` hosts, with barriers in the switches, links of
+/// `rate_bps`, and no loss.
 ///
 /// # Errors
-/// There is no such tree, or something was wrong with the run.
+/// There is no fat tree of this size, or the simulation failed.
 pub fn scale(hosts: usize, rate_bps: u64, seed: u64) -> Result<Scale, Report> {
     let Some(mut tree) = FatTree::of_hosts(Incarnation::Chip, hosts) else {
         let sizes: Vec<_> = FatTree::SIZES.map(|size| size.to_string()).into();
         return Err(miette!(
-            help = format!("there are {}", sizes.join(", ")),
+            help = format!("use one of {}", sizes.join(", ")),
             "there is no fat tree of {hosts} hosts"
         ));
     };
     tree.link.rate_bps = rate_bps;
-    tree.habits.friends = FRIENDS.min(hosts / 2);
-    let span = Span { settles: Nanos(10 * BEACON_INTERVAL.0), ..Span::new(SCALE_LASTS) };
+    tree.habits.friends = PEERS.min(hosts / 2);
+    let span = Span { settles: Nanos(10 * BEACON_INTERVAL.0), ..Span::new(SCALE_DURATION) };
     let measured = tree.losing(0.0).latency(span, seed);
     let (latency, made) = measured.map_err(|what| miette!("{hosts} hosts: {what}"))?;
     Ok(Scale {
@@ -170,7 +178,7 @@ pub fn scale(hosts: usize, rate_bps: u64, seed: u64) -> Result<Scale, Report> {
     })
 }
 
-/// A row of the table of sizes.
+/// Returns a row of the table of sizes.
 fn scale_row(hosts: usize) -> Result<Value, Report> {
     let began = cpu_s();
     let Scale { switches, links, latency, beacons_percent, .. } = scale(hosts, RATE_BPS, 1)?;
@@ -185,7 +193,7 @@ fn scale_row(hosts: usize) -> Result<Value, Report> {
     Ok(with(of_latency(&latency), row))
 }
 
-/// Runs what is simulated and prints it: losses, or networks of these sizes.
+/// Runs the simulation and prints it: losses, or networks of these sizes.
 pub(super) fn run(hosts: &[usize], as_json: bool) -> Result<(), Report> {
     let mut out = std::io::stdout().lock();
     if !hosts.is_empty() {
@@ -207,17 +215,17 @@ pub(super) fn run(hosts: &[usize], as_json: bool) -> Result<(), Report> {
         ];
         return writeln!(
             out,
-            "Fat trees of any size, barriers in the switches, nothing lost (virtual time). Overhead: from arrival to delivery:\n{}",
+            "Fat trees, barriers in the switches, no loss (virtual time). Overhead: from arrival to delivery:\n{}",
             table(&rows, &columns)
         )
         .into_diagnostic();
     }
     let mut rows = Vec::new();
     for incarnation in [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host] {
-        let mut whole = None;
+        let mut lossless = None;
         for loss in LOSSES {
-            let (row, mean) = loss_row(incarnation, loss, whole)?;
-            whole.get_or_insert(mean);
+            let (row, mean) = loss_row(incarnation, loss, lossless)?;
+            lossless.get_or_insert(mean);
             rows.push(row);
         }
     }
@@ -238,9 +246,9 @@ pub(super) fn run(hosts: &[usize], as_json: bool) -> Result<(), Report> {
     ];
     writeln!(
         out,
-        "The paper's testbed with {} hosts, best effort, each packet lost on each link by this chance (virtual time; figure 9b,\n\
-         whose hosts need time for each packet). Times: the mean over that without loss:\n{}",
-        4 * IN_RACK,
+"The paper's testbed with {} hosts, best effort, with this probability of loss per packet and link (virtual time; figure\n\
+         9b, whose hosts take time for each packet). Times: the mean divided by that without loss:\n{}",
+        4 * HOSTS_PER_RACK,
         table(&rows, &columns)
     )
     .into_diagnostic()
@@ -270,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_told_and_others_refused() {
+    fn unsupported_sizes_are_refused_with_a_list_of_sizes() {
         let row = scale_row(8).unwrap();
         assert_eq!((&row["switches"], &row["links"]), (&1.into(), &8.into()));
         assert!(row["deliveries"].as_u64() > Some(5) && row["beacons_percent"].as_f64() > Some(0.1), "{row}");
@@ -279,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_shown() {
+    fn rows_are_formatted_as_a_table() {
         let row = json!({ "barriers": "host", "loss": 1e-5, "paper_us": null, "times": 1.03 });
         let shown = table(&[row], &["barriers", "loss", "paper_us", "times"]);
         assert_eq!(

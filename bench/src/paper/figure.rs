@@ -1,4 +1,5 @@
-//! A figure or table of a paper: what the paper says, what is measured here, and whether the shape is the same.
+//! Figures and tables of papers: what the paper reports, what is measured here, and whether the shape is the
+//! same.
 
 use super::shape::Check;
 use clap::ValueEnum;
@@ -23,10 +24,10 @@ pub enum Paper {
 }
 
 impl Paper {
-    /// All of them
+    /// All papers
     pub const ALL: [Self; 4] = [Self::OnePipe, Self::P4ce, Self::Swordbox, Self::Rdmc];
 
-    /// As it is called on the command line
+    /// Returns the name on the command line.
     pub const fn key(self) -> &'static str {
         match self {
             Self::OnePipe => "1pipe",
@@ -36,7 +37,7 @@ impl Paper {
         }
     }
 
-    /// As it calls itself
+    /// Returns the name of the system.
     pub const fn name(self) -> &'static str {
         match self {
             Self::OnePipe => "1Pipe",
@@ -47,17 +48,17 @@ impl Paper {
     }
 }
 
-/// How experiments are run.
+/// Options of all experiments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Shorter, and with fewer points
+    /// Whether experiments are shorter and have fewer points
     pub quick: bool,
-    /// For everything that is drawn
+    /// Seed of all random choices
     pub seed: u64,
 }
 
 impl Settings {
-    /// One or the other
+    /// Returns `quick` or `full`, by [`quick`](Self::quick).
     pub fn choose<T>(&self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }
     }
@@ -66,47 +67,47 @@ impl Settings {
 /// A figure or table of a paper.
 #[derive(Clone, Copy, Debug)]
 pub struct Figure {
-    /// Of which paper
+    /// Paper that has it
     pub paper: Paper,
-    /// Its number there, such as `fig5`; what it is about, if it has none
+    /// Number in the paper, such as `fig5`, or a keyword if it has none
     pub id: &'static str,
-    /// What it is about
+    /// Title
     pub title: &'static str,
-    /// What the paper says of it
-    pub says: &'static str,
-    /// What there is of it here
-    pub shown: Shown,
+    /// Result in the paper
+    pub paper_result: &'static str,
+    /// How it is reproduced here
+    pub reproduction: Reproduction,
 }
 
-/// What there is of a figure.
+/// How a figure is reproduced.
 #[derive(Clone, Copy, Debug)]
-pub enum Shown {
-    /// It is measured
+pub enum Reproduction {
+    /// By an experiment
     Measured {
-        /// How, in a sentence
+        /// Description of the experiment
         how: &'static str,
-        /// Whether something is drawn at random for it, from [`Settings::seed`]
-        drawn: bool,
-        /// Where its numbers come from
-        by: By,
-        /// Does it.
+        /// Whether the experiment depends on [`Settings::seed`]
+        random: bool,
+        /// Source of the numbers
+        source: NumberSource,
+        /// Function that runs the experiment
         run: fn(&Settings) -> Result<Outcome, Report>,
     },
-    /// It is not, for this reason
-    Not(&'static str),
+    /// Not reproduced, for this reason
+    Omitted(&'static str),
 }
 
-/// Where the numbers of a figure come from.
+/// Source of a figure's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum By {
-    /// Packets that are simulated in virtual time
+pub enum NumberSource {
+    /// Simulation of packets in virtual time
     Packets,
-    /// The formulas of a model, without packets: what the model assumes holds by construction
+    /// Formulas of a model, without packets: the model's assumptions hold by construction
     Model,
 }
 
-impl By {
-    /// Heading of what a report says of our numbers
+impl NumberSource {
+    /// Returns the heading of the description of our numbers in reports.
     pub(super) const fn heading(self) -> &'static str {
         match self {
             Self::Packets => "Ours",
@@ -122,46 +123,64 @@ impl fmt::Display for Figure {
 }
 
 impl Figure {
-    /// A figure that is measured in packets
+    /// Returns a figure that is measured by simulating packets.
     pub(super) const fn measured(
         (paper, id, title): (Paper, &'static str, &'static str),
-        says: &'static str,
+        paper_result: &'static str,
         how: &'static str,
         run: fn(&Settings) -> Result<Outcome, Report>,
     ) -> Self {
-        Self { paper, id, title, says, shown: Shown::Measured { how, drawn: true, by: By::Packets, run } }
+        Self {
+            paper,
+            id,
+            title,
+            paper_result,
+            reproduction: Reproduction::Measured { how, random: true, source: NumberSource::Packets, run },
+        }
     }
 
-    /// A figure that is computed, of which nothing is drawn at random
+    /// Returns a figure that is computed by a model without random input.
     pub(super) const fn computed(
         (paper, id, title): (Paper, &'static str, &'static str),
-        says: &'static str,
+        paper_result: &'static str,
         how: &'static str,
         run: fn(&Settings) -> Result<Outcome, Report>,
     ) -> Self {
-        Self { paper, id, title, says, shown: Shown::Measured { how, drawn: false, by: By::Model, run } }
+        Self {
+            paper,
+            id,
+            title,
+            paper_result,
+            reproduction: Reproduction::Measured { how, random: false, source: NumberSource::Model, run },
+        }
     }
 
-    /// A figure that is computed by a model, of objects that are drawn at random
-    pub(super) const fn computed_of_drawn(
+    /// Returns a figure that is computed by a model, from random objects.
+    pub(super) const fn computed_from_random(
         (paper, id, title): (Paper, &'static str, &'static str),
-        says: &'static str,
+        paper_result: &'static str,
         how: &'static str,
         run: fn(&Settings) -> Result<Outcome, Report>,
     ) -> Self {
-        Self { paper, id, title, says, shown: Shown::Measured { how, drawn: true, by: By::Model, run } }
+        Self {
+            paper,
+            id,
+            title,
+            paper_result,
+            reproduction: Reproduction::Measured { how, random: true, source: NumberSource::Model, run },
+        }
     }
 
-    /// A figure that is not
-    pub(super) const fn not(
+    /// Returns a figure that is not reproduced.
+    pub(super) const fn omitted(
         (paper, id, title): (Paper, &'static str, &'static str),
-        says: &'static str,
+        paper_result: &'static str,
         why: &'static str,
     ) -> Self {
-        Self { paper, id, title, says, shown: Shown::Not(why) }
+        Self { paper, id, title, paper_result, reproduction: Reproduction::Omitted(why) }
     }
 
-    /// What repeats it alone
+    /// Returns the command that measures this figure, unless there is a result.
     pub fn command(&self, settings: &Settings) -> String {
         let mut command = format!("understudy bench paper {} --only {}", self.paper.key(), self.id);
         if settings.quick {
@@ -173,55 +192,56 @@ impl Figure {
         command
     }
 
-    /// What measures it anew, though it is there.
-    pub fn again(&self, settings: &Settings) -> String {
+    /// Returns the command that measures this figure again, even if there is a result.
+    pub fn fresh_command(&self, settings: &Settings) -> String {
         self.command(settings) + " --fresh"
     }
 
-    /// A name for files
+    /// Returns the beginning of the names of the figure's files.
     pub fn file_name(&self, settings: &Settings) -> String {
         format!("{}-{}{}", self.paper.key(), self.id, settings.choose(".quick", ""))
     }
 }
 
-/// Who a series is from
+/// Origin of a series
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Whose {
+pub enum Origin {
     /// The paper, or its authors' own data
     Paper,
-    /// Ours
+    /// Measured here
     Ours,
 }
 
 /// A curve.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Series {
-    /// What it is
+    /// Name in legends
     pub name: String,
-    /// Who says so
-    pub whose: Whose,
-    /// x and y
+    /// Origin
+    #[serde(rename = "whose")]
+    pub origin: Origin,
+    /// Points, x and y
     pub points: Vec<(f64, f64)>,
 }
 
 impl Series {
-    /// A curve of ours
+    /// Returns a curve that was measured here.
     pub fn ours(name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
-        Self { name: name.into(), whose: Whose::Ours, points: points.into_iter().collect() }
+        Self { name: name.into(), origin: Origin::Ours, points: points.into_iter().collect() }
     }
 
-    /// One of the paper
+    /// Returns a curve of the paper.
     pub fn paper(name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
-        Self { name: name.into(), whose: Whose::Paper, points: points.into_iter().collect() }
+        Self { name: name.into(), origin: Origin::Paper, points: points.into_iter().collect() }
     }
 
-    /// The value at `x`, if there is one
+    /// Returns the value at `x`, if there is a point.
     pub fn at(&self, x: f64) -> Option<f64> {
         self.points.iter().find(|point| (point.0 - x).abs() <= 1e-9 * x.abs()).map(|point| point.1)
     }
 
-    /// The value of the last point
+    /// Returns the value of the last point; NaN if there is none.
     pub fn last(&self) -> f64 {
         self.points.last().map_or(f64::NAN, |point| point.1)
     }
@@ -230,67 +250,67 @@ impl Series {
 /// An axis.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Axis {
-    /// What it shows, and its unit
+    /// Quantity and unit
     pub label: String,
     /// Whether it is logarithmic
     pub log: bool,
 }
 
 impl Axis {
-    /// A linear one
+    /// Returns a linear axis.
     pub fn linear(label: &str) -> Self {
         Self { label: label.into(), log: false }
     }
 
-    /// A logarithmic one
+    /// Returns a logarithmic axis.
     pub fn log(label: &str) -> Self {
         Self { label: label.into(), log: true }
     }
 }
 
-/// Curves in one system of axes.
+/// Curves on common axes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Plot {
-    /// What is to be seen
+    /// Title
     pub title: String,
-    /// To the right
+    /// Horizontal axis
     pub x: Axis,
-    /// Up
+    /// Vertical axis
     pub y: Axis,
-    /// The curves
+    /// Curves
     pub series: Vec<Series>,
 }
 
-/// A number that the paper and we have.
+/// A number of ours beside the paper's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Value {
-    /// What it is, and its unit
+    /// Quantity and unit
     pub what: String,
-    /// The paper's, as it says it; `None` where it says nothing
+    /// The paper's number, as printed there; `None` if the paper has none
     pub paper: Option<String>,
-    /// Ours
+    /// Our number
     pub ours: f64,
 }
 
 /// A distribution of latencies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Distribution {
-    /// Of what
+    /// Name in file names
     pub name: String,
-    /// Nanoseconds, and how often
+    /// Latencies in nanoseconds, and their counts
     pub counts: Vec<(u64, u64)>,
 }
 
-/// What an experiment found.
+/// Result of an experiment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Curves
+    /// Plots
     pub plots: Vec<Plot>,
     /// Numbers
     pub values: Vec<Value>,
-    /// Whether the shape is the paper's
+    /// Checks of whether the shape is the paper's
     pub checks: Vec<Check>,
-    /// Latencies
+    /// Distributions of latencies
     pub histograms: Vec<Distribution>,
 }
 
@@ -305,7 +325,7 @@ impl Outcome {
         self.values.push(Value { what: what.into(), paper: paper.map(Into::into), ours });
     }
 
-    /// What the checks come to
+    /// Returns the verdict of all checks. Without any check, the shape does not hold.
     pub fn verdict(&self) -> Verdict {
         let holds = self.checks.iter().filter(|check| check.holds).count();
         match holds {
@@ -320,16 +340,16 @@ impl Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// In everything that is checked
+    /// In all checks
     Holds,
-    /// In some of it
+    /// In some checks
     Partly,
-    /// In nothing
+    /// In no check
     No,
 }
 
 impl Verdict {
-    /// In a word
+    /// Returns the verdict's wording in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Holds => "holds",

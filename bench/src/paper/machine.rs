@@ -1,4 +1,4 @@
-//! What a report says of the program and of the machine.
+//! Description of the program and of the machine for a report.
 
 use miette::{IntoDiagnostic as _, Report};
 use serde::{Deserialize, Serialize};
@@ -7,12 +7,12 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::process::Command;
 
-/// The program, and what it ran on.
+/// The program, and the machine that it ran on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Machine {
     /// The program's version, and the beginning of its file's SHA-256
     pub program: String,
-    /// Its commit, if that is known
+    /// Its commit, if known
     pub commit: Option<String>,
     /// The CPU's name
     pub cpu: String,
@@ -20,19 +20,19 @@ pub(super) struct Machine {
     pub cpus: usize,
     /// Memory, in MiB
     pub memory_mib: u64,
-    /// Linux' release
+    /// Linux release
     pub kernel: String,
-    /// DPDK's version
+    /// DPDK version
     pub dpdk: String,
 }
 
 impl Machine {
-    /// Looks at them.
+    /// Reads the description from the system.
     ///
     /// # Errors
     /// The program's file cannot be read.
-    pub(super) fn look(own: &Path, dpdk: &str, commit: Option<&str>) -> Result<Self, Report> {
-        let digest = Sha256::digest(std::fs::read(own).into_diagnostic()?);
+    pub(super) fn detect(program_path: &Path, dpdk: &str, commit: Option<&str>) -> Result<Self, Report> {
+        let digest = Sha256::digest(std::fs::read(program_path).into_diagnostic()?);
         let mut program = format!("{} ", env!("CARGO_PKG_VERSION"));
         for byte in &digest[..6] {
             _ = write!(program, "{byte:02x}");
@@ -42,7 +42,7 @@ impl Machine {
         let kib: u64 = kib.split_whitespace().next().and_then(|kib| kib.parse().ok()).unwrap_or(0);
         Ok(Self {
             program,
-            commit: commit.map(Into::into).or_else(|| git(own)),
+            commit: commit.map(Into::into).or_else(|| git(program_path)),
             cpu: field(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| std::env::consts::ARCH.into()),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             memory_mib: kib / 1024,
@@ -52,7 +52,7 @@ impl Machine {
     }
 }
 
-/// The value of the first line `name: value`
+/// Returns the value of the first line `name: value`.
 fn field(text: &str, name: &str) -> Option<String> {
     let value = |line: &str| {
         let (key, value) = line.split_once(':')?;
@@ -61,17 +61,17 @@ fn field(text: &str, name: &str) -> Option<String> {
     text.lines().find_map(value)
 }
 
-/// What git calls the work tree that a program lies in, as `target/release` does
-fn git(own: &Path) -> Option<String> {
-    let folder = own.parent()?;
-    let told = Command::new("git")
+/// Returns git's description of the work tree that contains the program, such as one in `target/release`.
+fn git(program_path: &Path) -> Option<String> {
+    let folder = program_path.parent()?;
+    let output = Command::new("git")
         .arg("-C")
         .arg(folder)
         .args(["describe", "--always", "--dirty", "--abbrev=12"])
         .output()
         .ok()?;
-    let name = String::from_utf8(told.stdout).ok()?;
-    (told.status.success() && !name.trim().is_empty()).then(|| name.trim().to_owned())
+    let name = String::from_utf8(output.stdout).ok()?;
+    (output.status.success() && !name.trim().is_empty()).then(|| name.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -79,19 +79,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields() {
+    fn the_first_line_of_a_name_counts() {
         let text = "processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: another\n";
         assert_eq!(field(text, "model name").as_deref(), Some("Some CPU @ 2 GHz"));
         assert_eq!(field(text, "nothing"), None);
     }
 
     #[test]
-    fn programs_are_told_apart_by_their_files() {
+    fn programs_are_identified_by_their_digests() {
         let folder = tempfile::tempdir().unwrap();
         let of = |bytes: &[u8]| {
             let path = folder.path().join("program");
             std::fs::write(&path, bytes).unwrap();
-            Machine::look(&path, "DPDK 22.11.1", Some("abc")).unwrap()
+            Machine::detect(&path, "DPDK 22.11.1", Some("abc")).unwrap()
         };
         let (one, other) = (of(b"one"), of(b"other"));
         assert_ne!(one.program, other.program);

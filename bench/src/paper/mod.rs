@@ -1,7 +1,8 @@
-//! `understudy bench paper`: the figures and tables of the four papers, as far as software can show them, and one report.
+//! `understudy bench paper`: reproduces the figures and tables of the four papers, as far as software can,
+//! and writes one report.
 //!
-//! What a paper says of a figure, how it is measured here and what is checked stand beside one another: a file for each paper.
-//! All of it is measured in virtual time, so it is the same on any machine.
+//! For each figure, a file for each paper has what the paper reports, how it is measured here, and what is
+//! checked. All measurements are in virtual time, so the results are the same on any machine.
 
 pub mod figure;
 mod machine;
@@ -16,7 +17,7 @@ mod swordbox;
 mod tests;
 
 use clap::{Args, ValueEnum};
-use figure::{By, Figure, Paper, Settings, Shown};
+use figure::{Figure, NumberSource, Paper, Reproduction, Settings};
 use machine::Machine;
 use miette::{IntoDiagnostic as _, Report, miette};
 use results::{Record, Store};
@@ -26,40 +27,41 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Repeat the papers' figures and tables, as far as software can show them, and write a report (simulated; some minutes)
+/// Reproduce the papers' figures and tables, as far as software can, and write a report (simulated; some
+/// minutes)
 #[derive(Args)]
 pub struct PaperArgs {
-    /// Papers
+    /// Papers to reproduce
     #[arg(value_enum, default_value = "all")]
-    papers: Vec<Which>,
+    papers: Vec<PaperSelection>,
     /// Only these figures, such as fig5 (see --list)
     #[arg(long, value_delimiter = ',', value_name = "FIGURE")]
     only: Vec<String>,
-    /// Shorter, and with fewer points
+    /// Run shorter experiments, with fewer points
     #[arg(long)]
     quick: bool,
-    /// Where results and the report are kept: what is there is not measured again
+    /// Folder of results and the report: results that it has are not measured again
     #[arg(long, value_name = "FOLDER", default_value = "results")]
     results: PathBuf,
-    /// Measure what is there, too
+    /// Measure again what the folder already has
     #[arg(long)]
     fresh: bool,
-    /// For everything that is drawn at random; --list names the figures of which nothing is
+    /// Seed of all random choices; --list names the figures that have none
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Experiments at the same time [default: as many as there are CPUs]
+    /// Number of concurrent experiments [default: the number of CPUs]
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
-    /// Only list the figures, and why some cannot be shown
+    /// Only list the figures, with the reason why some cannot be shown
     #[arg(long)]
     list: bool,
-    /// The commit that the report names [default: that of the work tree that the program lies in]
+    /// Commit to name in the report [default: that of the work tree that contains the program]
     #[arg(long)]
     commit: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Which {
+enum PaperSelection {
     #[value(name = "1pipe")]
     OnePipe,
     P4ce,
@@ -68,7 +70,7 @@ enum Which {
     All,
 }
 
-impl Which {
+impl PaperSelection {
     const fn has(self, paper: Paper) -> bool {
         matches!(
             (self, paper),
@@ -81,41 +83,39 @@ impl Which {
     }
 }
 
-/// The figures of all papers, in their order
+/// Returns the figures of all papers, in the papers' order.
 pub fn figures() -> impl Iterator<Item = &'static Figure> {
     [onepipe::FIGURES, p4ce::FIGURES, swordbox::FIGURES, rdmc::FIGURES].into_iter().flatten()
 }
 
-/// Which figures are meant.
-fn chosen(papers: &[Which], only: &[String]) -> Result<Vec<&'static Figure>, Report> {
+/// Returns the selected figures.
+fn selected(papers: &[PaperSelection], only: &[String]) -> Result<Vec<&'static Figure>, Report> {
     let of_papers = || figures().filter(|figure| papers.iter().any(|which| which.has(figure.paper)));
     if let Some(unknown) = only.iter().find(|only| !of_papers().any(|figure| figure.id == **only)) {
-        let known: Vec<_> = of_papers().map(|figure| figure.id).collect();
-        return Err(miette!(
-            help = format!("there are {}", known.join(", ")),
-            "there is no figure {unknown}"
-        ));
+        let ids: Vec<_> = of_papers().map(|figure| figure.id).collect();
+        return Err(miette!(help = format!("use one of {}", ids.join(", ")), "there is no figure {unknown}"));
     }
     Ok(of_papers().filter(|figure| only.is_empty() || only.iter().any(|only| only == figure.id)).collect())
 }
 
-/// Runs what is asked for, and writes the report. `own` is the program itself; `dpdk` is the version of DPDK that it has.
+/// Runs the selected experiments, and writes the report. `own` is the path of the program itself; `dpdk` is
+/// the version of DPDK that it uses.
 ///
 /// # Errors
-/// An experiment failed, or something cannot be written.
+/// An experiment failed, or a file cannot be written.
 pub fn run(args: &PaperArgs, own: &Path, dpdk: &str) -> Result<(), Report> {
-    let figures = chosen(&args.papers, &args.only)?;
+    let figures = selected(&args.papers, &args.only)?;
     if args.list {
         return list(&figures);
     }
-    // Who names none is content with what there is.
+    // Reasons are only printed for figures that were selected by name.
     if !args.only.is_empty() {
-        for why in unshown(&figures)? {
+        for why in reasons_not_shown(&figures)? {
             eprintln!("{why}");
         }
     }
     let settings = Settings { quick: args.quick, seed: args.seed };
-    let machine = Machine::look(own, dpdk, args.commit.as_deref())?;
+    let machine = Machine::detect(own, dpdk, args.commit.as_deref())?;
     let store = Store::open(&args.results, &machine.program)?;
     let jobs = args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     let failed = measure(&figures, &settings, &store, &machine, args.fresh, jobs)?;
@@ -129,19 +129,19 @@ pub fn run(args: &PaperArgs, own: &Path, dpdk: &str) -> Result<(), Report> {
     }
 }
 
-/// Why some of these figures are not shown; an error, if none of them is.
-fn unshown(figures: &[&Figure]) -> Result<Vec<String>, Report> {
-    let why = |figure: &&Figure| match figure.shown {
-        Shown::Not(why) => Some(format!("{figure} is not shown: {why}")),
-        Shown::Measured { .. } => None,
+/// Returns the reasons why some of these figures are not shown. Fails if none of them can be.
+fn reasons_not_shown(figures: &[&Figure]) -> Result<Vec<String>, Report> {
+    let why = |figure: &&Figure| match figure.reproduction {
+        Reproduction::Omitted(why) => Some(format!("{figure} is not shown: {why}")),
+        Reproduction::Measured { .. } => None,
     };
     let not: Vec<_> = figures.iter().filter_map(why).collect();
     if not.len() < figures.len() {
         return Ok(not);
     }
     Err(miette!(
-        help = "`--list` says what can be measured",
-        "nothing of what was named can be measured: {}",
+        help = "run with `--list` to see what can be measured",
+        "none of the selected figures can be measured: {}",
         not.join("; ")
     ))
 }
@@ -151,21 +151,21 @@ fn list(figures: &[&Figure]) -> Result<(), Report> {
     figures.iter().try_for_each(|figure| writeln!(out, "{}", row(figure))).into_diagnostic()
 }
 
-/// A figure in the list
+/// Returns the figure's line in the list.
 fn row(figure: &Figure) -> String {
-    let note = match figure.shown {
-        Shown::Measured { by: By::Packets, .. } => String::new(),
-        Shown::Measured { drawn: false, .. } => " [computed: the same with any seed]".into(),
-        Shown::Measured { by: By::Model, .. } => " [computed]".into(),
-        Shown::Not(why) => format!(" [not shown: {why}]"),
+    let note = match figure.reproduction {
+        Reproduction::Measured { source: NumberSource::Packets, .. } => String::new(),
+        Reproduction::Measured { random: false, .. } => " [computed: the same with any seed]".into(),
+        Reproduction::Measured { source: NumberSource::Model, .. } => " [computed]".into(),
+        Reproduction::Omitted(why) => format!(" [not shown: {why}]"),
     };
     format!("{:<9} {:<16} {}{note}", figure.paper.key(), figure.id, figure.title)
 }
 
-/// An experiment that failed, and why
+/// An experiment that failed, and the reason
 type Failed = (&'static Figure, String);
 
-/// Measures what is not known yet, several figures at a time. Those that failed.
+/// Measures the figures that have no result yet, several at a time. Returns those that failed.
 fn measure(
     figures: &[&'static Figure],
     settings: &Settings,
@@ -174,32 +174,34 @@ fn measure(
     fresh: bool,
     jobs: usize,
 ) -> Result<Vec<Failed>, Report> {
-    let mut left = Vec::new();
-    for figure in figures.iter().filter(|figure| matches!(figure.shown, Shown::Measured { .. })) {
+    let mut pending = Vec::new();
+    for figure in figures.iter().filter(|figure| matches!(figure.reproduction, Reproduction::Measured { .. }))
+    {
         if fresh {
-            store.forget(figure, settings)?;
+            store.remove(figure, settings)?;
         }
-        if store.find(figure, settings).is_none() {
-            left.push(*figure);
+        if store.load(figure, settings).is_none() {
+            pending.push(*figure);
         }
     }
-    let all = figures.iter().filter(|figure| matches!(figure.shown, Shown::Measured { .. })).count();
-    if left.len() < all {
-        eprintln!("{} of {all} experiments are there already", all - left.len());
+    let all =
+        figures.iter().filter(|figure| matches!(figure.reproduction, Reproduction::Measured { .. })).count();
+    if pending.len() < all {
+        eprintln!("{} of {all} experiments already have results", all - pending.len());
     }
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
-        for _ in 0..jobs.clamp(1, left.len().max(1)) {
+        for _ in 0..jobs.clamp(1, pending.len().max(1)) {
             scope.spawn(|| {
-                while let Some(figure) = left.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let place =
-                        left.iter().position(|other| core::ptr::eq(*other, *figure)).map_or(0, |n| n + 1);
-                    let place = format!("[{place}/{}]", left.len());
-                    eprintln!("{place} {figure}: {} ...", figure.title);
-                    match one(figure, settings, store, machine) {
-                        Ok(told) => eprintln!("{place} {figure}: {told}"),
+                while let Some(figure) = pending.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let position =
+                        pending.iter().position(|other| core::ptr::eq(*other, *figure)).map_or(0, |n| n + 1);
+                    let position = format!("[{position}/{}]", pending.len());
+                    eprintln!("{position} {figure}: {} ...", figure.title);
+                    match run_one(figure, settings, store, machine) {
+                        Ok(verdict) => eprintln!("{position} {figure}: {verdict}"),
                         Err(error) => {
-                            eprintln!("{place} {figure}: failed: {error}");
+                            eprintln!("{position} {figure}: failed: {error}");
                             let mut failed = failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                             failed.push((*figure, error.to_string()));
                         }
@@ -211,9 +213,9 @@ fn measure(
     Ok(failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner))
 }
 
-/// Runs an experiment and keeps what it finds. What is told of it.
-fn one(figure: &Figure, settings: &Settings, store: &Store, machine: &Machine) -> Result<String, Report> {
-    let Shown::Measured { run, .. } = figure.shown else { return Ok(String::new()) };
+/// Runs an experiment and stores its result. Returns a line for the terminal.
+fn run_one(figure: &Figure, settings: &Settings, store: &Store, machine: &Machine) -> Result<String, Report> {
+    let Reproduction::Measured { run, .. } = figure.reproduction else { return Ok(String::new()) };
     let began = cpu_s();
     let outcome = run(settings)?;
     let seconds = cpu_s() - began;
@@ -222,15 +224,16 @@ fn one(figure: &Figure, settings: &Settings, store: &Store, machine: &Machine) -
         program: machine.program.clone(),
         commit: machine.commit.clone(),
         settings: *settings,
-        command: figure.again(settings),
+        command: figure.fresh_command(settings),
         cpu_seconds: (seconds * 10.0).round() / 10.0,
         outcome,
     };
-    store.keep(figure, &record)?;
+    store.save(figure, &record)?;
     Ok(format!("{verdict} ({seconds:.1} s of CPU)"))
 }
 
-/// The CPU time of this thread so far, in seconds: others may use the machine as well
+/// Returns the CPU time of this thread so far, in seconds. Wall-clock time would include other programs on
+/// the machine.
 fn cpu_s() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

@@ -3,7 +3,7 @@
 use super::figure::{Axis, Distribution, Figure, Outcome, Paper, Series, Settings};
 use super::shape;
 use crate::onepipe::demo::failures;
-use crate::onepipe::simulated::{IN_RACK, LOSSES, RATE_BPS, lossy, name, scale};
+use crate::onepipe::simulated::{HOSTS_PER_RACK, LOSSES, RATE_BPS, lossy, name, scale};
 use hdrhistogram::Histogram;
 use miette::{Report, miette};
 use representative::Incarnation;
@@ -11,102 +11,103 @@ use sim::onepipe::{BEACON_INTERVAL, FatTree, Span};
 use switch::Nanos;
 
 const DRAWING: &str = "a drawing of the design, not a measurement";
-const APPLICATION: &str = "the application and the systems that it is compared with (FaRM, locks, OCC) are not built here, and its \
-                           throughput is that of 32 servers' CPUs";
+const APPLICATION: &str = "the application and the systems that it is compared with (FaRM, locks, OCC) are not implemented here, and \
+                           its throughput is limited by the CPUs of 32 servers";
 
 pub(super) const FIGURES: &[Figure] = &[
-    Figure::not((Paper::OnePipe, "fig1", "1Pipe abstraction"), "", DRAWING),
-    Figure::not(
+    Figure::omitted((Paper::OnePipe, "fig1", "1Pipe abstraction"), "", DRAWING),
+    Figure::omitted(
         (Paper::OnePipe, "table1", "Programming API"),
         "",
         "an interface, not a measurement (crate `onepipe`)",
     ),
-    Figure::not((Paper::OnePipe, "fig2", "Ordering hazards"), "", DRAWING),
-    Figure::not((Paper::OnePipe, "fig3", "Routing topology of a data center"), "", DRAWING),
-    Figure::not((Paper::OnePipe, "fig4", "Architecture of a switch"), "", DRAWING),
-    Figure::not((Paper::OnePipe, "fig5", "Hierarchical aggregation of barriers"), "", DRAWING),
-    Figure::not((Paper::OnePipe, "fig6", "Two-phase commit in reliable 1Pipe"), "", DRAWING),
-    Figure::not((Paper::OnePipe, "fig7", "Failure recovery in reliable 1Pipe"), "", DRAWING),
-    Figure::not(
+    Figure::omitted((Paper::OnePipe, "fig2", "Ordering hazards"), "", DRAWING),
+    Figure::omitted((Paper::OnePipe, "fig3", "Routing topology of a data center"), "", DRAWING),
+    Figure::omitted((Paper::OnePipe, "fig4", "Architecture of a switch"), "", DRAWING),
+    Figure::omitted((Paper::OnePipe, "fig5", "Hierarchical aggregation of barriers"), "", DRAWING),
+    Figure::omitted((Paper::OnePipe, "fig6", "Two-phase commit in reliable 1Pipe"), "", DRAWING),
+    Figure::omitted((Paper::OnePipe, "fig7", "Failure recovery in reliable 1Pipe"), "", DRAWING),
+    Figure::omitted(
         (Paper::OnePipe, "fig8a", "Throughput of total order broadcast"),
-        "5 million messages a second and process, linear to 512 processes; reliable 25 % less; sequencers and tokens saturate.",
-        "the throughput of 32 servers' CPUs and NICs; `understudy bench onepipe` measures one process on a quiet machine with DPDK. \
-         The other systems are not built here",
+        "5 million messages a second and process, linear to 512 processes; 25 % less with reliable delivery; sequencers and tokens saturate.",
+        "limited by the CPUs and NICs of 32 servers; `understudy bench onepipe` measures one process with DPDK on an idle machine. The \
+         other systems are not implemented here",
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::OnePipe, "fig8b", "Latency of total order broadcast"),
-        "Sequencers' latency soars when they saturate.",
-        "the sequencers, the token and Lamport's timestamps that 1Pipe is compared with are not built here",
+        "The latency of sequencers rises steeply when they saturate.",
+        "the sequencers, the token and the Lamport timestamps that 1Pipe is compared with are not implemented here",
     ),
     Figure::measured(
         (Paper::OnePipe, "fig9a", "Latency of delivery on an idle testbed"),
-        "Order costs 1.7 to 2.3 us on average, half a beacon interval (3 us) plus clock skew (0.3 us), whatever the number of processes \
-         and layers; representatives on hosts add about 2 us a hop. Reliable 1Pipe adds a round trip.",
-        "Best effort in virtual time on the paper's fat tree (links of 100 Gb/s and 500 ns, clocks off by up to 0.3 us), almost idle; \
-         a process is a host here, and software takes no time. What order costs is the mean delivery less the mean arrival, both measured; \
-         the beacon interval, skew and delays of links that it follows from are inputs. Reliable 1Pipe is not measured.",
+        "Ordering costs 1.7 to 2.3 us on average: half a beacon interval (3 us) plus clock skew (0.3 us), for any number of processes \
+         and layers; representatives on hosts add about 2 us per hop. Reliable 1Pipe adds a round trip.",
+        "Best effort in virtual time on the paper's fat tree (links of 100 Gb/s and 500 ns, clocks off by up to 0.3 us), almost idle. \
+         A process is a host here, and software takes no time. The cost of ordering is the mean delivery time less the mean arrival \
+         time, both measured; the beacon interval, the skew and the link delays, from which it follows, are inputs. Reliable 1Pipe \
+         is not measured.",
         idle,
     ),
     Figure::measured(
         (Paper::OnePipe, "fig9b", "Latency by packet loss"),
-        "Flat up to a loss of 1e-5, then it grows: best effort with barriers on hosts 15.97 us without loss, 16.46 at 1e-5, 19.71 at \
-         1e-3, 27.19 at 1e-1. Reliable 1Pipe is more sensitive.",
-        "Best effort in virtual time on the fat tree with 512 hosts (--quick: 32), each packet lost on each link by this chance (the \
-         authors drop at hosts). What is measured lasts 200 us: below 1e-4 hardly anything is lost in it.",
+        "Flat up to a loss of 1e-5, then rising: best effort with barriers on hosts takes 15.97 us without loss, 16.46 at 1e-5, 19.71 \
+         at 1e-3, 27.19 at 1e-1. Reliable 1Pipe is more sensitive.",
+        "Best effort in virtual time on the fat tree with 512 hosts (--quick: 32). Each packet is lost on each link with this \
+         probability (the authors drop packets at hosts). A measurement lasts 200 us: below 1e-4 it contains hardly any loss.",
         loss,
     ),
     Figure::measured(
         (Paper::OnePipe, "fig10", "Recovery from failures"),
-        "Of reliable 1Pipe with 32 hosts: 124 us after a host's failure, 458 after a ToR switch's; 30 us of it, 10 beacon intervals, is \
-         detection.",
-        "How long barriers stand still at the hosts that go on when a host, its link or a ToR switch dies, in virtual time. Best \
-         effort: detection alone. Reliable 1Pipe, and with it the controller's part, which makes up most of the paper's times, is \
-         not built.",
+        "Reliable 1Pipe with 32 hosts recovers in 124 us from a host's failure, and in 458 us from a ToR switch's; 30 us of it, \
+         10 beacon intervals, are detection.",
+        "The longest time for which barriers do not rise at the surviving hosts when a host, its link or a ToR switch fails, in virtual \
+         time. Best effort: detection only. Reliable 1Pipe, with the controller's part, which makes up most of the paper's times, \
+         is not implemented.",
         detection,
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::OnePipe, "fig11", "Reorder overhead on a host"),
-        "Messages a second fall from 6.1 to 4.3 million as messages wait up to 125 us; memory is rate times delay.",
-        "the throughput of a host's CPU, which needs a quiet machine; `understudy bench onepipe` measures it without a delay",
+        "The rate falls from 6.1 to 4.3 million messages a second as messages wait up to 125 us; memory is rate times delay.",
+        "limited by a host's CPU, which needs an idle machine; `understudy bench onepipe` measures it without a delay",
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::OnePipe, "fig12", "Queuing delay by background flows"),
-        "10 background flows a host add 30 us (best effort) and 50 us (reliable).",
+        "10 background flows per host add 30 us (best effort) and 50 us (reliable).",
         "needs TCP flows and PFC on 32 servers; the simulator has neither",
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::OnePipe, "fig13a", "CPU cores for a switch's beacons"),
-        "One host core sustains an interval of 3 us for 32 ports (by the authors' data 5 cores at 1 us, 0.5 at 10 us).",
-        "a rate of one core, which needs a quiet machine and DPDK: `understudy bench onepipe` measures it for 8 to 1,024 links",
+        "One host core sustains an interval of 3 us for 32 ports (5 cores at 1 us and 0.5 at 10 us in the authors' data).",
+        "the rate of one core, which needs an idle machine with DPDK: `understudy bench onepipe` measures it for 8 to 1,024 links",
     ),
     Figure::measured(
         (Paper::OnePipe, "fig13b", "Bandwidth that beacons take"),
-        "0.3 % of 100 Gb/s at 3 us, whatever the size of the network.",
+        "0.3 % of 100 Gb/s at 3 us, for any size of the network.",
         "Beacons that switches send in fat trees, counted in virtual time, with an interval of 3 us and links of 10 to 100 Gb/s (the \
-         paper varies the interval). The interval and the length of a beacon are inputs: their share of a link follows from them.",
+         paper varies the interval). The interval and the length of a beacon are inputs, from which their share of a link follows.",
         bandwidth,
     ),
     Figure::measured(
         (Paper::OnePipe, "scale", "Larger networks (section 7.2)"),
-        "Delays grow with the layers of the network, the logarithm of its hosts; beacons take the same share at any size. With 32,768 \
-         hosts and a loss of 1e-8, reliable 1Pipe takes 0 to 3 us more than without loss.",
+        "Delays grow with the layers of the network, that is, with the logarithm of the number of hosts; beacons take the same share at \
+         any size. With 32,768 hosts and a loss of 1e-8, reliable 1Pipe takes 0 to 3 us longer than without loss.",
         "Best effort without loss in fat trees of three layers and up to 8,192 hosts (--quick: 256) with barriers in the switches, in \
          virtual time.",
         larger,
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::OnePipe, "fig14", "Transactional key-value store"),
-        "90 % of the store without transactions.",
+        "90 % of the throughput of the store without transactions.",
         APPLICATION,
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::OnePipe, "fig15", "TPC-C"),
-        "71 % of the system without transactions, 10 times locks, 17 times OCC.",
+        "71 % of the throughput of the system without transactions, 10 times that of locks, 17 times that of OCC.",
         APPLICATION,
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::OnePipe, "fig16", "Replicated remote hash table"),
-        "Insertions 1.9 times (3.4 times with 3 replicas), lookups 10 % fewer.",
+        "1.9 times the insertions (3.4 times with 3 replicas), 10 % fewer lookups.",
         APPLICATION,
     ),
 ];
@@ -114,7 +115,7 @@ pub(super) const FIGURES: &[Figure] = &[
 const BOTH: [Incarnation; 2] = [Incarnation::Chip, Incarnation::Host];
 
 fn idle(settings: &Settings) -> Result<Outcome, Report> {
-    // Processes, and the hops between two of them
+    // Number of processes, and hops between two of them
     let sizes: &[(usize, u32)] = &[(8, 1), (16, 3), (32, 5), (512, 5)];
     let mut outcome = Outcome::default();
     let mut arrival = Series::ours("unordered", []);
@@ -129,7 +130,7 @@ fn idle(settings: &Settings) -> Result<Outcome, Report> {
                 tree.hosts = hosts / 4;
                 tree.habits.friends = 32;
             }
-            // Few hosts send few messages.
+            // Few hosts send few messages, so they are measured for longer.
             let lasts = settings.choose(500, 2_000) * if hosts == 512 { 1 } else { 4 };
             let span = Span::new(Nanos::from_micros(lasts));
             let measured = tree.losing(0.0).latency(span, settings.seed);
@@ -148,7 +149,7 @@ fn idle(settings: &Settings) -> Result<Outcome, Report> {
         curves.extend([mean, tail]);
     }
     let half = BEACON_INTERVAL.0 as f64 / 2e3;
-    // As the authors count it: 2.30 is 4.5 less 2.2.
+    // Computed as by the authors: 2.30 is 4.5 less 2.2.
     let unordered = |hosts: f64| arrival.at(hosts).unwrap_or(f64::NAN);
     let overhead =
         Series::ours("", curves[0].points.iter().map(|(hosts, us)| (*hosts, us - unordered(*hosts))));
@@ -187,29 +188,29 @@ fn idle(settings: &Settings) -> Result<Outcome, Report> {
     Ok(outcome)
 }
 
-/// How often each time is there, to three digits
+/// Returns the counts of the latencies, to three digits.
 fn counts(took: &[u64]) -> Vec<(u64, u64)> {
-    let mut histogram = Histogram::<u64>::new(3).expect("a number of digits that there can be");
+    let mut histogram = Histogram::<u64>::new(3).expect("a valid number of digits");
     for &ns in took {
-        histogram.record(ns).expect("a histogram that grows takes any time");
+        histogram.record(ns).expect("an auto-resizing histogram takes any value");
     }
     histogram.iter_recorded().map(|step| (step.value_iterated_to(), step.count_at_value())).collect()
 }
 
-/// Where no loss is on a logarithmic axis
+/// Position of "no loss" on a logarithmic axis
 const NO_LOSS: f64 = 1e-9;
 
 fn loss(settings: &Settings) -> Result<Outcome, Report> {
-    let in_rack = settings.choose(8, IN_RACK);
+    let hosts_per_rack = settings.choose(8, HOSTS_PER_RACK);
     let mut outcome = Outcome::default();
     let mut curves = Vec::new();
     for incarnation in BOTH {
         let mut curve = Series::ours(name(incarnation), []);
         for (loss, _) in LOSSES {
-            let latency = lossy(incarnation, loss, in_rack, settings.seed)?;
+            let latency = lossy(incarnation, loss, hosts_per_rack, settings.seed)?;
             curve.points.push((loss.max(NO_LOSS), latency.mean_ns / 1e3));
         }
-        let whole = curve.points[0].1;
+        let lossless = curve.points[0].1;
         let part = |keep: fn(f64) -> bool| {
             Series::ours("", curve.points.iter().copied().filter(move |point| keep(point.0)))
         };
@@ -223,12 +224,12 @@ fn loss(settings: &Settings) -> Result<Outcome, Report> {
             &part(|loss| loss >= 0.9e-3),
             0.0,
         ));
-        let grown = curve.last() / whole;
+        let grown = curve.last() / lossless;
         let paper = (incarnation == Incarnation::Host).then_some("1.70");
         outcome.value(format!("times the latency without loss at 1e-1, {}", name(incarnation)), paper, grown);
         if incarnation == Incarnation::Host {
             let at = |loss: f64| curve.points.iter().find(|point| (point.0 / loss - 1.0).abs() < 0.1);
-            let at_1e3 = at(1e-3).map_or(f64::NAN, |point| point.1 / whole);
+            let at_1e3 = at(1e-3).map_or(f64::NAN, |point| point.1 / lossless);
             outcome.value("times the latency without loss at 1e-3, host", Some("1.23"), at_1e3);
             outcome.checks.push(shape::within(
                 "host: times the latency at 1e-3, as in the paper",

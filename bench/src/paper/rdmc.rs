@@ -3,7 +3,7 @@
 
 use super::figure::{Axis, Figure, Outcome, Paper, Series, Settings};
 use super::shape;
-use crate::consensus::wrong;
+use crate::consensus::simulation_error;
 use miette::Report;
 use rdmc::model::{Network, Object, Sent, run};
 use rdmc::{Algorithm, Schedule, cosmos};
@@ -12,82 +12,84 @@ use switch::Nanos;
 
 const KB: u64 = 1 << 10;
 const MB: u64 = 1 << 20;
-/// Fractus: 100 Gb/s, and its latency as assumed here; Sierra, 40 Gb/s
+/// Rate and assumed latency of Fractus, 100 Gb/s, and of Sierra, 40 Gb/s
 const FRACTUS: (f64, f64) = (100e9, 1e-6);
 const SIERRA: (f64, f64) = (40e9, 1.5e-6);
-/// Stampede's unicast rate, as measured by the authors
+/// Stampede's unicast rate, as measured by the authors, in bits a second
 const STAMPEDE_BPS: u64 = 40_000_000_000;
-/// Of a packet's bytes on the wire, 4,096 are of the block: the rest is Ethernet with preamble and gap, IP, UDP, BTH, ICRC.
+/// Block bytes per byte on the wire: 4,096 of a packet; the rest is Ethernet with preamble and gap, IP, UDP,
+/// BTH, ICRC.
 const PAYLOAD: f64 = 4096.0 / (4096.0 + 14.0 + 20.0 + 8.0 + 12.0 + 4.0 + 24.0);
 
 pub(super) const FIGURES: &[Figure] = &[
-    Figure::not(
+    Figure::omitted(
         (Paper::Rdmc, "fig1", "RDMC library interface"),
         "",
         "an interface, not a measurement (crate `rdmc`)",
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::Rdmc, "fig2", "RDMC with a sender and two receivers"),
         "",
         "a drawing of the design, not a measurement",
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::Rdmc, "fig3", "Binomial tree and binomial pipeline"),
         "",
         "a drawing of schedules, not a measurement; `understudy rdmc schedule` draws them for any group",
     ),
     Figure::computed(
         (Paper::Rdmc, "fig4a", "256 MB to groups of 3 to 16"),
-        "Sequential send and binomial tree do poorly as groups grow; chain send is competitive with the binomial pipeline; MVAPICH \
-         takes 1.03 to 3 times as long as the pipeline.",
+        "Sequential send and binomial tree scale poorly with the group size; chain send is competitive with the binomial pipeline; \
+         MVAPICH takes 1.03 to 3 times as long as the pipeline.",
         "Schedules executed block by block (`rdmc::model`, which agrees with the simulation of packets within 2 %), blocks of 1 MB, \
          100 Gb/s. MVAPICH is not measured.",
         large_groups,
     ),
     Figure::computed(
         (Paper::Rdmc, "fig4b", "8 MB to groups of 3 to 16"),
-        "As figure 4a, but the pipeline is ahead of the chain for small transfers to many nodes.",
+        "As figure 4a, but the pipeline is faster than the chain for small transfers to many nodes.",
         "As figure 4a, with 8 blocks.",
         small_objects,
     ),
     Figure::measured(
         (Paper::Rdmc, "fig5", "A delay of 100 us at a relay"),
-        "A delay of about 100 us on the relay, likely by its OS, makes the sender wait in the following step, as its target is not \
-         ready yet. (Otherwise the figure is table 1, step by step.)",
-        "A group of 4 sends 64 blocks of 1 MB packet by packet in virtual time; the first receiver stands still for 100 us at \
-         several moments, and the transfer's time is compared.",
+        "A delay of about 100 us on the relay, probably caused by its OS, makes the sender wait in the following step, because its \
+         target is not ready yet. (The rest of the figure is table 1, step by step.)",
+        "A group of 4 sends 64 blocks of 1 MB, packet by packet in virtual time. The first receiver pauses for 100 us at several times, \
+         and the transfer's time is compared with that without a pause.",
         delayed,
     ),
     Figure::measured(
         (Paper::Rdmc, "table1", "Where the time of a transfer goes"),
         "256 MB in blocks of 1 MB to a group of 4 at 40 Gb/s: 62,084 us in total, 61,405 of them in block transfers (99 %), 449 \
          waiting, 215 copying, 15 setting up.",
-        "The same transfer packet by packet in virtual time (--quick: 32 MB); the time of block transfers is computed, the schedule's \
-         steps at the rate of the link, and what the measured total has beyond it is waiting. Software takes no time here, so copying and setting up are not measured.",
+        "The same transfer packet by packet in virtual time (--quick: 32 MB). The time of block transfers is computed from the \
+         schedule's steps and the rate of the link; the rest of the measured total is waiting. Software takes no time here, so \
+         copying and setting up are not measured.",
         breakdown,
     ),
     Figure::computed(
         (Paper::Rdmc, "fig6", "Bandwidth by block size, groups of 4"),
-        "Bandwidth first improves with the block size, then a peak is reached: each block has latency, and the pipeline's start and end \
-         take as long as blocks do. Messages of 16 KB to 128 MB.",
+        "Bandwidth first rises with the block size, then reaches a peak: each block has latency, and the pipeline's start and end take \
+         as long as blocks do. Messages of 16 KB to 128 MB.",
         "Schedules executed block by block (`rdmc::model`), 100 Gb/s, 1 us from host to host.",
         block_sizes,
     ),
     Figure::measured(
         (Paper::Rdmc, "fig7", "Messages of one byte a second"),
-        "Messages of one byte a second by the binomial pipeline (values only in the picture): a measure of overheads.",
-        "One byte is sent packet by packet in virtual time, one message after the other. Software takes no time here, so it is \
-         the number of steps that is seen.",
+        "Rate of one-byte messages by the binomial pipeline (values only in the picture): a measure of overheads.",
+        "One byte is sent packet by packet in virtual time, one message after the other. Software takes no time here, so the rate \
+         reflects the number of steps.",
         tiny_messages,
     ),
     Figure::computed(
         (Paper::Rdmc, "fig8", "256 MB to hundreds of hosts"),
-        "Sequential send scales linearly in the number of receivers, the pipeline sub-linearly: 127, 255 or 511 copies take almost \
+        "Sequential send scales linearly with the number of receivers, the pipeline sub-linearly: 127, 255 or 511 copies take almost \
          the same time.",
         "Schedules executed block by block (`rdmc::model`) at Sierra's 40 Gb/s, blocks of 1 MB.",
         hundreds,
     ),
-    Figure::computed_of_drawn(
+    Figure::computed_from_random(
         (Paper::Rdmc, "fig9", "Latencies of a load like Cosmos'"),
         "The pipeline is almost twice as fast as the binomial tree and about three times as fast as sequential send; about 93 Gb/s \
          replicated, a petabyte a day.",
@@ -99,32 +101,32 @@ pub(super) const FIGURES: &[Figure] = &[
         (Paper::Rdmc, "fig10a", "Concurrent multicasts in overlapping groups (Fractus)"),
         "With all, half or one of the members sending 100 MB, 1 MB or 10 KB, aggregate bandwidth nearly reaches the network's \
          (values only in the picture).",
-        "As many groups as there are senders, with the same members, send 100 MB at once (`rdmc::model`); bytes of all objects \
-         over the time until all are everywhere.",
+        "As many groups as there are senders, with the same members, send 100 MB at the same time (`rdmc::model`). Bandwidth is the \
+         bytes of all objects divided by the time until all members have all of them.",
         overlapping,
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::Rdmc, "fig10b", "Concurrent multicasts in overlapping groups (Apt)"),
-        "Apt's top-of-rack network is oversubscribed, and degrades to about 16 Gb/s a link; the protocols adapt.",
-        "needs racks whose uplinks many flows share: `rdmc::model` shares hosts' ports only",
+        "Apt's top-of-rack network is oversubscribed, and degrades to about 16 Gb/s per link; the protocols adapt.",
+        "needs racks with shared uplinks; `rdmc::model` has contention at hosts' ports only",
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::Rdmc, "fig11", "Polling and interrupts"),
-        "With interrupts alone, CPU load falls from 100 % to 10 % (100 MB) and 50 % (1 MB), at hardly any cost in bandwidth.",
-        "needs a NIC's interrupts; in virtual time software takes no CPU",
+        "With interrupts only, CPU load falls from 100 % to 10 % (100 MB) and 50 % (1 MB), with hardly any loss of bandwidth.",
+        "needs a NIC's interrupts; in virtual time software takes no CPU time",
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::Rdmc, "fig12", "CORE-Direct"),
-        "A chain of 100 MB by CORE-Direct's work requests: 5 % faster.",
+        "A chain send of 100 MB with CORE-Direct's work requests is 5 % faster.",
         "needs a Mellanox NIC with cross-channel work requests",
     ),
 ];
 
 fn sent((rate, latency): (f64, f64), algorithm: Algorithm, n: u32, bytes: u64, block: u64) -> Sent {
     let schedule =
-        Schedule::new(algorithm, n, bytes.div_ceil(block) as u32).expect("some nodes and some blocks");
+        Schedule::new(algorithm, n, bytes.div_ceil(block) as u32).expect("at least one node and one block");
     let object = Object { schedule, members: (0..n as usize).collect(), bytes, block, at: 0.0 };
-    run(&Network::new(n as usize, rate, latency), &[object]).pop().expect("the only object")
+    run(&Network::new(n as usize, rate, latency), &[object]).pop().expect("one result for each object")
 }
 
 fn large_groups(settings: &Settings) -> Result<Outcome, Report> {
@@ -183,7 +185,7 @@ fn groups(_settings: &Settings, bytes: u64) -> Outcome {
     outcome
 }
 
-/// An object of so many bytes in blocks of a megabyte, packet by packet
+/// Returns the transfer of an object of `bytes` bytes by the pipeline, in blocks of 1 MB.
 fn pipeline(hosts: u16, bytes: u32, rate_bps: u64, settings: &Settings) -> Transfer {
     Transfer {
         algorithm: Algorithm::Pipeline,
@@ -201,7 +203,9 @@ fn delayed(settings: &Settings) -> Result<Outcome, Report> {
     const LASTS: Nanos = Nanos::from_micros(100);
     let blocks = settings.choose(16, 64);
     let (block, link) = (MB as u32, FRACTUS.0 as u64);
-    let time = |pause| Transfer { pause, ..pipeline(4, blocks * block, link, settings) }.run().map_err(wrong);
+    let time = |pause| {
+        Transfer { pause, ..pipeline(4, blocks * block, link, settings) }.run().map_err(simulation_error)
+    };
     let usual = time(None)?.time;
     let mut added = Series::ours("added", []);
     for after in settings.choose(&[100, 600][..], &[100, 900, 1_700, 2_500, 3_300, 4_100, 4_900][..]) {
@@ -212,7 +216,7 @@ fn delayed(settings: &Settings) -> Result<Outcome, Report> {
     let most = added.points.iter().map(|point| point.1).fold(0.0, f64::max);
     let mut outcome = Outcome::default();
     outcome.value("us added at most by 100 us", None, most);
-    // What stood still catches up; a round trip is lost.
+    // The paused receiver catches up; a round trip is lost.
     outcome.checks.push(shape::within(
         "a delay of 100 us adds little more than itself (us)",
         most,
@@ -224,8 +228,8 @@ fn delayed(settings: &Settings) -> Result<Outcome, Report> {
 
 fn breakdown(settings: &Settings) -> Result<Outcome, Report> {
     let blocks: u32 = settings.choose(32, 256);
-    let took = pipeline(4, blocks * MB as u32, STAMPEDE_BPS, settings).run().map_err(wrong)?;
-    // Steps of l + k - 1, in each of which a block is on the wire
+    let took = pipeline(4, blocks * MB as u32, STAMPEDE_BPS, settings).run().map_err(simulation_error)?;
+    // l + k - 1 steps, in each of which each host's link carries one block
     let step = MB as f64 * 8.0 / (STAMPEDE_BPS as f64 * PAYLOAD);
     let transfers = f64::from(2 + blocks - 1) * step;
     let mut outcome = Outcome::default();
@@ -284,14 +288,15 @@ fn block_sizes(settings: &Settings) -> Result<Outcome, Report> {
 fn tiny_messages(settings: &Settings) -> Result<Outcome, Report> {
     let mut rates = Series::ours("pipeline", []);
     for &hosts in settings.choose(&[2, 4, 16][..], &[2, 3, 4, 6, 8, 12, 16][..]) {
-        let took = pipeline(hosts, 1, FRACTUS.0 as u64, settings).run().map_err(wrong)?;
+        let took = pipeline(hosts, 1, FRACTUS.0 as u64, settings).run().map_err(simulation_error)?;
         rates.points.push((f64::from(hosts), 1.0 / took.time));
     }
     let mut outcome = Outcome::default();
     outcome.checks.push(shape::falls("the larger the group, the fewer", &rates, 0.02));
     let slower = rates.points[0].1 / rates.last();
     outcome.value("times as many in a group of 2 as in one of 16 (1 step and 4)", None, slower);
-    // A step is one way at least; it is a round trip where somebody sends again, who waits for an acknowledgement first.
+    // A step takes at least one way, and a round trip where a host relays, because it waits for an
+    // acknowledgement first.
     outcome.checks.push(shape::within(
         "as the logarithm of the group's size: 4 steps, or 4 round trips at most",
         slower,
@@ -358,7 +363,7 @@ fn like_cosmos(settings: &Settings) -> Result<Outcome, Report> {
     Ok(outcome)
 }
 
-/// How many of so many members send
+/// Returns the number of senders in a group of the given size.
 type Senders = fn(usize) -> usize;
 
 fn overlapping(settings: &Settings) -> Result<Outcome, Report> {
@@ -367,7 +372,7 @@ fn overlapping(settings: &Settings) -> Result<Outcome, Report> {
     let gbps = |n: usize, senders: usize| {
         let object = |root: usize| Object {
             schedule: Schedule::new(Algorithm::Pipeline, n as u32, (bytes / MB) as u32)
-                .expect("some nodes and blocks"),
+                .expect("at least one node and one block"),
             members: (0..n).map(|member| (root + member) % n).collect(),
             bytes,
             block: MB,

@@ -1,4 +1,5 @@
-//! Results in a folder: a file for each figure, written when it is done, so that a run that was interrupted goes on where it was.
+//! Folder of results: one file for each figure, written when its experiment is done, so that an interrupted
+//! run can be resumed.
 
 use super::figure::{Figure, Outcome, Settings};
 use miette::{Context as _, IntoDiagnostic as _, Report};
@@ -7,20 +8,20 @@ use std::fs;
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
-/// What a file says.
+/// Content of a file of results.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// The program that measured: its version and the digest of its file
+    /// Program that measured: its version and the digest of its file
     pub program: String,
-    /// Its commit, if that is known
+    /// Its commit, if known
     pub commit: Option<String>,
-    /// How it was run
+    /// Options of the run
     pub settings: Settings,
-    /// What repeats it
+    /// Command that repeats the run
     pub command: String,
-    /// CPU time that it took
+    /// CPU time of the run, in seconds
     pub cpu_seconds: f64,
-    /// What was found
+    /// Result
     pub outcome: Outcome,
 }
 
@@ -32,18 +33,21 @@ pub struct Store {
 }
 
 impl Store {
-    /// The results in a folder, which is made if there is none, of this program.
+    /// Opens a folder for results of this program. Creates the folder if it does not exist.
     ///
     /// # Errors
-    /// The folder cannot be made.
+    /// The folder cannot be created.
     pub fn open(folder: &Path, program: &str) -> Result<Self, Report> {
-        fs::create_dir_all(folder)
-            .into_diagnostic()
-            .wrap_err_with(|| format!("results cannot be kept in {}", folder.display()))?;
+        fs::create_dir_all(folder).into_diagnostic().wrap_err_with(|| {
+            format!(
+                "cannot create the folder {} for results; choose another one by `--results`",
+                folder.display()
+            )
+        })?;
         Ok(Self { folder: folder.into(), program: program.into() })
     }
 
-    /// Where it is
+    /// Returns the path of the folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -52,28 +56,29 @@ impl Store {
         self.folder.join(format!("{}.json", figure.file_name(settings)))
     }
 
-    /// What this program has found about a figure with these settings, if it has. What cannot be read is as good as not there.
-    pub fn find(&self, figure: &Figure, settings: &Settings) -> Option<Record> {
+    /// Returns this program's result for a figure with these settings, if there is one. A file that cannot be
+    /// parsed counts as missing.
+    pub fn load(&self, figure: &Figure, settings: &Settings) -> Option<Record> {
         let text = fs::read_to_string(self.path(figure, settings)).ok()?;
         let record: Record = serde_json::from_str(&text).ok()?;
         (record.program == self.program && record.settings == *settings).then_some(record)
     }
 
-    /// Keeps a result: the whole of it or, if the machine goes down, what was there before.
+    /// Stores a result atomically: after a crash, the file has either the new content or the old one.
     ///
     /// # Errors
-    /// It cannot be written.
-    pub fn keep(&self, figure: &Figure, record: &Record) -> Result<(), Report> {
+    /// The file cannot be written.
+    pub fn save(&self, figure: &Figure, record: &Record) -> Result<(), Report> {
         let path = self.path(figure, &record.settings);
         let text = serde_json::to_string(record).into_diagnostic()?;
         write(&path, &text)
     }
 
-    /// Forgets what is known of a figure with these settings.
+    /// Removes the result for a figure with these settings.
     ///
     /// # Errors
-    /// It cannot be removed.
-    pub fn forget(&self, figure: &Figure, settings: &Settings) -> Result<(), Report> {
+    /// The file cannot be removed.
+    pub fn remove(&self, figure: &Figure, settings: &Settings) -> Result<(), Report> {
         match fs::remove_file(self.path(figure, settings)) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(error).into_diagnostic(),
             _ => Ok(()),
@@ -81,17 +86,17 @@ impl Store {
     }
 }
 
-/// Writes a file beside its place, and moves it there.
+/// Writes a file atomically: to a temporary file in the same folder, which is renamed.
 ///
 /// # Errors
-/// It cannot be written.
+/// The file cannot be written.
 pub(super) fn write(path: &Path, text: &str) -> Result<(), Report> {
-    let failed = || format!("{} cannot be written", path.display());
+    let failed = || format!("cannot write {}", path.display());
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut file = tempfile::NamedTempFile::new_in(folder).into_diagnostic().wrap_err_with(failed)?;
     file.write_all(text.as_bytes()).into_diagnostic().wrap_err_with(failed)?;
     let file = file.persist(path).into_diagnostic().wrap_err_with(failed)?;
-    // Such a file is for its owner alone; this one is for everybody.
+    // Temporary files are private to their owner; the result is readable by all users.
     let all = std::os::unix::fs::PermissionsExt::from_mode(0o644);
     file.set_permissions(all).into_diagnostic().wrap_err_with(failed)
 }

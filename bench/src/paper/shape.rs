@@ -1,17 +1,18 @@
-//! Whether curves have the shape that a paper says: each check looks at our numbers, and says what it saw.
+//! Checks of whether curves have the shape that a paper reports. Each compares our numbers and records what
+//! was found.
 
 use super::figure::Series;
 use core::ops::RangeInclusive;
 use serde::{Deserialize, Serialize};
 
-/// Something that was looked at.
+/// Result of a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
-    /// What must be so
+    /// Expectation
     pub what: String,
-    /// What was found
+    /// Observed values
     pub seen: String,
-    /// Whether it is
+    /// Whether the expectation holds
     pub holds: bool,
 }
 
@@ -21,7 +22,7 @@ impl Check {
     }
 }
 
-/// A number as people read it
+/// Formats a number for people: three to five significant digits.
 pub fn text(value: f64) -> String {
     let size = value.abs();
     if !value.is_finite() {
@@ -50,7 +51,8 @@ fn curve(points: &[(f64, f64)]) -> String {
     }
 }
 
-/// From each point to the next it grows, or shrinks by this share at most.
+/// Checks that the series rises: that each point is at least the previous one times 1 - `slack`, and the last
+/// is above the first.
 pub fn rises(what: impl Into<String>, series: &Series, slack: f64) -> Check {
     let pairs = series.points.windows(2);
     let holds =
@@ -59,7 +61,8 @@ pub fn rises(what: impl Into<String>, series: &Series, slack: f64) -> Check {
     Check::new(what, curve(&series.points), holds && all)
 }
 
-/// From each point to the next it shrinks, or grows by this share at most.
+/// Checks that the series falls: that each point is at most the previous one times 1 + `slack`, and the last
+/// is below the first.
 pub fn falls(what: impl Into<String>, series: &Series, slack: f64) -> Check {
     let pairs = series.points.windows(2);
     let holds =
@@ -68,7 +71,7 @@ pub fn falls(what: impl Into<String>, series: &Series, slack: f64) -> Check {
     Check::new(what, curve(&series.points), holds && all)
 }
 
-/// The greatest is no more than so many times the least.
+/// Checks that the greatest value is at most `times` the least, which is positive.
 pub fn flat(what: impl Into<String>, series: &Series, times: f64) -> Check {
     let values = || series.points.iter().map(|point| point.1);
     let (least, most) = (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max));
@@ -76,7 +79,7 @@ pub fn flat(what: impl Into<String>, series: &Series, times: f64) -> Check {
     Check::new(what, seen, least > 0.0 && least.is_finite() && most <= least * times)
 }
 
-/// A number is within bounds.
+/// Checks that a number is within bounds.
 pub fn within(what: impl Into<String>, value: f64, bounds: RangeInclusive<f64>) -> Check {
     let to = if bounds.end().is_finite() {
         format!("{} to {}", text(*bounds.start()), text(*bounds.end()))
@@ -86,12 +89,13 @@ pub fn within(what: impl Into<String>, value: f64, bounds: RangeInclusive<f64>) 
     Check::new(what, format!("{} (expected: {to})", text(value)), bounds.contains(&value))
 }
 
-/// A number is the paper's within a factor of two: links and NICs here are models, not the authors' testbed.
+/// Checks that a number is within a factor of two of the paper's: links and NICs here are models, not the
+/// authors' testbed.
 pub fn near(what: impl Into<String>, value: f64, paper: f64) -> Check {
     within(format!("{}, within twice of the paper's", what.into()), value, paper / 2.0..=paper * 2.0)
 }
 
-/// Wherever both have a value, the second is at least so many times the first.
+/// Checks that `upper` is at least `times` `lower` wherever both have a value.
 pub fn above(what: impl Into<String>, lower: &Series, upper: &Series, times: f64) -> Check {
     let ratios = ratios(lower, upper);
     let least = ratios.iter().map(|ratio| ratio.1).fold(f64::INFINITY, f64::min);
@@ -99,7 +103,7 @@ pub fn above(what: impl Into<String>, lower: &Series, upper: &Series, times: f64
     Check::new(what, seen, !ratios.is_empty() && least >= times)
 }
 
-/// Wherever both have a value, the second over the first is within bounds.
+/// Checks that `to` divided by `of` is within bounds wherever both have a value.
 pub fn ratio(what: impl Into<String>, of: &Series, to: &Series, bounds: RangeInclusive<f64>) -> Check {
     let ratios = ratios(of, to);
     let values = || ratios.iter().map(|ratio| ratio.1);
@@ -114,13 +118,13 @@ pub fn ratio(what: impl Into<String>, of: &Series, to: &Series, bounds: RangeInc
     Check::new(what, seen, !ratios.is_empty() && bounds.contains(&least) && bounds.contains(&most))
 }
 
-/// What the second is over the first, wherever both have a value
+/// Returns `to` divided by `of`, wherever both have a value.
 pub fn ratios(of: &Series, to: &Series) -> Vec<(f64, f64)> {
     let pairs = of.points.iter().filter_map(|&(x, y)| Some((x, to.at(x)? / y)));
     pairs.filter(|pair| pair.1.is_finite()).collect()
 }
 
-/// The greatest value is at neither end.
+/// Checks that the greatest value is at neither end.
 pub fn peaks_inside(what: impl Into<String>, series: &Series) -> Check {
     let best = best(series);
     let ends = [0, series.points.len().saturating_sub(1)];
@@ -128,7 +132,7 @@ pub fn peaks_inside(what: impl Into<String>, series: &Series) -> Check {
     Check::new(what, seen, best.is_some_and(|n| !ends.contains(&n)))
 }
 
-/// The number of the point with the greatest value
+/// Returns the index of the point with the greatest value.
 pub fn best(series: &Series) -> Option<usize> {
     (0..series.points.len()).max_by(|a, b| series.points[*a].1.total_cmp(&series.points[*b].1))
 }
@@ -142,11 +146,11 @@ mod tests {
     }
 
     #[test]
-    fn what_rises_and_what_does_not() {
+    fn rises_and_falls_compare_neighbours_and_ends() {
         assert!(rises("", &series(&[1.0, 2.0, 3.0]), 0.0).holds);
         assert!(rises("", &series(&[1.0, 2.0, 1.99, 3.0]), 0.01).holds);
         assert!(!rises("", &series(&[1.0, 2.0, 1.9, 3.0]), 0.01).holds);
-        // However little from point to point: it must have risen in the end.
+        // However small the steps, the last point has to be above the first.
         assert!(!rises("", &series(&[1.0, 0.999, 0.998]), 0.01).holds);
         assert!(!rises("", &series(&[1.0]), 0.0).holds && !rises("", &series(&[]), 0.0).holds);
         assert!(!rises("", &series(&[1.0, f64::NAN, 3.0]), 0.1).holds);
@@ -156,14 +160,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_flat_and_what_is_not() {
+    fn flat_compares_the_greatest_with_the_least() {
         assert!(flat("", &series(&[1.0, 1.05, 0.98]), 1.1).holds);
         assert!(!flat("", &series(&[1.0, 1.2]), 1.1).holds);
         assert!(!flat("", &series(&[]), 1.1).holds && !flat("", &series(&[0.0, 0.0]), 1.1).holds);
     }
 
     #[test]
-    fn ratios_are_told_where_both_have_a_value() {
+    fn ratios_are_computed_where_both_have_a_value() {
         let (low, high) = (series(&[1.0, 2.0, 4.0]), series(&[2.0, 4.0, 8.0]));
         assert_eq!(ratios(&low, &high), [(1.0, 2.0), (2.0, 2.0), (3.0, 2.0)]);
         assert!(above("", &low, &high, 2.0).holds && !above("", &low, &high, 2.1).holds);
@@ -171,12 +175,12 @@ mod tests {
         assert!(ratio("", &low, &high, 1.9..=2.1).holds && !ratio("", &low, &high, 0.9..=1.1).holds);
         let elsewhere = Series::ours("", [(7.0, 1.0)]);
         assert!(!above("", &low, &elsewhere, 0.0).holds && !ratio("", &low, &elsewhere, 0.0..=9.0).holds);
-        // One point that is out of order is enough.
+        // One point below is enough to fail.
         assert!(!above("", &low, &series(&[2.0, 1.9, 8.0]), 1.0).holds);
     }
 
     #[test]
-    fn bounds_and_peaks() {
+    fn bounds_are_inclusive_and_peaks_are_inside() {
         assert!(within("", 2.0, 1.0..=2.0).holds && !within("", 2.01, 1.0..=2.0).holds);
         assert!(!within("", f64::NAN, 0.0..=1.0).holds);
         assert!(near("", 2.0, 1.0).holds && near("", 0.5, 1.0).holds && !near("", 2.1, 1.0).holds);
@@ -188,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_read_by_people() {
+    fn numbers_are_formatted_for_people() {
         for (value, expected) in [
             (0.0, "0"),
             (12_345.6, "12346"),

@@ -1,12 +1,13 @@
-//! Swordbox: the figures of the draft, and those of the authors' artefact that it names or lacks.
+//! Swordbox: the figures of the draft, and those of the authors' artefact that the draft mentions or lacks.
 //!
-//! The server's NIC takes as long for requests as the authors measured (`sim::Costs::connect_x5`), and one number of the
-//! clients is fitted to the success without Swordbox. So what compares is two switches under the same clients.
+//! The server's NIC takes as long for requests as the authors measured (`sim::Costs::connect_x5`), and one
+//! parameter of the clients is fitted to the success rate without Swordbox. So the comparison is between two
+//! switches under the same clients.
 
 use super::figure::{Axis, Figure, Outcome, Paper, Series, Settings};
 use super::shape;
-use crate::consensus::wrong;
-use crate::swordbox::simulated::{Between, Contention};
+use crate::consensus::simulation_error;
+use crate::swordbox::simulated::{Contention, SwitchKind};
 use miette::Report;
 use sim::rack::costs::{Run, clover};
 use sim::rack::steering::{lists, steer};
@@ -20,85 +21,85 @@ use swordbox::clients::clover::{Layout, Options};
 use swordbox::clients::ycsb::Mix;
 
 const DRAWING: &str = "a drawing of the design, not a measurement";
-const LISTS: &str = "Threads on 8 machines read and update 1,024 keys of a store of lists like Clover, over a switch that forwards and over a \
-                     Swordbox that steers, in virtual time; the server's NIC takes as long as the authors measured.";
+const LIST_STORE: &str = "Threads on 8 machines read and update 1,024 keys of a list-based store like Clover, through a switch that only forwards and \
+                     through a Swordbox that steers, in virtual time. The server's NIC takes as long as the authors measured.";
 const KEYS: u64 = 1024;
-/// Nodes that any thread may still take for the last one
-const REMEMBERED: usize = 1 << 18;
+/// Nodes for which a thread may still have a stale tail pointer
+const STALE_NODES: usize = 1 << 18;
 
 pub(super) const FIGURES: &[Figure] = &[
-    Figure::not(
+    Figure::omitted(
         (Paper::Swordbox, "fig1", "Reordering of requests in the NIC"),
-        "97 % of requests keep their order; others are overtaken by up to 15.",
-        "needs a ConnectX and its PCIe bus; the simulated NIC takes the authors' measurement as an input",
+        "97 % of requests keep their order; the rest are overtaken by up to 15 requests.",
+        "needs a ConnectX and its PCIe bus; the authors' measurement is an input of the simulated NIC",
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::Swordbox, "fig2", "Verbs on independent addresses"),
-        "With 360 requests under way: 103.6 M WRITEs, 84.5 M READs and 50.6 M CAS a second; 2.7 M CAS a queue pair.",
-        "needs a ConnectX-5; the simulated NIC takes the authors' measurement as an input",
+        "With 360 outstanding requests: 103.6 M WRITEs, 84.5 M READs and 50.6 M CAS a second; 2.7 M CAS per queue pair.",
+        "needs a ConnectX-5; the authors' measurement is an input of the simulated NIC",
     ),
     Figure::measured(
         (Paper::Swordbox, "fig3", "CAS and WRITE on one address"),
         "On one address WRITEs are 6.2 times as fast as CAS in the host's memory (18.26 and 2.93 M a second), and 2.5 times in the \
-         NIC's (22.14 and 8.97 M): what a switch could gain that resolves CAS and sends WRITEs.",
-        "240 clients take and release one lock in virtual time, without Swordbox and with each of its layers (--quick: with all of them); the NIC's rates are \
-         inputs, what Swordbox makes of them is measured.",
+         NIC's (22.14 and 8.97 M). This is the possible gain of a switch that resolves CAS and sends WRITEs.",
+        "240 clients take and release one lock in virtual time, without Swordbox and with each of its layers (--quick: with all \
+         layers only). The NIC's rates are inputs; the rates with Swordbox are measured.",
         cas_and_write,
     ),
     Figure::measured(
         (Paper::Swordbox, "fig4", "Operations that succeed, by the number of threads"),
         "Half reads, half updates, Zipf 0.99: 32.3 % with 6 threads, less than 4 % with 240.",
-        "Threads on 8 machines read and update 1,024 keys of a store of lists like Clover, in virtual time. For how long clients \
-         remember where a list ends is fitted to the authors' curve, its fall is not; with steering nothing is fitted.",
+        "Threads on 8 machines read and update 1,024 keys of a list-based store like Clover, in virtual time. The time for which \
+         clients remember where a list ends is fitted to the authors' curve; its decline is not. Nothing is fitted with steering.",
         success,
     ),
-    Figure::not((Paper::Swordbox, "fig5", "RoCEv2 headers"), "", DRAWING),
-    Figure::not((Paper::Swordbox, "fig6", "Queue pair mapping data structure"), "", DRAWING),
+    Figure::omitted((Paper::Swordbox, "fig5", "RoCEv2 headers"), "", DRAWING),
+    Figure::omitted((Paper::Swordbox, "fig6", "Queue pair mapping data structure"), "", DRAWING),
     Figure::measured(
         (Paper::Swordbox, "throughput", "Throughput by the number of threads (artefact)"),
-        "Half updates at 280 threads: 0.87 to 28.1 M operations a second; 5 % updates at 392: 12.4 to 35.3 M; updates only at 392: \
-         0.55 to 17.6 M; reads only reach about 40 M.",
-        LISTS,
+        "Half updates at 280 threads: from 0.87 to 28.1 M operations a second with Swordbox; 5 % updates at 392: from 12.4 to 35.3 M; \
+         updates only at 392: from 0.55 to 17.6 M; reads only reach about 40 M.",
+        LIST_STORE,
         throughput,
     ),
     Figure::measured(
         (Paper::Swordbox, "bandwidth", "Bytes of an operation (bandwidth_reduction)"),
-        "With 5, 50 and 100 % updates: 284, 1,888 and 1,860 bytes an operation, and 113, 117 and 129 with Swordbox: 2.5 to 16 times \
+        "With 5, 50 and 100 % updates: 284, 1,888 and 1,860 bytes per operation, and 113, 117 and 129 with Swordbox: 2.5 to 16 times \
          fewer.",
-        LISTS,
+        LIST_STORE,
         bandwidth,
     ),
     Figure::measured(
         (Paper::Swordbox, "tail-latency", "Latency of the slowest percent (tail_latency)"),
-        "READs 70 us with 5 % updates and 2,559 us with 50 %, 8.9 and 8.5 us with Swordbox (301 times less); updates 0.37, 8.4 and \
-         10.5 ms, and 21, 44 and 42 us with it.",
-        LISTS,
+        "READs take 70 us with 5 % updates and 2,559 us with 50 %, and 8.9 and 8.5 us with Swordbox (301 times less); updates take \
+         0.37, 8.4 and 10.5 ms, and 21, 44 and 42 us with Swordbox.",
+        LIST_STORE,
         tails,
     ),
     Figure::measured(
         (Paper::Swordbox, "partial-steering", "Some keys steered (artefact)"),
-        "Zipf 1.5: 126,000 operations a second without, 1.20 M with 8 keys (9.5 times), 3.43 M with 64 (27 times), 3.99 M with 128.",
-        LISTS,
+        "Zipf 1.5: 126,000 operations a second without steering, 1.20 M with 8 steered keys (9.5 times), 3.43 M with 64 (27 times), 3.99 M with 128.",
+        LIST_STORE,
         partial,
     ),
     Figure::measured(
         (Paper::Swordbox, "contention", "Throughput by Zipf's parameter (artefact)"),
         "From Zipf 0 to 1.5: 28.4 to 20.0 M operations a second with Swordbox, 3.64 to 0.41 M without.",
-        LISTS,
+        LIST_STORE,
         contention,
     ),
     Figure::measured(
         (Paper::Swordbox, "payload", "Throughput by the size of values (artefact)"),
-        "128, 256, 512, 1,024 bytes: 27.0, 26.3, 18.9, 11.5 M operations a second with Swordbox; 1.16, 1.08, 0.92, 0.66 M without.",
-        LISTS,
+        "128, 256, 512 and 1,024 bytes: 27.0, 26.3, 18.9 and 11.5 M operations a second with Swordbox; 1.16, 1.08, 0.92 and 0.66 M without.",
+        LIST_STORE,
         payload,
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::Swordbox, "cas-to-write", "CAS to WRITE in the DPDK prototype (artefact)"),
         "At most 2.8 M CAS a second on one core (2.46 M without Swordbox).",
-        "a packet rate of one core, which needs a quiet machine and DPDK: `understudy bench swordbox` measures it against testpmd",
+        "the packet rate of one core, which needs an idle machine with DPDK: `understudy bench swordbox` compares it with testpmd",
     ),
-    Figure::not(
+    Figure::omitted(
         (Paper::Swordbox, "resources", "Resources of the Tofino (artefact)"),
         "8 stages; read steering takes 18.6 % of SRAM.",
         "needs a Tofino and its compiler",
@@ -113,13 +114,13 @@ fn cas_and_write(settings: &Settings) -> Result<Outcome, Report> {
         let span = Nanos::from_millis(settings.choose(2, 5));
         let contention = Contention { span, seed: settings.seed, ..Contention::new(240, device) };
         let mut rates = Series::ours("", []);
-        let ends = [Between::ALL[0], Between::ALL[3]];
-        let layers = settings.choose(&ends[..], &Between::ALL[..]);
-        for (n, &between) in layers.iter().enumerate() {
-            let rack = contention.over(between)?;
+        let ends = [SwitchKind::ALL[0], SwitchKind::ALL[3]];
+        let layers = settings.choose(&ends[..], &SwitchKind::ALL[..]);
+        for (n, &switch) in layers.iter().enumerate() {
+            let rack = contention.measure(switch)?;
             let rate = contention.requests_per_s(&rack) / 1e6;
             outcome.value(
-                format!("M operations on the lock a second, {memory}'s memory, {}", between.name()),
+                format!("M operations on the lock a second, {memory}'s memory, {}", switch.name()),
                 None,
                 rate,
             );
@@ -141,24 +142,24 @@ fn cas_and_write(settings: &Settings) -> Result<Outcome, Report> {
     Ok(outcome)
 }
 
-/// What is run on the lists
+/// Parameters of a run on the list-based store
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Lists {
+struct ListRun {
     threads: usize,
-    /// Updates of a hundred operations
+    /// Updates, in percent of operations
     updates: u8,
     /// Zipf's parameter, in hundredths
     theta: u32,
     node_len: usize,
-    /// Keys that a Swordbox steers; there is none, if none are
+    /// Number of keys that a Swordbox steers; 0 for a switch that only forwards
     tracked: usize,
     settings: (bool, u64),
 }
 
-/// Several figures show the same runs.
-static DONE: Mutex<Option<HashMap<Lists, Rack>>> = Mutex::new(None);
+/// Results of runs: several figures show the same runs.
+static RESULTS: Mutex<Option<HashMap<ListRun, Rack>>> = Mutex::new(None);
 
-impl Lists {
+impl ListRun {
     fn new(settings: &Settings) -> Self {
         let settings = (settings.quick, settings.seed);
         Self { threads: 240, updates: 50, theta: 99, node_len: 128, tracked: 0, settings }
@@ -169,26 +170,26 @@ impl Lists {
     }
 
     fn run(self) -> Result<Rack, Report> {
-        let done = || DONE.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(rack) = done().as_ref().and_then(|done| done.get(&self).copied()) {
+        let results = || RESULTS.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(rack) = results().as_ref().and_then(|results| results.get(&self).copied()) {
             return Ok(rack);
         }
         let (quick, seed) = self.settings;
         let theta = f64::from(self.theta) / 100.0;
-        // Long enough that each key has been appended to, or each that counts
+        // Long enough that each key has been appended to, or, with a high skew, each frequent key
         let warm_up = Nanos::from_millis(if theta > 1.0 { 2 } else { 5 });
         let span = Nanos::from_millis(if quick { 1 } else { 10 });
         let run = Run { seed, warm_up, span, ..Run::new(self.threads) };
         let layout = Layout { keys: KEYS, node_len: self.node_len };
         let (mix, options) = (Mix::Reads(100 - self.updates), Options::default());
         let rack = if self.tracked > 0 {
-            let switch = steer(&run, lists(layout, self.tracked, REMEMBERED), Layers::STEER);
+            let switch = steer(&run, lists(layout, self.tracked, STALE_NODES), Layers::STEER);
             clover(&run, mix, layout, theta, options, switch)
         } else {
             clover(&run, mix, layout, theta, options, forward(run.machines))
         };
-        let rack = rack.map_err(wrong)?;
-        done().get_or_insert_default().insert(self, rack);
+        let rack = rack.map_err(simulation_error)?;
+        results().get_or_insert_default().insert(self, rack);
         Ok(rack)
     }
 }
@@ -199,16 +200,16 @@ fn success(settings: &Settings) -> Result<Outcome, Report> {
     let shown = |threads: usize| !settings.quick || [6, 24, 96, 240].contains(&threads);
     let (mut without, mut with) = (Series::ours("without", []), Series::ours("Swordbox", []));
     for &(threads, _) in paper.iter().filter(|(threads, _)| shown(*threads)) {
-        let lists = Lists { threads, ..Lists::new(settings) };
+        let list_run = ListRun { threads, ..ListRun::new(settings) };
         let share = |rack: Rack| 100.0 * rack.tally.hit_share();
-        without.points.push((threads as f64, share(lists.run()?)));
-        with.points.push((threads as f64, share(lists.steered().run()?)));
+        without.points.push((threads as f64, share(list_run.run()?)));
+        with.points.push((threads as f64, share(list_run.steered().run()?)));
     }
     let paper = Series::paper("paper, without", paper.map(|(threads, share)| (threads as f64, share)));
     let mut outcome = Outcome::default();
     for (threads, share) in &without.points {
-        let said = paper.at(*threads).map(shape::text);
-        outcome.value(format!("% succeed, {threads} threads, without"), said.as_deref(), *share);
+        let paper_text = paper.at(*threads).map(shape::text);
+        outcome.value(format!("% succeed, {threads} threads, without"), paper_text.as_deref(), *share);
     }
     outcome.value("% succeed, 240 threads, Swordbox", Some("100"), with.last());
     outcome.checks = vec![
@@ -237,9 +238,9 @@ fn throughput(settings: &Settings) -> Result<Outcome, Report> {
     ] {
         let (mut without, mut with) = (Series::ours("without", []), Series::ours("Swordbox", []));
         for &threads in threads {
-            let lists = Lists { threads, updates, ..Lists::new(settings) };
-            without.points.push((threads as f64, lists.run()?.operations_per_s / 1e6));
-            with.points.push((threads as f64, lists.steered().run()?.operations_per_s / 1e6));
+            let list_run = ListRun { threads, updates, ..ListRun::new(settings) };
+            without.points.push((threads as f64, list_run.run()?.operations_per_s / 1e6));
+            with.points.push((threads as f64, list_run.steered().run()?.operations_per_s / 1e6));
         }
         let gain = with.last() / without.last();
         outcome.value(
@@ -273,25 +274,25 @@ fn throughput(settings: &Settings) -> Result<Outcome, Report> {
     Ok(outcome)
 }
 
-/// Updates of a hundred operations
+/// Updates, in percent of operations
 const UPDATES: [u8; 3] = [5, 50, 100];
 
 fn bandwidth(settings: &Settings) -> Result<Outcome, Report> {
     let (mut without, mut with) = (Series::ours("without", []), Series::ours("Swordbox", []));
     for updates in UPDATES {
-        let lists = Lists { updates, ..Lists::new(settings) };
-        without.points.push((f64::from(updates), lists.run()?.bytes_per_operation));
-        with.points.push((f64::from(updates), lists.steered().run()?.bytes_per_operation));
+        let list_run = ListRun { updates, ..ListRun::new(settings) };
+        without.points.push((f64::from(updates), list_run.run()?.bytes_per_operation));
+        with.points.push((f64::from(updates), list_run.steered().run()?.bytes_per_operation));
     }
     let mut outcome = Outcome::default();
     for ((updates, times), paper) in shape::ratios(&with, &without).into_iter().zip([2.5, 16.0, 14.0]) {
-        let said = shape::text(paper);
-        outcome.value(format!("times as many bytes without, {updates} % updates"), Some(&said), times);
+        let paper_text = shape::text(paper);
+        outcome.value(format!("times as many bytes without, {updates} % updates"), Some(&paper_text), times);
         outcome.checks.push(shape::near(format!("{updates} % updates: times as many bytes"), times, paper));
     }
     let paper = [[284.0, 1888.0, 1860.0], [113.0, 117.0, 129.0]];
     let [before, after] = paper.map(|bytes| UPDATES.map(f64::from).into_iter().zip(bytes));
-    // Updates have a WRITE and a CAS where reads have a READ.
+    // An update has a WRITE and a CAS, a read only a READ.
     outcome.checks.push(shape::flat("with Swordbox, updates matter little", &with, 3.0));
     outcome.plot(
         "Bytes of an operation",
@@ -311,15 +312,15 @@ fn tails(settings: &Settings) -> Result<Outcome, Report> {
     ] {
         let (mut without, mut with) = (Series::ours("without", []), Series::ours("Swordbox", []));
         for (n, &updates) in which.iter().enumerate() {
-            let lists = Lists { updates, ..Lists::new(settings) };
-            let (plain, steered) = (p99(&lists.run()?, kind), p99(&lists.steered().run()?, kind));
+            let list_run = ListRun { updates, ..ListRun::new(settings) };
+            let (plain, steered) = (p99(&list_run.run()?, kind), p99(&list_run.steered().run()?, kind));
             without.points.push((f64::from(updates), plain));
             with.points.push((f64::from(updates), steered));
             let times = paper[0][n] / paper[1][n];
-            let said = shape::text(times.round());
+            let paper_text = shape::text(times.round());
             outcome.value(
                 format!("times as long without, {name}, {updates} % updates"),
-                Some(&said),
+                Some(&paper_text),
                 plain / steered,
             );
             outcome.checks.push(shape::near(
@@ -345,10 +346,10 @@ fn tails(settings: &Settings) -> Result<Outcome, Report> {
 }
 
 fn partial(settings: &Settings) -> Result<Outcome, Report> {
-    let lists = Lists { theta: 150, ..Lists::new(settings) };
-    let mut rates = Series::ours("ours", [(0.0, lists.run()?.operations_per_s / 1e6)]);
+    let list_run = ListRun { theta: 150, ..ListRun::new(settings) };
+    let mut rates = Series::ours("ours", [(0.0, list_run.run()?.operations_per_s / 1e6)]);
     for tracked in [8, 64, 128, KEYS as usize] {
-        rates.points.push((tracked as f64, Lists { tracked, ..lists }.run()?.operations_per_s / 1e6));
+        rates.points.push((tracked as f64, ListRun { tracked, ..list_run }.run()?.operations_per_s / 1e6));
     }
     let without = rates.points[0].1;
     let mut outcome = Outcome::default();
@@ -375,10 +376,10 @@ fn contention(settings: &Settings) -> Result<Outcome, Report> {
     let thetas: &[u32] = settings.choose(&[0, 99, 150], &[0, 50, 75, 99, 125, 150]);
     let (mut without, mut with) = (Series::ours("without", []), Series::ours("Swordbox", []));
     for &theta in thetas {
-        let lists = Lists { theta, ..Lists::new(settings) };
+        let list_run = ListRun { theta, ..ListRun::new(settings) };
         let x = f64::from(theta) / 100.0;
-        without.points.push((x, lists.run()?.operations_per_s / 1e6));
-        with.points.push((x, lists.steered().run()?.operations_per_s / 1e6));
+        without.points.push((x, list_run.run()?.operations_per_s / 1e6));
+        with.points.push((x, list_run.steered().run()?.operations_per_s / 1e6));
     }
     let mut outcome = Outcome::default();
     let kept = |series: &Series| series.last() / series.points[0].1;
@@ -408,9 +409,9 @@ fn payload(settings: &Settings) -> Result<Outcome, Report> {
     let lens: &[usize] = settings.choose(&[128, 1024], &[128, 256, 512, 1024]);
     let (mut without, mut with) = (Series::ours("without", []), Series::ours("Swordbox", []));
     for &node_len in lens {
-        let lists = Lists { node_len, ..Lists::new(settings) };
-        without.points.push((node_len as f64, lists.run()?.operations_per_s / 1e6));
-        with.points.push((node_len as f64, lists.steered().run()?.operations_per_s / 1e6));
+        let list_run = ListRun { node_len, ..ListRun::new(settings) };
+        without.points.push((node_len as f64, list_run.run()?.operations_per_s / 1e6));
+        with.points.push((node_len as f64, list_run.steered().run()?.operations_per_s / 1e6));
     }
     let mut outcome = Outcome::default();
     for (len, times) in shape::ratios(&without, &with) {

@@ -17,7 +17,7 @@ fn machine(program: &str) -> Machine {
     }
 }
 
-/// What could be found, with all that is special in HTML and Markdown
+/// Returns a result with all characters that are special in HTML and Markdown.
 fn outcome(holds: bool) -> Outcome {
     let mut outcome = Outcome::default();
     let series = Series::ours("a < b & \"c\" | d", [(1.0, 1.0), (2.0, 1.0 / 3.0)]);
@@ -41,24 +41,26 @@ fn record(program: &str, figure: &Figure) -> Record {
         program: program.into(),
         commit: None,
         settings: SETTINGS,
-        command: figure.again(&SETTINGS),
+        command: figure.fresh_command(&SETTINGS),
         cpu_seconds: 0.3,
         outcome: outcome(true),
     }
 }
 
 #[test]
-fn every_figure_can_be_asked_for_and_says_what_it_is() {
+fn every_figure_can_be_selected_and_is_described() {
     let mut seen = BTreeSet::new();
     for figure in figures() {
-        assert!(seen.insert((figure.paper, figure.id)), "{figure} is there twice");
+        assert!(seen.insert((figure.paper, figure.id)), "{figure} exists twice");
         assert!(!figure.title.is_empty(), "{figure}");
-        let which = Which::from_str(figure.paper.key(), false).unwrap();
-        let found = chosen(&[which], &[figure.id.to_owned()]).unwrap();
+        let which = PaperSelection::from_str(figure.paper.key(), false).unwrap();
+        let found = selected(&[which], &[figure.id.to_owned()]).unwrap();
         assert!(found.len() == 1 && core::ptr::eq(found[0], figure), "{figure}");
-        match figure.shown {
-            Shown::Not(why) => assert!(!why.is_empty(), "{figure}"),
-            Shown::Measured { how, .. } => assert!(!how.is_empty() && !figure.says.is_empty(), "{figure}"),
+        match figure.reproduction {
+            Reproduction::Omitted(why) => assert!(!why.is_empty(), "{figure}"),
+            Reproduction::Measured { how, .. } => {
+                assert!(!how.is_empty() && !figure.paper_result.is_empty(), "{figure}")
+            }
         }
         let command = figure.command(&SETTINGS);
         assert_eq!(
@@ -67,16 +69,17 @@ fn every_figure_can_be_asked_for_and_says_what_it_is() {
         );
     }
     for paper in Paper::ALL {
-        let measured = figures()
-            .filter(|figure| figure.paper == paper && matches!(figure.shown, Shown::Measured { .. }));
+        let measured = figures().filter(|figure| {
+            figure.paper == paper && matches!(figure.reproduction, Reproduction::Measured { .. })
+        });
         assert!(measured.count() >= 5, "{paper:?}");
     }
-    assert_eq!(chosen(&[Which::All], &[]).unwrap().len(), seen.len());
-    let error = chosen(&[Which::P4ce], &["fig99".to_owned()]).unwrap_err();
+    assert_eq!(selected(&[PaperSelection::All], &[]).unwrap().len(), seen.len());
+    let error = selected(&[PaperSelection::P4ce], &["fig99".to_owned()]).unwrap_err();
     assert!(format!("{error:?}").contains("fig5"), "{error:?}");
 }
 
-/// A command line of it.
+/// A command line with the arguments of `bench paper`.
 #[derive(clap::Parser)]
 struct Line {
     #[command(flatten)]
@@ -84,17 +87,20 @@ struct Line {
 }
 
 #[test]
-fn who_names_what_cannot_be_shown_is_told_why() {
-    let is_shown = |figure: &&&Figure| matches!(figure.shown, Shown::Measured { .. });
+fn selecting_only_figures_that_are_not_shown_is_an_error() {
+    let is_shown = |figure: &&&Figure| matches!(figure.reproduction, Reproduction::Measured { .. });
     let all: Vec<_> = figures().collect();
     let (shown, not): (Vec<_>, Vec<_>) = all.iter().partition(is_shown);
     let (shown, not): (&Figure, &Figure) = (shown[0], not[0]);
-    let Shown::Not(why) = not.shown else { panic!("it is not shown") };
-    assert_eq!(unshown(&[shown]).unwrap(), Vec::<String>::new());
-    assert_eq!(unshown(&[shown, not]).unwrap(), [format!("{not} is not shown: {why}")]);
-    let error = unshown(&[not, not]).unwrap_err().to_string();
-    assert!(error.starts_with("nothing of what was named can be measured") && error.contains(why), "{error}");
-    // The command as a whole: nothing is measured, and no report is written.
+    let Reproduction::Omitted(why) = not.reproduction else { panic!("not shown") };
+    assert_eq!(reasons_not_shown(&[shown]).unwrap(), Vec::<String>::new());
+    assert_eq!(reasons_not_shown(&[shown, not]).unwrap(), [format!("{not} is not shown: {why}")]);
+    let error = reasons_not_shown(&[not, not]).unwrap_err().to_string();
+    assert!(
+        error.starts_with("none of the selected figures can be measured") && error.contains(why),
+        "{error}"
+    );
+    // The whole command: nothing is measured, and no report is written.
     let folder = tempfile::tempdir().unwrap();
     let results = folder.path().join("results");
     let words = ["paper", not.paper.key(), "--only", not.id, "--results", results.to_str().unwrap()];
@@ -110,7 +116,7 @@ fn verdicts_follow_from_checks() {
     let mut none = outcome(false);
     none.checks.truncate(1);
     assert_eq!(none.verdict(), Verdict::No);
-    assert_eq!(Outcome::default().verdict(), Verdict::No, "what is not checked does not hold");
+    assert_eq!(Outcome::default().verdict(), Verdict::No, "a result without checks does not hold");
 }
 
 static RUNS: AtomicUsize = AtomicUsize::new(0);
@@ -122,15 +128,15 @@ const FAILING: Figure =
     Figure::measured((Paper::P4ce, "failing", "t"), "s", "h", |_| Err(miette!("it is broken")));
 
 #[test]
-fn what_is_done_is_not_done_again() {
+fn results_are_reused_for_the_same_program_and_settings() {
     static FIGURE: Figure = COUNTED;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("p4ce-counted.quick.json");
     let go = |program: &str, settings: Settings, fresh| {
         let store = Store::open(folder.path(), program).unwrap();
         let failed = measure(&[&FIGURE], &settings, &store, &machine(program), fresh, 2).unwrap();
-        let record = store.find(&FIGURE, &settings).unwrap();
-        // What is there is not measured again, unless it is asked for.
+        let record = store.load(&FIGURE, &settings).unwrap();
+        // The recorded command measures again even if there is a result.
         assert!(failed.is_empty() && record.command.ends_with(" --fresh"), "{}", record.command);
         RUNS.load(Ordering::Relaxed)
     };
@@ -141,57 +147,60 @@ fn what_is_done_is_not_done_again() {
     assert_eq!(
         go("one", Settings { seed: 2, ..SETTINGS }, false),
         3,
-        "quick and full are kept beside one another"
+        "results of quick and full runs are separate"
     );
     assert_eq!(go("another", Settings { seed: 2, ..SETTINGS }, false), 4);
     assert_eq!(go("another", Settings { seed: 2, ..SETTINGS }, true), 5);
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, &text[..text.len() / 2]).unwrap();
-    assert_eq!(go("another", Settings { seed: 2, ..SETTINGS }, false), 6, "half a file is none");
+    assert_eq!(go("another", Settings { seed: 2, ..SETTINGS }, false), 6, "a truncated file is ignored");
 }
 
 #[test]
-fn what_fails_is_told_and_not_kept() {
+fn a_failed_experiment_is_reported_and_not_stored() {
     static FIGURE: Figure = FAILING;
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path(), "one").unwrap();
     let failed = measure(&[&FIGURE], &SETTINGS, &store, &machine("one"), false, 1).unwrap();
     assert_eq!((failed.len(), failed[0].0.id, failed[0].1.as_str()), (1, "failing", "it is broken"));
-    assert!(store.find(&FIGURE, &SETTINGS).is_none());
+    assert!(store.load(&FIGURE, &SETTINGS).is_none());
 }
 
 #[test]
-fn records_come_back_as_they_were() {
+fn records_are_read_back_unchanged() {
     let figure = figures().next().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path(), "one").unwrap();
     let record = record("one", figure);
-    store.keep(figure, &record).unwrap();
-    assert_eq!(store.find(figure, &SETTINGS), Some(record));
-    store.forget(figure, &SETTINGS).unwrap();
-    store.forget(figure, &SETTINGS).unwrap();
-    assert_eq!(store.find(figure, &SETTINGS), None);
+    store.save(figure, &record).unwrap();
+    assert_eq!(store.load(figure, &SETTINGS), Some(record));
+    store.remove(figure, &SETTINGS).unwrap();
+    store.remove(figure, &SETTINGS).unwrap();
+    assert_eq!(store.load(figure, &SETTINGS), None);
 }
 
-/// A report in which there is everything: figures that are done, not yet, failed, and that cannot be shown
+/// Writes a report with all states: measured, not measured yet, failed, and not shown.
 fn written() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let (store, machine) = (Store::open(folder.path(), "one").unwrap(), machine("one"));
     let measured: Vec<_> =
-        figures().filter(|figure| matches!(figure.shown, Shown::Measured { .. })).collect();
+        figures().filter(|figure| matches!(figure.reproduction, Reproduction::Measured { .. })).collect();
     for figure in &measured[2..] {
-        store.keep(figure, &record("one", figure)).unwrap();
+        store.save(figure, &record("one", figure)).unwrap();
     }
     let failed = [(measured[0], "it <fell> & broke".to_owned())];
-    let told = report::write(&store, &SETTINGS, &machine, &failed).unwrap();
-    assert!(told.contains("failed") && told.contains("holds") && told.contains("report.html"), "{told}");
+    let summary = report::write(&store, &SETTINGS, &machine, &failed).unwrap();
+    assert!(
+        summary.contains("failed") && summary.contains("holds") && summary.contains("report.html"),
+        "{summary}"
+    );
     let content = Content::new(&store, &SETTINGS, &machine, &failed);
     assert_eq!(content.figures.len(), figures().count());
     folder
 }
 
 #[test]
-fn the_page_is_well_formed_and_asks_nobody() {
+fn the_page_is_well_formed_and_self_contained() {
     let folder = written();
     let page = std::fs::read_to_string(folder.path().join("report.html")).unwrap();
     let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
@@ -202,7 +211,7 @@ fn the_page_is_well_formed_and_asks_nobody() {
             match attribute.name() {
                 "src" | "srcset" | "data" | "action" => panic!("{attribute:?}"),
                 "href" => assert!(attribute.value().starts_with('#'), "{attribute:?}"),
-                "id" => assert!(ids.insert(attribute.value().to_owned()), "{attribute:?} is there twice"),
+                "id" => assert!(ids.insert(attribute.value().to_owned()), "{attribute:?} exists twice"),
                 _ => {}
             }
         }
@@ -217,7 +226,7 @@ fn the_page_is_well_formed_and_asks_nobody() {
     let texts: String = document.descendants().filter_map(|node| node.text()).collect();
     for figure in figures() {
         assert!(texts.contains(figure.title), "{figure}");
-        if let Shown::Not(why) = figure.shown {
+        if let Reproduction::Omitted(why) = figure.reproduction {
             assert!(texts.contains(why), "{figure}");
         }
     }
@@ -240,37 +249,38 @@ fn markdown_and_json_have_every_figure() {
         assert_eq!(states.iter().filter(|state| !value[**state].is_null()).count(), 1, "{value}");
     }
     assert!(all.iter().any(|value| value["outcome"]["plots"][0]["series"][0]["points"][0][0] == 1.0));
-    assert!(markdown.contains("a \\| b <i>"), "tables hold");
+    assert!(markdown.contains("a \\| b <i>"), "cells are escaped");
     let histograms: Vec<_> = std::fs::read_dir(folder.path().join("histograms")).unwrap().collect();
     let text = std::fs::read_to_string(histograms[0].as_ref().unwrap().path()).unwrap();
     assert!(text.contains("Total count    =            4]"), "{text}");
 }
 
-/// One that takes no time, all the way from schedules to the verdict
+/// Runs a figure that takes no time, from schedules to the verdict.
 #[test]
-fn a_figure_is_measured() {
+fn figure_4b_of_rdmc_holds() {
     let figure = figures().find(|figure| (figure.paper, figure.id) == (Paper::Rdmc, "fig4b")).unwrap();
-    let Shown::Measured { run, .. } = figure.shown else { panic!("it can be shown") };
+    let Reproduction::Measured { run, .. } = figure.reproduction else { panic!("measured") };
     let outcome = run(&SETTINGS).unwrap();
     assert_eq!(outcome.verdict(), Verdict::Holds, "{:?}", outcome.checks);
     assert!(outcome.plots[0].series.iter().all(|series| series.points.len() == 8));
 }
 
 #[test]
-fn what_is_computed_is_the_same_with_any_seed_and_says_so() {
+fn computed_figures_are_independent_of_the_seed() {
     let cosmos = figures().find(|figure| (figure.paper, figure.id) == (Paper::Rdmc, "fig9")).unwrap();
     assert!(row(cosmos).ends_with(" [computed]"), "{}", row(cosmos));
-    let computed: Vec<_> =
-        figures().filter(|figure| matches!(figure.shown, Shown::Measured { drawn: false, .. })).collect();
+    let computed: Vec<_> = figures()
+        .filter(|figure| matches!(figure.reproduction, Reproduction::Measured { random: false, .. }))
+        .collect();
     let ids: Vec<_> = computed.iter().map(|figure| figure.id).collect();
     assert_eq!(ids, ["fig4a", "fig4b", "fig6", "fig8", "fig10a"]);
     let figure = computed[1];
-    let Shown::Measured { run, .. } = figure.shown else { panic!("it can be shown") };
+    let Reproduction::Measured { run, .. } = figure.reproduction else { panic!("measured") };
     assert_eq!(run(&SETTINGS).unwrap(), run(&Settings { seed: 2, ..SETTINGS }).unwrap());
     assert!(row(figure).ends_with("[computed: the same with any seed]"), "{}", row(figure));
 }
 
-/// Figures whose checks take a few seconds together; `understudy bench paper` runs all of them
+/// Figures whose checks take a few seconds together; `understudy bench paper` runs all figures
 const QUICK: [(Paper, &str); 7] = [
     (Paper::P4ce, "fig7"),
     (Paper::Rdmc, "fig4a"),
@@ -287,7 +297,7 @@ fn checks_of_quick_figures_hold() {
         for (paper, id) in QUICK {
             scope.spawn(move || {
                 let figure = figures().find(|figure| (figure.paper, figure.id) == (paper, id)).unwrap();
-                let Shown::Measured { run, .. } = figure.shown else { panic!("it can be shown") };
+                let Reproduction::Measured { run, .. } = figure.reproduction else { panic!("measured") };
                 let outcome = run(&SETTINGS).unwrap();
                 assert_eq!(outcome.verdict(), Verdict::Holds, "{figure}: {:?}", outcome.checks);
             });
@@ -295,9 +305,9 @@ fn checks_of_quick_figures_hold() {
     });
 }
 
-/// What is drawn for experiments whose networks lose nothing: who speaks when, whom, and by which clock
+/// The seed determines when hosts send, to which hosts, and their clocks, even if the network loses nothing.
 #[test]
-fn another_seed_is_another_run() {
+fn different_seeds_give_different_runs() {
     let stalls = |seed| {
         let failures = crate::onepipe::demo::failures(representative::Incarnation::Chip, seed).unwrap();
         failures.iter().map(|failed| (failed.delivered, failed.stall)).collect::<Vec<_>>()

@@ -1,9 +1,10 @@
-//! RFC 2544's tests of a device between two ports: throughput (26.1), latency (26.2), loss by rate (26.3), and back-to-back
-//! frames (26.4), at several lengths of frames.
+//! RFC 2544 tests of a device between two ports: throughput (section 26.1), latency (26.2), frame loss rate
+//! (26.3), and back-to-back frames (26.4), at several frame lengths.
 //!
-//! [`measure`] decides which trials there are and what follows from them. It sends nothing itself: whoever calls it runs each
-//! [`Trial`] and says what it came to, DPDK's ports in the program and a made-up device in tests. A trial whose polling thread
-//! had to wait for its CPU tells nothing of the device; it is repeated, and if that does not help, the figure is not given.
+//! [`measure`] decides which trials to run and computes the figures from their outcomes. It sends nothing
+//! itself: its [`Tester`] runs each [`Trial`], with DPDK's ports in the program and on a simulated device in
+//! tests. A trial whose polling thread had to wait for its CPU is no evidence about the device; it is
+//! repeated, and if that does not help, the figure is missing.
 
 mod report;
 mod search;
@@ -16,140 +17,142 @@ use serde::Serialize;
 
 /// Attempts at a trial that keeps its core
 const ATTEMPTS: usize = 4;
-/// Parts of the throughput at which latency is measured (26.2 asks for the whole, which any delay of ours would turn into a loss)
+/// Fractions of the throughput at which latency is measured (26.2 requires the whole, at which any delay of
+/// ours would cause a loss)
 const LATENCY_AT: [f64; 3] = [0.1, 0.5, 0.9];
 
-/// How the tests are made.
+/// Options of the tests.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Settings {
-    /// Lengths of frames, with their check sequences, as the RFC counts them
+    /// Frame lengths in bytes, with check sequences, as the RFC counts them
     pub frames: Vec<u32>,
-    /// The most that is offered; `None` for what the generator can send
+    /// Highest rate that is offered; `None` for what the generator can send
     pub most: Option<Most>,
-    /// Part of the most to which rates and bursts are known
+    /// Resolution of rates and bursts, as a fraction of the maximum
     pub resolution: f64,
-    /// Part of the most by which the loss curve goes down
+    /// Step of the loss curve, as a fraction of the maximum
     pub loss_step: f64,
-    /// Seconds of a trial of throughput and loss
+    /// Duration of a throughput or loss trial, in seconds
     pub trial_s: f64,
-    /// Seconds of a trial of latency
+    /// Duration of a latency trial, in seconds
     pub latency_trial_s: f64,
-    /// Seconds that the longest burst takes at the most
+    /// Longest duration of a burst, in seconds
     pub burst_s: f64,
-    /// How often each figure is measured
+    /// Number of measurements of each figure
     pub repeats: u32,
-    /// Part of the time that the polling thread must have had its CPU when it wanted it
+    /// Smallest fraction of the time that the polling thread must have had its CPU when it was runnable
     pub min_core: f64,
 }
 
-/// The most that is offered.
+/// The highest rate that is offered.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Most {
-    /// The rate of the wire: each frame takes 20 bytes more
+    /// Rate of the wire in bits a second: each frame takes 20 bytes more
     BitsPerS(u64),
-    /// Whatever the length
+    /// Frames a second of any length
     PacketsPerS(u64),
 }
 
 impl Most {
-    /// Frames of this length a second
+    /// Returns the rate in frames of this length a second.
     pub fn packets_per_s(self, frame: u32) -> u64 {
         match self {
             Self::PacketsPerS(packets) => packets,
-            // Preamble and gap; the check sequence is the frame's
+            // Preamble and gap; the length of a frame includes the check sequence
             Self::BitsPerS(bits) => bits / ((u64::from(frame) + 20) * 8),
         }
     }
 }
 
-/// What a trial is for.
+/// Purpose of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Test {
-    /// What the generator can send
+    /// Find what the generator can send
     Most,
-    /// 26.1
+    /// Throughput (26.1)
     Throughput,
-    /// 26.2
+    /// Latency (26.2)
     Latency,
-    /// 26.3
+    /// Frame loss rate (26.3)
     Loss,
-    /// 26.4
+    /// Back-to-back frames (26.4)
     BackToBack,
 }
 
-/// What is sent.
+/// Load of a trial.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Load {
-    /// As fast as the port takes it
+    /// As fast as the port takes frames
     Fastest,
     /// Frames a second
     PacketsPerS(u64),
-    /// So many frames at the most
+    /// Number of frames of a burst
     Burst(u64),
 }
 
-/// A trial that is to be run.
+/// A trial to run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Trial {
-    /// What it is for
+    /// Purpose
     pub test: Test,
-    /// Length of its frames, with their check sequences
+    /// Length of its frames in bytes, with check sequences
     pub frame: u32,
-    /// What is sent
+    /// Load
     pub load: Load,
-    /// For so long; for a burst, about
+    /// Duration in seconds; approximate for a burst
     pub seconds: f64,
-    /// The most frames a second
+    /// Highest rate in frames a second
     pub most: Option<u64>,
 }
 
-/// What a trial came to.
+/// Outcome of a trial.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Outcome {
-    /// Frames that left
+    /// Frames sent
     pub sent: u64,
-    /// Those of them that came back, each counted once
+    /// Frames received, each counted once
     pub received: u64,
-    /// Those that did not, though a later one of their queue pair did
+    /// Frames not received although a later one of their queue pair was
     pub lost: u64,
-    /// Those behind which none came
+    /// Frames behind which none was received
     pub unseen: u64,
-    /// Those that came back more than once: that often more
+    /// Repeated receptions of the same frame
     pub duplicates: u64,
-    /// Those that came back behind a later one of their queue pair
+    /// Frames received after a later one of their queue pair
     pub reordered: u64,
-    /// Frames that were lost on this side of the wire: by our ports, or before them
+    /// Frames lost on this side: by our ports, or before them
     pub lost_here: u64,
-    /// Frames a second that left
+    /// Frames sent per second
     pub sent_per_s: f64,
-    /// Whether all that was to be offered was, at the rate that was asked for
+    /// Whether the full load was offered at the requested rate
     pub offered: bool,
-    /// Whether what was counted adds up
+    /// Whether the counters add up
     pub adds_up: bool,
-    /// Part of the time that the polling thread was on a CPU
+    /// Fraction of the time that the polling thread was on a CPU
     pub on_cpu: f64,
-    /// Part of the time that it did not have to wait for one
+    /// Fraction of the time that the polling thread did not wait for a CPU
     pub core: f64,
-    /// The longest time, in nanoseconds, in which it did not look after its ports
+    /// Longest time in which the polling thread did not poll its ports, in nanoseconds
     pub away_ns: u64,
-    /// Frames that come in such a time at this rate
+    /// Frames that arrive in such a time at this rate
     pub away_frames: u64,
-    /// Frames that a port's queue holds until somebody looks
+    /// Capacity of a port's receive queue, in frames
     pub held: u64,
-    /// From sending to receiving
+    /// Times from sending to receiving
     pub latency: Option<Times>,
 }
 
 impl Outcome {
-    /// The part that was lost
+    /// Returns the fraction of frames that were lost.
     pub fn loss(&self) -> f64 {
         self.sent.saturating_sub(self.received) as f64 / self.sent.max(1) as f64
     }
 
-    /// Why a trial of it did not pass; the generator's part first, because what it lost itself is no fault of the device's.
+    /// Returns why a trial failed. The generator comes first, because the device is not responsible for the
+    /// generator's losses.
     fn limit(&self) -> Option<Limit> {
         if !self.offered || self.lost_here > 0 || self.sent == 0 {
             Some(Limit::Generator)
@@ -160,28 +163,29 @@ impl Outcome {
         }
     }
 
-    /// Why it says nothing of the device, if it does not.
-    fn thrown(&self, test: Test, min_core: f64) -> Option<Thrown> {
+    /// Returns why the trial is no evidence about the device.
+    fn discard_reason(&self, test: Test, min_core: f64) -> Option<DiscardReason> {
         let lost = self.received < self.sent;
         if self.core < min_core {
-            Some(Thrown::LostCore)
+            Some(DiscardReason::LostCore)
         } else if test != Test::Most && lost && self.away_frames > self.held {
-            Some(Thrown::Away)
+            Some(DiscardReason::Away)
         } else if matches!(test, Test::Loss | Test::Latency) && lost && self.lost_here > 0 {
-            Some(Thrown::LostHere)
+            Some(DiscardReason::LostHere)
         } else {
             None
         }
     }
 }
 
-/// Why a trial says nothing of the device.
+/// Reason why a trial is no evidence about the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Thrown {
-    /// The polling thread had to wait for its CPU for too much of the time
+pub enum DiscardReason {
+    /// The polling thread waited for its CPU for too much of the time
     LostCore,
-    /// It was away once for so long that the ports' queues could not hold what came meanwhile, and frames were lost
+    /// The polling thread was away for so long that the ports' queues could not hold what arrived meanwhile,
+    /// and frames were lost
     Away,
     /// Frames were lost on this side
     LostHere,
@@ -190,60 +194,60 @@ pub enum Thrown {
 /// Latency in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Times {
-    /// Half of all frames took longer
+    /// Median
     pub p50_ns: u64,
-    /// One in a hundred
+    /// 99th percentile
     pub p99_ns: u64,
-    /// One in a thousand
+    /// 99.9th percentile
     pub p999_ns: u64,
-    /// The longest
+    /// Longest
     pub max_ns: u64,
 }
 
-/// A trial, and what it came to.
+/// A trial with its outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Done {
-    /// What was to be
+pub struct TrialResult {
+    /// The trial
     #[serde(flatten)]
     pub trial: Trial,
-    /// What was
+    /// Its outcome
     #[serde(flatten)]
     pub outcome: Outcome,
     /// Whether it counts
     pub counts: bool,
-    /// Why not
-    pub thrown: Option<Thrown>,
+    /// Why it does not count
+    pub thrown: Option<DiscardReason>,
 }
 
 /// Runs trials.
 pub trait Tester {
-    /// Why it cannot go on
+    /// Error that ends the tests
     type Error;
 
-    /// Runs one.
+    /// Runs a trial.
     ///
     /// # Errors
-    /// The device has gone, or the run was ended.
+    /// The device disappeared, or the run was interrupted.
     fn run(&mut self, trial: &Trial) -> Result<Outcome, Self::Error>;
 }
 
-/// Trials that were run, and who runs them.
+/// Trials so far, with the tester.
 struct Bench<'a, T> {
     settings: &'a Settings,
     tester: &'a mut T,
-    done: Vec<Done>,
+    done: Vec<TrialResult>,
 }
 
-/// What came of trials that belong to one figure; none, if one of them said nothing of the device.
-type Kept<V> = Option<V>;
+/// Result of the trials of one figure; `None` if one of them was no evidence about the device.
+type Valid<V> = Option<V>;
 
 impl<T: Tester> Bench<'_, T> {
-    /// Runs a trial until it says something of the device.
-    fn run(&mut self, trial: Trial) -> Result<Kept<Outcome>, T::Error> {
+    /// Runs a trial until it counts, for [`ATTEMPTS`] attempts at most.
+    fn run(&mut self, trial: Trial) -> Result<Valid<Outcome>, T::Error> {
         for _ in 0..ATTEMPTS {
             let outcome = self.tester.run(&trial)?;
-            let thrown = outcome.thrown(trial.test, self.settings.min_core);
-            self.done.push(Done { trial, outcome, counts: thrown.is_none(), thrown });
+            let thrown = outcome.discard_reason(trial.test, self.settings.min_core);
+            self.done.push(TrialResult { trial, outcome, counts: thrown.is_none(), thrown });
             if thrown.is_none() {
                 return Ok(Some(outcome));
             }
@@ -251,10 +255,10 @@ impl<T: Tester> Bench<'_, T> {
         Ok(None)
     }
 
-    /// A figure of as many values as there are repeats.
+    /// Measures a figure as often as `repeats` requires.
     fn figure(
         &mut self,
-        mut one: impl FnMut(&mut Self) -> Result<Kept<f64>, T::Error>,
+        mut one: impl FnMut(&mut Self) -> Result<Valid<f64>, T::Error>,
     ) -> Result<Figure, T::Error> {
         let mut values = Values::after(self.done.len());
         for _ in 0..self.settings.repeats {
@@ -267,8 +271,8 @@ impl<T: Tester> Bench<'_, T> {
         (most as f64 * self.settings.resolution) as u64
     }
 
-    /// The most frames a second, and whether the generator says so.
-    fn most(&mut self, frame: u32) -> Result<Kept<u64>, T::Error> {
+    /// Returns the highest rate to offer in frames a second: from the settings, or measured.
+    fn most(&mut self, frame: u32) -> Result<Valid<u64>, T::Error> {
         if let Some(most) = self.settings.most {
             return Ok(Some(most.packets_per_s(frame).max(1)));
         }
@@ -287,8 +291,8 @@ impl<T: Tester> Bench<'_, T> {
         Trial { test, frame, load, seconds, most: Some(most) }
     }
 
-    /// The greatest rate at which every frame came back; why no greater one is it goes to `limits`.
-    fn throughput(&mut self, frame: u32, most: u64, limits: &mut Vec<Limit>) -> Result<Kept<f64>, T::Error> {
+    /// Searches the greatest rate without loss. Adds the reason why it is not greater to `limits`.
+    fn throughput(&mut self, frame: u32, most: u64, limits: &mut Vec<Limit>) -> Result<Valid<f64>, T::Error> {
         let mut search = Search::new(most, self.resolution(most));
         let mut limit = Limit::Most;
         while let Some(rate) = search.next() {
@@ -296,13 +300,13 @@ impl<T: Tester> Bench<'_, T> {
             let Some(outcome) = self.run(trial)? else { return Ok(None) };
             let failed = outcome.limit();
             limit = failed.unwrap_or(limit);
-            search.tell(rate, failed.is_none());
+            search.report(rate, failed.is_none());
         }
         limits.push(limit);
         Ok(Some(search.found() as f64))
     }
 
-    /// Loss from the most downwards, until nothing is lost at two rates in turn.
+    /// Measures loss from the highest rate downwards, until two consecutive rates have none.
     fn loss_curve(&mut self, frame: u32, most: u64, curve: &mut Vec<Loss>) -> Result<(), T::Error> {
         for step in 0.. {
             let part = 1.0 - self.settings.loss_step * f64::from(step);
@@ -323,7 +327,7 @@ impl<T: Tester> Bench<'_, T> {
         Ok(())
     }
 
-    /// What frames that came took, and how many did not.
+    /// Measures the latency of received frames, and the fraction of lost ones.
     fn latency(
         &mut self,
         frame: u32,
@@ -363,7 +367,7 @@ impl<T: Tester> Bench<'_, T> {
         Ok(())
     }
 
-    /// The longest burst of which every frame came back.
+    /// Searches the longest burst without loss.
     fn back_to_back(&mut self, frame: u32, most: u64) -> Result<BackToBack, T::Error> {
         let longest = ((most as f64 * self.settings.burst_s) as u64).max(1);
         let mut limits = Vec::new();
@@ -375,26 +379,27 @@ impl<T: Tester> Bench<'_, T> {
                 let Some(outcome) = bench.run(trial)? else { return Ok(None) };
                 let failed = outcome.limit().or((outcome.sent != length).then_some(Limit::Generator));
                 limit = failed.unwrap_or(limit);
-                search.tell(length, failed.is_none());
+                search.report(length, failed.is_none());
             }
             limits.push(limit);
             Ok(Some(search.found() as f64))
         })?;
-        Ok(BackToBack { longest, limit: first(limits).filter(|_| frames.median.is_some()), frames })
+        Ok(BackToBack { longest, limit: main_limit(limits).filter(|_| frames.median.is_some()), frames })
     }
 
-    /// Fills the report of a length, as far as it comes.
+    /// Measures everything for one frame length. If the tester fails, the report has what was measured
+    /// before.
     fn frame(&mut self, report: &mut FrameReport) -> Result<(), T::Error> {
         let frame = report.frame;
         report.most = self.most(frame)?;
         let Some(most) = report.most else {
-            // Nothing was measured, because of this.
+            // Nothing was measured, because the maximum is unknown.
             report.throughput = Values::after(0).figure(&self.done[self.done.len() - ATTEMPTS..]);
             return Ok(());
         };
         let mut limits = Vec::new();
         let throughput = self.figure(|bench| bench.throughput(frame, most, &mut limits))?;
-        report.limit = first(limits).filter(|_| throughput.median.is_some());
+        report.limit = main_limit(limits).filter(|_| throughput.median.is_some());
         report.throughput = throughput;
         self.loss_curve(frame, most, &mut report.loss)?;
         if let Some(median) = throughput.median.filter(|median| *median > 0.0) {
@@ -405,25 +410,25 @@ impl<T: Tester> Bench<'_, T> {
     }
 }
 
-/// What held the repeats of a figure back: what says most against the generator.
-fn first(mut limits: Vec<Limit>) -> Option<Limit> {
+/// Returns the limit of a figure's repeats: the one that blames the generator most.
+fn main_limit(mut limits: Vec<Limit>) -> Option<Limit> {
     limits.sort();
     limits.first().copied()
 }
 
-/// Runs all tests: what was measured, and why that is not all, if the tester could not go on.
+/// Runs all tests. Returns what was measured, and the error of the tester if it ended them early.
 pub fn measure<T: Tester>(settings: &Settings, tester: &mut T) -> (Report, Option<T::Error>) {
     let mut bench = Bench { settings, tester, done: Vec::new() };
-    let (mut frames, mut wrong) = (Vec::new(), None);
+    let (mut frames, mut error) = (Vec::new(), None);
     for &frame in &settings.frames {
         let mut report = FrameReport::new(frame);
-        wrong = bench.frame(&mut report).err();
+        error = bench.frame(&mut report).err();
         frames.push(report);
-        if wrong.is_some() {
+        if error.is_some() {
             break;
         }
     }
-    (Report::new(settings.clone(), frames, bench.done, wrong.is_none()), wrong)
+    (Report::new(settings.clone(), frames, bench.done, error.is_none()), error)
 }
 
 #[cfg(test)]

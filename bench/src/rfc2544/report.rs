@@ -1,37 +1,37 @@
-//! What the tests came to: as tables for people, as JSON for programs.
+//! Report of the tests: as tables for people, as JSON for programs.
 
-use super::{Done, Settings, Thrown};
+use super::{DiscardReason, Settings, TrialResult};
 use serde::Serialize;
 use std::fmt::Write as _;
 
-/// A median, and between what the repeats lay. Nothing, if one of them said nothing of the device.
+/// A median with the range of its repeats; `None` if a repeat was no evidence about the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Figure {
-    /// Of all repeats
+    /// Median of all repeats
     pub median: Option<f64>,
-    /// The least of them
+    /// Least of the repeats
     pub least: Option<f64>,
-    /// The most
+    /// Greatest of the repeats
     pub most: Option<f64>,
-    /// How often it was measured
+    /// Number of repeats
     pub repeats: usize,
-    /// Trials that were thrown away
+    /// Number of discarded trials
     pub thrown: usize,
-    /// Why, the last one
-    pub why: Option<Thrown>,
-    /// Least part of the time that the polling thread was on a CPU, of the trials that count
+    /// Reason for the last discarded trial
+    pub why: Option<DiscardReason>,
+    /// Smallest fraction of the time that the polling thread was on a CPU, in the trials that count
     pub on_cpu: Option<f64>,
 }
 
-/// What the repeats of a figure came to.
+/// Values of a figure's repeats.
 pub(super) struct Values {
     values: Vec<Option<f64>>,
-    /// The first of its trials
+    /// Index of its first trial
     from: usize,
 }
 
 impl Values {
-    /// Of trials from there on.
+    /// Creates an empty list; trials from the index `from` on belong to it.
     pub(super) const fn after(from: usize) -> Self {
         Self { values: Vec::new(), from }
     }
@@ -40,14 +40,14 @@ impl Values {
         self.values.push(value);
     }
 
-    /// The figure, out of these trials.
-    pub(super) fn figure(&self, trials: &[Done]) -> Figure {
+    /// Returns the figure, from these trials.
+    pub(super) fn figure(&self, trials: &[TrialResult]) -> Figure {
         Figure::new(&self.values, &trials[self.from..])
     }
 }
 
 impl Figure {
-    fn new(values: &[Option<f64>], trials: &[Done]) -> Self {
+    fn new(values: &[Option<f64>], trials: &[TrialResult]) -> Self {
         let counted = trials.iter().filter(|done| done.counts).map(|done| done.outcome.on_cpu);
         let all: Option<Vec<f64>> = values.iter().copied().collect();
         let [median, least, most] = match all.and_then(|all| crate::compare::median(all.into_iter())) {
@@ -72,9 +72,9 @@ impl Figure {
             }
             (Some(median), ..) => unit(median),
             _ => match self.why {
-                Some(Thrown::LostCore) => "lost its core",
-                Some(Thrown::Away) => "was away",
-                Some(Thrown::LostHere) => "lost frames here",
+                Some(DiscardReason::LostCore) => "lost its core",
+                Some(DiscardReason::Away) => "was away",
+                Some(DiscardReason::LostHere) => "lost frames here",
                 None => "not measured",
             }
             .into(),
@@ -86,17 +86,17 @@ impl Figure {
     }
 }
 
-/// Why no greater rate was found.
+/// Reason why no greater rate was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
-    /// The generator did not send as much as it was asked for, or lost frames itself
+    /// The generator did not send the requested load, or lost frames itself
     Generator,
     /// The device lost frames
     Loss,
-    /// The device sent frames twice
+    /// The device duplicated frames
     Duplicates,
-    /// It is the most that is offered
+    /// The highest rate that is offered was reached
     Most,
 }
 
@@ -105,33 +105,33 @@ impl Limit {
         match self {
             Self::Generator => "the generator",
             Self::Loss => "loss",
-            Self::Duplicates => "frames that came twice",
-            Self::Most => "what is offered",
+            Self::Duplicates => "duplicate frames",
+            Self::Most => "the offered maximum",
         }
     }
 }
 
-/// The tests at one length.
+/// Results for one frame length.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FrameReport {
-    /// Bytes of a frame, with its check sequence
+    /// Length of a frame in bytes, with its check sequence
     pub frame: u32,
-    /// The most that was offered, in frames a second; `None` if the generator's trial lost its core
+    /// Highest rate that was offered, in frames a second; `None` if the generator's trial lost its core
     pub most: Option<u64>,
-    /// 26.1: the greatest rate without loss, in frames a second
+    /// Throughput (26.1): the greatest rate without loss, in frames a second
     pub throughput: Figure,
-    /// Why no greater one is it
+    /// Reason why the throughput is not greater
     pub limit: Option<Limit>,
-    /// 26.3, from the most downwards
+    /// Frame loss rate (26.3), from the highest rate downwards
     pub loss: Vec<Loss>,
-    /// 26.2; empty if there is no throughput to measure at
+    /// Latency (26.2); empty if there is no throughput to measure at
     pub latency: Vec<Latency>,
-    /// 26.4
+    /// Back-to-back frames (26.4)
     pub back_to_back: Option<BackToBack>,
 }
 
 impl FrameReport {
-    /// Nothing is known yet.
+    /// Returns an empty report for a frame length.
     pub(super) fn new(frame: u32) -> Self {
         Self {
             frame,
@@ -145,63 +145,63 @@ impl FrameReport {
     }
 }
 
-/// Loss at a rate.
+/// Loss at one rate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Loss {
-    /// Of the most that is offered
+    /// Rate as a fraction of the maximum
     pub part_of_most: f64,
-    /// The same in frames a second
+    /// Rate in frames a second
     pub packets_per_s: u64,
-    /// Whether the generator sent as much
+    /// Whether the generator sent at this rate
     pub offered: bool,
-    /// Part of the frames that did not come back
+    /// Fraction of the frames that were lost
     pub loss: Figure,
 }
 
-/// Latency at a rate, in nanoseconds.
+/// Latency at one rate, in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Latency {
-    /// Of the throughput
+    /// Rate as a fraction of the throughput
     pub part_of_throughput: f64,
-    /// The same in frames a second
+    /// Rate in frames a second
     pub packets_per_s: u64,
-    /// Whether the generator sent as much
+    /// Whether the generator sent at this rate
     pub offered: bool,
-    /// Part of the frames that did not come back: latency is that of the others
+    /// Fraction of the frames that were lost; they have no latency
     pub loss: Figure,
-    /// Half of all frames took longer
+    /// Median
     pub p50_ns: Figure,
-    /// One in a hundred
+    /// 99th percentile
     pub p99_ns: Figure,
-    /// One in a thousand
+    /// 99.9th percentile
     pub p999_ns: Figure,
-    /// The longest
+    /// Longest
     pub max_ns: Figure,
 }
 
 /// The longest burst.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BackToBack {
-    /// The longest that is tried
+    /// Longest burst that was tried, in frames
     pub longest: u64,
-    /// Of which every frame came back
+    /// Longest burst without loss, in frames
     pub frames: Figure,
-    /// Why no longer one is it
+    /// Reason why it is not longer
     pub limit: Option<Limit>,
 }
 
-/// All tests.
+/// Results of all tests.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// As they were made
+    /// Options of the tests
     pub settings: Settings,
-    /// By length
+    /// Results by frame length
     pub frames: Vec<FrameReport>,
     /// Every trial, in order
-    pub trials: Vec<Done>,
+    pub trials: Vec<TrialResult>,
     /// Whether sent = received + lost + unseen in each trial
     pub adds_up: bool,
-    /// Whether all tests were done
+    /// Whether all tests were completed
     pub complete: bool,
 }
 
@@ -209,28 +209,28 @@ impl Report {
     pub(super) fn new(
         settings: Settings,
         frames: Vec<FrameReport>,
-        trials: Vec<Done>,
+        trials: Vec<TrialResult>,
         complete: bool,
     ) -> Self {
-        let adds_up = |done: &Done| {
+        let adds_up = |done: &TrialResult| {
             let o = &done.outcome;
             o.adds_up && o.sent == o.received + o.lost + o.unseen
         };
         Self { settings, frames, adds_up: trials.iter().all(adds_up), trials, complete }
     }
 
-    /// What came twice, and what was lost because nobody looked after the ports.
-    fn robberies(&self, text: &mut String) {
+    /// Reports duplicates, and trials that lost frames while the polling thread was away.
+    fn anomalies(&self, text: &mut String) {
         let twice: u64 = self.trials.iter().map(|done| done.outcome.duplicates).sum();
         if twice > 0 {
             _ = writeln!(text, "{twice} frames came back more than once, in all trials together.");
         }
-        let away = || self.trials.iter().filter(|done| done.thrown == Some(Thrown::Away));
-        if let Some(Done { outcome: o, .. }) = away().max_by_key(|done| done.outcome.away_frames) {
+        let away = || self.trials.iter().filter(|done| done.thrown == Some(DiscardReason::Away));
+        if let Some(TrialResult { outcome: o, .. }) = away().max_by_key(|done| done.outcome.away_frames) {
             _ = writeln!(
                 text,
-                "{} trials lost frames, and say nothing: the polling thread was away for up to {:.2} ms, in which {} frames come at \
-                 {:.4} Mpps, and a port's queue holds {}.",
+                "{} trials lost frames and were discarded: the polling thread was away for up to {:.2} ms, in which {} frames arrive at \
+                 {:.4} Mpps; a port's queue holds {}.",
                 away().count(),
                 o.away_ns as f64 / 1e6,
                 o.away_frames,
@@ -240,7 +240,7 @@ impl Report {
         }
     }
 
-    /// For people.
+    /// Returns the report as tables for people.
     pub fn text(&self) -> String {
         let mut text = String::new();
         let rate = |n: f64| format!("{:.4} Mpps", n / 1e6);
@@ -252,7 +252,7 @@ impl Report {
             table
         };
         let mut throughput =
-            table(&["frame", "throughput", "of what is offered", "limited by", "on CPU", "thrown away"]);
+            table(&["frame", "throughput", "of the maximum", "limited by", "on CPU", "discarded"]);
         for f in &self.frames {
             let part = f.throughput.median.zip(f.most).map(|(found, most)| found / most as f64 * 100.0);
             throughput.add_row([
@@ -266,7 +266,7 @@ impl Report {
         }
         _ = writeln!(text, "Throughput without loss (RFC 2544, 26.1)\n{throughput}\n");
         let mut latency =
-            table(&["frame", "at", "50 %", "99 %", "99.9 %", "most", "lost", "on CPU", "thrown away"]);
+            table(&["frame", "at", "50 %", "99 %", "99.9 %", "most", "lost", "on CPU", "discarded"]);
         for (f, l) in self.frames.iter().flat_map(|f| f.latency.iter().map(move |l| (f, l))) {
             let us = |ns: f64| format!("{:.2} us", ns / 1e3);
             latency.add_row([
@@ -286,7 +286,7 @@ impl Report {
             ]);
         }
         _ = writeln!(text, "Latency (26.2)\n{latency}\n");
-        let mut loss = table(&["frame", "offered", "", "lost", "on CPU", "thrown away"]);
+        let mut loss = table(&["frame", "offered", "", "lost", "on CPU", "discarded"]);
         for (f, l) in self.frames.iter().flat_map(|f| f.loss.iter().map(move |l| (f, l))) {
             loss.add_row([
                 format!("{} B", f.frame),
@@ -299,7 +299,7 @@ impl Report {
         }
         _ = writeln!(text, "Loss (26.3)\n{loss}\n");
         let mut bursts =
-            table(&["frame", "longest burst", "longest tried", "limited by", "on CPU", "thrown away"]);
+            table(&["frame", "longest burst", "longest tried", "limited by", "on CPU", "discarded"]);
         for (f, b) in self.frames.iter().filter_map(|f| Some((f, f.back_to_back.as_ref()?))) {
             bursts.add_row([
                 format!("{} B", f.frame),
@@ -311,16 +311,16 @@ impl Report {
             ]);
         }
         _ = writeln!(text, "Back-to-back frames (26.4)\n{bursts}\n");
-        self.robberies(&mut text);
+        self.anomalies(&mut text);
         if !self.complete {
-            text += "ENDED EARLY: not all tests were done.\n";
+            text += "ENDED EARLY: not all tests were completed.\n";
         }
         if !self.adds_up {
             text += "THE COUNTERS DO NOT ADD UP: this is a bug.\n";
         }
         _ = write!(
             text,
-            "{} trials; medians of {}, and in brackets between what they lay",
+            "{} trials; medians of {}, with the range in brackets",
             self.trials.len(),
             self.settings.repeats
         );

@@ -1,23 +1,27 @@
-//! A binary search for the most that passes: RFC 2544's throughput (26.1), and its longest burst (26.4).
+//! Binary search for the greatest value that passes: RFC 2544's throughput (26.1) and longest burst (26.4).
 
-/// A search at work. It asks for `most` first; then it halves what lies between the most that passed and the least that did not.
+/// State of a search. It tries `most` first; then it bisects between the greatest value that passed and the
+/// least that failed.
+///
+/// Try the value that [`next`](Self::next) returns, and report the result with [`tell`](Self::tell), until
+/// `next` returns `None`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Search {
-    /// The most that passed
+    /// Greatest value that passed
     passed: u64,
-    /// The least that did not
+    /// Least value that failed
     failed: Option<u64>,
     most: u64,
     resolution: u64,
 }
 
 impl Search {
-    /// From 0 to `most`, until it is known to `resolution`, both at least 1.
+    /// Creates a search from 0 to `most`, with this resolution; both are raised to at least 1.
     pub fn new(most: u64, resolution: u64) -> Self {
         Self { passed: 0, failed: None, most: most.max(1), resolution: resolution.max(1) }
     }
 
-    /// What to try next; `None` when nothing is left to find.
+    /// Returns the value to try next; `None` when the search is over.
     pub const fn next(&self) -> Option<u64> {
         match self.failed {
             None if self.passed == self.most => None,
@@ -27,8 +31,8 @@ impl Search {
         }
     }
 
-    /// What was [next](Self::next) was tried.
-    pub const fn tell(&mut self, at: u64, passed: bool) {
+    /// Reports the result of the value that [`next`](Self::next) returned.
+    pub const fn report(&mut self, at: u64, passed: bool) {
         if passed {
             self.passed = at;
         } else {
@@ -36,7 +40,7 @@ impl Search {
         }
     }
 
-    /// The most that passed; 0, if nothing did.
+    /// Returns the greatest value that passed; 0 if none did.
     pub const fn found(&self) -> u64 {
         self.passed
     }
@@ -47,23 +51,23 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Searches what passes by `passes`: what it finds, and in how many trials.
+    /// Runs a search with the predicate `passes`. Returns the result, and the number of trials.
     fn run(most: u64, resolution: u64, mut passes: impl FnMut(u64) -> bool) -> (u64, u32) {
         let mut search = Search::new(most, resolution);
         let mut trials = 0;
         while let Some(at) = search.next() {
             trials += 1;
-            search.tell(at, passes(at));
+            search.report(at, passes(at));
         }
         (search.found(), trials)
     }
 
     #[test]
-    fn ends() {
+    fn searches_end_at_their_bounds() {
         assert_eq!(run(1_000_000, 1_000, |_| true), (1_000_000, 1));
-        assert_eq!(run(1_000_000, 1_000, |_| false).0, 0, "it loses always");
+        assert_eq!(run(1_000_000, 1_000, |_| false).0, 0, "every trial fails");
         assert_eq!(run(1, 1, |_| false), (0, 1));
-        assert_eq!(run(0, 0, |_| true), (1, 1), "nothing is no rate");
+        assert_eq!(run(0, 0, |_| true), (1, 1), "a rate of 0 is raised to 1");
     }
 
     proptest! {
@@ -75,9 +79,9 @@ mod tests {
             prop_assert!(trials <= 2 + (most / resolution).checked_ilog2().unwrap_or(0) + 1);
         }
 
-        /// Whatever a device does, what was found has passed, and the search ends.
+        /// Whatever the device does, the result has passed, and the search ends.
         #[test]
-        fn finds_what_passed(most in 1u64..1 << 40, resolution in 1u64..1 << 20, verdicts: u64) {
+        fn the_result_has_passed(most in 1u64..1 << 40, resolution in 1u64..1 << 20, verdicts: u64) {
             let (mut passed, mut n) = (vec![0], 0);
             let (found, trials) = run(most, resolution, |at| {
                 n += 1;

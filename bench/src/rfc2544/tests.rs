@@ -1,25 +1,26 @@
-//! The tests on devices whose capacity is known.
+//! Tests with simulated devices of known capacity.
 
 use super::*;
 
-/// A device that takes so many frames a second, and holds a burst beside.
+/// A device that forwards `capacity` frames a second, and buffers a burst.
 struct Device {
     capacity: f64,
     buffer: f64,
-    /// What the generator can send
+    /// Highest rate of the generator, in frames a second
     generator: f64,
-    /// One trial in so many loses a frame for no reason
+    /// One trial in `noise` loses a frame at random
     noise: u64,
-    /// One trial in so many loses its core
-    steals: u64,
-    /// For how long the polling thread was away once in each trial
+    /// One trial in `core_losses` loses its core
+    core_losses: u64,
+    /// Longest time in each trial in which the polling thread was away, in milliseconds
     away_ms: f64,
-    /// Parts of all frames that come twice, and that our own port loses
-    twice: f64,
+    /// Fraction of frames that are duplicated
+    duplicated: f64,
+    /// Fraction of frames that our own port loses
     lost_here: f64,
-    /// It is ended after so many trials
-    ends: u64,
-    chance: u64,
+    /// Number of trials after which the run is interrupted
+    interrupted_after: u64,
+    rng_state: u64,
     trials: u64,
 }
 
@@ -30,20 +31,20 @@ impl Device {
             buffer: 1_000.0,
             generator: 1e7,
             noise: 0,
-            steals: 0,
+            core_losses: 0,
             away_ms: 0.0,
-            twice: 0.0,
+            duplicated: 0.0,
             lost_here: 0.0,
-            ends: u64::MAX,
-            chance: 1,
+            interrupted_after: u64::MAX,
+            rng_state: 1,
             trials: 0,
         }
     }
 
     fn one_in(&mut self, n: u64) -> bool {
-        self.chance =
-            self.chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        n > 0 && (self.chance >> 33).is_multiple_of(n)
+        self.rng_state =
+            self.rng_state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        n > 0 && (self.rng_state >> 33).is_multiple_of(n)
     }
 }
 
@@ -55,8 +56,8 @@ impl Tester for Device {
 
     fn run(&mut self, trial: &Trial) -> Result<Outcome, Self::Error> {
         self.trials += 1;
-        assert!(self.trials < 100_000, "it ends");
-        if self.trials > self.ends {
+        assert!(self.trials < 100_000, "the tests have to end");
+        if self.trials > self.interrupted_after {
             return Err(Interrupted);
         }
         let asked = match trial.load {
@@ -74,11 +75,11 @@ impl Tester for Device {
         if self.one_in(self.noise) {
             lost += 1;
         }
-        let (sent, core) = (sent as u64, if self.one_in(self.steals) { 0.5 } else { 1.0 });
+        let (sent, core) = (sent as u64, if self.one_in(self.core_losses) { 0.5 } else { 1.0 });
         let lost_here = (sent as f64 * self.lost_here) as u64;
         let lost = (lost + lost_here).min(sent);
         Ok(Outcome {
-            duplicates: (sent as f64 * self.twice) as u64,
+            duplicates: (sent as f64 * self.duplicated) as u64,
             reordered: 0,
             lost_here,
             away_ns: (self.away_ms * 1e6) as u64,
@@ -113,8 +114,8 @@ fn settings() -> Settings {
 }
 
 fn run(settings: &Settings, mut device: Device) -> Report {
-    let (report, wrong) = measure(settings, &mut device);
-    assert!(report.adds_up && report.complete && wrong.is_none());
+    let (report, error) = measure(settings, &mut device);
+    assert!(report.adds_up && report.complete && error.is_none());
     assert_eq!(report.frames.len(), settings.frames.len());
     report
 }
@@ -123,18 +124,18 @@ fn run(settings: &Settings, mut device: Device) -> Report {
 fn a_known_capacity_is_found() {
     let report = run(&settings(), Device::new(2_345_678.0));
     for frame in &report.frames {
-        // A burst more than the capacity passes in a trial of a second.
+        // In a trial of a second, a burst more than the capacity passes.
         let found = frame.throughput.median.unwrap();
         assert!((2_345_678.0 - 50_000.0..=2_346_678.0).contains(&found), "{found}");
         assert_eq!((frame.limit, frame.throughput.repeats), (Some(Limit::Loss), 3));
         let rates: Vec<_> = frame.latency.iter().map(|l| l.max_ns.median.unwrap()).collect();
         assert_eq!(rates, [0.1, 0.5, 0.9].map(|part| (found * part).floor()));
-        // From 100 % down to two rates at which nothing is lost: 40 % and 30 %
+        // From 100 % down to two rates without loss: 40 % and 30 %
         let lost: Vec<_> = frame.loss.iter().map(|l| l.loss.median.unwrap()).collect();
         assert_eq!(lost.len(), 8, "{lost:?}");
         assert!((lost[0] - (1.0 - 2_346_678.0 / 5e6)).abs() < 1e-6, "{lost:?}");
         assert!(lost.windows(2).all(|two| two[0] >= two[1]) && lost[5] > 0.0 && lost[6] == 0.0, "{lost:?}");
-        // A burst of n at 5 M a second finds the buffer full after 1,000 / (1 - 0.469) frames.
+        // A burst at 5 M a second fills the buffer after 1,000 / (1 - 0.469) frames.
         let burst = frame.back_to_back.as_ref().unwrap();
         assert_eq!(burst.longest, 10_000_000);
         assert!(burst.frames.median.unwrap() <= 1_000.0 / (1.0 - 2.345_678 / 5.0));
@@ -147,29 +148,29 @@ fn a_known_capacity_is_found() {
 }
 
 #[test]
-fn one_that_never_loses_is_limited_by_what_is_offered() {
+fn a_lossless_device_is_limited_by_the_offered_maximum() {
     let report = run(&settings(), Device::new(1e12));
     let frame = &report.frames[0];
     assert_eq!((frame.throughput.median, frame.limit), (Some(5e6), Some(Limit::Most)));
-    assert_eq!(frame.loss.len(), 2, "nothing is lost at two rates");
+    assert_eq!(frame.loss.len(), 2, "two rates without loss end the curve");
     assert_eq!(frame.back_to_back.as_ref().unwrap().frames.median, Some(1e7));
 }
 
 #[test]
-fn one_that_always_loses_has_no_throughput() {
+fn a_device_that_always_loses_has_no_throughput() {
     let mut device = Device::new(0.0);
     (device.buffer, device.noise) = (0.0, 1);
     let report = run(&settings(), device);
     let frame = &report.frames[0];
     assert_eq!((frame.throughput.median, frame.limit), (Some(0.0), Some(Limit::Loss)));
-    assert!(frame.latency.is_empty(), "there is no rate to measure at");
+    assert!(frame.latency.is_empty(), "no rate to measure at");
     assert_eq!(frame.loss.len(), 10);
     assert!(frame.loss.iter().all(|loss| loss.loss.median == Some(1.0)));
     assert_eq!(frame.back_to_back.as_ref().unwrap().frames.median, Some(0.0));
 }
 
 #[test]
-fn a_generator_that_is_too_slow_is_named() {
+fn a_slow_generator_is_reported_as_the_limit() {
     let mut device = Device::new(1e12);
     device.generator = 3e6;
     let report = run(&settings(), device);
@@ -179,7 +180,7 @@ fn a_generator_that_is_too_slow_is_named() {
     assert!((2.95e6..=3e6).contains(&found), "{found}");
     assert!(!frame.loss[0].offered && report.text().contains("the generator"));
 
-    // Asked what it can send, it is the most.
+    // Without a configured maximum, the generator's rate is the maximum.
     let mut device = Device::new(1e12);
     device.generator = 3e6;
     let report = run(&Settings { most: None, ..settings() }, device);
@@ -188,29 +189,29 @@ fn a_generator_that_is_too_slow_is_named() {
 }
 
 #[test]
-fn noise_makes_it_less_and_is_seen_in_the_spread() {
+fn noise_lowers_the_result_and_widens_the_range() {
     let mut device = Device::new(2e6);
     device.noise = 4;
     let report = run(&Settings { repeats: 9, ..settings() }, device);
     for frame in &report.frames {
         let figure = frame.throughput;
-        assert!(figure.most.unwrap() <= 2.001e6, "noise never adds: {figure:?}");
+        assert!(figure.most.unwrap() <= 2.001e6, "noise never raises the result: {figure:?}");
         assert!(figure.least <= figure.median && figure.median <= figure.most && figure.least < figure.most);
     }
 }
 
 #[test]
-fn a_figure_whose_core_was_lost_is_named_and_not_given() {
+fn a_figure_is_missing_if_all_its_trials_lost_their_core() {
     let mut device = Device::new(2e6);
-    device.steals = 1;
+    device.core_losses = 1;
     let report = run(&settings(), device);
     assert_eq!(report.frames[0].throughput.median, None);
     assert!(report.trials.iter().all(|done| !done.counts));
     assert!(report.text().contains("lost its core"));
 
-    // Now and then is made up for.
+    // Occasional losses of the core are compensated by repeated trials.
     let mut device = Device::new(2e6);
-    device.steals = 5;
+    device.core_losses = 5;
     let report = run(&settings(), device);
     let figure = report.frames[0].throughput;
     assert!(figure.thrown > 0 && figure.on_cpu == Some(0.99), "{figure:?}");
@@ -218,13 +219,13 @@ fn a_figure_whose_core_was_lost_is_named_and_not_given() {
 }
 
 #[test]
-fn a_wire_takes_more_than_its_frames() {
+fn the_rate_of_a_wire_includes_preamble_and_gap() {
     assert_eq!(Most::BitsPerS(10_000_000_000).packets_per_s(64), 14_880_952);
     assert_eq!(Most::BitsPerS(10_000_000_000).packets_per_s(1518), 812_743);
 }
 
 #[test]
-fn what_the_generator_lost_is_not_told_as_the_devices() {
+fn losses_of_the_generator_are_not_attributed_to_the_device() {
     let mut device = Device::new(1e12);
     device.lost_here = 0.01;
     let report = run(&settings(), device);
@@ -233,7 +234,7 @@ fn what_the_generator_lost_is_not_told_as_the_devices() {
     assert!(frame.loss.iter().all(|loss| loss.loss.median.is_none()), "{:?}", frame.loss);
     assert!(report.text().contains("lost frames here"), "{}", report.text());
 
-    // A rate that was not reached is asked for before losses are, which may be its consequence.
+    // A missed rate is checked before losses, which may be its consequence.
     let outcome = Outcome { sent: 10, received: 5, offered: false, ..Outcome::default() };
     assert_eq!(outcome.limit(), Some(Limit::Generator));
     assert_eq!(Outcome { offered: true, ..outcome }.limit(), Some(Limit::Loss));
@@ -241,7 +242,7 @@ fn what_the_generator_lost_is_not_told_as_the_devices() {
 }
 
 #[test]
-fn a_burst_is_sent_at_the_rate_that_was_asked_for() {
+fn a_burst_below_the_requested_rate_is_limited_by_the_generator() {
     let mut device = Device::new(1e12);
     device.generator = 3e6;
     let report = run(&settings(), device);
@@ -253,18 +254,21 @@ fn a_burst_is_sent_at_the_rate_that_was_asked_for() {
 }
 
 #[test]
-fn a_loss_that_a_robbery_may_have_caused_says_nothing() {
-    // A millisecond, in which 5,000 frames come at the most, and 1,000 at a fifth of it
+fn a_loss_during_an_absence_of_the_thread_is_discarded() {
+    // 1 ms, in which 5,000 frames arrive at the maximum, and 1,000 at a fifth of it
     let mut device = Device::new(2e6);
     device.away_ms = 1.0;
     let report = run(&settings(), device);
     let frame = &report.frames[0];
-    assert_eq!((frame.throughput.median, frame.throughput.why), (None, Some(Thrown::Away)));
+    assert_eq!((frame.throughput.median, frame.throughput.why), (None, Some(DiscardReason::Away)));
     let text = report.text();
-    assert!(text.contains("was away for up to 1.00 ms, in which 5000 frames come at 5.0000 Mpps"), "{text}");
+    assert!(
+        text.contains("was away for up to 1.00 ms, in which 5000 frames arrive at 5.0000 Mpps"),
+        "{text}"
+    );
     assert!(text.contains("a port's queue holds 1024"), "{text}");
 
-    // Where nothing is lost, nothing was: and what the queue holds is not lost by it.
+    // A trial without loss counts despite an absence, and so does an absence that the queue bridges.
     let mut device = Device::new(1e12);
     device.away_ms = 1.0;
     assert_eq!(run(&settings(), device).frames[0].throughput.median, Some(5e6));
@@ -274,18 +278,18 @@ fn a_loss_that_a_robbery_may_have_caused_says_nothing() {
 }
 
 #[test]
-fn what_comes_twice_is_no_throughput() {
+fn duplicates_limit_the_throughput() {
     let mut device = Device::new(1e12);
-    device.twice = 0.001;
+    device.duplicated = 0.001;
     let report = run(&settings(), device);
     assert_eq!(report.frames[0].limit, Some(Limit::Duplicates));
-    // A thousandth of fewer than a thousand frames is none.
+    // 0.1 % of fewer than 1,000 frames rounds to none.
     assert!(report.frames[0].throughput.median.unwrap() < 1e5);
     assert!(report.text().contains("came back more than once"));
 }
 
 #[test]
-fn latency_says_how_many_were_lost() {
+fn latency_is_reported_with_the_loss() {
     struct Lossy(Device);
     impl Tester for Lossy {
         type Error = Interrupted;
@@ -304,12 +308,13 @@ fn latency_says_how_many_were_lost() {
 }
 
 #[test]
-fn what_was_measured_until_it_was_ended_is_told() {
-    // The most is found by the first trial; three are of throughput, and two rates have no loss: nine trials of the first length
+fn an_interrupted_run_reports_what_was_measured() {
+    // Three trials find the throughput at once, and two rates without loss take three each: nine trials
+    // before latency
     let mut device = Device::new(1e12);
-    device.ends = 12;
-    let (report, wrong) = measure(&settings(), &mut device);
-    assert_eq!((wrong, report.complete, report.trials.len()), (Some(Interrupted), false, 12));
+    device.interrupted_after = 12;
+    let (report, error) = measure(&settings(), &mut device);
+    assert_eq!((error, report.complete, report.trials.len()), (Some(Interrupted), false, 12));
     let frame = &report.frames[0];
     assert_eq!((frame.throughput.median, frame.loss.len(), frame.latency.len()), (Some(5e6), 2, 1));
     assert_eq!((frame.back_to_back.is_none(), report.frames.len()), (true, 1));

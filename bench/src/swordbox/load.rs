@@ -1,12 +1,13 @@
-//! Traffic through a Swordbox that can be played over and over.
+//! Synthetic traffic through a Swordbox that can be played repeatedly.
 //!
-//! A capture that is played in a loop repeats its PSNs, and a Swordbox takes a request that it has seen before for a
-//! repeated one. So each connection has a power of two of requests in the capture, from PSN 0 on, and [`Replay`] changes the
-//! higher bits of each frame's PSN before the function gets it: by the same bits in all frames of a turn, which changes the
-//! ICRC by the same bits, too. That is two XORs a frame, and they count as the function's work. With it, every turn is new
-//! operations of connections that go on, as they would in a rack.
+//! A capture that is played in a loop repeats its PSNs, and a Swordbox takes a request that it has seen
+//! before for a repeated one. So each connection has a power of two of requests in the capture, from PSN 0
+//! on, and [`Replay`] changes the higher bits of each frame's PSN before the function gets the frame. It
+//! flips the same bits in all frames of a pass through the capture, which also flips the same bits of the
+//! ICRC. That is two XORs a frame, and they count as the function's work. Thereby every pass has new
+//! operations of existing connections, as in a rack.
 
-use super::rack::{Ask, LANES, Rack, answer, request};
+use super::rack::{Rack, Request, SHARED_QPS, request_frame, response_frame};
 use clap::ValueEnum;
 use rocev2::icrc::Changes;
 use rocev2::packet::ICRC_LEN;
@@ -15,135 +16,140 @@ use std::sync::Arc;
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 use swordbox::{Counters, Swordbox};
 
-/// Operations under way on all shared connections
-const WINDOW: usize = 64 * LANES;
+/// Outstanding operations on all shared connections
+const WINDOW: usize = 64 * SHARED_QPS;
 
-/// What the clients do.
+/// Verb of the clients' requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Verb {
-    /// CAS of a word whose value is known: each succeeds
+    /// CAS of a word whose value is cached: each succeeds
     Cas,
     /// WRITEs of 64 bytes
     Write,
 }
 
-/// What goes through.
+/// Traffic of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// What is asked for
+    /// Verb of the requests
     pub verb: Verb,
-    /// Connections beside those that are shared; a power of two
+    /// Number of connections besides the shared ones; a power of two
     pub connections: u32,
-    /// Requests of each in the capture; a power of two
+    /// Requests of each connection in the capture; a power of two
     pub requests: u32,
-    /// Lines on each shared connection; a power of two, and twice as many requests go there at least
+    /// Cached lines on each shared connection; a power of two. At least twice as many requests go to each
+    /// shared connection
     pub lines: usize,
     /// Requests that an acknowledgement of the server covers; a power of two
     pub covered: usize,
 }
 
 impl Load {
-    /// Requests in the capture
+    /// Returns the number of requests in the capture.
     pub const fn operations(&self) -> usize {
         self.connections as usize * self.requests as usize
     }
 
-    /// Frames in the capture: requests, and the server's acknowledgements
+    /// Returns the number of frames in the capture: requests, and the server's acknowledgements.
     pub const fn frames(&self) -> usize {
         self.operations() + self.operations() / self.covered
     }
 
-    /// Operations for each frame
+    /// Returns the operations per frame.
     pub fn operations_per_frame(&self) -> f64 {
         self.operations() as f64 / self.frames() as f64
     }
 
-    /// The capture, and the function that is ready for it.
+    /// Returns the capture, and the function in the state that the capture starts from.
     pub fn make(&self) -> (Vec<Vec<u8>>, Replay) {
         let rack = Rack::new(self.connections, self.lines);
         let frames = self.play(&rack);
-        let lane = self.operations() / LANES;
+        let shared_qp = self.operations() / SHARED_QPS;
         let acknowledgement = frames.last().map_or(0, Vec::len);
         let of = |frame: &[u8], shift| Patch::new(frame, shift);
         let replay = Replay {
             requests: of(&frames[0], self.requests.trailing_zeros()),
-            acknowledgements: of(&frames[frames.len() - 1], lane.trailing_zeros()),
+            acknowledgements: of(&frames[frames.len() - 1], shared_qp.trailing_zeros()),
             acknowledgement,
             function: rack.function,
             at: 0,
             len: frames.len(),
-            turn: 0,
+            pass: 0,
         };
         (frames, replay)
     }
 
-    /// Requests of one client after the other, and acknowledgements as the server makes them, so many requests later.
+    /// Returns the requests, of one client after the other, and the server's acknowledgements, each one
+    /// window of requests later.
     fn play(&self, rack: &Rack) -> Vec<Vec<u8>> {
         let clients = self.connections as usize;
-        // Each client waits for its answer before it asks for more.
+        // Each client waits for its response before its next request.
         let window = WINDOW.min(clients / 2);
         let mut frames = Vec::with_capacity(self.frames());
-        let mut sent = [0usize; LANES];
-        let mut done = [0usize; LANES];
+        let mut sent = [0usize; SHARED_QPS];
+        let mut done = [0usize; SHARED_QPS];
         let mut values = std::collections::HashMap::new();
         let mut acknowledge = |n: usize, frames: &mut Vec<Vec<u8>>| {
-            let lane = self.lane_of(n);
-            done[lane] += 1;
-            if done[lane].is_multiple_of(self.covered) {
-                let psn = Psn::new(done[lane] as u32 - 1);
-                frames.push(answer(rack.owners[lane], psn, Msn::ZERO, None));
+            let shared_qp = self.shared_qp_of(n);
+            done[shared_qp] += 1;
+            if done[shared_qp].is_multiple_of(self.covered) {
+                let psn = Psn::new(done[shared_qp] as u32 - 1);
+                frames.push(response_frame(rack.owners[shared_qp], psn, Msn::ZERO, None));
             }
         };
         for n in 0..self.operations() {
-            let lane = self.lane_of(n);
-            let va = rack.lines[lane][sent[lane] % self.lines];
-            sent[lane] += 1;
-            let ask = match self.verb {
+            let shared_qp = self.shared_qp_of(n);
+            let va = rack.lines[shared_qp][sent[shared_qp] % self.lines];
+            sent[shared_qp] += 1;
+            let operation = match self.verb {
                 Verb::Cas => {
                     let value = values.entry(va).or_insert(0u64);
                     let compare = core::mem::replace(value, *value ^ 1);
-                    Ask::Cas { va, compare, swap: *value }
+                    Request::Cas { va, compare, swap: *value }
                 }
-                Verb::Write => Ask::Write { va },
+                Verb::Write => Request::Write { va },
             };
             let psn = Psn::new((n / clients) as u32);
-            frames.push(request((n % clients) as u32, psn, ask));
+            frames.push(request_frame((n % clients) as u32, psn, operation));
             if n >= window {
                 acknowledge(n - window, &mut frames);
             }
         }
         let rest = self.operations().saturating_sub(window);
         (rest..self.operations()).for_each(|n| acknowledge(n, &mut frames));
-        assert!(values.values().all(|value| *value == 0), "memory is as it was");
+        assert!(
+            values.values().all(|value| *value == 0),
+            "memory has its initial values at the end of the capture"
+        );
         frames
     }
 
-    /// The shared connection that request `n` takes
-    const fn lane_of(&self, n: usize) -> usize {
-        (n + n / self.connections as usize) % LANES
+    /// Returns the shared connection of request `n`.
+    const fn shared_qp_of(&self, n: usize) -> usize {
+        (n + n / self.connections as usize) % SHARED_QPS
     }
 }
 
-/// What is changed in frames of one length in a turn.
+/// Changes of the frames of one length in a pass.
 #[derive(Clone, Copy, Debug)]
 struct Patch {
-    /// Where the PSN's word lies, and the ICRC
+    /// Offsets of the word with the PSN, and of the ICRC
     psn: usize,
     icrc: usize,
     shift: u32,
-    /// With what they are XORed
+    /// Bits to flip in the PSN's word and in the ICRC
     bits: [u8; 4],
     effect: [u8; 4],
 }
 
 impl Patch {
     fn new(frame: &[u8], shift: u32) -> Self {
-        let Class::Roce(layout) = classify(frame) else { unreachable!("made to be one") };
+        let Class::Roce(layout) = classify(frame) else { unreachable!("a well-formed RoCEv2 frame") };
         Self { psn: layout.bth() + 8, icrc: layout.icrc(), shift, bits: [0; 4], effect: [0; 4] }
     }
 
-    fn turn(&mut self, turn: u32) {
-        self.bits = Psn::new(turn << self.shift).get().to_be_bytes();
+    fn pass(&mut self, pass: u32) {
+        self.bits = Psn::new(pass << self.shift).get().to_be_bytes();
         let mut changes = Changes::new();
         changes.word(u32::from_le_bytes(self.bits), self.icrc - self.psn - 4);
         self.effect = changes.effect().to_le_bytes();
@@ -158,18 +164,19 @@ impl Patch {
     }
 }
 
-/// What a replay did.
+/// Counts of what a replay did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Operations that left on a shared connection
     pub remapped: u64,
     /// Atomics that left as WRITEs
     pub decided: u64,
-    /// Answers to clients
+    /// Responses to clients
     pub acks: u64,
     /// Operations sent again, because the worker lost its CPU for a while
     pub resent: u64,
-    /// All that must not be: repeated requests, those out of order, stale or spoofed responses, packets that waited, NAKs
+    /// Unexpected events: repeated requests, those out of order, stale or spoofed responses, packets that
+    /// waited, NAKs
     pub wrong: u64,
 }
 
@@ -195,9 +202,9 @@ impl Tally {
         }
     }
 
-    /// Whether this is what `frames` frames of a load do; if not, what is different.
+    /// Checks that the counts match `frames` frames of the load. The error describes the first difference.
     pub fn check(&self, load: &Load, frames: u64) -> Result<(), String> {
-        // The run may have ended in the middle of a turn, with operations under way.
+        // The run may have ended in the middle of a pass, with outstanding operations.
         let slack = load.frames() as f64;
         let operations = frames as f64 * load.operations_per_frame();
         let decided = if load.verb == Verb::Cas { operations } else { 0.0 };
@@ -212,7 +219,7 @@ impl Tally {
                 return Err(format!("{found} {what} of {frames} frames, {expected:.0} expected"));
             }
         }
-        // A worker that loses its CPU for a moment finds operations that nobody acknowledged for long.
+        // A worker that loses its CPU for a moment finds operations without an acknowledgement for long.
         if self.resent as f64 > operations / 20.0 {
             return Err(format!("{} of {operations:.0} operations sent again", self.resent));
         }
@@ -220,7 +227,7 @@ impl Tally {
     }
 }
 
-/// What a replay has done since.
+/// Counts of a replay since the creation of this value.
 #[derive(Debug)]
 pub struct Watch {
     counters: Arc<Counters>,
@@ -228,7 +235,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// What it has done so far
+    /// Returns the counts so far.
     pub fn tally(&self) -> Tally {
         let (now, before) = (Tally::of(&self.counters), self.before);
         Tally {
@@ -241,32 +248,32 @@ impl Watch {
     }
 }
 
-/// A Swordbox that gets a capture over and over.
+/// A Swordbox that receives a capture repeatedly.
 #[derive(Debug)]
 pub struct Replay {
     function: Swordbox,
     requests: Patch,
     acknowledgements: Patch,
-    /// How long those are
+    /// Length of an acknowledgement frame in bytes
     acknowledgement: usize,
     at: usize,
     len: usize,
-    turn: u32,
+    pass: u32,
 }
 
 impl Replay {
-    /// Counts what happens from now on.
+    /// Starts counting.
     pub fn watch(&self) -> Watch {
         let counters = self.function.counters();
         Watch { before: Tally::of(&counters), counters }
     }
 
     #[cold]
-    fn turn(&mut self) {
+    fn pass(&mut self) {
         self.at = 0;
-        self.turn = self.turn.wrapping_add(1);
-        self.requests.turn(self.turn);
-        self.acknowledgements.turn(self.turn);
+        self.pass = self.pass.wrapping_add(1);
+        self.requests.pass(self.pass);
+        self.acknowledgements.pass(self.pass);
     }
 }
 
@@ -287,7 +294,7 @@ impl Function for Replay {
         patch.apply(bytes);
         self.at += 1;
         if self.at == self.len {
-            self.turn();
+            self.pass();
         }
         self.function.on_frame(frame, port, now, out)
     }

@@ -1,14 +1,16 @@
-//! `understudy bench swordbox`: what sharing connections and resolving atomics costs, against `dpdk-testpmd`.
+//! `understudy bench swordbox`: the cost of sharing connections and resolving atomics, compared with
+//! `dpdk-testpmd`.
 //!
-//! Requests of many clients and acknowledgements of the server, as a Swordbox between them gets them ([`load`]): each frame
-//! that comes in makes one that goes out, if acknowledgements cover one operation each.
+//! The traffic is requests of many clients and acknowledgements of the server, as a Swordbox between them
+//! receives them ([`load`]). Each received frame makes one sent frame, if acknowledgements cover one
+//! operation each.
 
 pub mod load;
 mod rack;
 pub mod simulated;
 
-use crate::compare::{Bench, CompareArgs, Entry, Figures, Launch, Ratio, Room};
-use crate::process::{Counts, Program};
+use crate::compare::{Bench, Capacity, CompareArgs, Entry, Figures, Launch, Ratio};
+use crate::process::{CountedFrames, Program};
 use crate::traffic;
 use clap::Args;
 use load::{Load, Tally, Verb};
@@ -20,39 +22,39 @@ const MACSWAP: &str = "testpmd macswap";
 const SWORDBOX: &str = "understudy swordbox";
 
 /// Requests of 1,024 clients
-const FEW: Load = Load { verb: Verb::Cas, connections: 1024, requests: 1, lines: 64, covered: 1 };
-/// As many as of 65,536 clients: the capture is longer than caches are
-const MANY: Load = Load { connections: 65_536, lines: 256, ..FEW };
-const FEW_FOR_LONG: Load = Load { connections: 1024, requests: 64, ..MANY };
+const CLIENTS_1024: Load = Load { verb: Verb::Cas, connections: 1024, requests: 1, lines: 64, covered: 1 };
+/// As many requests as 65,536 clients make with one each: the capture exceeds the caches
+const CLIENTS_65536: Load = Load { connections: 65_536, lines: 256, ..CLIENTS_1024 };
+const CLIENTS_1024_LONG: Load = Load { connections: 1024, requests: 64, ..CLIENTS_65536 };
 /// Operations that an acknowledgement covers
 const COVERED: [usize; 3] = [2, 8, 32];
 
-/// Compare sharing connections and resolving atomics with dpdk-testpmd (macswap), on one core; and contended locks with
-/// Swordbox and without (simulated)
+/// Compare sharing connections and resolving atomics with dpdk-testpmd (macswap), on one core; and contended
+/// locks with Swordbox and without (simulated)
 #[derive(Args)]
 pub struct SwordboxArgs {
-    /// Only what is simulated
+    /// Run only the simulation
     #[arg(long)]
     simulated: bool,
     #[command(flatten)]
     compare: CompareArgs,
 }
 
-/// Run the data plane on traffic that it has been prepared for (for `bench swordbox`)
+/// Run the data plane on synthetic Swordbox traffic (used by `bench swordbox`)
 #[derive(Args)]
 pub struct LoadArgs {
-    /// A configuration with a port that plays the traffic's capture
+    /// Configuration with a port that plays the traffic's capture
     pub config: PathBuf,
-    /// What clients do
+    /// Verb of the clients' requests
     #[arg(long)]
     verb: Verb,
-    /// Clients
+    /// Number of clients
     #[arg(long)]
     connections: u32,
-    /// Requests of each
+    /// Requests of each client
     #[arg(long)]
     requests: u32,
-    /// Lines on each shared connection
+    /// Cached lines on each shared connection
     #[arg(long)]
     lines: usize,
     /// Operations that an acknowledgement covers
@@ -61,14 +63,14 @@ pub struct LoadArgs {
 }
 
 impl LoadArgs {
-    /// The traffic
+    /// Returns the traffic.
     pub const fn load(&self) -> Load {
         let &Self { verb, connections, requests, lines, covered, .. } = self;
         Load { verb, connections, requests, lines, covered }
     }
 }
 
-/// Runs the comparison and prints it. `understudy` is the program itself.
+/// Runs the comparison and prints it. `understudy` is the path of the program itself.
 pub fn run(args: &SwordboxArgs, understudy: &Path) -> Result<(), Report> {
     if args.simulated {
         return simulated::run(args.compare.json);
@@ -76,13 +78,13 @@ pub fn run(args: &SwordboxArgs, understudy: &Path) -> Result<(), Report> {
     let bench = Bench::new(&args.compare, understudy)?;
     let mut entries = Vec::new();
     for verb in [Verb::Write, Verb::Cas] {
-        let load = Load { verb, ..FEW };
+        let load = Load { verb, ..CLIENTS_1024 };
         let capture = capture(&bench, load)?;
         entries.push(entry(MACSWAP, load, &capture, macswap()));
         entries.push(entry(SWORDBOX, load, &capture, replaying(load)));
     }
-    let covering = COVERED.map(|covered| Load { covered, ..FEW });
-    for load in [FEW_FOR_LONG, MANY].into_iter().chain(covering) {
+    let covering = COVERED.map(|covered| Load { covered, ..CLIENTS_1024 });
+    for load in [CLIENTS_1024_LONG, CLIENTS_65536].into_iter().chain(covering) {
         entries.push(entry(SWORDBOX, load, &capture(&bench, load)?, replaying(load)));
     }
     bench.compare(&args.compare, &entries, ratios)?;
@@ -96,7 +98,7 @@ fn capture(bench: &Bench, load: Load) -> Result<PathBuf, Report> {
     Ok(path)
 }
 
-/// What a load is called
+/// Returns the name of a load in the figures.
 fn name(load: Load) -> String {
     let verb = if load.verb == Verb::Cas { "CAS" } else { "WRITE 64 B" };
     let Load { connections, requests, covered, .. } = load;
@@ -111,9 +113,9 @@ fn entry(program: &str, load: Load, capture: &Path, launch: Launch) -> Entry {
         traffic: name(load),
         capture: capture.into(),
         launch,
-        help: "`understudy doctor` says what is missing; dpdk-testpmd is in Debian's package dpdk-dev",
-        counts: Counts::Received,
-        company: None,
+        help: "run `understudy doctor` to see what is missing; dpdk-testpmd is in Debian's package dpdk-dev",
+        counts: CountedFrames::Received,
+        observer: None,
     }
 }
 
@@ -124,8 +126,8 @@ fn macswap() -> Launch {
 fn replaying(load: Load) -> Launch {
     Box::new(move |bench, capture, file_prefix| {
         let path = bench.dir.path().join("swordbox.toml");
-        let room = Room::for_frames(load.frames());
-        let config = bench.runtime(capture, &file_prefix, 1500, room)
+        let capacity = Capacity::for_frames(load.frames());
+        let config = bench.runtime(capture, &file_prefix, 1500, capacity)
             + "[forward]\npairs = [[\"loop\", \"loop\"]]\ncounted_qps = 0\n";
         std::fs::write(&path, config).into_diagnostic()?;
         let mut command = Command::new(&bench.understudy);
@@ -144,29 +146,33 @@ fn replaying(load: Load) -> Launch {
     })
 }
 
-/// Whether a replay did what was to be measured.
+/// Checks that a replay handled the traffic as intended.
 ///
 /// # Errors
-/// It did not; how so.
+/// The difference from the intended behaviour.
 pub fn check(load: &Load, tally: &Tally, frames: u64) -> Result<(), Report> {
-    tally.check(load, frames).map_err(|what| miette!("this is no measurement of {}: {what}", name(*load)))
+    tally.check(load, frames).map_err(|what| miette!("invalid measurement of {}: {what}", name(*load)))
 }
 
 fn ratios(figures: &Figures) -> Vec<Ratio> {
     let ratio = |what: String, value, at_least| Ratio { what, value, at_least };
-    let write = name(Load { verb: Verb::Write, ..FEW });
+    let write = name(Load { verb: Verb::Write, ..CLIENTS_1024 });
     let mut all = vec![
         ratio(
             "WRITEs on shared connections / testpmd macswap".into(),
             figures.ratio(SWORDBOX, MACSWAP, &write),
             0.35,
         ),
-        ratio("CAS to WRITE / testpmd macswap".into(), figures.ratio(SWORDBOX, MACSWAP, &name(FEW)), 0.28),
+        ratio(
+            "CAS to WRITE / testpmd macswap".into(),
+            figures.ratio(SWORDBOX, MACSWAP, &name(CLIENTS_1024)),
+            0.28,
+        ),
         ratio(
             "65,536 clients / 1,024 clients".into(),
             figures
-                .rate(SWORDBOX, &name(MANY))
-                .zip(figures.rate(SWORDBOX, &name(FEW_FOR_LONG)))
+                .rate(SWORDBOX, &name(CLIENTS_65536))
+                .zip(figures.rate(SWORDBOX, &name(CLIENTS_1024_LONG)))
                 .map(|(many, few)| many / few),
             0.70,
         ),
@@ -174,7 +180,7 @@ fn ratios(figures: &Figures) -> Vec<Ratio> {
     let operations =
         |load: Load| figures.rate(SWORDBOX, &name(load)).map(|frames| frames * load.operations_per_frame());
     all.extend(COVERED.map(|covered| {
-        let both = operations(Load { covered, ..FEW }).zip(operations(FEW));
+        let both = operations(Load { covered, ..CLIENTS_1024 }).zip(operations(CLIENTS_1024));
         let what = format!("operations a second, an ACK for {covered} / an ACK each");
         ratio(what, both.map(|(one, each)| one / each), 1.0)
     }));

@@ -1,4 +1,5 @@
-//! Clients and a memory server in memory, and a Swordbox between them: what leads to the traffic that is measured.
+//! Clients and a memory server in memory, with a Swordbox between them: brings the Swordbox into the state
+//! from which the measured traffic starts.
 
 use rocev2::aeth::{Aeth, Credit, Syndrome};
 use rocev2::atomic::{AtomicAckEth, AtomicEth};
@@ -17,26 +18,26 @@ use switch::{Function as _, Nanos, PortId};
 use swordbox::{Command, Config, Event, Layers, Server, Swordbox, Table};
 
 /// Shared connections
-pub(super) const LANES: usize = 4;
-/// The key of the server's region
+pub(super) const SHARED_QPS: usize = 4;
+/// Remote key of the server's region
 const RKEY: u32 = 0x77;
-/// Where words lie that clients contend for
+/// Address of the words that clients contend for
 const TABLE: u64 = 0x1000_0000;
-/// Where nothing lies that is shared
-const ELSEWHERE: u64 = 0x2000_0000;
+/// Address of memory that is not shared
+const UNSHARED: u64 = 0x2000_0000;
 /// Machines on which the clients run
 const MACHINES: u32 = 64;
 const SERVER: [u8; 4] = [10, 0, 0, 1];
 const SERVER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
-/// Lines of the table that are not measured, in front of those that are
+/// Lines at the beginning of the table that are not measured
 const UNMEASURED: u64 = 64;
 
-/// Where line `n` begins
-const fn line(n: u64) -> u64 {
+/// Returns the address of line `n`.
+const fn line_address(n: u64) -> u64 {
     TABLE + (UNMEASURED + n) * 64
 }
 
-/// The server's queue pair for client `n`, and the client's own
+/// Returns the server's queue pair for client `n`, and the client's own.
 const fn qpns(n: u32) -> (Qpn, Qpn) {
     (Qpn::new(0x10_0000 + n), Qpn::new(0x100 + n))
 }
@@ -45,21 +46,21 @@ const fn client_of(server: Qpn) -> u32 {
     server.get() - 0x10_0000
 }
 
-/// What a request asks for.
+/// A request.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Ask {
+pub(super) enum Request {
     Cas {
         va: u64,
         compare: u64,
         swap: u64,
     },
-    /// Of 64 bytes
+    /// WRITE of 64 bytes
     Write {
         va: u64,
     },
 }
 
-/// A frame between client `n` and the server, in either direction.
+/// Returns a frame between client `n` and the server, in either direction.
 fn frame(n: u32, to_server: bool, bth: Bth, extended: Extended, payload: &[u8]) -> Vec<u8> {
     let machine = (n % MACHINES) as u8;
     let client = ([10, 0, 1, machine], MacAddr([2, 0, 0, 0, 1, machine]));
@@ -75,19 +76,19 @@ fn frame(n: u32, to_server: bool, bth: Bth, extended: Extended, payload: &[u8]) 
     frame
 }
 
-/// A request of client `n`.
-pub(super) fn request(n: u32, psn: Psn, ask: Ask) -> Vec<u8> {
+/// Returns a request of client `n`.
+pub(super) fn request_frame(n: u32, psn: Psn, request: Request) -> Vec<u8> {
     let (server, _) = qpns(n);
     let (opcode, mut extended, payload) = (
-        match ask {
-            Ask::Cas { .. } => Opcode::RC_COMPARE_SWAP,
-            Ask::Write { .. } => Opcode::RC_WRITE_ONLY,
+        match request {
+            Request::Cas { .. } => Opcode::RC_COMPARE_SWAP,
+            Request::Write { .. } => Opcode::RC_WRITE_ONLY,
         },
         Extended::default(),
         [n as u8; 64],
     );
-    match ask {
-        Ask::Cas { va, compare, swap } => {
+    match request {
+        Request::Cas { va, compare, swap } => {
             extended.atomic = AtomicEth {
                 va: va.into(),
                 rkey: RKEY.into(),
@@ -95,20 +96,20 @@ pub(super) fn request(n: u32, psn: Psn, ask: Ask) -> Vec<u8> {
                 compare: compare.into(),
             };
         }
-        Ask::Write { va } => extended.reth = Reth { va: va.into(), rkey: RKEY.into(), len: 64.into() },
+        Request::Write { va } => extended.reth = Reth { va: va.into(), rkey: RKEY.into(), len: 64.into() },
     }
     let mut bth = Bth::new(opcode, server, psn);
     bth.set_ack_req(true);
-    frame(n, true, bth, extended, if matches!(ask, Ask::Write { .. }) { &payload } else { &[] })
+    frame(n, true, bth, extended, if matches!(request, Request::Write { .. }) { &payload } else { &[] })
 }
 
-/// The server's answer to client `n`; to an atomic, with what it found.
-pub(super) fn answer(n: u32, psn: Psn, msn: Msn, found: Option<u64>) -> Vec<u8> {
+/// Returns the server's response to client `n`; to an atomic, with the original value.
+pub(super) fn response_frame(n: u32, psn: Psn, msn: Msn, original: Option<u64>) -> Vec<u8> {
     let aeth = zerocopy::transmute!(Aeth::new(Syndrome::Ack(Credit::UNLIMITED), msn));
     let mut extended = Extended { aeth, ..Extended::default() };
-    let opcode = match found {
-        Some(found) => {
-            extended.atomic_ack = AtomicAckEth { original: found.into() };
+    let opcode = match original {
+        Some(original) => {
+            extended.atomic_ack = AtomicAckEth { original: original.into() };
             Opcode::RC_ATOMIC_ACKNOWLEDGE
         }
         None => Opcode::RC_ACKNOWLEDGE,
@@ -116,14 +117,15 @@ pub(super) fn answer(n: u32, psn: Psn, msn: Msn, found: Option<u64>) -> Vec<u8> 
     frame(n, false, Bth::new(opcode, qpns(n).1, psn), extended, &[])
 }
 
-/// The two messages with which the connection manager makes a connection, both PSNs being `psn`.
+/// Returns the two messages with which the connection manager establishes a connection, both with the
+/// starting PSN `psn`.
 fn handshake(n: u32, psn: Psn) -> [Vec<u8>; 2] {
     let (server, client) = qpns(n);
     let (mut req, mut rep) = (cm::Req::zeroed(), cm::Rep::zeroed());
     req.local_comm_id = (n + 1).into();
     req.set_qpn(client);
     req.set_starting_psn(psn);
-    // 1,024 bytes
+    // Path MTU of 1,024 bytes
     req.mtu_rnr = 3 << 4;
     rep.local_comm_id = (n + 1).into();
     rep.remote_comm_id = (n + 1).into();
@@ -140,102 +142,112 @@ fn handshake(n: u32, psn: Psn) -> [Vec<u8>; 2] {
     [datagram(true, &mads[0]), datagram(false, &mads[1])]
 }
 
-/// What the server knows of a queue pair.
+/// The server's state of a queue pair.
 #[derive(Clone, Copy, Debug)]
 struct QueuePair {
     expected: Psn,
     done: Msn,
 }
 
-/// Clients, a Swordbox, a server: frames go through at once.
+/// Clients, a Swordbox and a server. Frames pass through without delay.
 pub(super) struct Rack {
     pub(super) function: Swordbox,
     pub(super) now: Nanos,
     queue_pairs: Vec<QueuePair>,
     memory: HashMap<u64, u64>,
-    /// The next PSN of each client
-    next: Vec<Psn>,
-    /// Whose connections are shared, in the order in which they came to be
+    /// Next PSN of each client
+    next_psn: Vec<Psn>,
+    /// Clients whose connections are shared, in the order in which they were shared
     pub(super) owners: Vec<u32>,
-    /// Lines by shared connection
+    /// Addresses of lines, by shared connection
     pub(super) lines: Vec<Vec<u64>>,
 }
 
 impl Rack {
-    /// A rack of `clients`, all of which are connected and have used the server's memory on their own connections; `lines`
-    /// lines on each shared connection, whose words are known; and beside them the clients whose connections are shared. The
-    /// next request of each client, and the next on each shared connection, has PSN 0.
+    /// Creates a rack of `clients` clients, all of which are connected and have used the server's memory on
+    /// their own connections. There are `lines` lines on each shared connection, whose words' values are
+    /// cached, and additional clients whose connections are shared. The next request of each client, and the
+    /// next on each shared connection, has PSN 0.
     pub(super) fn new(clients: u32, lines: usize) -> Self {
-        // How many requests it takes until all is so is seen in a first run.
-        let first = Self::begin(clients, lines, &vec![Psn::ZERO; clients as usize + LANES]);
+        // A first run counts the requests that it takes; the second starts at the PSNs from which they end at
+        // 0.
+        let first = Self::begin(clients, lines, &vec![Psn::ZERO; clients as usize + SHARED_QPS]);
         let begin: Vec<_> = first.queue_pairs.iter().map(|qp| Psn::ZERO.sub(qp.expected.get())).collect();
         Self::begin(clients, lines, &begin)
     }
 
     fn begin(clients: u32, lines: usize, first: &[Psn]) -> Self {
-        let all = clients + LANES as u32;
-        let config = config(all, lines * LANES);
+        let all = clients + SHARED_QPS as u32;
+        let config = config(all, lines * SHARED_QPS);
         let settle = config.settle;
         let mut rack = Self {
             function: Swordbox::new(config),
             now: Nanos::ZERO,
             queue_pairs: first.iter().map(|psn| QueuePair { expected: *psn, done: Msn::ZERO }).collect(),
             memory: HashMap::new(),
-            next: first.to_vec(),
+            next_psn: first.to_vec(),
             owners: Vec::new(),
-            lines: vec![Vec::new(); LANES],
+            lines: vec![Vec::new(); SHARED_QPS],
         };
-        // Each shares connections of those before it: a later one may be to a server that has restarted since.
+        // A connection shares only connections that were made before it: the server of a later one may have
+        // restarted meanwhile.
         for n in (clients..all).rev().chain(0..clients) {
             for frame in handshake(n, first[n as usize]) {
-                rack.pass(&frame);
+                rack.relay(&frame);
             }
-            // With these it shows that it has the key. The second is on a word that may be contended for, so the Swordbox asks
-            // whether the connection's sides may differ from then on.
-            rack.ask(n, Ask::Write { va: ELSEWHERE });
-            rack.ask(n, Ask::Cas { va: TABLE, compare: 0, swap: 0 });
+            // These requests prove that the client has the key. The second addresses a word that may be
+            // contended for, so the Swordbox requests permission to let the connection's sides differ.
+            rack.execute(n, Request::Write { va: UNSHARED });
+            rack.execute(n, Request::Cas { va: TABLE, compare: 0, swap: 0 });
         }
-        for lane in 0..LANES as u32 {
-            let va = TABLE + u64::from(1 + lane) * 64;
-            rack.ask(clients + lane, Ask::Cas { va, compare: 0, swap: 0 });
+        for shared_qp in 0..SHARED_QPS as u32 {
+            let va = TABLE + u64::from(1 + shared_qp) * 64;
+            rack.execute(clients + shared_qp, Request::Cas { va, compare: 0, swap: 0 });
         }
         let shared = rack.function.usage()[1];
-        assert_eq!(shared, LANES, "connections are shared");
+        assert_eq!(shared, SHARED_QPS, "all shared connections exist");
         rack.owners = (clients..all).collect();
         for n in 0.. {
             if rack.lines.iter().all(|own| own.len() == lines) {
                 break;
             }
-            let asked = rack.ask(clients, Ask::Cas { va: line(n), compare: 0, swap: 0 });
-            let lane = rack.owners.iter().position(|owner| *owner == asked).expect("a shared connection");
-            if rack.lines[lane].len() < lines {
-                rack.lines[lane].push(line(n));
+            let owner = rack.execute(clients, Request::Cas { va: line_address(n), compare: 0, swap: 0 });
+            let shared_qp =
+                rack.owners.iter().position(|candidate| *candidate == owner).expect("a shared connection");
+            if rack.lines[shared_qp].len() < lines {
+                rack.lines[shared_qp].push(line_address(n));
             }
         }
-        // From now on it is known that nothing else is on its way to the lines.
+        // After the settling time, no earlier request can be in flight to the lines.
         rack.now = rack.now + settle + settle;
         for va in rack.lines.concat() {
-            rack.ask(clients, Ask::Cas { va, compare: 0, swap: 0 });
+            rack.execute(clients, Request::Cas { va, compare: 0, swap: 0 });
         }
         rack
     }
 
-    /// A client asks for something and gets its answer; whose connection it went over.
-    fn ask(&mut self, n: u32, ask: Ask) -> u32 {
-        let psn = self.next[n as usize];
-        self.next[n as usize] = psn.add(1);
-        let to_server = self.pass(&request(n, psn, ask));
+    /// Sends a request of a client and passes the response to it. Returns the client whose connection it went
+    /// over.
+    fn execute(&mut self, n: u32, request: Request) -> u32 {
+        let psn = self.next_psn[n as usize];
+        self.next_psn[n as usize] = psn.add(1);
+        let to_server = self.relay(&request_frame(n, psn, request));
         let [request] = &to_server[..] else { panic!("{} frames for a request", to_server.len()) };
-        let (whose, answer) = self.serve(request);
-        let to_client = self.pass(&answer);
-        let [answer] = &to_client[..] else { panic!("{} frames for an answer", to_client.len()) };
-        let packet = Packet::parse(answer).expect("an answer");
-        assert_eq!((packet.bth().dest_qp(), packet.bth().psn()), (qpns(n).1, psn), "its answer");
-        whose
+        let (owner, response) = self.serve(request);
+        let to_client = self.relay(&response);
+        let [response] = &to_client[..] else { panic!("{} frames for a response", to_client.len()) };
+        let packet = Packet::parse(response).expect("a response");
+        assert_eq!(
+            (packet.bth().dest_qp(), packet.bth().psn()),
+            (qpns(n).1, psn),
+            "the response of the request"
+        );
+        owner
     }
 
-    /// A frame goes through the Swordbox: what comes out. The control plane permits what it is asked for.
-    pub(super) fn pass(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
+    /// Passes a frame through the Swordbox. The control plane grants every requested permission. Returns the
+    /// frames that the Swordbox sends.
+    pub(super) fn relay(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
         self.now = self.now + Nanos(10);
         let (_, frames) = run_frame(&mut self.function, frame, PortId(0), self.now);
         while let Some(event) = self.function.poll_event() {
@@ -246,39 +258,39 @@ impl Rack {
         frames.into_iter().map(|(frame, _)| frame).collect()
     }
 
-    /// The server does what it is asked for: on whose connection, and its answer.
+    /// Executes a request at the server. Returns the client whose connection it arrived on, and the response.
     fn serve(&mut self, frame: &[u8]) -> (u32, Vec<u8>) {
         let packet = Packet::parse(frame).expect("a request");
-        assert!(packet.verify_icrc(), "its ICRC");
+        assert!(packet.verify_icrc(), "the ICRC is valid");
         let n = client_of(packet.bth().dest_qp());
         let qp = &mut self.queue_pairs[n as usize];
         assert_eq!(packet.bth().psn(), qp.expected, "a request in order");
         let psn = qp.expected;
         *qp = QueuePair { expected: psn.add(1), done: qp.done.add(1) };
-        let found = packet.atomic().map(|atomic| {
+        let original = packet.atomic().map(|atomic| {
             let word = self.memory.entry(atomic.va.get()).or_default();
-            let found = *word;
-            if found == atomic.compare.get() {
+            let original = *word;
+            if original == atomic.compare.get() {
                 *word = atomic.swap_or_add.get();
             }
-            found
+            original
         });
-        (n, answer(n, psn, qp.done, found))
+        (n, response_frame(n, psn, qp.done, original))
     }
 }
 
-/// As users have it, with room for as many connections as there are.
+/// Returns the default configuration, with room for this many connections and lines.
 fn config(connections: u32, lines: usize) -> Config {
     let forward = ForwardConfig {
         topology: Topology::Pairs(vec![(PortId(0), PortId(0))]),
         ..ForwardConfig::bridge(1, 16)
     };
     let base = Config::new(forward);
-    let table = Table { rkey: None, range: TABLE..ELSEWHERE, stride: 8, writable: true };
+    let table = Table { rkey: None, range: TABLE..UNSHARED, stride: 8, writable: true };
     Config {
         connections: base.connections.max(connections as usize),
         lines: base.lines.max(4 * lines),
-        servers: vec![Server { tables: vec![table], lanes: LANES, ..Server::new(SERVER.into()) }],
+        servers: vec![Server { tables: vec![table], lanes: SHARED_QPS, ..Server::new(SERVER.into()) }],
         layers: Layers::CAS_TO_WRITE,
         ..base
     }

@@ -1,5 +1,5 @@
-//! What a Swordbox gains, in virtual time: locks that clients contend for, on a server whose atomics cost what the authors of
-//! the paper measured. The same numbers on any machine.
+//! The gain of a Swordbox in virtual time: contended locks on a server whose atomics take as long as the
+//! authors of the paper measured. The numbers are the same on any machine.
 
 use clap::Args;
 use comfy_table::{Cell, CellAlignment, Table as Text, presets};
@@ -16,21 +16,21 @@ use swordbox::clients::lock::Unlock;
 use swordbox::{Config, Connection, Control, Journal, Layers, Server, Swordbox, Table};
 
 /// Clients that contend for one lock
-const MANY: usize = 240;
-/// Longer than anything is on its way in this rack, whose round trips take microseconds
+const CLIENTS: usize = 240;
+/// Longer than any packet is in flight in this rack, whose round trips take microseconds
 const SETTLE: Nanos = Nanos::from_millis(1);
 
-/// What lies between clients and server.
+/// The switch between clients and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Between {
-    /// A switch that forwards
+pub enum SwitchKind {
+    /// A switch that only forwards
     Forward,
-    /// A Swordbox that does this
+    /// A Swordbox with these layers
     Swordbox(Layers),
 }
 
-impl Between {
-    /// The layers, one on top of the other
+impl SwitchKind {
+    /// All switches, each with one more layer
     pub const ALL: [Self; 4] = [
         Self::Forward,
         Self::Swordbox(Layers::PASS),
@@ -38,7 +38,7 @@ impl Between {
         Self::Swordbox(Layers::CAS_TO_WRITE),
     ];
 
-    /// What it is called
+    /// Returns the name in tables.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Forward => "without",
@@ -49,10 +49,10 @@ impl Between {
     }
 }
 
-/// Everything is written down, and nothing is kept: there is no restart.
-struct Unkept;
+/// A journal that stores nothing, because the simulation has no restart.
+struct NullJournal;
 
-impl Journal for Unkept {
+impl Journal for NullJournal {
     fn add(&mut self, _connection: Connection) -> std::io::Result<()> {
         Ok(())
     }
@@ -60,7 +60,7 @@ impl Journal for Unkept {
     fn remove(&mut self, _connection: Connection) {}
 }
 
-/// A Swordbox between the machines and the server of a rack.
+/// Creates a Swordbox between the machines and the server of a rack.
 fn swordbox(machines: usize, layers: Layers) -> Controlled<Control> {
     let table = Table { rkey: None, range: LOCKS_VA..LOCKS_VA + LOCKS_LEN as u64, stride: 8, writable: true };
     let config = Config {
@@ -70,63 +70,63 @@ fn swordbox(machines: usize, layers: Layers) -> Controlled<Control> {
         settle: SETTLE,
         ..Config::new(ForwardConfig::bridge(machines as u16 + 1, 2 * machines + 2))
     };
-    Controlled::new(move || Swordbox::new(config.clone()), |_| Control::new(Box::new(Unkept)))
+    Controlled::new(move || Swordbox::new(config.clone()), |_| Control::new(Box::new(NullJournal)))
 }
 
-/// Clients that take and release locks.
+/// Workload of clients that take and release locks.
 #[derive(Clone, Copy, Debug)]
 pub struct Contention {
-    /// Clients, each with a connection
+    /// Number of clients, each with a connection
     pub clients: usize,
-    /// Locks, all as likely
+    /// Number of locks, chosen uniformly
     pub locks: usize,
     /// Whether locks are in the memory of the server's NIC, whose atomics are faster
     pub device: bool,
-    /// For so long it is measured
+    /// Duration of the measurement
     pub span: Nanos,
-    /// For everything that is drawn
+    /// Seed of all random choices
     pub seed: u64,
 }
 
 impl Contention {
-    /// All want one lock, for 5 ms.
+    /// Returns a workload of one lock, for 5 ms.
     pub const fn new(clients: usize, device: bool) -> Self {
         Self { clients, locks: 1, device, span: Nanos::from_millis(5), seed: 1 }
     }
 
-    /// What is done over a switch.
+    /// Runs the workload over a switch.
     ///
     /// # Errors
-    /// What went wrong with the run.
-    pub fn over(&self, between: Between) -> Result<Outcome, Report> {
-        // A Swordbox decides nothing before it is known that nothing is on its way past it (`settle`). And each client
-        // takes the lock once on its own connection, past it, to show that it may write.
+    /// The simulation's error.
+    pub fn measure(&self, switch: SwitchKind) -> Result<Outcome, Report> {
+        // A Swordbox resolves nothing before no earlier request can be in flight past it (`settle`). And each
+        // client takes the lock once on its own connection, past the Swordbox, to prove that it may write.
         let warm_up = SETTLE + SETTLE + Nanos::from_micros(200 * self.clients as u64);
         let Self { device, span, seed, .. } = *self;
         let run = Run { seed, device, warm_up, span, ..Run::new(self.clients) };
-        let outcome = match between {
-            Between::Forward => locks(&run, self.locks, 0.0, Unlock::Write, rack::forward(run.machines)),
-            Between::Swordbox(layers) => {
+        let outcome = match switch {
+            SwitchKind::Forward => locks(&run, self.locks, 0.0, Unlock::Write, rack::forward(run.machines)),
+            SwitchKind::Swordbox(layers) => {
                 locks(&run, self.locks, 0.0, Unlock::Write, swordbox(run.machines, layers))
             }
         };
         outcome.map_err(|error| miette!("{error}"))
     }
 
-    /// Operations on locks a second, successful or not: what the server's NIC is the limit of
+    /// Returns the operations on locks a second, successful or not. The server's NIC is their bottleneck.
     pub fn requests_per_s(&self, outcome: &Outcome) -> f64 {
         outcome.tally.requests() as f64 * 1e9 / self.span.0 as f64
     }
 }
 
-fn row(contention: &Contention, between: Between, outcome: &Outcome) -> Value {
+fn row(contention: &Contention, switch: SwitchKind, outcome: &Outcome) -> Value {
     let lock = outcome.latency(Kind::Lock);
     let us = |span: Nanos| rounded(span.0 as f64 / 1000.0, 1);
     json!({
         "memory": if contention.device { "NIC" } else { "host" },
         "clients": contention.clients,
         "locks": contention.locks,
-        "switch": between.name(),
+        "switch": switch.name(),
         "requests_per_s": contention.requests_per_s(outcome).round() as u64,
         "locks_per_s": outcome.operations_per_s.round() as u64,
         "cas_succeed_percent": rounded(100.0 * outcome.tally.cas_share(), 1),
@@ -141,18 +141,18 @@ fn rounded(value: f64, digits: i32) -> f64 {
     (value * unit).round() / unit
 }
 
-/// Runs what is simulated and prints it.
+/// Runs the simulation and prints it.
 pub(super) fn run(as_json: bool) -> Result<(), Report> {
     let mut layers = Vec::new();
     let mut gains = Vec::new();
     for device in [true, false] {
-        let contention = Contention::new(MANY, device);
-        let outcomes = Between::ALL.map(|between| contention.over(between));
+        let contention = Contention::new(CLIENTS, device);
+        let outcomes = SwitchKind::ALL.map(|switch| contention.measure(switch));
         let mut rates = Vec::new();
-        for (between, outcome) in Between::ALL.into_iter().zip(outcomes) {
+        for (switch, outcome) in SwitchKind::ALL.into_iter().zip(outcomes) {
             let outcome = outcome?;
             rates.push((contention.requests_per_s(&outcome), outcome.operations_per_s));
-            layers.push(row(&contention, between, &outcome));
+            layers.push(row(&contention, switch, &outcome));
         }
         let gain = rates.last().zip(rates.first());
         let (tries, taken) =
@@ -163,8 +163,8 @@ pub(super) fn run(as_json: bool) -> Result<(), Report> {
     let contentions = [1, 8, 16, 64, 128].map(|clients| Contention::new(clients, false)).into_iter();
     let spread = [16, 1024].map(|locks| Contention { locks, ..Contention::new(64, false) });
     for contention in contentions.chain(spread) {
-        for between in [Between::ALL[0], Between::ALL[3]] {
-            scan.push(row(&contention, between, &contention.over(between)?));
+        for switch in [SwitchKind::ALL[0], SwitchKind::ALL[3]] {
+            scan.push(row(&contention, switch, &contention.measure(switch)?));
         }
     }
     let mut out = std::io::stdout().lock();
@@ -190,7 +190,7 @@ pub(super) fn run(as_json: bool) -> Result<(), Report> {
     ];
     writeln!(
         out,
-        "\nLocks, with a server whose atomics cost what the paper measured (virtual time):\n{}",
+        "\nLocks on a server whose atomics take as long as the paper measured (virtual time):\n{}",
         table(&layers, &columns)
     )
     .into_diagnostic()?;
@@ -200,7 +200,7 @@ pub(super) fn run(as_json: bool) -> Result<(), Report> {
         writeln!(out, "{gain:.2}  operations on a lock a second with Swordbox / without, in the {what}'s memory (goal {goal}: {verdict}); taken: {taken:.2}")
             .into_diagnostic()?;
     }
-    writeln!(out, "\nMore and fewer clients and locks:\n{}", table(&scan, &columns)).into_diagnostic()
+    writeln!(out, "\nOther numbers of clients and locks:\n{}", table(&scan, &columns)).into_diagnostic()
 }
 
 fn table(rows: &[Value], columns: &[&str]) -> String {
@@ -218,7 +218,7 @@ fn table(rows: &[Value], columns: &[&str]) -> String {
 /// Show contended locks with Swordbox and without, side by side (simulated)
 #[derive(Args)]
 pub struct DemoArgs {
-    /// Half as long
+    /// Halve the duration
     #[arg(long)]
     quick: bool,
     /// Print a line of JSON for each run instead
@@ -226,10 +226,10 @@ pub struct DemoArgs {
     json: bool,
 }
 
-/// Shows it, a line as soon as it is known. Fails if Swordbox gains nothing where clients contend.
+/// Prints the demonstration, a line for each run. Fails if Swordbox gains nothing where clients contend.
 ///
 /// # Errors
-/// It gains nothing, or a run went wrong.
+/// Swordbox gains less than a factor of 2 with 64 clients or more, or a run failed.
 pub fn demo(args: &DemoArgs) -> Result<(), Report> {
     let clients: &[usize] = if args.quick { &[1, 16, 64] } else { &[1, 4, 16, 64, 240] };
     let span = Nanos::from_millis(if args.quick { 2 } else { 5 });
@@ -237,21 +237,21 @@ pub fn demo(args: &DemoArgs) -> Result<(), Report> {
     if !args.json {
         writeln!(
             out,
-            "Clients take and release one lock in a memory server, by CAS and WRITE, in virtual time. The server's NIC takes as\n\
-             long for them as the paper measured. For each number of clients: a switch that only forwards, and Swordbox.\n\n\
+"Clients take and release one lock in a memory server, by CAS and WRITE, in virtual time. The server's NIC takes as long\n\
+             for them as the paper measured. For each number of clients: a switch that only forwards, and Swordbox.\n\n\
              {:>7}  {:<12} {:>10} {:>12} {:>10} {:>9} {:>9}",
             "clients", "switch", "locks/s", "CAS succeed", "bytes/lock", "p50 us", "p99 us"
         )
         .into_diagnostic()?;
     }
-    let mut gained = Ok(());
+    let mut result = Ok(());
     for &clients in clients {
         let contention = Contention { span, ..Contention::new(clients, false) };
         let mut rates = Vec::new();
-        for between in [Between::ALL[0], Between::ALL[3]] {
-            let outcome = contention.over(between)?;
+        for switch in [SwitchKind::ALL[0], SwitchKind::ALL[3]] {
+            let outcome = contention.measure(switch)?;
             rates.push(outcome.operations_per_s);
-            let row = row(&contention, between, &outcome);
+            let row = row(&contention, switch, &outcome);
             if args.json {
                 writeln!(out, "{row}").into_diagnostic()?;
                 continue;
@@ -261,7 +261,7 @@ pub fn demo(args: &DemoArgs) -> Result<(), Report> {
                 [without, with] => format!("   {:.1} times", with / without),
                 _ => String::new(),
             };
-            let name = if between == Between::Forward { "without" } else { "Swordbox" };
+            let name = if switch == SwitchKind::Forward { "without" } else { "Swordbox" };
             writeln!(
                 out,
                 "{clients:>7}  {name:<12} {:>10} {:>10} % {:>10} {:>9} {:>9}{gain}",
@@ -275,8 +275,12 @@ pub fn demo(args: &DemoArgs) -> Result<(), Report> {
             out.flush().into_diagnostic()?;
         }
         if clients >= 64 && rates[1] < 2.0 * rates[0] {
-            gained = Err(miette!("{clients} clients get {:.0} locks/s, {:.0} without", rates[1], rates[0]));
+            result = Err(miette!(
+                "{clients} clients take {:.0} locks/s with Swordbox, and {:.0} without: expected at least twice as many",
+                rates[1],
+                rates[0]
+            ));
         }
     }
-    gained
+    result
 }

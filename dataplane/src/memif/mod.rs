@@ -1,23 +1,25 @@
-//! The control channels of memif ports, which pass through this process.
+//! Control channels of memif ports, which are proxied by this process.
 //!
-//! DPDK's driver notices that a peer has gone in the EAL's interrupt thread, and there and then unmaps the memory that it
-//! shared with it: a worker that is in the middle of a burst dies of it, and peers that are killed are what memif is
-//! here for. Nor does a client's driver ever connect a second time. So no driver gets hold of a peer's socket. Each talks to
-//! a socket of ours, in a folder that no other user can enter; messages and the descriptors that come with them are
-//! checked and passed on, and the end of a peer is not. Frames do not come this way: drivers share their memory as ever.
+//! DPDK's driver detects the end of a peer in the EAL's interrupt thread and immediately unmaps the shared
+//! memory. A worker in the middle of a burst is then killed by SIGSEGV, and surviving the death of a peer is
+//! the purpose of memif ports here. Moreover, a client's driver never reconnects. Therefore no driver gets a
+//! peer's socket. Each driver connects to a socket of this process, in a folder that no other user can
+//! access. Messages and the descriptors that they carry are validated and forwarded, but the end of a peer is
+//! not. Frames do not pass through this process's sockets: the drivers exchange them in shared memory as
+//! usual.
 //!
 //! ```text
-//!            peer's messages come, or the peer answers           link is up
-//!   Apart ------------------------------------------> Joining ------------> Joined    workers poll the port
-//!     ^                                                  |                    |
-//!     |                                 peer has gone    |                    | peer has gone
-//!     +--------------------------------------------------+                    v
-//!     +------------------------------------------------------------------- Leaving    workers are letting go of it
-//!                    none has it; the driver's side is ended
+//!                 message from a peer, or connected to one       link is up
+//! Disconnected ------------------------------------> Connecting ------> Connected   workers poll the port
+//!   ^                                                    |                  |
+//!   |                                   peer disconnects |                  | peer disconnects
+//!   +----------------------------------------------------+                  v
+//!   +---------------------------------------------------------------- Disconnecting   workers release it
+//!                   no worker uses it; the driver's side is stopped
 //! ```
 //!
-//! All of it is done by the control thread, between two looks at the workers. A port is stopped in the interrupt thread,
-//! where none of the driver's own callbacks can be under way.
+//! The control thread does all of this, between two polls of the workers' queues. A port is stopped in the
+//! interrupt thread, where none of the driver's own callbacks can run at the same time.
 
 mod audit;
 mod folder;
@@ -40,68 +42,68 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use switch::{Nanos, PortId};
 
-/// How often a client asks whether its server is there
+/// Interval at which a client tries to connect to its server
 const RETRY: Nanos = Nanos::from_millis(20);
-/// How long a peer may take to say what it wants, or to agree
-const PATIENCE: Nanos = Nanos::from_millis(5_000);
-/// Peers at once that have not said yet what they want
-const CALLERS: usize = 64;
+/// Time that a peer may take to send its request, or to complete the handshake
+const HANDSHAKE_TIMEOUT: Nanos = Nanos::from_millis(5_000);
+/// Maximum count of peers that have not sent their request yet
+const MAX_PENDING_PEERS: usize = 64;
 
-/// What the control thread tells a worker of a port.
+/// Message of the control thread to a worker about a port.
 pub(crate) enum Signal {
-    /// It has a peer: poll it, and send through it.
+    /// The port has a peer: poll it, and send through it
     Adopt(PortId),
-    /// It is to be stopped: leave it alone, and count down.
+    /// The port will be stopped: stop using it, and leave `Users`
     Release(PortId, Arc<Users>),
 }
 
-/// How the channels reach the rest of the runtime.
-pub(crate) trait Runs {
-    /// How many workers there are
+/// Interface of the channels to the rest of the runtime.
+pub(crate) trait MemifHooks {
+    /// Returns the count of workers.
     fn workers(&self) -> usize;
-    /// Tells a worker; `false` if its queue is full.
-    fn tell(&mut self, worker: usize, signal: Signal) -> bool;
-    /// The port's peer has come or gone.
-    fn link(&mut self, port: usize, up: bool);
-    /// Reports that a process that wanted to be the port's peer is refused.
-    fn refused(&mut self, port: usize, why: &str);
+    /// Sends a signal to a worker. Returns `false` if its queue is full.
+    fn signal(&mut self, worker: usize, signal: Signal) -> bool;
+    /// Reports that the port's peer has connected or disconnected.
+    fn on_link(&mut self, port: usize, up: bool);
+    /// Reports that a process is refused as the port's peer.
+    fn on_refused(&mut self, port: usize, why: &str);
 }
 
-/// The control channels of all memif ports.
+/// Control channels of all memif ports.
 pub(crate) struct Channels {
     /// Folder of the inner sockets, if there are memif ports
     folder: Option<Folder>,
     servers: Vec<Server>,
-    callers: Vec<Caller>,
+    pending_peers: Vec<PendingPeer>,
     ports: Vec<Port>,
     clock: Option<Clock>,
 }
 
-/// A socket on which ports of ours serve.
+/// A socket on which server ports listen.
 struct Server {
     path: PathBuf,
     outer: Socket,
     _place: Place,
-    /// Where the driver listens
+    /// Path of the socket on which the driver listens
     inner: PathBuf,
-    /// A peer for which the driver has had no ear yet
-    waiting: Option<Socket>,
+    /// A peer whose connection to the driver has to be retried, because the driver's listen queue was full
+    retry_peer: Option<Socket>,
 }
 
-/// A peer that has not got its port yet.
-struct Caller {
+/// A peer that is not yet assigned to a port.
+struct PendingPeer {
     server: usize,
-    line: Line,
+    channel: ControlChannel,
     since: Nanos,
-    /// The driver has spoken. Before that it must not find the peer gone: 22.11's forgets to take back a callback that
-    /// it has set, and the EAL panics.
-    greeted: bool,
-    /// What it asked for, while that has another peer
-    asked: Option<Message>,
+    /// Whether the driver has sent HELLO. The driver must not see the peer disconnect before: 22.11's driver
+    /// then leaves a callback registered, and the EAL panics.
+    hello_sent: bool,
+    /// The peer's request, while the requested port has another peer
+    request: Option<Message>,
 }
 
-/// A control channel: to the peer, and to the driver
-struct Line {
+/// A control channel: the sockets to the peer and to the driver
+struct ControlChannel {
     outer: Socket,
     inner: Socket,
 }
@@ -109,26 +111,26 @@ struct Line {
 /// A memif port.
 struct Port {
     index: usize,
-    /// Queues in each direction
+    /// Count of queues in each direction
     queues: u16,
-    /// A user whose processes may be the peer, besides this user's and root's
+    /// A user whose processes may be the peer, in addition to this user and root
     peer_uid: Option<u32>,
     role: Role,
     state: State,
-    /// Reason that was reported last, since a peer came
+    /// Reason for a refusal that was reported last, since the last peer connected
     refused: Option<String>,
 }
 
 enum Role {
     Server { server: usize, id: u32 },
-    Client { path: SockAddr, id: u32, inner: Socket, inner_path: PathBuf, again: Nanos },
+    Client { path: SockAddr, id: u32, inner: Socket, inner_path: PathBuf, retry_at: Nanos },
 }
 
 enum State {
-    Apart,
-    Joining { line: Line, audit: Audit, since: Nanos },
-    Joined { line: Line, told: usize },
-    Leaving { line: Line, told: usize, users: Arc<Users> },
+    Disconnected,
+    Connecting { channel: ControlChannel, audit: Audit, since: Nanos },
+    Connected { channel: ControlChannel, notified: usize },
+    Disconnecting { channel: ControlChannel, notified: usize, users: Arc<Users> },
 }
 
 impl core::fmt::Debug for Channels {
@@ -137,26 +139,32 @@ impl core::fmt::Debug for Channels {
     }
 }
 
-/// Reports a refusal, unless it is the one reported last: a refused client tries again every few milliseconds.
-fn refuse(port: &mut Port, why: String, runs: &mut impl Runs) {
+/// Reports a refusal, unless the same reason was reported last: a refused client tries again every few
+/// milliseconds.
+fn refuse(port: &mut Port, why: String, hooks: &mut impl MemifHooks) {
     if port.refused.as_ref() != Some(&why) {
-        runs.refused(port.index, &why);
+        hooks.on_refused(port.index, &why);
         port.refused = Some(why);
     }
 }
 
 impl Channels {
-    /// Opens the sockets of the memif ports of `config`, before the EAL makes the ports.
+    /// Opens the sockets of the memif ports of `config`, before the EAL creates the ports.
     pub(crate) fn open(config: &Config) -> Result<Self, Error> {
-        let mut channels =
-            Self { folder: None, servers: Vec::new(), callers: Vec::new(), ports: Vec::new(), clock: None };
+        let mut channels = Self {
+            folder: None,
+            servers: Vec::new(),
+            pending_peers: Vec::new(),
+            ports: Vec::new(),
+            clock: None,
+        };
         for (index, port) in config.ports.iter().enumerate() {
             let Device::Memif { socket, id, server, peer_uid } = &port.device else { continue };
             if channels.folder.is_none() {
-                channels.folder = Some(Folder::make()?);
+                channels.folder = Some(Folder::create()?);
             }
             let role = if *server {
-                Role::Server { server: channels.server(socket, config)?, id: *id }
+                Role::Server { server: channels.server_index(socket, config)?, id: *id }
             } else {
                 let failed = |error: io::Error| {
                     Error::new(
@@ -167,7 +175,13 @@ impl Channels {
                 let inner_path = channels.inner(&format!("client-{index}"));
                 let inner = SockAddr::unix(&inner_path).and_then(|address| socket::listen(&address));
                 let path = SockAddr::unix(socket).map_err(failed)?;
-                Role::Client { path, id: *id, inner: inner.map_err(failed)?, inner_path, again: Nanos::ZERO }
+                Role::Client {
+                    path,
+                    id: *id,
+                    inner: inner.map_err(failed)?,
+                    inner_path,
+                    retry_at: Nanos::ZERO,
+                }
             };
             let queues = port::rx_queues(port, config.workers.cpus.len());
             channels.ports.push(Port {
@@ -175,19 +189,19 @@ impl Channels {
                 queues,
                 peer_uid: *peer_uid,
                 role,
-                state: State::Apart,
+                state: State::Disconnected,
                 refused: None,
             });
         }
         Ok(channels)
     }
 
-    /// Returns the number of the server at this path, which listens from then on.
-    fn server(&mut self, path: &Path, config: &Config) -> Result<usize, Error> {
-        if let Some(known) = self.servers.iter().position(|server| server.path == *path) {
-            return Ok(known);
+    /// Returns the index of the server at this path, and creates it if necessary.
+    fn server_index(&mut self, path: &Path, config: &Config) -> Result<usize, Error> {
+        if let Some(index) = self.servers.iter().position(|server| server.path == *path) {
+            return Ok(index);
         }
-        // A port at this path that another user's process may join
+        // Whether processes of another user may connect to a port at this path
         let open = config.ports.iter().any(|port| {
             matches!(&port.device, Device::Memif { socket, server: true, peer_uid: Some(_), .. } if socket == path)
         });
@@ -195,17 +209,17 @@ impl Channels {
         let made = made.and_then(|outer| Place::listen(&outer, path, open).map(|place| (outer, place)));
         let (outer, place) = made.map_err(|error| unusable(path, &error))?;
         let inner = self.inner(&format!("server-{}", self.servers.len()));
-        self.servers.push(Server { path: path.to_owned(), outer, _place: place, inner, waiting: None });
+        self.servers.push(Server { path: path.to_owned(), outer, _place: place, inner, retry_peer: None });
         Ok(self.servers.len() - 1)
     }
 
     /// Returns the path of an inner socket.
     fn inner(&self, name: &str) -> PathBuf {
-        self.folder.as_ref().expect("it is made for the first port").path(name)
+        self.folder.as_ref().expect("open() creates the folder for the first port").path(name)
     }
 
-    /// What the driver of a memif port is told of its socket.
-    pub(crate) fn arguments(&self, index: usize) -> Option<String> {
+    /// Returns the driver arguments of a memif port that select its inner socket.
+    pub(crate) fn driver_arguments(&self, index: usize) -> Option<String> {
         let port = self.ports.iter().find(|port| port.index == index)?;
         let (role, id, socket) = match &port.role {
             Role::Server { server, id } => ("server", id, &self.servers[*server].inner),
@@ -214,84 +228,95 @@ impl Channels {
         Some(format!("role={role},id={id},socket={},socket-abstract=no", socket.display()))
     }
 
-    /// Whether there is nothing to do, ever
+    /// Returns whether there are no memif ports.
     pub(crate) fn is_empty(&self) -> bool {
         self.ports.is_empty()
     }
 
-    /// Whether workers have to wait until they are told to adopt this port
-    pub(crate) fn has(&self, index: usize) -> bool {
+    /// Returns whether a port is a memif port, which workers must not use before `Signal::Adopt`.
+    pub(crate) fn is_memif(&self, index: usize) -> bool {
         self.ports.iter().any(|port| port.index == index)
     }
 
-    /// There are new workers, which have no port yet.
+    /// Begins a run with new workers, which use no memif port yet.
     pub(crate) fn begin(&mut self, workers: usize) {
         for port in &mut self.ports {
             match &mut port.state {
-                State::Joined { told, .. } => *told = 0,
-                State::Leaving { told, users, .. } => (*told, *users) = (workers, Arc::default()),
-                State::Apart | State::Joining { .. } => {}
+                State::Connected { notified, .. } => *notified = 0,
+                State::Disconnecting { notified, users, .. } => {
+                    (*notified, *users) = (workers, Arc::default());
+                }
+                State::Disconnected | State::Connecting { .. } => {}
             }
         }
     }
 
-    /// Whether a client of ours has no server yet, though it may be about to
-    pub(crate) fn is_calling(&self) -> bool {
+    /// Returns whether a client port is not connected yet, although its server may be running.
+    pub(crate) fn is_connecting(&self) -> bool {
         let calls = |port: &Port| {
-            let apart = matches!(port.state, State::Apart | State::Joining { .. });
-            matches!(port.role, Role::Client { .. }) && apart
+            let unconnected = matches!(port.state, State::Disconnected | State::Connecting { .. });
+            matches!(port.role, Role::Client { .. }) && unconnected
         };
         self.ports.iter().any(calls)
     }
 
-    /// No more calls are answered. Who has not got a port is left, as soon as that can be.
-    pub(crate) fn end(&mut self) {
+    /// Ends the run: no further peers are accepted. Peers without a port are disconnected as soon as that is
+    /// safe.
+    pub(crate) fn close(&mut self) {
         for _ in 0..100 {
-            self.callers.retain(|caller| !caller.greeted && matches!(caller.line.pass_out(), Ok(false)));
-            if self.callers.is_empty() {
+            self.pending_peers.retain(|pending_peer| {
+                !pending_peer.hello_sent && matches!(pending_peer.channel.pass_out(), Ok(false))
+            });
+            if self.pending_peers.is_empty() {
                 return;
             }
             std::thread::sleep(core::time::Duration::from_millis(1));
         }
-        core::mem::forget(core::mem::take(&mut self.callers));
+        core::mem::forget(core::mem::take(&mut self.pending_peers));
     }
 
-    /// Does what there is to do; whether there was something. `devices` are DPDK's numbers of all ports.
-    pub(crate) fn tick(&mut self, devices: &[u16], runs: &mut impl Runs) -> bool {
+    /// Processes pending work. Returns whether there was any. `devices` are DPDK's port IDs of all ports.
+    pub(crate) fn tick(&mut self, devices: &[u16], hooks: &mut impl MemifHooks) -> bool {
         let now = self.clock.get_or_insert_with(Clock::start).nanos(cycles());
-        let mut moved = self.answer(now, runs);
+        let mut progress = self.accept_peers(now, hooks);
         for port in &mut self.ports {
-            moved |= port.tick(devices[port.index], now, runs);
+            progress |= port.tick(devices[port.index], now, hooks);
         }
-        moved
+        progress
     }
 
-    /// Hears who calls, and what they want.
-    fn answer(&mut self, now: Nanos, runs: &mut impl Runs) -> bool {
-        let mut moved = false;
+    /// Accepts connections and handles the peers' requests.
+    fn accept_peers(&mut self, now: Nanos, hooks: &mut impl MemifHooks) -> bool {
+        let mut progress = false;
         for (number, server) in self.servers.iter_mut().enumerate() {
-            while self.callers.len() < CALLERS {
-                let Some(outer) = server.waiting.take().or_else(|| socket::accept(&server.outer)) else {
+            while self.pending_peers.len() < MAX_PENDING_PEERS {
+                let Some(outer) = server.retry_peer.take().or_else(|| socket::accept(&server.outer)) else {
                     break;
                 };
                 let mut ports = self.ports.iter_mut().filter(|port| port.serves(number));
-                let first = ports.next().expect("a server is there for its ports");
-                if let Some(why) = first.stranger(&outer)
-                    && ports.all(|port| port.stranger(&outer).is_some())
+                let first = ports.next().expect("each server has a port");
+                if let Some(why) = first.refusal_reason(&outer)
+                    && ports.all(|port| port.refusal_reason(&outer).is_some())
                 {
-                    refuse(first, why, runs);
+                    refuse(first, why, hooks);
                     continue;
                 }
                 match SockAddr::unix(&server.inner).and_then(|inner| socket::connect(&inner)) {
                     Ok(inner) => {
-                        moved = true;
-                        let line = Line { outer, inner };
-                        let caller = Caller { server: number, line, since: now, greeted: false, asked: None };
-                        self.callers.push(caller);
+                        progress = true;
+                        let channel = ControlChannel { outer, inner };
+                        let pending_peer = PendingPeer {
+                            server: number,
+                            channel,
+                            since: now,
+                            hello_sent: false,
+                            request: None,
+                        };
+                        self.pending_peers.push(pending_peer);
                     }
-                    // Few can wait for the driver at once.
+                    // The driver's listen queue is short.
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        server.waiting = Some(outer);
+                        server.retry_peer = Some(outer);
                         break;
                     }
                     Err(_) => {}
@@ -299,108 +324,115 @@ impl Channels {
             }
         }
         let mut at = 0;
-        while at < self.callers.len() {
-            match self.callers[at].listen(now, &mut self.ports) {
-                Heard::Nothing => at += 1,
-                Heard::Gone => drop(self.callers.swap_remove(at)),
-                Heard::Refused(port, why) => {
-                    drop(self.callers.swap_remove(at));
-                    refuse(&mut self.ports[port], why, runs);
+        while at < self.pending_peers.len() {
+            match self.pending_peers[at].poll(now, &mut self.ports) {
+                Poll::Pending => at += 1,
+                Poll::Disconnected => drop(self.pending_peers.swap_remove(at)),
+                Poll::Refused(port, why) => {
+                    drop(self.pending_peers.swap_remove(at));
+                    refuse(&mut self.ports[port], why, hooks);
                 }
-                Heard::Wants(asks, port) => {
-                    moved = true;
-                    let line = self.callers.swap_remove(at).line;
-                    // A driver that does not hear this says nothing, and has until patience ends.
-                    drop(asks.send(&line.inner));
+                Poll::Requested(message, port) => {
+                    progress = true;
+                    let channel = self.pending_peers.swap_remove(at).channel;
+                    // If the driver does not receive the request, it does not respond, and the attempt times
+                    // out.
+                    drop(message.send(&channel.inner));
                     let port = &mut self.ports[port];
-                    port.state = State::Joining { line, audit: Audit::of_client(port.queues), since: now };
+                    port.state =
+                        State::Connecting { channel, audit: Audit::of_client(port.queues), since: now };
                 }
             }
         }
-        moved
+        progress
     }
 }
 
-/// Explains why a server cannot have its socket.
+/// Explains why a server socket cannot be used.
 fn unusable(path: &Path, error: &PlaceError) -> Error {
     let shown = path.display();
     match error {
         PlaceError::InUse => Error::new(
             format!("another process listens on the socket {shown}"),
-            "end it, or choose another path",
+            "stop it, or choose another path",
         ),
         PlaceError::Folder(error) => Error::new(
             format!("the folder of the socket {shown} cannot be used: {error}"),
-            "make it, or choose another place for the socket",
+            "create it, or choose another path for the socket",
         ),
         PlaceError::Taken | PlaceError::Other(_) => Error::new(
-            format!("the socket {shown} could not be made: {error}"),
-            "its folder has to be writable, and no other file may have its name",
+            format!("cannot create the socket {shown}: {error}"),
+            "its folder has to be writable, and no other file may have this path",
         ),
     }
 }
 
-/// What a caller has said
-enum Heard {
-    Nothing,
-    Gone,
-    /// This, which the port of this number can give
-    Wants(Message, usize),
-    /// The port of this number refuses the caller, for this reason
+/// Result of polling a pending peer
+enum Poll {
+    Pending,
+    Disconnected,
+    /// A request for an idle port, with the index of the port
+    Requested(Message, usize),
+    /// The requested port, by index, refuses the peer for this reason
     Refused(usize, String),
 }
 
-impl Caller {
-    fn listen(&mut self, now: Nanos, ports: &mut [Port]) -> Heard {
-        match self.line.pass_out() {
-            // Whether its greeting still reaches anybody is not its concern.
-            Ok(passed) => self.greeted |= passed,
-            Err(_) => return Heard::Gone,
+impl PendingPeer {
+    fn poll(&mut self, now: Nanos, ports: &mut [Port]) -> Poll {
+        match self.channel.pass_out() {
+            // Whether HELLO still reaches the peer is irrelevant to the driver.
+            Ok(passed) => self.hello_sent |= passed,
+            Err(_) => return Poll::Disconnected,
         }
-        if !self.greeted {
-            return Heard::Nothing;
+        if !self.hello_sent {
+            return Poll::Pending;
         }
-        match receive(&self.line.outer) {
-            Ok(Some(message)) if self.asked.is_none() => self.asked = Some(message),
+        match receive(&self.channel.outer) {
+            Ok(Some(message)) if self.request.is_none() => self.request = Some(message),
             Ok(None) => {}
-            Ok(Some(_)) | Err(_) => return Heard::Gone,
+            Ok(Some(_)) | Err(_) => return Poll::Disconnected,
         }
-        let Some(asked) = self.asked.take() else {
-            return if now.since(self.since) > PATIENCE { Heard::Gone } else { Heard::Nothing };
+        let Some(request) = self.request.take() else {
+            return if now.since(self.since) > HANDSHAKE_TIMEOUT {
+                Poll::Disconnected
+            } else {
+                Poll::Pending
+            };
         };
-        let wanted = asked.asks_for();
-        let serves = |port: &Port| matches!(port.role, Role::Server { server, id } if server == self.server && Some(id) == wanted);
+        let interface = request.requested_interface();
+        let serves = |port: &Port| matches!(port.role, Role::Server { server, id } if server == self.server && Some(id) == interface);
         let port = ports.iter().position(serves);
-        if let Some((port, why)) = port.and_then(|port| Some((port, ports[port].stranger(&self.line.outer)?)))
+        if let Some((port, why)) =
+            port.and_then(|port| Some((port, ports[port].refusal_reason(&self.channel.outer)?)))
         {
-            return Heard::Refused(port, why);
+            return Poll::Refused(port, why);
         }
         match port {
-            None => Heard::Gone,
-            Some(port) if matches!(ports[port].state, State::Apart) => Heard::Wants(asked, port),
-            // Who had it may be gone already.
+            None => Poll::Disconnected,
+            Some(port) if matches!(ports[port].state, State::Disconnected) => Poll::Requested(request, port),
+            // The port's current peer may be about to disconnect.
             Some(_) => {
-                self.asked = Some(asked);
-                Heard::Nothing
+                self.request = Some(request);
+                Poll::Pending
             }
         }
     }
 }
 
-impl Line {
-    /// Passes on what the driver says; whether it said something.
+impl ControlChannel {
+    /// Forwards the driver's messages to the peer. Returns whether there were any.
     fn pass_out(&self) -> io::Result<bool> {
         pass(&self.inner, &self.outer)
     }
 
-    /// Checks what the peer says, and passes it on; whether it said something.
-    fn pass_in(&self, audit: &mut Audit) -> Result<bool, Ended> {
+    /// Validates the peer's messages and forwards them to the driver. Returns whether there were any.
+    fn pass_in(&self, audit: &mut Audit) -> Result<bool, HandshakeError> {
         let mut passed = false;
         while let Some(message) = receive(&self.outer)? {
             if let Err(why) = audit.check(&message) {
-                // It may have gone already.
+                // The peer may have disconnected already.
                 drop(Message::disconnect(&why).send(&self.outer));
-                return Err(Ended::Refused(why));
+                return Err(HandshakeError::Refused(why));
             }
             message.send(&self.inner)?;
             passed = true;
@@ -408,21 +440,22 @@ impl Line {
         Ok(passed)
     }
 
-    /// Whether the peer has gone. Once joined, it says one thing at most: that it goes.
-    fn is_over(&self) -> bool {
+    /// Returns whether the peer has disconnected. Once joined, the only message that it may send is
+    /// DISCONNECT.
+    fn is_disconnected(&self) -> bool {
         !matches!(receive(&self.outer), Ok(None))
     }
 }
 
-/// Why a peer does not join.
-enum Ended {
-    Gone,
+/// The reason why a handshake ended.
+enum HandshakeError {
+    Disconnected,
     Refused(String),
 }
 
-impl From<io::Error> for Ended {
+impl From<io::Error> for HandshakeError {
     fn from(_: io::Error) -> Self {
-        Self::Gone
+        Self::Disconnected
     }
 }
 
@@ -435,7 +468,7 @@ fn pass(from: &Socket, to: &Socket) -> io::Result<bool> {
     Ok(passed)
 }
 
-/// Whether a process of `user` may be the peer of a port of `own`.
+/// Returns whether a process of `user` may be the peer of a port of the user `own`.
 fn is_trusted(user: u32, own: u32, peer_uid: Option<u32>) -> bool {
     user == own || user == 0 || Some(user) == peer_uid
 }
@@ -445,102 +478,107 @@ impl Port {
         matches!(self.role, Role::Server { server, .. } if server == number)
     }
 
-    /// Returns why the process at the other end may not be this port's peer; `None` if it may.
-    fn stranger(&self, socket: &Socket) -> Option<String> {
+    /// Returns the reason why the process at the other end may not be this port's peer, or `None` if it may.
+    fn refusal_reason(&self, socket: &Socket) -> Option<String> {
         let own = rustix::process::geteuid().as_raw();
         match socket::user(socket) {
             Ok(user) if is_trusted(user, own, self.peer_uid) => None,
             Ok(user) => Some(format!(
-                "it runs as user {user}, and this as {own}; set `peer_uid = {user}` if you trust it"
+                "it runs as user {user}, but this process as user {own}; set `peer_uid = {user}` to permit it"
             )),
-            Err(error) => Some(format!("its user is not known: {error}")),
+            Err(error) => Some(format!("cannot determine its user: {error}")),
         }
     }
 
-    fn tick(&mut self, device: u16, now: Nanos, runs: &mut impl Runs) -> bool {
-        match core::mem::replace(&mut self.state, State::Apart) {
-            State::Apart => self.call(device, now, runs),
-            State::Joining { line, mut audit, since } => {
-                let out = line.pass_out().map_err(Ended::from);
-                let passed = out.and_then(|out| Ok(line.pass_in(&mut audit)? | out));
+    fn tick(&mut self, device: u16, now: Nanos, hooks: &mut impl MemifHooks) -> bool {
+        match core::mem::replace(&mut self.state, State::Disconnected) {
+            State::Disconnected => self.connect(device, now, hooks),
+            State::Connecting { channel, mut audit, since } => {
+                let out = channel.pass_out().map_err(HandshakeError::from);
+                let passed = out.and_then(|out| Ok(channel.pass_in(&mut audit)? | out));
                 if passed.is_ok() && port::link_is_up(device) {
                     self.refused = None;
-                    runs.link(self.index, true);
-                    self.state = State::Joined { line, told: 0 };
-                } else if passed.is_err() || now.since(since) > PATIENCE {
+                    hooks.on_link(self.index, true);
+                    self.state = State::Connected { channel, notified: 0 };
+                } else if passed.is_err() || now.since(since) > HANDSHAKE_TIMEOUT {
                     // No worker has adopted the port yet.
-                    self.part(device);
+                    self.disconnect(device);
                 } else {
-                    self.state = State::Joining { line, audit, since };
+                    self.state = State::Connecting { channel, audit, since };
                 }
                 match passed {
                     Ok(passed) => passed,
                     Err(ended) => {
-                        if let Ended::Refused(why) = ended {
-                            refuse(self, why, runs);
+                        if let HandshakeError::Refused(why) = ended {
+                            refuse(self, why, hooks);
                         }
                         true
                     }
                 }
             }
-            State::Joined { line, mut told } => {
-                while told < runs.workers() && runs.tell(told, Signal::Adopt(PortId(self.index as u16))) {
-                    told += 1;
+            State::Connected { channel, mut notified } => {
+                while notified < hooks.workers()
+                    && hooks.signal(notified, Signal::Adopt(PortId(self.index as u16)))
+                {
+                    notified += 1;
                 }
-                let over = line.pass_out().is_err() || line.is_over();
-                if over {
-                    runs.link(self.index, false);
-                    let users = Arc::new(Users::new(runs.workers()));
-                    self.state = State::Leaving { line, told: 0, users };
+                let ended = channel.pass_out().is_err() || channel.is_disconnected();
+                if ended {
+                    hooks.on_link(self.index, false);
+                    let users = Arc::new(Users::new(hooks.workers()));
+                    self.state = State::Disconnecting { channel, notified: 0, users };
                 } else {
-                    self.state = State::Joined { line, told };
+                    self.state = State::Connected { channel, notified };
                 }
-                over
+                ended
             }
-            State::Leaving { line, mut told, users } => {
+            State::Disconnecting { channel, mut notified, users } => {
                 let signal = || Signal::Release(PortId(self.index as u16), Arc::clone(&users));
-                while told < runs.workers() && runs.tell(told, signal()) {
-                    told += 1;
+                while notified < hooks.workers() && hooks.signal(notified, signal()) {
+                    notified += 1;
                 }
                 let all_left = users.count() == 0;
                 if all_left {
-                    self.part(device);
+                    self.disconnect(device);
                 } else {
-                    self.state = State::Leaving { line, told, users };
+                    self.state = State::Disconnecting { channel, notified, users };
                 }
                 all_left
             }
         }
     }
 
-    /// A client looks whether its server is there.
-    fn call(&mut self, device: u16, now: Nanos, runs: &mut impl Runs) -> bool {
-        let Role::Client { path, again, .. } = &mut self.role else { return false };
-        if now < *again {
+    /// Connects a client port to its server, if the server is running.
+    fn connect(&mut self, device: u16, now: Nanos, hooks: &mut impl MemifHooks) -> bool {
+        let Role::Client { path, retry_at, .. } = &mut self.role else { return false };
+        if now < *retry_at {
             return false;
         }
-        *again = now + RETRY;
+        *retry_at = now + RETRY;
         let Ok(outer) = socket::connect(path) else { return false };
-        if let Some(why) = self.stranger(&outer) {
-            refuse(self, why, runs);
+        if let Some(why) = self.refusal_reason(&outer) {
+            refuse(self, why, hooks);
             return false;
         }
         if !port::start(device) {
             return false;
         }
-        let Role::Client { inner, .. } = &self.role else { unreachable!("it was one above") };
-        // The driver has connected.
+        let Role::Client { inner, .. } = &self.role else { unreachable!("the role was matched above") };
+        // The driver has connected in `port::start`.
         let Some(inner) = socket::accept(inner) else {
-            self.part(device);
+            self.disconnect(device);
             return false;
         };
-        self.state =
-            State::Joining { line: Line { outer, inner }, audit: Audit::of_server(self.queues), since: now };
+        self.state = State::Connecting {
+            channel: ControlChannel { outer, inner },
+            audit: Audit::of_server(self.queues),
+            since: now,
+        };
         true
     }
 
-    /// Ends the driver's side, which no worker uses. A server's can be joined again at once.
-    fn part(&mut self, device: u16) {
+    /// Stops the driver's side, which no worker uses. A server's driver is started again, for the next peer.
+    fn disconnect(&mut self, device: u16) {
         let serves = matches!(self.role, Role::Server { .. });
         in_interrupt_thread(move || {
             port::stop(device);
@@ -548,12 +586,13 @@ impl Port {
                 port::start(device);
             }
         });
-        self.state = State::Apart;
+        self.state = State::Disconnected;
     }
 }
 
-/// Keeps the EAL's interrupt thread from doing anything ever again: to be called before ports are closed for good. The
-/// driver frees the handle of its listener without telling the thread, which would look at it when next it wakes.
+/// Parks the EAL's interrupt thread for the rest of the process; call it before ports are closed for good.
+/// The driver frees its listener's handle without notifying the interrupt thread, which would access it when
+/// it next wakes up.
 pub(crate) fn park_interrupts() {
     static PARKED: AtomicBool = AtomicBool::new(false);
     if PARKED.swap(true, Ordering::SeqCst) {
@@ -579,7 +618,8 @@ fn in_interrupt_thread(work: impl FnOnce() + Send + 'static) {
         _ = done.send(());
     });
     if let Err(work) = set {
-        // There is no memory for an alarm. The driver may be at work meanwhile, but not on what workers use.
+        // There is no memory for an alarm. The driver's callbacks may run concurrently, but not on anything
+        // that workers use.
         work();
     }
     _ = wait.recv();
@@ -587,18 +627,18 @@ fn in_interrupt_thread(work: impl FnOnce() + Send + 'static) {
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Has the EAL's interrupt thread run `work` soon; gives it back if that cannot be.
+/// Schedules `work` on the EAL's interrupt thread. Returns it if that is not possible.
 fn set_alarm(work: impl FnOnce() + Send + 'static) -> Result<(), Work> {
     unsafe extern "C" fn run(work: *mut c_void) {
-        // SAFETY: it is the box that was leaked below, and this is called once.
+        // SAFETY: `work` is the box that was leaked below, and this is called once.
         let work = unsafe { Box::from_raw(work.cast::<Work>()) };
         work();
     }
     let work: Box<Work> = Box::new(Box::new(work));
     let work = Box::into_raw(work);
-    // SAFETY: the EAL is up; `run` takes what it is given, once.
+    // SAFETY: the EAL is up; `run` takes ownership of its argument, once.
     let result = unsafe { dpdk_sys::rte_eal_alarm_set(1, Some(run), work.cast()) };
-    // SAFETY: if it failed, nobody else has it.
+    // SAFETY: if the call failed, the box is still owned here.
     if result < 0 { Err(*unsafe { Box::from_raw(work) }) } else { Ok(()) }
 }
 
@@ -607,7 +647,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peers_are_this_users_processes_roots_and_those_asked_in() {
+    fn peers_run_as_this_user_as_root_or_as_the_permitted_user() {
         assert!(is_trusted(1000, 1000, None) && is_trusted(0, 1000, None));
         assert!(!is_trusted(1001, 1000, None) && !is_trusted(1000, 0, None));
         assert!(is_trusted(1001, 1000, Some(1001)) && !is_trusted(1002, 1000, Some(1001)));

@@ -1,7 +1,7 @@
-//! Sockets of memif's control channel, and the messages on them.
+//! Sockets of memif's control channel, and their messages.
 //!
-//! A message has 128 bytes, the first two of which are its type, and brings one file descriptor at most: a memory to
-//! share, or an event of a ring.
+//! A message has 128 bytes, the first two of which are its type. It carries at most one file descriptor: that
+//! of a shared memory region, or the event descriptor of a ring.
 
 use super::audit::{DISCONNECT, INIT};
 use core::mem::MaybeUninit;
@@ -10,26 +10,26 @@ use socket2::{Domain, MaybeUninitSlice, MsgHdr, MsgHdrMut, SockAddr, Socket, Typ
 use std::io::{self, ErrorKind, IoSlice};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 
-/// Bytes of a message
+/// Length of a message, in bytes
 const MESSAGE: usize = 128;
-/// Where an `INIT` has the number of the interface that a client asks for
+/// Offset of the interface ID that a client requests, in an `INIT`
 const ID: usize = 4;
-/// Where a `DISCONNECT` has its reason, with a zero at the end
+/// Range of the reason in a `DISCONNECT`, with a terminating zero
 const REASON: Range<usize> = 6..102;
 
-/// A control message with a descriptor, as it lies in memory: nothing has to be filled up between the two.
+/// An ancillary message with one descriptor, in memory layout: there is no padding between the two fields.
 #[repr(C)]
-struct Control {
+struct AncillaryMessage {
     head: libc::cmsghdr,
     descriptor: RawFd,
 }
 
-impl Control {
-    /// Its bytes: room for one descriptor, and no more
+impl AncillaryMessage {
+    /// Length without trailing padding: exactly one descriptor
     const LEN: usize = core::mem::offset_of!(Self, descriptor) + size_of::<RawFd>();
 
     fn new(descriptor: RawFd) -> Self {
-        // SAFETY: a header of zeros is one.
+        // SAFETY: all-zero is a valid header.
         let mut head: libc::cmsghdr = unsafe { core::mem::zeroed() };
         head.cmsg_level = libc::SOL_SOCKET;
         head.cmsg_type = libc::SCM_RIGHTS;
@@ -38,33 +38,33 @@ impl Control {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: so many bytes of it are without gaps.
+        // SAFETY: the first `LEN` bytes have no padding.
         unsafe { core::slice::from_raw_parts((&raw const *self).cast(), Self::LEN) }
     }
 
-    fn room(&mut self) -> &mut [MaybeUninit<u8>] {
-        // SAFETY: as above. Nothing but bytes is written there, and any bytes are a header and a number.
+    fn uninit_bytes(&mut self) -> &mut [MaybeUninit<u8>] {
+        // SAFETY: as above. Only bytes are written there, and any bytes are a valid header and number.
         unsafe { core::slice::from_raw_parts_mut((&raw mut *self).cast(), Self::LEN) }
     }
 
-    /// The descriptor, if `used` bytes that were received have one.
+    /// Returns the descriptor, if the `used` bytes that were received contain one.
     fn received(self, used: usize) -> Option<OwnedFd> {
         let kind = (self.head.cmsg_level, self.head.cmsg_type);
         let has = used >= Self::LEN && kind == (libc::SOL_SOCKET, libc::SCM_RIGHTS);
-        // SAFETY: the kernel has opened it for us, and nobody else knows of it.
+        // SAFETY: the kernel has opened the descriptor for this process, and nothing else owns it.
         has.then(|| unsafe { OwnedFd::from_raw_fd(self.descriptor) })
     }
 }
 
-/// A message, as it came.
+/// A received message.
 pub(super) struct Message {
     bytes: [u8; MESSAGE],
-    /// What came with it
+    /// Descriptor that the message carries
     descriptor: Option<OwnedFd>,
 }
 
 impl Message {
-    /// Returns the message with which a side says why it goes.
+    /// Returns the `DISCONNECT` message with a reason.
     pub(super) fn disconnect(reason: &str) -> Self {
         let mut bytes = [0; MESSAGE];
         bytes[..2].copy_from_slice(&DISCONNECT.to_ne_bytes());
@@ -81,23 +81,23 @@ impl Message {
         Self { bytes, descriptor }
     }
 
-    /// The interface that a client asks for; `None` if it asks for nothing
-    pub(super) fn asks_for(&self) -> Option<u32> {
+    /// Returns the interface ID that a client requests, or `None` if the message is not a request.
+    pub(super) fn requested_interface(&self) -> Option<u32> {
         (self.kind() == INIT && self.descriptor.is_none()).then(|| self.u32(ID))
     }
 
-    /// The type of the message
+    /// Returns the type of the message.
     pub(super) fn kind(&self) -> u16 {
         self.u16(0)
     }
 
-    /// What came with it
+    /// Returns the descriptor that the message carries.
     pub(super) fn descriptor(&self) -> Option<&OwnedFd> {
         self.descriptor.as_ref()
     }
 
     fn number<const N: usize>(&self, at: usize) -> [u8; N] {
-        *self.bytes[at..].first_chunk().expect("fields lie within the message")
+        *self.bytes[at..].first_chunk().expect("fields are within the message")
     }
 
     pub(super) fn u8(&self, at: usize) -> u8 {
@@ -116,10 +116,11 @@ impl Message {
         u64::from_ne_bytes(self.number(at))
     }
 
-    /// Sends it, and what came with it.
+    /// Sends the message with its descriptor.
     pub(super) fn send(&self, to: &Socket) -> io::Result<()> {
         let parts = [IoSlice::new(&self.bytes)];
-        let control = self.descriptor.as_ref().map(|descriptor| Control::new(descriptor.as_raw_fd()));
+        let control =
+            self.descriptor.as_ref().map(|descriptor| AncillaryMessage::new(descriptor.as_raw_fd()));
         let mut header = MsgHdr::new().with_buffers(&parts);
         if let Some(control) = &control {
             header = header.with_control(control.bytes());
@@ -131,13 +132,14 @@ impl Message {
     }
 }
 
-/// The next message, if one has come. An error of the kind `UnexpectedEof` says that the other side has gone.
+/// Returns the next message, or `None` if none is pending. An error of the kind `UnexpectedEof` means that
+/// the peer has disconnected.
 pub(super) fn receive(from: &Socket) -> io::Result<Option<Message>> {
     let mut bytes = [MaybeUninit::uninit(); MESSAGE];
-    let mut control = Control::new(-1);
+    let mut control = AncillaryMessage::new(-1);
     let (len, used) = {
         let mut parts = [MaybeUninitSlice::new(&mut bytes)];
-        let mut header = MsgHdrMut::new().with_buffers(&mut parts).with_control(control.room());
+        let mut header = MsgHdrMut::new().with_buffers(&mut parts).with_control(control.uninit_bytes());
         match from.recvmsg(&mut header, libc::MSG_CMSG_CLOEXEC) {
             Ok(len) => (len, header.control_len()),
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
@@ -146,21 +148,21 @@ pub(super) fn receive(from: &Socket) -> io::Result<Option<Message>> {
     };
     let descriptor = control.received(used);
     match len {
-        // SAFETY: so many bytes were written.
+        // SAFETY: `len` bytes were written, which is all of them.
         MESSAGE => Ok(Some(Message { bytes: bytes.map(|byte| unsafe { byte.assume_init() }), descriptor })),
         0 => Err(ErrorKind::UnexpectedEof.into()),
         _ => Err(ErrorKind::InvalidData.into()),
     }
 }
 
-/// Returns a new socket of memif's control channel.
+/// Returns a new socket for memif's control channel.
 pub(super) fn socket() -> io::Result<Socket> {
     let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
     socket.set_nonblocking(true)?;
     Ok(socket)
 }
 
-/// Listens at an address.
+/// Listens on an address.
 pub(super) fn listen(address: &SockAddr) -> io::Result<Socket> {
     let socket = socket()?;
     socket.bind(address)?;
@@ -168,24 +170,24 @@ pub(super) fn listen(address: &SockAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Returns the next connection; `None` if none waits.
+/// Accepts the next connection, or returns `None` if none is pending.
 pub(super) fn accept(listener: &Socket) -> Option<Socket> {
     let (socket, _) = listener.accept().ok()?;
     socket.set_nonblocking(true).ok().map(|()| socket)
 }
 
-/// Connects to an address, if a process listens there and has room.
+/// Connects to an address. Fails if no process listens there, or if its listen queue is full.
 pub(super) fn connect(address: &SockAddr) -> io::Result<Socket> {
     let socket = socket()?;
     socket.connect(address)?;
     Ok(socket)
 }
 
-/// Returns the user of the process that connected, or that listened when this side connected.
+/// Returns the user of the process that connected, or of the process that listened when this side connected.
 pub(super) fn user(socket: &Socket) -> io::Result<u32> {
     let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the descriptor is open, and `peer` has room for as many bytes as `len` says.
+    // SAFETY: the descriptor is open, and `peer` has room for `len` bytes.
     let result = unsafe {
         let at = (&raw mut peer).cast();
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, at, &raw mut len)
@@ -213,17 +215,17 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_passed_on_with_what_they_bring() {
+    fn messages_arrive_with_their_descriptors() {
         let (a, b) = pair();
-        assert!(receive(&b).unwrap().is_none(), "nothing yet");
+        assert!(receive(&b).unwrap().is_none(), "no message is pending");
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         let sent = Message { descriptor: Some(theirs.into()), ..message(4) };
         sent.send(&a).unwrap();
         message(5).send(&a).unwrap();
         drop(sent);
-        let came = receive(&b).unwrap().unwrap();
-        assert_eq!(came.bytes, message(4).bytes);
-        let mut theirs = UnixStream::from(came.descriptor.expect("it came along"));
+        let received = receive(&b).unwrap().unwrap();
+        assert_eq!(received.bytes, message(4).bytes);
+        let mut theirs = UnixStream::from(received.descriptor.expect("the message carries its descriptor"));
         theirs.write_all(b"here").unwrap();
         let mut text = [0; 4];
         ours.read_exact(&mut text).unwrap();
@@ -233,19 +235,19 @@ mod tests {
         assert_eq!(receive(&b).err().unwrap().kind(), ErrorKind::InvalidData);
         drop(a);
         assert_eq!(receive(&b).err().unwrap().kind(), ErrorKind::UnexpectedEof);
-        assert!(message(1).send(&b).is_err(), "and no signal");
+        assert!(message(1).send(&b).is_err(), "sending to a closed socket fails without a signal");
         assert_eq!(user(&b).unwrap(), rustix::process::getuid().as_raw());
     }
 
     #[test]
-    fn what_a_client_asks_for() {
+    fn only_an_init_requests_an_interface() {
         let mut init = message(INIT);
         init.bytes[ID..ID + 4].copy_from_slice(&7u32.to_ne_bytes());
-        assert_eq!((init.asks_for(), message(1).asks_for()), (Some(7), None));
+        assert_eq!((init.requested_interface(), message(1).requested_interface()), (Some(7), None));
     }
 
     #[test]
-    fn reason_of_a_disconnect_ends_with_a_zero() {
+    fn reason_of_a_disconnect_is_zero_terminated() {
         for reason in ["no", &"x".repeat(200)] {
             let message = Message::disconnect(reason);
             let shown: Vec<u8> =

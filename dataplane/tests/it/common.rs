@@ -1,5 +1,5 @@
-//! Configurations and captures for tests on virtual devices. Each test runs in a process of its own (nextest), because
-//! there is one EAL a process.
+//! Configurations and captures for tests on virtual devices. Each test runs in a process of its own
+//! (nextest), because a process has only one EAL.
 
 use dataplane::config::{Config, Device, Eal, Idle, Memory, Port, Workers};
 use dataplane::{Control, ControlOutput, Live};
@@ -24,7 +24,7 @@ pub(crate) fn play(file: &Path, to: Option<&Path>) -> Device {
     Device::Pcap { rx: vec![file.into()], tx: to.map(Into::into), infinite: false }
 }
 
-/// Without privileges, huge pages or files, for as many workers as wanted.
+/// Returns a configuration without privileges, huge pages or files, with this count of workers.
 pub(crate) fn config(ports: Vec<Port>, workers: usize) -> Config {
     Config {
         eal: Eal {
@@ -43,18 +43,18 @@ pub(crate) fn config(ports: Vec<Port>, workers: usize) -> Config {
     }
 }
 
-/// Ends the run when nothing was received for this many looks at the counters.
+/// Ends the run when no frame was received during this many ticks.
 pub(crate) struct UntilIdle<C> {
     pub inner: C,
     last: u64,
-    quiet: u32,
+    idle_ticks: u32,
 }
 
 impl<C> UntilIdle<C> {
-    const LOOKS: u32 = 100;
+    const TICKS: u32 = 100;
 
     pub(crate) fn new(inner: C) -> Self {
-        Self { inner, last: 0, quiet: 0 }
+        Self { inner, last: 0, idle_ticks: 0 }
     }
 }
 
@@ -75,16 +75,16 @@ impl<F: Function, C: Control<F>> Control<F> for UntilIdle<C> {
 
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, F>) -> bool {
         let received = live.workers().iter().map(|worker| worker.received()).sum();
-        self.quiet = if received == self.last { self.quiet + 1 } else { 0 };
+        self.idle_ticks = if received == self.last { self.idle_ticks + 1 } else { 0 };
         self.last = received;
-        self.inner.on_tick(live, out) && self.quiet < Self::LOOKS
+        self.inner.on_tick(live, out) && self.idle_ticks < Self::TICKS
     }
 }
 
-/// Ends the run after this many looks, for ports that never fall silent.
-pub(crate) struct Looks(pub(crate) u32);
+/// Ends the run after this many ticks, for ports that never become idle.
+pub(crate) struct Ticks(pub(crate) u32);
 
-impl<F: Function> Control<F> for Looks {
+impl<F: Function> Control<F> for Ticks {
     fn on_event(&mut self, _worker: usize, _event: F::Event, _out: &mut ControlOutput<'_, F>) {}
 
     fn on_punt(&mut self, _: usize, _: dataplane::Mbuf, _: switch::PortId, _: &mut ControlOutput<'_, F>) {}

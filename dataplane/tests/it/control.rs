@@ -1,16 +1,17 @@
-//! The way up to the control plane and down again, and what happens when there is no room.
+//! The path to the control plane and back, and full queues.
 
 use crate::common::{UntilIdle, capture, config, play, port};
 use dataplane::config::Device;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
 use switch::{DropReason, Frame as _, Function, Nanos, Output, PortId, Verdict};
+use understudy_tests::alone;
 use understudy_tests::captures::frames;
 
-/// Punts every frame, tells of every third, and asks for a timer.
+/// Punts every frame, generates an event for every third, and arms a timer.
 #[derive(Default)]
 struct Punting {
     seen: u64,
-    told: u64,
+    reported: u64,
     timers: u64,
     timer: Nanos,
     commanded: u64,
@@ -18,7 +19,7 @@ struct Punting {
 
 impl Function for Punting {
     type Command = u64;
-    /// Frames seen, timers, sum of commands
+    /// Count of frames, count of timers, sum of commands
     type Event = (u64, u64, u64);
 
     fn on_frame<O: Output>(
@@ -29,7 +30,7 @@ impl Function for Punting {
         out: &mut O,
     ) -> Verdict {
         self.seen += 1;
-        // A frame of our own, and a copy that grows at both ends.
+        // A generated frame, and a copy that grows at both ends.
         let made = out.make(60).expect("a buffer");
         assert_eq!((made.bytes(), made.is_whole()), (&[0; 60][..], true));
         let mut copy = out.copy(frame).expect("a buffer");
@@ -60,8 +61,8 @@ impl Function for Punting {
     }
 
     fn poll_event(&mut self) -> Option<(u64, u64, u64)> {
-        (self.told < self.seen / 3).then(|| {
-            self.told += 1;
+        (self.reported < self.seen / 3).then(|| {
+            self.reported += 1;
             (self.seen, self.timers, self.commanded)
         })
     }
@@ -86,6 +87,7 @@ impl Control<Punting> for &mut Keeper {
 
 #[test]
 fn punted_frame_outlives_the_runtime() {
+    alone!();
     let dir = tempfile::tempdir().unwrap();
     let file = capture("rc_send_64.pcap");
     let out = Device::Pcap { rx: vec![], tx: Some(dir.path().join("out.pcap")), infinite: false };
@@ -100,7 +102,7 @@ fn punted_frame_outlives_the_runtime() {
     }
 }
 
-/// Sends each punted frame on, and answers each event with a command.
+/// Sends each punted frame on, and responds to each event with a command.
 #[derive(Default)]
 struct Relay {
     punted: u64,
@@ -128,7 +130,8 @@ impl Control<Punting> for &mut Relay {
 }
 
 #[test]
-fn frames_go_up_and_come_down_again() {
+fn punted_frames_are_sent_by_the_control_plane() {
+    alone!();
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (capture("rc_send_64.pcap"), dir.path().join("out.pcap"));
     let out = Device::Pcap { rx: vec![], tx: Some(output.clone()), infinite: false };
@@ -141,25 +144,25 @@ fn frames_go_up_and_come_down_again() {
     let count = sent.len() as u64;
     assert_eq!((relay.punted, relay.events), (count, count / 3));
     assert_eq!(relay.last.0, count);
-    assert!(relay.last.1 >= 1, "the first timer is at the start");
+    assert!(relay.last.1 >= 1, "the first timer fires at the start");
     let worker = &outcome.workers[0];
     assert_eq!((worker.punted.get(), worker.made.get()), (count, count));
-    // Each frame twice: its copy, and itself by way of the control plane.
-    let mut came = frames(&output);
+    // Each frame twice: its copy, and the frame itself by way of the control plane.
+    let mut received_frames = frames(&output);
     let mut expected = [sent.clone(), sent].concat();
-    came.sort();
+    received_frames.sort();
     expected.sort();
-    assert_eq!(came, expected);
+    assert_eq!(received_frames, expected);
 }
 
-/// Lets nothing through to the control plane but looks.
-struct Deaf;
+/// Ignores all events and frames, slowly.
+struct SlowConsumer;
 
-impl Control<Punting> for Deaf {
+impl Control<Punting> for SlowConsumer {
     fn on_event(&mut self, _: usize, _: (u64, u64, u64), _: &mut ControlOutput<'_, Punting>) {}
 
     fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, Punting>) {
-        // Slower than the frames come.
+        // Slower than the frames arrive.
         std::thread::yield_now();
     }
 
@@ -169,7 +172,8 @@ impl Control<Punting> for Deaf {
 }
 
 #[test]
-fn a_full_queue_to_the_control_plane_drops_and_counts() {
+fn full_queue_to_the_control_plane_drops_and_counts() {
+    alone!();
     let out = Device::Null { size: 64, copy: false };
     let mut config =
         config(vec![port("in", play(&capture("rc_write_loss.pcap"), None)), port("out", out)], 1);
@@ -177,14 +181,15 @@ fn a_full_queue_to_the_control_plane_drops_and_counts() {
     config.ports.push(port("out", Device::Ring));
     config.workers.control_queue = 1;
     let mut runtime = Runtime::start(config).unwrap();
-    let outcome = runtime.run(vec![Punting::default()], &mut UntilIdle::new(Limited(Deaf, 0)), &Stop::new());
+    let outcome =
+        runtime.run(vec![Punting::default()], &mut UntilIdle::new(Limited(SlowConsumer, 0)), &Stop::new());
     let worker = &outcome.workers[0];
     let lost = worker.drops[DropReason::ControlFull.index()].get();
     assert!(lost > 0);
     assert_eq!(worker.punted.get() + lost, worker.received());
 }
 
-/// Ends after some looks: the ring gives back what it is given, for ever.
+/// Ends after some ticks: the ring returns the frames sent to it, for ever.
 struct Limited<C>(C, u32);
 
 impl<C: Control<Punting>> Control<Punting> for Limited<C> {
@@ -203,7 +208,8 @@ impl<C: Control<Punting>> Control<Punting> for Limited<C> {
 }
 
 #[test]
-fn a_worker_that_panics_ends_the_run() {
+fn panic_of_a_worker_ends_the_run() {
+    alone!();
     struct Panics;
     impl Function for Panics {
         type Command = ();
@@ -224,5 +230,5 @@ fn a_worker_that_panics_ends_the_run() {
     let mut runtime = Runtime::start(config(ports, 1)).unwrap();
     let run =
         std::panic::AssertUnwindSafe(|| runtime.run(vec![Panics], &mut dataplane::Passive, &Stop::new()));
-    assert!(std::panic::catch_unwind(run).is_err(), "the panic reaches the caller, who waits for nothing");
+    assert!(std::panic::catch_unwind(run).is_err(), "the caller gets the panic and does not wait for ever");
 }

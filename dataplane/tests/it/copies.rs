@@ -6,17 +6,18 @@ use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use switch::{Function, Nanos, Output, PortId, Verdict};
+use understudy_tests::alone;
 use understudy_tests::captures::frames;
 
 const OUT: PortId = PortId(0);
 
-/// Sends, once, and says when it has.
+/// Sends frames once, and reports when it is done.
 struct Sends<S> {
     job: Option<S>,
     done: Arc<AtomicBool>,
 }
 
-/// Ends the run when all was sent: what waits is offered to the ports once more.
+/// Ends the run when everything was sent. Waiting frames are offered to the ports once more.
 struct UntilDone(Arc<AtomicBool>);
 
 impl<S: Job> Control<Sends<S>> for UntilDone {
@@ -37,7 +38,7 @@ fn run<S: Job>(out: Port, job: S) -> Outcome {
     runtime.run(vec![sends], &mut UntilDone(done), &Stop::new())
 }
 
-/// What is sent, through whatever there is
+/// What to send
 trait Job: Send {
     fn send<O: Output>(self, out: &mut O);
 }
@@ -51,7 +52,7 @@ impl<S: Job> Function for Sends<S> {
     }
 
     fn on_frame<O: Output>(&mut self, _: &mut O::Frame, _: PortId, _: Nanos, _: &mut O) -> Verdict {
-        unreachable!("nothing is received")
+        unreachable!("no frame is received")
     }
 
     fn on_timer<O: Output>(&mut self, _now: Nanos, out: &mut O) {
@@ -72,11 +73,11 @@ impl<S: Job> Function for Sends<S> {
     }
 }
 
-/// Bytes of frames, around what is copied at once, and how many copies, around a burst
+/// Frame lengths around the size of a copied chunk, and counts of copies around a burst
 const LENS: [usize; 10] = [14, 31, 32, 33, 64, 138, 255, 256, 257, 3000];
-const MANY: [usize; 6] = [1, 2, 31, 32, 33, 100];
+const COUNTS: [usize; 6] = [1, 2, 31, 32, 33, 100];
 
-/// Frame `number` of `len` bytes
+/// Returns frame `number`, of `len` bytes.
 fn numbered(len: usize, number: u32) -> Vec<u8> {
     let mut frame: Vec<u8> = (0..len).map(|at| at as u8).collect();
     frame[..4].copy_from_slice(&number.to_be_bytes());
@@ -84,36 +85,37 @@ fn numbered(len: usize, number: u32) -> Vec<u8> {
     frame
 }
 
-/// Copies, and before them one frame that is sent by itself
+/// A number of copies, and before them one frame that is sent separately
 struct Numbered {
     len: usize,
-    many: usize,
+    count: usize,
 }
 
 impl Job for Vec<Numbered> {
     fn send<O: Output>(self, out: &mut O) {
         let mut numbers = 0..;
-        for Numbered { len, many } in self {
-            let mut next = || numbered(len, numbers.next().expect("there are more"));
+        for Numbered { len, count } in self {
+            let mut next = || numbered(len, numbers.next().expect("the range has no end"));
             let single = out.make_from(&next()).expect("a buffer");
             out.send(single, OUT).expect("room");
             let finish = |copy: &mut [u8]| {
                 assert_eq!(copy[4..len - 1], numbered(len, 0)[4..len - 1]);
                 copy.copy_from_slice(&next());
             };
-            assert_eq!(out.send_copies(&numbered(len, 7), many, OUT, finish), many);
+            assert_eq!(out.send_copies(&numbered(len, 7), count, OUT, finish), count);
         }
     }
 }
 
 #[test]
 fn copies_leave_in_order_as_they_were_finished() {
+    alone!();
     let dir = tempfile::tempdir().unwrap();
     let output = dir.path().join("out.pcap");
     let record = Device::Pcap { rx: vec![], tx: Some(output.clone()), infinite: false };
-    let all = || LENS.into_iter().flat_map(|len| MANY.map(|many| Numbered { len, many }));
+    let all = || LENS.into_iter().flat_map(|len| COUNTS.map(|count| Numbered { len, count }));
     let outcome = run(port("out", record), all().collect::<Vec<_>>());
-    let lens = all().flat_map(|Numbered { len, many }| core::iter::repeat_n(len, many + 1));
+    let lens = all().flat_map(|Numbered { len, count }| core::iter::repeat_n(len, count + 1));
     let expected: Vec<_> = lens.zip(0..).map(|(len, number)| numbered(len, number)).collect();
     assert_eq!(frames(&output), expected);
     let worker = &outcome.workers[0];
@@ -122,13 +124,13 @@ fn copies_leave_in_order_as_they_were_finished() {
     assert_eq!(worker.made.get(), expected.len() as u64);
 }
 
-/// Asks for more than there is, twice; what was made, and how many of it were finished
-struct TooMuch(Arc<Mutex<Vec<usize>>>);
+/// Requests more copies than possible, twice; stores the counts of frames made, and of calls of `finish`.
+struct TooMany(Arc<Mutex<Vec<usize>>>);
 
-impl Job for TooMuch {
+impl Job for TooMany {
     fn send<O: Output>(self, out: &mut O) {
         let mut finished = 0;
-        // No buffer is so long, and none is lost over that.
+        // No buffer is long enough, and none is lost.
         let mut made = vec![out.send_copies(&[0; 20_000], 1_000, OUT, |_| finished += 1)];
         for _ in 0..2 {
             made.push(out.send_copies(&[0; 100], 3_000, OUT, |_| finished += 1));
@@ -138,34 +140,38 @@ impl Job for TooMuch {
     }
 }
 
-/// With a pool of so many buffers: what was said, and how many frames the port took and were dropped.
-fn too_much(buffers: u32) -> (Vec<usize>, u64, u64) {
+/// Runs with a pool of `buffers` buffers. Returns the stored counts, and the counts of sent and dropped
+/// frames.
+fn request_too_many(buffers: u32) -> (Vec<usize>, u64, u64) {
     let ring = Port { buffers, ..port("out", Device::Ring) };
-    let said = Arc::default();
-    let outcome = run(ring, TooMuch(Arc::clone(&said)));
+    let results = Arc::default();
+    let outcome = run(ring, TooMany(Arc::clone(&results)));
     let worker = &outcome.workers[0];
     let dropped = worker.drops.iter().map(switch::counters::Counter::get).sum::<u64>();
     let (made, sent) = (worker.made.get(), worker.ports[0].tx.frames.get());
-    assert_eq!(made, sent + dropped, "what was made has left or was dropped");
-    // Each has 100 bytes, those that the port took from the middle of a burst, too.
+    assert_eq!(made, sent + dropped, "every frame made was sent or dropped");
+    // Each frame has 100 bytes, including those that the port accepted before the end of an iteration.
     assert_eq!(worker.ports[0].tx.get(), (sent, 100 * sent));
-    (said.lock().unwrap().clone(), sent, dropped)
+    (results.lock().unwrap().clone(), sent, dropped)
 }
 
 #[test]
-fn a_pool_that_runs_out_gives_all_that_it_has() {
-    assert_eq!(too_much(400), (vec![0, 400, 0, 400], 400, 0));
+fn pool_that_runs_out_gives_all_its_buffers() {
+    alone!();
+    assert_eq!(request_too_many(400), (vec![0, 400, 0, 400], 400, 0));
 }
 
 #[test]
-fn what_a_full_port_does_not_take_is_dropped_and_counted() {
-    let (said, sent, dropped) = too_much(4_095);
-    assert_eq!(said, [0, 3_000, 3_000, 6_000]);
-    // The ring takes 1,023 at once; how much of what comes back it takes again, depends on the time.
+fn frames_that_a_full_port_does_not_accept_are_dropped_and_counted() {
+    alone!();
+    let (results, sent, dropped) = request_too_many(4_095);
+    assert_eq!(results, [0, 3_000, 3_000, 6_000]);
+    // The ring accepts 1,023 frames at once; how many of the returned ones it accepts again depends on
+    // timing.
     assert!(sent >= 1_000 && dropped > 0, "{sent} sent, {dropped} dropped");
 }
 
-/// Fills a port's queue. Returns the room that was there before each frame.
+/// Fills a port's queue. Stores the room before each frame.
 struct Fill(Arc<Mutex<Vec<usize>>>);
 
 impl Job for Fill {
@@ -181,11 +187,12 @@ impl Job for Fill {
 }
 
 #[test]
-fn a_port_has_room_for_what_does_not_wait_for_it_yet() {
+fn room_of_a_port_excludes_frames_that_wait_for_it() {
+    alone!();
     let rooms = Arc::default();
     run(port("out", Device::Ring), Fill(Arc::clone(&rooms)));
     let rooms = rooms.lock().unwrap().clone();
-    // Less than a burst waits until the worker's turn has ended.
+    // Less than a burst waits until the end of the iteration.
     let expected: Vec<_> = (0..20).map(|sent| dataplane::TX_QUEUE - sent).collect();
     assert_eq!(rooms, expected);
 }

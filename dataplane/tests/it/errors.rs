@@ -1,15 +1,17 @@
-//! What is missing is said in a sentence, with a remedy.
+//! Start errors have a message and a remedy.
 
 use crate::common::{capture, config, play, port};
 use dataplane::config::{Device, Memory};
 use dataplane::{Error, Runtime};
+use understudy_tests::alone;
 
 fn fails(config: dataplane::Config) -> Error {
-    Runtime::start(config).expect_err("it cannot start")
+    Runtime::start(config).expect_err("the start fails")
 }
 
 #[test]
-fn an_interface_that_is_not_there() {
+fn missing_interface_is_reported() {
+    alone!();
     let error = fails(config(vec![port("wire", Device::AfPacket { interface: "no-such-if".into() })], 1));
     assert_eq!(error.what, "port `wire`: there is no interface `no-such-if`");
     assert!(error.remedy.contains("ip link"));
@@ -17,7 +19,8 @@ fn an_interface_that_is_not_there() {
 }
 
 #[test]
-fn too_little_memory() {
+fn too_little_memory_is_reported() {
+    alone!();
     let mut config = config(vec![port("in", play(&capture("rc_send_64.pcap"), None))], 1);
     config.eal.memory = Memory::Ordinary { mb: 16 };
     config.ports[0].buffers = 65_535;
@@ -27,19 +30,22 @@ fn too_little_memory() {
 }
 
 #[test]
-fn a_path_that_dpdk_cannot_take() {
+fn path_that_dpdk_does_not_accept_is_reported() {
+    alone!();
     let error = fails(config(vec![port("in", play("/tmp/a,b.pcap".as_ref(), None))], 1));
     assert!(error.what.contains("a,b.pcap") && error.remedy.contains("commas"), "{error}: {}", error.remedy);
 }
 
 #[test]
-fn a_capture_that_is_none() {
+fn file_that_is_no_capture_is_reported() {
+    alone!();
     let error = fails(config(vec![port("in", play(&capture("README.md"), None))], 1));
     assert!(error.what.contains("capture file"), "{error}");
 }
 
 #[test]
-fn a_second_start() {
+fn second_start_is_refused() {
+    alone!();
     let config = config(vec![port("in", play(&capture("rc_send_64.pcap"), None))], 1);
     let first = Runtime::start(config.clone()).unwrap();
     assert_eq!(first.ports().count(), 1);
@@ -47,8 +53,9 @@ fn a_second_start() {
 }
 
 #[test]
-fn a_busy_file_prefix_and_nothing_left_behind() {
-    // The other process holds the lock that an EAL of this prefix takes.
+fn runtime_folder_is_removed_at_the_end() {
+    alone!();
+    // The EAL of this prefix creates files in this folder.
     let prefix = format!("understudy-test-{}", std::process::id());
     let root =
         std::fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0);
@@ -63,5 +70,5 @@ fn a_busy_file_prefix_and_nothing_left_behind() {
     let runtime = Runtime::start(config).unwrap();
     assert!(folder.join("config").exists(), "{}", folder.display());
     drop(runtime);
-    assert!(!folder.exists(), "{} is gone", folder.display());
+    assert!(!folder.exists(), "{} was not removed", folder.display());
 }

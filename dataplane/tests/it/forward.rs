@@ -1,6 +1,6 @@
 //! Forwarding on virtual devices, without privileges or huge pages.
 
-use crate::common::{Looks, UntilIdle, capture, config, play, port};
+use crate::common::{Ticks, UntilIdle, capture, config, play, port};
 use core::cell::RefCell;
 use dataplane::config::Device;
 use dataplane::{Outcome, Passive, Runtime, Stop};
@@ -10,6 +10,7 @@ use switch::drop::FaultSet;
 use switch::forward::config::Topology;
 use switch::forward::{Config, Forward};
 use switch::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
+use understudy_tests::alone;
 use understudy_tests::captures::frames;
 
 fn pairs(ports: u16, pairs: &[(u16, u16)]) -> Config {
@@ -32,21 +33,22 @@ fn sum(outcome: &Outcome, count: impl Fn(&dataplane::counters::WorkerCounters) -
     outcome.workers.iter().map(|worker| count(worker)).sum()
 }
 
-/// What a port's driver counts by itself, and with it the bytes that can be compared.
+/// Statistics that a port's driver supports, which determines what can be compared.
 #[derive(Clone, Copy)]
 enum Driver {
     /// Frames and bytes (pcap)
     CountsBytes,
-    /// Only frames (null, ring): all received frames have this length, and all sent ones, unless `sent_bytes` says
-    /// how many bytes these have together
+    /// Only frames (null, ring): all received frames have this length, and all sent ones, unless `sent_bytes`
+    /// is their total length
     CountsFrames { len: u64, sent_bytes: Option<u64> },
 }
 use Driver::{CountsBytes, CountsFrames};
 
-/// Driver that counts only frames, all of them of 64 bytes.
+/// Driver that counts only frames, all of 64 bytes.
 const FRAMES_OF_64: Driver = CountsFrames { len: 64, sent_bytes: None };
 
-/// Compares the workers' counters of each port with those of its device (`rte_eth_stats`), frames and bytes.
+/// Asserts that the workers' counters of each port equal those of its device (`rte_eth_stats`), in frames and
+/// bytes.
 fn assert_devices_agree(outcome: &Outcome, drivers: &[Driver]) {
     assert_eq!(outcome.devices.len(), drivers.len());
     for (port, driver) in drivers.iter().enumerate() {
@@ -68,8 +70,9 @@ fn assert_devices_agree(outcome: &Outcome, drivers: &[Driver]) {
 }
 
 #[test]
-#[allow(clippy::disallowed_methods, reason = "cycles are compared with the time that passes")]
-fn a_replay_is_identical_to_the_bit() {
+#[allow(clippy::disallowed_methods, reason = "compares cycles with the time that passes")]
+fn replayed_capture_is_forwarded_unchanged() {
+    alone!();
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (capture("rc_write_loss.pcap"), dir.path().join("out.pcap"));
     let ports = vec![
@@ -79,10 +82,10 @@ fn a_replay_is_identical_to_the_bit() {
     let mut runtime = Runtime::start(config(ports, 1)).unwrap();
     let began = Instant::now();
     let outcome = run(&mut runtime, &pairs(2, &[(0, 1)]), 1);
-    let lasted = began.elapsed();
+    let elapsed = began.elapsed();
     drop(runtime);
-    let (sent, came) = (frames(&input), frames(&output));
-    assert_eq!(came, sent);
+    let (sent, received_frames) = (frames(&input), frames(&output));
+    assert_eq!(received_frames, sent);
     let bytes: usize = sent.iter().map(Vec::len).sum();
     let worker = &outcome.workers[0];
     assert_eq!(worker.ports[0].rx.get(), (sent.len() as u64, bytes as u64));
@@ -91,50 +94,54 @@ fn a_replay_is_identical_to_the_bit() {
     let device = outcome.devices[1];
     assert_eq!((device.tx_frames, device.tx_bytes), (sent.len() as u64, bytes as u64));
     assert!(worker.drops.iter().all(|count| count.get() == 0));
-    // The driver reads whole bursts until the file ends, and one takes longer than a hundred cycles.
+    // The driver returns whole bursts until the end of the file, and a burst takes longer than a hundred
+    // cycles.
     let bursts = sent.len().div_ceil(32) as u64;
     assert!(worker.busy_turns.get() == bursts && worker.turns.get() > bursts);
     let busy = worker.busy_cycles.get();
-    // DPDK rounds the frequency of the counter.
-    let most = lasted.as_secs_f64() * 1.1 * outcome.tsc_hz as f64;
+    // DPDK rounds the TSC frequency.
+    let most = elapsed.as_secs_f64() * 1.1 * outcome.tsc_hz as f64;
     assert!(busy > 100 * bursts && (busy as f64) < most, "{busy} cycles of {most}");
 }
 
 #[test]
-fn workers_hand_frames_to_the_owner_of_the_port() {
+fn workers_hand_off_frames_to_the_owner_of_the_port() {
+    alone!();
     let dir = tempfile::tempdir().unwrap();
     let output = dir.path().join("out.pcap");
-    // Each of three workers polls a port; the fourth port has one send queue, and so one owner.
+    // Each of three workers polls a port; the fourth port has one send queue, and therefore one owner.
     let inputs = ["rc_send_64.pcap", "rc_write_64.pcap", "rc_read_4096.pcap"].map(capture);
     let mut ports: Vec<_> = inputs.iter().map(|file| port("in", play(file, None))).collect();
     ports.push(port("out", Device::Pcap { rx: vec![], tx: Some(output.clone()), infinite: false }));
     let mut runtime = Runtime::start(config(ports, 3)).unwrap();
-    // Every input forwards to the output; pairs name the output once each, the last wins the way back.
+    // Every input is forwarded to the output; each pair names the output, and the last pair determines the
+    // reverse direction.
     let outcome = run(&mut runtime, &pairs(4, &[(0, 3), (1, 3), (2, 3)]), 3);
     drop(runtime);
-    let came = frames(&output);
+    let received_frames = frames(&output);
     let expected: usize = inputs.iter().map(|file| frames(file).len()).sum();
-    assert_eq!(came.len(), expected);
+    assert_eq!(received_frames.len(), expected);
     assert!(sum(&outcome, |w| w.handed_off.get()) > 0);
     assert_eq!(sum(&outcome, |w| w.ports[3].tx.frames.get()), expected as u64);
     assert_devices_agree(&outcome, &[CountsBytes; 4]);
-    // Each frame comes out as often as it went in, bit by bit.
+    // Each frame is sent as often as it was received, unchanged.
     let mut sent: Vec<_> = inputs.iter().flat_map(|file| frames(file)).collect();
-    let mut sorted = came.clone();
+    let mut sorted = received_frames.clone();
     sent.sort();
     sorted.sort();
-    assert!(sorted == sent, "frames were changed on the way");
-    // Order within each input is kept.
+    assert!(sorted == sent, "frames were changed");
+    // The order within each input is preserved.
     for file in &inputs {
         let sent = frames(file);
-        let subsequence: Vec<_> = came.iter().filter(|frame| sent.contains(frame)).collect();
+        let subsequence: Vec<_> = received_frames.iter().filter(|frame| sent.contains(frame)).collect();
         assert_eq!(subsequence, sent.iter().collect::<Vec<_>>(), "{}", file.display());
     }
 }
 
 #[test]
 fn frames_longer_than_a_buffer_are_oversized() {
-    // damaged.pcap has frames beyond 8 kB; these buffers hold 2 kB.
+    alone!();
+    // damaged.pcap contains frames longer than 8 kB; these buffers hold 2 kB.
     let mut input = port("in", play(&capture("damaged.pcap"), None));
     input.mtu = 1500;
     let dir = tempfile::tempdir().unwrap();
@@ -146,19 +153,27 @@ fn frames_longer_than_a_buffer_are_oversized() {
     let outcome = run(&mut runtime, &function, 1);
     drop(runtime);
     assert_devices_agree(&outcome, &[CountsBytes; 2]);
-    let (sent, came) = (frames(&capture("damaged.pcap")), frames(&file));
+    let (sent, received_frames) = (frames(&capture("damaged.pcap")), frames(&file));
     let dropped = sum(&outcome, |w| w.drops.iter().map(switch::counters::Counter::get).sum());
-    assert_eq!(came.len() as u64 + dropped, sent.len() as u64, "sent on or dropped");
+    assert_eq!(
+        received_frames.len() as u64 + dropped,
+        sent.len() as u64,
+        "each frame is forwarded or dropped"
+    );
     let mut rest = sent.iter();
-    assert!(came.iter().all(|frame| rest.any(|sent| sent == frame)), "frames were changed or reordered");
+    assert!(
+        received_frames.iter().all(|frame| rest.any(|sent| sent == frame)),
+        "frames were changed or reordered"
+    );
     let long = sent.iter().filter(|frame| frame.len() > 2100).count() as u64;
-    assert!(long > 0 && came.iter().all(|frame| frame.len() <= 2100));
+    assert!(long > 0 && received_frames.iter().all(|frame| frame.len() <= 2100));
     let oversized = outcome.workers[0].drops[DropReason::Malformed(rocev2::Fault::Oversized).index()].get();
     assert!(oversized >= long, "{oversized} of {long}");
 }
 
 #[test]
-fn a_signal_to_stop_ends_an_endless_run() {
+fn stop_request_ends_an_endless_run() {
+    alone!();
     let ports = vec![port("a", Device::Null { size: 64, copy: false }), port("b", Device::Ring)];
     let mut runtime = Runtime::start(config(ports, 1)).unwrap();
     let stop = Stop::new();
@@ -171,8 +186,8 @@ fn a_signal_to_stop_ends_an_endless_run() {
     assert_devices_agree(&outcome, &[FRAMES_OF_64; 2]);
 }
 
-/// Returns whether every frame received was sent or dropped with a reason, by the workers' own counters. Those are
-/// compared with the devices' in [`assert_devices_agree`].
+/// Returns whether every received frame was sent, or dropped with a reason, by the workers' own counters.
+/// [`assert_devices_agree`] compares these with the devices' counters.
 fn all_accounted_for(outcome: &Outcome) -> bool {
     let dropped = sum(outcome, |w| w.drops.iter().map(switch::counters::Counter::get).sum());
     let received: u64 = outcome.workers.iter().map(|w| w.received()).sum();
@@ -180,70 +195,72 @@ fn all_accounted_for(outcome: &Outcome) -> bool {
 }
 
 #[test]
-fn a_port_that_takes_no_more_drops_and_counts() {
-    // What comes out of the ring goes into it again, and ever more comes from the other port.
+fn full_port_drops_and_counts() {
+    alone!();
+    // Frames that the ring returns are sent to it again, in addition to those of the other port.
     let ports = vec![port("source", Device::Null { size: 64, copy: false }), port("ring", Device::Ring)];
     let mut config = config(ports, 1);
     config.ports[0].buffers = 8191;
     let mut runtime = Runtime::start(config).unwrap();
     let function = pairs(2, &[(0, 1), (1, 1)]);
-    let outcome = runtime.run(vec![Forward::new(&function)], &mut Looks(50), &Stop::new());
+    let outcome = runtime.run(vec![Forward::new(&function)], &mut Ticks(50), &Stop::new());
     assert!(outcome.workers[0].drops[DropReason::PortFull.index()].get() > 0);
     assert!(all_accounted_for(&outcome));
     assert_devices_agree(&outcome, &[FRAMES_OF_64; 2]);
-    // A ring gives back what was put into it, and holds no more than its descriptors.
+    // A ring returns the frames that were sent to it, and holds no more than its descriptors.
     let ring = outcome.devices[1];
     assert!(ring.rx_frames <= ring.tx_frames && ring.tx_frames - ring.rx_frames <= 1024, "{ring:?}");
 }
 
 #[test]
-fn a_full_hand_off_ring_drops_and_counts() {
+fn full_hand_off_ring_drops_and_counts() {
+    alone!();
     // The driver copies 64 zero bytes into each frame.
     let source = || port("source", Device::Null { size: 64, copy: true });
     let dir = tempfile::tempdir().unwrap();
     let output = dir.path().join("out.pcap");
-    // One send queue, which the first worker owns; the second hands over what it receives.
+    // One send queue, which the first worker owns; the second hands off the frames that it receives.
     let sink = port("sink", play(&capture("rc_send_64.pcap"), Some(&output)));
     let mut config = config(vec![source(), source(), sink], 2);
     config.workers.handoff_ring = 1;
     let mut runtime = Runtime::start(config).unwrap();
     let function = pairs(3, &[(0, 2), (1, 2)]);
     let functions = vec![Forward::new(&function), Forward::new(&function)];
-    let outcome = runtime.run(functions, &mut Looks(50), &Stop::new());
+    let outcome = runtime.run(functions, &mut Ticks(50), &Stop::new());
     assert!(sum(&outcome, |w| w.drops[DropReason::HandoffFull.index()].get()) > 0);
     assert!(all_accounted_for(&outcome));
     drop(runtime);
-    let came = frames(&output);
-    assert_eq!(came.len() as u64, sum(&outcome, |w| w.ports[2].tx.frames.get()));
-    assert!(came.iter().all(|frame| *frame == [0; 64]), "frames were changed on the way");
-    // The second null device also sends what the sink port receives.
+    let received_frames = frames(&output);
+    assert_eq!(received_frames.len() as u64, sum(&outcome, |w| w.ports[2].tx.frames.get()));
+    assert!(received_frames.iter().all(|frame| *frame == [0; 64]), "frames were changed");
+    // The second null device also sends the frames that the sink port receives.
     let played: usize = frames(&capture("rc_send_64.pcap")).iter().map(Vec::len).sum();
     let second = CountsFrames { len: 64, sent_bytes: Some(played as u64) };
     assert_devices_agree(&outcome, &[FRAMES_OF_64, second, CountsBytes]);
 }
 
-/// Asserts that it is asked about each frame twice before the frame comes, and forwards it.
+/// Asserts that both prefetch methods are called for each frame before it is handled, and forwards it.
 #[derive(Default)]
-struct Asked {
-    glimpsed: RefCell<VecDeque<Vec<u8>>>,
-    foreseen: RefCell<VecDeque<Vec<u8>>>,
+struct PrefetchOrder {
+    tables: RefCell<VecDeque<Vec<u8>>>,
+    states: RefCell<VecDeque<Vec<u8>>>,
 }
 
-impl Function for Asked {
+impl Function for PrefetchOrder {
     type Command = ();
     type Event = ();
 
     fn glimpse(&self, frame: &impl Frame, _fetch: impl Fn(*const u8)) {
-        self.glimpsed.borrow_mut().push_back(frame.bytes().to_vec());
+        self.tables.borrow_mut().push_back(frame.bytes().to_vec());
     }
 
     fn foresee(&self, frame: &impl Frame, _fetch: impl Fn(*const u8)) {
-        assert_eq!(self.glimpsed.borrow_mut().pop_front().as_deref(), Some(frame.bytes()));
-        self.foreseen.borrow_mut().push_back(frame.bytes().to_vec());
+        assert_eq!(self.tables.borrow_mut().pop_front().as_deref(), Some(frame.bytes()));
+        self.states.borrow_mut().push_back(frame.bytes().to_vec());
     }
 
     fn on_frame<O: Output>(&mut self, frame: &mut O::Frame, _: PortId, _: Nanos, _: &mut O) -> Verdict {
-        assert_eq!(self.foreseen.borrow_mut().pop_front().as_deref(), Some(frame.bytes()));
+        assert_eq!(self.states.borrow_mut().pop_front().as_deref(), Some(frame.bytes()));
         Verdict::Forward(PortId(1))
     }
 
@@ -261,7 +278,8 @@ impl Function for Asked {
 }
 
 #[test]
-fn a_function_is_asked_about_every_frame_before_it_comes() {
+fn prefetch_methods_are_called_before_each_frame() {
+    alone!();
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (capture("rc_write_loss.pcap"), dir.path().join("out.pcap"));
     let ports = vec![
@@ -269,7 +287,7 @@ fn a_function_is_asked_about_every_frame_before_it_comes() {
         port("out", Device::Pcap { rx: vec![], tx: Some(output.clone()), infinite: false }),
     ];
     let mut runtime = Runtime::start(config(ports, 1)).unwrap();
-    runtime.run(vec![Asked::default()], &mut UntilIdle::new(Passive), &Stop::new());
+    runtime.run(vec![PrefetchOrder::default()], &mut UntilIdle::new(Passive), &Stop::new());
     drop(runtime);
     assert_eq!(frames(&output), frames(&input));
 }

@@ -6,10 +6,11 @@ use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use switch::{Function, Nanos, Output, PortId, Verdict};
+use understudy_tests::alone;
 
-/// Returns how often the calling thread has given its CPU away to wait for something.
+/// Returns the count of the calling thread's voluntary context switches.
 fn sleeps() -> u64 {
-    // SAFETY: the call fills in the structure, of which zeros are a value.
+    // SAFETY: the call fills in the structure, for which all-zero is valid.
     let usage = unsafe {
         let mut usage: libc::rusage = core::mem::zeroed();
         assert_eq!(libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage), 0);
@@ -18,7 +19,7 @@ fn sleeps() -> u64 {
     usage.ru_nvcsw as u64
 }
 
-/// What a worker has done.
+/// Counts of what a worker has done.
 #[derive(Default)]
 struct Done {
     /// Timers that have fired
@@ -27,10 +28,10 @@ struct Done {
     sleeps: AtomicU64,
 }
 
-/// Consumes all frames. Sets a timer, and sends nothing when it fires.
+/// Consumes all frames. Arms a timer, and sends nothing when it fires.
 struct Waits {
     timer: Option<Nanos>,
-    /// Whether the timer is set anew by each frame, to fire at once; if not, by each timer
+    /// Whether each frame arms the timer, to fire immediately; if not, each expiry does
     by_frames: bool,
     first: Option<u64>,
     done: Arc<Done>,
@@ -50,7 +51,7 @@ impl Function for Waits {
     }
 
     fn on_timer<O: Output>(&mut self, now: Nanos, _: &mut O) {
-        // Less than the 50 us for which a worker that had something to do stays awake
+        // Less than the 50 us for which a worker with work stays awake
         self.timer = (!self.by_frames).then_some(now + Nanos::from_micros(40));
         let sleeps = sleeps();
         let first = *self.first.get_or_insert(sleeps);
@@ -69,7 +70,7 @@ impl Function for Waits {
     }
 }
 
-/// Ends the run after a number of timers, or of sleeps.
+/// Ends the run after a count of timers, or of sleeps.
 struct Until {
     timers: u64,
     sleeps: u64,
@@ -87,7 +88,7 @@ impl Control<Waits> for Until {
     }
 }
 
-/// Returns the number of timers that fired and of sleeps when one of them was reached.
+/// Returns the counts of timers and of sleeps when one of the limits was reached.
 fn run(by_frames: bool, timers: u64, sleeps: u64) -> (u64, u64) {
     let mut config = config(vec![port("in", Device::Null { size: 64, copy: false })], 1);
     config.workers.idle = Idle::Sleep;
@@ -99,13 +100,15 @@ fn run(by_frames: bool, timers: u64, sleeps: u64) -> (u64, u64) {
 }
 
 #[test]
-fn worker_that_receives_in_every_turn_does_not_sleep() {
+fn worker_that_receives_in_every_iteration_does_not_sleep() {
+    alone!();
     let (timers, sleeps) = run(true, 2_000, 1_000);
-    assert!(timers >= 2_000 && sleeps < 1_000, "{sleeps} sleeps in {timers} turns");
+    assert!(timers >= 2_000 && sleeps < 1_000, "{sleeps} sleeps in {timers} iterations");
 }
 
 #[test]
 fn timers_that_send_nothing_do_not_keep_a_worker_awake() {
+    alone!();
     // However busy the machine is, a worker sleeps between some of them.
     let (timers, sleeps) = run(false, 100_000, 100);
     assert!(sleeps >= 100, "{sleeps} sleeps in {timers} timers");

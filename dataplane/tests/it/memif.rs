@@ -1,4 +1,4 @@
-//! Ports of memif: without a peer, with one, and with one again.
+//! Memif ports: without a peer, with one, and after a reconnect.
 
 use crate::common;
 use crate::common::{config, port};
@@ -17,8 +17,9 @@ use switch::drop::FaultSet;
 use switch::forward::config::Topology;
 use switch::forward::{Config as ForwardConfig, Forward};
 use switch::{DropReason, Function, PortId};
+use understudy_tests::alone;
 
-/// Ends the run when a number of frames have been received from a port.
+/// Ends the run when a count of frames has been received from a port.
 struct Until<'a> {
     frames: u64,
     port: usize,
@@ -60,7 +61,8 @@ fn wires(ports: u16, pairs: &[(u16, u16)]) -> ForwardConfig {
 }
 
 #[test]
-fn both_ends_in_one_process() {
+fn both_ends_of_a_memif_work_in_one_process() {
+    alone!();
     let folder = tempfile::tempdir().unwrap();
     let ports = vec![
         port("source", Device::Null { size: 64, copy: false }),
@@ -75,10 +77,10 @@ fn both_ends_in_one_process() {
         let functions = vec![Forward::new(&function), Forward::new(&function)];
         let mut until = Until { frames: 10_000, port: 1, seen: &mut seen, refused: &mut refused };
         let outcome = runtime.run(functions, &mut until, &Stop::new());
-        // In its first turn no worker can know that there is a peer.
+        // In its first iteration no worker has been notified of the peer.
         let down: u64 = outcome.workers.iter().map(|w| w.drops[DropReason::LinkDown.index()].get()).sum();
         assert!(down > 0, "run {run}");
-        // And back: the ring returns them.
+        // And in the reverse direction: the ring returns the frames.
         for port in [0, 3] {
             let sent: u64 = outcome.workers.iter().map(|w| w.ports[port].tx.frames.get()).sum();
             assert!(sent >= 1000, "run {run}, port {port}: {sent}");
@@ -90,7 +92,7 @@ fn both_ends_in_one_process() {
     assert!(!folder.path().join("m.sock").exists());
 }
 
-/// Returns the abstract Unix sockets of understudy's that this network namespace has.
+/// Returns this process's abstract Unix sockets in this network namespace.
 fn abstract_sockets() -> Vec<String> {
     let all = std::fs::read_to_string("/proc/net/unix").unwrap();
     let pid = std::process::id().to_string();
@@ -99,7 +101,8 @@ fn abstract_sockets() -> Vec<String> {
 }
 
 #[test]
-fn no_other_user_can_reach_the_sockets_of_a_driver() {
+fn other_users_cannot_reach_the_sockets_of_a_driver() {
+    alone!();
     let folder = tempfile::tempdir().unwrap();
     let ports = vec![port("server", memif(folder.path(), true)), port("client", memif(folder.path(), false))];
     let runtime = Runtime::start(config(ports, 1)).unwrap();
@@ -111,31 +114,32 @@ fn no_other_user_can_reach_the_sockets_of_a_driver() {
 }
 
 #[test]
-fn socket_in_a_folder_that_is_locked_is_given_up() {
+fn socket_in_a_locked_folder_is_reported_as_an_error() {
+    alone!();
     let folder = tempfile::tempdir().unwrap();
     // As any user can who may read the folder
     let held = std::fs::File::open(folder.path()).unwrap();
     held.lock().unwrap();
     let error = Runtime::start(config(vec![port("server", memif(folder.path(), true))], 1)).unwrap_err();
-    assert!(error.what.ends_with("another process has it locked"), "{error}");
+    assert!(error.what.ends_with("another process holds its lock"), "{error}");
 }
 
-/// A client of memif, byte by byte.
+/// A minimal memif client that encodes its messages itself.
 struct Peer(Socket);
 
 impl Peer {
-    /// Connects, is greeted, and asks for the interface of [`memif`].
+    /// Connects, receives HELLO, and requests the interface of [`memif`].
     fn connect(socket: &Path) -> Self {
         let peer = Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap();
         peer.connect(&SockAddr::unix(socket).unwrap()).unwrap();
         let peer = Self(peer);
-        assert!(peer.hear().is_some(), "it greets");
-        peer.say(3, &[(2, &0x0200_u16.to_ne_bytes()), (4, &9_u32.to_ne_bytes())], None);
+        assert!(peer.receive().is_some(), "the server sends HELLO");
+        peer.send(3, &[(2, &0x0200_u16.to_ne_bytes()), (4, &9_u32.to_ne_bytes())], None);
         peer
     }
 
-    /// Sends a message of this type with fields at these offsets, and a file.
-    fn say(&self, kind: u16, fields: &[(usize, &[u8])], file: Option<BorrowedFd<'_>>) {
+    /// Sends a message of this type with fields at these offsets, and a descriptor.
+    fn send(&self, kind: u16, fields: &[(usize, &[u8])], file: Option<BorrowedFd<'_>>) {
         let mut message = [0; 128];
         message[..2].copy_from_slice(&kind.to_ne_bytes());
         for (at, field) in fields {
@@ -151,33 +155,34 @@ impl Peer {
         sendmsg(&self.0, &parts, &mut rights, SendFlags::empty()).unwrap();
     }
 
-    /// Returns the server's next message, or `None` if it has hung up.
-    fn hear(&self) -> Option<[u8; 128]> {
+    /// Returns the server's next message, or `None` if it has disconnected.
+    fn receive(&self) -> Option<[u8; 128]> {
         let mut message = [0; 128];
         (&self.0).read(&mut message).is_ok_and(|len| len == 128).then_some(message)
     }
 
-    /// Announces a ring in each direction, and no buffer for what the server sends. When the server has agreed, sends it one
-    /// frame. Returns the shared memory.
+    /// Announces a ring in each direction, and no buffer for the server's frames. Sends one frame when the
+    /// server has agreed. Returns the shared memory.
     fn join(&self) -> OwnedFd {
         const BYTES: u32 = 1 << 20;
         let region = memfd_create("region", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&region, BYTES.into()).unwrap();
         fcntl_add_seals(&region, SealFlags::SHRINK).unwrap();
-        self.say(4, &[(4, &u64::from(BYTES).to_ne_bytes())], Some(region.as_fd()));
+        self.send(4, &[(4, &u64::from(BYTES).to_ne_bytes())], Some(region.as_fd()));
         let event = std::io::pipe().unwrap().0;
         let write = |at: u32, bytes: &[u8]| assert_eq!(pwrite(&region, bytes, at.into()), Ok(bytes.len()));
         let (to_client, from_client) = (0, BYTES / 2);
         for (flags, offset) in [(1_u16, from_client), (0, to_client)] {
-            // A ring begins with the cookie of memif.
+            // A ring begins with memif's cookie.
             write(offset, &0x03e3_1f20_u32.to_ne_bytes());
             let fields: [(usize, &[u8]); 3] =
                 [(2, &flags.to_ne_bytes()), (8, &offset.to_ne_bytes()), (12, &[10])];
-            self.say(5, &fields, Some(event.as_fd()));
+            self.send(5, &fields, Some(event.as_fd()));
         }
-        self.say(6, &[], None);
-        while self.hear().expect("it agrees")[..2] != 7_u16.to_ne_bytes() {}
-        // The first descriptor is of 64 bytes in the last quarter; then the ring's head says that it is there.
+        self.send(6, &[], None);
+        while self.receive().expect("the server agrees")[..2] != 7_u16.to_ne_bytes() {}
+        // The first descriptor is for 64 bytes in the last quarter; then the head of the ring is advanced to
+        // publish it.
         write(from_client + 132, &64_u32.to_ne_bytes());
         write(from_client + 136, &(BYTES / 4 * 3).to_ne_bytes());
         write(from_client + 6, &1_u16.to_ne_bytes());
@@ -185,15 +190,15 @@ impl Peer {
     }
 }
 
-/// A client that announces what it likes: what its server says to an unsealed region
-fn misbehaves(socket: &Path) -> String {
+/// Announces an unsealed region. Returns the reason in the server's DISCONNECT.
+fn announce_unsealed_region(socket: &Path) -> String {
     let peer = Peer::connect(socket);
     let region = tempfile::tempfile().unwrap();
     region.set_len(4096).unwrap();
-    peer.say(4, &[(4, &4096_u64.to_ne_bytes())], Some(region.as_fd()));
-    // It accepts the first, and goes for the second.
+    peer.send(4, &[(4, &4096_u64.to_ne_bytes())], Some(region.as_fd()));
+    // The server acknowledges the first message, and disconnects because of the second.
     let mut reason = String::new();
-    while let Some(message) = peer.hear() {
+    while let Some(message) = peer.receive() {
         let text = message[6..].split(|byte| *byte == 0).next().unwrap();
         reason = String::from_utf8_lossy(text).into_owned();
     }
@@ -201,40 +206,42 @@ fn misbehaves(socket: &Path) -> String {
 }
 
 #[test]
-fn peer_whose_memory_could_vanish_is_refused_and_told_why() {
+fn peer_with_an_unsealed_region_is_refused_with_the_reason() {
+    alone!();
     let folder = tempfile::tempdir().unwrap();
     let mut runtime = Runtime::start(config(vec![port("server", memif(folder.path(), true))], 1)).unwrap();
     let (stop, socket) = (Stop::new(), folder.path().join("m.sock"));
     let stops = stop.clone();
     let peer = std::thread::spawn(move || {
-        let said = misbehaves(&socket);
+        let output = announce_unsealed_region(&socket);
         stops.stop();
-        said
+        output
     });
     let (mut seen, mut refused) = (Vec::new(), Vec::new());
     let mut until = Until { frames: 1, port: 0, seen: &mut seen, refused: &mut refused };
     runtime.run(vec![Forward::new(&wires(1, &[(0, 0)]))], &mut until, &stop);
     let why = "region 0 is not sealed against shrinking (F_SEAL_SHRINK)";
     assert_eq!((peer.join().unwrap().as_str(), refused), (why, vec![why.to_owned()]));
-    assert!(seen.is_empty(), "no peer has come: {seen:?}");
+    assert!(seen.is_empty(), "a peer has joined: {seen:?}");
 }
 
-/// Sends frames to a peer that takes none and has it go, when one of its own has come; then a frame to a ring, which returns it.
-struct HangsUp {
-    /// Whether there is a peer, and for how many moments that has been so
+/// Sends frames to a peer that accepts none, and makes it disconnect when one of its frames was received;
+/// then sends a frame to a ring, which returns it.
+struct DisconnectPeer {
+    /// Whether there is a peer, and the count of ticks since that changed
     link: (bool, u32),
-    /// Dropped when the peer is to go
+    /// Dropped to make the peer disconnect
     stay: Option<mpsc::Sender<()>>,
     moments: u32,
 }
 
-impl HangsUp {
+impl DisconnectPeer {
     const FRAMES: u64 = 20;
-    /// With that of the peer, which the ring has returned, and the last one
+    /// With the peer's frame, which the ring has returned, and the last frame
     const LOST: u64 = Self::FRAMES + 2;
 }
 
-impl<F: Function> Control<F> for HangsUp {
+impl<F: Function> Control<F> for DisconnectPeer {
     fn on_event(&mut self, _: usize, _: F::Event, _: &mut ControlOutput<'_, F>) {}
 
     fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, F>) {}
@@ -244,9 +251,9 @@ impl<F: Function> Control<F> for HangsUp {
         let worker = &live.workers()[0];
         let mut send = |port| {
             let frame = out.make(&[0; 64]).unwrap();
-            assert!(out.send(0, frame, PortId(port)).is_ok(), "the worker keeps up");
+            assert!(out.send(0, frame, PortId(port)).is_ok(), "the worker's queue has room");
         };
-        // The worker learns of the link between the first moment and the second.
+        // The worker is notified of the link between the first tick and the second.
         match self.link {
             (true, 2..) if self.stay.is_some() && worker.ports[0].rx.frames.get() > 0 => {
                 (0..Self::FRAMES).for_each(|_| send(0));
@@ -256,7 +263,7 @@ impl<F: Function> Control<F> for HangsUp {
             _ => {}
         }
         self.moments += 1;
-        assert!(self.moments < 10_000, "not all frames have come, or they were not counted");
+        assert!(self.moments < 10_000, "frames are missing, or were not counted");
         worker.drops[DropReason::LinkDown.index()].get() < Self::LOST
     }
 
@@ -267,6 +274,7 @@ impl<F: Function> Control<F> for HangsUp {
 
 #[test]
 fn frames_are_lost_with_their_peer_and_other_ports_are_still_polled() {
+    alone!();
     let folder = tempfile::tempdir().unwrap();
     let ports = vec![port("server", memif(folder.path(), true)), port("ring", Device::Ring)];
     let mut runtime = Runtime::start(config(ports, 1)).unwrap();
@@ -277,26 +285,27 @@ fn frames_are_lost_with_their_peer_and_other_ports_are_still_polled() {
         let _region = peer.join();
         goes.recv().unwrap_err();
     });
-    let mut control = HangsUp { link: (false, 0), stay: Some(stay), moments: 0 };
+    let mut control = DisconnectPeer { link: (false, 0), stay: Some(stay), moments: 0 };
     let outcome = runtime.run(vec![Forward::new(&wires(2, &[(0, 1)]))], &mut control, &Stop::new());
     peer.join().unwrap();
     let worker = &outcome.workers[0];
     let lost: Vec<_> = worker.drops.iter().map(switch::counters::Counter::get).filter(|n| *n > 0).collect();
-    assert_eq!(lost, [HangsUp::LOST]);
+    assert_eq!(lost, [DisconnectPeer::LOST]);
     assert_eq!((worker.ports[0].rx.frames.get(), worker.ports[0].tx.frames.get()), (1, 0));
     assert_eq!(worker.ports[1].rx.frames.get(), 2);
 }
 
 #[test]
-fn a_socket_of_somebody_else_is_left_alone() {
+fn file_at_the_path_of_the_socket_is_left_alone() {
+    alone!();
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("m.sock"), "a file").unwrap();
     let error = Runtime::start(config(vec![port("server", memif(folder.path(), true))], 1)).unwrap_err();
-    assert!(error.what.contains("m.sock could not be made"), "{error}");
+    assert!(error.what.contains("m.sock: the path exists"), "{error}");
     assert!(folder.path().join("m.sock").exists());
 }
 
-/// A worker that nothing comes for, on this policy: its turns, and the time in microseconds
+/// Runs an idle worker with this strategy. Returns its count of iterations, and the time in microseconds.
 fn idle_turns(idle: Idle) -> (u64, u64) {
     let mut config: Config = config(vec![port("ring", Device::Ring)], 1);
     config.workers.idle = idle;
@@ -304,19 +313,21 @@ fn idle_turns(idle: Idle) -> (u64, u64) {
     #[allow(clippy::disallowed_methods, reason = "a test of time that passes")]
     let began = std::time::Instant::now();
     let functions = vec![Forward::new(&wires(1, &[(0, 0)]))];
-    let outcome = runtime.run(functions, &mut common::Looks(100), &Stop::new());
+    let outcome = runtime.run(functions, &mut common::Ticks(100), &Stop::new());
     (outcome.workers[0].turns.get(), began.elapsed().as_micros() as u64)
 }
 
 #[test]
-fn a_worker_that_sleeps_takes_few_turns() {
+fn worker_that_sleeps_makes_few_iterations() {
+    alone!();
     let (turns, us) = idle_turns(Idle::Sleep);
-    // Awake for the first 50 us; then at least 12 us go by in each.
-    assert!(turns > 0 && turns < 2_000 + us / 12, "{turns} turns in {us} us");
+    // Awake for the first 50 us; then each iteration takes at least 12 us.
+    assert!(turns > 0 && turns < 2_000 + us / 12, "{turns} iterations in {us} us");
 }
 
 #[test]
-fn a_worker_that_yields_does_its_work() {
+fn worker_that_yields_does_its_work() {
+    alone!();
     let mut config =
         config(vec![port("in", Device::Null { size: 64, copy: false }), port("out", Device::Ring)], 1);
     config.workers.idle = Idle::Yield;
@@ -328,7 +339,8 @@ fn a_worker_that_yields_does_its_work() {
 }
 
 #[test]
-fn a_port_that_cannot_be_made_ends_all_in_order() {
+fn failed_port_ends_the_start_in_order() {
+    alone!();
     let folder = tempfile::tempdir().unwrap();
     let nothing = Device::Pcap { rx: vec![], tx: None, infinite: false };
     let ports = vec![
@@ -342,10 +354,10 @@ fn a_port_that_cannot_be_made_ends_all_in_order() {
     // DPDK's interrupt thread, which polled the drivers' sockets, cannot be joined. It is parked for good.
     let left: Vec<_> = threads().into_iter().filter(|thread| !before.contains(thread)).collect();
     assert_eq!(left.iter().map(|(_, name)| name.as_str()).collect::<Vec<_>>(), ["eal-intr-thread"]);
-    assert_eq!(call_of(left[0].0), libc::SYS_futex, "it waits for no file");
+    assert_eq!(call_of(left[0].0), libc::SYS_futex, "the thread waits for no file");
 }
 
-/// Returns the threads of this process: their numbers and names.
+/// Returns the threads of this process: their IDs and names.
 fn threads() -> Vec<(u32, String)> {
     let all = std::fs::read_dir("/proc/self/task").unwrap().map(|thread| thread.unwrap());
     let named = all.filter_map(|thread| {
@@ -355,12 +367,12 @@ fn threads() -> Vec<(u32, String)> {
     named.collect()
 }
 
-/// Waits until a thread of this process sleeps. Returns the number of the system call that it sleeps in.
+/// Waits until a thread of this process sleeps. Returns the number of its system call.
 fn call_of(thread: u32) -> i64 {
     loop {
         // "running", or the number and its arguments (proc_pid_syscall(5))
-        let said = std::fs::read_to_string(format!("/proc/self/task/{thread}/syscall")).unwrap();
-        if let Some(Ok(number)) = said.split_whitespace().next().map(str::parse) {
+        let output = std::fs::read_to_string(format!("/proc/self/task/{thread}/syscall")).unwrap();
+        if let Some(Ok(number)) = output.split_whitespace().next().map(str::parse) {
             return number;
         }
         std::thread::yield_now();

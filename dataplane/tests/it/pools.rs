@@ -1,4 +1,4 @@
-//! Buffers go back to their pool: the next run finds all of them there.
+//! Buffers return to their pool: the next run finds all of them there.
 
 use crate::common::{capture, config, play, port};
 use dataplane::config::{Device, Port};
@@ -6,41 +6,42 @@ use dataplane::{Control, ControlOutput, Live, Mbuf, Passive, Runtime, Stop};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use switch::{DropReason, Function, Nanos, Output, PortId, Verdict};
+use understudy_tests::alone;
 use understudy_tests::captures::frames;
 
 const BUFFERS: u32 = 2047;
 
-/// What a worker does in its first turn.
+/// What a worker does in its first iteration.
 #[derive(Clone, Copy)]
 enum First {
     Nothing,
-    /// Makes a frame, and gives it up
+    /// Allocates a frame, and drops it
     MakesOne,
-    /// Sends frames, fewer than are offered to the port before the turn's end, and panics
+    /// Sends frames, fewer than are offered to the port before the end of the iteration, and panics
     SendsAndPanics,
-    /// Makes frames until the pool is empty, and gives them up
+    /// Allocates frames until the pool is empty, and drops them
     TakesAll,
 }
 
-/// Drops one frame that comes in, and consumes the next.
-struct Ends {
+/// Alternately drops and consumes received frames.
+struct DropOrConsume {
     first: Option<First>,
-    came: u64,
-    /// Frames that the first turn made
+    received: u64,
+    /// Count of frames that the first iteration allocated
     made: Arc<AtomicUsize>,
 }
 
-impl Function for Ends {
+impl Function for DropOrConsume {
     type Command = ();
     type Event = ();
 
     fn on_frame<O: Output>(&mut self, _: &mut O::Frame, _: PortId, _: Nanos, _: &mut O) -> Verdict {
-        self.came += 1;
-        if self.came.is_multiple_of(2) { Verdict::Consume } else { Verdict::Drop(DropReason::SamePort) }
+        self.received += 1;
+        if self.received.is_multiple_of(2) { Verdict::Consume } else { Verdict::Drop(DropReason::SamePort) }
     }
 
     fn on_timer<O: Output>(&mut self, _: Nanos, out: &mut O) {
-        let many = match self.first.take() {
+        let count = match self.first.take() {
             None | Some(First::Nothing) => 0,
             Some(First::MakesOne) => core::iter::from_fn(|| out.make_from(&[0; 64]).ok()).take(1).count(),
             Some(First::SendsAndPanics) => {
@@ -55,7 +56,7 @@ impl Function for Ends {
                 all.len()
             }
         };
-        self.made.store(many, Ordering::SeqCst);
+        self.made.store(count, Ordering::SeqCst);
     }
 
     fn next_timer(&self) -> Option<Nanos> {
@@ -69,34 +70,35 @@ impl Function for Ends {
     }
 }
 
-/// Ends the run when the first turn is over and a number of frames have been received.
+/// Ends the run when the first iteration is over and a count of frames have been received.
 struct Until {
     made: Arc<AtomicUsize>,
     frames: u64,
 }
 
-impl Control<Ends> for Until {
-    fn on_event(&mut self, _: usize, (): (), _: &mut ControlOutput<'_, Ends>) {}
+impl Control<DropOrConsume> for Until {
+    fn on_event(&mut self, _: usize, (): (), _: &mut ControlOutput<'_, DropOrConsume>) {}
 
-    fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, Ends>) {}
+    fn on_punt(&mut self, _: usize, _: Mbuf, _: PortId, _: &mut ControlOutput<'_, DropOrConsume>) {}
 
-    fn on_tick(&mut self, live: &Live<'_>, _: &mut ControlOutput<'_, Ends>) -> bool {
+    fn on_tick(&mut self, live: &Live<'_>, _: &mut ControlOutput<'_, DropOrConsume>) -> bool {
         self.made.load(Ordering::SeqCst) == NOT_YET || live.workers()[0].received() < self.frames
     }
 }
 
 const NOT_YET: usize = usize::MAX;
 
-/// Runs until a number of frames have been received. Returns the number of frames that the first turn made.
+/// Runs until a count of frames have been received. Returns the count of frames that the first iteration
+/// allocated.
 fn run(runtime: &mut Runtime, first: First, frames: usize) -> usize {
     let made = Arc::new(AtomicUsize::new(NOT_YET));
-    let ends = Ends { first: Some(first), came: 0, made: Arc::clone(&made) };
+    let function = DropOrConsume { first: Some(first), received: 0, made: Arc::clone(&made) };
     let mut until = Until { made: Arc::clone(&made), frames: frames as u64 };
-    runtime.run(vec![ends], &mut until, &Stop::new());
+    runtime.run(vec![function], &mut until, &Stop::new());
     made.load(Ordering::SeqCst)
 }
 
-/// Starts a port that has this many buffers, and no more.
+/// Starts a port with exactly `BUFFERS` buffers.
 fn start(device: Device) -> Runtime {
     Runtime::start(config(vec![Port { buffers: BUFFERS, ..port("port", device) }], 1)).unwrap()
 }
@@ -106,7 +108,8 @@ fn assert_all_are_there(runtime: &mut Runtime) {
 }
 
 #[test]
-fn frames_that_are_dropped_or_consumed_go_back() {
+fn dropped_and_consumed_frames_return_to_the_pool() {
+    alone!();
     let input = capture("rc_write_loss.pcap");
     let mut runtime = start(play(&input, None));
     run(&mut runtime, First::Nothing, frames(&input).len());
@@ -114,17 +117,19 @@ fn frames_that_are_dropped_or_consumed_go_back() {
 }
 
 #[test]
-fn buffers_that_a_worker_keeps_for_later_go_back_when_it_ends() {
+fn cached_buffers_return_to_the_pool_when_a_worker_ends() {
+    alone!();
     let mut runtime = start(Device::Ring);
     assert_eq!(run(&mut runtime, First::MakesOne, 0), 1);
     assert_all_are_there(&mut runtime);
 }
 
 #[test]
-fn frames_that_wait_for_a_port_go_back_when_a_worker_panics() {
+fn waiting_frames_return_to_the_pool_when_a_worker_panics() {
+    alone!();
     let mut runtime = start(Device::Ring);
     let made = Arc::new(AtomicUsize::new(NOT_YET));
-    let panics = Ends { first: Some(First::SendsAndPanics), came: 0, made };
+    let panics = DropOrConsume { first: Some(First::SendsAndPanics), received: 0, made };
     let run = std::panic::AssertUnwindSafe(|| runtime.run(vec![panics], &mut Passive, &Stop::new()));
     assert!(std::panic::catch_unwind(run).is_err());
     assert_all_are_there(&mut runtime);

@@ -1,18 +1,19 @@
 //! Copies that share a payload, on virtual devices.
 
-use crate::common::{Looks, UntilIdle, capture, config, play, port};
+use crate::common::{Ticks, UntilIdle, capture, config, play, port};
 use dataplane::config::{Device, Port};
 use dataplane::{Passive, Runtime, Stop};
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
+use understudy_tests::alone;
 use understudy_tests::captures::frames;
 
 const COPIES: u8 = 5;
 const HEAD: usize = 42;
 const TAIL: usize = 4;
 
-/// Sends each frame on, and before it copies that share its middle and differ in what is around it.
+/// Sends each frame, and before it copies that share its middle and differ in the bytes around it.
 struct Shares {
-    /// Whether each port prefers to share this many bytes
+    /// Whether each port prefers to share a payload of this length
     preferred: Vec<(usize, Vec<bool>)>,
 }
 
@@ -60,6 +61,7 @@ impl Function for Shares {
 
 #[test]
 fn each_copy_has_its_own_ends_and_the_common_middle() {
+    alone!();
     let dir = tempfile::tempdir().unwrap();
     let (input, output) = (capture("ipv6_rc_write_4096.pcap"), dir.path().join("out.pcap"));
     let record = Device::Pcap { rx: vec![], tx: Some(output.clone()), infinite: false };
@@ -68,34 +70,36 @@ fn each_copy_has_its_own_ends_and_the_common_middle() {
     let preferred = vec![(99, vec![false, false]), (100, vec![false, true])];
     let outcome = runtime.run(vec![Shares { preferred }], &mut UntilIdle::new(Passive), &Stop::new());
     drop(runtime);
-    let (sent, came) = (frames(&input), frames(&output));
-    assert_eq!(came.len(), sent.len() * usize::from(COPIES + 1));
-    for (original, copies) in sent.iter().zip(came.chunks(usize::from(COPIES + 1))) {
+    let (sent, received_frames) = (frames(&input), frames(&output));
+    assert_eq!(received_frames.len(), sent.len() * usize::from(COPIES + 1));
+    for (original, copies) in sent.iter().zip(received_frames.chunks(usize::from(COPIES + 1))) {
         let len = original.len();
         for (number, copy) in (1..=COPIES).chain([0]).zip(copies) {
             assert_eq!((copy.len(), copy[0], copy[len - 1]), (len, number, number));
             assert_eq!(copy[1..len - 1], original[1..len - 1]);
         }
     }
-    let bytes: usize = came.iter().map(Vec::len).sum();
-    assert_eq!(outcome.workers[0].ports[1].tx.get(), (came.len() as u64, bytes as u64));
+    let bytes: usize = received_frames.iter().map(Vec::len).sum();
+    assert_eq!(outcome.workers[0].ports[1].tx.get(), (received_frames.len() as u64, bytes as u64));
 }
 
 #[test]
 fn no_buffer_is_lost() {
-    // Played for ever, with a pool that a hundred bursts would empty if a buffer were not given back.
+    alone!();
+    // Plays endlessly, with a pool that a hundred bursts would empty if a buffer were not returned.
     let input = capture("ipv6_rc_write_4096.pcap");
     let device = Device::Pcap { rx: vec![input], tx: None, infinite: true };
     let ports = vec![port("in", device), port("out", Device::Null { size: 64, copy: false })];
     let mut runtime = Runtime::start(config(ports, 1)).unwrap();
-    let outcome = runtime.run(vec![Shares { preferred: vec![] }], &mut Looks(300), &Stop::new());
+    let outcome = runtime.run(vec![Shares { preferred: vec![] }], &mut Ticks(300), &Stop::new());
     let worker = &outcome.workers[0];
     assert!(worker.ports[0].rx.frames.get() > 10_000, "{} frames", worker.ports[0].rx.frames.get());
     assert!(worker.drops.iter().all(|count| count.get() == 0));
 }
 
 #[test]
-fn drivers_that_announce_segments_get_shared_payloads() {
+fn drivers_with_multi_segment_support_get_shared_payloads() {
+    alone!();
     let ports = vec![
         port("in", play(&capture("rc_write_64.pcap"), None)),
         port("out", Device::Null { size: 64, copy: false }),
@@ -103,6 +107,6 @@ fn drivers_that_announce_segments_get_shared_payloads() {
     ];
     let mut runtime = Runtime::start(config(ports, 1)).unwrap();
     let preferred = vec![(3071, vec![false; 3]), (3072, vec![false, false, true])];
-    let outcome = runtime.run(vec![Shares { preferred }], &mut Looks(100), &Stop::new());
+    let outcome = runtime.run(vec![Shares { preferred }], &mut Ticks(100), &Stop::new());
     assert!(outcome.workers[0].ports[1].tx.frames.get() > 0);
 }

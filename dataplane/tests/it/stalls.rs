@@ -1,4 +1,5 @@
-//! Frames that a port does not take when they are offered to it. The send function of the port's driver is the test's.
+//! Frames that a port does not accept when they are offered. The test replaces the send function of the
+//! port's driver.
 
 use crate::common::{config, port};
 use core::ffi::c_void;
@@ -8,20 +9,21 @@ use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
 use dpdk_sys::rte_mbuf;
 use std::sync::{Arc, Mutex};
 use switch::{Function, Nanos, Output, PortId, Verdict};
+use understudy_tests::alone;
 
 const OUT: PortId = PortId(0);
-/// Bytes of each frame
+/// Length of each frame, in bytes
 const LEN: usize = 64;
 
-/// A driver that takes what it wants.
+/// A driver that accepts a chosen count of frames.
 struct Driver {
-    /// Returns how many frames of an offer the port takes
-    takes: fn(&Driver) -> usize,
-    /// How many frames were offered, each time, and the worker's turns until then
+    /// Returns the count of offered frames that the port accepts
+    accepts: fn(&Driver) -> usize,
+    /// Count of frames in each offer, and the worker's iterations until then
     offers: Vec<(usize, u64)>,
-    /// First byte of each frame that was taken
-    taken: Vec<u8>,
-    /// Of the worker; known from the control plane's first moment on
+    /// First byte of each accepted frame
+    accepted: Vec<u8>,
+    /// The worker's counters; set at the control plane's first tick
     counters: Option<Arc<WorkerCounters>>,
 }
 
@@ -29,28 +31,28 @@ static DRIVER: Mutex<Option<Driver>> = Mutex::new(None);
 
 /// Calls `by` with the driver.
 fn driver<R>(by: impl FnOnce(&mut Driver) -> R) -> R {
-    by(DRIVER.lock().unwrap().as_mut().expect("it is there as long as the runtime"))
+    by(DRIVER.lock().unwrap().as_mut().expect("the driver exists as long as the runtime"))
 }
 
 unsafe extern "C" fn send(_queue: *mut c_void, frames: *mut *mut rte_mbuf, len: u16) -> u16 {
     driver(|driver| {
         let turns = driver.counters.as_ref().map_or(0, |counters| counters.turns.get());
         driver.offers.push((usize::from(len), turns));
-        let taken = (driver.takes)(driver).min(usize::from(len));
-        for at in 0..taken {
-            // SAFETY: `frames` has `len` frames, and those that are taken are the driver's.
+        let accepted = (driver.accepts)(driver).min(usize::from(len));
+        for at in 0..accepted {
+            // SAFETY: `frames` has `len` frames, and the driver owns those that it accepts.
             unsafe {
                 let frame = *frames.add(at);
                 let bytes = (*frame).buf_addr.cast::<u8>().add(usize::from((*frame).data_off));
-                driver.taken.push(*bytes);
+                driver.accepted.push(*bytes);
                 dpdk_sys::rte_pktmbuf_free(frame);
             }
         }
-        taken as u16
+        accepted as u16
     })
 }
 
-/// Sends this number of frames in its first turn. The first byte of each is its number.
+/// Sends this count of frames in its first iteration. The first byte of each is its number.
 struct Sends(u8);
 
 impl Function for Sends {
@@ -62,7 +64,7 @@ impl Function for Sends {
     }
 
     fn on_frame<O: Output>(&mut self, _: &mut O::Frame, _: PortId, _: Nanos, _: &mut O) -> Verdict {
-        unreachable!("nothing is received")
+        unreachable!("no frame is received")
     }
 
     fn on_timer<O: Output>(&mut self, _: Nanos, out: &mut O) {
@@ -83,7 +85,7 @@ impl Function for Sends {
     }
 }
 
-/// Ends the run when the driver has seen enough.
+/// Ends the run when a condition on the driver is met.
 struct Until(fn(&Driver) -> bool);
 
 impl Control<Sends> for Until {
@@ -99,29 +101,32 @@ impl Control<Sends> for Until {
     }
 }
 
-/// Sends `many` frames through a driver that takes `takes` of each offer. Returns the driver, and the run's counters.
-fn run(many: u8, takes: fn(&Driver) -> usize, until: fn(&Driver) -> bool) -> (Driver, Outcome) {
+/// Sends `count` frames through a driver that accepts `takes` of each offer. Returns the driver, and the
+/// result of the run.
+fn run(count: u8, accepts: fn(&Driver) -> usize, until: fn(&Driver) -> bool) -> (Driver, Outcome) {
     let mut runtime = Runtime::start(config(vec![port("out", Device::Ring)], 1)).unwrap();
-    *DRIVER.lock().unwrap() = Some(Driver { takes, offers: Vec::new(), taken: Vec::new(), counters: None });
+    *DRIVER.lock().unwrap() =
+        Some(Driver { accepts, offers: Vec::new(), accepted: Vec::new(), counters: None });
     // SAFETY: the port is started, and no worker runs yet.
     unsafe { dpdk_sys::rte_eth_fp_ops[0].tx_pkt_burst = Some(send) };
-    let outcome = runtime.run(vec![Sends(many)], &mut Until(until), &Stop::new());
-    (DRIVER.lock().unwrap().take().expect("no one else takes it"), outcome)
+    let outcome = runtime.run(vec![Sends(count)], &mut Until(until), &Stop::new());
+    (DRIVER.lock().unwrap().take().expect("only this function takes it"), outcome)
 }
 
-/// All frames have left, in order, and were counted.
-fn assert_all_left(many: u8, driver: &Driver, outcome: &Outcome) {
-    assert_eq!(driver.taken, (0..many).collect::<Vec<_>>());
+/// Asserts that all frames were sent, in order, and counted.
+fn assert_all_left(count: u8, driver: &Driver, outcome: &Outcome) {
+    assert_eq!(driver.accepted, (0..count).collect::<Vec<_>>());
     let worker = &outcome.workers[0];
-    assert_eq!(worker.ports[0].tx.get(), (u64::from(many), u64::from(many) * LEN as u64));
+    assert_eq!(worker.ports[0].tx.get(), (u64::from(count), u64::from(count) * LEN as u64));
     assert!(worker.drops.iter().all(|count| count.get() == 0));
 }
 
 #[test]
-fn frames_that_wait_are_offered_after_each_burst_and_each_turn() {
-    // Nothing of the first four offers, and then a few frames at a time
-    let takes = |driver: &Driver| if driver.offers.len() <= 4 { 0 } else { 7 };
-    let (driver, outcome) = run(100, takes, |driver| driver.taken.len() == 100);
+fn waiting_frames_are_offered_after_each_burst_and_each_iteration() {
+    alone!();
+    // No frame of the first four offers, then a few frames at a time
+    let accepts = |driver: &Driver| if driver.offers.len() <= 4 { 0 } else { 7 };
+    let (driver, outcome) = run(100, accepts, |driver| driver.accepted.len() == 100);
     let offers: Vec<_> = driver.offers.iter().map(|(len, _)| *len).collect();
     let expected: Vec<_> = [32, 64, 96, 100].into_iter().chain((0..=100).rev().step_by(7)).collect();
     assert_eq!(offers, expected);
@@ -129,12 +134,13 @@ fn frames_that_wait_are_offered_after_each_burst_and_each_turn() {
 }
 
 #[test]
-fn worker_that_ends_offers_once_more_what_a_port_did_not_take() {
-    // In the first offer that is not the only one since the worker's turn, which then has ended for good
-    let takes = |driver: &Driver| match driver.offers[..] {
+fn ending_worker_offers_waiting_frames_once_more() {
+    alone!();
+    // In the first offer that is not the only one since the worker's last iteration, which then was its last
+    let accepts = |driver: &Driver| match driver.offers[..] {
         [.., (_, before), (all, now)] if driver.counters.is_some() && before == now => all,
         _ => 0,
     };
-    let (driver, outcome) = run(20, takes, |driver| !driver.offers.is_empty());
+    let (driver, outcome) = run(20, accepts, |driver| !driver.offers.is_empty());
     assert_all_left(20, &driver, &outcome);
 }

@@ -1,4 +1,4 @@
-//! What is seen over a worker's shoulder: what came, what left for it and what did not, and what became of it, always.
+//! Packet trace: the received frame, the frames sent for it, lost frames, and always the result.
 
 use crate::common::{capture, config, port};
 use dataplane::config::Device;
@@ -6,22 +6,23 @@ use dataplane::watch::{Sight, Wanted, Watcher, What, watches};
 use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
 use std::sync::Arc;
 use switch::{DropReason, Function, Nanos, Output, PortId, Verdict};
+use understudy_tests::alone;
 
 const IN: PortId = PortId(0);
 const OUT: PortId = PortId(1);
-/// Copies of each frame that leave before itself
+/// Count of copies of each frame that are sent before the frame itself
 const COPIES: usize = 40;
-/// Of these, as many are shown
+/// Count of copies that are recorded
 const SHOWN: usize = 32;
 
-/// Sends copies of each frame, and then itself.
+/// Sends copies of each frame, and then the frame itself.
 struct Scattering;
 
 impl Function for Scattering {
     type Command = ();
     type Event = ();
 
-    /// What is given to the other port stays there.
+    /// The other port only sends.
     fn receives_from(&self, port: PortId) -> bool {
         port == IN
     }
@@ -47,12 +48,12 @@ impl Function for Scattering {
     }
 }
 
-/// Watches until it has seen what it looks for.
+/// Traces packets until a condition is met.
 struct Watching<P> {
     watcher: Option<Watcher>,
-    looked_for: P,
+    condition: P,
     found: Option<Vec<Sight>>,
-    looks: u32,
+    ticks: u32,
 }
 
 impl<P: Fn(&[Sight]) -> bool> Control<Scattering> for Watching<P> {
@@ -72,32 +73,32 @@ impl<P: Fn(&[Sight]) -> bool> Control<Scattering> for Watching<P> {
             while let Some(next) = watcher.next_of(first.occasion) {
                 sights.push(next);
             }
-            if (self.looked_for)(&sights) {
+            if (self.condition)(&sights) {
                 self.found = Some(sights);
                 return false;
             }
         }
-        self.looks += 1;
-        assert!(self.looks < 100_000, "it does not happen");
+        self.ticks += 1;
+        assert!(self.ticks < 100_000, "the condition was never met");
         true
     }
 }
 
-/// The first frame of which this is seen, on its way to this device.
-fn seen(device: Device, looked_for: impl Fn(&[Sight]) -> bool) -> Vec<Sight> {
+/// Returns the records of the first frame sent to this device that meet the condition.
+fn seen(device: Device, condition: impl Fn(&[Sight]) -> bool) -> Vec<Sight> {
     let endless = Device::Pcap { rx: vec![capture("rc_send_64.pcap")], tx: None, infinite: true };
     let mut config = config(vec![port("in", endless), port("out", device)], 1);
     for port in &mut config.ports {
         port.mtu = 1500;
     }
     let mut runtime = Runtime::start(config).unwrap();
-    let mut control = Watching { watcher: None, looked_for, found: None, looks: 0 };
+    let mut control = Watching { watcher: None, condition, found: None, ticks: 0 };
     let outcome = runtime.run(vec![Scattering], &mut control, &Stop::new());
-    // Watched or not, what comes is counted, as the device does.
+    // Received frames are counted with a trace as without one; the counters equal the device's.
     let (counted, device) = (outcome.workers[0].ports[0].rx.get(), outcome.devices[0]);
     assert_eq!(counted, (device.rx_frames, device.rx_bytes));
-    let sights = control.found.expect("it ended because it was found");
-    // What came, some of the copies, and what became of it, with the number of all others
+    let sights = control.found.expect("the run ended because the condition was met");
+    // The received frame, some of the copies, and the result, with the count of copies that were not recorded
     assert_eq!((sights.len(), sights[0].what), (1 + SHOWN + 1, What::In(IN)));
     assert_eq!(sights[SHOWN].left_out, 0);
     assert_eq!(sights[SHOWN + 1].left_out, (COPIES - SHOWN) as u64);
@@ -106,17 +107,20 @@ fn seen(device: Device, looked_for: impl Fn(&[Sight]) -> bool) -> Vec<Sight> {
 }
 
 #[test]
-fn what_became_of_a_frame_is_seen_however_many_left_for_it() {
+fn result_of_a_frame_is_recorded_however_many_frames_were_sent_for_it() {
+    alone!();
     let sights = seen(Device::Null { size: 64, copy: false }, |_| true);
     assert!(sights[1..].iter().all(|sight| sight.what == What::Out(OUT)), "{sights:?}");
 }
 
 #[test]
-fn what_a_full_port_does_not_take_is_seen_to_be_lost() {
-    // Nobody fetches anything from the ring: it fills, then the worker's queue in front of it.
+fn frames_that_a_full_port_does_not_accept_are_recorded_as_lost() {
+    alone!();
+    // No worker receives from the ring: it fills, then the worker's queue in front of it.
     let lost = What::Lost(OUT, DropReason::PortFull);
     let sights = seen(Device::Ring, |sights| sights.last().is_some_and(|last| last.what == lost));
-    // It does not empty any more, so what came before the last that was lost may have left, and nothing after that.
+    // The ring does not empty any more, so frames before the first lost one may have been sent, and none
+    // after it.
     let first = sights.iter().position(|sight| sight.what == lost).unwrap();
     assert!(sights[1..first].iter().all(|sight| sight.what == What::Out(OUT)), "{sights:?}");
     assert!(sights[first..].iter().all(|sight| sight.what == lost), "{sights:?}");

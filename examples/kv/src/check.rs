@@ -1,11 +1,11 @@
-//! `kv check`: reads and writes from several clients at once, through whatever happens to the servers. Checks in the end
-//! that everything acknowledged is there, that nothing was done twice, and that what the clients saw of the keys that they
-//! share is linearizable.
+//! `kv check`: several clients read and write at once while servers may fail. In the end, checks that
+//! everything acknowledged is present, that no command was executed twice, and that what the clients observed
+//! of the keys that they share is linearizable.
 
 use crate::client::{Client, now};
 use crate::history::{History, Operation, Span};
 use crate::resp::Value;
-use crate::server::by_chance;
+use crate::server::random_u64;
 use clap::Args;
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,47 +17,48 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Instant;
 
-/// Read and write from several connections; verify that nothing acknowledged is lost or done twice, and that shared keys
-/// are linearizable
+/// Read and write from several connections; verify that nothing acknowledged is lost or executed twice, and
+/// that shared keys are linearizable
 ///
-/// Every second connection sends its commands on shared keys without a number, so that their outcome is unknown when a
-/// server fails. All operations on shared keys are kept in memory until the end, 48 bytes each.
+/// Every second connection sends its commands on shared keys without a number, so that their outcome is
+/// unknown when a server fails. All operations on shared keys are kept in memory until the end, 48 bytes
+/// each.
 #[derive(Args)]
 pub(crate) struct CheckArgs {
-    /// Where all servers serve clients
+    /// Client addresses of all servers
     #[arg(long, value_name = "IP:PORT,...", value_delimiter = ',', required = true)]
     tcp: Vec<SocketAddr>,
-    /// For how long it writes; without it, until Ctrl-C
+    /// Duration of the writes; until Ctrl-C if omitted
     #[arg(long, value_name = "S")]
     seconds: Option<f64>,
-    /// Clients that write at the same time
+    /// Number of clients that write at the same time
     #[arg(long, value_name = "COUNT", default_value_t = 4)]
     connections: usize,
-    /// Keys of each, which are written one after the other, again and again
+    /// Number of keys per client, which are written in turn
     #[arg(long, value_name = "COUNT", default_value_t = 1000)]
     keys: u64,
-    /// Registers, and as many counters, that all connections read and write
+    /// Number of registers, and of counters, that all connections read and write
     #[arg(long, value_name = "COUNT", default_value_t = 4)]
     shared_keys: u64,
-    /// Say so when nothing was acknowledged for so long
+    /// Report pauses without an acknowledgement from this duration on
     #[arg(long, value_name = "MS", default_value_t = 50)]
     pause_ms: u64,
 }
 
-/// How long a write is tried: if all servers are gone for so long, something is wrong.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of a write. If no server responds for this long, the check fails.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// When anything was acknowledged last
-struct Pulse {
+/// Tracks the time of the last acknowledgement
+struct AckMonitor {
     began: Instant,
     last_us: AtomicU64,
     longest_us: AtomicU64,
     report_us: u64,
 }
 
-impl Pulse {
-    /// A write was acknowledged.
-    fn beat(&self) {
+impl AckMonitor {
+    /// Records that a write was acknowledged, and reports the pause before it if it was long.
+    fn record_ack(&self) {
         let now = self.began.elapsed().as_micros() as u64;
         let before = self.last_us.fetch_max(now, Ordering::SeqCst);
         let pause = now.saturating_sub(before);
@@ -77,22 +78,22 @@ struct Writer {
     client: Client,
     name: String,
     keys: u64,
-    /// Rounds that were acknowledged: the n-th put n into key n modulo `keys`, and counted up a counter.
+    /// Number of acknowledged rounds: the n-th stored n under key n modulo `keys`, and incremented a counter.
     acknowledged: u64,
     shared: Shared,
 }
 
-/// What a client does on the keys that all clients share.
+/// Operations of a client on the keys that all clients share.
 struct Shared {
     /// Number of the client, from 0
     number: u64,
-    /// What the names of all shared keys begin with
+    /// Prefix of the names of all shared keys
     name: String,
-    /// Registers, and as many counters
+    /// Number of registers, and of counters
     keys: u64,
-    /// Whether its commands are numbered and so repeated, or sent at most once
+    /// Whether its commands are numbered and so may be retried, or are sent at most once
     is_numbered: bool,
-    /// SETs sent
+    /// Number of SETs sent
     writes: u64,
     began: Instant,
     registers: BTreeMap<u64, History>,
@@ -104,18 +105,18 @@ struct Shared {
 struct Findings {
     acknowledged: u64,
     lost: u64,
-    twice: u64,
+    executed_twice: u64,
 }
 
-/// Values of one client are apart from those of the others by this, and easy to tell apart in decimal digits.
-const VALUES: u64 = 1_000_000_000_000;
+/// Distance between the values of two clients, which is easy to see in decimal digits.
+const VALUE_STRIDE: u64 = 1_000_000_000_000;
 
 impl Shared {
-    /// Does one operation on one of the keys, drawn by chance.
+    /// Executes a random operation on a random key.
     fn step(&mut self, client: &mut Client) -> Result<(), String> {
-        let chance = by_chance();
-        let key = (chance >> 8) % self.keys;
-        match chance % 8 {
+        let random = random_u64();
+        let key = (random >> 8) % self.keys;
+        match random % 8 {
             0..=1 => self.write(client, key),
             2..=4 => self.read(client, key),
             5..=6 => self.increment(client, key),
@@ -135,7 +136,7 @@ impl Shared {
         self.began.elapsed().as_nanos() as u64
     }
 
-    /// Sends a command. Returns the answer, if there was one, and when the command was under way.
+    /// Sends a command. Returns the response, if any, and the time span of the command.
     fn call(&self, client: &mut Client, words: &[&[u8]]) -> (Option<Value>, Span) {
         let began = self.now();
         let value = if self.is_numbered { client.call(words) } else { client.call_at_most_once(words) };
@@ -145,7 +146,7 @@ impl Shared {
 
     fn write(&mut self, client: &mut Client, key: u64) -> Result<(), String> {
         self.writes += 1;
-        let value = (self.number + 1) * VALUES + self.writes;
+        let value = (self.number + 1) * VALUE_STRIDE + self.writes;
         let (register, text) = (self.register(key), value.to_string());
         match self.call(client, &[b"SET", register.as_bytes(), text.as_bytes()]) {
             (Some(Value::Simple("OK")) | None, span) => {
@@ -181,21 +182,21 @@ impl Shared {
         Ok(())
     }
 
-    /// Gets a number, 0 if there is no such key. Returns `None` if there was no answer: nothing was seen then.
+    /// Reads a number, which is 0 if there is no such key. Returns `None` if there was no response.
     fn get(&self, client: &mut Client, key: &str) -> Result<Option<(u64, Span)>, String> {
         let (value, span) = self.call(client, &[b"GET", key.as_bytes()]);
         let value = match value {
             None => return Ok(None),
             Some(Value::Bulk(None)) => Some(0),
             Some(Value::Bulk(Some(ref text))) => {
-                // Only missing keys stand for 0.
+                // Only missing keys are read as 0.
                 str::from_utf8(text).ok().and_then(|text| text.parse().ok()).filter(|value| *value > 0)
             }
             Some(_) => None,
         };
         value
             .map(|number| Some((number, span)))
-            .ok_or_else(|| format!("GET {key}: an answer that was never written"))
+            .ok_or_else(|| format!("GET {key}: the response is a value that was never written"))
     }
 }
 
@@ -212,7 +213,7 @@ impl Writer {
             counters: BTreeMap::new(),
         };
         Self {
-            client: Client::new(args.tcp.clone(), PATIENCE),
+            client: Client::new(args.tcp.clone(), WRITE_TIMEOUT),
             name: format!("{name}:{number}"),
             keys: args.keys.max(1),
             acknowledged: 0,
@@ -224,8 +225,8 @@ impl Writer {
         format!("{}:{}", self.name, number % self.keys)
     }
 
-    /// Reads and writes until `over`, or until a command fails. Returns its error.
-    fn write(&mut self, over: &AtomicBool, pulse: &Pulse) -> Result<(), String> {
+    /// Reads and writes until `over` is set, or until a command fails. Returns its error.
+    fn write(&mut self, over: &AtomicBool, ack_monitor: &AckMonitor) -> Result<(), String> {
         let counter = self.name.clone();
         while !over.load(Ordering::SeqCst) {
             let number = self.acknowledged + 1;
@@ -235,24 +236,24 @@ impl Writer {
                 other => return Err(format!("SET: {other:?}")),
             }
             match self.client.call(&[b"INCR", counter.as_bytes()]) {
-                // One too many is found in the end.
+                // An increment too many is found in the end.
                 Some(Value::Number(_)) => {}
                 other => return Err(format!("INCR: {other:?}")),
             }
             self.acknowledged = number;
-            pulse.beat();
+            ack_monitor.record_ack();
             self.shared.step(&mut self.client)?;
         }
         Ok(())
     }
 
-    /// Reads everything again.
+    /// Reads all keys again, and compares them with what was acknowledged.
     fn verify(&mut self) -> Result<Findings, String> {
         let mut findings = Findings { acknowledged: self.acknowledged, ..Findings::default() };
         let first = self.acknowledged.saturating_sub(self.keys) + 1;
         for number in first..=self.acknowledged {
             let key = self.key(number);
-            let found = self.client.call(&[b"GET", key.as_bytes()]).ok_or("GET: no answer")?;
+            let found = self.client.call(&[b"GET", key.as_bytes()]).ok_or("GET: no response")?;
             findings.lost += u64::from(found != Value::Bulk(Some(number.to_string().into())));
         }
         let counter = self.name.clone();
@@ -262,7 +263,7 @@ impl Writer {
             other => return Err(format!("GET: {other:?}")),
         };
         findings.lost += self.acknowledged.saturating_sub(found);
-        findings.twice += found.saturating_sub(self.acknowledged);
+        findings.executed_twice += found.saturating_sub(self.acknowledged);
         for key in 0..self.shared.keys {
             self.shared.read(&mut self.client, key)?;
             self.shared.count(&mut self.client, key)?;
@@ -277,31 +278,34 @@ struct Report {
     seconds: f64,
     longest_pause_ms: f64,
     findings: Findings,
-    /// Operations on shared keys
+    /// Number of operations on shared keys
     shared: usize,
-    /// Of these, the ones whose outcome is unknown
+    /// Number of these whose outcome is unknown
     unknown: usize,
-    /// Why shared keys are not linearizable: a line for each such key
+    /// Reasons for which shared keys are not linearizable: a line for each such key
     not_linearizable: Vec<String>,
     /// Commands that failed
     failed: Vec<String>,
 }
 
 impl Report {
-    fn is_good(&self) -> bool {
-        let Findings { acknowledged, lost, twice } = self.findings;
+    fn passes(&self) -> bool {
+        let Findings { acknowledged, lost, executed_twice } = self.findings;
         self.failed.is_empty()
             && self.not_linearizable.is_empty()
             && lost == 0
-            && twice == 0
+            && executed_twice == 0
             && acknowledged > 0
     }
 
     fn print(&self) {
-        let Findings { acknowledged, lost, twice } = self.findings;
+        let Findings { acknowledged, lost, executed_twice } = self.findings;
         println!("acknowledged writes: {} in {:.1} s", 2 * acknowledged, self.seconds);
-        println!("longest pause: {:.0} ms\nlost: {lost}\ndone twice: {twice}", self.longest_pause_ms);
-        println!("operations on shared keys: {}, {} of unknown outcome", self.shared, self.unknown);
+        println!(
+            "longest pause: {:.0} ms\nlost: {lost}\nexecuted twice: {executed_twice}",
+            self.longest_pause_ms
+        );
+        println!("operations on shared keys: {}, {} with unknown outcome", self.shared, self.unknown);
         println!("shared keys that are not linearizable: {}", self.not_linearizable.len());
         for wrong in &self.not_linearizable {
             eprintln!("Not linearizable: {wrong}");
@@ -311,7 +315,7 @@ impl Report {
         }
     }
 
-    /// Checks what all clients saw of the shared keys.
+    /// Checks what all clients observed of the shared keys.
     fn check_shared(&mut self, writers: Vec<Writer>) {
         let mut histories = BTreeMap::<String, History>::new();
         for Writer { shared, .. } in writers {
@@ -332,7 +336,7 @@ impl Report {
     }
 }
 
-/// Runs a function for each writer, each on a thread of its own. Returns the results.
+/// Runs a function for each writer, each on its own thread. Returns the results.
 fn on_all<T: Send>(writers: &mut [Writer], each: impl Fn(&mut Writer) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let threads: Vec<_> = writers.iter_mut().map(|writer| scope.spawn(|| each(writer))).collect();
@@ -340,15 +344,18 @@ fn on_all<T: Send>(writers: &mut [Writer], each: impl Fn(&mut Writer) -> T + Syn
     })
 }
 
-/// Reads and writes until `over` or for as long as the arguments say, and checks what was seen.
+/// Reads and writes until `over` is set or the configured duration has passed, then checks what was observed.
+///
+/// # Errors
+/// If no leader responds in time, or a command of the final check fails.
 fn check(args: &CheckArgs, over: &AtomicBool) -> miette::Result<Report> {
-    let name = format!("check-{:08x}", by_chance() as u32);
-    // Until there is a leader is not a pause.
-    let leads = Client::new(args.tcp.clone(), PATIENCE).call(&[b"GET", name.as_bytes()]);
-    leads.ok_or_else(|| miette::miette!("there is no leader"))?;
+    let name = format!("check-{:08x}", random_u64() as u32);
+    // The time until the first leader does not count as a pause.
+    let leads = Client::new(args.tcp.clone(), WRITE_TIMEOUT).call(&[b"GET", name.as_bytes()]);
+    leads.ok_or_else(|| miette::miette!("no leader responded within 60 s; check --tcp and run kv info"))?;
     let began = now();
     let mut writers: Vec<_> = (0..args.connections).map(|n| Writer::new(args, &name, n, began)).collect();
-    let pulse = Pulse {
+    let ack_monitor = AckMonitor {
         began,
         last_us: AtomicU64::new(0),
         longest_us: AtomicU64::new(0),
@@ -356,10 +363,10 @@ fn check(args: &CheckArgs, over: &AtomicBool) -> miette::Result<Report> {
     };
     eprintln!("Writing to {name}:*.");
     let results = thread::scope(|scope| {
-        let (pulse, writers) = (&pulse, &mut writers);
+        let (ack_monitor, writers) = (&ack_monitor, &mut writers);
         let all = scope.spawn(move || {
             on_all(writers, |writer| {
-                let result = writer.write(over, pulse);
+                let result = writer.write(over, ack_monitor);
                 over.fetch_or(result.is_err(), Ordering::SeqCst);
                 result
             })
@@ -373,17 +380,17 @@ fn check(args: &CheckArgs, over: &AtomicBool) -> miette::Result<Report> {
     });
     let mut report = Report {
         seconds: began.elapsed().as_secs_f64(),
-        longest_pause_ms: pulse.longest_us.load(Ordering::SeqCst) as f64 / 1e3,
+        longest_pause_ms: ack_monitor.longest_us.load(Ordering::SeqCst) as f64 / 1e3,
         failed: results.into_iter().filter_map(Result::err).collect(),
         ..Report::default()
     };
     if report.failed.is_empty() {
         for result in on_all(&mut writers, Writer::verify) {
-            let Findings { acknowledged, lost, twice } =
+            let Findings { acknowledged, lost, executed_twice } =
                 result.map_err(|wrong| miette::miette!("{wrong}"))?;
             report.findings.acknowledged += acknowledged;
             report.findings.lost += lost;
-            report.findings.twice += twice;
+            report.findings.executed_twice += executed_twice;
         }
     }
     report.check_shared(writers);
@@ -397,7 +404,7 @@ pub(crate) fn run(args: &CheckArgs) -> miette::Result<ExitCode> {
     }
     let report = check(args, &over)?;
     report.print();
-    Ok(if report.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if report.passes() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 #[cfg(test)]

@@ -1,22 +1,22 @@
-//! Numbers and byte strings in a row of bytes: entries of the log, and snapshots.
+//! Encoding of numbers and byte strings, for log entries and snapshots.
 
 /// Appends a number.
 pub(crate) fn put_number(number: u64, out: &mut Vec<u8>) {
     out.extend(number.to_le_bytes());
 }
 
-/// Appends bytes, with their length before them.
+/// Appends bytes, preceded by their length.
 pub(crate) fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
     out.extend((bytes.len() as u32).to_le_bytes());
     out.extend(bytes);
 }
 
-/// What [`put_bytes`] appends (bytes)
+/// Returns the number of bytes that [`put_bytes`] appends.
 pub(crate) const fn len_of_bytes(bytes: &[u8]) -> usize {
     4 + bytes.len()
 }
 
-/// Takes them out again, in the same order.
+/// Reads numbers and byte strings in the order in which they were appended.
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl Reader<'_> {

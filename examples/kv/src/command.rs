@@ -1,14 +1,14 @@
-//! What clients ask for, as words and as bytes in the log.
+//! Clients' commands, as words of the protocol and as bytes in the log.
 
 use crate::codec::{Reader, put_bytes, put_number};
 
-/// Something to do with the store. Reading is, too: it has its place in the log like everything else, and so sees all that
-/// was answered before it was asked for, whoever leads.
+/// A command on the store. Reads go through the log like writes, so a read observes everything that was
+/// acknowledged before it was requested, whichever server leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Command {
     pub(crate) operation: Operation,
     pub(crate) key: Vec<u8>,
-    /// By which it is known again
+    /// Identification by which a retry is recognized
     pub(crate) once: Option<Once>,
 }
 
@@ -20,37 +20,43 @@ pub(crate) enum Operation {
     Incr,
 }
 
-/// A client's own number of a write: the same number is applied once, however often it comes.
+/// A client's own number of a write. A command with the same number is applied once, however often it is
+/// received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Once {
     pub(crate) client: u64,
     pub(crate) number: u64,
 }
 
-/// What a client may say.
+/// A client's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Request {
     Ping,
     Info,
-    /// Begin the group, empty
+    /// Bootstraps the group, with an empty store
     Bootstrap,
     Command(Command),
 }
 
-/// Why a client's words are no request.
+/// The reason for which a client's words are not a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoRequest {
-    #[error("unknown command '{0}'; there are PING, INFO, GET, SET, DEL, INCR, ONCE and BOOTSTRAP")]
+pub(crate) enum InvalidRequest {
+    #[error("unknown command '{0}'; use PING, INFO, GET, SET, DEL, INCR, ONCE or BOOTSTRAP")]
     Unknown(String),
     #[error("wrong number of arguments for '{0}'")]
     Arguments(String),
-    #[error("ONCE takes the client's number and that of the command, both above 0, and then the command")]
+    #[error(
+        "wrong arguments for 'ONCE'; write the client's number and the command's number, both above 0, and a command"
+    )]
     Once,
 }
 
 impl Request {
-    /// Reads the words of a command: at least one.
-    pub(crate) fn from_words(words: &[Vec<u8>]) -> Result<Self, NoRequest> {
+    /// Parses the words of a command.
+    ///
+    /// # Errors
+    /// If the command is unknown or its arguments are wrong. An empty list is an unknown command.
+    pub(crate) fn from_words(words: &[Vec<u8>]) -> Result<Self, InvalidRequest> {
         let (name, arguments) = words.split_first().map_or((&[][..], &[][..]), |(name, rest)| (name, rest));
         let name = String::from_utf8_lossy(name).to_ascii_uppercase();
         let command =
@@ -69,12 +75,14 @@ impl Request {
                     (Some(client), Some(number), Self::Command(command)) if command.once.is_none() => {
                         Ok(Self::Command(Command { once: Some(Once { client, number }), ..command }))
                     }
-                    _ => Err(NoRequest::Once),
+                    _ => Err(InvalidRequest::Once),
                 }
             }
-            ("PING" | "BOOTSTRAP" | "GET" | "SET" | "DEL" | "INCR", _) => Err(NoRequest::Arguments(name)),
-            ("ONCE", _) => Err(NoRequest::Once),
-            _ => Err(NoRequest::Unknown(name)),
+            ("PING" | "BOOTSTRAP" | "GET" | "SET" | "DEL" | "INCR", _) => {
+                Err(InvalidRequest::Arguments(name))
+            }
+            ("ONCE", _) => Err(InvalidRequest::Once),
+            _ => Err(InvalidRequest::Unknown(name)),
         }
     }
 }
@@ -83,10 +91,11 @@ fn positive(word: &[u8]) -> Option<u64> {
     core::str::from_utf8(word).ok()?.parse().ok().filter(|number| *number > 0)
 }
 
-/// What stands in the log.
+/// An entry of the log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// Which life of which server proposed it, and what it calls it: how that server knows whom to answer
+    /// Incarnation of the server that proposed it, and its ticket there, by which that server finds the
+    /// client to respond to
     pub(crate) incarnation: u64,
     pub(crate) ticket: u64,
     pub(crate) command: Command,
@@ -111,7 +120,7 @@ impl Entry {
         out
     }
 
-    /// `None` for bytes that no server of this version proposes
+    /// Decodes an entry. Returns `None` for bytes that no server of this version proposes.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader(bytes);
         let [incarnation, ticket] = [reader.number()?, reader.number()?];
@@ -133,17 +142,17 @@ impl Entry {
 mod tests {
     use super::*;
 
-    fn request(line: &str) -> Result<Request, NoRequest> {
+    fn request(line: &str) -> Result<Request, InvalidRequest> {
         let words: Vec<_> = line.split(' ').map(|word| word.as_bytes().to_vec()).collect();
         Request::from_words(&words)
     }
 
     #[test]
-    fn commands_are_read_and_survive_in_the_log() {
+    fn commands_are_parsed_and_survive_in_the_log() {
         assert_eq!(request("ping"), Ok(Request::Ping));
         assert_eq!(request("INFO server"), Ok(Request::Info));
         assert_eq!(request("bootstrap"), Ok(Request::Bootstrap));
-        assert_eq!(request("bootstrap now"), Err(NoRequest::Arguments("BOOTSTRAP".into())));
+        assert_eq!(request("bootstrap now"), Err(InvalidRequest::Arguments("BOOTSTRAP".into())));
         let once = Some(Once { client: 7, number: u64::MAX });
         for (line, operation, once) in [
             ("get k", Operation::Get, None),
@@ -163,13 +172,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request() {
-        assert_eq!(request("FLUSHALL"), Err(NoRequest::Unknown("FLUSHALL".into())));
-        assert_eq!(request("get"), Err(NoRequest::Arguments("GET".into())));
-        assert_eq!(request("set k v EX 10"), Err(NoRequest::Arguments("SET".into())));
+    fn invalid_requests_are_refused_with_the_reason() {
+        assert_eq!(request("FLUSHALL"), Err(InvalidRequest::Unknown("FLUSHALL".into())));
+        assert_eq!(request("get"), Err(InvalidRequest::Arguments("GET".into())));
+        assert_eq!(request("set k v EX 10"), Err(InvalidRequest::Arguments("SET".into())));
         for line in ["once 1 2 ping", "once 0 1 get k", "once 1 x get k", "once 1", "once 1 1 once 1 1 get k"]
         {
-            assert_eq!(request(line), Err(NoRequest::Once), "{line}");
+            assert_eq!(request(line), Err(InvalidRequest::Once), "{line}");
         }
         assert!(Request::from_words(&[]).is_err());
     }

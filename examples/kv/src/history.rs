@@ -1,18 +1,20 @@
-//! Linearizability of what several clients saw of the keys that they share (Herlihy and Wing 1990): whether there is one
-//! order of all operations on a key, in which each takes effect at one moment between its request and its answer.
+//! Linearizability of what several clients observed of the keys that they share (Herlihy and Wing 1990):
+//! whether there is one order of all operations on a key in which each takes effect at one moment between its
+//! request and its response.
 //!
-//! No search is needed. No value is written twice, so a register is checked by the zones of its values (Gibbons and Korach,
-//! "Testing shared memories", SIAM J. Comput. 1997, section 4), and a counter says with each answer where it stands in the
-//! order. An operation without an answer may have taken effect at any time after its request, or never.
+//! No search is needed. No value is written twice, so a register is checked by the zones of its values
+//! (Gibbons and Korach, "Testing shared memories", SIAM J. Comput. 1997, section 4). Each response of a
+//! counter states the operation's position in the order. An operation without a response may have taken
+//! effect at any time after its request, or never.
 
 use std::collections::BTreeMap;
 
-/// When an operation was under way, in nanoseconds of one clock for all clients.
+/// Time span of an operation, in nanoseconds of one clock for all clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
-    /// Its request
+    /// Time of its request
     pub(crate) began: u64,
-    /// Its answer; `None` if the outcome is unknown
+    /// Time of its response; `None` if the outcome is unknown
     pub(crate) ended: Option<u64>,
 }
 
@@ -26,20 +28,20 @@ impl Span {
     }
 }
 
-/// What was done to a shared key, and what the answer was.
+/// An operation on a shared key, with its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     /// SET of a register to a value that no other SET writes
     Write(u64),
     /// GET of a register; 0 if there was no such key
     Read(u64),
-    /// INCR of a counter: the answer, `None` if the outcome is unknown
+    /// INCR of a counter: the result, or `None` if the outcome is unknown
     Increment(Option<u64>),
     /// GET of a counter; 0 if there was no such key
     Count(u64),
 }
 
-/// What was seen of one key: a register or a counter.
+/// All operations on one key: a register or a counter.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct History(Vec<(Operation, Span)>);
 
@@ -73,9 +75,10 @@ impl History {
         self.check_counter()
     }
 
-    /// Checks the SETs and GETs of a register. All operations on one value stand together in the order. If one of them ends
-    /// before another begins, the register holds the value in between (a forward zone), and no two such zones overlap. If
-    /// not, there is a moment that lies in all of them (a backward zone), and it must not lie in a forward zone.
+    /// Checks the SETs and GETs of a register. All operations on one value are contiguous in the order. If
+    /// one of them ends before another begins, the register holds the value in between (a forward zone), and
+    /// no two such zones overlap. If not, there is a moment that all of them include (a backward zone), and
+    /// it must not lie in a forward zone.
     fn check_register(&self) -> Result<(), String> {
         let zones = self.zones()?;
         let (mut forward, backward): (Vec<_>, Vec<_>) =
@@ -84,7 +87,7 @@ impl History {
         for pair in forward.windows(2) {
             let [(one, first), (other, second)] = [pair[0], pair[1]];
             if second.first_ended < first.last_began {
-                return Err(format!("it held {one} {first}, and {other} {second}"));
+                return Err(format!("the register held {one} {first}, and {other} {second}"));
             }
         }
         for (value, zone) in backward {
@@ -94,13 +97,15 @@ impl History {
                 && zone.first_ended < around.last_began
             {
                 let [from, until] = [zone.last_began, zone.first_ended].map(seconds);
-                return Err(format!("it held {value} between {from} and {until}, but {other} {around}"));
+                return Err(format!(
+                    "the register held {value} between {from} and {until}, but {other} {around}"
+                ));
             }
         }
         Ok(())
     }
 
-    /// Returns the zone of each value of a register. A SET without an answer counts if its value was read.
+    /// Returns the zone of each value of a register. A SET without a response counts if its value was read.
     fn zones(&self) -> Result<BTreeMap<u64, Zone>, String> {
         let mut writes = BTreeMap::from([(0, Span { began: 0, ended: Some(0) })]);
         for (operation, span) in &self.0 {
@@ -136,21 +141,24 @@ impl History {
         Ok(zones)
     }
 
-    /// Checks the INCRs and GETs of a counter: for each number, the INCR that made it, and then the GETs that found it, each
-    /// at the earliest moment that the operations before it leave. A number that no INCR returned was made by the INCR
-    /// without an answer that began first.
+    /// Checks the INCRs and GETs of a counter: for each number, the INCR that produced it, and then the GETs
+    /// that returned it, each at the earliest moment that the operations before it allow. A number that no
+    /// INCR returned was produced by the earliest remaining INCR without a response.
     fn check_counter(&self) -> Result<(), String> {
-        let Steps { mut made, mut found, mut unanswered, last } = self.steps()?;
-        unanswered.sort_by_key(|span| core::cmp::Reverse(span.began));
+        let Steps { mut increments_by_number, mut reads_by_number, mut increments_without_response, last } =
+            self.steps()?;
+        increments_without_response.sort_by_key(|span| core::cmp::Reverse(span.began));
         let mut earliest = 0;
         for number in 0..=last {
             if number > 0 {
-                let Some(span) = made.remove(&number).or_else(|| unanswered.pop()) else {
-                    return Err(format!("no INCR made it {number}, but it became {last}"));
+                let Some(span) =
+                    increments_by_number.remove(&number).or_else(|| increments_without_response.pop())
+                else {
+                    return Err(format!("no INCR made the counter {number}, but it became {last}"));
                 };
                 earliest = after(earliest, span, &format!("the INCR to {number}"))?;
             }
-            let reads = found.remove(&number).unwrap_or_default();
+            let reads = reads_by_number.remove(&number).unwrap_or_default();
             for span in &reads {
                 after(earliest, *span, &format!("the GET of {number}"))?;
             }
@@ -159,34 +167,34 @@ impl History {
         Ok(())
     }
 
-    /// Sorts the operations on a counter by the number that they returned.
+    /// Groups the operations on a counter by the number that they returned.
     fn steps(&self) -> Result<Steps, String> {
         let mut steps = Steps::default();
         let mut sent = 0;
         for (operation, span) in &self.0 {
             match operation {
                 Operation::Increment(Some(number)) => {
-                    if steps.made.insert(*number, *span).is_some() {
+                    if steps.increments_by_number.insert(*number, *span).is_some() {
                         return Err(format!("two INCRs returned {number}"));
                     }
                     (sent, steps.last) = (sent + 1, steps.last.max(*number));
                 }
                 Operation::Increment(None) => {
-                    steps.unanswered.push(*span);
+                    steps.increments_without_response.push(*span);
                     sent += 1;
                 }
                 Operation::Count(number) => {
-                    steps.found.entry(*number).or_default().push(*span);
+                    steps.reads_by_number.entry(*number).or_default().push(*span);
                     steps.last = steps.last.max(*number);
                 }
                 Operation::Write(_) | Operation::Read(_) => {}
             }
         }
-        if steps.made.contains_key(&0) {
+        if steps.increments_by_number.contains_key(&0) {
             return Err("an INCR returned 0".into());
         }
         if steps.last > sent {
-            return Err(format!("it became {} by {sent} INCRs", steps.last));
+            return Err(format!("the counter became {} by {sent} INCRs", steps.last));
         }
         Ok(steps)
     }
@@ -196,16 +204,19 @@ impl History {
 #[derive(Default)]
 struct Steps {
     /// INCRs, by the number that each returned
-    made: BTreeMap<u64, Span>,
-    /// GETs, by the number that they found
-    found: BTreeMap<u64, Vec<Span>>,
-    /// INCRs without an answer
-    unanswered: Vec<Span>,
-    /// The largest number seen
+    increments_by_number: BTreeMap<u64, Span>,
+    /// GETs, by the number that they returned
+    reads_by_number: BTreeMap<u64, Vec<Span>>,
+    /// INCRs without a response
+    increments_without_response: Vec<Span>,
+    /// The largest number returned
     last: u64,
 }
 
-/// Returns the earliest moment for an operation that takes effect no earlier than `earliest`.
+/// Returns the earliest moment at which an operation takes effect that comes after `earliest`.
+///
+/// # Errors
+/// If the operation ended before that.
 fn after(earliest: u64, span: Span, what: &str) -> Result<u64, String> {
     if span.latest() < earliest {
         let [ended, earliest] = [span.latest(), earliest].map(seconds);
@@ -216,7 +227,7 @@ fn after(earliest: u64, span: Span, what: &str) -> Result<u64, String> {
     Ok(earliest.max(span.began))
 }
 
-/// The operations on one value of a register
+/// Range of the operations on one value of a register
 #[derive(Clone, Copy)]
 struct Zone {
     last_began: u64,
@@ -240,7 +251,8 @@ mod tests {
     use proptest::prelude::*;
     use sim::words::linear::{self, Action, Done, Op, Rules};
 
-    /// Checks a history of operations, each from and to a moment; `u64::MAX` if it was not answered.
+    /// Checks a history of operations, each with its begin and end, which is `u64::MAX` if there was no
+    /// response.
     fn check(operations: &[(Operation, u64, u64)]) -> Result<(), String> {
         let mut history = History::default();
         for (operation, began, ended) in operations {
@@ -262,25 +274,25 @@ mod tests {
         let writes = [(Write(1), 10, 20), (Write(2), 15, 30)];
         let with = |reads: &[(Operation, u64, u64)]| [&writes[..], reads].concat();
         assert_eq!(check(&with(&[(Read(0), 1, 12), (Read(1), 17, 18), (Read(2), 31, 32)])), Ok(()));
-        // The order of the two writes is open.
+        // The order of the two writes is undetermined.
         assert_eq!(check(&with(&[(Read(1), 40, 50)])), Ok(()));
     }
 
     #[test]
-    fn stale_read_is_found() {
-        assert_wrong(&[(Write(1), 1, 2), (Write(2), 3, 4), (Read(1), 5, 6)], "it held 2 between");
-        assert_wrong(&[(Write(1), 1, 2), (Read(0), 3, 4)], "it held 1 between");
-        // Two reads that see a concurrent write come and go
+    fn stale_reads_are_found() {
+        assert_wrong(&[(Write(1), 1, 2), (Write(2), 3, 4), (Read(1), 5, 6)], "the register held 2 between");
+        assert_wrong(&[(Write(1), 1, 2), (Read(0), 3, 4)], "the register held 1 between");
+        // Two reads between which a concurrent write appears to be undone
         let writes = [(Write(1), 1, 2), (Write(2), 3, 9)];
-        assert_wrong(&[&writes[..], &[(Read(2), 4, 5), (Read(1), 6, 7)]].concat(), "it held");
+        assert_wrong(&[&writes[..], &[(Read(2), 4, 5), (Read(1), 6, 7)]].concat(), "the register held");
         assert_wrong(&[(Increment(Some(1)), 1, 2), (Count(0), 3, 4)], "the INCR to 1 ended");
     }
 
     #[test]
-    fn lost_update_is_found() {
-        // An acknowledged SET that is gone
+    fn lost_updates_are_found() {
+        // An acknowledged SET that is lost
         let writes = [(Write(1), 1, 2), (Read(1), 3, 4), (Write(2), 5, 6)];
-        assert_wrong(&[&writes[..], &[(Read(1), 7, 8)]].concat(), "it held 2 between");
+        assert_wrong(&[&writes[..], &[(Read(1), 7, 8)]].concat(), "the register held 2 between");
         // Two INCRs that both found 0
         assert_wrong(&[(Increment(Some(1)), 1, 4), (Increment(Some(1)), 2, 5)], "two INCRs returned 1");
         assert_wrong(
@@ -301,18 +313,18 @@ mod tests {
     }
 
     #[test]
-    fn increment_that_is_done_twice_is_found() {
+    fn an_increment_that_is_executed_twice_is_found() {
         assert_wrong(&[(Increment(Some(1)), 1, 2), (Increment(Some(3)), 3, 4)], "became 3 by 2");
         assert_wrong(&[(Increment(Some(1)), 1, 2), (Count(2), 3, 4)], "became 2 by 1");
     }
 
     #[test]
-    fn operation_of_unknown_outcome_may_have_taken_effect_at_any_time_or_never() {
+    fn an_operation_with_an_unknown_outcome_may_take_effect_at_any_time_or_never() {
         let first = (Write(1), 1, 2);
         let unknown = (Write(2), 3, UNKNOWN);
         assert_eq!(check(&[first, unknown, (Read(1), 50, 60)]), Ok(()));
         assert_eq!(check(&[first, unknown, (Read(1), 50, 60), (Read(2), 70, 80)]), Ok(()));
-        assert_wrong(&[first, unknown, (Read(2), 50, 60), (Read(1), 70, 80)], "it held");
+        assert_wrong(&[first, unknown, (Read(2), 50, 60), (Read(1), 70, 80)], "the register held");
         assert_wrong(&[unknown, (Read(2), 1, 2)], "written after");
         let increments = [(Increment(Some(1)), 1, 2), (Increment(None), 3, UNKNOWN)];
         let with = |more: &[(Operation, u64, u64)]| check(&[&increments[..], more].concat());
@@ -320,10 +332,10 @@ mod tests {
         assert_eq!(with(&[(Increment(Some(3)), 5, 6)]), Ok(()));
         assert_eq!(with(&[(Count(1), 5, 6), (Increment(Some(3)), 7, 8)]), Ok(()));
         assert!(with(&[(Increment(Some(4)), 5, 6)]).is_err());
-        assert!(with(&[(Count(2), 1, 2)]).is_err(), "it had not begun");
+        assert!(with(&[(Count(2), 1, 2)]).is_err(), "the INCR had not begun");
     }
 
-    /// Returns whether a search over all orders finds one: that of the simulator.
+    /// Returns whether the simulator's search over all orders finds one that explains the operations.
     fn is_explained(operations: &[(Operation, Span)]) -> bool {
         let op = |(connection, (operation, span)): (usize, &(Operation, Span))| {
             let done = |fetched| span.ended.map(|at| Done { at, fetched });
@@ -347,8 +359,8 @@ mod tests {
         linear::check(&ops, 0, None, Rules::default()).is_ok()
     }
 
-    /// One operation, as it is drawn: whether it reads, when it begins, takes effect and ends, whether it is answered, and
-    /// by how much the answer is off
+    /// A drawn operation: whether it reads; its begin, and the durations until it takes effect and then until
+    /// it ends; whether there is a response; and the error of the response
     type Drawn = (bool, u64, u64, u64, bool, u64);
 
     fn drawn() -> impl Strategy<Value = Vec<Drawn>> {
@@ -357,8 +369,8 @@ mod tests {
         prop::collection::vec(one, 1..12)
     }
 
-    /// Has a key hold what the operations make of it, in the order in which they take effect; then some answers are changed.
-    /// No two moments are equal.
+    /// Executes the operations on a key in the order in which they take effect, with errors in some
+    /// responses. No two moments are equal.
     fn history(drawn: &[Drawn], is_counter: bool) -> Vec<(Operation, Span)> {
         let count = drawn.len() as u64;
         let mut order: Vec<_> = (0..drawn.len()).collect();
@@ -371,7 +383,7 @@ mod tests {
                 began: 1 + began * 2 * count + number,
                 ended: is_answered.then_some(1 + ((began + first + second) * 2 + 1) * count + number),
             };
-            // Some without an answer never happened.
+            // Some operations without a response never take effect.
             let happens = is_answered || off == 0;
             let operation = match (is_counter, reads) {
                 (false, true) => Read(value.max(off) - off),
@@ -395,7 +407,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(3000))]
         #[test]
-        fn verdict_is_that_of_a_search_over_all_orders(drawn in drawn(), is_counter: bool) {
+        fn the_verdict_agrees_with_a_search_over_all_orders(drawn in drawn(), is_counter: bool) {
             let operations = history(&drawn, is_counter);
             let verdict = History(operations.clone()).check();
             prop_assert_eq!(verdict.is_ok(), is_explained(&operations), "{:?}: {:?}", operations, verdict);

@@ -1,12 +1,12 @@
-//! A replicated key-value store, as an example of a service on p4ce's consensus: any server may be killed, and nothing that
-//! was acknowledged is lost.
+//! A replicated key-value store, as an example of a service on p4ce's consensus: any server may be killed
+//! without loss of acknowledged data.
 #![forbid(unsafe_code)]
 
 mod check;
 mod client;
 mod codec;
 mod command;
-mod desk;
+mod control;
 mod history;
 mod replica;
 mod resp;
@@ -43,20 +43,20 @@ enum Command {
     },
     /// Delete a key
     Del(KeyArgs),
-    /// Count up a number
+    /// Increment a number
     Incr(KeyArgs),
-    /// Begin the group, empty: once, when all servers run for the first time
+    /// Bootstrap the group with an empty store: once, when all servers run for the first time
     ///
-    /// Again only when all of them have lost their memory, and what they held is to be given up. It is refused while any
-    /// server is a member.
+    /// Bootstrap again only when all servers have lost their memory, to give up the previous contents. It is
+    /// refused while any server is a member.
     Bootstrap {
         #[command(flatten)]
         servers: Servers,
-        /// How long to try
+        /// Seconds to keep trying
         #[arg(long, value_name = "S", default_value_t = 10)]
         patience: u64,
     },
-    /// Print how each server is
+    /// Print the status of each server
     Info {
         #[command(flatten)]
         servers: Servers,
@@ -66,7 +66,7 @@ enum Command {
 
 #[derive(Args)]
 struct Servers {
-    /// Where all servers serve clients
+    /// Client addresses of all servers
     #[arg(long, value_name = "IP:PORT,...", value_delimiter = ',', required = true)]
     tcp: Vec<SocketAddr>,
 }
@@ -75,7 +75,7 @@ struct Servers {
 struct KeyArgs {
     #[command(flatten)]
     servers: Servers,
-    /// How long to try
+    /// Seconds to keep trying
     #[arg(long, value_name = "S", default_value_t = 10)]
     patience: u64,
     key: String,
@@ -96,7 +96,7 @@ fn main() -> miette::Result<ExitCode> {
     }
 }
 
-/// Has one command applied, and prints the answer.
+/// Executes one command, and prints the response.
 fn call(args: KeyArgs, name: &str, value: Option<&str>) -> ExitCode {
     let mut client = Client::new(args.servers.tcp, Duration::from_secs(args.patience));
     let words = [Some(name), Some(&args.key), value].into_iter().flatten().map(str::as_bytes);
@@ -106,7 +106,7 @@ fn call(args: KeyArgs, name: &str, value: Option<&str>) -> ExitCode {
             return ExitCode::FAILURE;
         }
         None => {
-            eprintln!("No leader answered in time: it may have been done or not.");
+            eprintln!("No leader responded in time: the command may or may not have been executed.");
             return ExitCode::FAILURE;
         }
         Some(Value::Bulk(None)) => return ExitCode::FAILURE,
@@ -114,15 +114,16 @@ fn call(args: KeyArgs, name: &str, value: Option<&str>) -> ExitCode {
         Some(Value::Number(number)) => number.to_string().into_bytes(),
         Some(Value::Bulk(Some(bytes))) => bytes,
     };
-    // A reader that has gone away does not make it a failure.
+    // A closed pipe is not an error.
     _ = std::io::stdout().write_all(&[text, b"\n".to_vec()].concat());
     ExitCode::SUCCESS
 }
 
-/// Has one of the servers begin the group, as soon as it sees all others; failure if it has begun already.
+/// Makes one of the servers bootstrap the group, as soon as it sees all others. Fails if the group has
+/// already begun.
 fn bootstrap(servers: &[SocketAddr], patience: Duration) -> ExitCode {
     let began = client::now();
-    let mut why = String::from("no server answers");
+    let mut why = String::from("no server responds");
     for server in servers.iter().cycle() {
         match client::bootstrap(*server) {
             Ok(Value::Simple(_)) => {
@@ -134,7 +135,7 @@ fn bootstrap(servers: &[SocketAddr], patience: Duration) -> ExitCode {
                 return ExitCode::FAILURE;
             }
             Ok(Value::Error(error)) => why = format!("{server}: {error}"),
-            Ok(_) => why = format!("{server} does not answer as a server of kv does"),
+            Ok(_) => why = format!("{server} is not a kv server"),
             Err(error) => why = format!("{server}: {error}"),
         }
         if began.elapsed() >= patience {
@@ -146,7 +147,7 @@ fn bootstrap(servers: &[SocketAddr], patience: Duration) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Prints how each server is; failure if one of them does not answer.
+/// Prints the status of each server. Fails if one of them does not respond.
 fn info(servers: &[SocketAddr]) -> ExitCode {
     let mut code = ExitCode::SUCCESS;
     for server in servers {

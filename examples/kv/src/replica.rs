@@ -1,7 +1,7 @@
-//! A server of the service: proposes what it is asked for while it leads, and applies what is decided.
+//! A server of the service: proposes commands while it leads, and applies what is decided.
 //!
-//! This is all that has to do with consensus. It runs on a worker, and owns no thread, socket or clock: the tests below run
-//! three of them in the simulator.
+//! This is the only part that uses consensus. It runs on a worker, and owns no thread, socket or clock: the
+//! tests run three replicas in the simulator.
 
 use crate::command::{Command, Entry};
 use crate::store::{Outcome, Store};
@@ -12,36 +12,36 @@ use std::collections::{BTreeMap, VecDeque};
 use switch::Nanos;
 use switch::table::mix;
 
-/// What an answer is for.
+/// Identifies a request, for its result.
 pub(crate) type Ticket = u64;
 
-/// What comes of a command.
+/// Result of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
-    /// It is decided, and was applied.
+pub(crate) enum Response {
+    /// The command is decided, and was applied.
     Applied(Outcome),
-    /// Nothing: this server does not lead, but this one does, as far as it knows.
+    /// The command was not proposed, because this server does not lead. The leader, if this server has one
     NotLeader(Option<u8>),
-    /// It was proposed, and then this server lost its office: it may be applied yet, or never.
+    /// The command was proposed, but this server lost the leadership: it may still be applied, or never.
     Unknown,
-    /// Nothing: it does not fit into an entry of so many bytes.
+    /// The command was not proposed, because it does not fit into an entry of this many bytes.
     TooLong(usize),
-    /// What was asked for
+    /// The requested status
     Info(Info),
-    /// Whether the group has begun now
+    /// Whether the group has begun by this request
     Begun(Result<(), BootstrapError>),
 }
 
-/// What a server says of itself.
+/// Status of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Info {
     pub(crate) id: u8,
     pub(crate) leads: bool,
     pub(crate) leader: Option<u8>,
     pub(crate) standing: Standing,
-    /// What it waits for while it counts for nothing
+    /// What it waits for while it is not a member
     pub(crate) waits_for: Option<Waiting>,
-    /// Requests of hosts that it does not take for servers
+    /// Requests of hosts that are not servers of the group
     pub(crate) refused: u64,
     pub(crate) term: Term,
     pub(crate) through_switch: bool,
@@ -55,19 +55,19 @@ pub(crate) struct Replica {
     config: Config,
     server: Server,
     store: Store,
-    /// Entries below are in the store.
+    /// Number of entries that have been applied to the store
     applied: u64,
-    /// Commands that have to wait for others
+    /// Commands that wait for the window to open
     waiting: VecDeque<(Ticket, Command)>,
-    /// Commands that were proposed, each in which term
+    /// Proposed commands, with the term of each
     pending: BTreeMap<Ticket, Term>,
-    answers: Sender<(Ticket, Answer)>,
+    responses: Sender<(Ticket, Response)>,
 }
 
 impl Replica {
-    /// A server that knows nothing. Answers go to `answers`, which has to have room for all that is asked: a worker does
-    /// not wait.
-    pub(crate) fn new(config: Config, answers: Sender<(Ticket, Answer)>) -> Self {
+    /// Returns a server with an empty store. Results are sent to `responses`, which has to have room for all
+    /// outstanding requests, because a worker does not wait.
+    pub(crate) fn new(config: Config, responses: Sender<(Ticket, Response)>) -> Self {
         Self {
             server: Server::new(config.clone()),
             store: Store::new(config.layout.max_snapshot()),
@@ -75,17 +75,17 @@ impl Replica {
             applied: 0,
             waiting: VecDeque::new(),
             pending: BTreeMap::new(),
-            answers,
+            responses,
         }
     }
 
-    /// Takes a command; there will be one answer. Tickets are used once.
-    pub(crate) fn ask(&mut self, ticket: Ticket, command: Command) {
+    /// Accepts a command, which will have exactly one result. Each ticket may be used once.
+    pub(crate) fn submit(&mut self, ticket: Ticket, command: Command) {
         self.waiting.push_back((ticket, command));
     }
 
-    /// Asks how it is.
-    pub(crate) fn ask_info(&mut self, ticket: Ticket) {
+    /// Requests the status.
+    pub(crate) fn request_info(&mut self, ticket: Ticket) {
         let info = Info {
             id: self.config.id,
             leads: self.server.leads(),
@@ -99,21 +99,22 @@ impl Replica {
             keys: self.store.keys(),
             used: self.store.used(),
         };
-        self.answer(ticket, Answer::Info(info));
+        self.respond(ticket, Response::Info(info));
     }
 
-    /// Begins the group, empty, if all servers are there and none has anything. It is not kept for later.
+    /// Bootstraps the group with an empty store, if all servers run and none has entries. The request is not
+    /// kept for later.
     pub(crate) fn bootstrap(&mut self, ticket: Ticket) {
         let begun = self.server.bootstrap();
-        self.answer(ticket, Answer::Begun(begun));
+        self.respond(ticket, Response::Begun(begun));
     }
 
-    fn answer(&self, ticket: Ticket, answer: Answer) {
-        // Who does not listen any more needs no answer.
-        _ = self.answers.try_send((ticket, answer));
+    fn respond(&self, ticket: Ticket, response: Response) {
+        // A receiver that is gone needs no result.
+        _ = self.responses.try_send((ticket, response));
     }
 
-    /// Proposes what it was asked for, as much as may be under way at once.
+    /// Proposes waiting commands, as many as the window allows.
     fn propose(&mut self, nic: &mut Rnic) {
         while let Some((ticket, command)) = self.waiting.pop_front() {
             let entry = Entry { incarnation: self.config.incarnation, ticket, command };
@@ -124,68 +125,70 @@ impl Replica {
                     return;
                 }
                 Err(ProposeError::NotLeader) => {
-                    self.answer(ticket, Answer::NotLeader(self.server.leader()));
+                    self.respond(ticket, Response::NotLeader(self.server.leader()));
                 }
                 Err(ProposeError::TooLong) => {
-                    self.answer(ticket, Answer::TooLong(self.config.layout.max_value()));
+                    self.respond(ticket, Response::TooLong(self.config.layout.max_value()));
                 }
             }
         }
     }
 
-    /// Applies what is decided, and answers if it was asked for here: also when somebody else has led it to its decision.
+    /// Applies decided entries. Responds to commands that were submitted here, even if another leader has
+    /// brought them to their decision.
     fn apply(&mut self) {
         while let Some(decided) = self.server.poll_decided() {
             match decided {
                 Decided::Entry { index, value } => {
                     self.applied = index + 1;
-                    // Whatever is no entry is none at all servers.
+                    // Invalid bytes are skipped by all servers alike.
                     let Some(entry) = Entry::decode(&value) else { continue };
                     let outcome = self.store.apply(entry.command);
                     if entry.incarnation == self.config.incarnation
                         && self.pending.remove(&entry.ticket).is_some()
                     {
-                        self.answer(entry.ticket, Answer::Applied(outcome));
+                        self.respond(entry.ticket, Response::Applied(outcome));
                     }
                 }
                 Decided::Snapshot { next, state } => {
                     self.applied = next;
                     self.store = Store::from_snapshot(self.config.layout.max_snapshot(), &state)
-                        .expect("servers have one version, and give each other what they have");
+                        .expect("all servers have the same version, and exchange valid snapshots");
                 }
             }
         }
     }
 
-    /// Gives up what was proposed in an office that is over.
-    fn give_up(&mut self) {
-        let office = self.server.leads().then(|| self.server.term());
-        let answers = &self.answers;
+    /// Gives up commands that were proposed in a term that is over.
+    fn drop_lost_proposals(&mut self) {
+        let own_term = self.server.leads().then(|| self.server.term());
+        let responses = &self.responses;
         self.pending.retain(|ticket, term| {
-            let lasts = office == Some(*term);
-            if !lasts {
-                _ = answers.try_send((*ticket, Answer::Unknown));
+            let is_current = own_term == Some(*term);
+            if !is_current {
+                _ = responses.try_send((*ticket, Response::Unknown));
             }
-            lasts
+            is_current
         });
     }
 }
 
 impl App for Replica {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
-        // In the simulator, a host begins anew with what it was made with, and must not be taken for the one before.
+        // In the simulator, a host restarts with its original configuration, and needs another incarnation
+        // than before.
         self.config.incarnation = mix(self.config.incarnation);
-        *self = Self::new(self.config.clone(), self.answers.clone());
-        self.server.start(nic, now).expect("a NIC of its own has room");
+        *self = Self::new(self.config.clone(), self.responses.clone());
+        self.server.start(nic, now).expect("the replica has the NIC to itself, so it has room");
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         self.server.run(nic, now);
         self.apply();
-        self.give_up();
+        self.drop_lost_proposals();
         self.propose(nic);
         if self.server.wants_snapshot() {
-            // It is asked for again if it came too late; the store sees to it that it is not too long.
+            // A snapshot that comes too late is requested again. The store limits its length.
             _ = self.server.give_snapshot(nic, &self.store.to_snapshot(), now);
         }
     }

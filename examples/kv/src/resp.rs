@@ -1,85 +1,88 @@
-//! The part of Redis's protocol (RESP 2) that is spoken here: commands as clients send them, and answers.
+//! The supported part of Redis's protocol (RESP 2): commands as clients send them, and responses.
 
 /// Most words of a command
 const MAX_WORDS: usize = 16;
 /// Longest word (bytes)
-const MAX_WORD: usize = 1 << 20;
+const MAX_WORD_LEN: usize = 1 << 20;
 /// Longest line (bytes)
-const MAX_LINE: usize = 1 << 16;
+const MAX_LINE_LEN: usize = 1 << 16;
 
-/// A command is no command.
+/// A violation of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Garbage(&'static str);
+pub(crate) struct ProtocolError(&'static str);
 
-/// What was read, and how many bytes of the input it took; `None` if more has to come.
-type Parsed<T> = Result<Option<(T, usize)>, Garbage>;
+/// A parsed value and how many bytes of the input it took; `None` if more input is needed.
+type Parsed<T> = Result<Option<(T, usize)>, ProtocolError>;
 
-/// Parses the commands of a connection as their bytes come in. Every byte is looked at once, however many pieces it comes
-/// in: what has been parsed of a command that is not complete is kept.
+/// Parses the commands of a connection as their bytes arrive. Every byte is examined once, however the input
+/// is split: the parsed words of an incomplete command are kept.
 #[derive(Debug, Default)]
 pub(crate) struct Parser {
     input: Vec<u8>,
-    /// Bytes of it that have been parsed
+    /// Number of input bytes that have been parsed
     at: usize,
-    /// Bytes behind those that have no end of a line
+    /// Number of bytes after those that are known to contain no end of a line
     searched: usize,
-    /// Words of the command that have come, and how many are to come; `None` between two commands
+    /// Words of the current command, and how many more are expected; `None` between two commands
     words: Vec<Vec<u8>>,
-    to_come: Option<usize>,
+    words_expected: Option<usize>,
     /// Length of the next word (bytes), once it is known
     word: Option<usize>,
-    /// Bytes that were compared with an end of a line
+    /// Number of bytes that were compared with an end of a line
     #[cfg(test)]
     compared: usize,
 }
 
 impl Parser {
-    /// Takes bytes as they come.
+    /// Appends received bytes to the input.
     pub(crate) fn feed(&mut self, bytes: &[u8]) {
-        // What is left is part of one line or word.
+        // The remainder is part of one line or word.
         self.input.drain(..self.at);
         self.at = 0;
         self.input.extend(bytes);
     }
 
-    /// Returns the next command, if it is complete: an array of bulk strings, or words in a line as one types them into
-    /// `nc`. A line without words is an empty command.
+    /// Returns the next command, if it is complete: an array of bulk strings, or the words of a line, as
+    /// typed into `nc`. A line without words is an empty command.
     ///
     /// # Errors
-    /// If it is no command. Nothing behind it can be parsed.
-    pub(crate) fn next(&mut self) -> Result<Option<Vec<Vec<u8>>>, Garbage> {
+    /// If the input is not a command. Nothing after it can be parsed.
+    pub(crate) fn next(&mut self) -> Result<Option<Vec<Vec<u8>>>, ProtocolError> {
         loop {
-            let Some(to_come) = self.to_come else {
+            let Some(words_expected) = self.words_expected else {
                 let Some(line) = self.line()? else { return Ok(None) };
                 let line = &self.input[line];
                 let Some(count) = line.strip_prefix(b"*") else {
                     let words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
                     return Ok(Some(words.map(<[u8]>::to_vec).collect()));
                 };
-                self.to_come = Some(length(count, MAX_WORDS)?.unwrap_or(0));
+                self.words_expected = Some(length(count, MAX_WORDS)?.unwrap_or(0));
                 continue;
             };
-            if to_come == 0 {
-                self.to_come = None;
+            if words_expected == 0 {
+                self.words_expected = None;
                 return Ok(Some(core::mem::take(&mut self.words)));
             }
             if let Some(len) = self.word {
                 let Some(word) = bulk(len, &self.input[self.at..])? else { return Ok(None) };
                 self.words.push(word);
                 self.at += len + 2;
-                (self.word, self.to_come) = (None, Some(to_come - 1));
+                (self.word, self.words_expected) = (None, Some(words_expected - 1));
             } else {
                 let Some(line) = self.line()? else { return Ok(None) };
-                let head = self.input[line].strip_prefix(b"$").ok_or(Garbage("expected '$'"))?;
-                let len = length(head, MAX_WORD)?;
-                self.word = Some(len.ok_or(Garbage("a word that is nothing"))?);
+                let head = self.input[line].strip_prefix(b"$").ok_or(ProtocolError("expected '$'"))?;
+                let len = length(head, MAX_WORD_LEN)?;
+                self.word =
+                    Some(len.ok_or(ProtocolError(
+                        "a null bulk string is not allowed as a word; write its length",
+                    ))?);
             }
         }
     }
 
-    /// Parses a line: where it is, without its end.
-    fn line(&mut self) -> Result<Option<core::ops::Range<usize>>, Garbage> {
+    /// Parses a line. Returns its range in the input, without its end.
+    fn line(&mut self) -> Result<Option<core::ops::Range<usize>>, ProtocolError> {
         let from = self.at + self.searched;
         let end = self.input[from..].iter().position(|byte| *byte == b'\n');
         #[cfg(test)]
@@ -87,8 +90,8 @@ impl Parser {
             self.compared += end.map_or(self.input.len() - from, |end| end + 1);
         }
         let len = self.searched + end.unwrap_or(self.input.len() - from);
-        if len >= MAX_LINE {
-            return Err(Garbage("the line is too long"));
+        if len >= MAX_LINE_LEN {
+            return Err(ProtocolError("the line is too long"));
         }
         if end.is_none() {
             self.searched = len;
@@ -96,25 +99,25 @@ impl Parser {
         }
         let (begin, end) = (self.at, self.at + len);
         (self.at, self.searched) = (end + 1, 0);
-        let without = usize::from(self.input[begin..end].ends_with(b"\r"));
-        Ok(Some(begin..end - without))
+        let cr_len = usize::from(self.input[begin..end].ends_with(b"\r"));
+        Ok(Some(begin..end - cr_len))
     }
 }
 
-/// An answer.
+/// A response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Value {
     /// `OK`, `PONG`
     Simple(&'static str),
-    /// Begins with a word in capitals that tells programs what is wrong.
+    /// An error. It begins with a word in capitals that tells programs the kind of error.
     Error(String),
     Number(i64),
-    /// A value, or that there is none
+    /// A value, or null
     Bulk(Option<Vec<u8>>),
 }
 
 impl Value {
-    /// An error without a name of its own
+    /// Returns an error without a specific kind.
     pub(crate) fn error(text: impl core::fmt::Display) -> Self {
         Self::Error(format!("ERR {text}"))
     }
@@ -129,26 +132,26 @@ impl Value {
         }
     }
 
-    /// Reads an answer, as a client.
+    /// Decodes a response, as a client.
     pub(crate) fn decode(input: &[u8]) -> Parsed<Self> {
         let Some((line, at)) = line(input)? else { return Ok(None) };
-        let Some((kind, rest)) = line.split_first() else { return Err(Garbage("an empty answer")) };
+        let Some((kind, rest)) = line.split_first() else { return Err(ProtocolError("empty response")) };
         let text = || String::from_utf8_lossy(rest).into_owned();
         let value = match kind {
             b'+' => Self::Simple(if rest == b"PONG" { "PONG" } else { "OK" }),
             b'-' => Self::Error(text()),
-            b':' => Self::Number(text().parse().map_err(|_| Garbage("no number"))?),
+            b':' => Self::Number(text().parse().map_err(|_| ProtocolError("invalid number"))?),
             b'$' => {
-                let Some(len) = length(rest, MAX_WORD)? else { return Ok(Some((Self::Bulk(None), at))) };
+                let Some(len) = length(rest, MAX_WORD_LEN)? else { return Ok(Some((Self::Bulk(None), at))) };
                 return Ok(bulk(len, &input[at..])?.map(|bytes| (Self::Bulk(Some(bytes)), at + len + 2)));
             }
-            _ => return Err(Garbage("an answer of unknown kind")),
+            _ => return Err(ProtocolError("unknown kind of response")),
         };
         Ok(Some((value, at)))
     }
 }
 
-/// Writes a command, as a client.
+/// Encodes a command, as a client.
 pub(crate) fn encode_command(words: &[&[u8]], out: &mut Vec<u8>) {
     out.extend(format!("*{}\r\n", words.len()).into_bytes());
     for bytes in words {
@@ -162,29 +165,33 @@ fn word(bytes: &[u8], out: &mut Vec<u8>) {
     out.extend(b"\r\n");
 }
 
-/// A line without its end, and its bytes with it
+/// Returns the first line without its end, and its length with it.
 fn line(input: &[u8]) -> Parsed<&[u8]> {
-    let Some(end) = input.iter().take(MAX_LINE).position(|byte| *byte == b'\n') else {
-        return if input.len() >= MAX_LINE { Err(Garbage("the line is too long")) } else { Ok(None) };
+    let Some(end) = input.iter().take(MAX_LINE_LEN).position(|byte| *byte == b'\n') else {
+        return if input.len() >= MAX_LINE_LEN {
+            Err(ProtocolError("the line is too long"))
+        } else {
+            Ok(None)
+        };
     };
     let line = &input[..end];
     Ok(Some((line.strip_suffix(b"\r").unwrap_or(line), end + 1)))
 }
 
-/// A length; `None` if it is negative, which means nothing.
-fn length(digits: &[u8], most: usize) -> Result<Option<usize>, Garbage> {
+/// Parses a length. Returns `None` if it is negative, which stands for null.
+fn length(digits: &[u8], most: usize) -> Result<Option<usize>, ProtocolError> {
     let number = core::str::from_utf8(digits).ok().and_then(|text| text.parse::<i64>().ok());
-    match usize::try_from(number.ok_or(Garbage("no length"))?) {
-        Ok(len) if len > most => Err(Garbage("the length is too large")),
+    match usize::try_from(number.ok_or(ProtocolError("invalid length"))?) {
+        Ok(len) if len > most => Err(ProtocolError("the length is too large")),
         Ok(len) => Ok(Some(len)),
         Err(_) => Ok(None),
     }
 }
 
-/// The bytes that a length announces, if they and the end of line behind them are there
-fn bulk(len: usize, input: &[u8]) -> Result<Option<Vec<u8>>, Garbage> {
+/// Returns the bytes that a length announces, if they and the following end of line are complete.
+fn bulk(len: usize, input: &[u8]) -> Result<Option<Vec<u8>>, ProtocolError> {
     let Some((bytes, end)) = input.get(..len + 2).map(|bytes| bytes.split_at(len)) else { return Ok(None) };
-    if end == b"\r\n" { Ok(Some(bytes.to_vec())) } else { Err(Garbage("expected a line's end")) }
+    if end == b"\r\n" { Ok(Some(bytes.to_vec())) } else { Err(ProtocolError("expected the end of a line")) }
 }
 
 #[cfg(test)]
@@ -192,7 +199,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The first command of these bytes, and how many of them it took
+    /// Parses the first command of these bytes. Returns it, and how many bytes it took.
     fn command(input: &[u8]) -> Parsed<Vec<Vec<u8>>> {
         let mut parser = Parser::default();
         parser.feed(input);
@@ -200,11 +207,11 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_is_looked_at_once_however_it_comes() {
+    fn every_byte_is_examined_once_however_the_input_is_split() {
         let word = vec![b'x'; 10_000];
         let mut bytes = Vec::new();
         encode_command(&[b"SET", &word, &word], &mut bytes);
-        bytes.extend(vec![b'y'; MAX_LINE - 2]);
+        bytes.extend(vec![b'y'; MAX_LINE_LEN - 2]);
         bytes.extend(b"\n");
         for piece in [1, 7, 1460, bytes.len()] {
             let mut parser = Parser::default();
@@ -215,7 +222,7 @@ mod tests {
             }
             assert_eq!(commands.len(), 2, "in pieces of {piece}");
             assert_eq!(commands[0], [b"SET".to_vec(), word.clone(), word.clone()]);
-            assert!(parser.compared < MAX_LINE + 100, "{} comparisons", parser.compared);
+            assert!(parser.compared < MAX_LINE_LEN + 100, "{} comparisons", parser.compared);
         }
     }
 
@@ -224,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_as_programs_send_them_and_as_people_type_them() {
+    fn arrays_of_bulk_strings_and_typed_lines_are_commands() {
         let bytes = b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$4\r\n\r\n\0x\r\n*1\r\n";
         assert_eq!(command(bytes), Ok(Some((words(&["SET", "k", "\r\n\0x"]), bytes.len() - 4))));
         assert_eq!(command(b"  set k  v\r\nGET"), Ok(Some((words(&["set", "k", "v"]), 12))));
@@ -234,8 +241,8 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_told_from_what_has_to_come() {
-        for garbage in [
+    fn invalid_input_is_distinguished_from_incomplete_input() {
+        for invalid in [
             "*x\r\n",
             "*17\r\n",
             "*99999999999999999999\r\n",
@@ -245,15 +252,15 @@ mod tests {
             "*1\r\n$2000000\r\n",
             "*1\r\n$1\r\nxy\r\n",
         ] {
-            assert!(command(garbage.as_bytes()).is_err(), "{garbage:?}");
+            assert!(command(invalid.as_bytes()).is_err(), "{invalid:?}");
         }
-        assert!(command(&vec![b'x'; MAX_LINE]).is_err());
-        assert_eq!(command(&vec![b'x'; MAX_LINE - 1]), Ok(None));
+        assert!(command(&vec![b'x'; MAX_LINE_LEN]).is_err());
+        assert_eq!(command(&vec![b'x'; MAX_LINE_LEN - 1]), Ok(None));
         assert!(Value::decode(b"?\r\n").is_err() && Value::decode(b"\r\n").is_err());
     }
 
     #[test]
-    fn an_error_is_one_line() {
+    fn an_error_is_a_single_line() {
         let mut bytes = Vec::new();
         Value::error("a\r\nb").encode(&mut bytes);
         assert_eq!(bytes, b"-ERR a  b\r\n");
@@ -270,7 +277,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn commands_survive_and_a_part_is_never_one(
+        fn commands_round_trip_and_a_prefix_is_incomplete(
             words in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 1..MAX_WORDS),
             cut in 0.0..1.0,
         ) {
@@ -283,7 +290,7 @@ mod tests {
         }
 
         #[test]
-        fn commands_are_the_same_in_whatever_pieces(
+        fn commands_do_not_depend_on_how_the_input_is_split(
             bytes in prop::collection::vec(prop::sample::select(b"*$1230\r\nx ".to_vec()), 0..60),
             piece in 1usize..8,
         ) {
@@ -295,7 +302,7 @@ mod tests {
                         match parser.next() {
                             Ok(Some(words)) => commands.push(words),
                             Ok(None) => break,
-                            Err(garbage) => return (commands, Some(garbage)),
+                            Err(invalid) => return (commands, Some(invalid)),
                         }
                     }
                 }
@@ -305,7 +312,7 @@ mod tests {
         }
 
         #[test]
-        fn answers_survive_and_a_part_is_never_one(value in value(), cut in 0.0..1.0) {
+        fn responses_round_trip_and_a_prefix_is_incomplete(value in value(), cut in 0.0..1.0) {
             let mut bytes = Vec::new();
             value.encode(&mut bytes);
             prop_assert_eq!(Value::decode(&bytes[..(bytes.len() as f64 * cut) as usize]), Ok(None));
@@ -314,7 +321,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_read(bytes in prop::collection::vec(prop::sample::select(b"*$:+-012\r\nxS ".to_vec()), 0..60)) {
+        fn arbitrary_bytes_are_parsed_without_a_panic(bytes in prop::collection::vec(prop::sample::select(b"*$:+-012\r\nxS ".to_vec()), 0..60)) {
             if let Ok(Some((_, len))) = command(&bytes) {
                 prop_assert!(len <= bytes.len());
             }

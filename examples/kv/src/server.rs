@@ -1,6 +1,7 @@
-//! `kv server`: DPDK, a NIC in software on its port, the replica on that, and the desk for clients.
+//! `kv server`: DPDK, a software NIC on its port, the replica on that NIC, and the control plane with its
+//! clients.
 
-use crate::desk::Desk;
+use crate::control::ReplicaControl;
 use crate::replica::Replica;
 use crate::tcp;
 use clap::Args;
@@ -18,53 +19,53 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use switch::Nanos;
 
-/// Entries of the log that one server may be ahead of another, and that are read by a new leader
+/// Number of log entries by which one server may be ahead of another, and which a new leader reads
 const SLOTS: u64 = 256;
-/// Commands that are proposed and not yet decided
+/// Number of commands that are proposed and not yet decided
 const WINDOW: u64 = 64;
-/// Bytes of an entry beside key and value
+/// Bytes of an entry in addition to key and value
 const ENTRY_OVERHEAD: usize = 48;
-/// How often a NIC sends again before it gives up
-const RETRIES: u8 = 6;
-/// Bytes of a secret, at least
-const SHORTEST_SECRET: usize = 16;
-/// Where servers listen for each other, in `rdma_cm`'s TCP port space
+/// Retry count of the NIC
+const RETRY_COUNT: u8 = 6;
+/// Minimum length of a secret, in bytes
+const MIN_SECRET_LEN: usize = 16;
+/// Port on which servers listen for each other, in `rdma_cm`'s TCP port space
 const PORT: u16 = 7000;
 
-/// Be a server of the store
+/// Run a server of the store
 #[derive(Args)]
 pub(crate) struct ServerArgs {
-    /// Which of the servers it is, from 0
+    /// Number of this server, from 0
     #[arg(long)]
     id: u8,
-    /// The addresses of all servers' NICs, in the same order everywhere
+    /// NIC addresses of all servers, in the same order everywhere
     #[arg(long, value_name = "IP,IP,...", value_delimiter = ',', required = true)]
     rdma: Vec<IpAddr>,
-    /// Where all servers serve clients, in the same order
+    /// Client addresses of all servers, in the same order
     #[arg(long, value_name = "IP:PORT,...", value_delimiter = ',', required = true)]
     tcp: Vec<SocketAddr>,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Bits of the network in the NIC's address
+    /// Prefix length of the NIC's address
     #[arg(long, value_name = "BITS", default_value_t = 24)]
     prefix: u8,
-    /// The switch that replicates, if there is one ([p4ce] of understudy)
+    /// Address of the switch that replicates, if any ([p4ce] of understudy)
     #[arg(long, value_name = "IP:PORT")]
     through: Option<SocketAddr>,
-    /// File with a secret that all servers and the switch share: a host that does not know it is none of them. Its first
-    /// line counts, 16 bytes or more
+    /// File with a secret that all servers and the switch share; hosts without it are refused. Its first line
+    /// is used, which has to have 16 bytes or more
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
-    /// Time between two heartbeats: a leader that shows none for 14 of them is replaced
+    /// Time between two heartbeats; a leader that misses 14 of them is replaced
     #[arg(long, value_name = "MS", default_value_t = 5.0)]
     heartbeat_ms: f64,
-    /// The CPU that the worker has for itself; without one it sleeps when there is nothing to do
+    /// CPU that the worker has to itself; without it, the worker sleeps when it is idle
     #[arg(long)]
     cpu: Option<usize>,
-    /// Most bytes of a key and its value together; the same at all servers
+    /// Most bytes of a key and its value together; has to be the same at all servers
     #[arg(long, value_name = "BYTES", default_value_t = 1024)]
     max_value: usize,
-    /// Most megabytes of all keys and values; the same at all servers
+    /// Most megabytes of all keys and values; has to be the same at all servers
     #[arg(long, value_name = "MB", default_value_t = 16)]
     max_state_mb: usize,
 }
@@ -72,48 +73,58 @@ pub(crate) struct ServerArgs {
 #[derive(Args)]
 #[group(required = true)]
 struct DeviceArgs {
-    /// Socket and number of a memif port of understudy's, in role "server"
+    /// Socket and number of an understudy memif port with role "server"
     #[arg(long, value_name = "SOCKET:NUMBER", value_parser = memif)]
     memif: Option<Device>,
-    /// Network interface that is the server's alone (AF_PACKET; root)
+    /// Network interface for the server's exclusive use (AF_PACKET; needs root)
     #[arg(long, value_name = "NAME")]
     interface: Option<String>,
 }
 
 fn memif(text: &str) -> Result<Device, String> {
-    let (socket, id) = text.rsplit_once(':').ok_or("no number behind a colon")?;
-    let id = id.parse().map_err(|_| format!("{id:?} is no number"))?;
+    let (socket, id) = text.rsplit_once(':').ok_or("no port number; write SOCKET:NUMBER")?;
+    let id = id.parse().map_err(|_| format!("{id:?} is not a number; write SOCKET:NUMBER"))?;
     Ok(Device::Memif { socket: PathBuf::from(socket), id, server: false, peer_uid: None })
 }
 
 impl ServerArgs {
     fn check(&self) -> miette::Result<()> {
         if self.rdma.len() != self.tcp.len() {
-            return Err(miette!("--rdma and --tcp name {} and {} servers", self.rdma.len(), self.tcp.len()));
+            return Err(miette!(
+                "--rdma names {} servers and --tcp {}; write as many addresses in both",
+                self.rdma.len(),
+                self.tcp.len()
+            ));
         }
         if usize::from(self.id) >= self.rdma.len() {
-            return Err(miette!("there is no server {}: --rdma names {}", self.id, self.rdma.len()));
+            return Err(miette!(
+                "--id is {}, but --rdma names {} servers; write a number below that",
+                self.id,
+                self.rdma.len()
+            ));
         }
         if !(0.05..=10_000.0).contains(&self.heartbeat_ms) {
-            return Err(miette!("--heartbeat-ms has to be between 0.05 and 10000"));
+            return Err(miette!("--heartbeat-ms is out of range; write 0.05 to 10000"));
         }
         if !(1..=1 << 16).contains(&self.max_value) || !(1..=1024).contains(&self.max_state_mb) {
-            return Err(miette!("--max-value has to be up to 65536, --max-state-mb up to 1024"));
+            return Err(miette!(
+                "--max-value or --max-state-mb is out of range; write 1 to 65536 and 1 to 1024"
+            ));
         }
         Ok(())
     }
 
-    /// Reads the secret, if there is one.
+    /// Reads the secret, if a file is configured.
     fn secret(&self) -> miette::Result<Option<Secret>> {
         let Some(path) = &self.secret_file else { return Ok(None) };
         let text = std::fs::read_to_string(path)
             .into_diagnostic()
             .wrap_err(format!("cannot read --secret-file {}", path.display()))?;
         let line = text.lines().next().unwrap_or_default().trim();
-        if line.len() < SHORTEST_SECRET {
+        if line.len() < MIN_SECRET_LEN {
             return Err(miette!(
-                help = "write what `openssl rand -hex 32` prints, the same at all servers and the switch",
-                "the first line of {} has {} bytes, and has to have {SHORTEST_SECRET}",
+                help = "write the output of `openssl rand -hex 32`, the same at all servers and the switch",
+                "the first line of {} has {} bytes; {MIN_SECRET_LEN} are required",
                 path.display(),
                 line.len()
             ));
@@ -121,11 +132,11 @@ impl ServerArgs {
         Ok(Some(Secret::new(line)))
     }
 
-    fn own(&self) -> IpAddr {
+    fn own_address(&self) -> IpAddr {
         self.rdma[usize::from(self.id)]
     }
 
-    /// What the replica is told.
+    /// Returns the configuration of the replica.
     fn consensus(&self, secret: Option<Secret>) -> ServerConfig {
         let heartbeat = Nanos((self.heartbeat_ms * 1e6) as u64);
         // An acknowledgement may take as long as a heartbeat.
@@ -138,16 +149,18 @@ impl ServerArgs {
             heartbeat,
             window: WINDOW,
             ack_timeout,
-            retry_count: RETRIES,
+            retry_count: RETRY_COUNT,
             through: self.through.map(|at| Through { address: at.ip(), port: at.port() }),
-            incarnation: by_chance(),
+            incarnation: random_u64(),
             secret,
+            #[cfg(debug_assertions)]
+            bug: None,
         }
     }
 
     fn runtime(&self) -> Config {
         let interface = self.device.interface.clone().map(|interface| Device::AfPacket { interface });
-        let device = self.device.memif.clone().or(interface).expect("clap wants one of them");
+        let device = self.device.memif.clone().or(interface).expect("clap requires one of the two");
         let idle = if self.cpu.is_some() { Idle::Spin } else { Idle::Sleep };
         Config {
             eal: Eal {
@@ -169,27 +182,28 @@ impl ServerArgs {
         }
     }
 
-    /// The NIC on a port of this MAC address.
+    /// Returns the NIC for a port with this MAC address.
     fn nic(&self, port: [u8; 6]) -> Rnic {
-        let mac = match (self.own(), &self.device.memif) {
-            // Shared memory has no address of its own, and a restarted server is found where it was.
+        let mac = match (self.own_address(), &self.device.memif) {
+            // A memif port has no MAC address of its own. The address is derived from the IP address, so that
+            // it stays the same after a restart.
             (IpAddr::V4(ip), Some(_)) => {
                 let [a, b, c, d] = ip.octets();
                 [2, 0, a, b, c, d]
             }
             _ => port,
         };
-        let interface = Interface::new(MacAddr(mac), self.own(), self.prefix);
-        Rnic::new(NicConfig { seed: by_chance(), ..NicConfig::new(interface) })
+        let interface = Interface::new(MacAddr(mac), self.own_address(), self.prefix);
+        Rnic::new(NicConfig { seed: random_u64(), ..NicConfig::new(interface) })
     }
 }
 
-/// A number that nobody knows
-pub(crate) fn by_chance() -> u64 {
+/// Returns a random number.
+pub(crate) fn random_u64() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// Serves until it is told to end.
+/// Runs the server until a signal ends it.
 pub(crate) fn run(args: &ServerArgs) -> miette::Result<()> {
     args.check()?;
     let secret = args.secret()?;
@@ -205,13 +219,13 @@ pub(crate) fn run(args: &ServerArgs) -> miette::Result<()> {
         miette!(help = format!("{}\n{log}", error.remedy), "{error}")
     })?;
     let mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
-    let (mut desk, counter, answers) = Desk::new();
-    let replica = Replica::new(args.consensus(secret), answers);
-    tcp::serve(listener, counter, args.tcp.clone());
+    let (mut control, request_sender, responses) = ReplicaControl::new();
+    let replica = Replica::new(args.consensus(secret), responses);
+    tcp::serve(listener, request_sender, args.tcp.clone());
     eprintln!("Server {} of {} is ready at {at}. Ctrl-C ends it.", args.id, args.rdma.len());
     eprintln!(
-        "It holds nothing, and waits for a leader. A new group begins with `kv bootstrap`; `kv info` says what it waits for."
+        "The store is empty, and waits for a leader. Run `kv bootstrap` to begin a new group, and `kv info` to see what it waits for."
     );
-    runtime.run(vec![Station::new(args.nic(mac), replica)], &mut desk, &stop);
+    runtime.run(vec![Station::new(args.nic(mac), replica)], &mut control, &stop);
     Ok(())
 }

@@ -1,43 +1,44 @@
-//! The state that every server has: the same commands in the same order make the same of it.
+//! The replicated state. The same commands in the same order result in the same state at every server.
 
 use crate::codec::{Reader, len_of_bytes, put_bytes, put_number};
 use crate::command::{Command, Once, Operation};
 use std::collections::BTreeMap;
 
-/// Clients of which it is known what they were answered last; whoever was silent for longest is forgotten for a new one.
+/// Number of clients whose last result is remembered. The client with the oldest write is forgotten for a new
+/// one.
 const SESSIONS: usize = 1024;
 /// Bytes of a session in a snapshot
 const SESSION_LEN: usize = 5 * 8;
 
-/// What a command comes to.
+/// Result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Done,
     Number(i64),
     Found(Option<Vec<u8>>),
-    /// INCR of what is no number, or would be too large for one
+    /// INCR of a value that is not a number, or would overflow
     NotANumber,
     /// There is no room.
     Full,
-    /// The client has had a later command applied since.
+    /// A later command of the client has already been applied.
     Old,
 }
 
-/// The last write of a client
+/// The last numbered write of a client
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Session {
     number: u64,
-    /// When that was, in writes
+    /// The write's position, counted in writes
     at: u64,
     outcome: Outcome,
 }
 
-/// Keys and values, and who was answered what.
+/// Keys and values, and the last result of each client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Store {
-    /// Bytes that a snapshot may have
+    /// Most bytes of a snapshot
     limit: usize,
-    /// Bytes of it that keys and values take
+    /// Bytes of a snapshot that keys and values take
     used: usize,
     map: BTreeMap<Vec<u8>, Vec<u8>>,
     sessions: BTreeMap<u64, Session>,
@@ -45,7 +46,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Nothing, with room for a snapshot of `limit` bytes.
+    /// Returns an empty store whose snapshot may have `limit` bytes.
     pub(crate) const fn new(limit: usize) -> Self {
         Self { limit, used: 0, map: BTreeMap::new(), sessions: BTreeMap::new(), writes: 0 }
     }
@@ -54,7 +55,7 @@ impl Store {
         self.map.len()
     }
 
-    /// Bytes that keys and values take
+    /// Returns the bytes that keys and values take in a snapshot.
     pub(crate) const fn used(&self) -> usize {
         self.used
     }
@@ -73,12 +74,12 @@ impl Store {
             _ => {}
         }
         let outcome = match operation {
-            Operation::Get => unreachable!("answered above"),
+            Operation::Get => unreachable!("handled above"),
             Operation::Set(value) => self.set(key, value),
             Operation::Del => {
-                let gone = self.map.remove_entry(&key);
-                self.used -= gone.as_ref().map_or(0, |(key, value)| len(key, value));
-                Outcome::Number(gone.is_some().into())
+                let removed = self.map.remove_entry(&key);
+                self.used -= removed.as_ref().map_or(0, |(key, value)| len(key, value));
+                Outcome::Number(removed.is_some().into())
             }
             Operation::Incr => {
                 let text = self.map.get(&key).map_or("0", |value| str::from_utf8(value).unwrap_or(""));
@@ -100,7 +101,7 @@ impl Store {
     fn set(&mut self, key: Vec<u8>, value: Vec<u8>) -> Outcome {
         let before = self.map.get(&key).map_or(0, |value| len(&key, value));
         let used = self.used - before + len(&key, &value);
-        // Two counts, the number of writes, and all sessions.
+        // A snapshot also has two counts, the number of writes, and up to `SESSIONS` sessions.
         if used + 3 * 8 + SESSIONS * SESSION_LEN > self.limit {
             return Outcome::Full;
         }
@@ -118,7 +119,7 @@ impl Store {
         self.sessions.insert(client, Session { number, at: self.writes, outcome });
     }
 
-    /// All of it, as bytes: never more than the limit.
+    /// Encodes the whole state. The snapshot never exceeds the limit.
     pub(crate) fn to_snapshot(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.used + 3 * 8 + self.sessions.len() * SESSION_LEN);
         put_number(self.writes, &mut out);
@@ -143,7 +144,7 @@ impl Store {
         out
     }
 
-    /// The store of a snapshot; `None` if no server of this version gave it.
+    /// Decodes a snapshot. Returns `None` if it is not from a server of this version.
     pub(crate) fn from_snapshot(limit: usize, bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader(bytes);
         let mut store = Self::new(limit);
@@ -168,7 +169,7 @@ impl Store {
     }
 }
 
-/// Bytes of a snapshot that a key takes
+/// Returns the bytes of a snapshot that a key and its value take.
 const fn len(key: &[u8], value: &[u8]) -> usize {
     len_of_bytes(key) + len_of_bytes(value)
 }
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn commands() {
+    fn each_operation_returns_its_outcome() {
         let mut store = Store::new(1 << 20);
         assert_eq!(store.apply(command(Operation::Get, "k")), Outcome::Found(None));
         assert_eq!(store.apply(set("k", "41")), Outcome::Done);
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn who_gives_a_number_is_served_once() {
+    fn a_numbered_write_is_applied_once() {
         let mut store = Store::new(1 << 20);
         let incr = || command(Operation::Incr, "n");
         for _ in 0..3 {
@@ -217,7 +218,7 @@ mod tests {
         assert_eq!(store.apply(once(2, 5, incr())), Outcome::Number(2));
         assert_eq!(store.apply(once(1, 6, incr())), Outcome::Number(3));
         assert_eq!(store.apply(once(1, 5, incr())), Outcome::Old);
-        // The one who was silent for longest is forgotten, and nobody else.
+        // Only the client with the oldest write is forgotten.
         for client in 3..=SESSIONS as u64 + 1 {
             store.apply(once(client, 1, set("k", "v")));
         }
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_full_when_its_snapshot_would_be_too_long() {
+    fn the_store_is_full_when_its_snapshot_would_be_too_long() {
         let mut store = Store::new(OVERHEAD + 20);
         assert_eq!(store.apply(set("k", "elevenbytes")), Outcome::Done);
         assert_eq!(store.apply(set("k", "twelve bytes")), Outcome::Full);
@@ -257,7 +258,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_snapshot_is_all_of_it(commands in prop::collection::vec(any_command(), 0..60)) {
+        fn a_snapshot_restores_the_whole_state(commands in prop::collection::vec(any_command(), 0..60)) {
             let mut store = Store::new(OVERHEAD + 60);
             for command in commands {
                 store.apply(command);

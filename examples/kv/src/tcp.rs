@@ -1,8 +1,8 @@
-//! Clients, by TCP: a thread each, which reads commands and writes answers in the same order.
+//! TCP clients: a thread for each reads commands and writes responses in the same order.
 
 use crate::command::Request;
-use crate::desk::{Ask, Counter};
-use crate::replica::{Answer, Info};
+use crate::control::{ReplicaRequest, RequestSender};
+use crate::replica::{Info, Response};
 use crate::resp::{Parser, Value};
 use crate::store::Outcome;
 use crossbeam_channel::Receiver;
@@ -12,73 +12,77 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 
-/// Clients at once
-const CLIENTS: usize = 256;
-/// Commands that a client may have sent before it gets the answer to the first
+/// Most clients at once
+const MAX_CLIENTS: usize = 256;
+/// Most commands of a client that are executed before their responses are written
 const PIPELINE: usize = 128;
 
-/// Serves clients for as long as the process lives. `servers` says where clients find the others, by their numbers.
-pub(crate) fn serve(listener: TcpListener, counter: Counter, servers: Vec<SocketAddr>) {
-    let shared = Arc::new((counter, servers));
+/// Serves clients until the process ends. `servers` are the client addresses of all servers, by number.
+pub(crate) fn serve(listener: TcpListener, request_sender: RequestSender, servers: Vec<SocketAddr>) {
+    let shared = Arc::new((request_sender, servers));
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let client = Arc::clone(&shared);
-            // All but this one and the listener's own
-            if Arc::strong_count(&shared) > CLIENTS + 1 {
+            // All references except this thread's two
+            if Arc::strong_count(&shared) > MAX_CLIENTS + 1 {
                 _ = (&stream).write_all(b"-ERR too many clients\r\n");
                 continue;
             }
-            // Without a thread for it, the client is turned away.
-            drop(thread::Builder::new().spawn(move || talk(stream, &client.0, &client.1)));
+            // If no thread can be started, the client is disconnected.
+            drop(thread::Builder::new().spawn(move || serve_client(stream, &client.0, &client.1)));
         }
     });
 }
 
 enum Reply {
     Ready(Value),
-    Asked(Receiver<Answer>),
+    Pending(Receiver<Response>),
 }
 
-/// Speaks with a client until it goes, or says what nobody understands.
-fn talk(mut stream: TcpStream, counter: &Counter, servers: &[SocketAddr]) -> io::Result<()> {
+/// Serves a client until it disconnects or violates the protocol.
+fn serve_client(
+    mut stream: TcpStream,
+    request_sender: &RequestSender,
+    servers: &[SocketAddr],
+) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut parser = Parser::default();
     let mut chunk = vec![0; 1 << 16];
     loop {
         let mut replies = Vec::new();
-        let mut garbage = None;
+        let mut protocol_error = None;
         while replies.len() < PIPELINE {
             match parser.next() {
                 Ok(Some(words)) => {
                     if !words.is_empty() {
-                        replies.push(reply(&words, counter));
+                        replies.push(reply(&words, request_sender));
                     }
                 }
                 Ok(None) => break,
                 Err(error) => {
-                    garbage = Some(Value::error(format_args!("Protocol error: {error}")));
+                    protocol_error = Some(Value::error(format_args!("Protocol error: {error}")));
                     break;
                 }
             }
         }
-        let all = replies.len() < PIPELINE;
+        let is_drained = replies.len() < PIPELINE;
         let mut output = Vec::new();
         for reply in replies {
             let value = match reply {
                 Reply::Ready(value) => value,
-                Reply::Asked(answered) => match answered.recv() {
-                    Ok(answer) => to_value(answer, servers),
+                Reply::Pending(pending) => match pending.recv() {
+                    Ok(response) => to_value(response, servers),
                     Err(_) => return Err(io::ErrorKind::ConnectionAborted.into()),
                 },
             };
             value.encode(&mut output);
         }
-        if let Some(error) = garbage {
+        if let Some(error) = protocol_error {
             error.encode(&mut output);
             return stream.write_all(&output);
         }
         stream.write_all(&output)?;
-        if all {
+        if is_drained {
             match stream.read(&mut chunk)? {
                 0 => return Ok(()),
                 len => parser.feed(&chunk[..len]),
@@ -87,36 +91,46 @@ fn talk(mut stream: TcpStream, counter: &Counter, servers: &[SocketAddr]) -> io:
     }
 }
 
-fn reply(words: &[Vec<u8>], counter: &Counter) -> Reply {
+fn reply(words: &[Vec<u8>], request_sender: &RequestSender) -> Reply {
     match Request::from_words(words) {
         Ok(Request::Ping) => Reply::Ready(Value::Simple("PONG")),
-        Ok(Request::Info) => Reply::Asked(counter.ask(Ask::Info)),
-        Ok(Request::Bootstrap) => Reply::Asked(counter.ask(Ask::Bootstrap)),
-        Ok(Request::Command(command)) => Reply::Asked(counter.ask(Ask::Command(command))),
+        Ok(Request::Info) => Reply::Pending(request_sender.submit(ReplicaRequest::Info)),
+        Ok(Request::Bootstrap) => Reply::Pending(request_sender.submit(ReplicaRequest::Bootstrap)),
+        Ok(Request::Command(command)) => {
+            Reply::Pending(request_sender.submit(ReplicaRequest::Command(command)))
+        }
         Err(error) => Reply::Ready(Value::error(error)),
     }
 }
 
-fn to_value(answer: Answer, servers: &[SocketAddr]) -> Value {
-    match answer {
-        Answer::Applied(Outcome::Done) | Answer::Begun(Ok(())) => Value::Simple("OK"),
-        Answer::Applied(Outcome::Number(number)) => Value::Number(number),
-        Answer::Applied(Outcome::Found(value)) => Value::Bulk(value),
-        Answer::Applied(Outcome::NotANumber) => Value::error("value is not an integer or out of range"),
-        Answer::Applied(Outcome::Full) => Value::Error("OOM there is no room for this".into()),
-        Answer::Applied(Outcome::Old) => Value::error("a later command of this client was applied before"),
-        Answer::TooLong(most) => Value::error(format_args!("the command does not fit into {most} bytes")),
-        // As in a cluster of Redis, whose clients look there then; 0 stands where it has a slot.
-        Answer::NotLeader(Some(leader)) => Value::Error(format!("MOVED 0 {}", servers[usize::from(leader)])),
-        Answer::NotLeader(None) => Value::Error("NOLEADER nobody leads now; try again".into()),
-        Answer::Unknown => {
-            Value::Error("UNKNOWN this server lost its office meanwhile; it may have been done or not".into())
+fn to_value(response: Response, servers: &[SocketAddr]) -> Value {
+    match response {
+        Response::Applied(Outcome::Done) | Response::Begun(Ok(())) => Value::Simple("OK"),
+        Response::Applied(Outcome::Number(number)) => Value::Number(number),
+        Response::Applied(Outcome::Found(value)) => Value::Bulk(value),
+        Response::Applied(Outcome::NotANumber) => Value::error("value is not an integer or out of range"),
+        Response::Applied(Outcome::Full) => {
+            Value::Error("OOM the store is full; delete keys or raise --max-state-mb".into())
         }
-        Answer::Begun(Err(why @ (BootstrapError::Unseen(_) | BootstrapError::Written(_)))) => {
+        Response::Applied(Outcome::Old) => Value::error(
+            "a later command of this client has already been applied; number commands in ascending order",
+        ),
+        Response::TooLong(most) => {
+            Value::error(format_args!("the command does not fit into {most} bytes; raise --max-value"))
+        }
+        // The same response as in a Redis cluster, whose clients follow it. The slot number is always 0.
+        Response::NotLeader(Some(leader)) => {
+            Value::Error(format!("MOVED 0 {}", servers[usize::from(leader)]))
+        }
+        Response::NotLeader(None) => Value::Error("NOLEADER there is no leader; try again".into()),
+        Response::Unknown => Value::Error(
+            "UNKNOWN this server lost the leadership; the command may or may not have been executed".into(),
+        ),
+        Response::Begun(Err(why @ (BootstrapError::Unseen(_) | BootstrapError::Written(_)))) => {
             Value::Error(format!("WAIT {why}"))
         }
-        Answer::Begun(Err(why)) => Value::Error(format!("BEGUN {why}")),
-        Answer::Info(info) => Value::Bulk(Some(describe(&info, servers).into_bytes())),
+        Response::Begun(Err(why)) => Value::Error(format!("BEGUN {why}")),
+        Response::Info(info) => Value::Bulk(Some(describe(&info, servers).into_bytes())),
     }
 }
 

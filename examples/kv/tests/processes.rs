@@ -1,5 +1,5 @@
-//! Three servers and the switch between them, each a process: any is killed with SIGKILL and started again, and nothing that
-//! was acknowledged is lost.
+//! Three servers and the switch between them, each as a process. Any of them is killed with SIGKILL and
+//! started again, and nothing that was acknowledged is lost.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -8,56 +8,66 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
+use understudy_tests::alone;
 use understudy_tests::processes::{Process as Child, Signal, command};
 
-/// For machines that have something else to do; nothing is expected to take so long.
+/// Timeout for everything that tests wait for. It is far above all expected times, for busy machines.
 const DEADLINE: Duration = Duration::from_secs(25);
 const STEP: Duration = Duration::from_millis(5);
-/// The rack's socket in the cluster's folder
+/// Name of the rack's socket in the cluster's folder
 const SOCKET: &str = "rack.sock";
-/// Where the rack's switch is asked for groups
+/// Address at which the rack's switch accepts requests for groups
 const SWITCH: &str = "10.0.0.254:18515";
 
-/// A process, killed when dropped, and what it says.
+/// A process with the text it has printed to standard error. It is killed when dropped.
 struct Process {
     child: Child,
-    /// What it has said on standard error
-    said: Arc<(Mutex<String>, Condvar)>,
+    /// Standard error of the process so far
+    output: Arc<(Mutex<String>, Condvar)>,
 }
 
 impl Process {
     fn start(mut command: Command) -> Self {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = Child::start(command);
-        let said = Arc::<(Mutex<String>, Condvar)>::default();
-        let (hears, stderr) = (Arc::clone(&said), child.stderr.take().unwrap());
+        let output = Arc::<(Mutex<String>, Condvar)>::default();
+        let (writer, stderr) = (Arc::clone(&output), child.stderr.take().unwrap());
         let pid = child.id();
         thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 println!("{pid}: {line}");
-                *hears.0.lock().unwrap() += &(line + "\n");
-                hears.1.notify_all();
+                *writer.0.lock().unwrap() += &(line + "\n");
+                writer.1.notify_all();
             }
         });
-        Self { child, said }
+        Self { child, output }
     }
 
-    /// Waits until it has said this.
+    /// Waits until the process has printed this text.
+    ///
+    /// Panics after [`DEADLINE`].
     fn wait_for(&self, words: &str) {
-        let (text, told) = &*self.said;
+        let (text, changed) = &*self.output;
         let missing = |text: &mut String| !text.contains(words);
-        let (text, result) = told.wait_timeout_while(text.lock().unwrap(), DEADLINE, missing).unwrap();
-        assert!(!result.timed_out(), "not {words:?} in\n{text}");
+        let (text, result) = changed.wait_timeout_while(text.lock().unwrap(), DEADLINE, missing).unwrap();
+        assert!(!result.timed_out(), "{words:?} is missing in\n{text}");
     }
 
-    /// SIGKILL, of which it hears nothing.
+    /// Kills the process with SIGKILL.
+    ///
+    /// Panics if it has already ended.
     fn kill(mut self) {
-        assert!(self.child.try_wait().unwrap().is_none(), "it has ended: {}", self.said.0.lock().unwrap());
+        assert!(
+            self.child.try_wait().unwrap().is_none(),
+            "the process has already ended: {}",
+            self.output.0.lock().unwrap()
+        );
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Has it end by itself: whether all went well, and what it has printed.
+    /// Terminates the process (SIGTERM). Returns whether it succeeded, and what it printed to standard
+    /// output.
     fn end(mut self) -> (bool, String) {
         self.child.signal(Signal::TERM);
         let mut printed = String::new();
@@ -66,7 +76,7 @@ impl Process {
     }
 }
 
-/// Three servers, as they are started
+/// Three servers, and how they are started
 struct Cluster {
     folder: TempDir,
     tcp: Vec<SocketAddr>,
@@ -75,7 +85,7 @@ struct Cluster {
 
 impl Cluster {
     fn new(through: bool) -> Self {
-        // Loopback addresses of its own, at a port that nobody is given by chance.
+        // Loopback addresses derived from the process id, with ports below the ephemeral range
         let [_, a, b, c] = std::process::id().to_be_bytes();
         let tcp = (1..=3).map(|n| SocketAddr::from(([127, a.max(1), b, c], 7000 + n))).collect();
         Self { folder: tempfile::tempdir().unwrap(), tcp, through }
@@ -111,7 +121,7 @@ impl Cluster {
         client
     }
 
-    /// What `kv get` and the like print
+    /// Runs `kv` with a command such as `get`. Returns what it printed.
     fn call(&self, arguments: &[&str]) -> String {
         let output = self.client(arguments).output().unwrap();
         let error = String::from_utf8_lossy(&output.stderr);
@@ -119,8 +129,8 @@ impl Cluster {
         String::from_utf8(output.stdout).unwrap().trim_end().into()
     }
 
-    /// One line to one server, as by netcat, and all that it answers
-    fn say(&self, server: usize, line: &str) -> std::io::Result<String> {
+    /// Sends one line to one server, as netcat does. Returns its whole response.
+    fn send_line(&self, server: usize, line: &str) -> std::io::Result<String> {
         let mut stream = TcpStream::connect(self.tcp[server])?;
         stream.set_read_timeout(Some(DEADLINE))?;
         stream.write_all(format!("{line}\r\n").as_bytes())?;
@@ -130,21 +140,21 @@ impl Cluster {
         Ok(answer)
     }
 
-    /// A line of a server's INFO
+    /// Returns a field of a server's INFO.
     fn info(&self, server: usize, name: &str) -> Option<String> {
-        let text = self.say(server, "INFO").ok()?;
+        let text = self.send_line(server, "INFO").ok()?;
         text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::to_owned))
     }
 
-    fn wait_until(&self, what: &str, mut is_so: impl FnMut() -> bool) {
+    fn wait_until(&self, what: &str, mut condition: impl FnMut() -> bool) {
         for _ in 0..DEADLINE.as_millis() / STEP.as_millis() {
-            if is_so() {
+            if condition() {
                 return;
             }
             thread::sleep(STEP);
         }
         panic!(
-            "never: {what}\n{}",
+            "timeout: {what}\n{}",
             String::from_utf8_lossy(&self.client(&["info"]).output().unwrap().stdout)
         );
     }
@@ -154,12 +164,12 @@ impl Cluster {
         self.wait_until(&what, || self.info(server, name).as_deref() == Some(value));
     }
 
-    /// Waits until more is applied at these servers.
-    fn goes_on_at(&self, servers: &[usize]) {
+    /// Waits until more entries are applied at these servers.
+    fn wait_for_progress(&self, servers: &[usize]) {
         let applied = |server: usize| self.info(server, "applied")?.parse::<u64>().ok();
         for server in servers {
             let mut before = None;
-            self.wait_until(&format!("server {server} goes on"), || {
+            self.wait_until(&format!("server {server} applies more entries"), || {
                 let now = applied(*server);
                 before = before.or(now);
                 now.zip(before).is_some_and(|(now, before)| now > before + 50)
@@ -168,17 +178,18 @@ impl Cluster {
     }
 }
 
-/// Asserts that all is there, nothing was done twice, and what was seen of shared keys is linearizable.
-fn all_is_well(check: Process) {
-    let (well, printed) = check.end();
+/// Asserts that nothing was lost or executed twice, and that shared keys are linearizable.
+fn assert_check_passes(check: Process) {
+    let (succeeded, printed) = check.end();
     println!("{printed}");
-    assert!(well && printed.contains("lost: 0\ndone twice: 0"), "{printed}");
+    assert!(succeeded && printed.contains("lost: 0\nexecuted twice: 0"), "{printed}");
     assert!(printed.contains("shared keys that are not linearizable: 0"), "{printed}");
     assert!(!printed.contains("operations on shared keys: 0,"), "{printed}");
 }
 
 #[test]
-fn any_process_is_killed_and_nothing_is_lost() {
+fn no_acknowledged_write_is_lost_when_any_process_is_killed() {
+    alone!();
     let cluster = Cluster::new(false);
     let rack = cluster.rack();
     let servers = [0, 1, 2].map(|id| cluster.server(id));
@@ -189,42 +200,42 @@ fn any_process_is_killed_and_nothing_is_lost() {
         cluster.wait_for(server, "standing", "member");
     }
     cluster.wait_for(0, "role", "leader");
-    cluster.goes_on_at(&[0, 1, 2]);
+    cluster.wait_for_progress(&[0, 1, 2]);
     let [leader, first, second] = servers;
 
-    println!("a follower is killed, and comes back as a member");
+    println!("a follower is killed, and becomes a member again");
     second.kill();
-    cluster.goes_on_at(&[0, 1]);
+    cluster.wait_for_progress(&[0, 1]);
     let second = cluster.server(2);
     cluster.wait_for(2, "standing", "member");
-    cluster.goes_on_at(&[2]);
+    cluster.wait_for_progress(&[2]);
 
-    println!("it counts: without it there is no majority");
+    println!("the restarted follower counts: there is no majority without it");
     first.kill();
-    cluster.goes_on_at(&[0, 2]);
+    cluster.wait_for_progress(&[0, 2]);
     let first = cluster.server(1);
     cluster.wait_for(1, "standing", "member");
 
-    println!("the leader is killed, and leads again when it is back");
+    println!("the leader is killed, and leads again after its restart");
     leader.kill();
-    cluster.goes_on_at(&[1, 2]);
+    cluster.wait_for_progress(&[1, 2]);
     let leader = cluster.server(0);
     cluster.wait_for(0, "standing", "member");
     cluster.wait_for(0, "role", "leader");
-    cluster.goes_on_at(&[0, 1, 2]);
+    cluster.wait_for_progress(&[0, 1, 2]);
 
-    println!("it counts, too");
+    println!("the restarted leader counts, too");
     first.kill();
-    cluster.goes_on_at(&[0, 2]);
+    cluster.wait_for_progress(&[0, 2]);
     let first = cluster.server(1);
     cluster.wait_for(1, "standing", "member");
 
-    println!("so does the switch come back");
+    println!("the switch is killed and restarted");
     rack.kill();
     let rack = cluster.rack();
-    cluster.goes_on_at(&[0, 1, 2]);
+    cluster.wait_for_progress(&[0, 1, 2]);
 
-    all_is_well(check);
+    assert_check_passes(check);
     assert_eq!(cluster.call(&["set", "greeting", "hello"]), "OK");
     leader.kill();
     assert_eq!(cluster.call(&["get", "greeting"]), "hello");
@@ -234,7 +245,8 @@ fn any_process_is_killed_and_nothing_is_lost() {
 }
 
 #[test]
-fn through_the_switch_and_without_it() {
+fn servers_replicate_through_the_switch_and_without_it() {
+    alone!();
     let cluster = Cluster::new(true);
     let rack = cluster.rack();
     let [leader, _first, _second] = [0, 1, 2].map(|id| cluster.server(id));
@@ -242,84 +254,88 @@ fn through_the_switch_and_without_it() {
     let check = Process::start(cluster.client(&["check", "--keys", "60", "--pause-ms", "30"]));
     check.wait_for("Writing");
     cluster.wait_for(0, "through_switch", "yes");
-    cluster.goes_on_at(&[0, 1, 2]);
+    cluster.wait_for_progress(&[0, 1, 2]);
 
     println!("the leader is killed");
     leader.kill();
-    cluster.goes_on_at(&[1, 2]);
+    cluster.wait_for_progress(&[1, 2]);
     let _leader = cluster.server(0);
     cluster.wait_for(0, "role", "leader");
     cluster.wait_for(0, "through_switch", "yes");
-    cluster.goes_on_at(&[0, 1, 2]);
+    cluster.wait_for_progress(&[0, 1, 2]);
 
     println!("the switch is killed");
     rack.kill();
     let _rack = cluster.rack();
-    cluster.goes_on_at(&[0, 1, 2]);
+    cluster.wait_for_progress(&[0, 1, 2]);
     cluster.wait_for(0, "through_switch", "yes");
-    cluster.goes_on_at(&[0, 1, 2]);
-    all_is_well(check);
+    cluster.wait_for_progress(&[0, 1, 2]);
+    assert_check_passes(check);
 }
 
 #[test]
-fn clients_of_redis_are_understood() {
+fn redis_clients_are_served() {
+    alone!();
     let cluster = Cluster::new(false);
     let _rack = cluster.rack();
     let _servers = [0, 1, 2].map(|id| cluster.server(id));
     cluster.call(&["bootstrap"]);
     assert_eq!(cluster.call(&["set", "key", "value"]), "OK");
     let moved = format!("-MOVED 0 {}\r\n", cluster.tcp[0]);
-    cluster.wait_until("server 1 knows who leads", || cluster.say(1, "GET key").unwrap() == moved);
-    // On a machine that is busy a leader may lose its office for a moment, and says so: then all is tried again.
+    cluster.wait_until("server 1 names the leader", || cluster.send_line(1, "GET key").unwrap() == moved);
+    // On a busy machine, a leader may lose the leadership for a moment, and reports it. Then all commands are
+    // retried.
     let mut attempts = 0..;
-    cluster.wait_until("server 0 leads for as long as the commands take", || {
-        is_understood(&cluster, attempts.next().unwrap()).is_some()
+    cluster.wait_until("server 0 leads until all commands are executed", || {
+        try_commands(&cluster, attempts.next().unwrap()).is_some()
     });
     let long = format!("SET k {}", "x".repeat(2000));
-    cluster.wait_until("server 0 leads and refuses what is too long", || {
-        let answer = say_to_leader(&cluster, &long);
+    cluster.wait_until("server 0 leads and refuses a command that is too long", || {
+        let answer = send_to_leader(&cluster, &long);
         answer.is_some_and(|answer| {
-            assert_eq!(answer, "-ERR the command does not fit into 1072 bytes\r\n");
+            assert_eq!(answer, "-ERR the command does not fit into 1072 bytes; raise --max-value\r\n");
             true
         })
     });
-    // What cannot be
-    assert!(cluster.say(0, "*nonsense\r\nPING").unwrap().starts_with("-ERR Protocol error"));
+    // Invalid input
+    assert!(cluster.send_line(0, "*nonsense\r\nPING").unwrap().starts_with("-ERR Protocol error"));
     assert_is_missing(&cluster, "nothing");
 }
 
-/// Asserts that there is no such key: `kv get` fails and says nothing. It says so if there is no answer in time.
+/// Asserts that there is no such key: `kv get` fails without an error message. It prints one if there is no
+/// response in time.
 fn assert_is_missing(cluster: &Cluster, key: &str) {
     let output = cluster.client(&["get", key]).output().unwrap();
     assert!(!output.status.success() && output.stderr.is_empty(), "{output:?}");
 }
 
-/// Says something to server 0. Returns all that it answers; `None` if it did not lead all the while.
-fn say_to_leader(cluster: &Cluster, text: &str) -> Option<String> {
-    let answers = cluster.say(0, text).unwrap();
+/// Sends text to server 0. Returns its whole response, or `None` if it did not lead throughout.
+fn send_to_leader(cluster: &Cluster, text: &str) -> Option<String> {
+    let answers = cluster.send_line(0, text).unwrap();
     let leads = !["-UNKNOWN ", "-MOVED ", "-NOLEADER "].iter().any(|error| answers.contains(error));
     leads.then_some(answers)
 }
 
-/// Commands on keys of this attempt; `None` if the leader lost its office meanwhile.
-fn is_understood(cluster: &Cluster, attempt: u32) -> Option<()> {
-    let say = |text: &str| {
+/// Executes commands on keys of this attempt. Returns `None` if the leader has lost the leadership meanwhile.
+fn try_commands(cluster: &Cluster, attempt: u32) -> Option<()> {
+    let send_line = |text: &str| {
         let text = text.replace('@', &attempt.to_string());
-        say_to_leader(cluster, &text)
+        send_to_leader(cluster, &text)
     };
     assert_eq!(cluster.call(&["set", &format!("key{attempt}"), "one two"]), "OK");
-    assert_eq!(say("GET key@")?, "$7\r\none two\r\n");
-    // Many at once, an error among them, and an end in the middle of a command
-    let answers = say("PING\r\nINCR n@\r\nINCR key@\r\n\r\nDEL key@\r\nGET key@\r\n*2\r\n$3\r\nGET")?;
+    assert_eq!(send_line("GET key@")?, "$7\r\none two\r\n");
+    // Several commands at once, with an error among them, and an incomplete command at the end
+    let answers = send_line("PING\r\nINCR n@\r\nINCR key@\r\n\r\nDEL key@\r\nGET key@\r\n*2\r\n$3\r\nGET")?;
     assert_eq!(answers, "+PONG\r\n:1\r\n-ERR value is not an integer or out of range\r\n:1\r\n$-1\r\n");
-    assert_eq!(say("ONCE 7@ 1 INCR n@\r\nONCE 7@ 1 INCR n@")?, ":2\r\n:2\r\n");
-    let answers = say(&["INCR m@"; 500].join("\r\n"))?;
+    assert_eq!(send_line("ONCE 7@ 1 INCR n@\r\nONCE 7@ 1 INCR n@")?, ":2\r\n:2\r\n");
+    let answers = send_line(&["INCR m@"; 500].join("\r\n"))?;
     assert!(answers.ends_with(":499\r\n:500\r\n") && answers.lines().count() == 500);
     Some(())
 }
 
 #[test]
 fn servers_that_are_all_killed_wait_for_a_bootstrap() {
+    alone!();
     let cluster = Cluster::new(false);
     let _rack = cluster.rack();
     let servers = [0, 1, 2].map(|id| cluster.server(id));
@@ -336,9 +352,12 @@ fn servers_that_are_all_killed_wait_for_a_bootstrap() {
     let _servers = [0, 1, 2].map(|id| cluster.server(id));
     for server in 0..3 {
         cluster.wait_for(server, "waits_for", "all servers run, and none has begun: bootstrap the group");
-        assert_eq!(cluster.say(server, "GET key").unwrap(), "-NOLEADER nobody leads now; try again\r\n");
+        assert_eq!(
+            cluster.send_line(server, "GET key").unwrap(),
+            "-NOLEADER there is no leader; try again\r\n"
+        );
     }
     assert_eq!(cluster.call(&["bootstrap", "--patience", "20"]), "The group has begun.");
-    // It began empty, as it was told.
+    // The new group has begun with an empty store.
     assert_is_missing(&cluster, "key");
 }

@@ -1,9 +1,9 @@
 /*
- * Sends scatterings to processes, and prints what is received, in its order: "TIMESTAMP SENDER TEXT".
+ * Sends scatterings to processes, and prints received messages in order of delivery: "TIMESTAMP SENDER TEXT".
  *
  *     scatter CONFIG.toml SCATTERINGS EXPECTED [RECEIVER ...]
  *
- * Ends when EXPECTED messages were received or have failed, of those that were sent; or when nothing came for ten seconds.
+ * Ends when EXPECTED messages were received or have failed, or when none was received for ten seconds.
  */
 #include <inttypes.h>
 #include <onepipe.h>
@@ -20,13 +20,13 @@ static void failed(const onepipe_failed_t *message, void *arg) {
            message->scattering, message->dst, onepipe_strfailure(message->why));
 }
 
-/* Receives a message, if one comes in time. Its length, or a negative number. */
+/* Receives a message. Returns its length, or a negative number if there was none in time. */
 static long receive(onepipe_t *endpoint, uint64_t timeout_us, uint64_t *before) {
     uint64_t timestamp;
     uint32_t src;
     char small[1], text[BUFFER];
     size_t len;
-    /* The first buffer is too small for most, which loses nothing. */
+    /* The first buffer is too small for most messages; none is lost by that. */
     int result = onepipe_unreliable_recv(endpoint, timeout_us, &timestamp, &src, small, 0, &len);
     if (result == ONEPIPE_TOO_SMALL)
         result = onepipe_unreliable_recv(endpoint, 0, &timestamp, &src, text, sizeof text, &len);
@@ -78,7 +78,7 @@ int main(int argc, char **argv) {
         while (receive(endpoint, 0, &before) >= 0)
             received++;
     }
-    /* Some at a time: what fails is told while it is waited for messages. */
+    /* Short waits, because the callback is called during them. */
     for (unsigned waits = 0; received + failures < expected && waits < PATIENCE_US / WAIT_US; waits++)
         while (receive(endpoint, WAIT_US, &before) >= 0) {
             received++;

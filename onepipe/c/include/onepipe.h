@@ -1,8 +1,10 @@
 /*
- * 1Pipe's host library, best effort: Table 1 of Li et al., "1Pipe: Scalable Total Order Communication in Data Center Networks",
- * SIGCOMM 2021. Link with -lonepipe_c. docs/onepipe.md of understudy tells the rest.
+ * Host library of 1Pipe's best-effort service: Table 1 of Li et al., "1Pipe: Scalable Total Order Communication in Data
+ * Center Networks", SIGCOMM 2021. Link with -lonepipe_c. See docs/onepipe.md of understudy.
  *
- * Functions may be called by any thread, but for onepipe_exit. Those that fail return a negative number, see enum onepipe_error.
+ * Call order: onepipe_init; then onepipe_unreliable_send and onepipe_unreliable_recv; at the end onepipe_leave, if other
+ * threads may still be receiving, and onepipe_exit. All functions but onepipe_exit are thread-safe. Functions that return
+ * int return a negative number on failure, see enum onepipe_error.
  */
 #ifndef ONEPIPE_H
 #define ONEPIPE_H
@@ -14,111 +16,130 @@
 extern "C" {
 #endif
 
-/* A process of 1Pipe, with its polling thread. One at a time, and once in a program: DPDK cannot be started twice. */
+/* Endpoint: a process of 1Pipe, with its polling thread. Only one per program, once: DPDK cannot be started twice. */
 typedef struct onepipe onepipe_t;
 
-/* Why a call failed. */
+/* Reasons why a call failed. */
 enum onepipe_error {
     ONEPIPE_OK = 0,
-    ONEPIPE_CONFIG = -1,     /* the configuration cannot be used */
-    ONEPIPE_START = -2,      /* DPDK, the port or a thread did not start */
-    ONEPIPE_EMPTY = -3,      /* a scattering of no message */
-    ONEPIPE_UNKNOWN = -4,    /* a receiver is not among the peers */
+    ONEPIPE_CONFIG = -1,     /* invalid configuration, see onepipe_last_error */
+    ONEPIPE_START = -2,      /* DPDK, the port or a thread failed to start, see onepipe_last_error */
+    ONEPIPE_EMPTY = -3,      /* the scattering has no messages */
+    ONEPIPE_UNKNOWN = -4,    /* the process is not among the peers */
     ONEPIPE_DEAD = -5,       /* a receiver has failed */
-    ONEPIPE_TOO_LONG = -6,   /* a message of more than 16 MiB */
-    ONEPIPE_TOO_LARGE = -7,  /* messages for one receiver never fit into its window */
-    ONEPIPE_TOO_MUCH = -8,   /* a scattering that never fits into the send buffer */
-    ONEPIPE_FULL = -9,       /* no room now: receive, and try again */
+    ONEPIPE_TOO_LONG = -6,   /* a message is longer than 16 MiB */
+    ONEPIPE_TOO_LARGE = -7,  /* the messages for one receiver never fit into its window */
+    ONEPIPE_TOO_MUCH = -8,   /* the scattering never fits into the send buffer */
+    ONEPIPE_FULL = -9,       /* no room now; receive, and try again */
     ONEPIPE_LEFT = -10,      /* this process has left, or its threads have ended */
-    ONEPIPE_TOO_SMALL = -11, /* the message is longer than the buffer; it stays the next */
-    ONEPIPE_BUSY = -12,      /* another thread is receiving, or this is a callback of a receive */
+    ONEPIPE_TOO_SMALL = -11, /* the message is longer than the buffer; it remains the next one */
+    ONEPIPE_BUSY = -12,      /* another thread is receiving, or called from a callback */
     ONEPIPE_ARGUMENT = -13   /* a null pointer, or a path that is not UTF-8 */
 };
 
-/* Why a message failed. */
+/* Reasons why a message failed. */
 enum onepipe_failure {
-    ONEPIPE_FAILED_LOST = 1,
-    ONEPIPE_FAILED_LATE = 2,
-    ONEPIPE_FAILED_NO_ROOM = 3,
-    /* in these cases it may have been delivered */
-    ONEPIPE_FAILED_NO_ANSWER = 4,
-    ONEPIPE_FAILED_DEAD = 5,
-    ONEPIPE_FAILED_LEFT = 6
+    ONEPIPE_FAILED_LOST = 1,    /* the message, or a part of it, was lost in the network */
+    ONEPIPE_FAILED_LATE = 2,    /* it arrived when later messages might have been delivered already */
+    ONEPIPE_FAILED_NO_ROOM = 3, /* the receiver had no room for it */
+    /* In the following cases, the message may have been delivered. */
+    ONEPIPE_FAILED_NO_ANSWER = 4, /* it was not acknowledged in time */
+    ONEPIPE_FAILED_DEAD = 5,      /* the receiver is known to have failed */
+    ONEPIPE_FAILED_LEFT = 6       /* this process left before it was acknowledged */
 };
 
-/* No timestamp: the scattering got none. */
+/* In place of a timestamp: the scattering was not stamped, or the endpoint is null. */
 #define ONEPIPE_NO_TIMESTAMP UINT64_MAX
 
 /* A message to be sent. */
 typedef struct onepipe_message {
-    uint32_t dst;     /* the receiver */
-    const void *data; /* may be null if len is 0 */
-    size_t len;       /* in bytes */
+    uint32_t dst;     /* receiver */
+    const void *data; /* payload; may be null if len is 0 */
+    size_t len;       /* length of the payload, in bytes */
 } onepipe_message_t;
 
 /* A message that failed. */
 typedef struct onepipe_failed {
-    uint64_t scattering; /* which one, as onepipe_unreliable_send told */
-    uint64_t timestamp;  /* its timestamp, or ONEPIPE_NO_TIMESTAMP */
-    uint32_t dst;        /* the receiver */
-    uint32_t part;       /* which message of the call */
-    int why;             /* enum onepipe_failure */
+    uint64_t scattering; /* number of the scattering, from onepipe_unreliable_send */
+    uint64_t timestamp;  /* timestamp of the scattering, or ONEPIPE_NO_TIMESTAMP */
+    uint32_t dst;        /* receiver */
+    uint32_t part;       /* index of the message in the call */
+    int why;             /* reason: enum onepipe_failure */
 } onepipe_failed_t;
 
+/* Callback for a message that failed. `failed` is valid during the call only. */
 typedef void (*onepipe_send_fail_fn)(const onepipe_failed_t *failed, void *arg);
 
-/* Joins, as a file like HOST.process.toml of `understudy plan` says. */
+/*
+ * Starts an endpoint with a configuration file, such as HOST.process.toml of `understudy plan`, and writes it to
+ * `*endpoint`. Returns ONEPIPE_OK, ONEPIPE_CONFIG, ONEPIPE_START or ONEPIPE_ARGUMENT.
+ */
 int onepipe_init(const char *config, onepipe_t **endpoint);
 
 /*
- * Leaves in order: what was sent is given some time-outs to be acknowledged. Returns when it has. What was delivered until then can
- * be received; whoever waits for more gets ONEPIPE_LEFT. Not inside a callback.
+ * Leaves: waits some time-outs for messages to be acknowledged, then announces that nothing follows. Returns when the
+ * process has left. Messages delivered before can still be received; after them, onepipe_unreliable_recv returns
+ * ONEPIPE_LEFT, also in a thread that is waiting. Must not be called from a callback.
  */
 void onepipe_leave(onepipe_t *endpoint);
 
 /*
- * The same, if that has not been done, calls back of what has failed, and frees the endpoint. It is the last function that is called
- * with it: no other thread may be in one, or call one later. Not inside a callback.
+ * Leaves, unless onepipe_leave was called, calls the callback for messages that have failed, and frees the endpoint. Must
+ * be the last call with it: no other thread may be inside a function with this endpoint, or call one later. Must not be
+ * called from a callback.
  */
 void onepipe_exit(onepipe_t *endpoint);
 
-/* 1Pipe's clock: 48 bits of nanoseconds, which begin anew every 78 hours. Never goes back, and is past every message received. */
+/*
+ * Returns 1Pipe's time: nanoseconds in 48 bits, which wrap every 78 hours. It never goes back, and is later than every
+ * message received.
+ */
 uint64_t onepipe_get_timestamp(const onepipe_t *endpoint);
 
-/* Whether one timestamp comes before another, of two that are less than 39 hours apart. */
+/* Returns whether timestamp `one` is earlier than `other`, for timestamps less than 39 hours apart. */
 static inline int onepipe_precedes(uint64_t one, uint64_t other) {
     uint64_t distance = (other - one) & ((UINT64_C(1) << 48) - 1);
     return distance != 0 && distance < UINT64_C(1) << 47;
 }
 
 /*
- * Sends messages to any processes, all at one time. The bytes are copied, nothing is waited for. `scattering`, if it is not null,
- * is told the number by which failures speak of it.
+ * Sends `count` messages to any processes as one scattering with one timestamp. The bytes are copied; the call does not
+ * block. Writes the scattering's number, which failures refer to, to `*scattering` if that is not null.
  */
 int onepipe_unreliable_send(onepipe_t *endpoint, const onepipe_message_t *messages, size_t count, uint64_t *scattering);
 
 /*
- * The next message in the order of timestamp and sender, which is waited for up to `timeout_us`. 1 if there is one: its bytes are in
- * `buffer`, and `len` says how many. 0 if there is none. ONEPIPE_TOO_SMALL if `capacity` does not suffice; `len` says what does.
- * ONEPIPE_LEFT when it has left and nothing more will come. Calls back of what has failed, if no message waits for a larger buffer.
+ * Receives the next message in the order of timestamp and sender; waits for it for up to `timeout_us` microseconds.
+ *
+ * Returns 1 if there is a message: its bytes are in `buffer`, and `*len` is their number. Returns 0 if there is none;
+ * ONEPIPE_TOO_SMALL if `capacity` is less than the message's length, which is in `*len`; ONEPIPE_LEFT when the process has
+ * left and no message remains. `timestamp`, `src` and `len` may be null. Calls the callback for messages that have failed,
+ * unless a message is waiting for a larger buffer.
  */
 int onepipe_unreliable_recv(onepipe_t *endpoint, uint64_t timeout_us, uint64_t *timestamp, uint32_t *src, void *buffer,
                             size_t capacity, size_t *len);
 
 /*
- * Has `callback` called of each message that fails, with `arg`, in the thread that receives or exits, while it does. It may send, and
- * must not exit; receiving and another callback are ONEPIPE_BUSY. Null: nobody is called.
+ * Sets the callback for messages that fail, replacing an earlier one; null removes it. It is called with `arg` in the thread
+ * that is inside onepipe_unreliable_recv or onepipe_exit. It may send. It must not leave or exit; inside it, receiving and
+ * setting a callback return ONEPIPE_BUSY.
  */
 int onepipe_send_fail_callback(onepipe_t *endpoint, onepipe_send_fail_fn callback, void *arg);
 
-/* Says whether a process is there (`alive` is not 0), as whoever watches over processes knows. */
+/*
+ * Sets whether a process is alive (`alive` is not 0) or has failed, as the control plane has determined. Returns ONEPIPE_OK,
+ * ONEPIPE_UNKNOWN if the process is not among the peers, or ONEPIPE_LEFT if the endpoint has ended.
+ */
 int onepipe_set_alive(onepipe_t *endpoint, uint32_t id, int alive);
 
-/* What an error, or a failure, means. Never null. */
+/* Return the message of an error or of a failure. Never null. */
 const char *onepipe_strerror(int error);
 const char *onepipe_strfailure(int failure);
 
-/* What was wrong when onepipe_init last failed in this thread, in lines; empty before. Until the next call here. */
+/*
+ * Returns why onepipe_init last failed in this thread, in one or more lines; empty if it did not. Valid until the next
+ * call of onepipe_init in this thread.
+ */
 const char *onepipe_last_error(void);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-//! Numbers of errors and of failures, and what they mean.
+//! Numbers of errors and of failures, and their messages.
 
 use core::ffi::{CStr, c_char, c_int};
 use onepipe::{Failure, SendError};
@@ -22,17 +22,17 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// Each with its name in C and what it means; the first one is -1.
+    /// All errors, each with its name in C and its message; the first one is -1.
     const ALL: [(Self, &'static str, &'static CStr); 13] = [
-        (Self::Config, "ONEPIPE_CONFIG", c"the configuration cannot be used"),
-        (Self::Start, "ONEPIPE_START", c"DPDK, the port or a thread did not start"),
-        (Self::Empty, "ONEPIPE_EMPTY", c"a scattering of no message"),
-        (Self::Unknown, "ONEPIPE_UNKNOWN", c"no such process is known"),
+        (Self::Config, "ONEPIPE_CONFIG", c"invalid configuration"),
+        (Self::Start, "ONEPIPE_START", c"DPDK, the port or a thread failed to start"),
+        (Self::Empty, "ONEPIPE_EMPTY", c"the scattering has no messages"),
+        (Self::Unknown, "ONEPIPE_UNKNOWN", c"the process is not among the peers"),
         (Self::Dead, "ONEPIPE_DEAD", c"a receiver has failed"),
-        (Self::TooLong, "ONEPIPE_TOO_LONG", c"a message of more than 16 MiB"),
-        (Self::TooLarge, "ONEPIPE_TOO_LARGE", c"messages for one receiver that never fit into its window"),
-        (Self::TooMuch, "ONEPIPE_TOO_MUCH", c"a scattering that never fits into the send buffer"),
-        (Self::Full, "ONEPIPE_FULL", c"no room now"),
+        (Self::TooLong, "ONEPIPE_TOO_LONG", c"a message is longer than 16 MiB"),
+        (Self::TooLarge, "ONEPIPE_TOO_LARGE", c"the messages for one receiver never fit into its window"),
+        (Self::TooMuch, "ONEPIPE_TOO_MUCH", c"the scattering never fits into the send buffer"),
+        (Self::Full, "ONEPIPE_FULL", c"no room now; receive, and try again"),
         (Self::Left, "ONEPIPE_LEFT", c"this process has left"),
         (Self::TooSmall, "ONEPIPE_TOO_SMALL", c"the message is longer than the buffer"),
         (Self::Busy, "ONEPIPE_BUSY", c"another thread is receiving"),
@@ -61,10 +61,10 @@ impl From<SendError> for Error {
 
 /// `enum onepipe_failure`, in its order; the first one is 1
 const FAILURES: [(Failure, &str, &CStr); 6] = [
-    (Failure::Lost, "ONEPIPE_FAILED_LOST", c"it was lost"),
-    (Failure::Late, "ONEPIPE_FAILED_LATE", c"it came too late"),
-    (Failure::NoRoom, "ONEPIPE_FAILED_NO_ROOM", c"the receiver had no room"),
-    (Failure::NoAnswer, "ONEPIPE_FAILED_NO_ANSWER", c"no answer"),
+    (Failure::Lost, "ONEPIPE_FAILED_LOST", c"lost in the network"),
+    (Failure::Late, "ONEPIPE_FAILED_LATE", c"arrived too late"),
+    (Failure::NoRoom, "ONEPIPE_FAILED_NO_ROOM", c"no room at the receiver"),
+    (Failure::NoAnswer, "ONEPIPE_FAILED_NO_ANSWER", c"not acknowledged in time"),
     (Failure::Dead, "ONEPIPE_FAILED_DEAD", c"the receiver has failed"),
     (Failure::Left, "ONEPIPE_FAILED_LEFT", c"this process has left"),
 ];
@@ -104,7 +104,7 @@ mod tests {
 
     /// The header has these numbers, and no others.
     #[test]
-    fn the_header_has_the_same_numbers() {
+    fn header_has_the_same_numbers() {
         let listed = HEADER.lines().filter_map(|line| {
             let (name, rest) = line.trim().split_once(" = ")?;
             let number: c_int = rest.split([',', ' ']).next()?.parse().ok()?;
@@ -117,9 +117,9 @@ mod tests {
         assert_eq!(listed, ours);
     }
 
-    /// Every function here is declared there, with as many arguments, and the other way round.
+    /// The header declares every function defined here, with the same number of arguments, and no others.
     #[test]
-    fn the_header_has_the_same_functions() {
+    fn header_has_the_same_functions() {
         let sources = [include_str!("lib.rs"), include_str!("error.rs")].concat();
         let functions = |text: &str, before: &str| -> BTreeMap<String, usize> {
             let arguments = |text: &str| {
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_have_words() {
+    fn all_numbers_have_messages() {
         for (at, (error, ..)) in (0..).zip(Error::ALL) {
             assert_eq!(error.number(), -1 - at);
         }

@@ -1,9 +1,9 @@
 //! 1Pipe's host library for C: `include/onepipe.h` (1Pipe, Table 1).
 //!
-//! Each function checks its pointers for null; otherwise they are what the header says, which only the caller can see to. That
-//! is the contract of every `unsafe` here.
+//! Each function checks its pointers for null. Everything else that the header requires of a pointer is up to
+//! the caller: that is the contract of every `unsafe` here.
 
-#![allow(clippy::missing_safety_doc, reason = "the header says it, once")]
+#![allow(clippy::missing_safety_doc, reason = "documented in the header")]
 
 mod error;
 
@@ -18,20 +18,20 @@ use std::sync::{Mutex, TryLockError};
 
 pub use error::{onepipe_strerror, onepipe_strfailure};
 
-/// Messages of a scattering for which no memory is allocated
-const FEW: usize = 16;
+/// Maximum number of messages of a scattering for which no memory is allocated
+const INLINE_MESSAGES: usize = 16;
 const NO_TIMESTAMP: u64 = u64::MAX;
 
 /// `onepipe_t`
 pub struct OnePipe {
     sender: Mutex<Sender>,
-    receiver: Mutex<Receiving>,
+    receiver: Mutex<ReceiveState>,
     handle: Handle,
 }
 
-struct Receiving {
+struct ReceiveState {
     receiver: Receiver,
-    /// A message that did not fit into the caller's buffer
+    /// Message that did not fit into the caller's buffer
     waiting: Option<Message>,
 }
 
@@ -39,11 +39,11 @@ struct Receiving {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct OnePipeMessage {
-    /// The receiver
+    /// Receiver
     pub dst: u32,
-    /// Its bytes
+    /// Payload
     pub data: *const c_void,
-    /// How many
+    /// Length of the payload, in bytes
     pub len: usize,
 }
 
@@ -51,15 +51,15 @@ pub struct OnePipeMessage {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct OnePipeFailed {
-    /// Which scattering
+    /// Number of the scattering
     pub scattering: u64,
-    /// Its timestamp
+    /// Timestamp of the scattering, or `NO_TIMESTAMP`
     pub timestamp: u64,
-    /// The receiver
+    /// Receiver
     pub dst: u32,
-    /// Which message of the call
+    /// Index of the message in the call
     pub part: u32,
-    /// A number of `enum onepipe_failure`
+    /// Value of `enum onepipe_failure`
     pub why: c_int,
 }
 
@@ -70,20 +70,21 @@ thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();
 }
 
-/// What a callback is given beside the message; whoever registers it has said that any thread may use it.
+/// Argument of a callback; the caller that registers it guarantees that any thread may use it.
 struct Argument(*mut c_void);
 
-// SAFETY: the header says that it is used in whatever thread receives.
+// SAFETY: the header states that it is used in the thread that receives, whichever that is.
 unsafe impl Send for Argument {}
 
 impl Argument {
-    /// (A closure that used the field would capture the pointer alone, which is not `Send`.)
+    /// Returns the pointer. (A closure that used the field would capture the pointer alone, which is not
+    /// `Send`.)
     const fn get(&self) -> *mut c_void {
         self.0
     }
 }
 
-/// Zero, or the number of an error
+/// Returns 0 or the number of an error.
 fn number(result: Result<(), Error>) -> c_int {
     result.map_or_else(Error::number, |()| 0)
 }
@@ -95,25 +96,25 @@ pub unsafe extern "C" fn onepipe_init(config: *const c_char, endpoint: *mut *mut
     if config.is_null() || endpoint.is_null() {
         return Error::Argument.number();
     }
-    // SAFETY: a string, as the header says.
+    // SAFETY: a null-terminated string, as the header requires.
     let Ok(path) = unsafe { CStr::from_ptr(config) }.to_str() else { return Error::Argument.number() };
-    let begun = onepipe::load(Path::new(path)).map_err(|report| (Error::Config, report.render())).and_then(
+    let started = onepipe::load(Path::new(path)).map_err(|report| (Error::Config, report.render())).and_then(
         |mut config| {
-            // There is no function that would take these.
+            // The C API has no function that returns `Settled` events.
             config.process.tell_settled = false;
             Endpoint::init(config).map_err(|error| (Error::Start, error.to_string()))
         },
     );
-    match begun {
-        Ok(begun) => {
-            let handle = begun.handle().clone();
-            let (sender, mut receiver) = begun.split();
-            // Events that nobody takes would fill the room that there is for them.
+    match started {
+        Ok(started) => {
+            let handle = started.handle().clone();
+            let (sender, mut receiver) = started.split();
+            // Without a callback, events would fill their queue.
             receiver.send_fail_callback(drop);
-            let receiver = Mutex::new(Receiving { receiver, waiting: None });
-            let begun = Box::new(OnePipe { sender: Mutex::new(sender), receiver, handle });
-            // SAFETY: room for a pointer, as the header says.
-            unsafe { endpoint.write(Box::into_raw(begun)) };
+            let receiver = Mutex::new(ReceiveState { receiver, waiting: None });
+            let started = Box::new(OnePipe { sender: Mutex::new(sender), receiver, handle });
+            // SAFETY: room for a pointer, as the header requires.
+            unsafe { endpoint.write(Box::into_raw(started)) };
             0
         }
         Err((error, text)) => {
@@ -128,14 +129,14 @@ pub unsafe extern "C" fn onepipe_init(config: *const c_char, endpoint: *mut *mut
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn onepipe_exit(endpoint: *mut OnePipe) {
     // SAFETY: null, or from `onepipe_init`.
-    if let Some(there) = unsafe { endpoint.as_ref() } {
-        there.handle.exit();
-        // Who is called back may call other functions: it is all there, and its receiver locked.
-        let mut receiving = there.receiver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        // There are none, but while there are failures they are called back.
+    if let Some(open) = unsafe { endpoint.as_ref() } {
+        open.handle.exit();
+        // A callback may call other functions: the endpoint is still complete, with its receiver locked.
+        let mut receiving = open.receiver.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // Calls the callback for all failures; there are no other events.
         while receiving.receiver.poll_event().is_some() {}
         drop(receiving);
-        // SAFETY: it came from `onepipe_init`, which made a box of it, and is not used any more.
+        // SAFETY: from `onepipe_init`, which leaked a box, and not used any more, as the header requires.
         drop(unsafe { Box::from_raw(endpoint) });
     }
 }
@@ -171,7 +172,7 @@ pub unsafe extern "C" fn onepipe_unreliable_send(
     } else if messages.is_null() {
         return Error::Argument.number();
     } else {
-        // SAFETY: so many messages, as the header says.
+        // SAFETY: `count` messages, as the header requires.
         unsafe { core::slice::from_raw_parts(messages, count) }
     };
     if messages.iter().any(|message| message.data.is_null() && message.len > 0) {
@@ -181,28 +182,28 @@ pub unsafe extern "C" fn onepipe_unreliable_send(
         let bytes: &[u8] = if message.len == 0 {
             &[]
         } else {
-            // SAFETY: so many bytes, as the header says, and not null.
+            // SAFETY: `len` bytes and not null, as the header requires.
             unsafe { core::slice::from_raw_parts(message.data.cast(), message.len) }
         };
         (ProcessId(message.dst), bytes)
     };
-    let mut few = [(ProcessId(0), &[][..]); FEW];
-    let many: Vec<_>;
-    let messages = if let Some(few) = few.get_mut(..count) {
-        for (place, message) in few.iter_mut().zip(messages) {
-            *place = bytes(message);
+    let mut inline = [(ProcessId(0), &[][..]); INLINE_MESSAGES];
+    let allocated: Vec<_>;
+    let messages = if let Some(inline) = inline.get_mut(..count) {
+        for (slot, message) in inline.iter_mut().zip(messages) {
+            *slot = bytes(message);
         }
-        &*few
+        &*inline
     } else {
-        many = messages.iter().map(bytes).collect();
-        &many
+        allocated = messages.iter().map(bytes).collect();
+        &allocated
     };
-    // Who panicked with it was not a sender: its methods do not.
+    // A thread that panicked with the lock was not inside a sender's method: these do not panic.
     let mut sender = endpoint.sender.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     match sender.unreliable_send(messages) {
         Ok(number) => {
             if !scattering.is_null() {
-                // SAFETY: room for a number, as the header says.
+                // SAFETY: room for a number, as the header requires.
                 unsafe { scattering.write(number.0) };
             }
             0
@@ -211,7 +212,7 @@ pub unsafe extern "C" fn onepipe_unreliable_send(
     }
 }
 
-/// Where a message is written to
+/// Destination of a received message
 struct Target {
     timestamp: *mut u64,
     src: *mut u32,
@@ -221,9 +222,10 @@ struct Target {
 }
 
 impl Target {
-    /// Writes a message there, or how long it is, if there is no room.
+    /// Writes a message to the caller's variables, or only its length if the buffer is too small.
     fn put(&self, timestamp: Timestamp, src: ProcessId, payload: &[u8]) -> Result<(), Error> {
-        // SAFETY: room for what the header says, where it is not null; the buffer has room for as much as is written.
+        // SAFETY: pointers that are not null have room for what the header states; the buffer's capacity was
+        // checked.
         unsafe {
             if !self.len.is_null() {
                 self.len.write(payload.len());
@@ -264,9 +266,9 @@ pub unsafe extern "C" fn onepipe_unreliable_recv(
         Err(TryLockError::WouldBlock) => return Error::Busy.number(),
     };
     let target = Target { timestamp, src, buffer, capacity, len };
-    let Receiving { receiver, waiting } = &mut *receiving;
+    let ReceiveState { receiver, waiting } = &mut *receiving;
     if waiting.is_none() {
-        // A short one that is there is copied from where it lies.
+        // A short message that has been delivered is copied directly from the ring.
         let put = receiver.unreliable_recv_with(|timestamp, src, payload| {
             target.put(timestamp, src, payload).map_err(|_| Message {
                 timestamp,
@@ -281,7 +283,7 @@ pub unsafe extern "C" fn onepipe_unreliable_recv(
             None => {}
         }
     }
-    // What was delivered until it ended is still taken.
+    // Messages that were delivered before the endpoint ended can still be received.
     let has_ended = endpoint.handle.has_ended();
     if waiting.is_none() && has_ended {
         *waiting = receiver.unreliable_recv();
@@ -315,15 +317,15 @@ pub unsafe extern "C" fn onepipe_send_fail_callback(
     let arg = Argument(arg);
     receiving.receiver.send_fail_callback(move |failed: Failed| {
         let Some(callback) = callback else { return };
-        let told = OnePipeFailed {
+        let message = OnePipeFailed {
             scattering: failed.scattering.0,
             timestamp: failed.timestamp.map_or(NO_TIMESTAMP, Timestamp::nanos),
             dst: failed.dst.0,
             part: failed.part,
             why: failure_number(failed.why),
         };
-        // SAFETY: a function that takes these, as the header says.
-        unsafe { callback(&raw const told, arg.get()) };
+        // SAFETY: a function that takes these arguments, as the header requires.
+        unsafe { callback(&raw const message, arg.get()) };
     });
     0
 }

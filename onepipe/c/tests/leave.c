@@ -1,6 +1,7 @@
 /*
- * Ends of an endpoint. "leave CONFIG": one thread waits for a message while another one leaves, and what may still be called is called.
- * "exit CONFIG": what is under way to nobody is called back before the last function returns. Prints what was seen.
+ * Tests the end of an endpoint. "leave CONFIG": one thread waits for a message while another one leaves; then calls the
+ * functions that are still valid. "exit CONFIG": a message to a process that does not exist is called back before
+ * onepipe_exit returns. Prints the results.
  */
 #include <onepipe.h>
 #include <pthread.h>
@@ -20,7 +21,7 @@ static int receive(onepipe_t *endpoint) {
     return onepipe_unreliable_recv(endpoint, MINUTE_US, NULL, NULL, buffer, sizeof buffer, &len);
 }
 
-static void *wait_in_vain(void *endpoint) {
+static void *wait_for_message(void *endpoint) {
     static int result;
     result = receive(endpoint);
     return &result;
@@ -35,7 +36,7 @@ static void on_failure(const onepipe_failed_t *failed, void *arg) {
     struct called *called = arg;
     ++called->times;
     printf("to %u: %s\n", failed->dst, onepipe_strfailure(failed->why));
-    /* While it is called back, all of the endpoint is there. */
+    /* During the callback, the endpoint is complete. */
     printf("callback: %d, receive: %d, send: %d\n", onepipe_send_fail_callback(called->endpoint, NULL, NULL),
            receive(called->endpoint), send_to(called->endpoint, 3));
 }
@@ -45,7 +46,7 @@ int main(int argc, char **argv) {
     pthread_t waits;
     void *waited;
     struct called called = {NULL, 0};
-    /* Nobody left, nothing happens. */
+    /* Null endpoints are ignored. */
     onepipe_leave(NULL);
     onepipe_exit(NULL);
     if (argc != 3 || onepipe_init(argv[2], &endpoint) != ONEPIPE_OK) {
@@ -58,21 +59,21 @@ int main(int argc, char **argv) {
             return 1;
         }
         onepipe_exit(endpoint);
-        printf("called back %d times\n", called.times);
+        printf("callbacks: %d\n", called.times);
         return 0;
     }
     if (send_to(endpoint, 2) != ONEPIPE_OK || receive(endpoint) != 1) {
         return 1;
     }
-    if (pthread_create(&waits, NULL, wait_in_vain, endpoint) != 0) {
+    if (pthread_create(&waits, NULL, wait_for_message, endpoint) != 0) {
         return 1;
     }
     onepipe_leave(endpoint);
     if (pthread_join(waits, &waited) != 0) {
         return 1;
     }
-    printf("who waits: %d\n", *(int *)waited);
-    /* A second time it has been done. */
+    printf("waiting receiver: %d\n", *(int *)waited);
+    /* A second call has no effect. */
     onepipe_leave(endpoint);
     printf("receive: %d, send: %d, alive: %d, unknown: %d\n", receive(endpoint), send_to(endpoint, 2),
            onepipe_set_alive(endpoint, 2, 0), onepipe_set_alive(endpoint, 9, 0));

@@ -1,20 +1,20 @@
-//! A C program with the header, linked to the library, on a ring device: what it sends comes back to it.
+//! C programs that use the header and the library on a ring device, which returns what they send.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use understudy_tests::processes;
 
-/// The folder of this package
+/// Returns the directory of this package.
 fn here() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Builds a program, and returns it.
+/// Builds a program, and returns its path.
 fn build(source: &str, folder: &Path) -> PathBuf {
-    // Tests lie beside the library.
+    // Test executables lie beside the library.
     let own = std::env::current_exe().unwrap();
     let libraries = own.parent().unwrap();
-    assert!(libraries.join("libonepipe_c.so").exists(), "it is built with the tests");
+    assert!(libraries.join("libonepipe_c.so").exists(), "the library is built with the tests");
     let program = folder.join("program");
     let out = processes::command("gcc")
         .args(["-std=c11", "-pthread", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O1"])
@@ -27,12 +27,12 @@ fn build(source: &str, folder: &Path) -> PathBuf {
         .arg(&program)
         .arg(format!("-Wl,-rpath,{}", libraries.display()))
         .output()
-        .expect("gcc is there");
+        .expect("gcc is installed");
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     program
 }
 
-/// Process 1, to whom 2 is itself as well, and 3 is nobody
+/// Process 1, whose peer 2 is itself as well, and whose peer 3 does not exist
 const CONFIG: &str = r#"
 [runtime]
 workers = ["any"]
@@ -72,7 +72,7 @@ fn run(program: &Path, config: &Path, arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn an_example_in_c_sends_and_receives() {
+fn example_in_c_sends_and_receives() {
     let folder = tempfile::tempdir().unwrap();
     let program = build("examples/scatter.c", folder.path());
     let config = folder.path().join("own.process.toml");
@@ -84,7 +84,7 @@ fn an_example_in_c_sends_and_receives() {
     let lines: Vec<Vec<_>> = stdout.lines().map(|line| line.splitn(3, ' ').collect()).collect();
     for (n, pair) in lines.chunks(2).enumerate() {
         let text = format!("message {n}");
-        assert_eq!(pair[0][0], pair[1][0], "one timestamp");
+        assert_eq!(pair[0][0], pair[1][0], "the same timestamp");
         assert_eq!([pair[0][1], pair[1][1]], ["1", "2"], "in the order of senders");
         assert_eq!([pair[0][2], pair[1][2]], [&text, &text]);
     }
@@ -92,35 +92,38 @@ fn an_example_in_c_sends_and_receives() {
     let out = run(&program, &config, &["1", "2", "2", "3"]);
     let stdout = String::from_utf8(out.stdout).unwrap();
     assert_eq!(out.status.code(), Some(0), "{stdout}");
-    assert!(stdout.contains("failed: message 1 of scattering 0 to 3: no answer"), "{stdout}");
+    assert!(stdout.contains("failed: message 1 of scattering 0 to 3: not acknowledged in time"), "{stdout}");
 
     let out = run(&program, &config, &["1", "1", "9"]);
     let stderr = String::from_utf8(out.stderr).unwrap();
-    assert_eq!((out.status.code(), stderr.trim()), (Some(1), "scattering 0: no such process is known"));
+    assert_eq!(
+        (out.status.code(), stderr.trim()),
+        (Some(1), "scattering 0: the process is not among the peers")
+    );
 
     std::fs::write(&config, CONFIG.replace("id = 3", "id = 2")).unwrap();
     let out = run(&program, &config, &["1", "1"]);
     let stderr = String::from_utf8(out.stderr).unwrap();
     assert_eq!(out.status.code(), Some(2));
-    assert!(stderr.contains("there are two processes 2"), "{stderr}");
+    assert!(stderr.contains("process number 2 is used twice"), "{stderr}");
 }
 
 #[test]
-fn who_waits_hears_that_it_has_left_and_who_exits_is_called_back() {
+fn waiting_receiver_gets_left_and_exit_calls_back() {
     let folder = tempfile::tempdir().unwrap();
     let program = build("tests/leave.c", folder.path());
     let config = folder.path().join("own.process.toml");
     std::fs::write(&config, CONFIG).unwrap();
-    let said = |what: &str| {
+    let output_of = |what: &str| {
         let out = processes::command(&program).arg(what).arg(&config).output().unwrap();
         let stderr = String::from_utf8_lossy(&out.stderr).into_owned();
         assert_eq!(out.status.code(), Some(0), "{what}: {stderr}");
         String::from_utf8(out.stdout).unwrap()
     };
-    // ONEPIPE_LEFT, and of a process that nobody knows ONEPIPE_UNKNOWN
+    // ONEPIPE_LEFT, and for an unknown process ONEPIPE_UNKNOWN
     let after = "receive: -10, send: -10, alive: -10, unknown: -4";
-    assert_eq!(said("leave"), format!("who waits: -10\n{after}\ntime: 1\n"));
+    assert_eq!(output_of("leave"), format!("waiting receiver: -10\n{after}\ntime: 1\n"));
     // ONEPIPE_BUSY
     let meanwhile = "callback: -12, receive: -12, send: -10";
-    assert_eq!(said("exit"), format!("to 3: no answer\n{meanwhile}\ncalled back 1 times\n"));
+    assert_eq!(output_of("exit"), format!("to 3: not acknowledged in time\n{meanwhile}\ncallbacks: 1\n"));
 }

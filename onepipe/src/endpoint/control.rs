@@ -1,5 +1,5 @@
-//! The control thread: it brings DPDK up and takes it down, gives the polling thread the machine's clock, answers who asks for
-//! the address, and passes on what the application asks.
+//! Control thread: starts and stops DPDK, passes the machine's clock to the polling thread, answers ARP and
+//! neighbour discovery, and passes on the application's requests.
 
 use super::InitError;
 use crate::config::{Clock, Config};
@@ -18,30 +18,31 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use switch::{Frame as _, Nanos, PortId};
 
-/// How often the polling thread is told what time it is. Between two times it goes by the time stamp counter, which is off by
-/// microseconds after so long at most
-const CLOCK_EVERY: Duration = Duration::from_millis(10);
-/// How long a polling thread may take to leave that was told to; it waits for some time-outs of messages
-const LEAVING_MAY_TAKE: Duration = Duration::from_secs(10);
+/// Interval at which the polling thread gets the machine's clock. In between, it extrapolates by the time
+/// stamp counter, which is off by microseconds at most after this time
+const CLOCK_INTERVAL: Duration = Duration::from_millis(10);
+/// Maximum time that a polling thread may take to leave, which includes waiting for some time-outs of
+/// messages
+const MAX_LEAVE_TIME: Duration = Duration::from_secs(10);
 
-/// What the application asks for.
-pub(super) enum Ask {
+/// Request of the application.
+pub(super) enum Request {
     Alive(ProcessId, bool),
     Leave,
 }
 
 struct Plane {
     clock: Clock,
-    began: Instant,
-    clock_told: Option<Instant>,
-    /// Who answers ARP and neighbour discovery, and refuses to connect
+    started: Instant,
+    clock_sent_at: Option<Instant>,
+    /// Answers ARP and neighbour discovery, and rejects connection requests
     neighbours: rnic::Endpoint,
     frame: Vec<u8>,
-    asked: Receiver<Ask>,
-    /// What the polling thread's queue had no room for
+    requests: Receiver<Request>,
+    /// Commands for which the polling thread's queue had no room
     commands: VecDeque<Command>,
-    leaves_since: Option<Instant>,
-    gone: bool,
+    leaving_since: Option<Instant>,
+    has_left: bool,
 }
 
 #[allow(clippy::disallowed_methods, reason = "the control plane reads the clock, the process does not")]
@@ -51,20 +52,20 @@ fn now() -> Instant {
 
 impl Plane {
     fn nanos(&self) -> Nanos {
-        Nanos(self.began.elapsed().as_nanos() as u64)
+        Nanos(self.started.elapsed().as_nanos() as u64)
     }
 }
 
 impl Control<Host> for Plane {
     fn on_event(&mut self, _worker: usize, _event: Gone, _out: &mut ControlOutput<'_, Host>) {
-        self.gone = true;
+        self.has_left = true;
     }
 
     fn on_punt(&mut self, _worker: usize, frame: Mbuf, port: PortId, out: &mut ControlOutput<'_, Host>) {
         let now = self.nanos();
         self.neighbours.on_frame(frame.bytes(), now);
         while self.neighbours.poll_transmit(now, &mut self.frame) {
-            // What finds no room is lost, as on a wire: whoever waits for it asks again.
+            // A frame without room is lost, as in a network: the peer retries.
             if let Ok(frame) = out.make(&self.frame) {
                 drop(out.send(0, frame, port));
             }
@@ -73,22 +74,22 @@ impl Control<Host> for Plane {
 
     fn on_tick(&mut self, _live: &Live<'_>, out: &mut ControlOutput<'_, Host>) -> bool {
         let now = now();
-        for ask in self.asked.try_iter() {
-            self.commands.push_back(match ask {
-                Ask::Alive(id, alive) => Command::Alive(id, alive),
-                Ask::Leave => {
-                    self.leaves_since.get_or_insert(now);
+        for request in self.requests.try_iter() {
+            self.commands.push_back(match request {
+                Request::Alive(id, alive) => Command::Alive(id, alive),
+                Request::Leave => {
+                    self.leaving_since.get_or_insert(now);
                     Command::Leave
                 }
             });
         }
-        if self.clock_told.is_none_or(|told| now.duration_since(told) >= CLOCK_EVERY) {
-            self.clock_told = Some(now);
+        if self.clock_sent_at.is_none_or(|at| now.duration_since(at) >= CLOCK_INTERVAL) {
+            self.clock_sent_at = Some(now);
             let nanos = self.nanos();
             if self.neighbours.next_timer().is_some_and(|at| at <= nanos) {
                 self.neighbours.on_timer(nanos);
             }
-            // What the queue has no room for is told the next time.
+            // If the queue has no room, the clock is sent the next time.
             _ = out.command(0, Command::Clock(self.clock.now()));
         }
         while let Some(command) = self.commands.pop_front() {
@@ -97,36 +98,37 @@ impl Control<Host> for Plane {
                 break;
             }
         }
-        let stuck = self.leaves_since.is_some_and(|since| now.duration_since(since) > LEAVING_MAY_TAKE);
-        !self.gone && !stuck
+        let stuck = self.leaving_since.is_some_and(|since| now.duration_since(since) > MAX_LEAVE_TIME);
+        !self.has_left && !stuck
     }
 
     fn on_link(&mut self, _port: &PortInfo, _up: bool) {}
 }
 
-/// Starts the control thread, and with it everything; returns when the polling thread is about to.
+/// Starts the control thread, which starts everything else. Returns when the polling thread is about to
+/// start.
 pub(super) fn start(
     config: Config,
     rings: Rings,
     shared: Arc<Shared>,
-    asked: Receiver<Ask>,
+    requests: Receiver<Request>,
 ) -> Result<(JoinHandle<()>, Arc<Counters>), InitError> {
-    let (tell, told) = crossbeam_channel::bounded(1);
+    let (result_tx, result_rx) = crossbeam_channel::bounded(1);
     let run = move || {
-        // However it ends, the application learns that it has.
+        // Tells the application that the thread has ended, for whatever reason.
         let _ended = Ended(Arc::clone(&shared));
-        match begin(config, rings, shared, asked) {
+        match start_runtime(config, rings, shared, requests) {
             Ok((mut runtime, host, mut plane, counters)) => {
-                if tell.send(Ok(counters)).is_ok() {
+                if result_tx.send(Ok(counters)).is_ok() {
                     runtime.run(vec![host], &mut plane, &Stop::new());
                 }
             }
-            Err(error) => drop(tell.send(Err(error))),
+            Err(error) => drop(result_tx.send(Err(error))),
         }
     };
     let thread = std::thread::Builder::new().name("onepipe".into()).spawn(run);
     let thread = thread.map_err(|error| InitError::Thread(error.to_string()))?;
-    match told.recv() {
+    match result_rx.recv() {
         Ok(Ok(counters)) => Ok((thread, counters)),
         Ok(Err(error)) => {
             drop(thread.join());
@@ -134,7 +136,7 @@ pub(super) fn start(
         }
         Err(_) => {
             drop(thread.join());
-            Err(InitError::Thread("it has panicked".into()))
+            Err(InitError::Thread("it panicked; see its message on stderr".into()))
         }
     }
 }
@@ -143,22 +145,22 @@ struct Ended(Arc<Shared>);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        self.0.ended.store(true, Ordering::Relaxed);
-        self.0.gone.store(true, Ordering::Release);
+        self.0.closing.store(true, Ordering::Relaxed);
+        self.0.closed.store(true, Ordering::Release);
     }
 }
 
-/// Everything that is to run
-type Begun = (Runtime, Host, Plane, Arc<Counters>);
+/// Everything that the control thread runs
+type Started = (Runtime, Host, Plane, Arc<Counters>);
 
-fn begin(
+fn start_runtime(
     config: Config,
     rings: Rings,
     shared: Arc<Shared>,
-    asked: Receiver<Ask>,
-) -> Result<Begun, InitError> {
+    requests: Receiver<Request>,
+) -> Result<Started, InitError> {
     let Config { runtime, process: settings } = config;
-    // What can be known to be wrong is known before DPDK is started, which can be done once.
+    // Validates the process's configuration before DPDK, which can be started only once.
     Process::new(settings.process([0; 6]))?;
     let runtime = Runtime::start(runtime).map_err(|error| InitError::Dataplane {
         what: error.what,
@@ -179,20 +181,20 @@ fn begin(
         neighbours: Vec::new(),
     };
     let mut process = Process::new(config)?;
-    // Before the polling thread's first turn, too: what `timestamp` tells never goes back.
+    // Published before the polling thread's first turn, so that `timestamp` never goes back.
     shared.clock.store(process.timestamp(Nanos::ZERO).nanos(), Ordering::Release);
     let counters = process.counters();
     let host = Host::new(process, settings.tell_settled, rings, shared);
     let plane = Plane {
         clock: settings.clock,
-        began: now(),
-        clock_told: None,
+        started: now(),
+        clock_sent_at: None,
         neighbours: rnic::Endpoint::new(interface, cm::Config::default(), seed),
         frame: Vec::new(),
-        asked,
+        requests,
         commands: VecDeque::new(),
-        leaves_since: None,
-        gone: false,
+        leaving_since: None,
+        has_left: false,
     };
     Ok((runtime, host, plane, counters))
 }

@@ -1,4 +1,5 @@
-//! The polling thread's part on frames in memory: what it sends comes back to it, its peer and its switch are itself.
+//! The polling thread's function on frames in memory: what it sends comes back to it, because its peer and
+//! its switch are itself.
 
 use super::*;
 use crate::ring::ring;
@@ -10,9 +11,9 @@ use rtrb::{Consumer, RingBuffer};
 use switch::memory::{MemoryFrame, Sent};
 
 const TWIN: ProcessId = ProcessId(2);
-const NOBODY: ProcessId = ProcessId(3);
+const UNREACHABLE: ProcessId = ProcessId(3);
 
-/// A process with what its application has
+/// A process with the application's ends of its rings
 struct Bench {
     host: Host,
     sends: Writer<0>,
@@ -26,7 +27,7 @@ fn bench(change: impl FnOnce(&mut Config)) -> Bench {
     let own = Peer { id: ProcessId(1), mac, address, qpn };
     let mut config = Config::new(own, Beacons { mac, address, qpn, detour: Vec::new() });
     config.peers =
-        vec![Peer { id: TWIN, ..own }, Peer { id: NOBODY, address: IpAddr::from([10, 0, 0, 3]), ..own }];
+        vec![Peer { id: TWIN, ..own }, Peer { id: UNREACHABLE, address: IpAddr::from([10, 0, 0, 3]), ..own }];
     config.barriers_in_messages = false;
     change(&mut config);
     let (sends, to_host) = ring();
@@ -45,7 +46,8 @@ impl Bench {
         self.sends.publish();
     }
 
-    /// A turn of the worker, a microsecond later, in which the port takes so many frames; they come back in it. How many it took
+    /// Runs a turn of the worker, a microsecond later, in which the port has room for `room` frames, which
+    /// come back in the same turn. Returns their number.
     fn turn(&mut self, room: usize) -> usize {
         self.now = self.now + Nanos::from_micros(1);
         let mut out = Sent::with_room(room);
@@ -72,11 +74,11 @@ impl Bench {
 }
 
 #[test]
-fn what_dies_between_the_call_and_the_turn_fails_and_numbers_stay_in_step() {
+fn scattering_to_a_peer_that_dies_before_the_turn_fails_and_uses_up_its_number() {
     let mut bench = bench(|_| ());
-    bench.send(&[(TWIN, b"a"), (NOBODY, b"b")]);
+    bench.send(&[(TWIN, b"a"), (UNREACHABLE, b"b")]);
     bench.send(&[(TWIN, b"c")]);
-    bench.host.on_command(Command::Alive(NOBODY, false), bench.now);
+    bench.host.on_command(Command::Alive(UNREACHABLE, false), bench.now);
     while bench.received().is_none_or(|payload| payload != b"c") {
         bench.turn(32);
     }
@@ -88,7 +90,7 @@ fn what_dies_between_the_call_and_the_turn_fails_and_numbers_stay_in_step() {
         why: Failure::Dead,
     };
     let mut next = || bench.events.pop().unwrap();
-    assert_eq!([next(), next()], [failed(TWIN, 0), failed(NOBODY, 1)]);
+    assert_eq!([next(), next()], [failed(TWIN, 0), failed(UNREACHABLE, 1)]);
     assert_eq!(next(), Event::Settled { scattering: Scattering(0), timestamp: None, failed: 2 });
     for _ in 0..10 {
         bench.turn(32);
@@ -113,12 +115,12 @@ fn events_wait_for_room() {
             settled += 1;
         }
     }
-    assert_eq!(settled, 50, "of which four have room at once");
+    assert_eq!(settled, 50, "the ring has room for four at once");
     assert!((0..50).all(|n| bench.received() == Some(vec![n])));
 }
 
 #[test]
-fn who_takes_no_events_goes_on_sending() {
+fn application_that_takes_no_events_goes_on_sending() {
     let mut bench = bench(|_| ());
     for n in 0..50u8 {
         bench.send(&[(TWIN, &[n])]);
@@ -132,11 +134,11 @@ fn who_takes_no_events_goes_on_sending() {
 }
 
 #[test]
-fn a_port_without_room_is_waited_for() {
+fn port_without_room_is_waited_for() {
     let mut bench = bench(|_| ());
     bench.send(&[(TWIN, b"a")]);
     assert_eq!((bench.turn(0), bench.host.process.counters().sent.get()), (0, 0));
-    // One at a time: a beacon first, then the message.
+    // One frame at a time: a beacon first, then the message.
     let mut turns = 0;
     while bench.received().is_none() {
         assert!(bench.turn(1) <= 1);
@@ -145,43 +147,44 @@ fn a_port_without_room_is_waited_for() {
     assert!(turns > 1);
 }
 
-/// What the application takes makes room, which is told at once, however long it is until the next beacon.
+/// When the application takes messages, a window update is sent at once, however long it is until the next
+/// beacon.
 #[test]
-fn who_is_told_that_there_is_room_does_not_wait_for_a_beacon() {
+fn window_updates_do_not_wait_for_a_beacon() {
     let mut bench = bench(|config| {
         config.beacon_interval = Nanos::from_millis(1);
         (config.receive_window, config.receive_buffer, config.initial_window) = (2_000, 2_000, 1_900);
     });
-    let mut told = 0;
+    let mut updates = 0;
     for n in 0..10u8 {
-        // As many as have room, of which nothing is delivered before the barrier passes them
+        // As many messages as fit, none of which is delivered before the barrier passes them
         for _ in 0..6 {
             bench.send(&[(TWIN, &[n; 200])]);
         }
         let before = loop {
             let before = bench.host.process.counters().acks_sent.get();
             bench.turn(32);
-            // An event without room would be looked after in each turn, and with it everything else.
+            // An event without room would cause a turn each time, which would hide the effect.
             while bench.events.pop().is_ok() {}
             if bench.received().is_some() {
                 break before;
             }
         };
         assert!((1..6).all(|_| bench.received().is_some()), "{n}");
-        // Whatever it owes leaves in the next turn, of which nothing else is to be expected.
+        // Pending ACKs leave in the next turn, which nothing else triggers.
         let owes = bench.host.process.has_answers();
         bench.turn(32);
         assert!(!bench.host.process.has_answers(), "{n}");
-        told += u32::from(owes && bench.host.process.counters().acks_sent.get() == before + 1);
+        updates += u32::from(owes && bench.host.process.counters().acks_sent.get() == before + 1);
     }
-    assert!(told > 5, "{told}");
+    assert!(updates > 5, "{updates}");
 }
 
 #[test]
-fn who_has_left_fails_what_is_still_to_be_sent_though_the_port_takes_nothing() {
+fn scatterings_fail_after_leaving_even_if_the_port_has_no_room() {
     let mut bench = bench(|config| config.timeout = Nanos::from_micros(100));
     bench.host.on_command(Command::Leave, bench.now);
-    while !matches!(bench.host.leaving, Some(Leaving::Saying(_))) {
+    while !matches!(bench.host.leaving, Some(Leaving::Announcing(_))) {
         bench.turn(32);
     }
     bench.send(&[(TWIN, b"late")]);
@@ -193,7 +196,7 @@ fn who_has_left_fails_what_is_still_to_be_sent_though_the_port_takes_nothing() {
 }
 
 #[test]
-fn who_asks_for_the_address_is_for_the_control_thread() {
+fn address_requests_are_punted_to_the_control_thread() {
     let mut bench = bench(|_| ());
     let mut verdict = |frame: &[u8]| {
         let mut frame = MemoryFrame::new(frame);
@@ -212,9 +215,9 @@ fn who_asks_for_the_address_is_for_the_control_thread() {
 }
 
 #[test]
-fn it_waits_for_what_was_sent_says_that_it_leaves_and_is_gone_once() {
+fn leaving_waits_for_messages_announces_the_end_and_reports_once() {
     let mut bench = bench(|config| config.timeout = Nanos::from_micros(100));
-    bench.send(&[(TWIN, b"a"), (NOBODY, b"b")]);
+    bench.send(&[(TWIN, b"a"), (UNREACHABLE, b"b")]);
     bench.host.on_command(Command::Leave, bench.now);
     let mut turns = 0;
     while bench.host.poll_event().is_none() {
@@ -222,22 +225,25 @@ fn it_waits_for_what_was_sent_says_that_it_leaves_and_is_gone_once() {
         turns += 1;
         assert!(turns < 1000);
     }
-    // Nobody's answer was waited for, a time-out long; and three beacons take three intervals.
+    // One time-out without an ACK was waited for; and three beacons take three intervals.
     assert!((100..400).contains(&turns), "{turns}");
-    assert!(bench.host.poll_event().is_none(), "once");
+    assert!(bench.host.poll_event().is_none(), "reported once");
     let failed = bench.events.pop().unwrap();
-    assert!(matches!(failed, Event::SendFailed { dst: NOBODY, why: Failure::NoAnswer, .. }), "{failed:?}");
+    assert!(
+        matches!(failed, Event::SendFailed { dst: UNREACHABLE, why: Failure::NoAnswer, .. }),
+        "{failed:?}"
+    );
     assert_eq!(bench.received(), Some(b"a".to_vec()));
 }
 
 #[test]
-fn it_does_not_wait_for_ever() {
+fn leaving_does_not_wait_for_ever() {
     let mut bench = bench(|config| config.timeout = Nanos::from_micros(100));
     bench.host.on_command(Command::Leave, bench.now);
-    // Somebody goes on sending.
+    // The application goes on sending.
     let mut turns = 0;
     while bench.host.poll_event().is_none() {
-        bench.send(&[(NOBODY, b"x")]);
+        bench.send(&[(UNREACHABLE, b"x")]);
         bench.turn(32);
         while bench.events.pop().is_ok() {}
         turns += 1;
@@ -247,7 +253,7 @@ fn it_does_not_wait_for_ever() {
 }
 
 #[test]
-fn what_nobody_receives_is_dropped() {
+fn deliveries_without_a_receiver_are_dropped() {
     let mut bench = bench(|_| ());
     let Bench { deliveries, events, .. } = &mut bench;
     *deliveries = ring().1;

@@ -1,4 +1,4 @@
-//! Files with `[process]`: what is understood, and each slip with what to write instead.
+//! Files with `[process]`: valid ones, and each mistake with its message and help.
 
 use onepipe::{Clock, Config, load};
 use rocev2::Qpn;
@@ -20,7 +20,7 @@ fn read(text: &str) -> Result<Config, Vec<(String, String)>> {
     })
 }
 
-/// A file of these parts has one mistake, which is said so; `help` is part of what to do.
+/// Asserts that a file of these parts has one problem, with this message; `help` is a part of its help.
 fn wrong(parts: &[&str], message: &str, help: &str) {
     let found = read(&parts.concat()).expect_err(message);
     assert_eq!(found.len(), 1, "{found:?}");
@@ -29,7 +29,7 @@ fn wrong(parts: &[&str], message: &str, help: &str) {
 }
 
 #[test]
-fn a_small_file_has_the_rest_by_default() {
+fn small_file_has_defaults_for_the_rest() {
     let config = read(&[HEAD, PROCESS, BEACONS, PEER].concat()).unwrap();
     let process = &config.process.process;
     assert_eq!(
@@ -48,7 +48,7 @@ fn a_small_file_has_the_rest_by_default() {
 }
 
 #[test]
-fn every_key_is_understood() {
+fn every_key_is_read() {
     let keys = "mac = \"02:00:00:00:00:01\"\nqpn = 0x20\nbarriers_in_messages = true\nbeacon_interval_ns = 4000\n\
                 traffic_class = 0x68\nhop_limit = 9\nmtu = 512\nqkey = 7\nclock = \"tai\"\nahead_max_us = 5\n\
                 timeout_us = 400\nack_delay_us = 20\nack_every = 8\ntell_settled = true\nreceive_window_kib = 100\n\
@@ -76,24 +76,24 @@ fn every_key_is_understood() {
 }
 
 #[test]
-fn slips_are_told_with_what_to_write() {
+fn mistakes_are_reported_with_what_to_write() {
     wrong(&[HEAD, PROCESS, PEER], "[process] has no [[process.beacons]]", "[[process.beacons]]\nswitch = ");
     wrong(&[HEAD, PROCESS, BEACONS], "[process] has no peers", "[[process.peers]]\nid = 2");
     wrong(&[HEAD, PROCESS, BEACONS, BEACONS, PEER], "a process's beacons go to one switch", "keep one");
     wrong(
         &[HEAD, PROCESS, BEACONS, PEER, PEER.replace(".2\"", ".3\"").as_str()],
-        "there are two processes 2",
-        "of its own",
+        "process number 2 is used twice",
+        "its own number",
     );
     wrong(
         &[HEAD, PROCESS, BEACONS, PEER, PEER.replace("id = 2", "id = 3").as_str()],
         "two processes are at 10.0.0.2 with queue pair 0x11",
-        "`qpn` of its own",
+        "its own `qpn`",
     );
     wrong(
         &[HEAD, PROCESS, BEACONS, PEER.replace("id = 2", "id = 1").as_str()],
         "process 1 is this one",
-        "leave it out",
+        "remove it",
     );
     wrong(
         &[HEAD, PROCESS, BEACONS, PEER.replace("10.0.0.2", "fd00::2").as_str()],
@@ -102,23 +102,23 @@ fn slips_are_told_with_what_to_write() {
     );
     wrong(
         &[HEAD, PROCESS, BEACONS, "detour = [\"10.0.0.8\", \"10.0.0.9\"]\n", PEER],
-        "a detour through more switches than a host's link has ends",
-        "its switch ends tunnels",
+        "the detour has more than one switch",
+        "process's switch ends tunnels",
     );
     wrong(
         &[HEAD, PROCESS, "mtu = 1500\n", BEACONS, PEER],
         "packets of 1500 bytes do not fit into the port's 1500",
-        "`mtu = 1448` at most",
+        "at most `mtu = 1448`",
     );
     wrong(
         &[HEAD, PROCESS, "mtu = 1001\n", BEACONS, PEER],
-        "`mtu` has to be a multiple of four, and 1001 is none",
+        "`mtu` has to be a multiple of four, but is 1001",
         "`mtu = 1000`",
     );
     wrong(
         &[HEAD, "mtu = 900\n", PROCESS, BEACONS, PEER],
         "packets of 1024 bytes do not fit into the port's 900",
-        "`mtu = 848` at most",
+        "at most `mtu = 848`",
     );
     wrong(
         &[HEAD, PROCESS, "timeout_us = 20\nack_delay_us = 20\n", BEACONS, PEER],
@@ -132,7 +132,7 @@ fn slips_are_told_with_what_to_write() {
     );
     wrong(
         &["[runtime]\nstop_when_idle_ms = 5\n", HEAD, PROCESS, BEACONS, PEER],
-        "`stop_when_idle_ms` is nothing to [process]",
+        "`stop_when_idle_ms` is not valid with [process]",
         "until it leaves",
     );
     wrong(
@@ -146,6 +146,6 @@ fn slips_are_told_with_what_to_write() {
         "workers = [1]",
     );
     wrong(&[HEAD, "[process]\nid = 1\n", BEACONS, PEER], "[process] has no `address`", "add `address = ");
-    let nothing = read(HEAD).expect_err("there is no process");
+    let nothing = read(HEAD).expect_err("[process] is missing");
     assert_eq!(nothing[0].0, "[process] has no `id`");
 }

@@ -1,4 +1,4 @@
-//! The library's configuration files and rings.
+//! Configuration files of the library, and endpoints on ring devices.
 
 mod file;
 mod ring;

@@ -1,5 +1,5 @@
-//! An endpoint on a ring device: what it sends comes back to it. Its peer is itself by another number, and its switch is itself as
-//! well: the barrier of its link is what it has promised.
+//! An endpoint on a ring device, which returns what it sends. Its peer is itself by another number, and its
+//! switch is itself as well: the barrier of its link is the one that it has promised.
 
 use core::net::IpAddr;
 use core::time::Duration;
@@ -10,21 +10,22 @@ use rocev2::Qpn;
 use rocev2::ethernet::MacAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use understudy_tests::alone;
 
 const LONG: Duration = Duration::from_secs(60);
 const OWN: ProcessId = ProcessId(1);
-/// Itself
+/// The endpoint itself
 const TWIN: ProcessId = ProcessId(2);
-/// Somebody who is not there
-const NOBODY: ProcessId = ProcessId(3);
+/// A process that does not exist
+const UNREACHABLE: ProcessId = ProcessId(3);
 
 fn config() -> Config {
     let (mac, address, qpn) = (MacAddr([2, 0, 0, 0, 0, 1]), IpAddr::from([10, 0, 0, 1]), Qpn::new(0x11));
     let own = Peer { id: OWN, mac, address, qpn };
     let mut process = process::Config::new(own, Beacons { mac, address, qpn, detour: Vec::new() });
-    let nobody = Peer { id: NOBODY, address: IpAddr::from([10, 0, 0, 3]), ..own };
-    process.peers = vec![Peer { id: TWIN, ..own }, nobody];
-    // The machine may be busy with other things for a while.
+    let unreachable = Peer { id: UNREACHABLE, address: IpAddr::from([10, 0, 0, 3]), ..own };
+    process.peers = vec![Peer { id: TWIN, ..own }, unreachable];
+    // The machine may be busy with other work for a while.
     process.timeout = switch::Nanos::from_millis(200);
     process.beacon_interval = switch::Nanos::from_micros(50);
     process.barriers_in_messages = false;
@@ -53,28 +54,29 @@ fn config() -> Config {
     }
 }
 
-/// Waits for something that is going to happen.
-#[allow(clippy::disallowed_methods, reason = "a test that waits in vain is to end")]
+/// Waits for an event that must happen.
+#[allow(clippy::disallowed_methods, reason = "bounds the time that a test waits")]
 fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let began = std::time::Instant::now();
     loop {
         if let Some(found) = look() {
             return found;
         }
-        assert!(began.elapsed() < LONG, "waited in vain: {what}");
+        assert!(began.elapsed() < LONG, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_micros(100));
     }
 }
 
 #[test]
 fn scatterings_arrive_in_order_and_are_settled() {
+    alone!();
     let mut endpoint = Endpoint::init(config()).unwrap();
     let mut sent = Vec::new();
     let mut seen = endpoint.timestamp();
     for n in 0..2000u32 {
         let (to_own, to_twin) = (n.to_be_bytes(), vec![n as u8; n as usize * 7 % 6000]);
-        let asked = endpoint.timestamp();
-        assert!(!asked.precedes(seen), "it does not go back");
+        let before = endpoint.timestamp();
+        assert!(!before.precedes(seen), "the clock does not go back");
         let scattering = wait_for("room", || {
             match endpoint.unreliable_send(&[(OWN, &to_own), (TWIN, &to_twin), (TWIN, b"end")]) {
                 Ok(scattering) => Some(scattering),
@@ -83,13 +85,13 @@ fn scatterings_arrive_in_order_and_are_settled() {
             }
         });
         assert_eq!(scattering.0, u64::from(n));
-        sent.push((asked, to_twin));
+        sent.push((before, to_twin));
         if n % 100 < 99 {
             continue;
         }
-        for (asked, to_twin) in sent.drain(..) {
+        for (before, to_twin) in sent.drain(..) {
             let messages: Vec<_> =
-                (0..3).map(|_| endpoint.recv_timeout(LONG).expect("it is delivered")).collect();
+                (0..3).map(|_| endpoint.recv_timeout(LONG).expect("the message is delivered")).collect();
             let [own, twin, end] = messages.try_into().unwrap();
             assert!(own.timestamp == twin.timestamp && twin.timestamp == end.timestamp);
             assert_eq!(
@@ -98,12 +100,12 @@ fn scatterings_arrive_in_order_and_are_settled() {
                 "equal timestamps in the order of senders"
             );
             assert_eq!((&twin.payload, &end.payload[..]), (&to_twin, &b"end"[..]));
-            assert!(!own.timestamp.precedes(asked), "it was stamped after it was asked for");
+            assert!(!own.timestamp.precedes(before), "stamped after the call");
             seen = endpoint.timestamp();
-            assert!(own.timestamp.precedes(seen), "the clock is past what was delivered");
+            assert!(own.timestamp.precedes(seen), "the clock is later than the message");
         }
         for _ in 0..100 {
-            let event = wait_for("what became of it", || endpoint.poll_event());
+            let event = wait_for("the result", || endpoint.poll_event());
             assert!(matches!(event, Event::Settled { failed: 0, .. }), "{event:?}");
         }
     }
@@ -114,38 +116,43 @@ fn scatterings_arrive_in_order_and_are_settled() {
 }
 
 #[test]
-fn what_fails_is_called_back() {
+fn failed_messages_are_called_back() {
+    alone!();
     let mut endpoint = Endpoint::init(config()).unwrap();
     let failed = Arc::new(Mutex::new(Vec::new()));
-    let told = Arc::clone(&failed);
-    endpoint.send_fail_callback(move |message| told.lock().unwrap().push(message));
-    let scattering = endpoint.unreliable_send(&[(NOBODY, b"hello"), (TWIN, b"hello")]).unwrap();
-    let message = endpoint.recv_timeout(LONG).expect("to the other one");
+    let callback_failed = Arc::clone(&failed);
+    endpoint.send_fail_callback(move |message| callback_failed.lock().unwrap().push(message));
+    let scattering = endpoint.unreliable_send(&[(UNREACHABLE, b"hello"), (TWIN, b"hello")]).unwrap();
+    let message = endpoint.recv_timeout(LONG).expect("the message to the twin is delivered");
     assert_eq!((message.src, &message.payload[..]), (TWIN, &b"hello"[..]));
     let message = wait_for("the callback", || {
         assert!(endpoint.unreliable_recv().is_none());
         failed.lock().unwrap().pop()
     });
-    assert_eq!((message.scattering, message.dst, message.part), (scattering, NOBODY, 0));
+    assert_eq!((message.scattering, message.dst, message.part), (scattering, UNREACHABLE, 0));
     assert_eq!((message.why, message.timestamp.is_some()), (Failure::NoAnswer, true));
-    let event = wait_for("the rest", || endpoint.poll_event());
+    let event = wait_for("the event", || endpoint.poll_event());
     assert!(matches!(event, Event::Settled { failed: 1, .. }), "{event:?}");
 
-    assert!(endpoint.set_alive(NOBODY, false) && !endpoint.set_alive(ProcessId(9), false));
-    assert_eq!(endpoint.unreliable_send(&[(TWIN, b""), (NOBODY, b"")]), Err(SendError::Dead(NOBODY)));
+    assert!(endpoint.set_alive(UNREACHABLE, false) && !endpoint.set_alive(ProcessId(9), false));
+    assert_eq!(
+        endpoint.unreliable_send(&[(TWIN, b""), (UNREACHABLE, b"")]),
+        Err(SendError::Dead(UNREACHABLE))
+    );
     assert_eq!(endpoint.unreliable_send(&[(ProcessId(9), b"")]), Err(SendError::Unknown(ProcessId(9))));
-    assert!(endpoint.set_alive(NOBODY, true));
-    assert!(endpoint.unreliable_send(&[(NOBODY, b"")]).is_ok());
+    assert!(endpoint.set_alive(UNREACHABLE, true));
+    assert!(endpoint.unreliable_send(&[(UNREACHABLE, b"")]).is_ok());
 }
 
-/// One thread sends and another receives, slower than that: nothing is lost, the sender is told to wait.
+/// One thread sends and another receives, more slowly: nothing is lost, and the sender is stopped.
 #[test]
-fn who_does_not_receive_stops_the_sender() {
+fn receiver_that_does_not_receive_stops_the_sender() {
+    alone!();
     let mut config = config();
     config.process.tell_settled = false;
     config.process.process.max_unsettled = 512;
-    // Less than is sent has room in all that is between the two, however fast the polling thread is; and however late they are, no
-    // time-out tries whether there is more.
+    // The rings and the window have room for less than is sent, however fast the polling thread is; and the
+    // time-out is so long that no zero window is probed.
     config.process.process.receive_window = 1 << 20;
     config.process.process.timeout = switch::Nanos::from_millis(60_000);
     let (mut sender, mut receiver) = Endpoint::init(config).unwrap().split();
@@ -165,10 +172,10 @@ fn who_does_not_receive_stops_the_sender() {
                 });
             }
         });
-        // It does not receive before the sender has nowhere to put more.
+        // Receiving starts only after the sender has been stopped.
         wait_for("a sender that is stopped", || (fulls.load(Ordering::Relaxed) > 0).then_some(()));
         for n in 0..20_000u32 {
-            let message = receiver.recv_timeout(LONG).expect("it is delivered");
+            let message = receiver.recv_timeout(LONG).expect("the message is delivered");
             assert_eq!(message.payload, [n.to_be_bytes(); 150].concat());
         }
     });
@@ -176,7 +183,8 @@ fn who_does_not_receive_stops_the_sender() {
 }
 
 #[test]
-fn it_leaves_when_it_is_dropped() {
+fn exit_waits_for_acknowledgements_and_keeps_deliveries() {
+    alone!();
     let (mut sender, mut receiver) = Endpoint::init(config()).unwrap().split();
     let handle = receiver.handle().clone();
     for n in 0..50u8 {
@@ -185,53 +193,60 @@ fn it_leaves_when_it_is_dropped() {
     handle.exit();
     assert_eq!(sender.unreliable_send(&[(TWIN, b"")]), Err(SendError::Left));
     let counters = handle.counters();
-    assert_eq!((counters.acknowledged.get(), counters.failed.get()), (50, 0), "what was sent was waited for");
+    assert_eq!(
+        (counters.acknowledged.get(), counters.failed.get()),
+        (50, 0),
+        "leaving waits for acknowledgements"
+    );
     assert!(!handle.is_running() && counters.beacons_sent.get() > 3);
-    // Of what was delivered until then, nothing is lost.
+    // Messages delivered before that are not lost.
     for n in 0..counters.delivered.get() {
         assert_eq!(receiver.unreliable_recv().unwrap().payload, [n as u8]);
     }
-    assert!(receiver.recv_timeout(LONG).is_none(), "nothing more will come, and nobody waits for it");
+    assert!(receiver.recv_timeout(LONG).is_none(), "no more messages follow, so the call does not wait");
     drop((sender, receiver, handle));
     let again = Endpoint::init(config());
-    assert!(matches!(again, Err(InitError::Dataplane { .. })), "once a program");
+    assert!(matches!(again, Err(InitError::Dataplane { .. })), "DPDK starts once per program");
 }
 
-/// The names of this program's threads
+/// Returns the names of this program's threads.
 fn threads() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    // One may end while it is looked at.
+    // A thread may end while it is read.
     tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).ok()).collect()
 }
 
-/// Nobody says that it is to leave: the last of its parts takes it along.
+/// Without a call to leave, dropping the last part of the endpoint makes it leave.
 #[test]
-fn who_is_dropped_leaves() {
+fn dropped_endpoint_leaves() {
+    alone!();
     let runs = || threads().iter().any(|name| name.trim() == "onepipe");
     let mut endpoint = Endpoint::init(config()).unwrap();
     assert!(runs());
-    let (told, heard) = std::sync::mpsc::channel();
-    endpoint.send_fail_callback(move |failed| told.send(failed).unwrap());
-    endpoint.unreliable_send(&[(NOBODY, b"x")]).unwrap();
+    let (failed_tx, failed_rx) = std::sync::mpsc::channel();
+    endpoint.send_fail_callback(move |failed| failed_tx.send(failed).unwrap());
+    endpoint.unreliable_send(&[(UNREACHABLE, b"x")]).unwrap();
     let (sender, receiver) = endpoint.split();
     let handle = sender.handle().clone();
     drop(sender);
     drop(receiver);
-    assert!(runs() && handle.is_running() && !handle.has_ended(), "whoever has the handle has it");
+    assert!(runs() && handle.is_running() && !handle.has_ended(), "a handle keeps the endpoint running");
     drop(handle);
-    assert!(!runs(), "its threads have ended when the last one returns");
-    assert!(heard.recv().is_err(), "and nobody is left who could be called back");
+    assert!(!runs(), "the threads end before the drop returns");
+    assert!(failed_rx.recv().is_err(), "the callback was dropped");
 }
 
-/// Who receives while it leaves gets all that is delivered until it has left, and then hears at once that nothing follows.
+/// A thread that receives while the endpoint leaves gets all messages that are delivered until it has left,
+/// and then returns at once.
 #[test]
-fn who_receives_while_it_leaves_gets_everything() {
+fn receiver_gets_everything_while_the_endpoint_leaves() {
+    alone!();
     let mut config = config();
     config.process.tell_settled = false;
     let (mut sender, mut receiver) = Endpoint::init(config).unwrap().split();
     let handle = receiver.handle().clone();
     let (sent, taken) = std::thread::scope(|scope| {
-        // It goes on sending until it is told that this is over.
+        // It goes on sending until it gets `Left`.
         let sending = scope.spawn(|| {
             let mut sent = 0u32;
             loop {
@@ -252,7 +267,7 @@ fn who_receives_while_it_leaves_gets_everything() {
             taken
         });
         wait_for("deliveries", || (handle.counters().delivered.get() > 1000).then_some(()));
-        // Two want it to end, and each returns when it has.
+        // Two threads end it, and each returns when it has left.
         let exits = [0; 2].map(|_| {
             let handle = handle.clone();
             scope.spawn(move || {
@@ -268,33 +283,38 @@ fn who_receives_while_it_leaves_gets_everything() {
         (sent, taken)
     });
     assert!(taken > 1000 && taken <= sent, "{taken} of {sent}");
-    // What may be asked afterwards
+    // Calls that are still valid afterwards
     assert!(receiver.unreliable_recv().is_none() && receiver.poll_event().is_none());
-    assert!(!handle.set_alive(TWIN, false), "nobody hears it any more");
+    assert!(!handle.set_alive(TWIN, false), "the endpoint has ended");
     assert_eq!(sender.unreliable_send(&[(TWIN, b"")]), Err(SendError::Left));
     assert_eq!(handle.timestamp(), handle.timestamp());
     handle.exit();
 }
 
-/// What is under way to nobody fails when its time is over, and that is told before the endpoint is gone.
+/// A message in flight to a process that does not exist fails after the time-out, which is called back before
+/// the endpoint is gone.
 #[test]
-fn who_exits_is_called_back_of_what_has_failed_by_then() {
+fn exit_calls_back_for_messages_that_have_failed() {
+    alone!();
     let mut endpoint = Endpoint::init(config()).unwrap();
     let failed = Arc::new(Mutex::new(Vec::new()));
-    let told = Arc::clone(&failed);
-    endpoint.send_fail_callback(move |message| told.lock().unwrap().push((message.part, message.why)));
+    let callback_failed = Arc::clone(&failed);
+    endpoint
+        .send_fail_callback(move |message| callback_failed.lock().unwrap().push((message.part, message.why)));
     for _ in 0..3 {
-        endpoint.unreliable_send(&[(TWIN, b"a"), (NOBODY, b"b")]).unwrap();
+        endpoint.unreliable_send(&[(TWIN, b"a"), (UNREACHABLE, b"b")]).unwrap();
     }
     endpoint.exit();
-    // If the machine is busy enough, even the twin's may fail.
-    let to_nobody: Vec<_> = failed.lock().unwrap().iter().copied().filter(|(part, _)| *part == 1).collect();
-    assert_eq!(to_nobody, [(1, Failure::NoAnswer); 3]);
+    // If the machine is busy enough, even the messages to the twin may fail.
+    let to_unreachable: Vec<_> =
+        failed.lock().unwrap().iter().copied().filter(|(part, _)| *part == 1).collect();
+    assert_eq!(to_unreachable, [(1, Failure::NoAnswer); 3]);
 }
 
-/// More than there is room for between the two, of which nothing is ever taken
+/// More messages than the rings and the window have room for, none of which is received
 #[test]
-fn who_exits_does_not_wait_for_one_who_never_receives() {
+fn exit_does_not_wait_for_a_receiver_that_never_receives() {
+    alone!();
     let mut config = config();
     config.process.tell_settled = false;
     config.process.process.timeout = switch::Nanos::from_millis(20);
@@ -319,7 +339,8 @@ fn who_exits_does_not_wait_for_one_who_never_receives() {
 
 /// One half of an endpoint is dropped: the other goes on.
 #[test]
-fn who_drops_its_receiver_goes_on_sending() {
+fn sender_works_after_its_receiver_is_dropped() {
+    alone!();
     let mut config = config();
     config.process.process.timeout = switch::Nanos::from_millis(30_000);
     config.process.process.receive_window = 1 << 16;
@@ -340,7 +361,8 @@ fn who_drops_its_receiver_goes_on_sending() {
 }
 
 #[test]
-fn who_drops_its_sender_goes_on_receiving() {
+fn receiver_works_after_its_sender_is_dropped() {
+    alone!();
     let (mut sender, mut receiver) = Endpoint::init(config()).unwrap().split();
     for n in 0..100u8 {
         sender.unreliable_send(&[(TWIN, &[n])]).unwrap();
@@ -353,7 +375,8 @@ fn who_drops_its_sender_goes_on_receiving() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_anything_is_started() {
+fn invalid_configurations_are_refused_before_dpdk_starts() {
+    alone!();
     let mut wrong = config();
     wrong.process.process.mtu = 1;
     assert!(matches!(Endpoint::init(wrong), Err(InitError::Process(_))));

@@ -1,18 +1,23 @@
-//! What a new leader begins with: one log, made of its own and those of a majority.
+//! Log agreement at the start of a leadership: one log, from the leader's own and those of a majority.
 
 use super::config::Config;
 use super::log::{DECIDED, Entry, Layout, Term};
 use super::server::{LOG_VA, Resources, log_scratch};
 use rnic::{Data, Rnic, Sge};
 
-/// What is sent of an entry of the own log
-pub(super) fn own_entry(nic: &Rnic, resources: &Resources, layout: &Layout, index: u64) -> Option<Data> {
+/// Returns the bytes of an entry of the local log, for a WRITE.
+pub(super) fn local_entry_data(
+    nic: &Rnic,
+    resources: &Resources,
+    layout: &Layout,
+    index: u64,
+) -> Option<Data> {
     let len = layout.stored_len(index, nic.bytes(resources.log.0))? as u32;
     Some(Data::Memory(Sge { mr: resources.log.1, va: LOG_VA + layout.at(index) as u64, len }))
 }
 
-/// Writes an entry into the own log.
-pub(super) fn put(nic: &mut Rnic, resources: &Resources, layout: &Layout, entry: &Entry<'_>) {
+/// Stores an entry in the local log.
+pub(super) fn store_entry(nic: &mut Rnic, resources: &Resources, layout: &Layout, entry: &Entry<'_>) {
     let mut bytes = Vec::new();
     if layout.encode(entry, &mut bytes).is_some() {
         let at = layout.at(entry.index);
@@ -23,15 +28,16 @@ pub(super) fn put(nic: &mut Rnic, resources: &Resources, layout: &Layout, entry:
 /// A log that was read
 pub(super) struct Log {
     pub(super) server: u8,
-    /// How many entries its server has applied, and from where on what lies in the log below that is what was decided
+    /// Number of entries that its server has applied, and the index from which the entries below are known to
+    /// be the decided ones
     pub(super) applied: u64,
-    pub(super) vouched: u64,
+    pub(super) valid_from: u64,
 }
 
-/// Makes the own log what a new leader has to begin with, from it (of which so many entries were applied) and those that
-/// were read: the first free place, and how many entries are decided. `None` if something that is decided has left all of
-/// these logs, or if it is more than one log can hold.
-pub(super) fn settle(
+/// Brings the local log, of which `applied` entries were applied, into agreement with the logs in `read`.
+/// Returns the index of the first free entry, and the number of decided entries. Returns `None` if a decided
+/// entry is in none of these logs, or if the result exceeds the capacity of a log.
+pub(super) fn agree_on_log(
     nic: &mut Rnic,
     config: &Config,
     resources: &Resources,
@@ -43,14 +49,14 @@ pub(super) fn settle(
     let mut chosen: Vec<(u64, u64, Vec<u8>)> = Vec::new();
     let (own, scratch) = (nic.bytes(resources.log.0), nic.bytes(resources.scratch.0));
     let others: Vec<_> = read.iter().map(|log| (log, log_scratch(config, scratch, log.server))).collect();
-    let most = read.iter().map(|log| log.applied).fold(applied, u64::max);
-    for index in applied..most {
-        // Who has applied it without a snapshot held what was decided, and may hold it still.
-        let mut who = others.iter().filter(|(log, _)| (log.vouched..log.applied).contains(&index));
-        let entry = who.find_map(|(_, bytes)| layout.entry(index, bytes))?;
+    let max_applied = read.iter().map(|log| log.applied).fold(applied, u64::max);
+    for index in applied..max_applied {
+        // A server that applied an entry without a snapshot held the decided value, and may still hold it.
+        let mut holders = others.iter().filter(|(log, _)| (log.valid_from..log.applied).contains(&index));
+        let entry = holders.find_map(|(_, bytes)| layout.entry(index, bytes))?;
         chosen.push((index, entry.decided, entry.value.to_vec()));
     }
-    let mut next = most;
+    let mut next = max_applied;
     loop {
         let logs = others.iter().map(|(_, bytes)| *bytes).chain([own]);
         let entries = logs.filter_map(|log| layout.entry(next, log));
@@ -61,10 +67,10 @@ pub(super) fn settle(
     if next - applied > layout.slots() {
         return None;
     }
-    // All of it is proposed again, in this term.
+    // All of these entries are proposed again in this term.
     for (index, decided, value) in chosen {
-        put(nic, resources, &layout, &Entry { index, term, decided, value: &value });
+        store_entry(nic, resources, &layout, &Entry { index, term, decided, value: &value });
     }
-    nic.bytes_mut(resources.log.0)[DECIDED..][..8].copy_from_slice(&most.to_le_bytes());
-    Some((next, most))
+    nic.bytes_mut(resources.log.0)[DECIDED..][..8].copy_from_slice(&max_applied.to_le_bytes());
+    Some((next, max_applied))
 }

@@ -1,4 +1,4 @@
-//! What a server is told, and what it tells.
+//! Configuration of a server, its results and its errors.
 
 use super::log::Layout;
 use super::through::Through;
@@ -7,69 +7,71 @@ use core::net::IpAddr;
 use rnic::{MemoryError, QpError};
 use switch::Nanos;
 
-/// What a server is told about itself and the others.
+/// Configuration of a server and its group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Its number
+    /// Number of this server, the index of its address in `servers`
     pub id: u8,
-    /// The addresses of all servers, by their numbers
+    /// Addresses of all servers, by number
     pub servers: Vec<IpAddr>,
-    /// Where they listen, in `rdma_cm`'s TCP port space
+    /// Port on which the servers listen, in `rdma_cm`'s TCP port space
     pub port: u16,
-    /// Their logs
+    /// Layout of the logs
     pub layout: Layout,
-    /// The time between two heartbeats, and between two looks at the others'
+    /// Interval between two heartbeats, and between two reads of the other servers' heartbeats
     pub heartbeat: Nanos,
-    /// Values that are proposed and not decided at once
+    /// Limit of values that are proposed and not decided yet
     pub window: u64,
-    /// How long a NIC waits for an acknowledgement: 4.096 us times two to this
+    /// Acknowledgement timeout of the connections: 4.096 us times 2^`ack_timeout`
     pub ack_timeout: u8,
-    /// And how often it tries again
+    /// Retries of the connections after an acknowledgement timeout
     pub retry_count: u8,
-    /// The switch that replicates, if there is one
+    /// The switch through which entries are replicated, if there is one
     pub through: Option<Through>,
-    /// Names this life of the server: another number whenever it begins anew with empty memory (a random one will do)
+    /// Incarnation of the server: a different number after every restart with empty memory (a random number
+    /// suffices)
     pub incarnation: u64,
-    /// What a requester of a connection has to know, and the switch, if there is one. The same at all servers
+    /// Secret with which requesters of a connection authenticate, and servers to the switch; the same on all
+    /// servers
     pub secret: Option<Secret>,
     /// A planted bug
     #[cfg(debug_assertions)]
     pub bug: Option<Bug>,
 }
 
-/// Bugs of consensus that the simulator has to find.
+/// Bugs in the consensus protocol that the simulator has to find.
 #[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
-    /// The hash of an entry is not looked at: a torn one is taken for whole.
+    /// The hash of an entry is not checked: a torn entry counts as complete.
     TornEntry,
-    /// A server gives permission in a term that is not later than the one it has promised.
+    /// A server grants permission in a term that is not later than the promised one.
     ForgottenPromise,
-    /// A server that sees all others without memory begins without the operator's word.
-    BeginsByItself,
-    /// The address that a request comes from is not looked at.
+    /// A server that finds all servers blank bootstraps the group without the operator's command.
+    BootstrapsByItself,
+    /// The source address of a request is not checked.
     AnySource,
-    /// A leader does not ask a server again that it has lost.
+    /// A leader does not reconnect to a follower that it lost.
     LosesFollower,
-    /// A leader counts a server that has lost its memory towards a majority at once.
+    /// A leader counts a blank server towards a majority at once.
     CountsBlank,
-    /// A leader counts an entry of an earlier term as held, and does not write its own term there.
+    /// A leader counts an entry of an earlier term as held, without writing its own term to it.
     OldTermByCount,
-    /// A leader does not write the entry behind a snapshot.
+    /// A leader does not write the entry that follows a snapshot.
     SnapshotGap,
-    /// A leader leaves out a part of a snapshot.
+    /// A leader omits part of a snapshot.
     SnapshotHole,
-    /// A group begins over what an earlier one has written.
+    /// A group is bootstrapped although a lost leader has written entries.
     BeginsOverEntries,
 }
 
 #[cfg(debug_assertions)]
 impl Bug {
-    /// All of them
+    /// Every bug.
     pub const ALL: [Self; 10] = [
         Self::TornEntry,
         Self::ForgottenPromise,
-        Self::BeginsByItself,
+        Self::BootstrapsByItself,
         Self::AnySource,
         Self::LosesFollower,
         Self::CountsBlank,
@@ -81,13 +83,13 @@ impl Bug {
 }
 
 impl Config {
-    /// Servers that have to hold an entry beside the leader: f of 2f + 1
+    /// Returns the number of servers other than the leader that have to hold an entry: f of 2f + 1.
     pub fn quorum(&self) -> usize {
         self.servers.len() / 2
     }
 
-    /// Returns what all servers of a group have in common, hashed for a purpose: addresses and port, the sizes of the
-    /// log, and the secret.
+    /// Returns a hash of everything that all servers of a group have in common, for a purpose: addresses and
+    /// port, the sizes of the log, and the secret.
     fn derive(&self, purpose: &str) -> [u8; 32] {
         let mut hasher = blake3::Hasher::new_derive_key(purpose);
         let sizes = [self.layout.slots(), self.layout.max_value() as u64, self.layout.max_snapshot() as u64];
@@ -110,7 +112,7 @@ impl Config {
         self.derive("understudy p4ce 2026-11 consensus log")
     }
 
-    /// Returns a number that servers have in common if they share their configuration.
+    /// Returns a number that is the same on servers with the same group configuration.
     pub fn group(&self) -> u64 {
         super::log::word(&self.derive("understudy p4ce 2026-11 consensus group"), 0)
     }
@@ -120,32 +122,33 @@ impl Config {
         self.servers.get(usize::from(self.id)).copied()
     }
 
-    /// Returns what a request from this server to another host has to carry.
+    /// Returns the envelope of requests from this server to another host.
     pub(super) fn to(&self, to: IpAddr) -> Option<Envelope<'_>> {
         Some(Envelope { secret: self.secret.as_ref(), from: self.own()?, to })
     }
 
-    /// Returns what a request from another host to this server has to carry.
+    /// Returns the envelope of requests from another host to this server.
     pub(super) fn from(&self, from: IpAddr) -> Option<Envelope<'_>> {
         Some(Envelope { secret: self.secret.as_ref(), from, to: self.own()? })
     }
 }
 
-/// What the application is told, in the order of the entries.
+/// A result of consensus for the application, in the order of the entries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decided {
-    /// A value is decided.
+    /// A value was decided.
     Entry {
-        /// Its place, counted from 0
+        /// Index of the entry, counted from 0
         index: u64,
-        /// What was proposed
+        /// The proposed value
         value: Vec<u8>,
     },
-    /// This server lacked too much: its state is now what another one's was.
+    /// This server lacked more entries than a log holds: the application's state is replaced by that of
+    /// another server.
     Snapshot {
-        /// Entries below are in it: the next one has this place.
+        /// Number of entries that the state includes: the index of the next entry
         next: u64,
-        /// What an application gave with [`Server::give_snapshot`]
+        /// State that an application passed to [`Server::give_snapshot`](super::Server::give_snapshot)
         state: Vec<u8>,
     },
 }
@@ -154,47 +157,47 @@ pub enum Decided {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProposeError {
     /// Another server leads, or none does yet
-    #[error("this server does not lead")]
+    #[error("this server is not the leader; propose at the leader")]
     NotLeader,
-    /// As many as the window allows are under way
-    #[error("too many values are under way")]
+    /// The window or the log is full, or no majority follows
+    #[error("the window or the log is full, or no majority follows; retry later")]
     Busy,
-    /// Longer than an entry can be
-    #[error("the value is too long")]
+    /// The value exceeds the layout's limit
+    #[error("the value is too long; raise the layout's max_value")]
     TooLong,
 }
 
-/// Why a group is not begun.
+/// Why a group is not bootstrapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BootstrapError {
-    /// This server has memory that counts
-    #[error("this server is a member already")]
+    /// This server is a member
+    #[error("this server is a member already; the group has been bootstrapped")]
     Member,
-    /// Another one has: its leader will make this server a member
-    #[error("server {0} is a member already: this one waits for the leader to make it a member, too")]
+    /// Another server is a member: its leader will make this server a member
+    #[error("server {0} is a member already; wait until the leader admits this server")]
     Begun(u8),
-    /// A server is not there, or was not seen for long enough
-    #[error("server {0} has not been seen: all servers have to run when the group begins")]
+    /// A server does not run, or was not seen for long enough
+    #[error("server {0} has not been seen; start all servers before bootstrap")]
     Unseen(u8),
-    /// A server has given a leader that is gone permission to write, and may hold what that one wrote.
-    #[error("server {0} may hold entries of a group that is lost: restart it before the group begins")]
+    /// A server has granted permission to a leader that is gone, and may hold entries of that leader.
+    #[error("server {0} may hold entries of a group that is lost; restart it before bootstrap")]
     Written(u8),
 }
 
-/// Why a server counts for nothing yet.
+/// What a blank server waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// All servers run with empty memory: the operator has to say that the group begins, empty
+    /// All servers run with empty memory: the operator has to bootstrap the group, empty
     /// ([`Server::bootstrap`](super::Server::bootstrap)).
     Bootstrap,
-    /// No server is a member, and this one has given a leader that is gone permission to write: it has to restart before the
-    /// group begins.
+    /// No server is a member, and this one has granted permission to a leader that is gone: it has to restart
+    /// before bootstrap.
     Restart(u8),
-    /// This server is a member: when it leads, or another one does, this one becomes a member again.
+    /// This server is a member: a leader has to admit the waiting server.
     Admission(u8),
-    /// This server was not seen.
+    /// This server has not been seen.
     Server(u8),
-    /// This server refuses requests: it has other `servers`, sizes or another secret.
+    /// This server rejects requests: its `servers`, port, sizes or secret differ.
     Refused(u8),
 }
 
@@ -222,10 +225,10 @@ impl core::fmt::Display for Waiting {
 /// Why a server does not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StartError {
-    /// No room for a queue
+    /// The NIC cannot allocate a queue
     #[error(transparent)]
     Queue(#[from] QpError),
-    /// No room for memory
+    /// The NIC cannot allocate memory
     #[error(transparent)]
     Memory(#[from] MemoryError),
 }
@@ -254,7 +257,7 @@ mod tests {
         config
     }
 
-    /// What servers of one group agree on, under both names
+    /// Returns the group number and the log key.
     fn names(tune: impl FnOnce(&mut Config)) -> (u64, [u8; 32]) {
         let config = config(tune);
         (config.group(), config.log_key())
@@ -275,13 +278,13 @@ mod tests {
             names(|config| config.secret = Some(Secret::new("another secret"))),
         ];
         for (at, other) in others.iter().enumerate() {
-            assert!(other.0 != group.0 && other.1 != group.1, "change {at} is of the same group");
+            assert!(other.0 != group.0 && other.1 != group.1, "change {at} gives the same group");
         }
-        assert_ne!(others[6], others[7], "of one group with two secrets");
+        assert_ne!(others[6], others[7], "two secrets give the same group");
     }
 
     #[test]
-    fn a_majority_is_the_leader_and_a_quorum() {
+    fn a_quorum_and_the_leader_are_a_majority() {
         for (servers, quorum) in [(1, 0), (2, 1), (3, 1), (4, 2), (5, 2), (7, 3)] {
             let servers = (1..=servers).map(|n| IpAddr::from([10, 0, 0, n])).collect();
             assert_eq!(config(|config| config.servers = servers).quorum(), quorum);
@@ -289,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn an_operator_reads_which_server_is_waited_for() {
+    fn waiting_reasons_name_the_server() {
         let reasons = [Waiting::Restart(3), Waiting::Admission(3), Waiting::Server(3), Waiting::Refused(3)]
             .map(|waiting| waiting.to_string());
         for (at, reason) in reasons.iter().enumerate() {

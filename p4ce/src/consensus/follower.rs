@@ -1,20 +1,20 @@
-//! Another server, as its leader sees it.
+//! State of another server at its leader.
 
 use super::server::Outgoing;
 use switch::Nanos;
 
-/// What a request to another server is for, as its number says.
+/// Purpose of a work request to another server, encoded in its ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request {
-    /// When it is done, the server holds all entries below.
+    /// After completion, the server holds all entries below this index.
     Entries(u64),
-    /// Reads the log, after the reading of logs was begun anew n times.
+    /// Reads the log, in the read round with this number.
     Read(u64),
-    /// Asks for the n-th time whether permission stands.
+    /// Checks in this round whether the permission is valid.
     Check(u64),
-    /// Says what is decided.
+    /// Writes the number of decided entries.
     Commit,
-    /// Carries a snapshot.
+    /// Writes the head of a snapshot.
     Snapshot,
     /// Makes the server a member.
     Admission,
@@ -48,22 +48,22 @@ impl Request {
     }
 }
 
-/// Where another server stands.
+/// Stage of a follower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// It is to be asked, at this time.
+    /// Not connected; the next request for permission is due at this time.
     Absent(Nanos),
-    /// It was asked for permission.
-    Asked,
-    /// It gave permission.
+    /// Permission was requested.
+    Requested,
+    /// Permission was granted.
     Granted,
     /// Its log is being read.
     Reading,
     /// Its log was read.
     Read,
-    /// It lacks so much that it needs a snapshot.
+    /// It lacks so many entries that it needs a snapshot.
     Wanting,
-    /// It gets every entry.
+    /// It receives every entry.
     Active,
 }
 
@@ -71,37 +71,37 @@ pub(super) enum Stage {
 pub(super) struct Follower {
     pub(super) link: Option<Outgoing>,
     pub(super) stage: Stage,
-    /// Which of its lives gave permission
+    /// Incarnation that granted permission
     pub(super) incarnation: u64,
-    /// Whether it counts
+    /// Whether it is a member, which counts towards majorities
     pub(super) is_member: bool,
-    /// When it became active and a member, if it is
+    /// When it became active or, after that, a member
     pub(super) active_at: Nanos,
-    /// Entries below were written to it directly, and are held by it
+    /// Numbers of entries that were written to it directly, and of entries that it holds
     pub(super) posted: u64,
     pub(super) held: u64,
-    /// What it was told last is decided, beside the entries
-    pub(super) told: u64,
-    /// It has no use for entries below.
+    /// Number of decided entries last written to it apart from entries
+    pub(super) commit_sent: u64,
+    /// Number of entries that it has applied and no longer needs
     pub(super) applied: u64,
-    /// What lies in its log from here up to those is what was decided.
-    pub(super) vouched: u64,
-    /// How many it had applied, as it showed, and since when: it has not got on in spite of there being more
-    pub(super) lags: Option<(u64, Nanos)>,
-    /// A snapshot is under way to it.
+    /// Index from which the entries below `applied` in its log are known to be the decided ones
+    pub(super) valid_from: u64,
+    /// Applied entries at the last check, and since when the number has not grown although more were decided
+    pub(super) stalled_since: Option<(u64, Nanos)>,
+    /// Whether a snapshot is being written to it
     pub(super) loading: bool,
-    /// It was asked for the n-th time last whether permission stands, ...
-    pub(super) asked: u64,
-    /// ... and has answered for the n-th time.
-    pub(super) answered: u64,
-    /// Before it is a member, others have to answer from the n-th time on.
+    /// Round of the latest check that was posted, ...
+    pub(super) check_posted: u64,
+    /// ... and of the latest check that completed
+    pub(super) check_completed: u64,
+    /// First round in which other members have to confirm before it becomes a member; 0 if none
     pub(super) confirmed_from: u64,
-    /// It was told that it is a member.
+    /// Whether the WRITE that makes it a member was posted
     pub(super) admitted: bool,
 }
 
 impl Follower {
-    /// One that is asked at this time.
+    /// Returns a follower without connection, which is requested at this time.
     pub(super) const fn absent(until: Nanos) -> Self {
         Self {
             link: None,
@@ -111,19 +111,19 @@ impl Follower {
             active_at: Nanos::ZERO,
             posted: 0,
             held: 0,
-            told: 0,
+            commit_sent: 0,
             applied: 0,
-            vouched: 0,
-            lags: None,
+            valid_from: 0,
+            stalled_since: None,
             loading: false,
-            asked: 0,
-            answered: 0,
+            check_posted: 0,
+            check_completed: 0,
             confirmed_from: 0,
             admitted: false,
         }
     }
 
-    /// Whether it is one of those that decide.
+    /// Returns whether it counts towards majorities and decisions.
     pub(super) fn counts(&self) -> bool {
         self.stage == Stage::Active && self.is_member
     }

@@ -1,4 +1,4 @@
-//! What servers tell each other in the private data of their connections.
+//! Private data of the connections between servers.
 
 use super::log::Term;
 use crate::wire::Region;
@@ -10,7 +10,7 @@ const VERSION: u8 = 2;
 const WATCH: u8 = 1;
 const WRITE: u8 = 2;
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
     /// To read heartbeats
@@ -19,14 +19,14 @@ pub(super) enum Purpose {
     Write(Term),
 }
 
-/// The private data of a request.
+/// Private data of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
-    /// Who asks
+    /// Number of the requesting server
     pub(super) server: u8,
-    /// What for
+    /// Purpose
     pub(super) purpose: Purpose,
-    /// Names the configuration that all servers of a group have to share
+    /// Hash of the configuration that all servers of a group share
     pub(super) group: u64,
 }
 
@@ -43,10 +43,10 @@ struct HelloLayout {
 }
 
 impl Hello {
-    /// Bytes on the wire, without a tag
+    /// Length of the encoding in bytes, without a tag
     pub(super) const LEN: usize = size_of::<HelloLayout>();
 
-    /// As private data.
+    /// Encodes the request as private data.
     pub(super) fn to_bytes(self) -> Vec<u8> {
         let (purpose, term) = match self.purpose {
             Purpose::Watch => (WATCH, 0),
@@ -64,7 +64,7 @@ impl Hello {
         layout.as_bytes().to_vec()
     }
 
-    /// Reads private data; `None` if it is from no server.
+    /// Decodes private data; `None` if it is not from a server.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (layout, _) = HelloLayout::ref_from_prefix(bytes).ok()?;
         if layout.magic != MAGIC || layout.version != VERSION {
@@ -79,19 +79,19 @@ impl Hello {
     }
 }
 
-/// The private data of an answer that gives permission to write.
+/// Private data of a reply that grants permission to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Grant {
-    /// Where the log lies
+    /// Memory region of the log
     pub(super) region: Region,
-    /// Which of the lives of the server this is
+    /// Incarnation of the server
     pub(super) incarnation: u64,
-    /// Whether it is a member, whose permission counts
+    /// Whether it is a member, whose permission counts towards a majority
     pub(super) is_member: bool,
-    /// Entries below are of no use to it any more
+    /// Number of entries that it has applied and no longer needs
     pub(super) applied: u64,
-    /// What lies in its log from here up to those is what was decided
-    pub(super) vouched: u64,
+    /// Index from which the entries below `applied` in its log are known to be the decided ones
+    pub(super) valid_from: u64,
 }
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -101,23 +101,23 @@ struct GrantLayout {
     incarnation: U64,
     member: U64,
     applied: U64,
-    vouched: U64,
+    valid_from: U64,
 }
 
 impl Grant {
-    /// As private data.
+    /// Encodes the grant as private data.
     pub(super) fn to_bytes(self) -> Vec<u8> {
         let layout = GrantLayout {
             region: self.region,
             incarnation: self.incarnation.into(),
             member: u64::from(self.is_member).into(),
             applied: self.applied.into(),
-            vouched: self.vouched.into(),
+            valid_from: self.valid_from.into(),
         };
         layout.as_bytes().to_vec()
     }
 
-    /// Reads private data; `None` if it gives no permission.
+    /// Decodes private data; `None` if it grants no permission.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let region = Region::from_private_data(bytes)?;
         let (layout, _) = GrantLayout::ref_from_prefix(bytes).ok()?;
@@ -126,7 +126,7 @@ impl Grant {
             incarnation: layout.incarnation.get(),
             is_member: layout.member.get() == 1,
             applied: layout.applied.get(),
-            vouched: layout.vouched.get(),
+            valid_from: layout.valid_from.get(),
         })
     }
 }
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn greetings_survive() {
+    fn hellos_and_grants_round_trip() {
         for purpose in [Purpose::Watch, Purpose::Write(Term(0x1_0203))] {
             let hello = Hello { server: 7, purpose, group: u64::MAX - 3 };
             assert_eq!(hello.to_bytes().len(), Hello::LEN);
@@ -144,7 +144,7 @@ mod tests {
         }
         let region = Region::new(0x2000, 7, 4096);
         for is_member in [false, true] {
-            let grant = Grant { region, incarnation: 1 << 50, is_member, applied: 12, vouched: 5 };
+            let grant = Grant { region, incarnation: 1 << 50, is_member, applied: 12, valid_from: 5 };
             assert_eq!(Grant::from_bytes(&grant.to_bytes()), Some(grant));
         }
         assert_eq!(Grant::from_bytes(&region.to_bytes()), None);

@@ -1,16 +1,18 @@
-//! A leader's office: votes, agreement with what earlier leaders left, and replication.
+//! Leadership: permissions, agreement with what earlier leaders left, and replication.
 //!
-//! 1. Every other server is asked for permission to write its log, in a term of one's own; it takes the permission from
-//!    whoever had it. A majority of members, oneself included, is enough.
-//! 2. When there is one, their logs are read: after the last of these permissions was given, so that all of them were in
-//!    force at one moment, and none is from a server that has lost its memory since. What is decided is taken over. Of
-//!    what may be decided, the value of the latest term is: if one was decided, every later leader has seen it, and has
-//!    written no other.
-//! 3. Each log is brought to the same. What is there already is not written again, but for its term and hash, which one
-//!    packet carries: a copy of what may be decided is never torn.
-//! 4. New values are written behind that, and are decided when f others hold them.
+//! 1. The candidate requests permission to write its log from every other server, in a new term of its own. A
+//!    server that grants it revokes the permission of any earlier leader. A majority of members, including
+//!    the candidate, is enough.
+//! 2. Then the logs of these members are read. The READs are posted after the last of these permissions was
+//!    granted, so that all of them were in force at one moment, and none is from a server that has lost its
+//!    memory since. Decided entries are taken over. Of entries that may have been decided, the value of the
+//!    latest term is taken: if a value was decided, every later leader has seen it, and has written no other
+//!    value.
+//! 3. Each log is brought to the same content. An entry with the right value is not rewritten, except for its
+//!    term and hash, which one packet carries: a copy of a value that may be decided is never torn.
+//! 4. New values are written after that, and are decided when f other members hold them.
 
-use super::agreement::{Log, own_entry, put, settle};
+use super::agreement::{Log, agree_on_log, local_entry_data, store_entry};
 #[cfg(debug_assertions)]
 use super::config::Bug;
 use super::config::ProposeError;
@@ -25,28 +27,28 @@ use rocev2::Qpn;
 use switch::Nanos;
 
 /// Heartbeats for which a candidate waits for a majority
-const TERM_OF_CANDIDACY: u64 = 60;
-/// Heartbeats after which a server that was lost is asked again
-const ASK_AGAIN: u64 = 5;
+const CANDIDACY_HEARTBEATS: u64 = 60;
+/// Heartbeats after which a lost server is contacted again
+const RETRY_HEARTBEATS: u64 = 5;
 
-/// The office.
+/// State of a candidate or leader.
 #[derive(Debug)]
 pub(super) struct Leadership {
     term: Term,
     pub(super) since: Nanos,
-    /// By their numbers; oneself is never anything but absent
+    /// Followers by server number; the entry of this server stays `Absent`
     pub(super) followers: Vec<Follower>,
-    /// How often the reading of logs was begun anew, because a permission was lost
+    /// Number of the current read round, incremented when a permission is lost while logs are read
     batch: u64,
-    /// The place of the next value, once there is a majority
+    /// Index of the next value, once a majority has agreed
     pub(super) next: Option<u64>,
-    /// How often permissions were asked about
+    /// Number of the latest round of permission checks
     pub(super) checks: u64,
-    /// Entries below are in the snapshot that there is for others, of so many bytes.
+    /// Number of entries that the available snapshot includes, and its length in bytes
     pub(super) snapshot: Option<(u64, usize)>,
-    /// What the switch replicates to
+    /// The group of the switch
     pub(super) group: Option<Group>,
-    /// No group is asked for before
+    /// Earliest time of the next request for a group
     pub(super) group_at: Nanos,
 }
 
@@ -59,12 +61,12 @@ impl Leadership {
         self.followers.iter().filter_map(|follower| follower.link).collect()
     }
 
-    fn counting(&self) -> usize {
+    fn member_count(&self) -> usize {
         self.followers.iter().filter(|follower| follower.counts()).count()
     }
 
-    /// Who counts, and whether others are about to
-    pub(super) fn who_counts(&self) -> (Vec<u8>, bool) {
+    /// Returns the servers that count, and whether others are about to.
+    pub(super) fn counting_members(&self) -> (Vec<u8>, bool) {
         let all = || (0..).zip(&self.followers);
         let about_to =
             |follower: &Follower| !matches!(follower.stage, Stage::Absent(_)) && !follower.counts();
@@ -72,19 +74,19 @@ impl Leadership {
         (counting.map(|(server, _)| server).collect(), all().any(|(_, follower)| about_to(follower)))
     }
 
-    pub(super) fn has_counted(&self, server: u8, now: Nanos, span: Nanos) -> bool {
+    pub(super) fn has_counted_for(&self, server: u8, now: Nanos, span: Nanos) -> bool {
         let follower = &self.followers[usize::from(server)];
         follower.counts() && now.since(follower.active_at) >= span
     }
 }
 
 impl Server {
-    pub(super) fn run_for_office(&mut self, nic: &mut Rnic, now: Nanos) {
-        // What has arrived is taken in before it is anything else.
-        self.learn(nic);
-        // Behind the last term there is no other; no server accepts one that is near.
+    pub(super) fn start_candidacy(&mut self, nic: &mut Rnic, now: Nanos) {
+        // Entries that have arrived are applied before the permissions change.
+        self.deliver_decided(nic);
+        // There is no term after the last one; no server accepts a term that is close to it.
         let Some(term) = self.latest_term().next_of(self.config.id, self.config.incarnation) else { return };
-        // Nobody writes here either from now on.
+        // From now on no other server can write the local log, either.
         self.fence(nic, now);
         self.promised = term;
         self.leadership = Some(Leadership {
@@ -100,46 +102,48 @@ impl Server {
         });
     }
 
-    /// What is due in office.
+    /// Does everything that is due as candidate or leader.
     pub(super) fn lead(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(leadership) = &self.leadership else { return };
-        let late = now.since(leadership.since) > self.spans(TERM_OF_CANDIDACY);
-        if late && leadership.counting() < self.config.quorum() {
-            // Without a majority there is nothing to lead.
+        let late = now.since(leadership.since) > self.heartbeats(CANDIDACY_HEARTBEATS);
+        if late && leadership.member_count() < self.config.quorum() {
+            // A candidate without a majority, or a leader that lost it, gives up.
             self.step_down(nic, now);
             return;
         }
-        if leadership.is_established() && self.heard > leadership.term {
-            // One that was asked has promised more to another, or to itself, and would refuse for ever.
+        if leadership.is_established() && self.rejected_term > leadership.term {
+            // A follower promised a higher term, perhaps its own, and would reject ours forever.
             self.step_down(nic, now);
-            self.run_for_office(nic, now);
+            self.start_candidacy(nic, now);
         }
-        for server in self.others() {
+        for server in self.peers() {
             let Some(leadership) = &self.leadership else { return };
             let (term, follower) = (leadership.term, leadership.followers[usize::from(server)]);
-            let asked_in_vain = follower.stage == Stage::Asked
-                && follower.link.is_some_and(|link| link.is_older_than(now, self.spans(ASK_AGAIN)));
-            if asked_in_vain {
+            let timed_out = follower.stage == Stage::Requested
+                && follower
+                    .link
+                    .is_some_and(|link| link.is_older_than(now, self.heartbeats(RETRY_HEARTBEATS)));
+            if timed_out {
                 self.drop_link(nic, follower.link);
             } else if matches!(follower.stage, Stage::Active | Stage::Wanting)
                 && !self.watch.is_alive(server)
                 && let Some(link) = follower.link
             {
-                // Written to through the switch alone, it may not be missed otherwise.
-                self.follower_lost(nic, server, link.qpn, now);
+                // A follower that is written to only through the switch may not be missed otherwise.
+                self.on_follower_lost(nic, server, link.qpn, now);
                 self.drop_link(nic, Some(link));
                 continue;
             }
             let due = matches!(follower.stage, Stage::Absent(at) if at <= now && self.watch.is_alive(server));
-            if asked_in_vain || due {
+            if timed_out || due {
                 let link = self.connect_to(nic, server, Purpose::Write(term), now);
-                let again = now + self.spans(ASK_AGAIN);
-                let stage = if link.is_some() { Stage::Asked } else { Stage::Absent(again) };
+                let again = now + self.heartbeats(RETRY_HEARTBEATS);
+                let stage = if link.is_some() { Stage::Requested } else { Stage::Absent(again) };
                 self.follower(server, |follower| (follower.link, follower.stage) = (link, stage));
             }
         }
         self.read_logs(nic, now);
-        self.tend_group(nic, now);
+        self.maintain_group(nic, now);
         self.replicate(nic);
     }
 
@@ -147,8 +151,8 @@ impl Server {
         Some(act(self.leadership.as_mut()?.followers.get_mut(usize::from(server))?))
     }
 
-    /// A server gave permission.
-    pub(super) fn granted(&mut self, nic: &mut Rnic, server: u8, qpn: Qpn, grant: Option<Grant>) {
+    /// Handles a granted permission.
+    pub(super) fn on_granted(&mut self, nic: &mut Rnic, server: u8, qpn: Qpn, grant: Option<Grant>) {
         let len = self.config.layout.memory_len() as u64;
         let Some(grant) = grant.filter(|grant| grant.region.size() == len) else { return };
         #[cfg(debug_assertions)]
@@ -164,29 +168,33 @@ impl Server {
                     incarnation: grant.incarnation,
                     is_member: grant.is_member,
                     applied: grant.applied,
-                    vouched: grant.vouched,
+                    valid_from: grant.valid_from,
                     ..Follower::absent(Nanos::ZERO)
                 };
             }
         });
-        self.show(nic);
+        self.publish(nic);
     }
 
-    /// Reads the logs of those that gave permission: before there is a majority, of all of it at once.
+    /// Reads the logs of the servers that granted permission. Before there is a leader, the logs of a
+    /// majority are read at the same time.
     fn read_logs(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(leadership) = &mut self.leadership else { return };
         let established = leadership.is_established();
         let reads = |follower: &Follower| matches!(follower.stage, Stage::Reading | Stage::Read);
-        let gave =
+        let has_granted =
             |follower: &Follower| follower.stage == Stage::Granted && (established || follower.is_member);
-        let granted: Vec<u8> =
-            (0..).zip(&leadership.followers).filter(|(_, one)| gave(one)).map(|(server, _)| server).collect();
+        let granted: Vec<u8> = (0..)
+            .zip(&leadership.followers)
+            .filter(|(_, one)| has_granted(one))
+            .map(|(server, _)| server)
+            .collect();
         if !established {
             if leadership.followers.iter().any(reads) || granted.len() < self.config.quorum() {
                 return;
             }
             if granted.is_empty() {
-                // It is alone, and a majority.
+                // The group has one server, which is a majority.
                 return self.agree(nic, now);
             }
         }
@@ -209,8 +217,8 @@ impl Server {
         }
     }
 
-    pub(super) fn follower_lost(&mut self, nic: &mut Rnic, server: u8, qpn: Qpn, now: Nanos) {
-        let again = now + self.spans(ASK_AGAIN);
+    pub(super) fn on_follower_lost(&mut self, nic: &mut Rnic, server: u8, qpn: Qpn, now: Nanos) {
+        let again = now + self.heartbeats(RETRY_HEARTBEATS);
         #[cfg(debug_assertions)]
         let again =
             if self.config.bug == Some(super::config::Bug::LosesFollower) { Nanos(u64::MAX) } else { again };
@@ -223,7 +231,7 @@ impl Server {
         });
         let Some(stage) = stage.flatten() else { return };
         let Some(leadership) = &mut self.leadership else { return };
-        // When it comes back, it gets its entries directly at first.
+        // When the server returns, it gets its entries directly at first.
         if let Some(group) = leadership.group.as_mut().filter(|group| group.members.contains(&server)) {
             if !group.is_open() {
                 return self.abandon_group(nic, now);
@@ -231,8 +239,8 @@ impl Server {
             group.members.retain(|member| *member != server);
         }
         if !leadership.is_established() && matches!(stage, Stage::Reading | Stage::Read) {
-            // Its permission may have ended before the others' began: they are all looked at again, and answers to READs that
-            // are under way do not count.
+            // The lost permission may have ended before the others began: all logs are read again, and
+            // completions of READs that are in flight do not count.
             leadership.batch += 1;
             for follower in &mut leadership.followers {
                 if matches!(follower.stage, Stage::Reading | Stage::Read) {
@@ -243,7 +251,7 @@ impl Server {
         }
     }
 
-    /// Something is done at another server.
+    /// Handles a completed work request to a follower.
     pub(super) fn on_follower(&mut self, nic: &mut Rnic, server: u8, done: &Completion, now: Nanos) {
         let Some(leadership) = &self.leadership else { return };
         match Request::from_id(done.id) {
@@ -256,7 +264,7 @@ impl Server {
                 self.decide(nic);
             }
             Request::Check(round) => {
-                self.follower(server, |follower| follower.answered = round);
+                self.follower(server, |follower| follower.check_completed = round);
                 self.admit_checked(nic);
             }
             Request::Snapshot => _ = self.follower(server, |follower| follower.loading = false),
@@ -267,11 +275,12 @@ impl Server {
         }
     }
 
-    /// A log was read: the first time that there are enough of them, they are brought to agreement.
+    /// Handles a log that was read. When enough logs have been read for the first time, brings them into
+    /// agreement.
     fn agree(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(leadership) = &self.leadership else { return };
         let read: Vec<u8> = self
-            .others()
+            .peers()
             .filter(|server| leadership.followers[usize::from(*server)].stage == Stage::Read)
             .collect();
         let term = leadership.term;
@@ -281,13 +290,13 @@ impl Server {
             }
             let Some(resources) = &self.resources else { return };
             let log = |server: &u8| {
-                let Follower { applied, vouched, .. } = leadership.followers[usize::from(*server)];
-                Log { server: *server, applied, vouched }
+                let Follower { applied, valid_from, .. } = leadership.followers[usize::from(*server)];
+                Log { server: *server, applied, valid_from }
             };
             let logs: Vec<_> = read.iter().map(log).collect();
-            let Some((next, decided)) = settle(nic, &self.config, resources, &logs, self.applied, term)
+            let Some((next, decided)) = agree_on_log(nic, &self.config, resources, &logs, self.applied, term)
             else {
-                // Another one has to lead, and bring what is lacking here.
+                // Another server has to lead, and write here what is lacking.
                 self.standing = Standing::Behind;
                 self.step_down(nic, now);
                 return;
@@ -303,16 +312,18 @@ impl Server {
         self.read_logs(nic, now);
     }
 
-    /// Writes what a server's log lacks: from what is known there to be decided, or from a snapshot on.
+    /// Writes what a server's log lacks: from its first entry that is not known to be decided, or from a
+    /// snapshot.
     pub(super) fn bring_up_to_date(&mut self, nic: &mut Rnic, server: u8, now: Nanos) {
         let (Some(resources), Some(leadership)) = (&self.resources, &self.leadership) else { return };
         let Some(next) = leadership.next else { return };
         let layout = self.config.layout;
         let theirs = log_scratch(&self.config, nic.bytes(resources.scratch.0), server);
         let own = nic.bytes(resources.log.0);
-        let vouched = self.vouched;
+        let valid_from = self.valid_from;
         let is_here = |from: u64| {
-            (vouched..=next).contains(&from) && (from..next).all(|index| layout.entry(index, own).is_some())
+            (valid_from..=next).contains(&from)
+                && (from..next).all(|index| layout.entry(index, own).is_some())
         };
         let known = leadership.followers[usize::from(server)].applied;
         let snapshot = leadership.snapshot.filter(|(from, _)| is_here(*from));
@@ -342,7 +353,7 @@ impl Server {
                 Some(_) => {
                     layout.resealed(index, theirs, term).map(|(at, seal)| (at, Data::Inline(seal.to_vec())))
                 }
-                None => own_entry(nic, resources, &layout, index).map(|data| (layout.at(index), data)),
+                None => local_entry_data(nic, resources, &layout, index).map(|data| (layout.at(index), data)),
             };
             if let Some((at, data)) = write {
                 writes.push((Request::Entries(index + 1), at, data));
@@ -351,7 +362,7 @@ impl Server {
         let decided = self.decided;
         self.follower(server, |follower| {
             (follower.stage, follower.active_at) = (Stage::Active, now);
-            (follower.posted, follower.held, follower.told) = (next, from, 0);
+            (follower.posted, follower.held, follower.commit_sent) = (next, from, 0);
         });
         if let Some((from, len)) = snapshot {
             self.send_snapshot(nic, server, from, len);
@@ -359,7 +370,7 @@ impl Server {
         for (request, at, data) in writes {
             self.write(nic, server, request, at, data);
         }
-        // Also what says that all that was there is.
+        // The completion of this WRITE also confirms the entries that were in the log before.
         let decided = Data::Inline(decided.to_le_bytes().to_vec());
         self.write(nic, server, Request::Entries(next), DECIDED, decided);
     }
@@ -379,11 +390,11 @@ impl Server {
         nic.post_send(qpn, SendRequest::new(request.to_id(), write, data)).is_ok()
     }
 
-    /// Proposes a value: the place that it has if it is decided. It may still be decided, there or not at all, when this
-    /// server loses its office before.
+    /// Proposes a value. Returns the index that it has if it is decided. If this server loses its leadership
+    /// first, the value may still be decided at this index, or not at all.
     ///
     /// # Errors
-    /// If this server does not lead, or too much is under way.
+    /// If this server does not lead, the value is too long, or the window or the log is full.
     pub fn propose(&mut self, nic: &mut Rnic, value: &[u8]) -> Result<u64, ProposeError> {
         let next = self.leadership.as_ref().and_then(|leadership| leadership.next);
         let next = next.ok_or(ProposeError::NotLeader)?;
@@ -391,10 +402,12 @@ impl Server {
         if value.len() > layout.max_value() {
             return Err(ProposeError::TooLong);
         }
-        // Neither more than is wanted, nor over what has not been taken out of the logs of all who follow, f at least: what
-        // is decided has to be known to one of any majority.
-        let follow =
-            self.leadership.as_ref().is_some_and(|leadership| leadership.counting() >= self.config.quorum());
+        // Neither exceeds the window, nor overwrites an entry that has not been applied by all followers, at
+        // least f: one member of any majority has to know every decided entry.
+        let follow = self
+            .leadership
+            .as_ref()
+            .is_some_and(|leadership| leadership.member_count() >= self.config.quorum());
         let unused = self.needed_from().unwrap_or(next);
         if !follow || next - self.decided >= self.config.window || next - unused >= layout.slots() {
             return Err(ProposeError::Busy);
@@ -402,13 +415,13 @@ impl Server {
         let Some(leadership) = &mut self.leadership else { return Err(ProposeError::NotLeader) };
         let Some(resources) = &self.resources else { return Err(ProposeError::NotLeader) };
         let entry = Entry { index: next, term: leadership.term, decided: self.decided, value };
-        put(nic, resources, &layout, &entry);
+        store_entry(nic, resources, &layout, &entry);
         leadership.next = Some(next + 1);
         self.replicate(nic);
         Ok(next)
     }
 
-    /// The first entry that an active server, or this one, may still have to take out of its log
+    /// Returns the index of the first entry that an active server, or this one, has not applied yet.
     fn needed_from(&self) -> Option<u64> {
         let leadership = self.leadership.as_ref()?;
         let active = (0..).zip(&leadership.followers).filter_map(|(server, follower)| {
@@ -418,22 +431,22 @@ impl Server {
         active.chain([self.applied]).min()
     }
 
-    /// Writes new entries to all who get them.
+    /// Writes new entries to all active followers.
     pub(super) fn replicate(&mut self, nic: &mut Rnic) {
         self.replicate_through(nic);
         let Some(next) = self.leadership.as_ref().and_then(|leadership| leadership.next) else { return };
         let layout = self.config.layout;
-        for server in self.others() {
+        for server in self.peers() {
             let Some((Stage::Active, posted)) =
                 self.follower(server, |follower| (follower.stage, follower.posted))
             else {
                 continue;
             };
             let group = self.leadership.as_ref().and_then(|leadership| leadership.group.as_ref());
-            let until = group.and_then(|group| group.begins_for(server)).unwrap_or(next);
+            let until = group.and_then(|group| group.start_for(server)).unwrap_or(next);
             for index in posted..until {
                 let Some(resources) = &self.resources else { return };
-                let Some(write) = own_entry(nic, resources, &layout, index) else { break };
+                let Some(write) = local_entry_data(nic, resources, &layout, index) else { break };
                 if !self.write(nic, server, Request::Entries(index + 1), layout.at(index), write) {
                     break;
                 }
@@ -442,7 +455,7 @@ impl Server {
         }
     }
 
-    /// Entries that f others hold are decided.
+    /// Advances the number of decided entries to those that f other members hold.
     pub(super) fn decide(&mut self, nic: &mut Rnic) {
         let Some(leadership) = &self.leadership else { return };
         let Some(next) = leadership.next else { return };
@@ -460,18 +473,19 @@ impl Server {
         }
     }
 
-    /// Entries tell what was decided before them. The last ones are told of by themselves, when nothing else is.
+    /// Writes the number of decided entries to idle followers. Every entry carries the number of entries
+    /// decided before it, so only the last ones need a write of their own.
     pub(super) fn commit_when_idle(&mut self, nic: &mut Rnic) {
         self.decide(nic);
         self.commit_through(nic);
         let decided = self.decided;
-        for server in self.others() {
+        for server in self.peers() {
             let due = self.follower(server, |follower| {
-                follower.stage == Stage::Active && follower.told < decided && follower.held >= decided
+                follower.stage == Stage::Active && follower.commit_sent < decided && follower.held >= decided
             });
             let word = Data::Inline(decided.to_le_bytes().to_vec());
             if due == Some(true) && self.write(nic, server, Request::Commit, DECIDED, word) {
-                self.follower(server, |follower| follower.told = decided);
+                self.follower(server, |follower| follower.commit_sent = decided);
             }
         }
     }

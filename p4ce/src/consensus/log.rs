@@ -1,49 +1,52 @@
-//! The log, as it lies in registered memory: a ring of slots that a leader writes to from afar, and that its owner and
-//! later leaders read.
+//! The log in registered memory: a ring of slots that a leader writes remotely, and that its owner and later
+//! leaders read.
 //!
-//! Entry `i` lies in slot `i mod n`:
+//! Entry `i` is in slot `i mod n`:
 //!
 //! ```text
-//! index + 1 | decided | length | value, filled up with zeros to 8 bytes | term | hash
+//! index + 1 | decided | length | value, padded with zeros to 8 bytes | term | hash
 //! ```
 //!
-//! all words of 8 bytes, little-endian. The hash covers everything before it, the term included. A WRITE of several
-//! packets that ends early, because its requester crashed or lost its permission, leaves a prefix of the new entry on top
-//! of what the slot held before. Such a slot holds no entry, unless the old entry is still there, byte for byte: 64 bits
-//! of a keyed BLAKE3 hash match a mixture with a probability of 2^-64.
+//! All words have 8 bytes, little-endian. The hash covers everything before it, including the term. A WRITE
+//! of several packets that ends early, because its requester crashed or lost its permission, leaves a prefix
+//! of the new entry over the old contents of the slot. Such a slot holds no entry, unless the old entry is
+//! still intact, byte for byte: a mixture matches 64 bits of a keyed BLAKE3 hash with a probability of 2^-64.
 //!
-//! Term and hash stand together at the end, so that a leader which proposes again what a server holds already writes
-//! these 16 bytes alone, in one packet: the old entry is replaced by the new one at once, or not at all.
+//! Term and hash are together at the end, so that a leader that proposes an entry again, which a server
+//! already holds, writes only these 16 bytes in one packet: the old entry is replaced by the new one
+//! atomically, or not at all.
 
 use core::fmt;
 
-/// Bytes in front of the slots: words that leaders write
+/// Length of the head in bytes: words before the slots that leaders write
 pub const HEAD: usize = 64;
-/// Where in the head it says how many entries are decided
+/// Offset in the head of the number of decided entries
 pub const DECIDED: usize = 0;
-/// Where it says which incarnation of the server is a member
+/// Offset in the head of the server's incarnation that is a member
 pub const ADMITTED: usize = 8;
-/// Where the [`SnapshotHead`] stands
+/// Offset in the head of the [`SnapshotHead`]
 pub const SNAPSHOT: usize = 16;
-/// What is written to see whether it still can be; nobody reads it.
+/// Offset in the head of a word that is written to check the permission, and never read
 pub const CHECK: usize = 40;
-/// Index, how many were decided when it was written, length
+/// Length of an entry's header in bytes: index, decided entries when it was written, length
 const HEADER: usize = 24;
-/// Term and hash
+/// Length of an entry's seal in bytes: term and hash
 pub const SEAL: usize = 16;
 
-/// A leader's time of office: later ones are greater, and no two leaders have the same. Not even a server and the one
-/// that it was before it forgot everything have, but for one time in 65,536.
+/// Term of a leadership. Later terms are greater, and no two leaders have the same term. Two incarnations of
+/// a server have the same term with a probability of 1 in 65,536 at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Term(pub u64);
 
 impl Term {
     const ROUND: u32 = 24;
-    /// Rounds from here on are refused. There are as many behind it, so that arithmetic on a term never overflows; at a
-    /// million elections a second, they are reached after six days, at one a second after 17,000 years.
+    /// Rounds from this one on are refused. The same number of rounds remains above it, so that arithmetic on
+    /// a term never overflows. It is reached after six days at a million elections per second, and after
+    /// 17,000 years at one per second.
     const LAST_ROUND: u64 = 1 << 39;
 
-    /// Returns the first term of this incarnation of a server that is later than this one; `None` behind the last round.
+    /// Returns the first term of this incarnation of a server that is later than this one; `None` after the
+    /// last round.
     #[must_use]
     pub const fn next_of(self, server: u8, incarnation: u64) -> Option<Self> {
         let round = (self.0 >> Self::ROUND) + 1;
@@ -53,7 +56,7 @@ impl Term {
         Some(Self(round << Self::ROUND | (incarnation & 0xffff) << 8 | server as u64))
     }
 
-    /// Returns the server whose term it is.
+    /// Returns the number of the server whose term it is.
     pub const fn server(self) -> u8 {
         self.0.to_le_bytes()[0]
     }
@@ -71,7 +74,7 @@ impl fmt::Display for Term {
     }
 }
 
-/// Key of the hashes of a log. It is not printed.
+/// Key of the hashes of a log. Its `Debug` output does not contain it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Key([u8; 32]);
 
@@ -81,14 +84,14 @@ impl fmt::Debug for Key {
     }
 }
 
-/// How a log lies in memory. The same at all servers of a group.
+/// Layout of a log in memory. The same on all servers of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     slots: u64,
     slot_len: usize,
     snapshot: usize,
     key: Key,
-    /// Planted bug: the hash of an entry is not looked at.
+    /// Planted bug: the hash of an entry is not checked.
     #[cfg(debug_assertions)]
     pub(super) trusts_torn: bool,
 }
@@ -96,23 +99,24 @@ pub struct Layout {
 /// An entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// Its place, counted from 0
+    /// Index, counted from 0
     pub index: u64,
-    /// Of the leader that wrote it
+    /// Term of the leader that wrote it
     pub term: Term,
-    /// How many entries were decided when it was written
+    /// Number of decided entries when it was written
     pub decided: u64,
-    /// The value
+    /// Value
     pub value: &'a [u8],
 }
 
 impl Layout {
-    /// `slots` entries of values of up to `max_value` bytes, and room for a snapshot of up to `max_snapshot` bytes.
+    /// Returns the layout of a log with `slots` entries of values of up to `max_value` bytes, and a snapshot
+    /// area of `max_snapshot` bytes.
     ///
     /// # Panics
-    /// If there are no slots.
+    /// If `slots` is 0.
     pub const fn new(slots: u64, max_value: usize, max_snapshot: usize) -> Self {
-        assert!(slots > 0, "a log without slots");
+        assert!(slots > 0, "a log needs at least one slot");
         Self {
             slots,
             slot_len: HEADER + max_value.next_multiple_of(8) + SEAL,
@@ -129,48 +133,49 @@ impl Layout {
         Self { key: Key(key), ..self }
     }
 
-    /// Entries that it holds at once
+    /// Returns the number of entries that the log holds at once.
     pub const fn slots(&self) -> u64 {
         self.slots
     }
 
-    /// The longest value (bytes)
+    /// Returns the maximum length of a value in bytes.
     pub const fn max_value(&self) -> usize {
         self.slot_len - HEADER - SEAL
     }
 
-    /// The longest snapshot (bytes)
+    /// Returns the maximum length of a snapshot in bytes.
     pub const fn max_snapshot(&self) -> usize {
         self.snapshot
     }
 
-    /// Bytes of head and entries
+    /// Returns the length of head and entries in bytes.
     pub const fn log_len(&self) -> usize {
         HEAD + self.slots as usize * self.slot_len
     }
 
-    /// Bytes of memory that it takes: the snapshot lies behind the entries.
+    /// Returns the length of the memory in bytes: head, entries, then the snapshot area.
     pub const fn memory_len(&self) -> usize {
         self.log_len() + self.snapshot
     }
 
-    /// Bytes that are written for a value of so many
+    /// Returns the number of bytes written for a value of `value` bytes.
     pub const fn written_len(value: usize) -> usize {
         HEADER + value.next_multiple_of(8) + SEAL
     }
 
-    /// Where entry `index` begins
+    /// Returns the offset of entry `index` in bytes.
     pub const fn at(&self, index: u64) -> usize {
         HEAD + (index % self.slots) as usize * self.slot_len
     }
 
-    /// Writes into `out` what is written at [`at`](Self::at) for an entry; `None` if the value is too long.
+    /// Encodes an entry into `out`, to be written at [`at`](Self::at). Returns `None` if the value is too
+    /// long.
     pub fn encode(&self, entry: &Entry<'_>, out: &mut Vec<u8>) -> Option<()> {
         if entry.value.len() > self.max_value() {
             return None;
         }
         out.clear();
-        // Index 0 is written as 1: memory that nobody wrote to holds no entry.
+        // Index 0 is stored as 1, so that memory that was never written holds no entry.
         out.extend((entry.index + 1).to_le_bytes());
         out.extend(entry.decided.to_le_bytes());
         out.extend((entry.value.len() as u64).to_le_bytes());
@@ -191,7 +196,7 @@ impl Layout {
         seal
     }
 
-    /// Returns the length of the value of entry `index` if `slot` has its header, whole or not.
+    /// Returns the length of the value of entry `index` if `slot` has its header, complete or torn.
     fn value_len(&self, index: u64, slot: &[u8]) -> Option<usize> {
         let (words, _) = slot.get(..HEADER)?.as_chunks::<8>();
         let [stored, _, len] = words else { return None };
@@ -199,18 +204,19 @@ impl Layout {
         (stored == index + 1 && len <= self.max_value() as u64).then_some(len as usize)
     }
 
-    /// Splits a slot that has the header of entry `index`: the length of the value, header and value, and the seal.
+    /// Splits a slot that has the header of entry `index`: the length of the value, header and value, and the
+    /// seal.
     fn parts<'a>(&self, index: u64, slot: &'a [u8]) -> Option<(usize, &'a [u8], &'a [u8; SEAL])> {
         let len = self.value_len(index, slot)?;
         let (body, rest) = slot.split_at_checked(HEADER + len.next_multiple_of(8))?;
         Some((len, body, rest.first_chunk()?))
     }
 
-    /// Returns entry `index`, if it is there, whole. `slot` is the memory from [`at`](Self::at) on.
+    /// Returns entry `index` if it is complete. `slot` is the memory from [`at`](Self::at) on.
     pub fn decode<'a>(&self, index: u64, slot: &'a [u8]) -> Option<Entry<'a>> {
         let (len, body, seal) = self.parts(index, slot)?;
         let term = Term(word(seal, 0));
-        (self.is_whole(body, term, seal)).then(|| Entry {
+        (self.is_complete(body, term, seal)).then(|| Entry {
             index,
             term,
             decided: word(body, 8),
@@ -219,16 +225,16 @@ impl Layout {
     }
 
     #[cfg(not(debug_assertions))]
-    fn is_whole(&self, body: &[u8], term: Term, seal: &[u8; SEAL]) -> bool {
+    fn is_complete(&self, body: &[u8], term: Term, seal: &[u8; SEAL]) -> bool {
         self.seal(body, term) == *seal
     }
 
     #[cfg(debug_assertions)]
-    fn is_whole(&self, body: &[u8], term: Term, seal: &[u8; SEAL]) -> bool {
+    fn is_complete(&self, body: &[u8], term: Term, seal: &[u8; SEAL]) -> bool {
         self.seal(body, term) == *seal || self.trusts_torn && term != Term::default()
     }
 
-    /// Returns entry `index` of a whole log.
+    /// Returns entry `index` of a log if it is complete.
     pub fn entry<'a>(&self, index: u64, log: &'a [u8]) -> Option<Entry<'a>> {
         self.decode(index, self.slot(index, log)?)
     }
@@ -237,21 +243,21 @@ impl Layout {
         log.get(self.at(index)..self.at(index) + self.slot_len)
     }
 
-    /// Returns how many bytes entry `index` takes in a log that has its header. Its hash is not looked at: this is for
-    /// entries that the caller itself has put there.
+    /// Returns the number of bytes that entry `index` takes in a log that has its header. The hash is not
+    /// checked: this is for entries that the caller itself stored.
     pub fn stored_len(&self, index: u64, log: &[u8]) -> Option<usize> {
         self.value_len(index, self.slot(index, log)?).map(Self::written_len)
     }
 
-    /// Returns what stands in a log where entry `index` of this length ends: what makes it whole. It is the last thing
-    /// that is written of an entry, so as long as it stays the same, an entry that was not whole is none.
+    /// Returns the length of the value and the seal position's contents of entry `index`. The seal is written
+    /// last, so an entry that was torn stays torn as long as these bytes do not change.
     pub fn stored_seal(&self, index: u64, log: &[u8]) -> Option<(usize, [u8; SEAL])> {
         let (len, _, seal) = self.parts(index, self.slot(index, log)?)?;
         Some((len, *seal))
     }
 
-    /// Returns where the seal of entry `index` of a log stands, and what is to be written there so that the same value
-    /// stands in this term. `None` if the entry is not there.
+    /// Returns the offset and the new bytes of the seal that moves entry `index` of a log into this term with
+    /// the same value. Returns `None` if the log does not have the entry.
     pub fn resealed(&self, index: u64, log: &[u8], term: Term) -> Option<(usize, [u8; SEAL])> {
         let slot = self.slot(index, log)?;
         self.decode(index, slot)?;
@@ -260,43 +266,43 @@ impl Layout {
     }
 }
 
-/// What is written behind a snapshot: that it is there, and whole.
+/// Head of a snapshot, written after it: marks the snapshot as complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SnapshotHead {
-    /// Entries below are in it
+    /// Number of entries that the snapshot includes
     pub next: u64,
-    /// Its bytes
+    /// Length in bytes
     pub len: usize,
 }
 
 impl SnapshotHead {
-    /// As it is written at [`SNAPSHOT`].
+    /// Encodes the head, to be written at [`SNAPSHOT`].
     pub fn to_bytes(self) -> [u8; 24] {
         let mut bytes = [0; 24];
-        let words = [self.next, self.len as u64, tail(self.next, self.len)];
-        for (place, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
-            *place = word.to_le_bytes();
+        let words = [self.next, self.len as u64, check_word(self.next, self.len)];
+        for (target, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *target = word.to_le_bytes();
         }
         bytes
     }
 
-    /// Reads the head of a log; `None` if no snapshot was written.
+    /// Decodes the head in a log; `None` if it has no complete snapshot.
     pub fn of(head: &[u8]) -> Option<Self> {
         let words = head.get(SNAPSHOT..SNAPSHOT + 24)?.as_chunks::<8>().0;
         let [next, len, last] = words else { return None };
         let [next, len, last] = [next, len, last].map(|word| u64::from_le_bytes(*word));
         let len = usize::try_from(len).ok()?;
-        (last == tail(next, len)).then_some(Self { next, len })
+        (last == check_word(next, len)).then_some(Self { next, len })
     }
 }
 
-/// A word of a log.
+/// Returns a word of a log.
 pub fn word(log: &[u8], at: usize) -> u64 {
     log.get(at..).and_then(|bytes| bytes.first_chunk()).map_or(0, |word| u64::from_le_bytes(*word))
 }
 
-/// Check word of a snapshot's head, which is written at once.
-fn tail(next: u64, len: usize) -> u64 {
+/// Returns the check word of a snapshot's head, which one WRITE carries.
+fn check_word(next: u64, len: usize) -> u64 {
     switch::table::mix(next << 24 ^ len as u64) | 1
 }
 
@@ -318,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn terms_grow_and_have_one_owner() {
+    fn terms_grow_and_belong_to_one_incarnation() {
         let first = Term::default().next_of(3, u64::MAX).unwrap();
         assert!(first > Term::default() && first.server() == 3);
         let second = first.next_of(1, 0).unwrap();
@@ -336,7 +342,7 @@ mod tests {
         for term in [u64::MAX, u64::MAX << 8 | 1, 1 << 63, (1 << 39) << 24] {
             assert_eq!((Term(term).is_possible(255), Term(term).next_of(0, 0)), (false, None), "{term:x}");
         }
-        // The last one that is followed, and every one before it
+        // The last valid term, and the one before it
         let last = Term(((1 << 39) - 1) << 24);
         assert!(last.is_possible(1));
         assert_eq!(last.next_of(0, 0), None);
@@ -344,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_follow_each_other_and_come_again() {
+    fn slots_form_a_ring() {
         assert_eq!((LAYOUT.slots(), LAYOUT.max_value(), LAYOUT.max_snapshot()), (4, 24, 100));
         assert_eq!((LAYOUT.at(0), LAYOUT.at(3), LAYOUT.at(4)), (64, 64 + 3 * 64, 64));
         assert_eq!((LAYOUT.log_len(), LAYOUT.memory_len()), (64 + 4 * 64, 64 + 4 * 64 + 100));
@@ -352,11 +358,11 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_there_when_its_last_word_is() {
+    fn an_entry_is_valid_when_its_last_byte_has_arrived() {
         let old = written(&entry(1, 256, b"what stood there before"));
         let new = written(&entry(5, 257, b"what comes in its place"));
         let mut log = vec![0; LAYOUT.memory_len()];
-        assert_eq!(LAYOUT.entry(1, &log), None, "nothing was written");
+        assert_eq!(LAYOUT.entry(1, &log), None, "never written");
         let at = LAYOUT.at(1);
         log[at..at + old.len()].copy_from_slice(&old);
         assert_eq!(LAYOUT.entry(1, &log), Some(entry(1, 256, b"what stood there before")));
@@ -369,24 +375,24 @@ mod tests {
     }
 
     #[test]
-    fn the_term_of_an_entry_changes_by_one_write_of_its_end() {
+    fn a_new_seal_changes_the_term_of_an_entry() {
         let value = b"what a server holds";
         let old = written(&entry(5, 256, value));
         let mut log = vec![0; LAYOUT.memory_len()];
-        assert_eq!(LAYOUT.resealed(5, &log, Term(999)), None, "nothing was written");
+        assert_eq!(LAYOUT.resealed(5, &log, Term(999)), None, "never written");
         log[LAYOUT.at(5)..][..old.len()].copy_from_slice(&old);
         assert_eq!(LAYOUT.stored_len(5, &log), Some(old.len()));
         let (at, seal) = LAYOUT.resealed(5, &log, Term(999)).unwrap();
         assert_eq!((at, seal.len()), (LAYOUT.at(5) + old.len() - SEAL, SEAL));
         log[at..at + SEAL].copy_from_slice(&seal);
         assert_eq!(LAYOUT.entry(5, &log), Some(entry(5, 999, value)));
-        // A term without its hash is no entry.
+        // A term without its hash invalidates the entry.
         log[at] ^= 1;
         assert_eq!((LAYOUT.entry(5, &log), LAYOUT.resealed(5, &log, Term(1000))), (None, None));
     }
 
     #[test]
-    fn hashes_of_another_key_are_no_entries() {
+    fn entries_under_another_key_are_invalid() {
         let bytes = written(&entry(5, 256, b"a value"));
         assert_eq!(LAYOUT.decode(5, &bytes), Some(entry(5, 256, b"a value")));
         assert_eq!(LAYOUT.keyed([1; 32]).decode(5, &bytes), None);
@@ -400,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_is_there_when_its_head_is() {
+    fn a_snapshot_is_valid_when_its_head_is_complete() {
         let head = SnapshotHead { next: 1 << 40, len: 77 };
         let mut log = [0; HEAD];
         assert_eq!(SnapshotHead::of(&log), None);
@@ -413,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshots_head_that_is_torn_over_another_one_is_none() {
+    fn a_torn_snapshot_head_is_never_a_mixture() {
         let heads = [(1, 77), (2, 78), (1, 3 << 24 | 5), (2, 6), (1 << 40, 1 << 30)];
         let heads = heads.map(|(next, len)| SnapshotHead { next, len });
         for (old, new) in heads.iter().flat_map(|old| heads.map(|new| (*old, new))) {
@@ -433,7 +439,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn entries_survive(index in 0u64..1 << 40, term: u64, value in prop::collection::vec(any::<u8>(), 0..=20)) {
+        fn entries_round_trip(index in 0u64..1 << 40, term: u64, value in prop::collection::vec(any::<u8>(), 0..=20)) {
             let mut log = vec![0xa5; LAYOUT.memory_len()];
             let bytes = written(&entry(index, term, &value));
             log[LAYOUT.at(index)..][..bytes.len()].copy_from_slice(&bytes);
@@ -441,7 +447,7 @@ mod tests {
             prop_assert_eq!(LAYOUT.entry(index + 4, &log), None);
         }
 
-        /// Whatever the prefix of a WRITE that arrives over whatever entry: the slot holds one of the two, or nothing.
+        /// For every prefix of a WRITE over any old entry, the slot holds one of the two entries, or none.
         #[test]
         fn a_torn_write_leaves_the_old_entry_the_new_one_or_none(
             (index, old_index) in (0u64..8, prop_oneof![Just(0u64), Just(4)]).prop_map(|(at, wrap)| (at + 4, at + wrap)),
@@ -460,8 +466,8 @@ mod tests {
             slot[..old_bytes.len()].copy_from_slice(&old_bytes);
             for arrived in 0..=new_bytes.len() {
                 slot[..arrived].copy_from_slice(&new_bytes[..arrived]);
-                for place in [old_index, index] {
-                    let found = LAYOUT.decode(place, &slot);
+                for entry_index in [old_index, index] {
+                    let found = LAYOUT.decode(entry_index, &slot);
                     prop_assert!(
                         found.is_none_or(|found| found == before || found == after),
                         "{arrived} bytes: {found:?}"
@@ -472,7 +478,7 @@ mod tests {
         }
 
         #[test]
-        fn any_memory_is_read(slot in prop::collection::vec(any::<u8>(), 0..80), index: u32) {
+        fn decoding_any_memory_does_not_panic(slot in prop::collection::vec(any::<u8>(), 0..80), index: u32) {
             _ = LAYOUT.decode(index.into(), &slot);
         }
     }

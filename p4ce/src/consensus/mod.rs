@@ -1,8 +1,13 @@
-//! Consensus on top of replicated writes, with the protocol that the paper takes from Mu (III).
+//! Consensus on top of replicated writes, with Mu's protocol as P4CE uses it (P4CE, section III).
 //!
-//! Every server has a log in registered memory ([`log`]). They read each other's heartbeats ([`detector`]); the live one
-//! with the lowest number leads ([`Server`]): it gets permission to write from a majority, brings their logs to agreement,
-//! and from then on writes each value once to each log: by itself, or once for all through a switch ([`Through`]).
+//! Every server has a log in registered memory ([`log`]). The servers read each other's heartbeats
+//! ([`detector`]), and the live server with the lowest number leads ([`Server`]). It obtains write permission
+//! from a majority, brings their logs into agreement, and then writes each value once to each log: directly,
+//! or once to all logs through a switch ([`Through`]).
+//!
+//! An application creates a [`Server`], calls [`Server::start`] once, then [`Server::run`] after each event
+//! of the NIC and at [`Server::next_timer`]. It proposes values with [`Server::propose`] and applies those
+//! that [`Server::poll_decided`] returns.
 
 mod admit;
 mod agreement;

@@ -1,11 +1,11 @@
-//! A server: permission to write, whose turn it is to lead, and what is decided.
+//! A server: its connections, the permission to write its log, and the delivery of decided entries.
 
 use super::config::{Config, Decided, StartError};
 use super::hello::{Grant, Hello, Purpose};
 use super::leader::Leadership;
 use super::log::{ADMITTED, DECIDED, HEAD, SEAL, SnapshotHead, Term, word};
 use super::through::Group;
-use super::watch::{CONTROL_VA, PATIENCE, SCRATCH_VA, Standing, Watch, control_len};
+use super::watch::{CANDIDACY_DELAY, CONTROL_VA, SCRATCH_VA, Standing, Watch, control_len};
 use crate::wire::{MemberRequest, Region};
 use core::net::IpAddr;
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, RemoteRequest, service_id_of};
@@ -18,7 +18,7 @@ use switch::Nanos;
 pub(super) const LOG_VA: u64 = 0x2000_0000;
 const COMPLETIONS: usize = 1 << 14;
 
-/// A connection that this server has asked for.
+/// A connection that this server has requested.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outgoing {
     pub(super) qpn: Qpn,
@@ -27,36 +27,36 @@ pub(super) struct Outgoing {
 }
 
 impl Outgoing {
-    /// Whether it was asked for longer ago.
+    /// Returns whether it was requested more than `span` ago.
     pub(super) fn is_older_than(&self, now: Nanos, span: Nanos) -> bool {
         now.since(self.since) > span
     }
 }
 
-/// What a queue pair is for.
+/// Purpose of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Use {
-    /// We read what this server shows.
+pub(super) enum QpRole {
+    /// We read this server's control words.
     Watch(u8),
-    /// We write the log of this server.
+    /// We write this server's log.
     Write(u8),
-    /// The switch writes the logs of those in our group.
+    /// The switch writes the logs of our group's members.
     Group,
-    /// The switch writes here.
+    /// The switch writes our log.
     Joined,
-    /// Another server reads here.
+    /// Another server reads our control words.
     Watched,
-    /// Another server writes here.
+    /// Another server writes our log.
     Written,
 }
 
-/// What a server has of its NIC.
+/// NIC resources of a server.
 #[derive(Debug)]
 pub(super) struct Resources {
     pub(super) pd: Pd,
     pub(super) cq: Cq,
     pub(super) control: (Buffer, Mr),
-    /// The log; the key is for reading one's own to send it
+    /// The log; the key is for reading it locally, to send entries
     pub(super) log: (Buffer, Mr),
     pub(super) scratch: (Buffer, Mr),
 }
@@ -68,47 +68,47 @@ pub struct Server {
     pub(super) resources: Option<Resources>,
     pub(super) standing: Standing,
     pub(super) watch: Watch,
-    pub(super) uses: BTreeMap<u32, Use>,
+    pub(super) qp_roles: BTreeMap<u32, QpRole>,
     pub(super) conns: BTreeMap<Conn, Qpn>,
-    /// By whom it is watched
-    watched_by: Vec<Option<Qpn>>,
-    /// The latest term that anybody was given permission to write in, or was asked for
+    /// Queue pairs through which other servers read this one's control words
+    readers: Vec<Option<Qpn>>,
+    /// The latest term in which this server granted permission, or was a candidate
     pub(super) promised: Term,
-    /// The latest term that was heard of in a refusal
-    pub(super) heard: Term,
-    /// The one who may write here
+    /// The latest term reported in a rejection
+    pub(super) rejected_term: Term,
+    /// Queue pair and region of the server that may write the log
     pub(super) writer: Option<(Qpn, Mr)>,
-    /// The group in which it may write here, too
+    /// Queue pair, region and connection of the group that may write the log, too
     pub(super) joined: Option<(Qpn, Mr, Conn)>,
     pub(super) leadership: Option<Leadership>,
-    /// No candidacy before
+    /// No candidacy before this time
     candidate_at: Nanos,
     pub(super) beat_at: Nanos,
     pub(super) beats: u64,
-    /// Entries below are decided, as far as is known here
+    /// Number of entries known to be decided
     pub(super) decided: u64,
-    /// Entries below were looked at for what they say of others
+    /// Number of entries scanned for the decided number that they carry
     scanned: u64,
-    /// Index, length and seal of an entry that was looked at and is not whole: it is not looked at again before that seal
-    /// is written over, so that a long entry is not hashed with each of its packets.
+    /// Index, length and seal of a scanned entry that is torn. It is scanned again only after its seal
+    /// changed, so that a long entry is not hashed for each of its packets.
     torn: Option<(u64, usize, [u8; SEAL])>,
-    /// Entries below were taken out of the log
+    /// Number of entries taken out of the log
     pub(super) applied: u64,
-    /// Entries below are in a snapshot that was installed: what lies in the log there is from before, and may be anything.
-    pub(super) vouched: u64,
-    /// Entries below were given to the application
-    pub(super) taken: u64,
-    out: VecDeque<Decided>,
-    /// Names the configuration that servers have to share
+    /// Number of entries in an installed snapshot: log entries below are older than it and may be arbitrary
+    pub(super) valid_from: u64,
+    /// Number of entries returned to the application
+    pub(super) polled: u64,
+    results: VecDeque<Decided>,
+    /// Hash of the configuration that all servers of a group share
     group: u64,
-    /// Requests that were refused because their source, secret or configuration is not a server's
+    /// Requests rejected because of their source, secret or configuration
     refused: u64,
 }
 
 impl Server {
-    /// A server that has nothing: at the very beginning, or after it has lost its memory.
+    /// Creates a server with empty memory: at the first start, or after it has lost its memory.
     pub fn new(mut config: Config) -> Self {
-        // 0 is what stands in memory that nobody wrote to.
+        // Memory that was never written holds 0.
         config.incarnation = config.incarnation.max(1);
         let group = config.group();
         config.layout = config.layout.keyed(config.log_key());
@@ -123,11 +123,11 @@ impl Server {
             standing: Standing::Blank,
             watch: Watch::new(&config),
             resources: None,
-            uses: BTreeMap::new(),
+            qp_roles: BTreeMap::new(),
             conns: BTreeMap::new(),
-            watched_by: vec![None; config.servers.len()],
+            readers: vec![None; config.servers.len()],
             promised: Term::default(),
-            heard: Term::default(),
+            rejected_term: Term::default(),
             writer: None,
             joined: None,
             leadership: None,
@@ -137,17 +137,17 @@ impl Server {
             decided: 0,
             scanned: 0,
             applied: 0,
-            vouched: 0,
-            taken: 0,
-            out: VecDeque::new(),
+            valid_from: 0,
+            polled: 0,
+            results: VecDeque::new(),
             config,
         }
     }
 
-    /// Takes what it needs of its NIC.
+    /// Allocates the NIC's resources and starts to listen.
     ///
     /// # Errors
-    /// If the NIC has no room.
+    /// If the NIC cannot allocate a queue or memory.
     pub fn start(&mut self, nic: &mut Rnic, now: Nanos) -> Result<(), StartError> {
         let (layout, servers) = (self.config.layout, self.config.servers.len());
         let pd = nic.alloc_pd();
@@ -159,91 +159,92 @@ impl Server {
         self.resources = Some(Resources { pd, cq, control, log, scratch });
         _ = nic.listen(PortSpace::Tcp, self.config.port);
         self.beat_at = now;
-        // Everybody gets the time to be seen.
-        self.candidate_at = now + self.spans(PATIENCE);
+        // Other servers get time to be seen before a candidacy.
+        self.candidate_at = now + self.heartbeats(CANDIDACY_DELAY);
         Ok(())
     }
 
-    pub(super) fn spans(&self, heartbeats: u64) -> Nanos {
-        Nanos(self.config.heartbeat.0 * heartbeats)
+    pub(super) fn heartbeats(&self, count: u64) -> Nanos {
+        Nanos(self.config.heartbeat.0 * count)
     }
 
-    /// Whether it leads.
+    /// Returns whether this server is an established leader.
     pub fn leads(&self) -> bool {
         self.leadership.as_ref().is_some_and(Leadership::is_established)
     }
 
-    /// Who leads, as far as this server knows
+    /// Returns the leader, as far as this server knows.
     pub fn leader(&self) -> Option<u8> {
         let follows = self.leadership.is_none() && self.writer.is_some();
         (follows || self.leads()).then(|| self.promised.server())
     }
 
-    /// Queue pairs that it has
+    /// Returns the number of queue pairs in use.
     pub fn queue_pairs(&self) -> usize {
-        self.uses.len()
+        self.qp_roles.len()
     }
 
-    /// Requests for connections that were refused because their source, secret or configuration is not a server's
+    /// Returns the number of requests for connections that were rejected because of their source, secret or
+    /// configuration.
     pub fn refused(&self) -> u64 {
         self.refused
     }
 
-    /// Where it stands with the others
+    /// Returns whether this server is a member.
     pub fn standing(&self) -> Standing {
         self.standing
     }
 
-    /// Whether what it proposes goes through the switch.
+    /// Returns whether proposed values are replicated through the switch.
     pub fn replicates_through(&self) -> bool {
         self.leadership.as_ref().and_then(|leadership| leadership.group.as_ref()).is_some_and(Group::is_open)
     }
 
-    /// The latest term that it has promised
+    /// Returns the latest term that this server has promised.
     pub fn term(&self) -> Term {
         self.promised
     }
 
-    /// Entries that are decided, as far as it knows
+    /// Returns the number of entries that this server knows to be decided.
     pub fn decided(&self) -> u64 {
         self.decided
     }
 
-    /// Returns the bytes of all entries in this server's log, whole or torn.
+    /// Returns the bytes of all entries in this server's log, complete or torn.
     pub fn slots<'a>(&self, nic: &'a Rnic) -> &'a [u8] {
         let memory = self.resources.as_ref().map_or(&[][..], |resources| nic.bytes(resources.log.0));
         memory.get(HEAD..self.config.layout.log_len()).unwrap_or_default()
     }
 
-    /// Returns the value of an entry that stands in this server's log, whole.
+    /// Returns the value of an entry that is complete in this server's log.
     pub fn holds<'a>(&self, nic: &'a Rnic, index: u64) -> Option<&'a [u8]> {
         let memory = nic.bytes(self.resources.as_ref()?.log.0);
         Some(self.config.layout.entry(index, memory)?.value)
     }
 
-    /// What the application is told next: every decided entry once, in the order of their indices, but for those that
-    /// are in a snapshot.
+    /// Returns the next result for the application: every decided entry once, in index order, except those
+    /// that a snapshot includes.
     pub fn poll_decided(&mut self) -> Option<Decided> {
-        let next = self.out.pop_front()?;
-        self.taken = match &next {
+        let next = self.results.pop_front()?;
+        self.polled = match &next {
             Decided::Entry { index, .. } => index + 1,
             Decided::Snapshot { next, .. } => *next,
         };
         Some(next)
     }
 
-    /// When [`run`](Self::run) is to be called, if nothing comes in before
+    /// Returns when to call [`run`](Self::run) at the latest.
     pub fn next_timer(&self) -> Nanos {
         self.beat_at
     }
 
-    /// The others
-    pub(super) fn others(&self) -> impl Iterator<Item = u8> + use<> {
+    /// Returns the numbers of all other servers.
+    pub(super) fn peers(&self) -> impl Iterator<Item = u8> + use<> {
         let own = self.config.id;
         (0..self.config.servers.len() as u8).filter(move |server| *server != own)
     }
 
-    /// Something came in, or the time has come.
+    /// Processes the events and completions of the NIC, and everything that is due.
     pub fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         while let Some(event) = nic.poll_cm_event() {
             self.on_cm(nic, &event, now);
@@ -253,31 +254,31 @@ impl Server {
         }
         while nic.poll_event().is_some() {}
         if self.beat_at <= now {
-            self.beat(nic, now);
+            self.on_heartbeat(nic, now);
         }
         self.lead(nic, now);
-        self.learn(nic);
+        self.deliver_decided(nic);
     }
 
-    fn beat(&mut self, nic: &mut Rnic, now: Nanos) {
+    fn on_heartbeat(&mut self, nic: &mut Rnic, now: Nanos) {
         self.beat_at = now + self.config.heartbeat;
         self.beats += 1;
         if self.standing == Standing::Blank {
-            self.join_beginning();
+            self.join_bootstrap();
         }
-        self.show(nic);
-        for server in self.others() {
-            self.watch(nic, server, now);
+        self.publish(nic);
+        for server in self.peers() {
+            self.read_control_words(nic, server, now);
         }
         let turn = self.standing == Standing::Member && self.watch.leader() == self.config.id;
         if self.leadership.is_none() && turn && now >= self.candidate_at {
-            self.run_for_office(nic, now);
+            self.start_candidacy(nic, now);
         }
         self.admit(nic);
         self.commit_when_idle(nic);
     }
 
-    /// Asks another server for a connection.
+    /// Requests a connection to another server.
     pub(super) fn connect_to(
         &mut self,
         nic: &mut Rnic,
@@ -287,22 +288,22 @@ impl Server {
     ) -> Option<Outgoing> {
         let address = self.config.servers[usize::from(server)];
         let hello = Hello { server: self.config.id, purpose, group: self.group }.to_bytes();
-        let hello = self.config.to(address)?.close(hello);
-        let what = if purpose == Purpose::Watch { Use::Watch(server) } else { Use::Write(server) };
-        let (qpn, _) = self.connect(nic, (address, self.config.port), hello, what, now)?;
+        let hello = self.config.to(address)?.seal(hello);
+        let role = if purpose == Purpose::Watch { QpRole::Watch(server) } else { QpRole::Write(server) };
+        let (qpn, _) = self.connect(nic, (address, self.config.port), hello, role, now)?;
         Some(Outgoing { qpn, remote: None, since: now })
     }
 
-    /// Asks for a connection.
+    /// Requests a connection.
     pub(super) fn connect(
         &mut self,
         nic: &mut Rnic,
         (address, port): (IpAddr, u16),
         private_data: Vec<u8>,
-        what: Use,
+        role: QpRole,
         now: Nanos,
     ) -> Option<(Qpn, Conn)> {
-        // Every entry may be under way twice: when it is new, and when it is settled.
+        // Every entry may be in flight twice: when it is new, and when it is proposed again.
         let depth = self.config.layout.slots() as usize * 2 + 64;
         let qpn = nic.create_qp(queue_pair(self.resources.as_ref()?, depth)).ok()?;
         let param = ConnParam {
@@ -316,7 +317,7 @@ impl Server {
             _ = nic.destroy_qp(qpn);
             return None;
         };
-        self.uses.insert(qpn.get(), what);
+        self.qp_roles.insert(qpn.get(), role);
         self.conns.insert(conn, qpn);
         Some((qpn, conn))
     }
@@ -328,7 +329,7 @@ impl Server {
         conn: Conn,
         access: Access,
         private_data: Vec<u8>,
-        what: Use,
+        role: QpRole,
         now: Nanos,
     ) -> Option<Qpn> {
         let qpn = nic.create_qp(queue_pair(self.resources.as_ref()?, 1)).ok()?;
@@ -337,7 +338,7 @@ impl Server {
             _ = nic.destroy_qp(qpn);
             return None;
         }
-        self.uses.insert(qpn.get(), what);
+        self.qp_roles.insert(qpn.get(), role);
         self.conns.insert(conn, qpn);
         Some(qpn)
     }
@@ -349,7 +350,7 @@ impl Server {
     }
 
     pub(super) fn drop_qp(&mut self, nic: &mut Rnic, qpn: Qpn) {
-        self.uses.remove(&qpn.get());
+        self.qp_roles.remove(&qpn.get());
         self.conns.retain(|_, of| *of != qpn);
         _ = nic.destroy_qp(qpn);
     }
@@ -361,85 +362,85 @@ impl Server {
             return;
         }
         let Some(qpn) = self.conns.get(&conn).copied() else { return };
-        let what = self.uses.get(&qpn.get()).copied();
+        let role = self.qp_roles.get(&qpn.get()).copied();
         if let CmEvent::Replied { reply, .. } = event {
             let region = Region::from_private_data(&reply.private_data);
-            match what {
-                Some(Use::Watch(server)) => {
-                    let link = self.watch.others[usize::from(server)].link.as_mut();
+            match role {
+                Some(QpRole::Watch(server)) => {
+                    let link = self.watch.peers[usize::from(server)].link.as_mut();
                     if let Some(link) = link.filter(|link| link.qpn == qpn) {
                         link.remote = region;
-                        self.watch.others[usize::from(server)].refuses = false;
+                        self.watch.peers[usize::from(server)].refuses = false;
                     }
                 }
-                Some(Use::Write(server)) => {
-                    self.granted(nic, server, qpn, Grant::from_bytes(&reply.private_data));
+                Some(QpRole::Write(server)) => {
+                    self.on_granted(nic, server, qpn, Grant::from_bytes(&reply.private_data));
                 }
-                Some(Use::Group) => self.group_stands(nic, qpn, region, now),
-                Some(Use::Watched | Use::Written | Use::Joined) | None => {}
+                Some(QpRole::Group) => self.on_group_accepted(nic, qpn, region, now),
+                Some(QpRole::Watched | QpRole::Written | QpRole::Joined) | None => {}
             }
             return;
         }
         if let (
             CmEvent::Rejected { private_data, reason, .. },
-            Some(Use::Watch(server) | Use::Write(server)),
-        ) = (event, what)
+            Some(QpRole::Watch(server) | QpRole::Write(server)),
+        ) = (event, role)
         {
             let term = Term(private_data.first_chunk().map_or(0, |term| u64::from_be_bytes(*term)));
             if term.is_possible(self.config.servers.len()) {
-                // A server leads, or did, in a later term than we asked for.
-                self.heard = self.heard.max(term);
+                // A server promised a later term than the one that we requested.
+                self.rejected_term = self.rejected_term.max(term);
             }
-            self.watch.others[usize::from(server)].refuses = *reason == RejReason::CONSUMER && term.0 == 0;
+            self.watch.peers[usize::from(server)].refuses = *reason == RejReason::CONSUMER && term.0 == 0;
         }
         if event.is_last() || matches!(event, CmEvent::Disconnecting { .. }) {
             self.conns.remove(&conn);
-            self.lost(nic, qpn, now);
+            self.on_connection_lost(nic, qpn, now);
         }
     }
 
-    /// A connection is no more.
-    fn lost(&mut self, nic: &mut Rnic, qpn: Qpn, now: Nanos) {
-        match self.uses.get(&qpn.get()).copied() {
-            Some(Use::Watch(server)) => self.watch.lost(server, |link| link.qpn == qpn),
-            Some(Use::Write(server)) => self.follower_lost(nic, server, qpn, now),
-            Some(Use::Group) => self.group_lost(nic, qpn, now),
-            Some(Use::Watched | Use::Written | Use::Joined) | None => {}
+    /// Handles the loss of a connection.
+    fn on_connection_lost(&mut self, nic: &mut Rnic, qpn: Qpn, now: Nanos) {
+        match self.qp_roles.get(&qpn.get()).copied() {
+            Some(QpRole::Watch(server)) => self.watch.on_lost(server, |link| link.qpn == qpn),
+            Some(QpRole::Write(server)) => self.on_follower_lost(nic, server, qpn, now),
+            Some(QpRole::Group) => self.on_group_lost(nic, qpn, now),
+            Some(QpRole::Watched | QpRole::Written | QpRole::Joined) | None => {}
         }
         self.drop_qp(nic, qpn);
     }
 
-    /// A host asks for a connection. Only a server, from its own address, may have one, and the switch; every other
-    /// request is refused without a word.
+    /// Handles a request for a connection. Only servers from their own address, and the switch, are accepted;
+    /// other requests are rejected without private data.
     fn on_requested(&mut self, nic: &mut Rnic, conn: Conn, request: &RemoteRequest, now: Nanos) {
         let (from, data) = (request.peer.remote, &request.private_data);
-        let known = |len| self.config.from(from).is_some_and(|envelope| envelope.admits(data, len));
+        let known = |len| self.config.from(from).is_some_and(|envelope| envelope.verifies(data, len));
         let hello = Hello::from_bytes(data).filter(|hello| {
             let address = self.config.servers.get(usize::from(hello.server));
-            hello.group == self.group && self.is_at(address.copied(), from) && known(Hello::LEN)
+            hello.group == self.group && self.has_source(address.copied(), from) && known(Hello::LEN)
         });
         let member = MemberRequest::from_bytes(data).filter(|member| {
             let address = self.config.through.map(|through| through.address);
-            self.is_at(address, from) && known(member.to_bytes().len())
+            self.has_source(address, from) && known(member.to_bytes().len())
         });
-        let (refusal, welcome) = match (hello, member) {
+        let (refusal, accepted) = match (hello, member) {
             (Some(hello), _) => {
-                let welcome = self.welcome(nic, conn, hello, now);
-                (self.promised.0.to_be_bytes().to_vec(), welcome)
+                let accepted = self.accept_server(nic, conn, hello, now);
+                (self.promised.0.to_be_bytes().to_vec(), accepted)
             }
-            (None, Some(member)) => (Vec::new(), self.join(nic, conn, member, now)),
+            (None, Some(member)) => (Vec::new(), self.join_group(nic, conn, member, now)),
             (None, None) => {
                 self.refused += 1;
                 (Vec::new(), None)
             }
         };
-        if welcome.is_none() {
+        if accepted.is_none() {
             _ = nic.reject(conn, RejReason::CONSUMER, &refusal, now);
         }
     }
 
-    /// Another server asks for a connection.
-    fn welcome(&mut self, nic: &mut Rnic, conn: Conn, hello: Hello, now: Nanos) -> Option<()> {
+    /// Handles a request from another server.
+    fn accept_server(&mut self, nic: &mut Rnic, conn: Conn, hello: Hello, now: Nanos) -> Option<()> {
         if usize::from(hello.server) >= self.config.servers.len() || hello.server == self.config.id {
             return None;
         }
@@ -447,9 +448,9 @@ impl Server {
             let control = self.resources.as_ref()?.control.1;
             let region = Region::new(CONTROL_VA, control.0, control_len(self.config.servers.len()) as u64);
             let private_data = region.to_bytes();
-            let qpn = self.accept(nic, conn, Access::REMOTE_READ, private_data, Use::Watched, now)?;
-            // Who asks again has lost the connection that it had.
-            let before = self.watched_by[usize::from(hello.server)].replace(qpn);
+            let qpn = self.accept(nic, conn, Access::REMOTE_READ, private_data, QpRole::Watched, now)?;
+            // A server that requests again has lost its previous connection.
+            let before = self.readers[usize::from(hello.server)].replace(qpn);
             if let Some(before) = before {
                 self.drop_qp(nic, before);
             }
@@ -462,9 +463,9 @@ impl Server {
         }
         let access = Access::REMOTE_READ.and(Access::REMOTE_WRITE);
         let mr = self.open_log(nic, access)?;
-        // What has arrived is taken in before anybody writes over it. From here on, nobody else writes (paper III:
-        // permission moves with leadership).
-        self.learn(nic);
+        // Entries that have arrived are applied before another server can overwrite them. From here on no
+        // other server can write (P4CE, section III: the permission moves with the leadership).
+        self.deliver_decided(nic);
         self.fence(nic, now);
         self.promised = term;
         self.step_down(nic, now);
@@ -474,32 +475,32 @@ impl Server {
             incarnation: self.config.incarnation,
             is_member: self.standing != Standing::Blank,
             applied: self.applied,
-            vouched: self.vouched,
+            valid_from: self.valid_from,
         };
-        let Some(qpn) = self.accept(nic, conn, access, grant.to_bytes(), Use::Written, now) else {
+        let Some(qpn) = self.accept(nic, conn, access, grant.to_bytes(), QpRole::Written, now) else {
             _ = nic.deregister(mr);
             return None;
         };
         self.writer = Some((qpn, mr));
-        // What is not known to be decided may be replaced.
+        // Entries that are not known to be decided may be replaced.
         self.scanned = self.applied;
-        self.show(nic);
+        self.publish(nic);
         Some(())
     }
 
     #[cfg(not(debug_assertions))]
-    #[allow(clippy::unused_self, reason = "a planted bug looks at it")]
-    fn is_at(&self, address: Option<IpAddr>, from: IpAddr) -> bool {
+    #[allow(clippy::unused_self, reason = "a planted bug reads self")]
+    fn has_source(&self, address: Option<IpAddr>, from: IpAddr) -> bool {
         address == Some(from)
     }
 
     #[cfg(debug_assertions)]
-    fn is_at(&self, address: Option<IpAddr>, from: IpAddr) -> bool {
+    fn has_source(&self, address: Option<IpAddr>, from: IpAddr) -> bool {
         address == Some(from) || address.is_some() && self.config.bug == Some(super::config::Bug::AnySource)
     }
 
     #[cfg(not(debug_assertions))]
-    #[allow(clippy::unused_self, reason = "the other one looks at it")]
+    #[allow(clippy::unused_self, reason = "the debug version reads self")]
     const fn forgets_promises(&self) -> bool {
         false
     }
@@ -509,16 +510,16 @@ impl Server {
         self.config.bug == Some(super::config::Bug::ForgottenPromise)
     }
 
-    /// A key to the log.
+    /// Registers a region that maps the whole log.
     pub(super) fn open_log(&self, nic: &mut Rnic, access: Access) -> Option<Mr> {
         let resources = self.resources.as_ref()?;
         let all = 0..self.config.layout.memory_len();
         nic.register(resources.pd, resources.log.0, all, LOG_VA, access).ok()
     }
 
-    /// Takes the permission to write from whoever has it.
+    /// Revokes all permissions to write the log.
     pub(super) fn fence(&mut self, nic: &mut Rnic, now: Nanos) {
-        self.leave(nic, now);
+        self.leave_group(nic, now);
         if let Some((qpn, mr)) = self.writer.take() {
             _ = nic.deregister(mr);
             self.drop_qp(nic, qpn);
@@ -526,36 +527,38 @@ impl Server {
     }
 
     fn on_completion(&mut self, nic: &mut Rnic, done: &Completion, now: Nanos) {
-        let what = self.uses.get(&done.qpn.get()).copied();
-        match what {
-            _ if done.status != Status::Success => self.lost(nic, done.qpn, now),
-            Some(Use::Watch(server)) => self.on_watched(nic, server),
-            Some(Use::Write(server)) => self.on_follower(nic, server, done, now),
-            Some(Use::Group) => self.on_group(nic, done.qpn, done.id),
-            Some(Use::Watched | Use::Written | Use::Joined) | None => {}
+        let role = self.qp_roles.get(&done.qpn.get()).copied();
+        match role {
+            _ if done.status != Status::Success => self.on_connection_lost(nic, done.qpn, now),
+            Some(QpRole::Watch(server)) => self.on_control_words(nic, server),
+            Some(QpRole::Write(server)) => self.on_follower(nic, server, done, now),
+            Some(QpRole::Group) => self.on_group(nic, done.qpn, done.id),
+            Some(QpRole::Watched | QpRole::Written | QpRole::Joined) | None => {}
         }
     }
 
-    /// The latest term that anybody is known to have promised
+    /// Returns the latest term that any server is known to have promised.
     pub(super) fn latest_term(&self) -> Term {
         let servers = self.config.servers.len();
-        let promised = self.watch.others.iter().map(|watched| watched.promised);
-        promised.filter(|term| term.is_possible(servers)).fold(self.promised.max(self.heard), Term::max)
+        let promised = self.watch.peers.iter().map(|watched| watched.promised);
+        promised
+            .filter(|term| term.is_possible(servers))
+            .fold(self.promised.max(self.rejected_term), Term::max)
     }
 
-    /// Gives up the office, if it has it or runs for it.
+    /// Ends the leadership or candidacy, if there is one.
     pub(super) fn step_down(&mut self, nic: &mut Rnic, now: Nanos) {
         self.end_group(nic, now);
         if let Some(leadership) = self.leadership.take() {
             for link in leadership.links() {
                 self.drop_link(nic, Some(link));
             }
-            self.candidate_at = now + self.spans(PATIENCE);
+            self.candidate_at = now + self.heartbeats(CANDIDACY_DELAY);
         }
     }
 
-    /// What the log says is decided goes to the application.
-    pub(super) fn learn(&mut self, nic: &mut Rnic) {
+    /// Passes entries that are decided according to the log to the application.
+    pub(super) fn deliver_decided(&mut self, nic: &mut Rnic) {
         let Some(resources) = &self.resources else { return };
         let (memory, layout) = (nic.bytes(resources.log.0), self.config.layout);
         let before = self.applied;
@@ -565,10 +568,10 @@ impl Server {
             if let Some(SnapshotHead { next, len }) = written
                 && let Some(state) = memory.get(layout.log_len()..).and_then(|area| area.get(..len))
             {
-                // It has what is still to be taken out.
-                self.out.clear();
-                self.out.push_back(Decided::Snapshot { next, state: state.to_vec() });
-                (self.applied, self.vouched) = (next, next);
+                // The snapshot includes all entries that were not polled yet.
+                self.results.clear();
+                self.results.push_back(Decided::Snapshot { next, state: state.to_vec() });
+                (self.applied, self.valid_from) = (next, next);
                 self.scanned = self.scanned.max(next);
             }
             while let Some((len, seal)) = layout.stored_seal(self.scanned, memory) {
@@ -587,16 +590,16 @@ impl Server {
         while self.applied < decided
             && let Some(entry) = layout.entry(self.applied, memory)
         {
-            self.out.push_back(Decided::Entry { index: self.applied, value: entry.value.to_vec() });
+            self.results.push_back(Decided::Entry { index: self.applied, value: entry.value.to_vec() });
             self.applied += 1;
         }
         self.scanned = self.scanned.max(self.applied);
-        // Nothing is known to be decided here that is not held here.
+        // An entry counts as decided here only if this server holds it.
         self.decided = self.decided.max(self.applied);
         let admitted = word(memory, ADMITTED) == self.config.incarnation;
         self.standing = match self.standing {
             Standing::Blank if admitted => Standing::Member,
-            // A leader has brought what was lacking.
+            // A leader has written entries that were lacking.
             Standing::Behind if self.applied > before => Standing::Member,
             standing => standing,
         };

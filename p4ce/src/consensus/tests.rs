@@ -1,4 +1,5 @@
-//! Servers whose NICs are joined by wires without delay: time passes between frames only where a test says so.
+//! Servers whose NICs are connected by links without delay: time advances between frames only where a test
+//! lets it.
 
 mod connections;
 mod replication;
@@ -13,7 +14,7 @@ use switch::Nanos;
 
 const HEARTBEAT: Nanos = Nanos::from_micros(100);
 
-/// A request for a connection.
+/// A received request for a connection.
 struct Request {
     at: Nanos,
     conn: Conn,
@@ -26,10 +27,10 @@ struct Net {
     nics: Vec<Rnic>,
     servers: Vec<Server>,
     config: Config,
-    /// Servers that no frame reaches or leaves
-    away: Vec<u8>,
-    /// What each server's application was told in this incarnation
-    told: Vec<Vec<Decided>>,
+    /// Servers that are partitioned: no frame reaches or leaves them
+    partitioned: Vec<u8>,
+    /// Results returned to each server's application in this incarnation
+    delivered: Vec<Vec<Decided>>,
     restarts: u64,
     /// Requests that arrived at a NIC without a server ([`add_nic`](Self::add_nic))
     requests: Vec<Request>,
@@ -44,7 +45,7 @@ fn ip(server: u8) -> IpAddr {
 }
 
 impl Net {
-    /// Servers that have not begun.
+    /// Creates blank servers.
     fn new(servers: u8, tune: impl FnOnce(&mut Config)) -> Self {
         let mut config = Config {
             id: 0,
@@ -67,8 +68,8 @@ impl Net {
             nics: Vec::new(),
             servers: Vec::new(),
             config,
-            away: Vec::new(),
-            told: Vec::new(),
+            partitioned: Vec::new(),
+            delivered: Vec::new(),
             restarts: 0,
             requests: Vec::new(),
         };
@@ -76,23 +77,23 @@ impl Net {
             let (nic, server) = net.start(n);
             net.nics.push(nic);
             net.servers.push(server);
-            net.told.push(Vec::new());
+            net.delivered.push(Vec::new());
         }
         net
     }
 
-    /// Three servers of which the first one leads, and all are members.
+    /// Creates three servers, all members, of which the first one leads.
     fn begun(tune: impl FnOnce(&mut Config)) -> Self {
         let mut net = Self::new(3, tune);
-        net.beats(3);
+        net.run_heartbeats(3);
         assert_eq!(net.servers[0].bootstrap(), Ok(()));
-        net.beats(60);
+        net.run_heartbeats(60);
         assert!(net.servers[0].leads());
         assert!(net.servers.iter().all(|server| server.standing() == Standing::Member));
         net
     }
 
-    /// Makes an incarnation of a server.
+    /// Creates a new incarnation of a server.
     fn start(&mut self, n: u8) -> (Rnic, Server) {
         self.restarts += 1;
         let interface = Interface::new(MacAddr([2, 0, 0, 0, 1, n]), ip(n), 24);
@@ -106,10 +107,10 @@ impl Net {
     fn restart(&mut self, n: u8) {
         let at = usize::from(n);
         (self.nics[at], self.servers[at]) = self.start(n);
-        self.told[at].clear();
+        self.delivered[at].clear();
     }
 
-    /// Adds a NIC without a server, which keeps the requests for connections.
+    /// Adds a NIC without a server, which collects the requests for connections.
     fn add_nic(&mut self, n: u8, port: u16) {
         let interface = Interface::new(MacAddr([2, 0, 0, 0, 1, n]), ip(n), 24);
         let mut nic = Rnic::new(rnic::Config { seed: 99, ..rnic::Config::new(interface) });
@@ -117,7 +118,7 @@ impl Net {
         self.nics.push(nic);
     }
 
-    fn hear_requests(&mut self, at: usize) {
+    fn collect_requests(&mut self, at: usize) {
         while let Some(event) = self.nics[at].poll_cm_event() {
             if let Event::Requested { conn, request, .. } = event {
                 let (from, private_data) = (request.peer.remote, request.private_data);
@@ -128,11 +129,11 @@ impl Net {
 
     fn run_server(&mut self, at: usize) {
         if at >= self.servers.len() {
-            return self.hear_requests(at);
+            return self.collect_requests(at);
         }
         self.servers[at].run(&mut self.nics[at], self.now);
         while let Some(decided) = self.servers[at].poll_decided() {
-            self.told[at].push(decided);
+            self.delivered[at].push(decided);
         }
     }
 
@@ -143,10 +144,11 @@ impl Net {
         let Some(from) = self.nics.iter_mut().position(|nic| nic.poll_transmit(now, &mut frame)) else {
             return false;
         };
-        let is_away = |at: usize| self.away.contains(&(at as u8));
-        let hears: Vec<_> =
-            (0..self.nics.len()).filter(|to| *to != from && !is_away(from) && !is_away(*to)).collect();
-        for to in hears {
+        let is_partitioned = |at: usize| self.partitioned.contains(&(at as u8));
+        let receivers: Vec<_> = (0..self.nics.len())
+            .filter(|to| *to != from && !is_partitioned(from) && !is_partitioned(*to))
+            .collect();
+        for to in receivers {
             self.nics[to].on_frame(&frame, now);
             self.run_server(to);
         }
@@ -154,12 +156,12 @@ impl Net {
         true
     }
 
-    /// Delivers all frames; no time passes.
+    /// Delivers all frames without advancing time.
     fn deliver_all(&mut self) {
         while self.deliver() {}
     }
 
-    /// Delivers a frame, or lets time pass until the next timer. Returns false if that is behind `end`.
+    /// Delivers a frame, or advances time to the next timer. Returns false if that is after `end`.
     fn step(&mut self, end: Nanos) -> bool {
         if self.deliver() {
             return true;
@@ -177,20 +179,20 @@ impl Net {
         true
     }
 
-    /// Stops as soon as something is so.
-    fn run_until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
+    /// Runs until a condition is true.
+    fn run_until(&mut self, what: &str, condition: impl Fn(&Self) -> bool) {
         let end = self.now + heartbeats(200);
-        while !is_so(self) {
-            assert!(self.step(end), "after 200 heartbeats: not {what}");
+        while !condition(self) {
+            assert!(self.step(end), "not {what} after 200 heartbeats");
         }
     }
 
-    /// Lets so many heartbeats pass.
-    fn beats(&mut self, count: u64) {
-        self.pass(heartbeats(count));
+    /// Runs for `count` heartbeats.
+    fn run_heartbeats(&mut self, count: u64) {
+        self.run_for(heartbeats(count));
     }
 
-    fn pass(&mut self, span: Nanos) {
+    fn run_for(&mut self, span: Nanos) {
         let end = self.now + span;
         while self.step(end) {}
         self.now = end;
@@ -200,8 +202,8 @@ impl Net {
         self.servers[server].propose(&mut self.nics[server], value)
     }
 
-    /// Proposes values of so many bytes at the first server, one when the other is decided.
-    fn decide(&mut self, count: u8, len: usize) {
+    /// Proposes `count` values of `len` bytes at the first server, each after the previous one was decided.
+    fn propose_and_decide(&mut self, count: u8, len: usize) {
         for n in 0..count {
             self.propose(0, &vec![n; len]).unwrap();
             self.deliver_all();
@@ -213,24 +215,24 @@ impl Net {
     }
 }
 
-/// Server 0 is gone, server 1 lacks more than a log holds, and server 2 leads.
+/// Returns five servers: server 0 is gone, server 1 lacks more than a log holds, and server 2 leads.
 fn one_is_behind() -> Net {
     let mut net = Net::new(5, |config| config.window = 100);
-    net.beats(3);
+    net.run_heartbeats(3);
     net.servers[0].bootstrap().unwrap();
-    net.beats(40);
-    net.away = vec![1];
-    net.beats(15);
+    net.run_heartbeats(40);
+    net.partitioned = vec![1];
+    net.run_heartbeats(15);
     for n in 0..8 {
         net.propose(0, &[n]).unwrap();
     }
-    net.beats(3);
-    // Server 2 alone gets the entry that takes the place of the first one.
-    net.away = vec![1, 3, 4];
+    net.run_heartbeats(3);
+    // Only server 2 gets the entry that overwrites the first one.
+    net.partitioned = vec![1, 3, 4];
     net.propose(0, b"the ninth").unwrap();
     net.deliver_all();
-    net.away = vec![0];
-    net.beats(200);
+    net.partitioned = vec![0];
+    net.run_heartbeats(200);
     assert_eq!((net.servers[1].leads(), net.servers[2].leads()), (false, true));
     assert_eq!(net.servers[1].standing(), Standing::Behind);
     net

@@ -1,12 +1,14 @@
-//! What servers see of each other, by RDMA READ: heartbeats, how far they are, and whether they are members.
+//! Control words that servers read from each other by RDMA READ: heartbeats, progress, and membership; and
+//! the bootstrap of a group.
 //!
-//! A server's memory is all that it has: one that restarts has forgotten what it promised and what it held, and counts for
-//! nothing until a leader has admitted it again ([`super::admit`]). At the very beginning there is no leader. So the
-//! operator has one server that has nothing ("blank") begin ([`Server::bootstrap`]). It does so only if it has seen that
-//! at one moment all others had nothing either: it shows which incarnations of all servers it saw, and a server that finds
-//! its own among them, and is still blank, begins with it. A blank server that a leader has written to, which is gone since,
-//! is not empty: it has to restart before. Servers that have all lost their memory look the same as
-//! servers that never had any. Only the operator can know that nothing of worth is lost by beginning empty.
+//! A server's state is in its memory only. A restarted server has lost its promises and its log, and does not
+//! count until a leader has admitted it again ([`super::admit`]). At the very first start there is no leader.
+//! So the operator bootstraps one blank server ([`Server::bootstrap`]). It succeeds only if the server has
+//! observed that at one moment all other servers were blank, too. It then publishes the incarnations of all
+//! servers that it observed, and a blank server that finds its own incarnation among them becomes a member as
+//! well. A blank server may hold entries of a leader that is gone since: it has to restart first. Servers
+//! that have all lost their memory look the same as servers that never had any. Only the operator can know
+//! that no state of value is lost by starting empty.
 
 use super::config::{BootstrapError, Config, Waiting};
 use super::detector::Detector;
@@ -18,27 +20,27 @@ use switch::Nanos;
 
 pub(super) const CONTROL_VA: u64 = 0x1000_0000;
 pub(super) const SCRATCH_VA: u64 = 0x3000_0000;
-/// Heartbeats before anybody runs for office, at first and after having left it
-pub(super) const PATIENCE: u64 = 20;
-/// Heartbeats that a connection may take to stand
-const ASK_AGAIN: u64 = 5;
-/// Words that are shown: heartbeat, promised term, decided, applied, incarnation, standing; then the incarnations that a
-/// beginning was made with
+/// Heartbeats before a candidacy, after the start and after a leadership
+pub(super) const CANDIDACY_DELAY: u64 = 20;
+/// Heartbeats after which a connection that is not established is requested again
+const RETRY_HEARTBEATS: u64 = 5;
+/// Control words: heartbeat, promised term, decided, applied, incarnation, standing; then the incarnations of
+/// all servers at bootstrap
 const WORDS: usize = 6;
 
-/// Bytes that a server shows.
+/// Returns the length of the control words in bytes.
 pub(super) const fn control_len(servers: usize) -> usize {
     (WORDS + servers) * 8
 }
 
-/// Where a server stands with the others.
+/// Membership of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It has begun anew, and counts for nothing.
+    /// Blank: started with empty memory, and does not count.
     Blank,
-    /// It has what it was told.
+    /// A member.
     Member,
-    /// It is a member, but lacks so much that it cannot lead.
+    /// A member that lacks so many entries that it cannot lead.
     Behind,
 }
 
@@ -60,21 +62,22 @@ impl Standing {
     }
 }
 
-/// A blank server, as it was seen: it may cease to be blank, but never becomes so again in the same life.
+/// Observation of a blank server. A server that ceases to be blank never becomes blank again in the same
+/// incarnation.
 #[derive(Clone, Copy, Debug)]
 struct Blank {
     incarnation: u64,
-    /// It was blank before this.
+    /// Moment before which it was blank
     first: u64,
-    /// It was blank after this.
+    /// Moment after which it was blank
     last: u64,
 }
 
-/// Another server, as it is watched.
+/// State of another server, as it was read.
 #[derive(Clone, Debug)]
-pub(super) struct Watched {
+pub(super) struct PeerState {
     pub(super) link: Option<Outgoing>,
-    /// When the READ that is under way was posted
+    /// Moment at which the READ in flight was posted
     reading: Option<u64>,
     retry_at: Nanos,
     blank: Option<Blank>,
@@ -82,15 +85,16 @@ pub(super) struct Watched {
     pub(super) applied: u64,
     pub(super) incarnation: u64,
     standing: Standing,
-    /// Whose beginning it has seen
-    genesis: Vec<u64>,
-    /// It was read since this server began
+    /// Incarnations at the bootstrap that it has joined
+    bootstrap_incarnations: Vec<u64>,
+    /// Whether it was read since this server started
     seen: bool,
-    /// It refused the last request without a reason: it does not take this server for one of its group.
+    /// Whether it rejected the last request without a reason, because this server's group configuration
+    /// differs
     pub(super) refuses: bool,
 }
 
-impl Watched {
+impl PeerState {
     fn unknown() -> Self {
         Self {
             link: None,
@@ -101,22 +105,22 @@ impl Watched {
             applied: 0,
             incarnation: 0,
             standing: Standing::Member,
-            genesis: Vec::new(),
+            bootstrap_incarnations: Vec::new(),
             seen: false,
             refuses: false,
         }
     }
 }
 
-/// What a server knows of the others.
+/// State of all other servers.
 #[derive(Debug)]
 pub(super) struct Watch {
     detector: Detector,
-    pub(super) others: Vec<Watched>,
-    /// Counts READs, to tell what was before what
+    pub(super) peers: Vec<PeerState>,
+    /// Counter of READs and their completions, which orders observations
     moment: u64,
-    /// The incarnations that this server has begun with, if it has
-    genesis: Vec<u64>,
+    /// Incarnations at the bootstrap that this server has joined, if any
+    bootstrap_incarnations: Vec<u64>,
 }
 
 impl Watch {
@@ -124,31 +128,32 @@ impl Watch {
         let count = config.servers.len();
         Self {
             detector: Detector::new(config.id, count),
-            others: vec![Watched::unknown(); count],
+            peers: vec![PeerState::unknown(); count],
             moment: 0,
-            genesis: vec![0; count],
+            bootstrap_incarnations: vec![0; count],
         }
     }
 
-    /// Who should lead: of those that can, the live one with the lowest number
+    /// Returns the server that should lead: the live member with the lowest number.
     pub(super) fn leader(&self) -> u8 {
-        self.detector.leader(|server| self.others[usize::from(server)].standing == Standing::Member)
+        self.detector.leader(|server| self.peers[usize::from(server)].standing == Standing::Member)
     }
 
-    /// Entries that this life of a server has taken out of its log, as far as it has shown
+    /// Returns the number of entries that this incarnation of a server has applied, according to its control
+    /// words.
     pub(super) fn applied_by(&self, server: u8, incarnation: u64) -> u64 {
-        let watched = &self.others[usize::from(server)];
+        let watched = &self.peers[usize::from(server)];
         if watched.incarnation == incarnation { watched.applied } else { 0 }
     }
 
-    /// Whether a server is thought to be alive.
+    /// Returns whether a server is considered alive.
     pub(super) fn is_alive(&self, server: u8) -> bool {
         self.detector.is_alive(server)
     }
 
-    /// A server's connection is no more.
-    pub(super) fn lost(&mut self, server: u8, link: impl FnOnce(&Outgoing) -> bool) {
-        let watched = &mut self.others[usize::from(server)];
+    /// Handles the loss of the connection to a server.
+    pub(super) fn on_lost(&mut self, server: u8, link: impl FnOnce(&Outgoing) -> bool) {
+        let watched = &mut self.peers[usize::from(server)];
         if watched.link.as_ref().is_some_and(link) {
             (watched.link, watched.reading) = (None, None);
         }
@@ -156,24 +161,24 @@ impl Watch {
 }
 
 impl Server {
-    /// What others may read of it
-    pub(super) fn show(&self, nic: &mut Rnic) {
+    /// Publishes this server's control words.
+    pub(super) fn publish(&self, nic: &mut Rnic) {
         let Some(resources) = &self.resources else { return };
         let standing = self.standing.to_word();
         let words =
             [self.beats, self.promised.0, self.decided, self.applied, self.config.incarnation, standing];
         let memory = nic.bytes_mut(resources.control.0);
-        let words = words.into_iter().chain(self.watch.genesis.iter().copied());
-        for (place, word) in memory.as_chunks_mut::<8>().0.iter_mut().zip(words) {
-            *place = word.to_le_bytes();
+        let words = words.into_iter().chain(self.watch.bootstrap_incarnations.iter().copied());
+        for (target, word) in memory.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *target = word.to_le_bytes();
         }
     }
 
-    /// Reads another server's heartbeat, or asks for the connection to do so.
-    pub(super) fn watch(&mut self, nic: &mut Rnic, server: u8, now: Nanos) {
+    /// Reads another server's control words, or requests the connection for it.
+    pub(super) fn read_control_words(&mut self, nic: &mut Rnic, server: u8, now: Nanos) {
         let at = usize::from(server);
-        let patience = self.spans(ASK_AGAIN);
-        let watched = &mut self.watch.others[at];
+        let patience = self.heartbeats(RETRY_HEARTBEATS);
+        let watched = &mut self.watch.peers[at];
         if watched.reading.is_some() {
             self.watch.detector.on_read(server, None);
             return;
@@ -197,22 +202,22 @@ impl Server {
         watched.retry_at = now + patience;
         let link = watched.link.take();
         self.drop_link(nic, link);
-        self.watch.others[at].link = self.connect_to(nic, server, Purpose::Watch, now);
+        self.watch.peers[at].link = self.connect_to(nic, server, Purpose::Watch, now);
     }
 
-    /// Another server's words are here.
-    pub(super) fn on_watched(&mut self, nic: &Rnic, server: u8) {
+    /// Handles the control words of another server.
+    pub(super) fn on_control_words(&mut self, nic: &Rnic, server: u8) {
         let Some(resources) = &self.resources else { return };
         let count = self.config.servers.len();
         let len = control_len(count);
         let words = &nic.bytes(resources.scratch.0)[usize::from(server) * len..][..len];
         let word = |n: usize| word(words, n * 8);
         let watch = &mut self.watch;
-        let watched = &mut watch.others[usize::from(server)];
+        let watched = &mut watch.peers[usize::from(server)];
         let posted = watched.reading.take().unwrap_or(watch.moment);
         (watched.promised, watched.applied, watched.incarnation) = (Term(word(1)), word(3), word(4));
         watched.standing = Standing::from_word(word(5));
-        watched.genesis = (0..count).map(|other| word(WORDS + other)).collect();
+        watched.bootstrap_incarnations = (0..count).map(|other| word(WORDS + other)).collect();
         watch.moment += 1;
         let before = watched.blank.filter(|blank| blank.incarnation == watched.incarnation);
         let first = before.map_or(watch.moment, |blank| blank.first);
@@ -221,83 +226,85 @@ impl Server {
         watch.detector.on_read(server, Some(word(0)));
         watched.seen = true;
         if self.standing == Standing::Blank {
-            self.join_beginning();
+            self.join_bootstrap();
         }
     }
 
-    /// Becomes a member if another server has begun together with this incarnation of this one.
-    pub(super) fn join_beginning(&mut self) {
+    /// Becomes a member if another server was bootstrapped with this incarnation of this server.
+    pub(super) fn join_bootstrap(&mut self) {
         let own = usize::from(self.config.id);
         let incarnation = self.config.incarnation;
-        let mut others = self.others().map(|server| &self.watch.others[usize::from(server)]);
-        if let Some(begun) = others.find(|other| other.genesis.get(own) == Some(&incarnation)) {
-            self.watch.genesis = begun.genesis.clone();
+        let mut others = self.peers().map(|server| &self.watch.peers[usize::from(server)]);
+        if let Some(begun) = others.find(|other| other.bootstrap_incarnations.get(own) == Some(&incarnation))
+        {
+            self.watch.bootstrap_incarnations = begun.bootstrap_incarnations.clone();
             self.standing = Standing::Member;
         }
         #[cfg(debug_assertions)]
-        if self.config.bug == Some(super::config::Bug::BeginsByItself) {
+        if self.config.bug == Some(super::config::Bug::BootstrapsByItself) {
             _ = self.bootstrap();
         }
     }
 
-    /// Begins a group, empty: for the operator to say, once, to one server. Succeeds only if this server has read that at one
-    /// moment all servers were blank, and that no leader has written to them. A server that stops after that moment does not
-    /// prevent it, and has to be admitted when it restarts. The request is not kept if it fails: no server begins without
-    /// being told again.
+    /// Bootstraps an empty group: the operator's command, once, on one server. Succeeds only if this server
+    /// has observed that at one moment all servers were blank, and that no leader has written to them. A
+    /// server that stops after that moment does not prevent it, and has to be admitted when it restarts. A
+    /// failed call has no later effect: no server bootstraps without another call.
     ///
     /// # Errors
-    /// If a server is a member, was not read at such a moment, or may hold entries.
+    /// If a server is a member, was not observed at such a moment, or may hold entries.
     pub fn bootstrap(&mut self) -> Result<(), BootstrapError> {
         if self.standing != Standing::Blank {
             return Err(BootstrapError::Member);
         }
         let own = usize::from(self.config.id);
-        let others = || self.others().map(|server| (server, &self.watch.others[usize::from(server)]));
+        let others = || self.peers().map(|server| (server, &self.watch.peers[usize::from(server)]));
         if let Some((server, _)) = others().find(|(_, other)| other.seen && other.standing != Standing::Blank)
         {
             return Err(BootstrapError::Begun(server));
         }
-        if let Some(server) = self.written() {
+        if let Some(server) = self.holder_of_entries() {
             return Err(BootstrapError::Written(server));
         }
-        // At this moment all had been seen; those that were blank after it were so then, too.
+        // The moment when all had been observed; a server observed as blank after it was blank at it, too.
         let moment =
             others().filter_map(|(_, other)| other.blank).map(|blank| blank.first).max().unwrap_or(0);
-        let unseen = |other: &Watched| other.blank.is_none_or(|blank| blank.last < moment);
+        let unseen = |other: &PeerState| other.blank.is_none_or(|blank| blank.last < moment);
         if let Some((server, _)) = others().find(|(_, other)| unseen(other)) {
             return Err(BootstrapError::Unseen(server));
         }
-        let mut genesis: Vec<u64> = self.watch.others.iter().map(|other| other.incarnation).collect();
-        genesis[own] = self.config.incarnation;
-        self.watch.genesis = genesis;
+        let mut bootstrap_incarnations: Vec<u64> =
+            self.watch.peers.iter().map(|other| other.incarnation).collect();
+        bootstrap_incarnations[own] = self.config.incarnation;
+        self.watch.bootstrap_incarnations = bootstrap_incarnations;
         self.standing = Standing::Member;
         Ok(())
     }
 
-    /// Returns a server, itself first, that has given permission to write: its log may hold entries of a group that is lost, and
-    /// its application their values. For when all are blank.
-    fn written(&self) -> Option<u8> {
+    /// Returns a server that has granted permission to write, this one first: its log may hold entries of a
+    /// lost group, and its application may have applied them. Only meaningful while all servers are blank.
+    fn holder_of_entries(&self) -> Option<u8> {
         #[cfg(debug_assertions)]
         if self.config.bug == Some(super::config::Bug::BeginsOverEntries) {
             return None;
         }
-        let others = self.others().map(|server| (server, self.watch.others[usize::from(server)].promised));
+        let others = self.peers().map(|server| (server, self.watch.peers[usize::from(server)].promised));
         let mut all = [(self.config.id, self.promised)].into_iter().chain(others);
         all.find(|(_, promised)| *promised != Term::default()).map(|(server, _)| server)
     }
 
-    /// Returns the incarnations of all servers that the group began with; zeros at a server that has not begun with it,
-    /// but was made a member later.
+    /// Returns the incarnations of all servers at bootstrap; zeros if this server was admitted by a leader
+    /// instead.
     pub fn beginning(&self) -> &[u64] {
-        &self.watch.genesis
+        &self.watch.bootstrap_incarnations
     }
 
-    /// Returns what this server waits for while it counts for nothing.
+    /// Returns what this server waits for while it is blank.
     pub fn waits_for(&self) -> Option<Waiting> {
         if self.standing != Standing::Blank {
             return None;
         }
-        let others = || self.others().map(|server| (server, &self.watch.others[usize::from(server)]));
+        let others = || self.peers().map(|server| (server, &self.watch.peers[usize::from(server)]));
         let member = others().find(|(_, other)| other.seen && other.standing != Standing::Blank);
         let refuses = others().find(|(_, other)| other.refuses);
         let unseen = others().find(|(server, other)| !other.seen || !self.watch.is_alive(*server));
@@ -307,7 +314,7 @@ impl Server {
             Waiting::Refused(server)
         } else if let Some((server, _)) = unseen {
             Waiting::Server(server)
-        } else if let Some(server) = self.written() {
+        } else if let Some(server) = self.holder_of_entries() {
             Waiting::Restart(server)
         } else {
             Waiting::Bootstrap

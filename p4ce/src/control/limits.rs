@@ -1,5 +1,5 @@
-//! What one host may ask of the switch: a request for a group has the switch send a REQ to each of up to 12 hosts, so it is a
-//! way to have others asked by the dozen, and to take all places.
+//! Limits of the requests for groups. For each request the switch sends a REQ to each of up to 12 hosts.
+//! Without limits a host could use the switch to flood other hosts with REQs, and could occupy all groups.
 
 use super::ControlConfig;
 use crate::wire::Refusal;
@@ -11,26 +11,27 @@ use switch::forward::config::Prefix;
 /// Limits of requests for groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Hosts that may ask for a group; all if there is none
+    /// Hosts that may request a group; empty allows all
     pub leaders: Vec<Prefix>,
-    /// Hosts that a request may list as replicas, beside those of [`ControlConfig::lists`]; all if there is none
+    /// Hosts that a request may list as replicas, in addition to those of [`ControlConfig::lists`]; empty
+    /// allows all
     pub replicas: Vec<Prefix>,
-    /// Groups that a leader may have at once, those included that are being made
+    /// Limit of groups of one leader, including those that are being opened
     pub groups_per_leader: usize,
-    /// Requests of one leader within [`window`](Self::window) that replicas are asked for. One that replicas have not answered
-    /// yet counts for as long as that takes.
+    /// Limit of requests of one leader within [`window`](Self::window). A request to which the replicas have
+    /// not responded yet counts until they have.
     pub requests_per_leader: usize,
-    /// The same for all leaders together
+    /// Limit of requests of all leaders within [`window`](Self::window)
     pub requests: usize,
-    /// For how long a request counts at least
+    /// Time for which a request counts at least
     pub window: Nanos,
-    /// A planted bug, to see whether it is found
+    /// A planted bug, to check that tests find it
     #[cfg(debug_assertions)]
     pub bug: Option<crate::Bug>,
 }
 
 impl Default for Limits {
-    /// Any host; 16 requests a second of a leader's, 64 of all.
+    /// Allows any host, 16 requests per second of one leader, and 64 of all leaders.
     fn default() -> Self {
         Self {
             leaders: Vec::new(),
@@ -45,42 +46,42 @@ impl Default for Limits {
     }
 }
 
-fn may(list: &[Prefix], ip: IpAddr) -> bool {
+fn allows(list: &[Prefix], ip: IpAddr) -> bool {
     list.is_empty() || list.iter().any(|prefix| prefix.contains(ip))
 }
 
 impl ControlConfig {
-    /// Whether a host may be a replica of a group.
+    /// Returns whether a host may be a replica of a group.
     pub(super) fn may_be_replica(&self, ip: IpAddr) -> bool {
-        may(&self.limits.replicas, ip) || self.lists.values().any(|list| list.contains(&ip))
+        allows(&self.limits.replicas, ip) || self.lists.values().any(|list| list.contains(&ip))
     }
 }
 
-/// What counts for a leader.
+/// Groups and requests that count for a leader.
 #[derive(Clone, Copy, Debug, Default)]
 struct Count {
     groups: usize,
     requests: usize,
 }
 
-/// Counts requests and groups by leader. Its size is bounded by the limits: a leader has an entry only while something counts
-/// for it.
+/// Counts requests and groups by leader. The limits bound its size: a leader has an entry only while
+/// something counts for it.
 #[derive(Debug, Default)]
 pub(super) struct Admission {
     leaders: BTreeMap<IpAddr, Count>,
     requests: usize,
-    /// Requests that replicas have answered, and that count until then: with a number that tells them from each other
+    /// Answered requests and the time until which they count, with a number that distinguishes them
     answered: BTreeSet<(Nanos, u64, IpAddr)>,
-    numbers: u64,
+    next_number: u64,
 }
 
 impl Admission {
-    /// Admits a request, which counts from now on until [`answer`](Self::answer) and [`end`](Self::end).
+    /// Admits a request, which counts until [`on_answered`](Self::on_answered) and [`end`](Self::end).
     ///
     /// # Errors
-    /// If the leader is none that may ask, or has asked for too much.
+    /// If the leader is not allowed, or a limit is reached.
     pub(super) fn begin(&mut self, leader: IpAddr, limits: &Limits, now: Nanos) -> Result<(), Refusal> {
-        if !may(&limits.leaders, leader) {
+        if !allows(&limits.leaders, leader) {
             return Err(Refusal::NotALeader);
         }
         while let Some((at, _, leader)) = self.answered.first().copied()
@@ -104,19 +105,20 @@ impl Admission {
         Ok(())
     }
 
-    /// A request was admitted, and no replica is asked for it.
+    /// Withdraws an admitted request for which no replica was contacted.
     pub(super) fn withdraw(&mut self, leader: IpAddr) {
         self.requests -= 1;
         self.change(leader, |count| (count.groups, count.requests) = (count.groups - 1, count.requests - 1));
     }
 
-    /// Replicas have answered a request that began at this time, or are no longer waited for.
-    pub(super) fn answer(&mut self, leader: IpAddr, began: Nanos, limits: &Limits) {
-        self.numbers += 1;
-        self.answered.insert((began + limits.window, self.numbers, leader));
+    /// Ends the setup of a request that began at `began`: replicas have responded, or are no longer waited
+    /// for.
+    pub(super) fn on_answered(&mut self, leader: IpAddr, began: Nanos, limits: &Limits) {
+        self.next_number += 1;
+        self.answered.insert((began + limits.window, self.next_number, leader));
     }
 
-    /// A group is over.
+    /// Removes a group that has ended.
     pub(super) fn end(&mut self, leader: IpAddr) {
         self.change(leader, |count| count.groups -= 1);
     }
@@ -145,35 +147,35 @@ mod tests {
         let at = |ms| Nanos::from_millis(ms);
         assert_eq!(admission.begin(LEADER, &limits, at(0)), Ok(()));
         assert_eq!(admission.begin(LEADER, &limits, at(100)), Ok(()));
-        assert_eq!(admission.begin(LEADER, &limits, at(200)), Err(Refusal::Busy), "its own limit");
+        assert_eq!(admission.begin(LEADER, &limits, at(200)), Err(Refusal::Busy), "the leader's limit");
         assert_eq!(admission.begin(OTHER, &limits, at(200)), Ok(()));
-        assert_eq!(admission.begin(OTHER, &limits, at(200)), Err(Refusal::Busy), "that of all");
-        // The second one is answered at once, and counts all the same; the first one never is.
-        admission.answer(LEADER, at(100), &limits);
+        assert_eq!(admission.begin(OTHER, &limits, at(200)), Err(Refusal::Busy), "the limit of all leaders");
+        // The second request is answered at once and still counts; the first one is never answered.
+        admission.on_answered(LEADER, at(100), &limits);
         admission.end(LEADER);
         assert_eq!(admission.begin(LEADER, &limits, at(1099)), Err(Refusal::Busy));
         assert_eq!(admission.begin(LEADER, &limits, at(1100)), Ok(()));
         assert_eq!(admission.begin(LEADER, &limits, at(9000)), Err(Refusal::Busy));
         for began in [at(0), at(1100)] {
-            admission.answer(LEADER, began, &limits);
+            admission.on_answered(LEADER, began, &limits);
             admission.end(LEADER);
         }
-        admission.answer(OTHER, at(200), &limits);
+        admission.on_answered(OTHER, at(200), &limits);
         admission.end(OTHER);
         assert_eq!(admission.begin(LEADER, &limits, at(9000)), Ok(()));
-        admission.answer(LEADER, at(9000), &limits);
+        admission.on_answered(LEADER, at(9000), &limits);
         admission.end(LEADER);
         _ = admission.begin(OTHER, &limits, at(9000) + SECOND);
-        assert_eq!(admission.leaders.len(), 1, "nothing is kept of a leader without requests and groups");
+        assert_eq!(admission.leaders.len(), 1, "a leader without requests and groups has no entry");
         assert_eq!(admission.requests, 1);
     }
 
     #[test]
-    fn a_leader_has_so_many_groups_at_once() {
+    fn the_groups_of_a_leader_are_limited() {
         let limits = Limits { groups_per_leader: 1, ..Limits::default() };
         let mut admission = Admission::default();
         assert_eq!(admission.begin(LEADER, &limits, Nanos::ZERO), Ok(()));
-        admission.answer(LEADER, Nanos::ZERO, &limits);
+        admission.on_answered(LEADER, Nanos::ZERO, &limits);
         assert_eq!(admission.begin(LEADER, &limits, SECOND + SECOND), Err(Refusal::Busy));
         assert_eq!(admission.begin(OTHER, &limits, SECOND + SECOND), Ok(()));
         admission.end(LEADER);
@@ -181,12 +183,12 @@ mod tests {
     }
 
     #[test]
-    fn hosts_that_are_not_named_may_not_ask() {
+    fn hosts_that_are_not_listed_are_refused() {
         let limits =
             Limits { leaders: vec![Prefix::new(LEADER, 32).expect("a prefix")], ..Limits::default() };
         let mut admission = Admission::default();
         assert_eq!(admission.begin(LEADER, &limits, Nanos::ZERO), Ok(()));
         assert_eq!(admission.begin(OTHER, &limits, Nanos::ZERO), Err(Refusal::NotALeader));
-        assert!(!may(&limits.leaders, "fd00::1".parse().expect("an address")));
+        assert!(!allows(&limits.leaders, "fd00::1".parse().expect("an address")));
     }
 }

@@ -1,23 +1,24 @@
-//! The switch's control plane (paper IV-A): a leader asks the switch for a connection and names the replicas; the switch
-//! connects to each of them, has the data plane open the group, and only then answers the leader. What goes wrong on the
-//! way leaves nothing behind, and the leader is told why.
+//! The switch's control plane (P4CE, section IV-A). A leader requests a connection to the switch and lists
+//! the replicas. The switch connects to each of them, lets the data plane open the group, and only then
+//! accepts the leader's connection. A failed setup leaves nothing behind, and the leader receives the reason.
 //!
 //! ```text
 //! leader          switch                replicas
-//!   | --- REQ ---> | ------ REQ ----------> |   each its own
+//!   | --- REQ ---> | ------ REQ ----------> |   each one's own
 //!   |  (MRA, slow) | <----- REP ----------- |   address, key and size of its memory
 //!   |              | (data plane opens)     |
 //!   | <-- REP ---- | ------ RTU ----------> |   address 0, the group's key, size
 //!   | --- RTU ---> |                        |
 //! ```
 //!
-//! A replica that goes away is excluded; when a quorum is impossible, or the leader goes away, the group is over.
+//! A replica that disconnects is excluded. When a quorum is impossible, or the leader disconnects, the group
+//! is closed.
 //!
-//! What comes from outside is sorted here; `setup` makes groups, `end` ends them.
+//! This file dispatches events; `setup` opens groups, `close` closes them.
 
-mod end;
+mod close;
 mod limits;
-mod places;
+mod numbers;
 mod setup;
 mod status;
 
@@ -30,140 +31,142 @@ use crate::secret::Secret;
 use crate::wire::Region;
 use core::net::IpAddr;
 use limits::Admission;
-use places::{Places, Stations};
+use numbers::{NumberPool, Stations};
 use rnic::cm::{self, Conn, Event as CmEvent, PortSpace, RemoteReply, RemoteRequest, service_id_of};
 use rnic::{Endpoint, Interface};
 use rocev2::{Psn, Qpn};
 use std::collections::{BTreeMap, VecDeque};
 use switch::{Chance, Egress, Nanos, PortId};
 
-/// What a control plane is made with.
+/// Configuration of a control plane.
 #[derive(Clone, Debug)]
 pub struct ControlConfig {
-    /// The switch's addresses
+    /// Addresses of the switch
     pub interface: Interface,
-    /// The port at which leaders ask for groups, in `rdma_cm`'s TCP port space
+    /// Port on which leaders request groups, in `rdma_cm`'s TCP port space
     pub port: u16,
-    /// As for the data plane
+    /// Limit of groups, as for the data plane
     pub groups: usize,
-    /// As for the data plane
+    /// Limit of queue pairs, as for the data plane
     pub queue_pairs: usize,
-    /// Replicas of a group at most, up to [`MAX_MEMBERS`](crate::gather::MAX_MEMBERS)
+    /// Limit of replicas in a group, up to [`MAX_MEMBERS`](crate::gather::MAX_MEMBERS)
     pub max_replicas: usize,
-    /// Lists that requests can name by a number
+    /// Lists of replicas to which requests can refer by number
     pub lists: BTreeMap<u32, Vec<IpAddr>>,
-    /// What a host may ask for
+    /// Limits of requests
     pub limits: Limits,
-    /// What a leader has to know, and replicas are shown, if there is a secret
+    /// Secret with which leaders authenticate to the switch, and the switch to replicas
     pub secret: Option<Secret>,
-    /// How long replicas may take to answer
+    /// Limit of the time in which replicas have to respond
     pub setup_timeout: Nanos,
-    /// Packets that a replica may be behind a quorum before it is excluded: [`MAX_LAG`](crate::gather::MAX_LAG) at most
+    /// Limit of packets that a replica may be behind a quorum before it is excluded, at most
+    /// [`MAX_LAG`](crate::gather::MAX_LAG)
     pub max_lag: u32,
-    /// For keys, first PSNs and the like
+    /// Seed of keys and initial PSNs
     pub seed: u64,
-    /// The first PSN of leaders, for tests of what happens at the end of all PSNs; otherwise by chance
+    /// Initial PSN of leaders, for tests of PSN wrap-around; random if `None`
     pub first_psn: Option<Psn>,
 }
 
-/// What a connection is to the group that it belongs to.
+/// Role of a connection in its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Leader,
     Replica(usize),
 }
 
-/// Where a group stands.
+/// Stage of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Replicas have been asked.
+    /// REQs were sent to the replicas.
     Connecting,
-    /// All have answered; the data plane is opening it.
+    /// All replicas have replied; the data plane is opening the group.
     Opening,
-    /// The leader has been answered.
+    /// The leader's connection was accepted.
     Open,
-    /// The data plane is closing it.
+    /// The data plane is closing the group.
     Closing,
 }
 
-/// A replica, as far as it is known.
+/// A replica of a group.
 #[derive(Debug)]
 struct Member {
     ip: IpAddr,
     conn: Conn,
     local_qp: Qpn,
-    answer: Option<(Box<RemoteReply>, Region)>,
-    /// It is written to
+    reply: Option<(Box<RemoteReply>, Region)>,
+    /// Whether it is written to
     in_group: bool,
 }
 
 /// A group, from the leader's request to its end.
 #[derive(Debug)]
-struct Pending {
+struct GroupState {
     stage: Stage,
     leader: Conn,
     request: Box<RemoteRequest>,
     local_qp: Qpn,
-    /// The leader's first PSN
+    /// PSN of the leader's first request
     first: Psn,
     rkey: u32,
     quorum: usize,
     outvote: bool,
     members: Vec<Member>,
     since: Nanos,
-    /// Replicas have answered, or are no longer waited for: it counts as a request that was answered.
-    answered: bool,
-    /// The leader was asked to wait.
+    /// Whether the replicas have responded or are no longer waited for, so that the request counts as
+    /// answered.
+    setup_done: bool,
+    /// Whether an MRA was sent to the leader.
     delayed: bool,
 }
 
-/// The control plane.
+/// The control plane: a [`switch::Control`].
 #[derive(Debug)]
 pub struct Control {
     config: ControlConfig,
     endpoint: Endpoint,
-    chance: Chance,
+    rng: Chance,
     stations: Stations,
-    qpns: Places,
-    ids: Places,
-    groups: BTreeMap<GroupId, Pending>,
+    qpns: NumberPool,
+    ids: NumberPool,
+    groups: BTreeMap<GroupId, GroupState>,
     roles: BTreeMap<Conn, (GroupId, Role)>,
     admission: Admission,
     commands: VecDeque<Command>,
-    look_at: Option<Nanos>,
+    check_at: Option<Nanos>,
     counters: ControlCounters,
 }
 
 impl Control {
-    /// A control plane without groups.
+    /// Creates a control plane without groups.
     pub fn new(config: ControlConfig) -> Self {
         let cm = cm::Config { capacity: 2 * config.queue_pairs, ..cm::Config::default() };
         let mut endpoint = Endpoint::new(config.interface.clone(), cm, config.seed);
-        // Nobody listens yet.
+        // There is no other listener yet, so this does not fail.
         _ = endpoint.cm_mut().listen(service_id_of(PortSpace::Tcp, config.port));
         Self {
             endpoint,
-            chance: Chance::stream(config.seed, 2),
+            rng: Chance::stream(config.seed, 2),
             stations: Stations::default(),
-            qpns: Places::new(config.queue_pairs, 1 << 24),
-            ids: Places::new(config.groups, config.groups),
+            qpns: NumberPool::new(config.queue_pairs, 1 << 24),
+            ids: NumberPool::new(config.groups, config.groups),
             groups: BTreeMap::new(),
             roles: BTreeMap::new(),
             admission: Admission::default(),
             commands: VecDeque::new(),
-            look_at: None,
+            check_at: None,
             counters: ControlCounters::default(),
             config,
         }
     }
 
-    fn follow(&mut self, now: Nanos) {
+    fn process_cm_events(&mut self, now: Nanos) {
         while let Some(event) = self.endpoint.cm_mut().poll_event() {
-            self.on_cm(event, now);
+            self.on_cm_event(event, now);
         }
     }
 
-    fn on_cm(&mut self, event: CmEvent, now: Nanos) {
+    fn on_cm_event(&mut self, event: CmEvent, now: Nanos) {
         let conn = event.conn();
         let event = match event {
             CmEvent::Requested { request, .. } => return self.on_requested(conn, request, now),
@@ -190,7 +193,7 @@ impl Control {
                 | CmEvent::Disconnecting { .. }
                 | CmEvent::Disconnected { .. }
                 | CmEvent::Unreachable { .. },
-            ) => self.end(id, None, now),
+            ) => self.close_group(id, None, now),
             (Role::Leader, CmEvent::Established { .. } | CmEvent::Replied { .. })
             | (Role::Replica(_), CmEvent::Established { .. })
             | (_, CmEvent::Requested { .. }) => {}
@@ -202,9 +205,9 @@ impl switch::Control for Control {
     type Function = P4ce;
 
     fn on_punt(&mut self, frame: &[u8], port: PortId, now: Nanos) {
-        self.stations.hear(frame, port, now);
+        self.stations.learn(frame, port, now);
         self.endpoint.on_frame(frame, now);
-        self.follow(now);
+        self.process_cm_events(now);
     }
 
     fn on_event(&mut self, event: Event, now: Nanos) {
@@ -213,21 +216,21 @@ impl switch::Control for Control {
             Event::Closed(id, _) => self.forget(id),
             Event::Excluded(id, member) => self.on_excluded(id, member, now),
         }
-        self.follow(now);
+        self.process_cm_events(now);
     }
 
     fn on_timer(&mut self, now: Nanos) {
         if self.endpoint.next_timer().is_some_and(|at| at <= now) {
             self.endpoint.on_timer(now);
         }
-        self.follow(now);
-        if self.look_at.is_some_and(|at| at <= now) {
-            self.look(now);
+        self.process_cm_events(now);
+        if self.check_at.is_some_and(|at| at <= now) {
+            self.check_setups(now);
         }
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        [self.endpoint.next_timer(), self.look_at].into_iter().flatten().min()
+        [self.endpoint.next_timer(), self.check_at].into_iter().flatten().min()
     }
 
     fn poll_command(&mut self) -> Option<Command> {

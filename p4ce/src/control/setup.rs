@@ -1,7 +1,7 @@
-//! How a group comes to be: a leader's request is checked, its replicas are connected, the data plane opens the group, and
-//! the leader is answered.
+//! Setup of a group: a leader's request is checked, its replicas are connected, the data plane opens the
+//! group, and the leader's connection is accepted.
 
-use super::{Control, Member, Pending, Role, Stage};
+use super::{Control, GroupState, Member, Role, Stage};
 use crate::function::Command;
 use crate::gather::MAX_MEMBERS;
 use crate::group::{Group, GroupConfig, GroupId, Peer, Replica};
@@ -15,97 +15,98 @@ use rocev2::cm::RejReason;
 use rocev2::{Psn, Qpn};
 use switch::Nanos;
 
-/// How long an MRA says that it will take: 4.096 us times two to this, 4.3 s
+/// Service timeout in an MRA: 4.096 us times 2^20, 4.3 s
 const SERVICE_TIMEOUT: u8 = 20;
-/// A leader is asked to wait when its group is not there after so long.
-const PATIENCE: Nanos = Nanos::from_millis(100);
-/// The time between two looks at groups that wait for something
-const LOOK_EVERY: Nanos = Nanos::from_millis(20);
+/// Time after which a leader whose group is not open yet receives an MRA
+const MRA_AFTER: Nanos = Nanos::from_millis(100);
+/// Interval between two checks of groups that are being set up
+const CHECK_INTERVAL: Nanos = Nanos::from_millis(20);
 
 impl Control {
-    /// A leader asks for a group.
+    /// Handles a leader's request for a group.
     pub(super) fn on_requested(&mut self, conn: Conn, request: Box<RemoteRequest>, now: Nanos) {
         self.counters.requested += 1;
         if let Err(refusal) = self.begin(conn, request, now) {
             self.counters.refused += 1;
             self.counters.limited += u64::from(matches!(refusal, Refusal::Busy | Refusal::NotALeader));
-            // It asked just now, and is told.
+            // The request is pending, so this does not fail.
             _ = self.endpoint.cm_mut().reject(conn, RejReason::CONSUMER, &refusal.to_bytes(), now);
         }
     }
 
     fn begin(&mut self, leader: Conn, request: Box<RemoteRequest>, now: Nanos) -> Result<(), Refusal> {
-        let asked = GroupRequest::from_bytes(&request.private_data).map_err(|_| Refusal::Request)?;
+        let requested = GroupRequest::from_bytes(&request.private_data).map_err(|_| Refusal::Request)?;
         if request.transport != Transport::Rc {
             return Err(Refusal::Request);
         }
-        let len = asked.to_bytes().map_err(|_| Refusal::Request)?.len();
+        let len = requested.to_bytes().map_err(|_| Refusal::Request)?.len();
         let cm::Peer { local: to, remote: from } = request.peer;
-        if !(Envelope { secret: self.config.secret.as_ref(), from, to }).admits(&request.private_data, len) {
+        if !(Envelope { secret: self.config.secret.as_ref(), from, to }).verifies(&request.private_data, len)
+        {
             return Err(Refusal::Secret);
         }
-        let replicas = match asked.replicas {
+        let replicas = match requested.replicas {
             Replicas::Listed(list) => list,
             Replicas::Configured(id) => self.config.lists.get(&id).ok_or(Refusal::NoSuchList)?.clone(),
         };
-        let quorum = self.check(&replicas, asked.quorum, &request)?;
+        let quorum = self.check(&replicas, requested.quorum, &request)?;
         self.admission.begin(request.peer.remote, &self.config.limits, now)?;
-        let Some((id, local_qp, qpns)) = self.places_for(replicas.len()) else {
-            // No replica was asked.
+        let Some((id, local_qp, qpns)) = self.allocate_numbers(replicas.len()) else {
+            // No REQ was sent to a replica.
             self.admission.withdraw(request.peer.remote);
             return Err(Refusal::Full);
         };
         self.roles.insert(leader, (id, Role::Leader));
         let mut members = Vec::with_capacity(replicas.len());
         for (ip, local_qp) in replicas.into_iter().zip(qpns.iter().copied()) {
-            let Some(conn) = self.connect(ip, local_qp, asked.port, &request, now) else { break };
+            let Some(conn) = self.connect(ip, local_qp, requested.port, &request, now) else { break };
             self.roles.insert(conn, (id, Role::Replica(members.len())));
-            members.push(Member { ip, conn, local_qp, answer: None, in_group: false });
+            members.push(Member { ip, conn, local_qp, reply: None, in_group: false });
         }
         let unused = &qpns[members.len()..];
         let complete = unused.is_empty();
         for qpn in unused {
-            self.qpns.give_back(qpn.get());
+            self.qpns.free(qpn.get());
         }
-        let group = Pending {
+        let group = GroupState {
             stage: Stage::Connecting,
             leader,
             request,
             local_qp,
-            first: self.config.first_psn.unwrap_or(Psn::new(self.chance.bits() as u32)),
-            // Key 0 is nobody's.
-            rkey: (self.chance.bits() as u32).max(1),
+            first: self.config.first_psn.unwrap_or(Psn::new(self.rng.bits() as u32)),
+            // Key 0 is never assigned.
+            rkey: (self.rng.bits() as u32).max(1),
             quorum,
-            outvote: asked.outvote,
+            outvote: requested.outvote,
             members,
             since: now,
-            answered: false,
+            setup_done: false,
             delayed: false,
         };
         self.groups.insert(id, group);
-        self.look_at = Some(now + LOOK_EVERY);
+        self.check_at = Some(now + CHECK_INTERVAL);
         if !complete {
-            self.end(id, Some(Refusal::Full), now);
+            self.close_group(id, Some(Refusal::Full), now);
         }
         Ok(())
     }
 
-    /// Numbers for a group, its leader's queue pair, and those of its replicas
-    fn places_for(&mut self, replicas: usize) -> Option<(GroupId, Qpn, Vec<Qpn>)> {
-        let id = self.ids.take()?;
-        let mut qpns: Vec<Qpn> = (0..=replicas).map_while(|_| self.qpns.take()).map(Qpn::new).collect();
+    /// Allocates a group ID, the leader's queue pair and the replicas' queue pairs.
+    fn allocate_numbers(&mut self, replicas: usize) -> Option<(GroupId, Qpn, Vec<Qpn>)> {
+        let id = self.ids.allocate()?;
+        let mut qpns: Vec<Qpn> = (0..=replicas).map_while(|_| self.qpns.allocate()).map(Qpn::new).collect();
         if qpns.len() <= replicas {
             for qpn in qpns {
-                self.qpns.give_back(qpn.get());
+                self.qpns.free(qpn.get());
             }
-            self.ids.give_back(id);
+            self.ids.free(id);
             return None;
         }
-        let leaders = qpns.pop()?;
-        Some((GroupId(id), leaders, qpns))
+        let leader_qp = qpns.pop()?;
+        Some((GroupId(id), leader_qp, qpns))
     }
 
-    /// Whether there can be such a group: how many replicas are a quorum.
+    /// Checks whether a group is valid. Returns the number of replicas in a quorum.
     fn check(&self, replicas: &[IpAddr], quorum: u8, request: &RemoteRequest) -> Result<usize, Refusal> {
         let leader = request.peer.remote;
         if replicas.is_empty() || replicas.len() > self.config.max_replicas.min(MAX_MEMBERS) {
@@ -123,12 +124,12 @@ impl Control {
                 return Err(Refusal::NotAReplica(*ip));
             }
         }
-        // With the leader, more than half.
+        // A majority together with the leader.
         let quorum = if quorum == 0 { replicas.len().div_ceil(2) } else { usize::from(quorum) };
         if quorum > replicas.len() { Err(Refusal::Quorum) } else { Ok(quorum) }
     }
 
-    /// Asks a replica for a connection.
+    /// Requests a connection to a replica.
     fn connect(
         &mut self,
         ip: IpAddr,
@@ -142,10 +143,10 @@ impl Control {
         let leader_port = request.cma.map_or(0, |cma| cma.src_port.get());
         let member = MemberRequest { leader: request.peer.remote, port: leader_port };
         let envelope = Envelope { secret: self.config.secret.as_ref(), from: local, to: ip };
-        let unused = Psn::new(self.chance.bits() as u32);
+        let unused = Psn::new(self.rng.bits() as u32);
         let connect = ConnectRequest {
             cma_src_port: Some(self.config.port),
-            private_data: envelope.close(member.to_bytes()),
+            private_data: envelope.seal(member.to_bytes()),
             path_mtu: request.path_mtu,
             responder_resources: 0,
             initiator_depth: 0,
@@ -159,32 +160,32 @@ impl Control {
         self.endpoint.cm_mut().connect(&connect, now).ok()
     }
 
-    /// A replica has answered.
+    /// Handles a replica's REP.
     pub(super) fn on_replied(&mut self, id: GroupId, number: usize, reply: Box<RemoteReply>, now: Nanos) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let ip = group.members[number].ip;
         let Some(region) = Region::from_private_data(&reply.private_data) else {
-            self.end(id, Some(Refusal::NoMemory(ip)), now);
+            self.close_group(id, Some(Refusal::NoMemory(ip)), now);
             return;
         };
-        let other = group.members.iter().find_map(|member| member.answer.as_ref());
+        let other = group.members.iter().find_map(|member| member.reply.as_ref());
         if other.is_some_and(|(_, other)| other.size() != region.size()) {
-            self.end(id, Some(Refusal::Size(ip)), now);
+            self.close_group(id, Some(Refusal::Size(ip)), now);
             return;
         }
-        group.members[number].answer = Some((reply, region));
+        group.members[number].reply = Some((reply, region));
         self.open(id, now);
     }
 
-    /// Has the data plane open a group, once everything is known.
+    /// Lets the data plane open a group, once all replicas have replied and all addresses are resolved.
     fn open(&mut self, id: GroupId, now: Nanos) {
         let Self { config, endpoint, stations, groups, .. } = self;
         let Some(group) = groups.get_mut(&id).filter(|group| group.stage == Stage::Connecting) else {
             return;
         };
-        let answers: Option<Vec<_>> = group.members.iter().map(|member| member.answer.as_ref()).collect();
-        let Some(answers) = answers else { return };
-        // A neighbour that is not known yet is asked for, and looked for again.
+        let replies: Option<Vec<_>> = group.members.iter().map(|member| member.reply.as_ref()).collect();
+        let Some(replies) = replies else { return };
+        // An unresolved neighbour is requested, and checked again later.
         let mut peer = |remote, remote_qp, local_qp, first| {
             let local = config.interface.source_for(remote)?;
             let mac = endpoint.resolve(remote, now)?;
@@ -195,9 +196,9 @@ impl Control {
         let Some(leader) = peer(request.peer.remote, request.qpn, group.local_qp, group.first) else {
             return;
         };
-        let mut replicas = Vec::with_capacity(answers.len());
+        let mut replicas = Vec::with_capacity(replies.len());
         let mut size = 0;
-        for (member, (reply, region)) in group.members.iter().zip(answers) {
+        for (member, (reply, region)) in group.members.iter().zip(replies) {
             let peer = peer(member.ip, reply.qpn, member.local_qp, reply.starting_psn);
             let Some(peer) = peer else { return };
             replicas.push(Replica { peer, va: region.va(), rkey: region.rkey() });
@@ -219,32 +220,32 @@ impl Control {
                 group.stage = Stage::Opening;
                 self.commands.push_back(Command::Open(opened));
             }
-            None => self.end(id, Some(Refusal::Family), now),
+            None => self.close_group(id, Some(Refusal::Family), now),
         }
     }
 
-    /// The data plane has opened a group, or not: replicas and leader are told.
+    /// Handles the data plane's result: confirms the replicas' connections and accepts the leader's.
     pub(super) fn on_opened(&mut self, id: GroupId, opened: bool, now: Nanos) {
         let Some(group) = self.groups.get_mut(&id).filter(|group| group.stage == Stage::Opening) else {
             return;
         };
         if !opened {
-            self.end(id, Some(Refusal::Full), now);
+            self.close_group(id, Some(Refusal::Full), now);
             return;
         }
         group.stage = Stage::Open;
-        self.answered(id);
+        self.finish_setup(id);
         let Some(group) = self.groups.get_mut(&id) else { return };
         let cm = self.endpoint.cm_mut();
         let mut flow_control = group.request.flow_control;
         let mut rnr_retry_count = 7;
         let mut size = 0;
         for member in &mut group.members {
-            let Some((reply, region)) = &member.answer else { continue };
+            let Some((reply, region)) = &member.reply else { continue };
             flow_control &= reply.flow_control;
             rnr_retry_count = rnr_retry_count.min(reply.rnr_retry_count);
             size = region.size();
-            // One that has gone meanwhile is excluded when that is reported.
+            // The event of a replica that has disconnected meanwhile excludes it.
             member.in_group = cm.confirm(member.conn, &[]).is_ok();
         }
         let accept = Accept {
@@ -256,32 +257,33 @@ impl Control {
             ..Accept::new(group.local_qp, group.first)
         };
         if cm.accept(group.leader, &accept, now).is_err() {
-            self.end(id, None, now);
+            self.close_group(id, None, now);
             return;
         }
         self.counters.opened += 1;
     }
 
-    /// Groups that wait: for a neighbour, for too long, or so long that their leader is to know.
-    pub(super) fn look(&mut self, now: Nanos) {
+    /// Checks groups that are being set up: retries the resolution of neighbours, gives up after the timeout,
+    /// and sends an MRA to the leader of a slow setup.
+    pub(super) fn check_setups(&mut self, now: Nanos) {
         let waiting: Vec<GroupId> = self
             .groups
             .iter()
             .filter(|(_, group)| group.stage == Stage::Connecting)
             .map(|(id, _)| *id)
             .collect();
-        self.look_at = (!waiting.is_empty()).then(|| now + LOOK_EVERY);
+        self.check_at = (!waiting.is_empty()).then(|| now + CHECK_INTERVAL);
         for id in waiting {
             let Some(group) = self.groups.get_mut(&id) else { continue };
             let waited = now.since(group.since);
             if waited >= self.config.setup_timeout {
-                let missing = group.members.iter().find(|member| member.answer.is_none());
+                let missing = group.members.iter().find(|member| member.reply.is_none());
                 let ip = missing.map_or(group.request.peer.remote, |member| member.ip);
-                self.end(id, Some(Refusal::Unreachable(ip)), now);
+                self.close_group(id, Some(Refusal::Unreachable(ip)), now);
                 continue;
             }
-            if waited >= PATIENCE && !core::mem::replace(&mut group.delayed, true) {
-                // It may have given up.
+            if waited >= MRA_AFTER && !core::mem::replace(&mut group.delayed, true) {
+                // The leader may have given up.
                 _ = self.endpoint.cm_mut().delay(group.leader, SERVICE_TIMEOUT);
             }
             self.open(id, now);

@@ -1,53 +1,53 @@
-//! What can be seen of a control plane: what it has counted, and its groups.
+//! Status of the control plane: its counters and groups.
 
 use super::{Control, Stage};
 use crate::group::GroupId;
 use core::net::IpAddr;
 use rocev2::Qpn;
 
-/// What the control plane counts.
+/// Counters of the control plane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ControlCounters {
-    /// Groups that leaders asked for
+    /// Groups requested by leaders
     pub requested: u64,
-    /// Groups that were opened
+    /// Groups opened
     pub opened: u64,
-    /// Groups that were refused
+    /// Groups refused
     pub refused: u64,
-    /// Of these, those of leaders that may not ask, or not for so many
+    /// Refused groups of leaders that are not allowed or exceeded a limit
     pub limited: u64,
     /// Groups that have ended
     pub closed: u64,
-    /// Replicas excluded from a group that went on
+    /// Replicas excluded from a group that continued
     pub excluded: u64,
 }
 
-/// A group as the control plane shows it.
+/// Status of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupStatus {
-    /// Its number
+    /// Identifier
     pub id: GroupId,
-    /// Its leader
+    /// Address of the leader
     pub leader: IpAddr,
-    /// Its replicas, and whether they are written to
+    /// Addresses of the replicas, and whether they are written to
     pub replicas: Vec<(IpAddr, bool)>,
-    /// How many have to acknowledge
+    /// Number of replicas that have to acknowledge
     pub quorum: usize,
-    /// Packets go through it
+    /// Whether the leader's connection was accepted
     pub open: bool,
     /// The switch's queue pairs: the leader's first, then the replicas'
     pub own: Vec<Qpn>,
-    /// The queue pairs at their other ends, as far as they are known
+    /// The remote queue pairs, as far as they are known
     pub peers: Vec<(IpAddr, Qpn)>,
 }
 
 impl Control {
-    /// What it has counted
+    /// Returns the counters.
     pub fn counters(&self) -> ControlCounters {
         self.counters
     }
 
-    /// The groups there are, those included that are being made
+    /// Returns the status of all groups, including those that are being opened.
     pub fn groups(&self) -> impl Iterator<Item = GroupStatus> + '_ {
         self.groups.iter().map(|(id, group)| GroupStatus {
             id: *id,
@@ -62,10 +62,7 @@ impl Control {
             peers: [(group.request.peer.remote, group.request.qpn)]
                 .into_iter()
                 .chain(
-                    group
-                        .members
-                        .iter()
-                        .filter_map(|member| Some((member.ip, member.answer.as_ref()?.0.qpn))),
+                    group.members.iter().filter_map(|member| Some((member.ip, member.reply.as_ref()?.0.qpn))),
                 )
                 .collect(),
         })

@@ -16,10 +16,10 @@ const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xff]);
 const LEADER_QP: Qpn = Qpn::new(0x100);
 const RKEY: u32 = 0x7777;
 const SIZE: u64 = 0x10000;
-/// The leader's first PSN, just before the end
+/// The leader's first PSN, just before the wrap
 const FIRST: Psn = Psn::new(0xff_ffff);
 
-/// Host `n` of the network: 0 is the leader, 1 and on are replicas.
+/// Host `n` of the network: 0 is the leader, 1 and above are replicas.
 fn mac(n: u8) -> MacAddr {
     MacAddr([2, 0, 0, 0, 1, n])
 }
@@ -61,7 +61,7 @@ fn group(v6: bool, replicas: u8, quorum: usize, outvote: bool) -> Box<Group> {
         outvote,
         max_lag: MAX_LAG,
     })
-    .expect("a group that can be")
+    .expect("a valid group")
 }
 
 fn empty() -> P4ce {
@@ -84,7 +84,7 @@ fn p4ce(v6: bool, replicas: u8, quorum: usize) -> P4ce {
     function
 }
 
-/// A packet from host `n` to the switch.
+/// Returns a packet from host `n` to the switch.
 fn packet(
     v6: bool,
     n: u8,
@@ -116,18 +116,18 @@ fn packet(
     frame
 }
 
-/// A WRITE of the leader's.
+/// Returns a WRITE of the leader.
 fn write(v6: bool, psn: Psn, va: u64, rkey: u32, payload: &[u8]) -> Vec<u8> {
     packet(v6, 0, Opcode::RC_WRITE_ONLY, LEADER_QP, psn, |repr| {
         repr.extended.reth.va = va.into();
         repr.extended.reth.rkey = rkey.into();
         repr.extended.reth.len = (payload.len() as u32).into();
-        // The payload outlives the call: it is copied into the frame.
+        // The payload is leaked, because it has to outlive the closure.
         repr.payload = payload.to_vec().leak();
     })
 }
 
-/// An acknowledgement of replica `n`: `psn` counts from the first packet.
+/// Returns an acknowledgement of replica `n`; `psn` counts from the first packet.
 fn ack(v6: bool, n: u8, psn: u32, syndrome: Syndrome, msn: u32) -> Vec<u8> {
     let at = peer(v6, n);
     packet(v6, n, Opcode::RC_ACKNOWLEDGE, at.local_qp, at.first.add(psn), |repr| {
@@ -143,7 +143,7 @@ fn run(function: &mut P4ce, frame: &[u8], port: u16) -> (Verdict, Vec<(Vec<u8>, 
 }
 
 #[test]
-fn one_write_becomes_one_for_each_replica() {
+fn a_write_is_copied_to_each_replica() {
     for (v6, tagged) in [(false, false), (true, false), (false, true)] {
         let mut function = p4ce(v6, 3, 2);
         let mut frame = write(v6, FIRST.add(1), 0x40, RKEY, b"what is to be replicated");
@@ -152,17 +152,17 @@ fn one_write_becomes_one_for_each_replica() {
         }
         let sent = Repr::parse(&frame).unwrap();
         let (verdict, copies) = run(&mut function, &frame, 0);
-        assert_eq!(verdict, Verdict::Forward(PortId(3)), "the last copy is the packet itself");
+        assert_eq!(verdict, Verdict::Forward(PortId(3)), "the last copy uses the packet's buffer");
         assert_eq!(copies.len(), 3);
         for (n, (copy, port)) in (1u8..).zip(&copies) {
             let at = peer(v6, n);
             assert_eq!(*port, at.port);
-            let packet = Packet::parse(copy).expect("a packet, with its checksums");
+            let packet = Packet::parse(copy).expect("a valid packet");
             assert!(packet.verify_icrc());
             assert_eq!((packet.src(), packet.dst()), (at.local, at.remote));
             let repr = Repr::parse(copy).unwrap();
             assert_eq!((repr.ethernet.src, repr.ethernet.dst), (OWN, at.mac));
-            // The second packet: its PSN is one after the replica's first.
+            // The second packet: its PSN is the replica's first one plus 1.
             assert_eq!((repr.bth.dest_qp(), repr.bth.psn()), (at.remote_qp, at.first.add(1)));
             let reth = repr.extended.reth;
             assert_eq!(
@@ -183,7 +183,7 @@ fn one_write_becomes_one_for_each_replica() {
 }
 
 #[test]
-fn every_kind_of_packet_that_a_group_can_have() {
+fn every_supported_opcode_is_copied_to_each_replica() {
     let mut function = p4ce(false, 2, 1);
     for (n, opcode) in (0..).zip([
         Opcode::RC_WRITE_FIRST,
@@ -219,7 +219,7 @@ fn every_kind_of_packet_that_a_group_can_have() {
     }
 }
 
-/// An output whose copies share payloads: of the leader's packet, what is between head and tail.
+/// An output whose copies share the payload of the leader's packet, between `head` and `tail`.
 struct Sharing(Sent);
 
 impl Output for Sharing {
@@ -234,7 +234,7 @@ impl Output for Sharing {
     }
 
     fn copy(&mut self, _frame: &MemoryFrame) -> Result<MemoryFrame, Full> {
-        panic!("all copies share")
+        panic!("every copy should share the payload")
     }
 
     fn prefers_sharing(&self, _port: PortId, len: usize) -> bool {
@@ -253,7 +253,7 @@ impl Output for Sharing {
 }
 
 #[test]
-fn shared_payloads_make_the_same_frames() {
+fn shared_payloads_give_the_same_frames_as_copies() {
     for v6 in [false, true] {
         let (mut copying, mut sharing) = (p4ce(v6, 4, 2), p4ce(v6, 4, 2));
         let mut request = write(v6, FIRST, 0x40, RKEY, &[0x5a; 256]);
@@ -273,7 +273,7 @@ fn shared_payloads_make_the_same_frames() {
 }
 
 #[test]
-fn damage_stays_visible() {
+fn a_damaged_packet_still_has_a_wrong_icrc_after_scatter() {
     let mut function = p4ce(false, 2, 1);
     let mut frame = write(false, FIRST, 0, RKEY, b"damaged on the way");
     let at = frame.len() - 8;
@@ -283,7 +283,7 @@ fn damage_stays_visible() {
 }
 
 #[test]
-fn the_leader_gets_one_acknowledgement() {
+fn the_leader_gets_one_acknowledgement_per_quorum() {
     for v6 in [false, true] {
         let mut function = p4ce(v6, 3, 2);
         run(&mut function, &write(v6, FIRST, 0, RKEY, b"a"), 0);
@@ -311,14 +311,14 @@ fn the_leader_gets_one_acknowledgement() {
 }
 
 #[test]
-fn a_leader_that_asks_again_is_told_again() {
+fn a_retransmission_is_acknowledged_again() {
     for v6 in [false, true] {
         let mut function = p4ce(v6, 2, 1);
         let frame = write(v6, FIRST, 0, RKEY, b"a");
         run(&mut function, &frame, 0);
         run(&mut function, &ack(v6, 2, 0, ACK, 1), 2);
         let (verdict, frames) = run(&mut function, &frame, 0);
-        // The packet goes to all once more: one of them may have missed it.
+        // The packet is copied to all replicas again: one of them may have missed it.
         assert_eq!((verdict, frames.len()), (Verdict::Forward(PortId(2)), 3));
         let packet = Packet::parse(&frames[0].0).unwrap();
         assert!(packet.verify_icrc());
@@ -328,14 +328,14 @@ fn a_leader_that_asks_again_is_told_again() {
             (FIRST, peer(v6, 0).remote_qp, ip(v6, 0))
         );
         assert_eq!(packet.aeth(), Some(&Aeth::new(ACK, Msn::new(1))));
-        // The request is ECN-capable, and the answer, for which no queue pair slows down, is not.
+        // The request is ECN-capable. The response is not, because no queue pair would slow down for it.
         let class = packet.ipv4().map_or_else(|| packet.ipv6().unwrap().traffic_class(), |ip| ip.tos);
         assert_eq!(class, 0x68);
     }
 }
 
 #[test]
-fn what_a_group_cannot_do_is_refused() {
+fn unsupported_requests_are_refused_with_a_nak() {
     let nak = |code| Some(Aeth::new(Syndrome::Nak(code), Msn::ZERO));
     let read = packet(false, 0, Opcode::RC_READ_REQUEST, LEADER_QP, FIRST, |_| {});
     let atomic = packet(false, 0, Opcode::RC_FETCH_ADD, LEADER_QP, FIRST, |_| {});
@@ -355,7 +355,7 @@ fn what_a_group_cannot_do_is_refused() {
         let packet = Packet::parse(&frames[0].0).unwrap();
         assert!(packet.verify_icrc());
         assert_eq!((packet.bth().psn(), packet.aeth().copied(), frames[0].1), (FIRST, nak(code), PortId(0)));
-        // Damage is not held against the leader.
+        // A damaged packet causes no NAK.
         let mut damaged = frame.clone();
         let at = damaged.len() - 1;
         damaged[at] ^= 1;
@@ -364,20 +364,20 @@ fn what_a_group_cannot_do_is_refused() {
             (Verdict::Drop(DropReason::Malformed(Fault::Icrc)), vec![])
         );
     }
-    // The last byte of it is allowed, and nothing at all is, anywhere.
+    // The last byte of the memory is valid, and 0 bytes are valid at any address.
     let mut function = p4ce(false, 2, 1);
     assert_eq!(run(&mut function, &write(false, FIRST, SIZE - 1, RKEY, b"x"), 0).1.len(), 2);
     assert_eq!(run(&mut function, &write(false, FIRST.add(1), SIZE + 9, 0, b""), 0).1.len(), 2);
 }
 
 #[test]
-fn strangers_are_heard_by_nobody() {
+fn packets_from_outsiders_are_dropped() {
     let mut function = p4ce(false, 2, 1);
     let mut frame = packet(false, 9, Opcode::RC_SEND_ONLY, LEADER_QP, FIRST, |_| {});
     assert_eq!(run(&mut function, &frame, 0), (Verdict::Drop(DropReason::WrongSource), vec![]));
     frame = packet(false, 0, Opcode::RC_SEND_ONLY, Qpn::new(0x140), FIRST, |_| {});
     assert_eq!(run(&mut function, &frame, 0).0, Verdict::Drop(DropReason::NoQueuePair));
-    // A replica on another's queue pair
+    // A replica on another replica's queue pair
     let mut other = ack(false, 1, 0, ACK, 1);
     other = packet(
         false,
@@ -388,7 +388,7 @@ fn strangers_are_heard_by_nobody() {
         |_| {},
     );
     assert_eq!(run(&mut function, &other, 2).0, Verdict::Drop(DropReason::WrongSource));
-    // Damaged, asking for something, or saying nothing new
+    // A damaged response, a request, and an implausible acknowledgement
     run(&mut function, &write(false, FIRST, 0, RKEY, b"a"), 0);
     let mut damaged = ack(false, 1, 0, ACK, 1);
     *damaged.last_mut().unwrap() ^= 1;
@@ -396,14 +396,14 @@ fn strangers_are_heard_by_nobody() {
     let asks = packet(false, 1, Opcode::RC_SEND_ONLY, peer(false, 1).local_qp, Psn::ZERO, |_| {});
     assert_eq!(run(&mut function, &asks, 1).0, Verdict::Drop(DropReason::Unexpected));
     assert_eq!(run(&mut function, &ack(false, 1, 5, ACK, 6), 1).0, Verdict::Drop(DropReason::Stale));
-    // A packet far ahead has to be whole, or it would open the door for that.
+    // A packet far ahead has to be intact, because it makes later acknowledgements plausible.
     let mut ahead = write(false, FIRST.add(7), 0, RKEY, b"a");
     *ahead.last_mut().unwrap() ^= 1;
     assert_eq!(run(&mut function, &ahead, 0).0, Verdict::Drop(DropReason::Malformed(Fault::Icrc)));
 }
 
 #[test]
-fn congestion_is_told_to_the_leader() {
+fn cnps_are_passed_to_the_leader() {
     let mut function = p4ce(false, 2, 1);
     let cnp = packet(false, 2, Opcode::CNP, peer(false, 2).local_qp, Psn::ZERO, |repr| {
         repr.bth.set_becn(true);
@@ -417,7 +417,7 @@ fn congestion_is_told_to_the_leader() {
 }
 
 #[test]
-fn the_excluded_are_written_to_no_more() {
+fn excluded_replicas_are_no_longer_written_to() {
     let mut function = p4ce(false, 3, 1);
     function.on_command(Command::Exclude(GroupId(3), 1), Nanos::ZERO);
     let (_, copies) = run(&mut function, &write(false, FIRST, 0, RKEY, b"a"), 0);
@@ -432,7 +432,7 @@ fn the_excluded_are_written_to_no_more() {
 }
 
 #[test]
-fn a_failed_minority_is_excluded_if_it_is_outvoted() {
+fn an_outvoted_replica_that_fails_is_excluded() {
     let mut function = empty();
     function.on_command(Command::Open(group(false, 2, 1, true)), Nanos::ZERO);
     function.poll_event();
@@ -441,14 +441,14 @@ fn a_failed_minority_is_excluded_if_it_is_outvoted() {
     assert_eq!(run(&mut function, &nak, 2).0, Verdict::Consume);
     assert!(matches!(function.poll_event(), Some(Event::Excluded(GroupId(3), 1))));
     let nak = ack(false, 1, 0, Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), 0);
-    assert_eq!(run(&mut function, &nak, 1).0, Verdict::Forward(PortId(0)), "the last one is needed");
+    assert_eq!(run(&mut function, &nak, 1).0, Verdict::Forward(PortId(0)), "the last replica is needed");
 }
 
 #[test]
-fn groups_come_and_go() {
+fn groups_are_opened_and_closed() {
     let mut function = p4ce(false, 2, 1);
     function.on_command(Command::Open(group(false, 1, 1, false)), Nanos::ZERO);
-    assert!(matches!(function.poll_event(), Some(Event::Opened(GroupId(3), false))), "its place is taken");
+    assert!(matches!(function.poll_event(), Some(Event::Opened(GroupId(3), false))), "its slot is taken");
     assert_eq!(function.group(GroupId(3)).unwrap().gather().members(), 2);
     function.on_command(Command::Close(GroupId(3)), Nanos::ZERO);
     assert!(matches!(function.poll_event(), Some(Event::Closed(GroupId(3), Some(_)))));
@@ -461,13 +461,13 @@ fn groups_come_and_go() {
     let mixed = Replica { peer: peer(true, 2), va: 0, rkey: 1 };
     let mut config = group(false, 1, 1, false).config().clone();
     config.replicas.push(mixed);
-    assert!(Group::new(config.clone()).is_none(), "two families");
+    assert!(Group::new(config.clone()).is_none(), "two address families");
     config.replicas.clear();
     assert!(Group::new(config).is_none(), "no replica");
 }
 
 #[test]
-fn the_silent_are_excluded_in_time() {
+fn replicas_without_progress_are_excluded_in_time() {
     let mut function = empty();
     function.config.silent_after = Nanos::from_millis(40);
     function.on_command(Command::Open(group(false, 2, 1, false)), Nanos::ZERO);
@@ -484,7 +484,7 @@ fn the_silent_are_excluded_in_time() {
 }
 
 #[test]
-fn the_control_plane_gets_what_is_for_it() {
+fn control_frames_are_punted() {
     let mut function = empty();
     let mad = packet(false, 0, Opcode::UD_SEND_ONLY, Qpn::GSI, Psn::ZERO, |repr| repr.payload = &[0; 256]);
     assert_eq!(run(&mut function, &mad, 0).0, Verdict::Punt);
@@ -495,7 +495,7 @@ fn the_control_plane_gets_what_is_for_it() {
     };
     assert_eq!(run(&mut function, &arp(MacAddr::BROADCAST, [10, 0, 0, 254]), 0).0, Verdict::Punt);
     assert_eq!(run(&mut function, &arp(OWN, [10, 0, 0, 254]), 0).0, Verdict::Punt);
-    // Others' questions are flooded, others' frames bridged.
+    // Requests for other hosts are flooded, and frames to other hosts are bridged.
     assert_eq!(run(&mut function, &arp(MacAddr::BROADCAST, [10, 0, 0, 2]), 0).1.len(), 5);
     let mut solicitation = [&[0x33, 0x33, 0xff, 0, 0, 0xfe][..], &mac(0).0, &[0x86, 0xdd]].concat();
     solicitation.extend([0x60, 0, 0, 0, 0, 24, 58, 255]);
@@ -506,20 +506,20 @@ fn the_control_plane_gets_what_is_for_it() {
     assert_eq!(run(&mut function, &ours, 0).0, Verdict::Punt);
     let others = [&solicitation[..], &[0xfd; 16]].concat();
     assert_eq!(run(&mut function, &others, 0).1.len(), 5);
-    assert_eq!(run(&mut function, &ours[..40], 0).1.len(), 5, "cut short: for nobody here");
+    assert_eq!(run(&mut function, &ours[..40], 0).1.len(), 5, "truncated: not for the switch");
 }
 
 #[test]
-fn a_leader_and_a_replica_are_followed_to_other_ports() {
+fn moved_leaders_and_replicas_are_found_by_their_packets() {
     let mut function = p4ce(false, 2, 1);
     run(&mut function, &write(false, FIRST, 0, RKEY, b"a"), 0);
-    // The leader is at port 4 now, replica 2 at port 5.
+    // The leader is on port 4 now, replica 2 on port 5.
     run(&mut function, &write(false, FIRST.add(1), 0, RKEY, b"b"), 4);
     let (verdict, _) = run(&mut function, &ack(false, 2, 0, ACK, 1), 5);
     assert_eq!(verdict, Verdict::Forward(PortId(4)));
     let (_, copies) = run(&mut function, &write(false, FIRST.add(2), 0, RKEY, b"c"), 4);
     assert_eq!(copies.iter().map(|(_, port)| port.0).collect::<Vec<_>>(), [1, 5]);
-    // A packet that a router passes on, or a damaged one, says nothing of where the leader is.
+    // A routed packet, or a damaged one, does not move the leader.
     let mut routed = write(false, FIRST.add(3), 0, RKEY, b"d");
     routed[6..12].copy_from_slice(&mac(9).0);
     run(&mut function, &routed, 3);
@@ -530,9 +530,9 @@ fn a_leader_and_a_replica_are_followed_to_other_ports() {
     assert_eq!(function.counters().moved.get(), 2);
 }
 
-/// A replica answers and says nothing else to the switch: that it has moved is heard by the bridge.
+/// A replica may send only responses to the switch: the bridge learns its new port from its other frames.
 #[test]
-fn a_replica_that_has_moved_is_found_when_the_leader_repeats() {
+fn a_moved_replica_is_found_when_the_leader_retransmits() {
     let mut function = p4ce(false, 2, 2);
     let request = write(false, FIRST, 0, RKEY, b"a");
     run(&mut function, &request, 0);
@@ -542,14 +542,14 @@ fn a_replica_that_has_moved_is_found_when_the_leader_repeats() {
     run(&mut function, &announcement, 5);
     let (_, copies) = run(&mut function, &request, 0);
     assert_eq!(copies.iter().map(|(_, port)| port.0).collect::<Vec<_>>(), [1, 5]);
-    // What the bridge heard before the replica answered from elsewhere is out of date.
+    // The bridge's entry is outdated once the replica responded from another port.
     run(&mut function, &ack(false, 2, 0, ACK, 1), 2);
     let (_, copies) = run(&mut function, &request, 0);
     assert_eq!(copies.iter().map(|(_, port)| port.0).collect::<Vec<_>>(), [1, 2]);
 }
 
 #[test]
-fn a_replica_dropped_as_too_far_behind_is_written_to_no_more_and_reported() {
+fn a_replica_dropped_for_its_lag_is_no_longer_written_to_and_reported() {
     let mut function = empty();
     let config = GroupConfig { max_lag: 4, ..group(false, 2, 1, false).config().clone() };
     function.on_command(Command::Open(Group::new(config).unwrap()), Nanos::ZERO);

@@ -23,81 +23,82 @@ fn rnr(timer: u8, msn: u32) -> Aeth {
     Aeth::new(Syndrome::RnrNak(RnrTimer(timer)), Msn::new(msn))
 }
 
-fn told(n: u32, aeth: Aeth) -> Gathered {
-    Gathered::Tell(Answer { psn: FIRST.add(n), aeth })
+fn respond(n: u32, aeth: Aeth) -> GatherResult {
+    GatherResult::Respond(LeaderResponse { psn: FIRST.add(n), aeth })
 }
 
 #[test]
-fn the_leader_is_told_once_when_a_quorum_holds_it() {
+fn the_leader_gets_one_acknowledgement_when_a_quorum_holds_a_packet() {
     let mut gather = gather(4, 2);
-    assert_eq!(gather.on_response(0, FIRST.add(3), ack(31, 4)), Gathered::Absorbed);
-    assert_eq!(gather.on_response(0, FIRST.add(3), ack(31, 4)), Gathered::Absorbed, "the same one again");
-    // It holds less: the quorum's is its number, and its MSN.
-    assert_eq!(gather.on_response(1, FIRST.add(1), ack(31, 2)), told(1, ack(31, 2)));
-    assert_eq!(gather.on_response(2, FIRST.add(1), ack(31, 2)), Gathered::Absorbed);
-    // The one that is behind overtakes: the quorum holds what the first one holds.
-    assert_eq!(gather.on_response(1, FIRST.add(8), ack(31, 9)), told(3, ack(31, 4)));
+    assert_eq!(gather.on_response(0, FIRST.add(3), ack(31, 4)), GatherResult::Absorbed);
+    assert_eq!(gather.on_response(0, FIRST.add(3), ack(31, 4)), GatherResult::Absorbed, "a duplicate");
+    // Replica 1 holds less: the frontier is its PSN, with its MSN.
+    assert_eq!(gather.on_response(1, FIRST.add(1), ack(31, 2)), respond(1, ack(31, 2)));
+    assert_eq!(gather.on_response(2, FIRST.add(1), ack(31, 2)), GatherResult::Absorbed);
+    // Replica 1 overtakes replica 0: the frontier is what replica 0 holds.
+    assert_eq!(gather.on_response(1, FIRST.add(8), ack(31, 9)), respond(3, ack(31, 4)));
     assert_eq!(gather.frontier(), FIRST.add(3));
 }
 
 #[test]
-fn what_was_never_sent_or_is_old_counts_for_nothing() {
+fn acknowledgements_of_unsent_or_old_packets_are_stale() {
     let mut gather = gather(2, 1);
-    assert_eq!(gather.on_response(0, FIRST.add(10), ack(31, 1)), Gathered::Stale);
-    assert_eq!(gather.on_response(0, FIRST.add(4), ack(31, 5)), told(4, ack(31, 5)));
-    assert_eq!(gather.on_response(0, FIRST.add(3), ack(31, 4)), Gathered::Stale);
-    assert_eq!(gather.on_response(5, FIRST, ack(31, 1)), Gathered::Stale, "no member");
+    assert_eq!(gather.on_response(0, FIRST.add(10), ack(31, 1)), GatherResult::Stale);
+    assert_eq!(gather.on_response(0, FIRST.add(4), ack(31, 5)), respond(4, ack(31, 5)));
+    assert_eq!(gather.on_response(0, FIRST.add(3), ack(31, 4)), GatherResult::Stale);
+    assert_eq!(gather.on_response(5, FIRST, ack(31, 1)), GatherResult::Stale, "not a member");
     assert_eq!(
         gather.on_response(0, FIRST.add(5), Aeth::new(Syndrome::Reserved(0x40), Msn::ZERO)),
-        Gathered::Stale
+        GatherResult::Stale
     );
 }
 
 #[test]
-fn a_leader_that_missed_it_is_told_again() {
+fn a_retransmission_gets_the_acknowledgement_again() {
     let mut gather = gather(2, 2);
     for member in [0, 1] {
         gather.on_response(member, FIRST.add(5), ack(31, 6));
     }
-    let answer = Some(Answer { psn: FIRST.add(5), aeth: ack(31, 6) });
-    assert_eq!(gather.on_request(FIRST.add(2), true), answer);
-    assert_eq!(gather.on_request(FIRST.add(2), false), None, "it did not ask");
-    assert_eq!(gather.on_request(FIRST.add(6), true), None, "no quorum holds that");
+    let response = Some(LeaderResponse { psn: FIRST.add(5), aeth: ack(31, 6) });
+    assert_eq!(gather.on_request(FIRST.add(2), true), response);
+    assert_eq!(gather.on_request(FIRST.add(2), false), None, "no AckReq");
+    assert_eq!(gather.on_request(FIRST.add(6), true), None, "no quorum holds the packet");
 }
 
 #[test]
-fn a_nak_acknowledges_nothing_that_no_quorum_holds() {
+fn a_nak_is_limited_to_the_frontier() {
     let mut gather = gather(2, 2);
     let missing = |msn| nak(NakCode::PSN_SEQUENCE_ERROR, msn);
     gather.on_response(0, FIRST.add(2), ack(31, 3));
-    // It holds all before 7; the other one has told of nothing.
-    assert_eq!(gather.on_response(0, FIRST.add(7), missing(7)), told(0, missing(0)));
-    // A quorum holds what the leader was told to go back to: it may not come back to that, and is told of the next one,
-    assert_eq!(gather.on_response(1, FIRST.add(4), missing(4)), told(4, missing(4)));
-    // which it has to come back to before it is told of another one.
-    assert_eq!(gather.on_response(1, FIRST.add(4), missing(4)), Gathered::Absorbed);
-    assert_eq!(gather.on_request(FIRST, true), Some(Answer { psn: FIRST.add(3), aeth: ack(31, 4) }));
-    assert_eq!(gather.on_response(1, FIRST.add(6), missing(6)), told(6, missing(6)));
-    assert_eq!(gather.on_response(0, FIRST.add(8), missing(8)), Gathered::Absorbed);
+    // Replica 0 holds all packets before 7; replica 1 has not responded.
+    assert_eq!(gather.on_response(0, FIRST.add(7), missing(7)), respond(0, missing(0)));
+    // A quorum now holds the packet that the first NAK named. The leader may not go back to it, so the NAK
+    // for the next missing packet is passed on,
+    assert_eq!(gather.on_response(1, FIRST.add(4), missing(4)), respond(4, missing(4)));
+    // and has to be followed before another one is passed on.
+    assert_eq!(gather.on_response(1, FIRST.add(4), missing(4)), GatherResult::Absorbed);
+    assert_eq!(gather.on_request(FIRST, true), Some(LeaderResponse { psn: FIRST.add(3), aeth: ack(31, 4) }));
+    assert_eq!(gather.on_response(1, FIRST.add(6), missing(6)), respond(6, missing(6)));
+    assert_eq!(gather.on_response(0, FIRST.add(8), missing(8)), GatherResult::Absorbed);
 }
 
 #[test]
-fn errors_are_told_at_once() {
+fn fatal_naks_are_passed_on_at_once() {
     let mut gather = gather(3, 2);
     gather.on_response(0, FIRST.add(2), ack(31, 3));
     gather.on_response(1, FIRST.add(2), ack(31, 3));
     let refused = nak(NakCode::REMOTE_ACCESS_ERROR, 3);
     assert_eq!(
         gather.on_response(2, FIRST.add(5), refused),
-        told(3, refused),
-        "all before 5: held by it alone"
+        respond(3, refused),
+        "it alone holds the packets before 5"
     );
     assert_eq!(gather.refuse(FIRST.add(9), NakCode::INVALID_REQUEST).psn, FIRST.add(3));
     assert_eq!(gather.refuse(FIRST.add(1), NakCode::INVALID_REQUEST).psn, FIRST.add(1));
 }
 
 #[test]
-fn a_quorum_outvotes_a_minority_if_that_is_wanted() {
+fn a_quorum_outvotes_a_minority_on_request() {
     let mut gather = Gather::new(3, 2, true, FIRST);
     for n in 0..10 {
         gather.on_request(FIRST.add(n), true);
@@ -106,72 +107,82 @@ fn a_quorum_outvotes_a_minority_if_that_is_wanted() {
         gather.on_response(member, FIRST.add(5), ack(31, 6));
     }
     let missing = nak(NakCode::PSN_SEQUENCE_ERROR, 2);
-    assert_eq!(gather.on_response(2, FIRST.add(2), missing), Gathered::Absorbed);
-    assert_eq!(gather.on_response(2, FIRST.add(2), rnr(3, 2)), Gathered::Absorbed);
-    // What no quorum holds yet concerns the leader.
+    assert_eq!(gather.on_response(2, FIRST.add(2), missing), GatherResult::Absorbed);
+    assert_eq!(gather.on_response(2, FIRST.add(2), rnr(3, 2)), GatherResult::Absorbed);
+    // The NAK of a packet that no quorum holds yet is passed on.
     let missing = nak(NakCode::PSN_SEQUENCE_ERROR, 6);
-    assert_eq!(gather.on_response(0, FIRST.add(6), missing), told(6, missing));
-    // One that fails for good is not needed.
+    assert_eq!(gather.on_response(0, FIRST.add(6), missing), respond(6, missing));
+    // A replica that fails permanently is not needed.
     let refused = nak(NakCode::REMOTE_OPERATIONAL_ERROR, 2);
-    assert_eq!(gather.on_response(2, FIRST.add(2), refused), Gathered::Failed(None));
+    assert_eq!(gather.on_response(2, FIRST.add(2), refused), GatherResult::Failed(None));
 }
 
-/// A NAK acknowledges what came before, also that of a replica which is excluded for it (seed 5000273 of sim/tests/groups.rs).
+/// A NAK acknowledges everything before its PSN, also if the replica is then excluded (seed 5000273 of
+/// sim/tests/groups.rs).
 #[test]
-fn leader_is_told_what_an_outvoted_refusal_acknowledges() {
+fn an_outvoted_fatal_nak_still_acknowledges_earlier_packets() {
     let mut gather = Gather::new(3, 2, true, FIRST);
     for n in 0..10 {
         gather.on_request(FIRST.add(n), true);
     }
     gather.on_response(0, FIRST.add(5), ack(31, 6));
     let refused = nak(NakCode::INVALID_REQUEST, 3);
-    let Gathered::Failed(Some(answer)) = gather.on_response(1, FIRST.add(3), refused) else {
-        panic!("the leader is not told");
+    let GatherResult::Failed(Some(response)) = gather.on_response(1, FIRST.add(3), refused) else {
+        panic!("no acknowledgement for the leader");
     };
-    assert_eq!(answer.psn, FIRST.add(2));
-    assert!(matches!(answer.aeth.kind(), Syndrome::Ack(_)));
-    // What it was told to be held it does not go back to.
+    assert_eq!(response.psn, FIRST.add(2));
+    assert!(matches!(response.aeth.kind(), Syndrome::Ack(_)));
+    // The leader does not go back to packets that were acknowledged.
     let missing = nak(NakCode::PSN_SEQUENCE_ERROR, 2);
-    assert_eq!(gather.on_response(2, FIRST.add(1), missing), Gathered::Absorbed);
+    assert_eq!(gather.on_response(2, FIRST.add(1), missing), GatherResult::Absorbed);
     gather.exclude(2);
     let refused = nak(NakCode::REMOTE_OPERATIONAL_ERROR, 6);
-    assert_eq!(gather.on_response(1, FIRST.add(6), refused), told(6, refused), "now it is");
+    assert_eq!(
+        gather.on_response(1, FIRST.add(6), refused),
+        respond(6, refused),
+        "the replica is needed now"
+    );
 }
 
 #[test]
-fn the_longest_time_to_wait_is_told() {
+fn the_longest_rnr_timer_is_passed_on() {
     let mut gather = gather(3, 2);
-    assert_eq!(gather.on_response(0, FIRST.add(1), rnr(2, 1)), told(0, rnr(2, 0)));
+    assert_eq!(gather.on_response(0, FIRST.add(1), rnr(2, 1)), respond(0, rnr(2, 0)));
     assert_eq!(
         gather.on_response(1, FIRST.add(1), rnr(1, 1)),
-        told(1, rnr(2, 1)),
-        "shorter; but a quorum holds one, so the leader has to wait before the next one"
+        respond(1, rnr(2, 1)),
+        "shorter, but the frontier moved, and the leader has to wait before the next packet"
     );
-    assert_eq!(gather.on_response(2, FIRST.add(1), rnr(9, 1)), told(1, rnr(9, 1)));
-    // Code 0 is the longest of all.
-    assert_eq!(gather.on_response(1, FIRST.add(1), rnr(0, 1)), told(1, rnr(0, 1)));
-    assert_eq!(gather.on_response(1, FIRST.add(1), rnr(0, 1)), Gathered::Absorbed);
+    assert_eq!(gather.on_response(2, FIRST.add(1), rnr(9, 1)), respond(1, rnr(9, 1)));
+    // Timer code 0 is the longest.
+    assert_eq!(gather.on_response(1, FIRST.add(1), rnr(0, 1)), respond(1, rnr(0, 1)));
+    assert_eq!(gather.on_response(1, FIRST.add(1), rnr(0, 1)), GatherResult::Absorbed);
     gather.on_request(FIRST.add(1), true);
-    assert_eq!(gather.on_response(1, FIRST.add(1), rnr(0, 1)), told(1, rnr(0, 1)), "it has tried again");
+    assert_eq!(
+        gather.on_response(1, FIRST.add(1), rnr(0, 1)),
+        respond(1, rnr(0, 1)),
+        "the leader has retried"
+    );
 }
 
 #[test]
 fn credits_count_from_the_leaders_msn() {
     let mut gather = gather(2, 1);
-    // Room for 4 more after its message 3: up to 7.
-    assert_eq!(gather.on_response(0, FIRST.add(2), ack(4, 3)), told(2, ack(4, 3)));
-    // The other one is behind, with room for 2 after 1: up to 3, so none counted from 3. That is not told by itself,
-    assert_eq!(gather.on_response(1, FIRST, ack(2, 1)), Gathered::Absorbed);
-    assert_eq!(gather.on_response(0, FIRST.add(3), ack(4, 4)), told(3, ack(0, 4)));
-    // but that there is room again is.
-    assert_eq!(gather.on_response(1, FIRST.add(1), ack(6, 2)), told(3, ack(4, 4)));
-    // Without a limit there is none.
-    assert_eq!(gather.on_response(1, FIRST.add(2), ack(31, 3)), Gathered::Absorbed);
-    assert_eq!(gather.on_response(0, FIRST.add(4), ack(31, 5)), told(4, ack(31, 5)));
+    // Four credits after message 3: up to message 7.
+    assert_eq!(gather.on_response(0, FIRST.add(2), ack(4, 3)), respond(2, ack(4, 3)));
+    // Replica 1 is behind, with two credits after message 1: up to 3, so no credits counted from 3. That
+    // causes no message by itself,
+    assert_eq!(gather.on_response(1, FIRST, ack(2, 1)), GatherResult::Absorbed);
+    assert_eq!(gather.on_response(0, FIRST.add(3), ack(4, 4)), respond(3, ack(0, 4)));
+    // but new credits after zero do.
+    assert_eq!(gather.on_response(1, FIRST.add(1), ack(6, 2)), respond(3, ack(4, 4)));
+    // Without a limit there are unlimited credits.
+    assert_eq!(gather.on_response(1, FIRST.add(2), ack(31, 3)), GatherResult::Absorbed);
+    assert_eq!(gather.on_response(0, FIRST.add(4), ack(31, 5)), respond(4, ack(31, 5)));
 }
 
 #[test]
-fn members_go_and_quorums_change() {
+fn exclusion_and_quorum_changes_keep_the_frontier() {
     let mut gather = gather(4, 3);
     for (member, n) in [(0, 8), (1, 6), (2, 4), (3, 2)] {
         gather.on_response(member, FIRST.add(n), ack(31, n + 1));
@@ -179,19 +190,19 @@ fn members_go_and_quorums_change() {
     assert_eq!(gather.frontier(), FIRST.add(4));
     gather.exclude(2);
     assert_eq!((gather.members(), gather.acked(2)), (3, None));
-    assert_eq!(gather.frontier(), FIRST.add(4), "what was told stays true");
-    assert_eq!(gather.on_response(2, FIRST.add(9), ack(31, 10)), Gathered::Stale);
-    assert_eq!(gather.on_response(3, FIRST.add(5), ack(31, 6)), told(5, ack(31, 6)));
-    assert_eq!(gather.set_quorum(2), Some(Answer { psn: FIRST.add(6), aeth: ack(31, 7) }));
+    assert_eq!(gather.frontier(), FIRST.add(4), "the frontier does not go back");
+    assert_eq!(gather.on_response(2, FIRST.add(9), ack(31, 10)), GatherResult::Stale);
+    assert_eq!(gather.on_response(3, FIRST.add(5), ack(31, 6)), respond(5, ack(31, 6)));
+    assert_eq!(gather.set_quorum(2), Some(LeaderResponse { psn: FIRST.add(6), aeth: ack(31, 7) }));
     gather.exclude(0);
     assert!(gather.is_possible());
     gather.exclude(1);
     assert!(!gather.is_possible());
-    assert_eq!(gather.on_response(3, FIRST.add(9), ack(31, 10)), Gathered::Absorbed);
+    assert_eq!(gather.on_response(3, FIRST.add(9), ack(31, 10)), GatherResult::Absorbed);
 }
 
 #[test]
-fn the_next_packet_is_the_one_behind_the_newest_sent() {
+fn next_is_the_psn_after_the_newest_sent() {
     let mut gather = gather(3, 2);
     assert_eq!(gather.next(), FIRST.add(10));
     gather.on_request(FIRST.add(4), true);
@@ -201,15 +212,15 @@ fn the_next_packet_is_the_one_behind_the_newest_sent() {
 }
 
 #[test]
-fn a_member_has_the_newest_packet_that_it_acknowledged() {
+fn acked_is_the_newest_psn_of_a_replica() {
     let mut gather = gather(3, 2);
     gather.on_response(1, FIRST.add(4), ack(31, 5));
     assert_eq!([gather.acked(0), gather.acked(1)], [Some(FIRST.sub(1)), Some(FIRST.add(4))]);
-    assert_eq!((gather.acked(3), gather.acked(MAX_MEMBERS)), (None, None), "no members");
+    assert_eq!((gather.acked(3), gather.acked(MAX_MEMBERS)), (None, None), "not members");
 }
 
 #[test]
-fn a_quorum_has_one_to_all_replicas() {
+fn the_quorum_is_clamped_to_the_replicas() {
     let mut gather = gather(4, 3);
     assert_eq!(gather.quorum(), 3);
     for (wanted, set) in [(0, 1), (2, 2), (5, 4)] {
@@ -219,58 +230,59 @@ fn a_quorum_has_one_to_all_replicas() {
 }
 
 #[test]
-fn a_nak_is_repeated_only_after_the_leader_has_gone_back() {
+fn a_nak_is_passed_on_again_only_after_the_leader_has_gone_back() {
     let missing = nak(NakCode::PSN_SEQUENCE_ERROR, 3);
     for refusal in [missing, rnr(3, 3)] {
         let mut gather = gather(2, 2);
         gather.on_response(0, FIRST.add(2), ack(31, 3));
-        assert_eq!(gather.on_response(1, FIRST.add(3), refusal), told(3, refusal));
+        assert_eq!(gather.on_response(1, FIRST.add(3), refusal), respond(3, refusal));
         gather.on_request(FIRST.add(4), false);
         gather.on_request(FIRST.add(12), false);
         assert_eq!(
             gather.on_response(1, FIRST.add(3), refusal),
-            Gathered::Absorbed,
+            GatherResult::Absorbed,
             "it has not gone back to 3"
         );
         gather.on_request(FIRST.add(3), false);
-        assert_eq!(gather.on_response(1, FIRST.add(3), refusal), told(3, refusal));
+        assert_eq!(gather.on_response(1, FIRST.add(3), refusal), respond(3, refusal));
     }
 }
 
 #[test]
-fn a_duplicate_acknowledgement_does_not_make_a_replica_ready() {
+fn a_duplicate_acknowledgement_does_not_reset_the_rnr_timer() {
     let mut gather = gather(3, 2);
-    assert_eq!(gather.on_response(0, FIRST.add(1), rnr(9, 1)), told(0, rnr(9, 0)));
-    assert_eq!(gather.on_response(0, FIRST, ack(31, 1)), Gathered::Absorbed);
+    assert_eq!(gather.on_response(0, FIRST.add(1), rnr(9, 1)), respond(0, rnr(9, 0)));
+    assert_eq!(gather.on_response(0, FIRST, ack(31, 1)), GatherResult::Absorbed);
     assert_eq!(
         gather.on_response(1, FIRST.add(1), rnr(2, 1)),
-        told(1, rnr(9, 1)),
-        "the first one needs longer"
+        respond(1, rnr(9, 1)),
+        "replica 0 needs longer"
     );
 }
 
 #[test]
-fn the_silent_are_found() {
+fn replicas_without_progress_are_found() {
     let mut gather = gather(3, 1);
     let after = Nanos::from_millis(10);
     let at = Nanos::from_millis;
     gather.on_response(0, FIRST.add(5), ack(31, 6));
-    assert_eq!(gather.find_silent(at(100), after), None, "seen for the first time");
+    assert_eq!(gather.find_stalled(at(100), after), None, "first check");
     gather.on_response(1, FIRST.add(1), ack(31, 2));
-    assert_eq!(gather.find_silent(at(110), after), Some(2));
+    assert_eq!(gather.find_stalled(at(110), after), Some(2));
     gather.exclude(2);
-    assert_eq!(gather.find_silent(at(115), after), None, "it has moved");
-    assert_eq!(gather.find_silent(at(120), after), Some(1));
+    assert_eq!(gather.find_stalled(at(115), after), None, "it has made progress");
+    assert_eq!(gather.find_stalled(at(120), after), Some(1));
 }
 
-/// What a replica does, in a model: it holds packets in order.
+/// A step of the model, in which each replica holds packets in order.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// The leader sends its next packet, or goes back by so many.
+    /// The leader sends its next packet, or goes back by this number of packets first.
     Send(u32),
-    /// A packet that was sent reaches a replica.
+    /// A packet arrives at a replica, `back` packets before the newest.
     Arrive { replica: usize, back: u32 },
-    /// A response of a replica, as old as that, reaches the switch, perhaps not for the first time.
+    /// A response of a replica arrives at the switch, `old` responses before its newest, perhaps as a
+    /// duplicate.
     Respond { replica: usize, old: usize },
     /// A replica is excluded.
     Exclude(usize),
@@ -287,7 +299,8 @@ fn step(count: usize) -> impl Strategy<Value = Step> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
-    /// Whatever is lost, late, doubled or out of order: what the leader may take for acknowledged is held by a quorum.
+    /// With any loss, delay, duplication and reordering, a quorum holds everything that the leader may take
+    /// for acknowledged.
     #[test]
     fn nothing_is_acknowledged_that_no_quorum_holds(
         count in 1usize..6,
@@ -299,14 +312,15 @@ proptest! {
         let quorum = quorum.min(count);
         let first = Psn::new(first);
         let mut gather = Gather::new(count, quorum, outvote, first);
-        // Counted from the first packet on: how many packets each holds, what each has said, what was sent.
+        // Per replica, counted from the first packet: number of packets held, and responses sent; number of
+        // packets sent.
         let mut held = vec![0u32; count];
-        let mut said: Vec<Vec<(Psn, Aeth)>> = vec![vec![]; count];
+        let mut responses: Vec<Vec<(Psn, Aeth)>> = vec![vec![]; count];
         let (mut sent, mut at) = (0u32, 0u32);
-        // What the leader takes for acknowledged: packets
+        // Number of packets that the leader takes for acknowledged
         let mut acknowledged = 0u32;
         for step in steps {
-            let answer = match step {
+            let response = match step {
                 Step::Send(back) => {
                     at = if back == 0 { at } else { at.saturating_sub(back).max(acknowledged) };
                     let psn = first.add(at);
@@ -319,20 +333,20 @@ proptest! {
                     if arrived == held[replica] {
                         held[replica] += 1;
                     }
-                    // Duplicates are acknowledged up to the newest, gaps are told of.
+                    // A duplicate is acknowledged up to the newest PSN; a gap causes a NAK.
                     let (psn, aeth) = if arrived > held[replica] {
                         (first.add(held[replica]), nak(NakCode::PSN_SEQUENCE_ERROR, held[replica]))
                     } else {
                         (first.add(held[replica]).sub(1), ack(31, held[replica]))
                     };
-                    said[replica].push((psn, aeth));
+                    responses[replica].push((psn, aeth));
                     None
                 }
-                Step::Respond { replica, old } if replica < count && !said[replica].is_empty() => {
-                    let all = &said[replica];
+                Step::Respond { replica, old } if replica < count && !responses[replica].is_empty() => {
+                    let all = &responses[replica];
                     let (psn, aeth) = all[all.len() - 1 - old.min(all.len() - 1)];
                     match gather.on_response(replica, psn, aeth) {
-                        Gathered::Tell(answer) => Some(answer),
+                        GatherResult::Respond(response) => Some(response),
                         _ => None,
                     }
                 }
@@ -342,14 +356,14 @@ proptest! {
                 }
                 _ => None,
             };
-            if let Some(Answer { psn, aeth }) = answer {
+            if let Some(LeaderResponse { psn, aeth }) = response {
                 let covered = match aeth.kind() {
                     Syndrome::Ack(_) => psn.add(1),
                     _ => psn,
                 };
                 let covered = u32::try_from(covered.distance(first)).expect("not before the first");
                 let holders = held.iter().filter(|held| **held >= covered).count();
-                prop_assert!(holders >= quorum, "{covered} packets told, held by {holders} of {quorum}: {held:?}");
+                prop_assert!(holders >= quorum, "{covered} packets acknowledged, held by {holders} of {quorum}: {held:?}");
                 acknowledged = acknowledged.max(covered);
                 if !matches!(aeth.kind(), Syndrome::Ack(_)) {
                     at = covered;
@@ -359,30 +373,32 @@ proptest! {
     }
 }
 
-/// A leader that hears that a quorum holds a packet does not go back to it, so a NAK of that packet withholds no later one.
+/// A leader that receives the acknowledgement of a packet does not go back to it, so an earlier NAK of that
+/// packet must not suppress later ones.
 #[test]
-fn a_nak_is_passed_on_after_one_that_the_leader_did_not_come_back_to() {
+fn a_nak_of_an_acknowledged_packet_does_not_suppress_later_naks() {
     let missing = |msn| nak(NakCode::PSN_SEQUENCE_ERROR, msn);
     for (first, later) in [(missing(0), missing(501)), (rnr(3, 0), rnr(3, 501))] {
         let mut gather = gather(3, 2);
-        assert_eq!(gather.on_response(0, FIRST, first), told(0, first));
-        // The others hold it, and the leader hears that before it has gone back, or has never heard of the NAK.
+        assert_eq!(gather.on_response(0, FIRST, first), respond(0, first));
+        // Replicas 1 and 2 hold the packet, and the leader learns that before it has gone back, or the NAK
+        // was lost.
         gather.on_response(1, FIRST.add(5), ack(31, 6));
-        assert_eq!(gather.on_response(2, FIRST.add(5), ack(31, 6)), told(5, ack(31, 6)));
+        assert_eq!(gather.on_response(2, FIRST.add(5), ack(31, 6)), respond(5, ack(31, 6)));
         for n in 10..1000 {
             gather.on_request(FIRST.add(n), true);
         }
         for member in [1, 2] {
             gather.on_response(member, FIRST.add(500), ack(31, 501));
         }
-        assert_eq!(gather.on_response(1, FIRST.add(501), later), told(501, later));
-        assert_eq!(gather.on_response(2, FIRST.add(501), later), Gathered::Absorbed, "told once");
+        assert_eq!(gather.on_response(1, FIRST.add(501), later), respond(501, later));
+        assert_eq!(gather.on_response(2, FIRST.add(501), later), GatherResult::Absorbed, "passed on once");
     }
 }
 
-/// Beyond it, an acknowledgement could be one of the packets to come: PSNs have 24 bits.
+/// Beyond the limit, an acknowledgement could belong to a later packet: PSNs have 24 bits.
 #[test]
-fn lag_has_a_bound_whatever_is_configured() {
+fn the_configured_lag_is_clamped() {
     let mut gather = gather(3, 1).with_max_lag(u32::MAX);
     for n in 10..=MAX_LAG {
         gather.on_request(FIRST.add(n), false);
@@ -394,9 +410,9 @@ fn lag_has_a_bound_whatever_is_configured() {
 }
 
 #[test]
-fn a_replica_too_far_behind_is_dropped_and_reported_once() {
+fn a_replica_beyond_the_lag_is_dropped_and_reported_once() {
     let mut gather = gather(3, 1).with_max_lag(4);
-    assert_eq!(gather.on_response(0, FIRST.add(3), ack(31, 4)), told(3, ack(31, 4)));
+    assert_eq!(gather.on_response(0, FIRST.add(3), ack(31, 4)), respond(3, ack(31, 4)));
     assert_eq!(gather.take_dropped(), None, "4 packets behind");
     gather.on_response(1, FIRST, ack(31, 1));
     gather.on_response(0, FIRST.add(4), ack(31, 5));
@@ -406,21 +422,21 @@ fn a_replica_too_far_behind_is_dropped_and_reported_once() {
     assert_eq!((gather.take_dropped(), gather.take_dropped()), (Some(1), None));
 }
 
-/// A packet with an arbitrary PSN is forged in the leader's name, and another one in a replica's.
+/// A packet with an arbitrary PSN is forged in the leader's name, and a response in a replica's.
 #[test]
-fn request_far_ahead_has_no_acknowledgement_believed() {
+fn an_acknowledgement_after_a_request_far_ahead_is_stale() {
     let first = Psn::new(0xff_fff0);
     for ahead in [1, 64, 65, 70_000, 1 << 22] {
         let mut gather = Gather::new(2, 1, false, first);
         gather.on_request(first.add(ahead), true);
         assert_eq!(gather.next(), if ahead <= 64 { first.add(ahead + 1) } else { first }, "{ahead}");
-        let told = gather.on_response(0, first.add(ahead), ack(31, 0));
-        assert_eq!(told == Gathered::Stale, ahead > 64, "{ahead}");
+        let result = gather.on_response(0, first.add(ahead), ack(31, 0));
+        assert_eq!(result == GatherResult::Stale, ahead > 64, "{ahead}");
     }
 }
 
 #[test]
-fn only_what_the_leader_waits_for_is_refused() {
+fn only_outstanding_psns_may_be_refused() {
     let first = Psn::new(0xff_fffe);
     let mut gather = Gather::new(1, 1, false, first);
     for n in 0..4 {
@@ -428,6 +444,6 @@ fn only_what_the_leader_waits_for_is_refused() {
     }
     gather.on_response(0, first.add(1), ack(31, 0));
     let outstanding: Vec<_> = (0..8).filter(|n| gather.is_outstanding(first.add(*n))).collect();
-    assert_eq!(outstanding, [2, 3, 4], "those behind the frontier, and the next one");
+    assert_eq!(outstanding, [2, 3, 4], "the sent packets after the frontier, and the next one");
     assert!(!gather.is_outstanding(first.sub(1)) && !gather.is_outstanding(first.add(1 << 22)));
 }

@@ -1,4 +1,5 @@
-//! Generator, wire and receiver in virtual time: what the receiver says is what was done to its packets.
+//! Generator, link and receiver in virtual time: what the receiver counts is compared with what was done to
+//! the packets.
 
 use super::*;
 use crate::pace::{Rate, Unit};
@@ -13,8 +14,8 @@ use switch::impair::{Action, Config, Field, Impair, Match, Rule};
 use switch::memory::{MemoryFrame, Sent};
 
 mod absence;
-mod answers;
-mod review;
+mod regressions;
+mod responses;
 
 const A: PortId = PortId(0);
 const B: PortId = PortId(1);
@@ -69,7 +70,7 @@ fn profile(seed: u64, streams: Vec<Stream>) -> Profile {
     }
 }
 
-/// Each verb, on queue pairs of its own.
+/// Returns a stream of each verb, on queue pairs of their own.
 fn mix() -> Vec<Stream> {
     let verbs = [
         Verb::Write,
@@ -84,7 +85,7 @@ fn mix() -> Vec<Stream> {
     ];
     let mut streams: Vec<_> =
         verbs.into_iter().enumerate().map(|(n, verb)| stream(verb, 0x100 * (n as u32 + 1), 7)).collect();
-    // WRITEs of one, two and three packets, over the end of the circle of PSNs; READs that take three PSNs each; IPv6
+    // WRITEs of one, two and three packets, across the wrap of PSNs; READs that take three PSNs each; IPv6
     streams[0].sizes = vec![8, 1500, 3000];
     streams[0].first_psn = Some(Psn::new(0xff_ff80));
     streams[1].sizes = vec![13, 2047];
@@ -93,26 +94,26 @@ fn mix() -> Vec<Stream> {
     streams
 }
 
-/// A generator that was told to begin.
-fn begun(profile: &Profile, now: Nanos) -> Pktgen {
+/// Returns a generator that has begun to send.
+fn begin(profile: &Profile, now: Nanos) -> Pktgen {
     let mut pktgen = Pktgen::new(profile).unwrap();
     assert_eq!(pktgen.next_timer(), None);
     pktgen.on_command(Command::Begin, now);
     pktgen
 }
 
-/// A wire with rules between the two ports, and a microsecond long.
+/// A link of one microsecond between the two ports, with rules that impair it.
 struct World {
     pktgen: Pktgen,
-    wire: Impair,
-    /// By time and order: what arrives where
+    link: Impair,
+    /// Frames in flight, by time and order of arrival, with the port where they arrive
     arrivals: BTreeMap<(Nanos, u64), (PortId, Vec<u8>)>,
     order: u64,
     now: Nanos,
-    /// All that arrived at B
-    came: Vec<Vec<u8>>,
-    /// All that left A
-    left: Vec<Vec<u8>>,
+    /// All frames that arrived at B
+    arrived_at_b: Vec<Vec<u8>>,
+    /// All frames that left A
+    left_a: Vec<Vec<u8>>,
     done: bool,
 }
 
@@ -131,13 +132,13 @@ impl World {
             rules,
         };
         Self {
-            pktgen: begun(profile, Nanos(777)),
-            wire: Impair::new(&config, 0),
+            pktgen: begin(profile, Nanos(777)),
+            link: Impair::new(&config, 0),
             arrivals: BTreeMap::new(),
             order: 0,
             now: Nanos(777),
-            came: Vec::new(),
-            left: Vec::new(),
+            arrived_at_b: Vec::new(),
+            left_a: Vec::new(),
             done: false,
         }
     }
@@ -149,14 +150,14 @@ impl World {
         }
     }
 
-    /// What the generator sent goes through the wire.
+    /// Passes frames of the generator through the link.
     fn pass(&mut self, sent: Sent) {
         for (mut frame, port) in sent.frames {
             if port == A {
-                self.left.push(frame.clone().into_bytes());
+                self.left_a.push(frame.clone().into_bytes());
             }
             let mut out = Sent::with_room(usize::MAX);
-            let verdict = self.wire.on_frame(&mut frame, port, self.now, &mut out);
+            let verdict = self.link.on_frame(&mut frame, port, self.now, &mut out);
             if let Verdict::Forward(port) = verdict {
                 out.frames.push((frame, port));
             }
@@ -172,22 +173,22 @@ impl World {
                 assert!(*at <= self.now);
                 let (_, (port, bytes)) = self.arrivals.pop_first().unwrap();
                 if port == B {
-                    self.came.push(bytes.clone());
+                    self.arrived_at_b.push(bytes.clone());
                 }
                 let mut frame = MemoryFrame::new(bytes);
                 assert_eq!(self.pktgen.on_frame(&mut frame, port, self.now, &mut out), Verdict::Consume);
-            } else if self.wire.next_timer().is_some_and(|at| at <= self.now) {
+            } else if self.link.next_timer().is_some_and(|at| at <= self.now) {
                 let mut out = Sent::with_room(usize::MAX);
-                self.wire.on_timer(self.now, &mut out);
+                self.link.on_timer(self.now, &mut out);
                 self.arrive(out.frames);
             } else if self.pktgen.next_timer().is_some_and(|at| at <= self.now) {
                 let before = self.now;
                 self.pktgen.on_timer(self.now, &mut out);
-                // Turns take time.
+                // A turn takes time.
                 self.now = before + Nanos(50);
             } else {
                 let arrival = self.arrivals.first_key_value().map(|((at, _), _)| *at);
-                let times = [arrival, self.wire.next_timer(), self.pktgen.next_timer()];
+                let times = [arrival, self.link.next_timer(), self.pktgen.next_timer()];
                 let Some(next) = times.into_iter().flatten().min() else { break };
                 assert!(next > self.now);
                 self.now = next;
@@ -197,7 +198,7 @@ impl World {
                 self.done = true;
             }
         }
-        assert!(self.done, "a run ends");
+        assert!(self.done, "a run has to end");
     }
 }
 
@@ -212,19 +213,19 @@ fn rule(name: &str, share: f64, action: Action) -> Rule {
     }
 }
 
-/// What came, by one who remembers everything: by stream.
+/// Expected counters of one stream, computed from all received packets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Truth {
+struct StreamTruth {
     received: u64,
     duplicates: u64,
     late: u64,
 }
 
-/// What came to each stream, and how many packets were damaged.
-fn truth(profile: &Profile, came: &[Vec<u8>]) -> (Vec<Truth>, u64) {
-    let mut truths = vec![Truth::default(); profile.streams.len()];
+/// Returns what arrived at each stream, and how many packets were damaged.
+fn truth(profile: &Profile, arrived: &[Vec<u8>]) -> (Vec<StreamTruth>, u64) {
+    let mut truths = vec![StreamTruth::default(); profile.streams.len()];
     let (mut highest, mut seen, mut damaged) = (HashMap::new(), HashSet::new(), 0);
-    for frame in came {
+    for frame in arrived {
         let Some(packet) = Packet::parse(frame).filter(Packet::verify_icrc) else {
             damaged += 1;
             continue;
@@ -235,33 +236,33 @@ fn truth(profile: &Profile, came: &[Vec<u8>]) -> (Vec<Truth>, u64) {
             .iter()
             .position(|s| (s.first_qpn.get()..s.first_qpn.get() + s.qps).contains(&qpn.get()));
         let (n, psn) = (n.unwrap(), packet.bth().psn());
-        let first = crate::emitter::first_psn(
+        let first = crate::sender::first_psn(
             profile.seed,
             n as u64,
             qpn.get() - profile.streams[n].first_qpn.get(),
             profile.streams[n].first_psn,
         );
-        let place = psn.sub(first.get()).get();
-        if !seen.insert((qpn, place)) {
+        let offset = psn.sub(first.get()).get();
+        if !seen.insert((qpn, offset)) {
             truths[n].duplicates += 1;
             continue;
         }
         truths[n].received += 1;
-        let highest = highest.entry(qpn).or_insert(place);
-        truths[n].late += u64::from(place < *highest);
-        *highest = place.max(*highest);
+        let highest = highest.entry(qpn).or_insert(offset);
+        truths[n].late += u64::from(offset < *highest);
+        *highest = offset.max(*highest);
     }
     (truths, damaged)
 }
 
-fn adds_up(world: &World, profile: &Profile) {
+fn assert_adds_up(world: &World, profile: &Profile) {
     let counters = &world.pktgen.counters;
     for (stream, c) in profile.streams.iter().zip(&counters.streams) {
         let sent = c.sent.frames.get();
         assert_eq!(sent, c.received.frames.get() + c.lost() + c.unseen(), "{}", stream.name);
-        // Counted by queue pair, from their windows
+        // Counted by queue pair, from the windows
         assert_eq!(c.behind.get(), c.unseen(), "{}", stream.name);
-        // As their rings say
+        // Counted by queue pair, from the rings
         assert_eq!(
             c.waiting.get(),
             if stream.outstanding.is_some() { c.under_way() } else { 0 },
@@ -274,36 +275,36 @@ fn adds_up(world: &World, profile: &Profile) {
     let faults: u64 = counters.faults.iter().map(switch::counters::Counter::get).sum();
     let at_b = sum(|c| c.received.frames.get() + c.duplicates.get() + c.stale.get() + c.unexpected.get());
     let all = at_b + faults + counters.foreign.get() + counters.other.get();
-    assert_eq!(all, world.came.len() as u64, "each frame that came is counted once");
+    assert_eq!(all, world.arrived_at_b.len() as u64, "each received frame is counted once");
 }
 
 #[test]
-fn a_good_wire_loses_nothing() {
+fn a_lossless_link_delivers_all_packets_in_order() {
     let profile = profile(1, mix());
     let mut world = World::new(&profile, Vec::new());
     world.run();
-    adds_up(&world, &profile);
+    assert_adds_up(&world, &profile);
     for (stream, c) in profile.streams.iter().zip(&world.pktgen.counters.streams) {
         assert_eq!((c.sent.frames.get(), c.received.frames.get()), (2_000, 2_000), "{}", stream.name);
         assert_eq!(c.sent.bytes.get(), c.received.bytes.get());
         let wrong = [c.skipped.get(), c.late.get(), c.duplicates.get(), c.stale.get(), c.unexpected.get()];
         assert_eq!(wrong, [0; 5], "{}", stream.name);
-        // A turn passes between the wire and the look at the clock, and a frame may wait for others.
+        // A turn passes between the link and the next reading of the clock, and a frame may wait for others.
         for (longest, _) in c.latency.buckets() {
             assert!(longest >= DELAY && longest < DELAY + Nanos(200), "{longest:?}");
         }
         let stamped = if stream.stamp { 2_000 } else { 0 };
-        // The last packet of some messages is too short for a stamp.
+        // The last packet of some messages is too short for a time stamp.
         assert!(c.latency.count() <= stamped && c.latency.count() * 2 >= stamped, "{}", stream.name);
     }
-    assert!(world.came.iter().all(|frame| Packet::parse(frame).unwrap().verify_icrc()));
+    assert!(world.arrived_at_b.iter().all(|frame| Packet::parse(frame).unwrap().verify_icrc()));
     let opcodes: HashSet<_> =
-        world.came.iter().map(|frame| Packet::parse(frame).unwrap().layout().opcode()).collect();
+        world.arrived_at_b.iter().map(|frame| Packet::parse(frame).unwrap().layout().opcode()).collect();
     assert_eq!(opcodes.len(), 12, "{opcodes:?}");
 }
 
 #[test]
-fn the_receiver_says_what_was_done_to_its_packets() {
+fn the_receiver_counts_what_was_done_to_its_packets() {
     let (mut lost, mut late, mut twice, mut broken) = (0, 0, 0, 0);
     for seed in 0..60 {
         let mut profile = profile(seed, mix());
@@ -324,16 +325,16 @@ fn the_receiver_says_what_was_done_to_its_packets() {
         ];
         let mut world = World::new(&profile, rules);
         world.run();
-        adds_up(&world, &profile);
-        let (truths, damaged) = truth(&profile, &world.came);
+        assert_adds_up(&world, &profile);
+        let (truths, damaged) = truth(&profile, &world.arrived_at_b);
         let counters = &world.pktgen.counters;
         for ((stream, truth), c) in profile.streams.iter().zip(truths).zip(&counters.streams) {
-            let said = Truth {
+            let counted = StreamTruth {
                 received: c.received.frames.get(),
                 duplicates: c.duplicates.get(),
                 late: c.late.get(),
             };
-            assert_eq!(said, truth, "{}, seed {seed}", stream.name);
+            assert_eq!(counted, truth, "{}, seed {seed}", stream.name);
             assert_eq!(c.lost() + c.unseen(), 300 - truth.received, "{}, seed {seed}", stream.name);
             assert_eq!((c.stale.get(), c.unexpected.get()), (0, 0), "{}, seed {seed}", stream.name);
             (lost, late, twice) = (lost + c.lost(), late + truth.late, twice + truth.duplicates);
@@ -350,7 +351,7 @@ fn the_receiver_says_what_was_done_to_its_packets() {
 }
 
 #[test]
-fn what_comes_behind_the_window_is_stale() {
+fn a_packet_behind_the_window_is_stale() {
     let mut stream = stream(Verb::Write, 0x11, 1);
     stream.packets = Some(500);
     let mut profile = profile(1, vec![stream]);
@@ -361,19 +362,19 @@ fn what_comes_behind_the_window_is_stale() {
     };
     let mut world = World::new(&profile, vec![late]);
     world.run();
-    adds_up(&world, &profile);
+    assert_adds_up(&world, &profile);
     let c = &world.pktgen.counters.streams[0];
     assert_eq!((c.received.frames.get(), c.stale.get(), c.lost(), c.late.get()), (497, 3, 3, 0));
 }
 
 #[test]
-fn strangers_are_told_apart() {
+fn packets_of_no_stream_and_unsent_packets_are_counted_apart() {
     let profile = profile(1, vec![stream(Verb::Write, 0x11, 4)]);
     let mut world = World::new(&profile, Vec::new());
     world.run();
-    // As long as it waits for packets
+    // As if it still waited for packets
     world.pktgen.state = State::Draining(NEVER);
-    let frame = world.came.last().unwrap().clone();
+    let frame = world.arrived_at_b.last().unwrap().clone();
     let mut see = |change: &dyn Fn(&mut rocev2::repr::Repr<'_>)| {
         let mut repr = rocev2::repr::Repr::parse(&frame).unwrap();
         change(&mut repr);
@@ -384,19 +385,19 @@ fn strangers_are_told_apart() {
         let c = &world.pktgen.counters;
         (c.foreign.get(), c.streams[0].unexpected.get(), c.streams[0].duplicates.get(), c.other.get())
     };
-    assert_eq!(
-        see(&|repr| repr.bth.set_dest_qp(Qpn::new(0x15))),
-        (1, 0, 0, 0),
-        "a queue pair that is nobody's"
-    );
+    assert_eq!(see(&|repr| repr.bth.set_dest_qp(Qpn::new(0x15))), (1, 0, 0, 0), "a queue pair of no stream");
     assert_eq!(see(&|repr| repr.bth.set_psn(repr.bth.psn().add(5))), (1, 1, 0, 0), "a PSN not sent yet");
-    assert_eq!(see(&|repr| repr.bth.set_opcode(Opcode::RC_READ_REQUEST)), (1, 1, 0, 0), "not built as one");
+    assert_eq!(
+        see(&|repr| repr.bth.set_opcode(Opcode::RC_READ_REQUEST)),
+        (1, 1, 0, 0),
+        "an opcode that the stream does not send"
+    );
     assert_eq!(see(&|_| {}), (1, 1, 1, 0), "a repeated packet");
     assert_eq!(see(&|repr| repr.udp.dst_port = 4790.into()), (1, 1, 1, 1), "not RoCEv2");
 }
 
 #[test]
-fn malformed_packets_are_found_by_their_fault() {
+fn malformed_packets_are_counted_by_fault() {
     let mut profile = profile(2, mix());
     for stream in &mut profile.streams {
         stream.malformed = Share::percent(20);
@@ -408,14 +409,18 @@ fn malformed_packets_are_found_by_their_fault() {
     let found: u64 = counters.faults.iter().map(switch::counters::Counter::get).sum();
     assert!(sent > 2_000 && found == sent, "{found} of {sent}");
     let kinds = Fault::ALL.into_iter().filter(|fault| counters.faults[*fault as usize].get() > 0);
-    assert_eq!(kinds.count(), 11, "all but a wrong UDP checksum, and what no MTU lets through");
+    assert_eq!(kinds.count(), 11, "all but a wrong UDP checksum and an oversized payload");
     for c in &counters.streams {
-        assert_eq!((c.sent.frames.get(), c.received.frames.get()), (2_000, 2_000), "they take no PSN");
+        assert_eq!(
+            (c.sent.frames.get(), c.received.frames.get()),
+            (2_000, 2_000),
+            "malformed packets take no PSN"
+        );
     }
 }
 
 #[test]
-fn rates_are_kept() {
+fn steady_rates_are_met() {
     for (unit, per_second, ms) in [
         (Unit::Packets, 10_000, 1_000),
         (Unit::Packets, 3_333_333, 20),
@@ -432,7 +437,7 @@ fn rates_are_kept() {
         profile.receive = None;
         profile.duration = Some(Nanos::from_millis(ms));
         let (mut now, mut turn) = (Nanos(99), 0);
-        let mut pktgen = begun(&profile, now);
+        let mut pktgen = begin(&profile, now);
         while let Some(next) = pktgen.next_timer() {
             turn += 1;
             now = now.max(next) + Nanos(turn * 7919 % 300);
@@ -445,7 +450,8 @@ fn rates_are_kept() {
         assert!(error.abs() < 0.005, "{per_second} {unit:?}: {sent}, {error}");
         assert_eq!(c.forfeited.get(), 0);
         assert!(c.sending_ns.get() - ms * 1_000_000 < 1_000, "{} ns", c.sending_ns.get());
-        // All that came due by the end, but for a part of a burst; packets of bits are as long as they are.
+        // All that came due by the end was sent, but for a part of a burst; in bits, a burst is as long as
+        // its packets.
         let due = stream.rate.earned(Nanos::from_millis(ms)) as u64;
         let burst = if unit == Unit::Bits { 4 * 8 * 1200 } else { 4 };
         assert!(due.abs_diff(sent) <= burst, "{per_second} {unit:?}: {sent} of {due}");
@@ -453,49 +459,49 @@ fn rates_are_kept() {
 }
 
 #[test]
-fn a_port_that_takes_too_little_is_told() {
+fn a_port_that_takes_too_little_forfeits_packets() {
     let mut stream = stream(Verb::Write, 0x10, 1);
     stream.packets = None;
     let mut profile = profile(1, vec![stream]);
     profile.duration = Some(Nanos::from_millis(50));
-    let mut pktgen = begun(&profile, Nanos::ZERO);
+    let mut pktgen = begin(&profile, Nanos::ZERO);
     let mut now = Nanos::ZERO;
     while pktgen.next_timer().is_some() && now < Nanos::from_millis(60) {
-        // 10 packets every 10 us: a million a second rather than five
+        // 10 packets every 10 us: a million a second instead of five
         pktgen.on_timer(now, &mut Sent::with_room(10));
         now = now + Nanos::from_micros(10);
     }
     let c = &pktgen.counters;
     let sent = c.streams[0].sent.frames.get();
-    // And for ten more, in which it would have caught up with what was due in time.
+    // Sending goes on for ten more milliseconds, to catch up with packets that came due in time.
     assert!(
         sent.abs_diff(60_000) < 500 && c.streams[0].sending_ns.get().abs_diff(60_000_000) < 20_000,
         "{sent}"
     );
     let missing = 250_000 - sent;
-    // What is still to be caught up with is not given up yet.
+    // What can still be caught up with is not forfeited yet.
     assert!(c.streams[0].forfeited.get() > missing - 51_000 && c.streams[0].forfeited.get() < missing);
     assert!(c.port_busy.get() > 4_000);
 }
 
 #[test]
-fn one_seed_is_one_run() {
+fn equal_seeds_give_equal_runs() {
     let run = |seed: u64| {
         let profile = Profile { respond: true, ..profile(seed, mix()) };
         let mut world = World::new(&profile, vec![rule("lose", 0.05, Action::Drop)]);
         world.run();
-        (world.left, world.came)
+        (world.left_a, world.arrived_at_b)
     };
     assert!(run(1) == run(1));
     assert!(run(1).0 != run(2).0);
 }
 
 #[test]
-fn it_ends_when_it_is_told_to() {
+fn the_end_command_stops_sending_and_drains() {
     let mut endless = stream(Verb::Write, 0x10, 1);
     endless.packets = None;
     let profile = profile(1, vec![endless]);
-    let mut pktgen = begun(&profile, Nanos::ZERO);
+    let mut pktgen = begin(&profile, Nanos::ZERO);
     let mut sent = Sent::with_room(512);
     for now in [0, 10_000, 20_000] {
         pktgen.on_timer(Nanos(now), &mut sent);
@@ -512,29 +518,33 @@ fn it_ends_when_it_is_told_to() {
         (sent.frames.len(), pktgen.poll_event(), pktgen.poll_event()),
         (before, Some(Event::Done), None)
     );
-    assert!(now.since(Nanos(21_000)) >= profile.drain, "nothing came, so it was waited for");
+    assert!(now.since(Nanos(21_000)) >= profile.drain, "nothing arrived, so the drain takes its full time");
     assert!(pktgen.receives_from(B) && !pktgen.receives_from(A));
 }
 
 #[test]
-fn what_a_profile_needs_is_known() {
-    let mut asks = stream(Verb::FetchAdd, 0x100, 1_000);
-    (asks.outstanding, asks.memory.slots) = (Some(16), 500);
-    let mut profile = profile(1, vec![asks]);
+fn state_bytes_counts_windows_requests_and_words() {
+    let mut adds = stream(Verb::FetchAdd, 0x100, 1_000);
+    (adds.outstanding, adds.memory.slots) = (Some(16), 500);
+    let mut profile = profile(1, vec![adds]);
     (profile.respond, profile.window) = (true, 65_536);
-    let qp = size_of::<crate::alike::Qp>() as u64;
+    let qp = size_of::<crate::uniform::Qp>() as u64;
     assert_eq!(profile.state_bytes(), 1_000 * (qp + 8 + 65_536 / 8 + 8 + 16 * 24) + 500 * 8);
     (profile.respond, profile.receive) = (false, None);
-    assert_eq!(profile.state_bytes(), 1_000 * (qp + 8 + 8 + 16 * 24), "nobody receives: no window is needed");
+    assert_eq!(
+        profile.state_bytes(),
+        1_000 * (qp + 8 + 8 + 16 * 24),
+        "without a receiver no window is needed"
+    );
     profile.streams[0].outstanding = None;
     assert_eq!(profile.state_bytes(), 1_000 * (qp + 8));
     let error = ProfileError::Memory { stream: 0, mb: 6_600, what: "requests", key: "outstanding" };
-    let words = "there are no 6600 MB of memory for the requests of stream 1: lower `outstanding` or `qps`";
+    let words = "cannot allocate 6600 MB for the requests of stream 1: lower `outstanding` or `qps`";
     assert_eq!(error.to_string(), words);
 }
 
 #[test]
-fn profiles_that_cannot_be_say_why() {
+fn invalid_profiles_name_their_problem() {
     type Change = fn(&mut Profile);
     let cases: [(Change, &str); 18] = [
         (|p| p.streams.clear(), "there are 0 streams"),
@@ -549,7 +559,10 @@ fn profiles_that_cannot_be_say_why() {
             },
             "collide",
         ),
-        (|p| p.streams[0].sizes = vec![64, 7], "a payload of 7 bytes has no room for a stamp of 8"),
+        (
+            |p| p.streams[0].sizes = vec![64, 7],
+            "a payload of 7 bytes has no room for a time stamp of 8 bytes",
+        ),
         (|p| p.streams[2].stamp = true, "read has no payload that could carry the time"),
         (|p| p.streams[8].stamp = true, "onepipe_beacon has no payload"),
         (|p| p.streams[4].dst.ip = p.streams[4].src.ip, "source and destination are both 10.0.0.1"),
@@ -557,12 +570,12 @@ fn profiles_that_cannot_be_say_why() {
         (|p| p.streams[0].qps = 2_000_000, "qps cannot be 2000000"),
         (|p| p.streams[0].dst = host(2, true), "different versions"),
         (|p| p.streams[2].sizes = vec![1, 2], "one size"),
-        (|p| p.streams[0].outstanding = Some(1), "have to ask"),
+        (|p| p.streams[0].outstanding = Some(1), "never requests an acknowledgement"),
         (|p| p.streams[5].outstanding = Some(1), "ack is not answered"),
         (|p| p.streams[3].outstanding = Some(2), "one outstanding"),
         (|p| p.streams[0].rate = Rate::Steady { unit: Unit::Bits, per_second: 0 }, "the rate cannot be 0"),
         (|p| p.window = 100, "window cannot be 100"),
-        (|p| (p.respond, p.receive) = (true, None), "no port at which they are received"),
+        (|p| (p.respond, p.receive) = (true, None), "no port receives them"),
         (|p| (p.respond, p.streams[2].sizes) = (true, vec![1 << 20]), "packets of a response cannot be 1024"),
     ];
     for (change, words) in cases {

@@ -1,59 +1,62 @@
-//! An object of any length to a list of nodes, and on among those who are left when some fail (paper 4.6: "the file transfer
-//! tool could simply retry the transfer within the surviving members").
+//! Delivery of an object of any length to a list of nodes, continued among the survivors when some of them
+//! fail (RDMC, section 4.6: "the file transfer tool could simply retry the transfer within the surviving
+//! members").
 //!
-//! The object goes in segments, each a message of a group. Receivers take them in order, and say how many they have written;
-//! the root keeps a few ahead of the slowest. When the group fails, the root asks those who are left how many they have, and
-//! goes on from the fewest in a new group. The last message is a digest of the object, which each receiver compares with what
-//! it has written before it says that it is done.
+//! The object is divided into segments, each of which is one message of a group. Receivers take segments in
+//! order, and report how many they have written; the root stays a few segments ahead of the slowest. When the
+//! group fails, the root requests the number of segments that each surviving receiver has, and goes on from the
+//! lowest number in a new group (the next round). The last message is a digest of the object. Each receiver
+//! compares it with what it has written before it reports the object as stored.
 //!
 //! ```text
 //! root       Name..., Offer, (Switch), Members... -->
-//!                                             receiver: Lacks(whom it has not reached)..., Have(segments)
+//!                                             receiver: Lacks (unreached members)..., Have (segments)
 //!            Start(first) -->                 both create the group of this round
 //!            segments, digest ==>             Written(segments)
 //!            group closed                     Stored, or Damaged
 //! ```
 //!
-//! [`Give`] is the root's side, [`Take`] a receiver's. Neither does I/O: who owns them reads and writes the object.
+//! [`Give`] is the root's side, [`Take`] a receiver's. Neither does I/O: the application reads and writes the
+//! object.
 
-mod give;
 mod note;
-mod take;
+mod receive;
+mod send;
 
-pub use give::{Give, GiveConfig, GiveError, Given};
-pub use take::{Offer, Take, TakeConfig, TakeError};
+pub use receive::{Offer, Take, TakeConfig, TakeError};
+pub use send::{Give, GiveConfig, GiveError, Given};
 
 use crate::config::{CallError, Failure, Memory};
 use core::net::IpAddr;
 use rnic::{Access, Buffer, MemoryError, Pd, Rnic};
 use std::collections::BTreeMap;
 
-/// Bytes of a digest
+/// Bytes of a digest.
 pub const DIGEST: usize = 32;
 
-/// Why a receiver does not take an object.
+/// Reason for which a receiver refuses an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
 pub enum Refusal {
-    /// There is no space for so many bytes
-    #[error("it has no space")]
+    /// There is no space for the object.
+    #[error("no space for the object")]
     NoSpace,
-    /// There is something of this name
-    #[error("it has something of this name")]
+    /// An object of this name exists.
+    #[error("an object of this name exists")]
     Exists,
-    /// It is not a name that can be used
-    #[error("it cannot use this name")]
+    /// The name is invalid at the receiver.
+    #[error("the name is not valid there")]
     Name,
-    /// It cannot write
-    #[error("it cannot write")]
+    /// Writing fails.
+    #[error("writing failed")]
     Write,
-    /// It is parameters that it cannot make a group of
-    #[error("it cannot make such a group")]
+    /// The receiver cannot create a group with the offered parameters.
+    #[error("it cannot create the group")]
     Group,
-    /// It was stopped
+    /// The receiver was stopped.
     #[error("it was stopped")]
     Stopped,
-    /// Segments are longer than it has memory for
-    #[error("it has no memory for segments of this size")]
+    /// The receiver has no memory for segments of this size.
+    #[error("no memory for segments of this size")]
     Memory,
 }
 
@@ -62,38 +65,39 @@ impl Refusal {
         [Self::NoSpace, Self::Exists, Self::Name, Self::Write, Self::Group, Self::Stopped, Self::Memory];
 }
 
-/// Why a receiver has not got the object.
+/// Reason for which a receiver does not have the object. The text continues a sentence that begins with the
+/// receiver's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Lost {
-    /// It did not answer when it was called
-    #[error("does not answer")]
+    /// It did not respond in time.
+    #[error("did not respond in time")]
     Silent,
-    /// It is gone
-    #[error("is gone")]
+    /// Its link was lost.
+    #[error("lost its connection")]
     Gone,
-    /// It and another receiver cannot reach each other
+    /// It and another receiver cannot reach each other.
     #[error("cannot reach {0}")]
     Apart(IpAddr),
-    /// It did not take it
-    #[error("does not take it: {0}")]
+    /// It refused the object.
+    #[error("refused the object: {0}")]
     Refused(Refusal),
-    /// What it wrote is not what was sent
-    #[error("got something else: its digest differs")]
+    /// The digest of what it wrote differs from the root's.
+    #[error("has a damaged object: its digest differs")]
     Damaged,
-    /// The group failed with it
+    /// The group failed because of it.
     #[error("failed: {0}")]
     Failed(Failure),
 }
 
-/// A refusal of the node's that ends a transfer.
+/// Returns whether an error of the node ends the delivery. Otherwise a `Failed` event follows.
 fn is_fatal(error: &CallError) -> bool {
     !matches!(error, CallError::Failed(_) | CallError::Unknown(_))
 }
 
-/// The address at which a segment begins in its region
+/// Virtual address of a segment in its region.
 const VA: u64 = 0x1000_0000;
 
-/// Memory of segments under way, by region
+/// Memory of segments that are being sent or received, by region.
 #[derive(Debug, Default)]
 struct Buffers(BTreeMap<u32, Buffer>);
 
@@ -102,8 +106,8 @@ impl Buffers {
         self.0.len()
     }
 
-    /// Registers bytes.
-    fn give(
+    /// Registers `bytes`.
+    fn register(
         &mut self,
         nic: &mut Rnic,
         pd: Pd,
@@ -124,8 +128,8 @@ impl Buffers {
         }
     }
 
-    /// Takes them back.
-    fn take(&mut self, nic: &mut Rnic, memory: Memory) -> Vec<u8> {
+    /// Deregisters the memory of a segment, and returns its bytes.
+    fn deregister(&mut self, nic: &mut Rnic, memory: Memory) -> Vec<u8> {
         _ = nic.deregister(memory.mr);
         let buffer = self.0.remove(&memory.mr.0);
         buffer.and_then(|buffer| nic.free(buffer).ok()).unwrap_or_default()

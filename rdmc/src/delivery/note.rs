@@ -1,4 +1,5 @@
-//! What root and receivers tell each other beside the object. All numbers in network byte order.
+//! Notes between the root and the receivers of a delivery, besides the object. All numbers are in network
+//! byte order.
 
 use super::Refusal;
 use crate::node::Node;
@@ -8,52 +9,53 @@ use p4ce::consensus::Through;
 
 type Bytes = [u8; Node::NOTE];
 
-/// Bytes of a name in one note
-pub(super) const PART: usize = 32;
-/// Bytes of a name at most
-pub(super) const NAME: usize = 255;
+/// Maximum bytes of a name in one note.
+pub(super) const NAME_PART_LEN: usize = 32;
+/// Maximum bytes of a name.
+pub(super) const MAX_NAME_LEN: usize = 255;
 
 /// A note.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Note {
-    /// The root: part of the object's name, from this byte on
-    Name { at: u8, len: u8, part: [u8; PART] },
-    /// The root: an object is offered, and a group of so many members will bring it.
+    /// From the root: part of the object's name, from byte `at` on.
+    Name { at: u8, len: u8, part: [u8; NAME_PART_LEN] },
+    /// From the root: offer of an object, by a group with this number of members.
     Offer(Terms),
-    /// The root: the switch that copies that group's blocks. Behind the offer, if its algorithm needs one
+    /// From the root: the switch that copies that group's blocks. Follows the offer, if the algorithm needs a
+    /// switch.
     Switch { round: u32, switch: Through },
-    /// The root: a member of that group
-    Member { round: u32, place: u32, rack: u32, ip: IpAddr },
-    /// A receiver: it has so many segments.
+    /// From the root: a member of that group.
+    Member { round: u32, index: u32, rack: u32, ip: IpAddr },
+    /// From a receiver: it has this number of segments.
     Have { round: u32, segments: u64 },
-    /// A receiver: in the group before, it has not reached this one in time.
+    /// From a receiver: in the previous round's group it did not reach this member in time.
     Lacks { ip: IpAddr },
-    /// A receiver: it does not take it.
+    /// From a receiver: it refuses the object.
     Refuse(Refusal),
-    /// The root: the group of this round begins with this segment.
+    /// From the root: the group of this round begins with segment `first`.
     Start { round: u32, first: u64 },
-    /// The root: it gives up.
+    /// From the root: it has stopped the delivery.
     Stop,
-    /// A receiver: it has written so many segments.
+    /// From a receiver: it has written this number of segments.
     Written { segments: u64 },
-    /// A receiver: it has everything, and it is right.
+    /// From a receiver: it has the whole object, and the digest matches.
     Stored,
-    /// A receiver: it has everything, and it is not right.
+    /// From a receiver: it has the whole object, and the digest differs.
     Damaged,
 }
 
-/// What is offered.
+/// Terms of an offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Terms {
     pub(super) round: u32,
     pub(super) members: u32,
-    /// Bytes of the object, of a segment and of a block
+    /// Bytes of the object, of a segment and of a block.
     pub(super) len: u64,
     pub(super) segment: u32,
     pub(super) block: u32,
-    /// Segments that the root keeps ahead of the slowest receiver at most
+    /// Maximum number of segments by which the root stays ahead of the slowest receiver.
     pub(super) window: u32,
-    /// How blocks get around, by its number
+    /// Number of the algorithm.
     pub(super) algorithm: u8,
     pub(super) name_len: u8,
 }
@@ -102,10 +104,10 @@ impl Note {
                 put(8, &switch.port.to_be_bytes());
                 put(16, &octets(switch.address));
             }
-            Self::Member { round, place, rack, ip } => {
+            Self::Member { round, index, rack, ip } => {
                 put(0, &[3]);
                 put(4, &round.to_be_bytes());
-                put(8, &place.to_be_bytes());
+                put(8, &index.to_be_bytes());
                 put(12, &rack.to_be_bytes());
                 put(16, &octets(ip));
             }
@@ -135,13 +137,13 @@ impl Note {
         bytes
     }
 
-    /// `None` if it is none
+    /// Parses a note. Returns `None` if the bytes are no valid note.
     pub(super) fn from_bytes(bytes: &Bytes) -> Option<Self> {
         let round = u32_at(bytes, 4);
         Some(match bytes[0] {
             1 => {
                 let len = bytes[2];
-                if len == 0 || usize::from(len) > PART {
+                if len == 0 || usize::from(len) > NAME_PART_LEN {
                     return None;
                 }
                 Self::Name { at: bytes[1], len, part: *bytes[8..].first_chunk()? }
@@ -156,7 +158,7 @@ impl Note {
                 algorithm: bytes[1],
                 name_len: bytes[2],
             }),
-            3 => Self::Member { round, place: u32_at(bytes, 8), rack: u32_at(bytes, 12), ip: ip_at(bytes)? },
+            3 => Self::Member { round, index: u32_at(bytes, 8), rack: u32_at(bytes, 12), ip: ip_at(bytes)? },
             4 => Self::Have { round, segments: u64_at(bytes, 8) },
             5 => Self::Refuse(*Refusal::ALL.get(usize::from(bytes[1]))?),
             6 => Self::Start { round, first: u64_at(bytes, 8) },
@@ -174,17 +176,17 @@ impl Note {
     }
 }
 
-/// Algorithms by their numbers: those that need nothing but the members
+/// Algorithms by their numbers: those that need no parameter but the members.
 const ALGORITHMS: [Algorithm; 5] =
     [Algorithm::Sequential, Algorithm::Chain, Algorithm::Tree, Algorithm::Pipeline, Algorithm::InNetwork];
 
-/// The number of an algorithm. The hybrid's is the one behind the others.
-pub(super) fn number(algorithm: &Algorithm) -> u8 {
+/// Returns the number of an algorithm. The hybrid's follows those of [`ALGORITHMS`].
+pub(super) fn algorithm_number(algorithm: &Algorithm) -> u8 {
     ALGORITHMS.iter().position(|other| other == algorithm).unwrap_or(ALGORITHMS.len()) as u8
 }
 
-/// The algorithm of a number, for members in these racks; `None` if there is none
-pub(super) fn algorithm(number: u8, racks: &[u32]) -> Option<Algorithm> {
+/// Returns the algorithm of a number, for members in these racks; `None` if there is no such algorithm.
+pub(super) fn algorithm_from_number(number: u8, racks: &[u32]) -> Option<Algorithm> {
     match ALGORITHMS.get(usize::from(number)) {
         None if usize::from(number) == ALGORITHMS.len() => Racks::new(racks).ok().map(Algorithm::Hybrid),
         algorithm => algorithm.cloned(),
@@ -197,7 +199,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn notes_survive() {
+    fn notes_survive_encoding_and_parsing() {
         let terms = Terms {
             round: 7,
             members: 512,
@@ -209,10 +211,10 @@ mod tests {
             name_len: 255,
         };
         let all = [
-            Note::Name { at: 224, len: 31, part: [7; PART] },
+            Note::Name { at: 224, len: 31, part: [7; NAME_PART_LEN] },
             Note::Offer(terms),
-            Note::Member { round: 1, place: 2, rack: 0, ip: [10, 0, 0, 1].into() },
-            Note::Member { round: 1, place: 2, rack: 7, ip: "fd00::7".parse().unwrap() },
+            Note::Member { round: 1, index: 2, rack: 0, ip: [10, 0, 0, 1].into() },
+            Note::Member { round: 1, index: 2, rack: 7, ip: "fd00::7".parse().unwrap() },
             Note::Have { round: 9, segments: u64::MAX },
             Note::Start { round: 9, first: 5 },
             Note::Written { segments: 77 },
@@ -230,7 +232,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn anything_may_come(bytes: [u8; 32], kind in 0_u8..14) {
+        fn any_bytes_parse_or_are_rejected(bytes: [u8; 32], kind in 0_u8..14) {
             let mut note = [0; Node::NOTE];
             note[1..33].copy_from_slice(&bytes);
             note[0] = kind;

@@ -1,38 +1,42 @@
-//! What a member says that it is ready for, in the word that it writes to those who send to it.
+//! The ready word: what a member is ready to receive, written by RDMA WRITE to each member that sends blocks
+//! to it. It takes the place of the paper's `ready_for_block` message (RDMC, section 4.2).
 //!
-//! The upper 40 bits count the receives that it has posted for that sender since the group began. The lower 24 bits are 0 if
-//! the last of them takes any block. If it takes only the first block of one message, they say of which: its number modulo
-//! 2^24 - 1, and one more. So where the first block of a message may come from two members, neither sends that of a later
-//! message while the other one still owes that of an earlier one.
+//! The upper 40 bits count the receives that the member has posted for that sender since the group was
+//! created. The lower 24 bits are 0 if the last of these receives takes any block. If it takes only the first
+//! block of one message, they identify that message: its number modulo 2^24 - 1, plus one. So, where two
+//! members may send the first block of a message, neither of them sends the first block of a later message
+//! while the other one has not sent that of an earlier message.
 
 const MESSAGE_BITS: u32 = 24;
 const MESSAGE: u64 = (1 << MESSAGE_BITS) - 1;
 
-/// A message in the lower bits
+/// Returns the lower bits for a message.
 fn tag(message: u64) -> u64 {
     message % MESSAGE + 1
 }
 
-/// The word of a member that has posted so many receives, the last of them, if that is said, for the first block of this
-/// message only
-pub(super) fn word(posted: u64, only_first_of: Option<u64>) -> u64 {
-    posted << MESSAGE_BITS | only_first_of.map_or(0, tag)
+/// Returns the word of a member that has posted `posted` receives, the last of which is reserved for the
+/// first block of message `reserved_for`, if that is given.
+pub(super) fn ready_word(posted: u64, reserved_for: Option<u64>) -> u64 {
+    posted << MESSAGE_BITS | reserved_for.map_or(0, tag)
 }
 
-/// What a block needs to be sent.
+/// Condition on a ready word under which a block may be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Need {
-    /// Which one it is of those that this member sends to that one, counted from 1 since the group began
+pub(crate) struct ReadyCondition {
+    /// Number of this block among those that the sender sends to the receiver, from 1 since the group was
+    /// created.
     pub(crate) block: u64,
-    /// If it is the first one of a message that the receiver gets: that message
-    pub(crate) first_of: Option<u64>,
+    /// Message of which this block is the first one that the receiver gets, if it is.
+    pub(crate) first_of_message: Option<u64>,
 }
 
-impl Need {
-    /// Whether a word says that the receiver is ready for it.
-    pub(crate) fn is_met(self, word: u64) -> bool {
-        let (posted, only) = (word >> MESSAGE_BITS, word & MESSAGE);
-        posted > self.block || posted == self.block && (only == 0 || self.first_of.map(tag) == Some(only))
+impl ReadyCondition {
+    /// Returns whether a ready word permits the block.
+    pub(crate) fn is_met(self, ready_word: u64) -> bool {
+        let (posted, only) = (ready_word >> MESSAGE_BITS, ready_word & MESSAGE);
+        posted > self.block
+            || posted == self.block && (only == 0 || self.first_of_message.map(tag) == Some(only))
     }
 }
 
@@ -41,18 +45,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_say_which_block_may_come() {
-        let first = |message| Need { block: 7, first_of: Some(message) };
-        let any = Need { block: 7, first_of: None };
-        for need in [any, first(3)] {
-            assert!(!need.is_met(word(6, None)) && need.is_met(word(7, None)));
-            assert!(need.is_met(word(8, Some(9))), "only the last one is for a first block");
+    fn ready_word_permits_the_right_blocks() {
+        let first = |message| ReadyCondition { block: 7, first_of_message: Some(message) };
+        let any = ReadyCondition { block: 7, first_of_message: None };
+        for condition in [any, first(3)] {
+            assert!(!condition.is_met(ready_word(6, None)) && condition.is_met(ready_word(7, None)));
+            assert!(condition.is_met(ready_word(8, Some(9))), "only the last one is for a first block");
         }
-        assert!(!any.is_met(word(7, Some(3))));
-        assert!(first(3).is_met(word(7, Some(3))));
-        assert!(!first(3).is_met(word(7, Some(2))) && !first(3).is_met(word(7, Some(4))));
+        assert!(!any.is_met(ready_word(7, Some(3))));
+        assert!(first(3).is_met(ready_word(7, Some(3))));
+        assert!(!first(3).is_met(ready_word(7, Some(2))) && !first(3).is_met(ready_word(7, Some(4))));
         let far = (1 << 40) - 1;
-        assert!(first(far).is_met(word(7, Some(far))) && !first(far).is_met(word(7, Some(far - 1))));
-        assert!(first(0).is_met(word(7, Some(0))) && !any.is_met(word(7, Some(0))));
+        assert!(
+            first(far).is_met(ready_word(7, Some(far))) && !first(far).is_met(ready_word(7, Some(far - 1)))
+        );
+        assert!(first(0).is_met(ready_word(7, Some(0))) && !any.is_met(ready_word(7, Some(0))));
     }
 }

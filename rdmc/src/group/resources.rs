@@ -1,21 +1,21 @@
-//! What a node shares among its groups.
+//! Resources that a node shares among its groups.
 
 use core::net::IpAddr;
 use rnic::{Buffer, Cq, Mr, Pd, QpInit, Rnic, Transport};
 use std::collections::BTreeMap;
 use switch::Chance;
 
-/// What a node shares among its groups.
+/// Resources that a node shares among its groups.
 #[derive(Debug)]
 pub(crate) struct Resources {
     pub(crate) pd: Pd,
     pub(crate) cq: Cq,
-    /// Words in which others write how many blocks they are ready for
-    pub(crate) ready: (Buffer, Mr),
-    pub(crate) free_words: Vec<u32>,
-    pub(crate) chance: Chance,
-    /// What the queue pairs for blocks are for: the group, and the neighbour or the switch
-    pub(crate) uses: BTreeMap<u32, (u32, Use)>,
+    /// Ready words, which other members write by RDMA.
+    pub(crate) ready_words: (Buffer, Mr),
+    pub(crate) free_ready_words: Vec<u32>,
+    pub(crate) rng: Chance,
+    /// By queue pair number: the group to which the queue pair belongs, and its use there.
+    pub(crate) uses: BTreeMap<u32, (u32, QpUse)>,
     pub(crate) ack_timeout: u8,
     pub(crate) retry_count: u8,
     pub(crate) own: IpAddr,
@@ -23,23 +23,23 @@ pub(crate) struct Resources {
     pub(crate) bug: Option<crate::Bug>,
 }
 
-/// What a queue pair of a group is for.
+/// Use of a group's queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Use {
-    /// Blocks between this member and a neighbour, by its place
+pub(crate) enum QpUse {
+    /// Exchanges blocks with the neighbour at this index.
     Neighbour(usize),
-    /// The root: a switch copies what is sent here, by its place
-    Lane(usize),
-    /// A switch sends here what the root sent to it
-    Feed,
+    /// At the root: sends blocks to a switch that copies them, by index of the P4CE group.
+    ToSwitch(usize),
+    /// Receives the root's blocks from a switch.
+    FromSwitch,
 }
 
-/// The virtual address of the first word
+/// Virtual address of the first ready word.
 pub(crate) const READY_VA: u64 = 0x5244_0000_0000;
-/// Bytes of a word
-pub(crate) const WORD: usize = 8;
+/// Bytes of a ready word.
+pub(crate) const READY_WORD_LEN: usize = 8;
 
-/// Requests that may wait at a queue pair.
+/// Queue lengths of a queue pair, in requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Depth {
     pub(crate) send: usize,
@@ -47,36 +47,39 @@ pub(crate) struct Depth {
 }
 
 impl Depth {
-    /// Words that say that we are ready: two for each block at most
-    pub(crate) const fn words(ahead: usize) -> usize {
+    /// Returns the room for writes of ready words: at most two for each block.
+    pub(crate) const fn ready_writes(ahead: usize) -> usize {
         3 * ahead + 7
     }
 
-    /// Between two members that exchange blocks
+    /// Returns the depth of a queue pair between two members that exchange blocks.
     pub(crate) const fn blocks(ahead: usize) -> Self {
-        Self { send: Self::words(ahead) + ahead + 1, recv: ahead + 2 }
+        Self { send: Self::ready_writes(ahead) + ahead + 1, recv: ahead + 2 }
     }
 
-    /// From the root to a switch that copies
-    pub(crate) const fn lane(ahead: usize) -> Self {
+    /// Returns the depth of a queue pair from the root to a switch that copies.
+    pub(crate) const fn to_switch(ahead: usize) -> Self {
         Self { send: ahead + 1, recv: 1 }
     }
 
-    /// From there to a member
-    pub(crate) const fn feed(ahead: usize) -> Self {
+    /// Returns the depth of a queue pair from such a switch to a member.
+    pub(crate) const fn from_switch(ahead: usize) -> Self {
         Self { send: 1, recv: ahead + 2 }
     }
 
-    /// Completions that can come of them all
+    /// Returns the maximum number of completions of both queues.
     pub(crate) const fn completions(self) -> usize {
         self.send + self.recv
     }
 }
 
 impl Resources {
-    pub(crate) fn word(&self, nic: &Rnic, word: u32) -> u64 {
-        let at = word as usize * WORD;
-        let bytes = nic.bytes(self.ready.0).get(at..at + WORD).and_then(|bytes| bytes.try_into().ok());
+    pub(crate) fn ready_word(&self, nic: &Rnic, index: u32) -> u64 {
+        let at = index as usize * READY_WORD_LEN;
+        let bytes = nic
+            .bytes(self.ready_words.0)
+            .get(at..at + READY_WORD_LEN)
+            .and_then(|bytes| bytes.try_into().ok());
         bytes.map_or(0, u64::from_be_bytes)
     }
 

@@ -1,119 +1,127 @@
-//! A message on its way: which block is sent to whom and received from whom next (paper 4.2, 4.3).
+//! Transfer of one message at one member: which block is sent to, and received from, which member next (RDMC,
+//! sections 4.2 and 4.3).
 //!
-//! *Sending.* Blocks leave in the order of the schedule: each when it is here, the receiver has said that it is ready for it,
-//! and the one before is acknowledged; blocks that follow one another to the same member do not wait for that, up to
-//! [`ahead`](crate::GroupConfig::ahead).
+//! *Sending.* Blocks leave in the order of the schedule. A block is sent when this member has it, the
+//! receiver's ready word permits it, and the block before it is acknowledged. Consecutive blocks to the same
+//! member do not wait for acknowledgements, up to [`ahead`](crate::GroupConfig::ahead).
 //!
-//! *Receiving.* A member waits for exactly one sender at a time: it is ready for the next block of its schedule, and for
-//! those behind it as far as they come from the same member. If it were ready for others too, blocks that are not needed
-//! yet would come at the same time, and take half of its port from the one that all the rest waits for.
+//! *Receiving.* A member waits for exactly one sender at a time. It posts receives for the next block of its
+//! schedule, and for the blocks after it as far as the same member sends them. With receives for other
+//! senders as well, blocks that are not needed yet would arrive at the same time, and take half of the port's
+//! rate from the block on which all others depend.
 //!
-//! *The first block.* How long a message is, and so which block comes when, is in the immediate data of every block of it.
-//! Before the first one a member only knows from whom it may come ([`Schedule::first_senders`]): for each of those it has a
-//! block's room aside, from where the block is copied to its place. Where there are two, each is told of which message it may
-//! send that block ([`ready`](super::ready)), and that it may send no other; the one that was not used stays posted, and
-//! takes whatever that member sends next, be it of this message or of a later one.
+//! *The first block.* The immediate data of every block carries the length of the message, which determines
+//! the schedule. Before the first block a member only knows which members may send it
+//! ([`Schedule::first_senders`]). For each of them it has a staging buffer of one block, from which the block
+//! is copied to its position in the message. Where there are two such members, the ready word tells each of
+//! them of which message it may send the first block ([`ready`](super::ready)), and that it may send no other
+//! block. The staging receive that was not used stays posted. It takes the next block from that member,
+//! whether that belongs to this message or to a later one.
 
-use super::ready::Need;
+use super::ready::ReadyCondition;
 use super::{Group, Neighbour, Resources};
 use crate::config::{Failure, GroupConfig, Memory};
 use crate::schedule::{Schedule, To};
 use rnic::{Access, Data, Operation, RecvRequest, Rnic, SendRequest, Sge};
 
-/// Stands for all members, by a switch
+/// Marker for all members, through a switch.
 const ALL: u32 = u32::MAX;
-/// The name of a request that sends a block
+/// Identifier of work requests that send or receive a block.
 pub(crate) const BLOCK: u64 = 1;
 
-/// Where a posted receive puts a block.
+/// Destination of a posted receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Posted {
-    /// Where it belongs
+pub(crate) enum ReceiveTarget {
+    /// The block's position in the message.
     InPlace,
-    /// Aside
-    Aside,
+    /// The staging buffer.
+    Staging,
 }
 
-/// A message.
+/// Transfer of one message.
 #[derive(Debug)]
 pub(crate) struct Transfer {
     pub(crate) memory: Memory,
     pub(crate) len: u32,
-    /// To whom (a neighbour's place, or all) and which block, in order
+    /// Blocks to send, in order: the neighbour's index, or [`ALL`], and the block.
     sends: Vec<(u32, u32)>,
-    begun: usize,
+    sends_begun: usize,
     pub(crate) acknowledged: usize,
-    /// From whom (a neighbour's place) and which block, in order; and whether it has come
+    /// Blocks to receive, in order: the neighbour's index and the block; and whether each has arrived.
     receives: Vec<(u32, u32)>,
-    come: Vec<bool>,
-    /// The first one that has not
-    first: usize,
-    /// A receive is posted for those before
-    asked: usize,
-    has: Vec<bool>,
-    /// By neighbour: the block of this message that it gets before all others, if it gets that from here
-    firsts: Vec<Option<u32>>,
-    /// By neighbour: those before in `receives` are from others, or have come
+    arrived: Vec<bool>,
+    /// Index of the first block to receive that has not arrived.
+    first_missing: usize,
+    /// Number of blocks to receive, in order, for which receives are posted.
+    receives_posted: usize,
+    has_block: Vec<bool>,
+    /// By neighbour: the first block of this message that it receives, if this member sends that block.
+    first_blocks: Vec<Option<u32>>,
+    /// By neighbour: index in `receives` before which all blocks from this neighbour have arrived.
     cursors: Vec<usize>,
 }
 
 impl Transfer {
-    /// Everything is here, and everything that was sent on is acknowledged.
+    /// Returns whether all blocks have arrived, and all blocks sent are acknowledged.
     pub(crate) fn is_complete(&self) -> bool {
-        self.first == self.receives.len() && self.acknowledged == self.sends.len()
+        self.first_missing == self.receives.len() && self.acknowledged == self.sends.len()
     }
 
-    /// Everything is here.
+    /// Returns whether all blocks have arrived.
     #[cfg(debug_assertions)]
-    pub(crate) fn is_here(&self) -> bool {
-        self.first == self.receives.len()
+    pub(crate) fn has_all_blocks(&self) -> bool {
+        self.first_missing == self.receives.len()
     }
 
-    /// The neighbour to whom the next block goes, if it is one
-    pub(crate) fn next_to(&self) -> Option<usize> {
-        self.sends.get(self.begun).filter(|(to, _)| *to != ALL).map(|(to, _)| *to as usize)
+    /// Returns the neighbour to which the next block goes, if it goes to one.
+    pub(crate) fn next_receiver(&self) -> Option<usize> {
+        self.sends.get(self.sends_begun).filter(|(to, _)| *to != ALL).map(|(to, _)| *to as usize)
     }
 
-    /// Whether those to whom the next block goes have said that they are ready for it.
+    /// Returns whether the ready words of all receivers of the next block permit it.
     pub(crate) fn is_ready(&self, group: &Group, nic: &Rnic, resources: &Resources) -> bool {
         #[cfg(debug_assertions)]
         if resources.bug == Some(crate::Bug::Unready) {
             return true;
         }
-        let word = |place: usize| resources.word(nic, group.neighbours[place].word);
-        let is_ready = |place: usize| self.needs(group, place).is_met(word(place));
-        match self.sends.get(self.begun) {
+        let ready_word = |index: usize| resources.ready_word(nic, group.neighbours[index].ready_word);
+        let is_ready = |index: usize| self.ready_condition(group, index).is_met(ready_word(index));
+        match self.sends.get(self.sends_begun) {
             Some((ALL, _)) => (0..group.neighbours.len()).all(is_ready),
             Some((to, _)) => is_ready(*to as usize),
             None => false,
         }
     }
 
-    /// What a neighbour's word has to say for the next block to be sent to it.
-    pub(crate) fn needs(&self, group: &Group, place: usize) -> Need {
-        let next = self.sends.get(self.begun).copied();
-        let is_first = self.firsts[place].is_some_and(|block| next == Some((place as u32, block)));
-        Need { block: group.neighbours[place].sent + 1, first_of: is_first.then_some(group.messages) }
+    /// Returns the condition on a neighbour's ready word for the next block to be sent to it.
+    pub(crate) fn ready_condition(&self, group: &Group, index: usize) -> ReadyCondition {
+        let next = self.sends.get(self.sends_begun).copied();
+        let is_first = self.first_blocks[index].is_some_and(|block| next == Some((index as u32, block)));
+        ReadyCondition {
+            block: group.neighbours[index].sent + 1,
+            first_of_message: is_first.then_some(group.messages),
+        }
     }
 }
 
-/// A group with what its blocks need.
-pub(crate) struct Links<'a> {
+/// A group, with the NIC and the resources that its transfers need.
+pub(crate) struct TransferContext<'a> {
     pub(crate) group: &'a mut Group,
     pub(crate) nic: &'a mut Rnic,
     pub(crate) resources: &'a Resources,
 }
 
-impl Links<'_> {
-    fn violation(&self, place: usize) -> Failure {
-        Failure::Violation(self.group.ip(self.group.neighbours[place].member))
+impl TransferContext<'_> {
+    fn violation(&self, index: usize) -> Failure {
+        Failure::Violation(self.group.ip(self.group.neighbours[index].member))
     }
 
     fn no_room(&self) -> Failure {
         Failure::NoRoom(self.resources.own)
     }
 
-    /// If nothing is under way: receivers wait for the next message, the root begins with it.
+    /// Between messages: starts the next message at the root, and posts receives for its first block at the
+    /// other members.
     pub(crate) fn begin(&mut self) -> Result<(), Failure> {
         if self.group.transfer.is_some() {
             return Ok(());
@@ -121,141 +129,150 @@ impl Links<'_> {
         if let Some((memory, len)) = self.group.queue.pop_front() {
             return self.start(memory, len);
         }
-        for place in 0..self.group.neighbours.len() {
-            let (neighbour, next) = (&self.group.neighbours[place], self.group.messages);
-            if neighbour.side.is_none() || neighbour.spare == Some(next) {
+        for index in 0..self.group.neighbours.len() {
+            let (neighbour, next) = (&self.group.neighbours[index], self.group.messages);
+            if neighbour.staging_slot.is_none() || neighbour.spare_for_message == Some(next) {
                 continue;
             }
-            let posted = neighbour.spare.is_some();
-            if !posted {
-                self.post(place, None)?;
+            let is_posted = neighbour.spare_for_message.is_some();
+            if !is_posted {
+                self.post(index, None)?;
             }
-            let neighbour = &mut self.group.neighbours[place];
-            neighbour.spare = Some(next);
-            if !posted || neighbour.doubtful {
-                Group::tell_ready(self.nic, neighbour);
+            let neighbour = &mut self.group.neighbours[index];
+            neighbour.spare_for_message = Some(next);
+            if !is_posted || neighbour.first_sender_ambiguous {
+                Group::write_ready_word(self.nic, neighbour);
             }
         }
         Ok(())
     }
 
-    /// A message of so many bytes begins here.
+    /// Starts the transfer of a message of `len` bytes.
     fn start(&mut self, memory: Memory, len: u32) -> Result<(), Failure> {
         let group = &mut *self.group;
         let n = group.config.members.len() as u32;
         let blocks = len.div_ceil(group.config.block_bytes);
-        // Nodes and algorithm were looked at when the group was created, and it has a block.
+        // The algorithm and the nodes were checked when the group was created, and the message has at least
+        // one block.
         let Ok(schedule) = Schedule::new(group.config.algorithm.clone(), n, blocks) else {
             return Err(Failure::NoRoom(self.resources.own));
         };
-        let place = |member: u32| group.place.get(&member).map_or(ALL, |place| *place as u32);
+        let index = |member: u32| group.index_by_member.get(&member).map_or(ALL, |index| *index as u32);
         let sends = schedule.sends(group.own).map(|(_, send)| match send.to {
-            To::Node(to) => (place(to), send.block),
+            To::Node(to) => (index(to), send.block),
             To::All => (ALL, send.block),
         });
         let sends: Vec<_> = sends.collect();
-        let receives = schedule.receives(group.own).map(|(_, receive)| (place(receive.from), receive.block));
+        let receives = schedule.receives(group.own).map(|(_, receive)| (index(receive.from), receive.block));
         let receives: Vec<_> = receives.collect();
-        if let Some(through) = &mut group.through {
-            for lane in &mut through.lanes {
-                lane.acknowledged = 0;
+        if let Some(switch_connections) = &mut group.switch_connections {
+            for connection in &mut switch_connections.to_switch {
+                connection.acknowledged = 0;
             }
         }
-        let sends_to = |place: usize| sends.iter().any(|(to, _)| *to as usize == place);
-        let first = |(place, neighbour): (usize, &Neighbour)| {
-            let first = sends_to(place).then(|| schedule.receives(neighbour.member).next())?;
+        let sends_to = |index: usize| sends.iter().any(|(to, _)| *to as usize == index);
+        let first = |(index, neighbour): (usize, &Neighbour)| {
+            let first = sends_to(index).then(|| schedule.receives(neighbour.member).next())?;
             first.filter(|(_, first)| first.from == group.own).map(|(_, first)| first.block)
         };
-        let firsts = group.neighbours.iter().enumerate().map(first).collect();
+        let first_blocks = group.neighbours.iter().enumerate().map(first).collect();
         group.transfer = Some(Transfer {
             memory,
             len,
             sends,
-            begun: 0,
+            sends_begun: 0,
             acknowledged: 0,
-            come: vec![false; receives.len()],
+            arrived: vec![false; receives.len()],
             receives,
-            first: 0,
-            asked: 0,
-            has: vec![group.own == 0; blocks as usize],
-            firsts,
+            first_missing: 0,
+            receives_posted: 0,
+            has_block: vec![group.own == 0; blocks as usize],
+            first_blocks,
             cursors: vec![0; group.neighbours.len()],
         });
         Ok(())
     }
 
-    /// Asks for blocks and sends some. Whether somebody has to say first that they are ready.
+    /// Posts receives and sends blocks. Returns whether a block waits for a ready word.
     pub(crate) fn advance(&mut self) -> Result<bool, Failure> {
-        self.ask()?;
+        self.post_receives()?;
         self.send()
     }
 
-    fn ask(&mut self) -> Result<(), Failure> {
+    fn post_receives(&mut self) -> Result<(), Failure> {
         let ahead = self.group.config.ahead as usize;
         let Some(transfer) = &self.group.transfer else { return Ok(()) };
-        let Some((from, _)) = transfer.receives.get(transfer.first).copied() else { return Ok(()) };
-        let (place, end) = (from as usize, transfer.first + ahead);
-        let mut told = false;
+        let Some((from, _)) = transfer.receives.get(transfer.first_missing).copied() else { return Ok(()) };
+        let (index, end) = (from as usize, transfer.first_missing + ahead);
+        let mut is_changed = false;
         loop {
             let Some(transfer) = &mut self.group.transfer else { return Ok(()) };
-            let next = transfer.asked.max(transfer.first);
-            let Some((one, block)) = transfer.receives.get(next).copied() else { break };
-            if next >= end || one != from {
+            let next = transfer.receives_posted.max(transfer.first_missing);
+            let Some((sender, block)) = transfer.receives.get(next).copied() else { break };
+            if next >= end || sender != from {
                 break;
             }
-            transfer.asked = next + 1;
-            if transfer.come[next] {
+            transfer.receives_posted = next + 1;
+            if transfer.arrived[next] {
                 continue;
             }
-            let neighbour = &mut self.group.neighbours[place];
-            // It was told already, and has a receive.
-            if neighbour.spare.take().is_some() {
-                told |= neighbour.doubtful;
+            let neighbour = &mut self.group.neighbours[index];
+            // A receive for this block is posted, and the sender's ready word counts it.
+            if neighbour.spare_for_message.take().is_some() {
+                is_changed |= neighbour.first_sender_ambiguous;
                 continue;
             }
-            self.post(place, Some(block))?;
-            told = true;
+            self.post(index, Some(block))?;
+            is_changed = true;
         }
-        if told {
-            Group::tell_ready(self.nic, &mut self.group.neighbours[place]);
+        if is_changed {
+            Group::write_ready_word(self.nic, &mut self.group.neighbours[index]);
         }
         Ok(())
     }
 
-    /// Posts a receive for a block from a neighbour; aside, if it is not known which one.
-    fn post(&mut self, place: usize, block: Option<u32>) -> Result<(), Failure> {
+    /// Posts a receive for a block from a neighbour: in place, or in the staging buffer if the block is
+    /// unknown.
+    fn post(&mut self, index: usize, block: Option<u32>) -> Result<(), Failure> {
         let block_bytes = self.group.config.block_bytes;
-        let neighbour = &self.group.neighbours[place];
-        let sge = match (block, &self.group.transfer, &self.group.side, neighbour.side) {
+        let neighbour = &self.group.neighbours[index];
+        let sge = match (block, &self.group.transfer, &self.group.staging_buffer, neighbour.staging_slot) {
             (Some(block), Some(transfer), ..) => {
                 let at = u64::from(block) * u64::from(block_bytes);
                 let len = block_bytes.min(transfer.len - at as u32);
                 Sge { mr: transfer.memory.mr, va: transfer.memory.va + at, len }
             }
-            (None, _, Some((_, mr)), Some(side)) => {
-                Sge { mr: *mr, va: u64::from(side) * u64::from(block_bytes), len: block_bytes }
+            (None, _, Some((_, mr)), Some(slot)) => {
+                Sge { mr: *mr, va: u64::from(slot) * u64::from(block_bytes), len: block_bytes }
             }
             _ => return Err(self.no_room()),
         };
-        let feed = self.group.through.as_ref().and_then(|through| through.feed.as_ref());
-        let qpn = feed.map_or(neighbour.qpn, |(qpn, ..)| *qpn);
+        let from_switch =
+            self.group.switch_connections.as_ref().and_then(|connections| connections.from_switch.as_ref());
+        let qpn = from_switch.map_or(neighbour.qpn, |(qpn, ..)| *qpn);
         let request = RecvRequest { id: BLOCK, data: Some(sge) };
         self.nic.post_recv(qpn, request).map_err(|_| self.no_room())?;
-        let neighbour = &mut self.group.neighbours[place];
-        neighbour.asked += 1;
-        neighbour.posted.push_back(if block.is_some() { Posted::InPlace } else { Posted::Aside });
+        let neighbour = &mut self.group.neighbours[index];
+        neighbour.receives_posted += 1;
+        neighbour.receive_targets.push_back(if block.is_some() {
+            ReceiveTarget::InPlace
+        } else {
+            ReceiveTarget::Staging
+        });
         Ok(())
     }
 
-    /// Sends what can be sent. Whether somebody has to say first that they are ready.
+    /// Sends all blocks that may be sent now. Returns whether one waits for a ready word.
     fn send(&mut self) -> Result<bool, Failure> {
         let ahead = self.group.config.ahead as usize;
         loop {
             let Some(transfer) = &self.group.transfer else { return Ok(false) };
-            let Some((to, block)) = transfer.sends.get(transfer.begun).copied() else { return Ok(false) };
-            let under_way = transfer.begun - transfer.acknowledged;
-            let follows = || under_way < ahead && transfer.sends[transfer.begun - 1].0 == to;
-            if !transfer.has[block as usize] || (under_way > 0 && !follows()) {
+            let Some((to, block)) = transfer.sends.get(transfer.sends_begun).copied() else {
+                return Ok(false);
+            };
+            let under_way = transfer.sends_begun - transfer.acknowledged;
+            let follows = || under_way < ahead && transfer.sends[transfer.sends_begun - 1].0 == to;
+            if !transfer.has_block[block as usize] || (under_way > 0 && !follows()) {
                 return Ok(false);
             }
             if !transfer.is_ready(self.group, self.nic, self.resources) {
@@ -273,14 +290,14 @@ impl Links<'_> {
         let len = group.config.block_bytes.min(transfer.len - at as u32);
         let sge = Sge { mr: transfer.memory.mr, va: transfer.memory.va + at, len };
         let request = SendRequest::new(BLOCK, Operation::SendImm(transfer.len), Data::Memory(sge));
-        transfer.begun += 1;
+        transfer.sends_begun += 1;
         if to == ALL {
             for neighbour in &mut group.neighbours {
                 neighbour.sent += 1;
             }
-            let lanes = group.through.iter().flat_map(|through| &through.lanes);
-            for lane in lanes {
-                self.nic.post_send(lane.qpn, request.clone()).map_err(|_| no_room)?;
+            let to_switch = group.switch_connections.iter().flat_map(|connections| &connections.to_switch);
+            for connection in to_switch {
+                self.nic.post_send(connection.qpn, request.clone()).map_err(|_| no_room)?;
             }
             return Ok(());
         }
@@ -289,66 +306,66 @@ impl Links<'_> {
         self.nic.post_send(neighbour.qpn, request).map_err(|_| no_room)
     }
 
-    /// A block has come from a neighbour: of a message of `total` bytes, itself `len` bytes.
-    pub(crate) fn on_block(&mut self, place: usize, total: Option<u32>, len: u32) -> Result<(), Failure> {
-        let Some(total) = total.filter(|total| *total > 0) else { return Err(self.violation(place)) };
-        let Some(posted) = self.group.neighbours[place].posted.pop_front() else {
-            return Err(self.violation(place));
+    /// Handles a block of `len` bytes from a neighbour, of a message of `total` bytes.
+    pub(crate) fn on_block(&mut self, index: usize, total: Option<u32>, len: u32) -> Result<(), Failure> {
+        let Some(total) = total.filter(|total| *total > 0) else { return Err(self.violation(index)) };
+        let Some(target) = self.group.neighbours[index].receive_targets.pop_front() else {
+            return Err(self.violation(index));
         };
-        match (posted, self.next_from(place)) {
-            (Posted::Aside, _) => self.on_aside(place, total, len),
-            (Posted::InPlace, Some(next)) => self.on_expected(place, next, posted, total, len),
-            (Posted::InPlace, None) => Err(self.violation(place)),
+        match (target, self.next_from(index)) {
+            (ReceiveTarget::Staging, _) => self.on_staged(index, total, len),
+            (ReceiveTarget::InPlace, Some(next)) => self.on_expected(index, next, target, total, len),
+            (ReceiveTarget::InPlace, None) => Err(self.violation(index)),
         }
     }
 
-    /// A block has come that lies aside.
-    fn on_aside(&mut self, place: usize, total: u32, len: u32) -> Result<(), Failure> {
-        match self.next_from(place) {
-            Some(next) => self.on_expected(place, next, Posted::Aside, total, len),
-            None if self.group.transfer.is_none() => self.on_first(place, total, len),
-            // Nobody was told of a message beyond this one.
-            None => Err(self.violation(place)),
+    /// Handles a block in the staging buffer.
+    fn on_staged(&mut self, index: usize, total: u32, len: u32) -> Result<(), Failure> {
+        match self.next_from(index) {
+            Some(next) => self.on_expected(index, next, ReceiveTarget::Staging, total, len),
+            None if self.group.transfer.is_none() => self.on_first(index, total, len),
+            // No ready word has permitted a block of a later message.
+            None => Err(self.violation(index)),
         }
     }
 
-    /// The place in the order of the next block from a neighbour, if one is to come from it
-    fn next_from(&mut self, place: usize) -> Option<usize> {
+    /// Returns the index in `receives` of the next block from a neighbour, if one is to arrive from it.
+    fn next_from(&mut self, index: usize) -> Option<usize> {
         let transfer = self.group.transfer.as_mut()?;
-        let from = &transfer.receives[transfer.cursors[place]..];
-        let skip = from.iter().position(|(from, _)| *from as usize == place)?;
-        transfer.cursors[place] += skip;
-        Some(transfer.cursors[place])
+        let from = &transfer.receives[transfer.cursors[index]..];
+        let skip = from.iter().position(|(from, _)| *from as usize == index)?;
+        transfer.cursors[index] += skip;
+        Some(transfer.cursors[index])
     }
 
-    /// The first block of a message, which lies aside.
-    fn on_first(&mut self, place: usize, total: u32, len: u32) -> Result<(), Failure> {
+    /// Handles the first block of a message, which is in the staging buffer.
+    fn on_first(&mut self, index: usize, total: u32, len: u32) -> Result<(), Failure> {
         if total.div_ceil(self.group.config.block_bytes) > GroupConfig::MAX_BLOCKS {
-            return Err(self.violation(place));
+            return Err(self.violation(index));
         }
         let Some(memory) = (self.group.incoming)(self.nic, total) else {
             return Err(Failure::NoMemory(self.resources.own));
         };
         if !is_within(self.nic, self.resources, memory, total, Access::LOCAL_WRITE) {
-            self.group.unusable = Some(memory);
+            self.group.unusable_memory = Some(memory);
             return Err(Failure::NoMemory(self.resources.own));
         }
         self.start(memory, total)?;
-        match self.next_from(place) {
-            Some(next) => self.on_expected(place, next, Posted::Aside, total, len),
-            None => Err(self.violation(place)),
+        match self.next_from(index) {
+            Some(next) => self.on_expected(index, next, ReceiveTarget::Staging, total, len),
+            None => Err(self.violation(index)),
         }
     }
 
     fn on_expected(
         &mut self,
-        place: usize,
+        index: usize,
         next: usize,
-        posted: Posted,
+        target: ReceiveTarget,
         total: u32,
         len: u32,
     ) -> Result<(), Failure> {
-        let violation = self.violation(place);
+        let violation = self.violation(index);
         let group = &mut *self.group;
         let Some(transfer) = &mut group.transfer else { return Err(violation) };
         let (_, block) = transfer.receives[next];
@@ -357,37 +374,40 @@ impl Links<'_> {
         if total != transfer.len || len != expected {
             return Err(violation);
         }
-        let neighbour = &mut group.neighbours[place];
+        let neighbour = &mut group.neighbours[index];
         #[cfg(debug_assertions)]
         let at = if self.resources.bug == Some(crate::Bug::WrongFirst) { 0 } else { at };
-        if posted == Posted::Aside {
-            // If it was not expected yet, it is the one that was.
-            if next >= transfer.asked {
-                neighbour.spare = None;
+        if target == ReceiveTarget::Staging {
+            // A block that arrives before it was expected has used the spare receive.
+            if next >= transfer.receives_posted {
+                neighbour.spare_for_message = None;
             }
-            let (Some((buffer, _)), Some(side)) = (group.side, neighbour.side) else { return Err(violation) };
-            let from = side as usize * group.config.block_bytes as usize;
+            let (Some((buffer, _)), Some(slot)) = (group.staging_buffer, neighbour.staging_slot) else {
+                return Err(violation);
+            };
+            let from = slot as usize * group.config.block_bytes as usize;
             let bytes = self.nic.bytes(buffer)[from..from + len as usize].to_vec();
             let Some(region) = self.nic.region(transfer.memory.mr).copied() else {
                 return Err(Failure::NoMemory(self.resources.own));
             };
             let to = region.offset + (transfer.memory.va - region.va + at) as usize;
             match self.nic.bytes_mut(region.buffer).get_mut(to..to + len as usize) {
-                Some(place) => place.copy_from_slice(&bytes),
+                Some(destination) => destination.copy_from_slice(&bytes),
                 None => return Err(Failure::NoMemory(self.resources.own)),
             }
         }
-        transfer.cursors[place] = next + 1;
-        transfer.come[next] = true;
-        transfer.has[block as usize] = true;
-        while transfer.come.get(transfer.first) == Some(&true) {
-            transfer.first += 1;
+        transfer.cursors[index] = next + 1;
+        transfer.arrived[next] = true;
+        transfer.has_block[block as usize] = true;
+        while transfer.arrived.get(transfer.first_missing) == Some(&true) {
+            transfer.first_missing += 1;
         }
         Ok(())
     }
 }
 
-/// Whether so many bytes of memory can be used by a group's queue pairs.
+/// Returns whether `len` bytes from `memory` on lie in one region of the node's protection domain that has
+/// this access right.
 pub(crate) fn is_within(nic: &Rnic, resources: &Resources, memory: Memory, len: u32, access: Access) -> bool {
     nic.region(memory.mr).is_some_and(|region| {
         let at = memory.va.checked_sub(region.va);

@@ -1,10 +1,11 @@
-//! What comes in at a node: completions, connections and messages, what its groups make of them, and how they end.
+//! Events from outside at a node: completions, CM events and messages; their effect on groups, and the end of
+//! groups.
 
-use super::{Ahead, Event, MAX_AHEAD, Node};
+use super::{EarlyCreate, Event, MAX_EARLY, Node};
 use crate::config::{Failure, Memory};
-use crate::group::{Group, Outcome, Use};
-use crate::mesh::News;
-use crate::through;
+use crate::group::{Group, Outcome, QpUse};
+use crate::in_network;
+use crate::mesh::MeshEvent;
 use crate::wire::Message;
 use core::net::IpAddr;
 use rnic::cm::Event as CmEvent;
@@ -14,51 +15,51 @@ use std::collections::BTreeMap;
 use switch::Nanos;
 
 impl Node {
-    /// Groups that waited, and can go on
+    /// Marks waiting groups that can go on as due.
     pub(super) fn wake(&mut self, nic: &Rnic) {
         let Some(resources) = &self.resources else { return };
         let Self { waiting, groups, due, .. } = self;
-        waiting.retain(|number, of| {
-            let goes_on = match of {
-                Some((word, need)) => need.is_met(resources.word(nic, *word)),
-                None => groups.get(number).is_none_or(|group| group.may_go_on(nic, resources)),
+        waiting.retain(|number, awaited| {
+            let can_progress = match awaited {
+                Some((ready_word, condition)) => condition.is_met(resources.ready_word(nic, *ready_word)),
+                None => groups.get(number).is_none_or(|group| group.can_progress(nic, resources)),
             };
-            if goes_on {
+            if can_progress {
                 due.insert(*number);
             }
-            !goes_on
+            !can_progress
         });
     }
 
-    /// What there is to hear from others.
-    pub(super) fn hear(&mut self, nic: &mut Rnic, now: Nanos) {
-        while let Some(news) = self.mesh.poll() {
-            match news {
-                News::Up(peer) => {
-                    self.introduce(nic, peer);
+    /// Handles the events of the mesh.
+    pub(super) fn handle_mesh_events(&mut self, nic: &mut Rnic, now: Nanos) {
+        while let Some(event) = self.mesh.poll() {
+            match event {
+                MeshEvent::Established(peer) => {
+                    self.send_creates(nic, peer);
                     if self.called.contains(&peer) {
                         self.events.push_back(Event::Reached(peer));
                     }
                 }
-                News::Lost(peer) => {
+                MeshEvent::Lost(peer) => {
                     self.on_lost(nic, peer, now);
                     if self.called.contains(&peer) {
                         self.events.push_back(Event::Lost(peer));
                     }
                 }
-                News::Message(peer, _, Message::Note(note)) => {
-                    // Who was not called has nothing to say.
+                MeshEvent::Message(peer, _, Message::Note(note)) => {
+                    // Notes from nodes that were not called are ignored.
                     if self.called.contains(&peer) {
                         self.events.push_back(Event::Note(peer, note));
                     }
                 }
-                News::Message(peer, group, message) => self.on_message(nic, peer, group, message, now),
+                MeshEvent::Message(peer, group, message) => self.on_message(nic, peer, group, message, now),
             }
         }
     }
 
-    /// Tells another node of the groups with it.
-    fn introduce(&mut self, nic: &mut Rnic, peer: IpAddr) {
+    /// Sends a peer the `Create` messages of all groups with it.
+    fn send_creates(&mut self, nic: &mut Rnic, peer: IpAddr) {
         let Some(resources) = &self.resources else { return };
         for (number, group) in &self.groups {
             if let Some(member) = group.member(peer) {
@@ -68,15 +69,16 @@ impl Node {
         }
     }
 
-    /// A node is gone: with it all groups in which it has said something, and what it has said of others.
+    /// Handles the loss of a peer: all groups that it has created fail, and what it has announced of other
+    /// groups is dropped.
     fn on_lost(&mut self, nic: &mut Rnic, peer: IpAddr, now: Nanos) {
-        self.ahead.remove(&peer);
+        self.early.remove(&peer);
         #[cfg(debug_assertions)]
         let named = if self.config.bug == Some(crate::Bug::WrongMember) { self.config.address } else { peer };
         #[cfg(not(debug_assertions))]
         let named = peer;
         let shared = self.groups.iter().filter(|(_, group)| {
-            group.member(peer).is_some_and(|member| group.others[member as usize].create.is_some())
+            group.member(peer).is_some_and(|member| group.member_states[member as usize].create.is_some())
         });
         for number in shared.map(|(number, _)| *number).collect::<Vec<_>>() {
             self.fail(nic, number, Failure::Gone(named), now);
@@ -91,39 +93,39 @@ impl Node {
         message: Message,
         now: Nanos,
     ) {
-        // What is said behind the announcement of a later life of the group is about that one.
-        let ahead = self.ahead.get_mut(&peer).and_then(|ahead| ahead.get_mut(&number));
-        if let Some(ahead) = ahead {
+        // A message after the announcement of a later incarnation of the group belongs to that incarnation.
+        let early = self.early.get_mut(&peer).and_then(|early| early.get_mut(&number));
+        if let Some(early) = early {
             match message {
-                Message::Create(create) => *ahead = Ahead { create, failed: None },
+                Message::Create(create) => *early = EarlyCreate { create, failed: None },
                 Message::Failed { code, member } => {
-                    // Members that are about to create it have as long as those that have done so. Behind that it would be
-                    // another group of this number that fails.
+                    // This node has as much time to create the group as the members that have created it.
+                    // After that, the failure would apply to another group of the same number.
                     let until = now + self.config.create_timeout;
-                    ahead.failed = Some((code, member, until));
+                    early.failed = Some((code, member, until));
                     self.deadline = Some(self.deadline.map_or(until, |at| at.min(until)));
                 }
-                // Nothing else can be said before this node has created it, too.
+                // A peer sends no other message before this node has created the group, too.
                 _ => {}
             }
             return;
         }
         let group = self.groups.get_mut(&number);
-        let of = group.and_then(|group| group.member(peer).map(|member| (group, member)));
-        let known = of.as_ref().and_then(|(group, member)| group.others[*member as usize].create);
+        let found = group.and_then(|group| group.member(peer).map(|member| (group, member)));
+        let known = found.as_ref().and_then(|(group, member)| group.member_states[*member as usize].create);
         if let Message::Create(create) = message {
-            match (of, known) {
+            match (found, known) {
                 (Some((group, member)), None) => {
                     let Some(resources) = &self.resources else { return };
-                    let made = group.on_create(nic, resources, member, create);
-                    self.settle(nic, number, made, now);
+                    let result = group.on_create(nic, resources, member, create);
+                    self.apply_result(nic, number, result, now);
                 }
-                // It was introduced twice.
-                (Some(_), Some(known)) if known.life == create.life => {}
+                // A repeated `Create`.
+                (Some(_), Some(known)) if known.incarnation == create.incarnation => {}
                 _ => {
-                    let ahead = self.ahead.entry(peer).or_default();
-                    if ahead.len() < MAX_AHEAD {
-                        ahead.insert(number, Ahead { create, failed: None });
+                    let early = self.early.entry(peer).or_default();
+                    if early.len() < MAX_EARLY {
+                        early.insert(number, EarlyCreate { create, failed: None });
                     } else {
                         self.counters.forgotten += 1;
                     }
@@ -131,16 +133,16 @@ impl Node {
             }
             return;
         }
-        // What is about an earlier life of the group is no news.
-        let (Some((group, member)), Some(_)) = (of, known) else { return };
-        let heard = match message {
+        // Messages about a previous incarnation of the group are ignored.
+        let (Some((group, member)), Some(_)) = (found, known) else { return };
+        let result = match message {
             Message::Joined => {
                 group.on_joined(member);
                 Ok(())
             }
-            Message::Failed { code, member: of } => {
-                let of = group.config.members.get(of as usize).copied();
-                Err(of.and_then(|ip| Failure::of(code, ip)).unwrap_or(Failure::Violation(peer)))
+            Message::Failed { code, member } => {
+                let at_fault = group.config.members.get(member as usize).copied();
+                Err(at_fault.and_then(|ip| Failure::of(code, ip)).unwrap_or(Failure::Violation(peer)))
             }
             Message::Close { messages } => group.on_close(member, messages),
             Message::Received { messages } => group.on_received(member, messages),
@@ -150,11 +152,11 @@ impl Node {
             },
             Message::Create(_) | Message::Ping | Message::Pong | Message::Note(_) => Ok(()),
         };
-        self.settle(nic, number, heard, now);
+        self.apply_result(nic, number, result, now);
     }
 
-    /// After something happened to a group: it goes on, or fails.
-    fn settle(&mut self, nic: &mut Rnic, number: u32, result: Result<(), Failure>, now: Nanos) {
+    /// Continues after an event of a group: the group is due, or fails.
+    fn apply_result(&mut self, nic: &mut Rnic, number: u32, result: Result<(), Failure>, now: Nanos) {
         match result {
             Ok(()) => _ = self.due.insert(number),
             Err(failure) => self.fail(nic, number, failure, now),
@@ -164,14 +166,14 @@ impl Node {
     pub(super) fn on_cm(&mut self, nic: &mut Rnic, event: &CmEvent, now: Nanos) {
         let conn = event.conn();
         if let CmEvent::Requested { request, .. } = event {
-            let joined = through::asked_for(&request.private_data).and_then(|(root, number)| {
-                let of = |group: &&mut Group| {
+            let joined = in_network::requested_group(&request.private_data).and_then(|(root, number)| {
+                let is_from_switch = |group: &&mut Group| {
                     let switch = group.config.through.map(|switch| switch.address);
                     group.ip(0) == root && switch == Some(request.peer.remote)
                 };
-                let group = self.groups.get_mut(&number).filter(of)?;
+                let group = self.groups.get_mut(&number).filter(is_from_switch)?;
                 let resources = self.resources.as_mut()?;
-                through::join(group, nic, resources, &mut self.conns, conn, now)?;
+                in_network::accept_switch(group, nic, resources, &mut self.conns, conn, now)?;
                 self.due.insert(number);
                 Some(())
             });
@@ -180,57 +182,57 @@ impl Node {
             }
             return;
         }
-        let Some((number, of)) = self.conns.get(&conn).copied() else { return };
+        let Some((number, qp_use)) = self.conns.get(&conn).copied() else { return };
         if event.is_last() {
             self.conns.remove(&conn);
         }
-        if let Some(group) = self.groups.get_mut(&number).filter(|group| !group.is_through()) {
-            let result = through::on_cm(group, of, event);
-            self.settle(nic, number, result, now);
+        if let Some(group) = self.groups.get_mut(&number).filter(|group| !group.is_only_closing()) {
+            let result = in_network::on_cm(group, qp_use, event);
+            self.apply_result(nic, number, result, now);
         }
     }
 
     pub(super) fn on_completion(&mut self, nic: &mut Rnic, done: &Completion, now: Nanos) {
         let Some(resources) = &self.resources else { return };
-        let Some((number, of)) = resources.uses.get(&done.qpn.get()).copied() else { return };
+        let Some((number, qp_use)) = resources.uses.get(&done.qpn.get()).copied() else { return };
         let Some(group) = self.groups.get_mut(&number) else { return };
-        let place = if let Use::Neighbour(place) = of { place } else { 0 };
+        let index = if let QpUse::Neighbour(index) = qp_use { index } else { 0 };
         let result = if done.status == Status::Success {
             match done.of {
                 Completed::Recv => {
                     self.counters.blocks_received += 1;
-                    group.on_block(nic, resources, place, done.immediate, done.len)
+                    group.on_block(nic, resources, index, done.immediate, done.len)
                 }
                 Completed::Send => {
                     self.counters.blocks_sent += 1;
-                    group.on_sent(of);
+                    group.on_sent(qp_use);
                     Ok(())
                 }
-                // A WRITE with an immediate value has taken the receive of a block.
-                _ => Err(Failure::Violation(match of {
-                    Use::Neighbour(place) => group.ip(group.neighbours[place].member),
-                    Use::Lane(_) | Use::Feed => group.ip(0),
+                // A WRITE with immediate data has consumed the receive of a block.
+                _ => Err(Failure::Violation(match qp_use {
+                    QpUse::Neighbour(index) => group.ip(group.neighbours[index].member),
+                    QpUse::ToSwitch(_) | QpUse::FromSwitch => group.ip(0),
                 })),
             }
-        } else if group.is_through() {
+        } else if group.is_only_closing() {
             return;
         } else {
-            Err(match of {
-                Use::Neighbour(place) => {
-                    let ip = group.ip(group.neighbours[place].member);
+            Err(match qp_use {
+                QpUse::Neighbour(index) => {
+                    let ip = group.ip(group.neighbours[index].member);
                     match done.status {
                         Status::RetryExceeded | Status::RnrRetryExceeded | Status::Flushed => {
                             Failure::Gone(ip)
                         }
                         Status::LocalProtection => Failure::NoMemory(self.config.address),
-                        // A block that is longer than it can be, a word where none is, ...
+                        // For instance a block that is too long, or a ready word at an invalid address.
                         _ => Failure::Violation(ip),
                     }
                 }
-                Use::Lane(_) | Use::Feed => Failure::Switch(group.ip(0)),
+                QpUse::ToSwitch(_) | QpUse::FromSwitch => Failure::Switch(group.ip(0)),
             })
         };
-        self.settle(nic, number, result, now);
+        self.apply_result(nic, number, result, now);
     }
 
     pub(super) fn on_deadline(&mut self, nic: &mut Rnic, now: Nanos) {
@@ -238,17 +240,17 @@ impl Node {
             return;
         }
         let late = self.groups.values().filter(|group| !group.is_open() && group.deadline <= now);
-        let late = late.map(|group| (group.config.number, group.late()));
+        let late = late.map(|group| (group.config.number, group.timeout_failure()));
         for (number, failure) in late.collect::<Vec<_>>() {
             self.fail(nic, number, failure, now);
         }
-        for ahead in self.ahead.values_mut() {
-            ahead.retain(|_, ahead| ahead.failed.is_none_or(|(_, _, until)| until > now));
+        for early in self.early.values_mut() {
+            early.retain(|_, early| early.failed.is_none_or(|(_, _, until)| until > now));
         }
-        self.ahead.retain(|_, ahead| !ahead.is_empty());
+        self.early.retain(|_, early| !early.is_empty());
         let forming = self.groups.values().filter(|group| !group.is_open()).map(|group| group.deadline);
-        let failed = self.ahead.values().flat_map(BTreeMap::values);
-        let forgotten = failed.filter_map(|ahead| ahead.failed.map(|(_, _, until)| until));
+        let failed = self.early.values().flat_map(BTreeMap::values);
+        let forgotten = failed.filter_map(|early| early.failed.map(|(_, _, until)| until));
         self.deadline = forming.chain(forgotten).min();
     }
 
@@ -256,29 +258,31 @@ impl Node {
         let (Some(resources), Some(group)) = (&mut self.resources, self.groups.get_mut(&number)) else {
             return;
         };
-        if let (Some(switch), Some(through)) = (group.config.through, &group.through)
+        if let (Some(switch), Some(switch_connections)) = (group.config.through, &group.switch_connections)
             && group.is_root()
-            && through.lanes.is_empty()
+            && switch_connections.to_switch.is_empty()
             && group.is_created_by_all()
         {
             let switch = (switch, self.config.port);
-            if let Err(failure) = through::open(group, nic, resources, &mut self.conns, switch, now) {
+            if let Err(failure) =
+                in_network::request_groups(group, nic, resources, &mut self.conns, switch, now)
+            {
                 return self.fail(nic, number, failure, now);
             }
         }
         let before = group.messages;
         match group.progress(nic, resources) {
             Err(failure) => self.fail(nic, number, failure, now),
-            Ok(Outcome { say, opened, closed, waits }) => {
+            Ok(Outcome { to_send, opened, closed, waits }) => {
                 self.counters.messages += group.messages - before;
-                for (member, message) in say {
+                for (member, message) in to_send {
                     self.mesh.send(nic, group.config.members[member as usize], number, message);
                 }
                 if opened {
                     self.events.push_back(Event::Open(number));
                 }
                 if waits {
-                    self.waiting.insert(number, group.waits_for());
+                    self.waiting.insert(number, group.awaited_ready_word());
                 } else {
                     self.waiting.remove(&number);
                 }
@@ -289,14 +293,14 @@ impl Node {
         }
     }
 
-    /// Everything is everywhere.
+    /// Closes a group: all members have all messages.
     fn close(&mut self, nic: &mut Rnic, number: u32, now: Nanos) {
         if self.remove(nic, number, now).is_some() {
             self.events.push_back(Event::Closed(number));
         }
     }
 
-    /// A group has failed: whoever can be told is told.
+    /// Fails a group, and reports the failure to all members that can be reached.
     pub(super) fn fail(&mut self, nic: &mut Rnic, number: u32, failure: Failure, now: Nanos) {
         let Some((group, unfinished)) = self.remove(nic, number, now) else { return };
         let late = matches!(failure, Failure::Silent(_) | Failure::Unjoined(_) | Failure::Switch(_));
@@ -321,7 +325,7 @@ impl Node {
         self.waiting.remove(&number);
         self.conns.retain(|_, (of, _)| *of != number);
         let unfinished = group.tear_down(nic, resources, now);
-        for member in group.others_of() {
+        for member in group.other_members() {
             self.mesh.release(group.ip(member));
         }
         Some((group, unfinished))

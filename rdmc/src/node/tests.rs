@@ -1,9 +1,10 @@
-//! What a node takes of its NIC is enough, whatever ends at once.
+//! Tests of a node: its completion queue has room for all completions, however many queue pairs fail at once;
+//! limits and violations.
 
 use super::*;
 use crate::config::Failure;
 use crate::group::Neighbour;
-use crate::group::transfer::{Links, Posted};
+use crate::group::transfer::{ReceiveTarget, TransferContext};
 use crate::schedule::Algorithm;
 use crate::wire::{Create, Message};
 use core::net::Ipv4Addr;
@@ -23,8 +24,8 @@ fn ip(n: u16) -> IpAddr {
     Ipv4Addr::new(10, 0, high, low).into()
 }
 
-/// A node that has started, with the highest address of all: it asks others for connections
-fn started(links: usize, connections: usize) -> (Node, Rnic) {
+/// Returns a node that has started. Its address is the highest of all, so it requests the connections.
+fn started_node(links: usize, connections: usize) -> (Node, Rnic) {
     let own = ip(u16::MAX - 1);
     let nic = rnic::Config {
         max_qps: links + connections + 16,
@@ -37,7 +38,7 @@ fn started(links: usize, connections: usize) -> (Node, Rnic) {
     (node, nic)
 }
 
-/// Every queue pair fails at once; how many completions that makes
+/// Moves every queue pair to the error state. Returns the number of completions.
 fn fail_all(node: &Node, nic: &mut Rnic) -> u64 {
     let before = nic.counters().completions;
     let resources = node.resources.as_ref().unwrap();
@@ -48,11 +49,11 @@ fn fail_all(node: &Node, nic: &mut Rnic) -> u64 {
     nic.counters().completions - before
 }
 
-/// More links than a queue of 65,536 would have room for: a switch dies, and all of them with it.
+/// A switch fails, and with it more links than a completion queue of 65,536 entries would have room for.
 #[test]
-fn all_links_may_fail_at_once() {
+fn completion_queue_has_room_when_all_links_fail_at_once() {
     let links = 2_100;
-    let (mut node, mut nic) = started(links, 1);
+    let (mut node, mut nic) = started_node(links, 1);
     for peer in 0..links as u16 {
         node.call(&mut nic, ip(peer), Nanos::ZERO).unwrap();
     }
@@ -63,10 +64,10 @@ fn all_links_may_fail_at_once() {
     assert!(!nic.cq_has_some(node.resources.as_ref().unwrap().cq));
 }
 
-/// Attempts that are given up leave nothing in the queue that nobody waits for.
+/// Attempts that time out leave no completions in the queue.
 #[test]
-fn attempts_that_are_given_up_complete_nothing() {
-    let (mut node, mut nic) = started(100, 1);
+fn connection_attempts_that_time_out_leave_no_completions() {
+    let (mut node, mut nic) = started_node(100, 1);
     for peer in 0..100 {
         node.call(&mut nic, ip(peer), Nanos::ZERO).unwrap();
     }
@@ -76,12 +77,12 @@ fn attempts_that_are_given_up_complete_nothing() {
     assert_eq!((node.held().queue_pairs, nic.counters().completions), (100, 0));
 }
 
-/// Whatever can be posted to the queue pairs of groups is posted.
+/// Every request that groups' queue pairs have room for is posted.
 #[test]
-fn all_blocks_may_fail_at_once() {
+fn completion_queue_has_room_when_all_blocks_fail_at_once() {
     let own = ip(u16::MAX - 1);
     let (groups, receivers) = (5, 20);
-    let (mut node, mut nic) = started(receivers.into(), usize::from(groups * receivers));
+    let (mut node, mut nic) = started_node(receivers.into(), usize::from(groups * receivers));
     for number in 0..groups.into() {
         let config = GroupConfig {
             algorithm: Algorithm::Sequential,
@@ -93,7 +94,7 @@ fn all_blocks_may_fail_at_once() {
         node.create_group(&mut nic, config, incoming, complete, Nanos::ZERO).unwrap();
     }
     let uses = node.resources.as_ref().unwrap().uses.keys().copied().collect::<Vec<_>>();
-    assert_eq!((uses.len(), node.words()), (100, 100), "as many as there is room for");
+    assert_eq!((uses.len(), node.words()), (100, 100), "all queue pairs and ready words are in use");
     let mut posted = 0;
     for qpn in uses.iter().copied().chain(node.mesh.queue_pairs().copied().collect::<Vec<_>>()).map(Qpn::new)
     {
@@ -105,14 +106,19 @@ fn all_blocks_may_fail_at_once() {
             posted += 1;
         }
     }
-    assert_eq!(fail_all(&node, &mut nic), posted + 32 * u64::from(receivers), "receives of links were there");
+    assert_eq!(
+        fail_all(&node, &mut nic),
+        posted + 32 * u64::from(receivers),
+        "the links' receives were posted before"
+    );
     assert!(posted > 30_000 && posted < node.config.completions() as u64, "{posted}");
 }
 
-/// A WRITE with an immediate value takes the receive of a block as well, and was never acknowledged by anybody.
+/// A WRITE with immediate data consumes the receive of a block, too. It must not count as an acknowledged
+/// block.
 #[test]
-fn a_write_in_the_place_of_a_block_is_a_violation() {
-    let (mut node, mut nic) = started(1, 1);
+fn a_write_in_place_of_a_block_is_a_violation() {
+    let (mut node, mut nic) = started_node(1, 1);
     let config = GroupConfig {
         algorithm: Algorithm::Chain,
         ..GroupConfig::new(1, [ip(u16::MAX - 1), ip(7)].into_iter().collect())
@@ -120,7 +126,7 @@ fn a_write_in_the_place_of_a_block_is_a_violation() {
     let (incoming, complete) = (Box::new(|_: &mut Rnic, _| None), Box::new(|_: &mut Rnic, _, _| ()));
     node.create_group(&mut nic, config, incoming, complete, Nanos::ZERO).unwrap();
     let qpn = *node.resources.as_ref().unwrap().uses.keys().next().unwrap();
-    let done = Completion { of: Completed::RecvWriteImm, ..block(qpn, 5, 0) };
+    let done = Completion { of: Completed::RecvWriteImm, ..block_completion(qpn, 5, 0) };
     node.on_completion(&mut nic, &done, Nanos(1));
     let event = node.poll_event();
     let is_violation =
@@ -131,16 +137,16 @@ fn a_write_in_the_place_of_a_block_is_a_violation() {
 
 #[test]
 fn peer_may_create_a_bounded_number_of_groups_first() {
-    let (mut node, mut nic) = started(1, 1);
-    for number in 0..=MAX_AHEAD as u32 {
-        let create = Message::Create(Create { life: 1, agreement: 1, end: None });
+    let (mut node, mut nic) = started_node(1, 1);
+    for number in 0..=MAX_EARLY as u32 {
+        let create = Message::Create(Create { incarnation: 1, config_hash: 1, end: None });
         node.on_message(&mut nic, ip(7), number, create, Nanos::ZERO);
     }
-    assert_eq!((node.ahead[&ip(7)].len(), node.counters().forgotten), (MAX_AHEAD, 1));
+    assert_eq!((node.early[&ip(7)].len(), node.counters().forgotten), (MAX_EARLY, 1));
 }
 
-/// A block of `len` bytes, of a message of `total` bytes, has come at a queue pair.
-fn block(qpn: u32, total: u32, len: u32) -> Completion {
+/// Returns the completion of a received block of `len` bytes, of a message of `total` bytes.
+fn block_completion(qpn: u32, total: u32, len: u32) -> Completion {
     Completion {
         id: 0,
         qpn: Qpn::new(qpn),
@@ -154,9 +160,10 @@ fn block(qpn: u32, total: u32, len: u32) -> Completion {
     }
 }
 
-/// A node and its group of two with blocks of two bytes, of which it is the receiver; and its queue pair there
+/// Returns a node that is the receiver of a group of two with blocks of two bytes, and its queue pair in that
+/// group.
 fn receiver() -> (Node, Rnic, u32) {
-    let (mut node, mut nic) = started(1, 1);
+    let (mut node, mut nic) = started_node(1, 1);
     let config = GroupConfig {
         algorithm: Algorithm::Chain,
         block_bytes: 2,
@@ -168,14 +175,17 @@ fn receiver() -> (Node, Rnic, u32) {
     (node, nic, qpn)
 }
 
-/// Says which memory the application has for messages.
-fn give(node: &mut Node, incoming: impl FnMut(&mut Rnic, u32) -> Option<Memory> + Send + 'static) {
+/// Sets the callback that provides memory for messages.
+fn set_memory_callback(
+    node: &mut Node,
+    incoming: impl FnMut(&mut Rnic, u32) -> Option<Memory> + Send + 'static,
+) {
     node.groups.get_mut(&1).unwrap().incoming = Box::new(incoming);
 }
 
-/// A block comes that lies aside. Returns what failed.
-fn take_aside(node: &mut Node, nic: &mut Rnic, done: &Completion) -> Option<Failure> {
-    node.groups.get_mut(&1).unwrap().neighbours[0].posted.push_back(Posted::Aside);
+/// Receives a block in the staging buffer. Returns the failure of the group, if any.
+fn receive_staged(node: &mut Node, nic: &mut Rnic, done: &Completion) -> Option<Failure> {
+    node.groups.get_mut(&1).unwrap().neighbours[0].receive_targets.push_back(ReceiveTarget::Staging);
     node.on_completion(nic, done, Nanos(1));
     match node.poll_event() {
         Some(Event::Failed { failure, .. }) => Some(failure),
@@ -183,57 +193,63 @@ fn take_aside(node: &mut Node, nic: &mut Rnic, done: &Completion) -> Option<Fail
     }
 }
 
-/// The application is not asked for memory for a message that is too long, or empty.
+/// The application is not asked for memory for an invalid length.
 #[test]
-fn message_of_no_blocks_or_of_too_many_is_a_violation() {
+fn message_without_blocks_or_with_too_many_is_a_violation() {
     let most = 2 * GroupConfig::MAX_BLOCKS;
-    // The last block is half a block.
+    // The last block of a message of `most - 1` bytes has one byte.
     for (total, is_violation) in [(0, true), (most - 1, false), (most, false), (most + 1, true)] {
-        let asked = Arc::new(AtomicU32::new(u32::MAX));
-        let requested = Arc::clone(&asked);
+        let requested_len = Arc::new(AtomicU32::new(u32::MAX));
+        let reported = Arc::clone(&requested_len);
         let (mut node, mut nic, qpn) = receiver();
-        give(&mut node, move |_, len| {
-            requested.store(len, Ordering::Relaxed);
+        set_memory_callback(&mut node, move |_, len| {
+            reported.store(len, Ordering::Relaxed);
             None
         });
-        let failure = take_aside(&mut node, &mut nic, &block(qpn, total, 2));
+        let failure = receive_staged(&mut node, &mut nic, &block_completion(qpn, total, 2));
         let (expected, memory) = if is_violation {
             (Failure::Violation(ip(7)), u32::MAX)
         } else {
             (Failure::NoMemory(ip(u16::MAX - 1)), total)
         };
-        assert_eq!((failure, asked.load(Ordering::Relaxed)), (Some(expected), memory), "{total} bytes");
+        assert_eq!(
+            (failure, requested_len.load(Ordering::Relaxed)),
+            (Some(expected), memory),
+            "{total} bytes"
+        );
     }
 }
 
-/// The sender was told of no message beyond this one.
+/// No ready word has permitted a block of a later message.
 #[test]
 fn a_block_beyond_a_message_is_a_violation() {
-    let asked = Arc::new(AtomicU32::new(0));
-    let requested = Arc::clone(&asked);
+    let requested_len = Arc::new(AtomicU32::new(0));
+    let reported = Arc::clone(&requested_len);
     let (mut node, mut nic, qpn) = receiver();
     let (_, mr) = nic.register_new(node.pd().unwrap(), 4, 0x1000, Access::LOCAL_WRITE).unwrap();
-    give(&mut node, move |_, _| {
-        requested.fetch_add(1, Ordering::Relaxed);
+    set_memory_callback(&mut node, move |_, _| {
+        reported.fetch_add(1, Ordering::Relaxed);
         Some(Memory { mr, va: 0x1000 })
     });
-    let failures: Vec<_> = (0..3).map(|_| take_aside(&mut node, &mut nic, &block(qpn, 4, 2))).collect();
+    let failures: Vec<_> =
+        (0..3).map(|_| receive_staged(&mut node, &mut nic, &block_completion(qpn, 4, 2))).collect();
     assert_eq!(failures, [None, None, Some(Failure::Violation(ip(7)))]);
-    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    assert_eq!(requested_len.load(Ordering::Relaxed), 1);
 }
 
-/// A receiver gets the first block of a message of `total` bytes, itself of `len` bytes. The application gives memory of `access`, in
-/// the node's protection domain or in another, for `room` bytes. Returns what failed.
+/// Receives the first block, of `len` bytes, of a message of `total` bytes. The application provides memory
+/// for `room` bytes with `access`, in the node's protection domain or in another. Returns the failure of the
+/// group, if any.
 fn first_block(total: u32, len: u32, access: Access, is_foreign: bool, room: usize) -> Option<Failure> {
     let (mut node, mut nic, qpn) = receiver();
     let pd = if is_foreign { nic.alloc_pd() } else { node.pd().unwrap() };
     let (_, mr) = nic.register_new(pd, room, 0x1000, access).unwrap();
-    give(&mut node, move |_, _| Some(Memory { mr, va: 0x1000 }));
-    take_aside(&mut node, &mut nic, &block(qpn, total, len))
+    set_memory_callback(&mut node, move |_, _| Some(Memory { mr, va: 0x1000 }));
+    receive_staged(&mut node, &mut nic, &block_completion(qpn, total, len))
 }
 
 #[test]
-fn first_block_has_the_length_of_a_block() {
+fn first_block_of_wrong_length_is_a_violation() {
     let violation = Some(Failure::Violation(ip(7)));
     for (total, len, failure) in [
         (3, 2, None),
@@ -248,7 +264,7 @@ fn first_block_has_the_length_of_a_block() {
 }
 
 #[test]
-fn memory_of_a_message_is_writable_large_enough_and_in_the_domain() {
+fn message_memory_has_to_be_writable_large_enough_and_in_the_domain() {
     let none = Some(Failure::NoMemory(ip(u16::MAX - 1)));
     assert_eq!(first_block(3, 2, Access::LOCAL_WRITE, false, 3), None);
     assert_eq!(first_block(3, 2, Access::LOCAL_WRITE, false, 2), none);
@@ -256,7 +272,7 @@ fn memory_of_a_message_is_writable_large_enough_and_in_the_domain() {
     assert_eq!(first_block(3, 2, Access::LOCAL_READ, false, 3), none);
 }
 
-/// Makes a queue pair one that is connected.
+/// Moves a queue pair to the connected state (RTS).
 fn connect(nic: &mut Rnic, qpn: Qpn) {
     let ready = ReadyToReceive {
         path: Path::new(ip(u16::MAX - 1), ip(0)),
@@ -278,10 +294,10 @@ fn connect(nic: &mut Rnic, qpn: Qpn) {
     nic.modify_qp(qpn, Modify::Rts(send)).unwrap();
 }
 
-/// The root has a message of five blocks for a member that is ready for so many. Returns how many leave before one is acknowledged,
-/// and whether the root waits for the member to be ready then.
-fn leaves_at_once(algorithm: Algorithm, ready: u64) -> (u64, bool) {
-    let (mut node, mut nic) = started(1, 1);
+/// Starts a message of five blocks to a member that is ready for `ready` blocks. Returns how many blocks
+/// leave before the first acknowledgement, and whether the root waits for a ready word then.
+fn sent_before_acknowledgement(algorithm: Algorithm, ready: u64) -> (u64, bool) {
+    let (mut node, mut nic) = started_node(1, 1);
     let config = GroupConfig {
         algorithm,
         block_bytes: 2,
@@ -295,24 +311,29 @@ fn leaves_at_once(algorithm: Algorithm, ready: u64) -> (u64, bool) {
     node.send(&nic, 1, Memory { mr, va: 0x1000 }, 10).unwrap();
     let resources = node.resources.as_ref().unwrap();
     let group = node.groups.get_mut(&1).unwrap();
-    let Neighbour { qpn, word, .. } = group.neighbours[0];
+    let Neighbour { qpn, ready_word, .. } = group.neighbours[0];
     connect(&mut nic, qpn);
-    // What the member would write there
-    let at = word as usize * WORD;
-    nic.bytes_mut(resources.ready.0)[at..at + WORD].copy_from_slice(&(ready << 24).to_be_bytes());
-    let mut links = Links { group, nic: &mut nic, resources };
-    links.begin().unwrap();
-    let waits = links.advance().unwrap();
+    // The ready word that the member would write.
+    let at = ready_word as usize * READY_WORD_LEN;
+    nic.bytes_mut(resources.ready_words.0)[at..at + READY_WORD_LEN]
+        .copy_from_slice(&(ready << 24).to_be_bytes());
+    let mut context = TransferContext { group, nic: &mut nic, resources };
+    context.begin().unwrap();
+    let waits = context.advance().unwrap();
     (group.neighbours[0].sent, waits)
 }
 
 #[test]
-fn blocks_leave_as_far_as_their_receiver_is_ready_and_no_more_than_ahead_at_once() {
+fn blocks_leave_up_to_the_ready_word_and_the_limit_in_flight() {
     for algorithm in [Algorithm::Chain, Algorithm::InNetwork] {
         for (ready, left) in
             [(0, (0, true)), (1, (1, true)), (2, (2, true)), (3, (3, false)), (5, (3, false))]
         {
-            assert_eq!(leaves_at_once(algorithm.clone(), ready), left, "{algorithm:?}: ready for {ready}");
+            assert_eq!(
+                sent_before_acknowledgement(algorithm.clone(), ready),
+                left,
+                "{algorithm:?}: ready for {ready}"
+            );
         }
     }
 }

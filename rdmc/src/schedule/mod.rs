@@ -1,8 +1,8 @@
-//! Who sends which block to whom at which step: a pure function of the algorithm, the number of nodes, the number of
-//! blocks, the node and the step (paper 4.3, 4.4).
+//! Schedules: which node sends which block to which node at which step. A schedule is a pure function of the
+//! algorithm, the number of nodes, the number of blocks, the node and the step (RDMC, sections 4.3 and 4.4).
 //!
-//! Node 0 is the root. At each step a node sends at most one block and receives at most one. Nothing is exchanged to come
-//! to this: every node computes its own part.
+//! Node 0 is the root. At each step a node sends at most one block and receives at most one. Nodes exchange
+//! nothing to agree on a schedule: every node computes its own part.
 //!
 //! | algorithm | steps for n nodes and k blocks |
 //! |---|---|
@@ -10,11 +10,11 @@
 //! | chain | k + n - 2 |
 //! | binomial tree | k ceil(log2 n) |
 //! | binomial pipeline | k + ceil(log2 n) - 1 |
-//! | hybrid | that of a pipeline over the racks, and that of one within the largest rack |
+//! | hybrid | sum of a pipeline's over the racks and a pipeline's within the largest rack |
 //! | in-network | k |
 //!
-//! In-network, a step is a block for all. Where they are more than a switch [copies to at once](crate::copied_at_once), the
-//! root sends it several times.
+//! In-network, one step brings a block to all nodes. If there are more receivers than a switch [copies to at
+//! once](crate::copied_at_once), the root sends each block several times.
 
 mod hybrid;
 mod pipeline;
@@ -23,25 +23,26 @@ mod simple;
 pub use hybrid::Racks;
 use pipeline::Pipeline;
 
-/// How blocks get from the root to everybody.
+/// Algorithm that distributes blocks from the root to all nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Algorithm {
-    /// The root sends the whole object to one node after the other.
+    /// The root sends the whole object to one node after another.
     Sequential,
-    /// Each node passes every block on to the next one.
+    /// Each node relays every block to the next node.
     Chain,
-    /// Who has the whole object sends it to somebody who has nothing.
+    /// Binomial tree: each node that has the whole object sends it to a node that has nothing.
     Tree,
-    /// A hypercube in which every node exchanges a block with a neighbour at each step (Ganesan and Seshadri)
+    /// Binomial pipeline: a hypercube in which every node exchanges a block with a neighbour at each step
+    /// (Ganesan and Seshadri).
     Pipeline,
-    /// A pipeline over one node of each rack, then one within each rack
+    /// A pipeline over one node of each rack, then a pipeline within each rack.
     Hybrid(Racks),
     /// The root sends each block once, and a P4CE switch copies it.
     InNetwork,
 }
 
 impl Algorithm {
-    /// Its name
+    /// Returns the name of the algorithm.
     pub const fn name(&self) -> &'static str {
         match self {
             Self::Sequential => "sequential",
@@ -54,56 +55,56 @@ impl Algorithm {
     }
 }
 
-/// To whom a block is sent.
+/// Destination of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum To {
-    /// A node
+    /// One node.
     Node(u32),
-    /// All nodes but the root, through a switch that copies
+    /// All nodes but the root, through a switch that copies.
     All,
 }
 
-/// A block that a node sends.
+/// Block that a node sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Send {
-    /// To whom
+    /// Destination.
     pub to: To,
-    /// Which one, counted from 0
+    /// Index of the block, from 0.
     pub block: u32,
 }
 
-/// A block that a node receives.
+/// Block that a node receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Receive {
-    /// From which node
+    /// Node that sends the block.
     pub from: u32,
-    /// Which one, counted from 0
+    /// Index of the block, from 0.
     pub block: u32,
 }
 
-/// Why there is no such schedule.
+/// Error of [`Schedule::new`] and [`Racks::new`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScheduleError {
-    /// Nobody to send to
-    #[error("a group of {0} has nobody to send to: two members at least")]
+    /// There is no receiver.
+    #[error("a group of {0} has no receiver; use at least 2 members")]
     Nodes(u32),
-    /// More nodes than are dealt with
-    #[error("{0} members are more than {max}", max = Schedule::MAX_NODES)]
+    /// There are more nodes than [`Schedule::MAX_NODES`].
+    #[error("a group of {0} members is too large; use at most {max}", max = Schedule::MAX_NODES)]
     TooManyNodes(u32),
-    /// Nothing to send
-    #[error("an object has one block at least")]
+    /// There are no blocks.
+    #[error("an object of no blocks is not valid; use at least 1 block")]
     Blocks,
-    /// The racks are of another number of nodes
-    #[error("the racks are of {racks} nodes, the group has {nodes}")]
+    /// The racks were made for another number of nodes.
+    #[error("racks are given for {racks} nodes, but the group has {nodes}; give the rack of every node")]
     Racks {
-        /// Nodes whose racks are said
+        /// Nodes whose racks are given.
         racks: usize,
-        /// Nodes of the group
+        /// Nodes of the group.
         nodes: u32,
     },
 }
 
-/// A schedule.
+/// Schedule of one object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     algorithm: Algorithm,
@@ -112,13 +113,14 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Nodes at most
+    /// Maximum number of nodes.
     pub const MAX_NODES: u32 = 1 << 16;
 
-    /// The schedule by which `blocks` blocks get from node 0 to `nodes - 1` others.
+    /// Returns the schedule that distributes `blocks` blocks from node 0 to the other `nodes - 1` nodes.
     ///
     /// # Errors
-    /// If there is nobody or nothing to send, or the racks are of other nodes.
+    /// If there is no receiver or no block, if there are too many nodes, or if the racks were made for
+    /// another number of nodes.
     pub fn new(algorithm: Algorithm, nodes: u32, blocks: u32) -> Result<Self, ScheduleError> {
         if nodes < 2 {
             return Err(ScheduleError::Nodes(nodes));
@@ -137,22 +139,22 @@ impl Schedule {
         }
     }
 
-    /// How blocks get around
+    /// Returns the algorithm.
     pub const fn algorithm(&self) -> &Algorithm {
         &self.algorithm
     }
 
-    /// Nodes, the root among them
+    /// Returns the number of nodes, including the root.
     pub const fn nodes(&self) -> u32 {
         self.nodes
     }
 
-    /// Blocks
+    /// Returns the number of blocks.
     pub const fn blocks(&self) -> u32 {
         self.blocks
     }
 
-    /// Steps; they are counted from 0.
+    /// Returns the number of steps.
     pub fn steps(&self) -> u64 {
         let (n, k) = (self.nodes, self.blocks);
         match &self.algorithm {
@@ -165,7 +167,7 @@ impl Schedule {
         }
     }
 
-    /// What `node` sends at `step`
+    /// Returns the block that `node` sends at `step`.
     pub fn send(&self, node: u32, step: u64) -> Option<Send> {
         let (n, k) = (self.nodes, self.blocks);
         if node >= n || step >= self.steps() {
@@ -182,7 +184,7 @@ impl Schedule {
         }
     }
 
-    /// What `node` receives at `step`
+    /// Returns the block that `node` receives at `step`.
     pub fn receive(&self, node: u32, step: u64) -> Option<Receive> {
         let (n, k) = (self.nodes, self.blocks);
         if node >= n || step >= self.steps() {
@@ -199,16 +201,16 @@ impl Schedule {
         }
     }
 
-    /// Everything that `node` sends, with the step at which it does
+    /// Returns all blocks that `node` sends, each with its step.
     pub fn sends(&self, node: u32) -> impl Iterator<Item = (u64, Send)> + '_ {
         (0..self.steps()).filter_map(move |step| Some((step, self.send(node, step)?)))
     }
 
-    /// Everything that `node` receives, with the step at which it does
+    /// Returns all blocks that `node` receives, each with its step.
     pub fn receives(&self, node: u32) -> impl Iterator<Item = (u64, Receive)> + '_ {
         let k = u64::from(self.blocks);
         let steps = match &self.algorithm {
-            // Nearly all steps are others' here.
+            // In nearly all steps another node receives.
             Algorithm::Sequential => {
                 (u64::from(node.max(1)) - 1) * k..(u64::from(node) * k).min(self.steps())
             }
@@ -217,13 +219,14 @@ impl Schedule {
         steps.filter_map(move |step| Some((step, self.receive(node, step)?)))
     }
 
-    /// With whom `node` exchanges blocks, whatever number of blocks an object has, in ascending order
+    /// Returns the nodes with which `node` exchanges blocks for any number of blocks of an object, in
+    /// ascending order.
     pub fn neighbours(algorithm: &Algorithm, nodes: u32, node: u32) -> Vec<u32> {
         let mut all = std::collections::BTreeSet::new();
-        // Who sends to whom in a pipeline repeats after twice the hypercube's dimension, 16 at most.
+        // The pairs of a pipeline repeat after twice the hypercube's dimension, which is at most 16.
         for blocks in [1, 4 * 16 + 8] {
             let Ok(schedule) = Self::new(algorithm.clone(), nodes, blocks) else { continue };
-            all.extend(schedule.receives(node).map(|(_, one)| one.from));
+            all.extend(schedule.receives(node).map(|(_, receive)| receive.from));
             for (_, send) in schedule.sends(node) {
                 match send.to {
                     To::Node(to) => _ = all.insert(to),
@@ -234,11 +237,11 @@ impl Schedule {
         all.into_iter().collect()
     }
 
-    /// From whom the first block of an object may come, whatever number of blocks it has: where a receiver that does not
-    /// know the number yet has to be ready. At most two.
+    /// Returns the nodes that may send the first block of an object to `node`, for any number of blocks. A
+    /// receiver that does not know that number yet has to be ready for each of them. There are at most two.
     ///
-    /// Only the second node of a pipeline's vertex has two: an object of one block it gets from the other node of its
-    /// vertex, a longer one from outside.
+    /// Only the second node of a pipeline's vertex has two: it receives an object of one block from the other
+    /// node of its vertex, and the first block of a longer object from another vertex.
     pub fn first_senders(algorithm: &Algorithm, nodes: u32, node: u32) -> Vec<u32> {
         let mut senders = Vec::with_capacity(2);
         for blocks in [1, 2] {

@@ -1,4 +1,5 @@
-//! Sequential send, chain send and binomial tree (paper 4.3). All in pairs of (the other node, the block).
+//! Sequential send, chain send and binomial tree (RDMC, section 4.3). All functions return pairs of the other
+//! node and the block.
 
 type Pair = Option<(u32, u32)>;
 
@@ -35,11 +36,11 @@ pub(super) fn tree_steps(n: u32, k: u32) -> u64 {
     u64::from(k) * u64::from(n.next_power_of_two().trailing_zeros())
 }
 
-/// In phase p, which takes k steps, each node below 2^p sends everything to the one 2^p above it.
+/// In phase p, which has k steps, each node i below 2^p sends all blocks to node i + 2^p.
 pub(super) fn tree_send(n: u32, k: u32, node: u32, step: u64) -> Pair {
     let (phase, block) = (step / u64::from(k), step % u64::from(k));
-    let others = 1_u32 << phase;
-    (node < others && others < n - node).then(|| (node + others, block as u32))
+    let senders = 1_u32 << phase;
+    (node < senders && senders < n - node).then(|| (node + senders, block as u32))
 }
 
 pub(super) fn tree_receive(k: u32, node: u32, step: u64) -> Pair {

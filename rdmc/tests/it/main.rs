@@ -1,4 +1,4 @@
-//! Schedules of blocks, and models of what they take.
+//! Schedules of blocks, and models of transfer times.
 
 mod cosmos;
 mod model;

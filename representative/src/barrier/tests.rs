@@ -7,24 +7,24 @@ fn at(nanos: u64) -> Timestamp {
     Timestamp::new(nanos)
 }
 
-fn heard(barrier: &mut Barrier, input: usize, nanos: u64) -> Heard {
+fn update(barrier: &mut Barrier, input: usize, nanos: u64) -> UpdateResult {
     barrier.update(input, Some(at(nanos)), None)
 }
 
 #[test]
-fn the_minimum_once_all_have_spoken() {
+fn barrier_is_the_minimum_once_all_links_have_carried_one() {
     let mut barrier = Barrier::new(3, LIMITS);
     assert_eq!((barrier.best_effort(), barrier.commit(), barrier.position()), (None, None, 0));
-    assert_eq!(heard(&mut barrier, 0, 300), Heard::Raised);
-    assert_eq!(heard(&mut barrier, 1, 100), Heard::Raised);
-    assert_eq!(barrier.best_effort(), None, "one is awaited");
-    assert_eq!(heard(&mut barrier, 2, 200), Heard::Raised);
+    assert_eq!(update(&mut barrier, 0, 300), UpdateResult::Raised);
+    assert_eq!(update(&mut barrier, 1, 100), UpdateResult::Raised);
+    assert_eq!(barrier.best_effort(), None, "one link has carried no barrier");
+    assert_eq!(update(&mut barrier, 2, 200), UpdateResult::Raised);
     assert_eq!(barrier.best_effort(), Some(at(100)));
-    assert_eq!(heard(&mut barrier, 1, 100), Heard::Same);
-    assert_eq!(heard(&mut barrier, 1, 99), Heard::Stale);
-    assert_eq!(heard(&mut barrier, 1, 500), Heard::Raised);
+    assert_eq!(update(&mut barrier, 1, 100), UpdateResult::Unchanged);
+    assert_eq!(update(&mut barrier, 1, 99), UpdateResult::Stale);
+    assert_eq!(update(&mut barrier, 1, 500), UpdateResult::Raised);
     assert_eq!(barrier.best_effort(), Some(at(200)));
-    assert_eq!(barrier.update(2, None, Some(at(50))), Heard::Nothing);
+    assert_eq!(barrier.update(2, None, Some(at(50))), UpdateResult::NoBarrier);
     assert_eq!((barrier.best_effort(), barrier.commit()), (Some(at(200)), None));
     assert_eq!(barrier.committed(2), Some(at(50)));
     for input in 0..2 {
@@ -34,98 +34,102 @@ fn the_minimum_once_all_have_spoken() {
 }
 
 #[test]
-fn a_returning_link_is_waited_for() {
+fn returning_link_is_waited_for() {
     let mut barrier = Barrier::new(2, LIMITS);
-    heard(&mut barrier, 0, 10_000);
-    heard(&mut barrier, 1, 10_000);
+    update(&mut barrier, 0, 10_000);
+    update(&mut barrier, 1, 10_000);
     assert!(barrier.remove(1) && !barrier.remove(1));
     assert_eq!((barrier.live(), barrier.is_live(1)), (1, false));
-    heard(&mut barrier, 0, 20_000);
+    update(&mut barrier, 0, 20_000);
     assert_eq!(barrier.best_effort(), Some(at(20_000)));
-    assert_eq!(heard(&mut barrier, 1, 14_999), Heard::TooFarBehind);
+    assert_eq!(update(&mut barrier, 1, 14_999), UpdateResult::TooFarBehind);
     assert!(!barrier.is_live(1));
-    assert_eq!(heard(&mut barrier, 1, 15_000), Heard::Joined);
-    heard(&mut barrier, 0, 30_000);
+    assert_eq!(update(&mut barrier, 1, 15_000), UpdateResult::Joined);
+    update(&mut barrier, 0, 30_000);
     assert_eq!(barrier.best_effort(), Some(at(20_000)), "suspended");
-    assert_eq!(heard(&mut barrier, 1, 14_999), Heard::Stale);
+    assert_eq!(update(&mut barrier, 1, 14_999), UpdateResult::Stale);
     for tick in 0..20 {
         barrier.tick(at(30_000));
-        assert_eq!(heard(&mut barrier, 1, 19_000 + tick), Heard::Behind);
-        assert_eq!(barrier.expire(), None, "it comes nearer");
+        assert_eq!(update(&mut barrier, 1, 19_000 + tick), UpdateResult::Behind);
+        assert_eq!(barrier.expire(), None, "it is catching up");
     }
-    assert_eq!(heard(&mut barrier, 1, 20_000), Heard::Same);
-    assert_eq!(heard(&mut barrier, 1, 19_999), Heard::Stale, "it has caught up");
-    assert_eq!(heard(&mut barrier, 1, 25_000), Heard::Raised);
+    assert_eq!(update(&mut barrier, 1, 20_000), UpdateResult::Unchanged);
+    assert_eq!(update(&mut barrier, 1, 19_999), UpdateResult::Stale, "it has caught up");
+    assert_eq!(update(&mut barrier, 1, 25_000), UpdateResult::Raised);
     assert_eq!(barrier.best_effort(), Some(at(25_000)));
-    // One that is ahead does not hold anything up.
+    // A returning link that is ahead does not hold the output back.
     barrier.remove(0);
-    assert_eq!(heard(&mut barrier, 0, 26_000), Heard::Joined);
-    heard(&mut barrier, 1, 40_000);
+    assert_eq!(update(&mut barrier, 0, 26_000), UpdateResult::Joined);
+    update(&mut barrier, 1, 40_000);
     assert_eq!(barrier.best_effort(), Some(at(26_000)));
 }
 
 #[test]
-fn the_dead_are_removed_for_best_effort_alone() {
+fn dead_link_is_removed_from_the_best_effort_barrier_alone() {
     let mut barrier = Barrier::new(3, LIMITS);
-    barrier.keep(2);
+    barrier.never_expire(2);
     for input in 0..3 {
         barrier.update(input, Some(at(100)), Some(at(50)));
     }
     for tick in 1..=10 {
         barrier.tick(at(100));
-        // Link 0 stands still, as it waits for others; 1 is silent; 2 lies within.
+        // Link 0 does not rise, as it waits for others; link 1 is silent; link 2 is inside the node.
         barrier.update(0, Some(at(100)), Some(at(50 + tick)));
         barrier.update(2, None, Some(at(50 + tick)));
-        assert_eq!(barrier.expire(), None, "ten intervals have to be over");
+        assert_eq!(barrier.expire(), None, "dead after more than ten intervals only");
     }
     barrier.tick(at(100));
-    assert_eq!(barrier.expire(), None, "one that is there holds the barrier as well");
-    heard(&mut barrier, 0, 200);
+    assert_eq!(barrier.expire(), None, "a link that is alive holds the barrier as well");
+    update(&mut barrier, 0, 200);
     assert_eq!(barrier.expire(), Some(1));
     assert_eq!(barrier.expire(), None);
-    assert_eq!(barrier.best_effort(), Some(at(100)), "held by the one that is kept");
-    heard(&mut barrier, 2, 300);
+    assert_eq!(barrier.best_effort(), Some(at(100)), "held by the link that does not expire");
+    update(&mut barrier, 2, 300);
     assert_eq!((barrier.best_effort(), barrier.commit()), (Some(at(200)), Some(at(50))));
     assert!(barrier.remove_commit(1) && !barrier.remove_commit(1));
     assert_eq!((barrier.commit(), barrier.committed(1)), (Some(at(60)), None));
     barrier.update(1, Some(at(250)), Some(at(70)));
-    assert_eq!((barrier.live(), barrier.committed(1)), (3, None), "for commit it has to be told");
+    assert_eq!(
+        (barrier.live(), barrier.committed(1)),
+        (3, None),
+        "an update does not rejoin the commit barrier"
+    );
     assert!(barrier.add_commit(1) && !barrier.add_commit(1));
     assert_eq!((barrier.commit(), barrier.committed(1)), (Some(at(60)), Some(at(60))));
 }
 
 #[test]
-fn a_kept_link_does_not_die_of_silence() {
+fn kept_link_does_not_expire() {
     let mut barrier = Barrier::new(2, LIMITS);
-    barrier.keep(0);
+    barrier.never_expire(0);
     for n in 1..=20 {
         barrier.tick(at(100));
-        heard(&mut barrier, 1, 100 + n);
+        update(&mut barrier, 1, 100 + n);
         assert_eq!(barrier.expire(), None);
     }
     assert_eq!(barrier.live(), 2);
-    // Nor after it has spoken once.
-    heard(&mut barrier, 0, 110);
+    // Nor after it has carried a barrier once.
+    update(&mut barrier, 0, 110);
     for n in 21..=40 {
         barrier.tick(at(100));
-        heard(&mut barrier, 1, 100 + n);
+        update(&mut barrier, 1, 100 + n);
         assert_eq!(barrier.expire(), None);
     }
 }
 
 #[test]
-fn a_link_that_is_behind_may_repeat_itself() {
+fn link_that_is_behind_may_repeat_its_barrier() {
     let mut barrier = Barrier::new(2, LIMITS);
-    heard(&mut barrier, 0, 10_000);
+    update(&mut barrier, 0, 10_000);
     barrier.remove(1);
-    heard(&mut barrier, 0, 20_000);
-    assert_eq!(heard(&mut barrier, 1, 17_000), Heard::Joined);
-    assert_eq!(heard(&mut barrier, 1, 17_000), Heard::Behind);
-    assert_eq!(heard(&mut barrier, 1, 16_999), Heard::Stale);
+    update(&mut barrier, 0, 20_000);
+    assert_eq!(update(&mut barrier, 1, 17_000), UpdateResult::Joined);
+    assert_eq!(update(&mut barrier, 1, 17_000), UpdateResult::Behind);
+    assert_eq!(update(&mut barrier, 1, 16_999), UpdateResult::Stale);
 }
 
 #[test]
-fn both_barriers_have_positions_on_one_line() {
+fn both_barriers_are_unwrapped_alike() {
     let mut barrier = Barrier::new(1, LIMITS);
     assert_eq!((barrier.position(), barrier.commit_position()), (0, 0));
     barrier.update(0, Some(at(300)), Some(at(200)));
@@ -134,49 +138,49 @@ fn both_barriers_have_positions_on_one_line() {
 }
 
 #[test]
-fn who_was_silent_for_days_joins_again() {
+fn link_that_was_silent_for_days_joins_again() {
     const HOUR: u64 = 3_600_000_000_000;
     for hours in [1, 30, 50, 70, 100, 1000] {
         let mut barrier = Barrier::new(1, LIMITS);
-        heard(&mut barrier, 0, 7);
+        update(&mut barrier, 0, 7);
         for hour in 0..=hours {
             barrier.tick(at(hour * HOUR));
         }
         assert!(barrier.remove(0));
-        assert_eq!(heard(&mut barrier, 0, hours * HOUR + 9), Heard::Joined, "{hours}");
+        assert_eq!(update(&mut barrier, 0, hours * HOUR + 9), UpdateResult::Joined, "{hours}");
         assert_eq!(barrier.best_effort(), Some(at(hours * HOUR + 9)));
     }
 }
 
 #[test]
-fn those_who_never_spoke_die_too_and_nobody_is_left() {
+fn links_that_never_carried_a_barrier_expire_until_none_is_left() {
     let mut barrier = Barrier::new(2, LIMITS);
     for _ in 0..11 {
         barrier.tick(at(7));
-        heard(&mut barrier, 1, 7);
+        update(&mut barrier, 1, 7);
     }
     assert_eq!((barrier.expire(), barrier.best_effort()), (Some(0), Some(at(7))));
     barrier.remove(1);
     assert_eq!((barrier.live(), barrier.expire(), barrier.best_effort()), (0, None, Some(at(7))));
-    assert_eq!(heard(&mut barrier, 0, 8), Heard::Joined);
+    assert_eq!(update(&mut barrier, 0, 8), UpdateResult::Joined);
     assert_eq!(barrier.best_effort(), Some(at(8)));
-    // No inputs at all, and one.
+    // A barrier without inputs, and one with a single input.
     assert_eq!((Barrier::new(0, LIMITS).live(), Barrier::new(0, LIMITS).expire()), (0, None));
     let mut alone = Barrier::new(1, LIMITS);
-    heard(&mut alone, 0, 9);
+    update(&mut alone, 0, 9);
     assert_eq!(alone.best_effort(), Some(at(9)));
 }
 
 #[test]
-fn time_wraps_and_registers_may_be_days_apart() {
+fn registers_may_be_days_apart_while_time_wraps() {
     const HOUR: u64 = 3_600_000_000_000;
     let mut barrier = Barrier::new(2, LIMITS);
     let start = (1 << 48) - 1000;
-    heard(&mut barrier, 0, start);
-    heard(&mut barrier, 1, start);
-    // Link 1 says nothing for a week, which is two rounds of the clock.
+    update(&mut barrier, 0, start);
+    update(&mut barrier, 1, start);
+    // Link 1 is silent for a week, which is two periods of the 48-bit clock.
     for hour in 0..24 * 7 {
-        assert_eq!(heard(&mut barrier, 0, start + (hour + 1) * HOUR), Heard::Raised);
+        assert_eq!(update(&mut barrier, 0, start + (hour + 1) * HOUR), UpdateResult::Raised);
         assert_eq!(barrier.best_effort(), Some(at(start)));
     }
     barrier.remove(1);
@@ -184,22 +188,22 @@ fn time_wraps_and_registers_may_be_days_apart() {
     assert_eq!(barrier.position() & ((1 << 48) - 1), at(start + 24 * 7 * HOUR).nanos());
 }
 
-/// What can happen to a barrier.
+/// Action on a barrier.
 #[derive(Clone, Copy, Debug)]
 enum Act {
-    /// A link says where it is, in nanoseconds from where the output was at last (ahead, behind)
-    Say {
+    /// A link carries a barrier, in nanoseconds relative to the latest one (ahead, behind)
+    Update {
         input: usize,
         offset: i64,
         commit: Option<i64>,
     },
-    /// A link knows nothing yet
-    SayNothing(usize),
+    /// A link has no barrier yet
+    NoBarrier(usize),
     Remove(usize),
     RemoveCommit(usize),
     AddCommit(usize),
     Tick,
-    /// Nobody says anything for a while
+    /// All links are silent for a while
     Jump(u64),
 }
 
@@ -207,8 +211,8 @@ fn act(inputs: usize) -> impl Strategy<Value = Act> {
     let offset = prop_oneof![6 => -20i64..2_000, 2 => -10_000i64..10_000, 1 => -(1i64 << 45)..0];
     prop_oneof![
         24 => (0..inputs, offset, prop::option::of(-500i64..500))
-            .prop_map(|(input, offset, commit)| Act::Say { input, offset, commit }),
-        2 => (0..inputs).prop_map(Act::SayNothing),
+            .prop_map(|(input, offset, commit)| Act::Update { input, offset, commit }),
+        2 => (0..inputs).prop_map(Act::NoBarrier),
         2 => (0..inputs).prop_map(Act::Remove),
         1 => (0..inputs).prop_map(Act::RemoveCommit),
         1 => (0..inputs).prop_map(Act::AddCommit),
@@ -217,18 +221,18 @@ fn act(inputs: usize) -> impl Strategy<Value = Act> {
     ]
 }
 
-/// The same in the simplest of words: whole numbers, all links looked at every time.
+/// Reference implementation: unwrapped integers, and a minimum over all links every time.
 struct Oracle {
     best_effort: Vec<Option<i128>>,
     commit: Vec<Option<i128>>,
-    /// What those say that have not caught up
+    /// Last barriers of links that have returned and not caught up
     behind: Vec<Option<i128>>,
-    heard: Vec<u64>,
+    updated_at: Vec<u64>,
     outputs: [Option<i128>; 2],
     ticks: u64,
 }
 
-/// A link that has said nothing yet
+/// Register of a link that has carried no barrier yet
 const NEVER: i128 = -1;
 
 impl Oracle {
@@ -237,7 +241,7 @@ impl Oracle {
             best_effort: vec![Some(NEVER); inputs],
             commit: vec![Some(NEVER); inputs],
             behind: vec![None; inputs],
-            heard: vec![0; inputs],
+            updated_at: vec![0; inputs],
             outputs: [None; 2],
             ticks: 0,
         }
@@ -250,71 +254,74 @@ impl Oracle {
         }
     }
 
-    fn say(&mut self, input: usize, value: i128, commit: Option<i128>) -> Heard {
+    fn update(&mut self, input: usize, value: i128, commit: Option<i128>) -> UpdateResult {
         if let (Some(register), Some(value)) = (&mut self.commit[input], commit) {
             *register = value.max(*register);
         }
         let output = self.outputs[0].unwrap_or(NEVER);
-        let heard = match self.best_effort[input] {
-            None if value + 5_000 < output => Heard::TooFarBehind,
+        let result = match self.best_effort[input] {
+            None if value + 5_000 < output => UpdateResult::TooFarBehind,
             None => {
                 self.behind[input] = (value < output).then_some(value);
-                Heard::Joined
+                UpdateResult::Joined
             }
-            Some(register) if value < register && self.behind[input].is_some_and(|said| value >= said) => {
+            Some(register)
+                if value < register && self.behind[input].is_some_and(|carried| value >= carried) =>
+            {
                 self.behind[input] = Some(value);
-                self.heard[input] = self.ticks;
-                Heard::Behind
+                self.updated_at[input] = self.ticks;
+                UpdateResult::Behind
             }
-            Some(register) if value < register => Heard::Stale,
-            Some(register) if value == register => Heard::Same,
-            Some(_) => Heard::Raised,
+            Some(register) if value < register => UpdateResult::Stale,
+            Some(register) if value == register => UpdateResult::Unchanged,
+            Some(_) => UpdateResult::Raised,
         };
-        if matches!(heard, Heard::Raised | Heard::Same | Heard::Joined) {
+        if matches!(result, UpdateResult::Raised | UpdateResult::Unchanged | UpdateResult::Joined) {
             self.best_effort[input] = Some(value.max(output));
-            self.heard[input] = self.ticks;
-            self.behind[input] = self.behind[input].filter(|_| heard == Heard::Joined);
+            self.updated_at[input] = self.ticks;
+            self.behind[input] = self.behind[input].filter(|_| result == UpdateResult::Joined);
         }
         self.settle();
-        heard
+        result
     }
 
-    /// Links that are dead and lowest
+    /// Returns the links that hold the output and are dead.
     fn dead(&self) -> Vec<usize> {
         let least = self.best_effort.iter().flatten().min();
-        let dead =
-            |&input: &usize| self.best_effort[input].as_ref() == least && self.ticks - self.heard[input] > 10;
-        (0..self.heard.len()).filter(|&input| self.best_effort[input].is_some()).filter(dead).collect()
+        let dead = |&input: &usize| {
+            self.best_effort[input].as_ref() == least && self.ticks - self.updated_at[input] > 10
+        };
+        (0..self.updated_at.len()).filter(|&input| self.best_effort[input].is_some()).filter(dead).collect()
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
-    /// Against the oracle, and what has to hold whatever happens.
+    /// Compares the barrier with the oracle, and checks the invariants.
     #[test]
-    fn a_barrier_is_what_the_oracle_says(
+    fn barrier_equals_the_oracle_s(
         start in 0i128..1 << 48,
         (inputs, acts) in (1usize..20).prop_flat_map(|n| (Just(n), proptest::collection::vec(act(n), 0..300))),
     ) {
         let mut barrier = Barrier::new(inputs, LIMITS);
         let mut oracle = Oracle::new(inputs);
-        // True time is a whole number; links see 48 bits of it.
+        // True time is an unwrapped integer; links carry 48 bits of it.
         let mut time = start + (1 << 60);
         let wire = |time: i128| Timestamp::new(time as u64);
         let (mut last, mut latest) = (0, time);
         for act in acts {
             match act {
-                Act::Say { input, offset, commit } => {
+                Act::Update { input, offset, commit } => {
                     time += i128::from(offset.max(0));
                     let value = time + i128::from(offset.min(0));
                     latest = latest.max(value);
                     let commit = commit.map(|offset| value + i128::from(offset));
-                    let heard = barrier.update(input, Some(wire(value)), commit.map(wire));
-                    prop_assert_eq!(heard, oracle.say(input, value, commit));
+                    let result = barrier.update(input, Some(wire(value)), commit.map(wire));
+                    prop_assert_eq!(result, oracle.update(input, value, commit));
                 }
-                Act::SayNothing(input) => {
-                    prop_assert_eq!(barrier.update(input, None, None), Heard::Nothing);
-                    oracle.heard[input] = oracle.ticks;
+                Act::NoBarrier(input) => {
+                    prop_assert_eq!(barrier.update(input, None, None), UpdateResult::NoBarrier);
+                    oracle.updated_at[input] = oracle.ticks;
                 }
                 Act::Remove(input) => {
                     prop_assert_eq!(barrier.remove(input), oracle.best_effort[input].take().is_some());
@@ -339,33 +346,33 @@ proptest! {
                         oracle.settle();
                     }
                 }
-                // Time goes on for as long as it likes, if someone speaks or looks at a clock once a day.
+                // Time may go on indefinitely if a link is updated or the clock is read at least once a day.
                 Act::Jump(by) => time = (time + i128::from(by)).min(latest + (1 << 46)),
             }
             oracle.settle();
             prop_assert_eq!(barrier.best_effort(), oracle.outputs[0].map(wire));
             prop_assert_eq!(barrier.commit(), oracle.outputs[1].map(wire));
-            prop_assert!(barrier.position() >= last, "it went back");
+            prop_assert!(barrier.position() >= last, "the barrier went back");
             last = barrier.position();
             prop_assert_eq!(barrier.live(), oracle.best_effort.iter().flatten().count());
         }
     }
 
-    /// Many links, as a large switch has: the tree against a look at all of them.
+    /// As many links as a large switch has: the tree against a minimum over all of them.
     #[test]
-    fn a_thousand_inputs(
+    fn minimum_over_a_thousand_inputs_is_right(
         inputs in 1usize..1500,
-        says in proptest::collection::vec((any::<prop::sample::Index>(), 0u64..1000), 0..200),
+        updates in proptest::collection::vec((any::<prop::sample::Index>(), 0u64..1000), 0..200),
     ) {
         let mut barrier = Barrier::new(inputs, LIMITS);
         let mut registers: Vec<_> = (0..inputs as u64).map(|input| 5000 + input * 7919 % 1000).collect();
         for (input, &register) in registers.iter().enumerate() {
-            heard(&mut barrier, input, register);
+            update(&mut barrier, input, register);
         }
-        for (input, by) in says {
+        for (input, by) in updates {
             let input = input.index(inputs);
             registers[input] += by;
-            heard(&mut barrier, input, registers[input]);
+            update(&mut barrier, input, registers[input]);
             prop_assert_eq!(barrier.best_effort(), registers.iter().min().map(|&least| at(least)));
         }
     }

@@ -1,7 +1,7 @@
-//! What comes in: what beacons and messages promise moves registers, everything else goes its way.
+//! Received frames: barriers in beacons and messages update registers; all other frames are forwarded.
 
 use super::{Event, LinkId, Representative};
-use crate::barrier::Heard;
+use crate::barrier::UpdateResult;
 use crate::config::{Incarnation, Link};
 use crate::counters::Refusal;
 use crate::half::UP;
@@ -11,47 +11,50 @@ use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::{Fault, Layout, Opcode, Packet, Qpn, neighbour, rewrite};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
-/// A link that is none, where one is looked up by its port
+/// Marks a port without a link in [`Representative::by_port`]
 pub(super) const NO_LINK: u16 = u16::MAX;
-/// Of beacons that are unlike those of their link that came before, every how many is the one that others are compared with
+/// Of the beacons that differ from the expected ones of their link, one in this many replaces what is
+/// expected
 const LEARN_EVERY: u8 = 16;
 
-/// What beacons on a link look like.
+/// Expected beacons of a link.
 #[derive(Debug)]
 pub(super) struct Expected {
-    /// The port that they come through
+    /// Port on which they arrive
     port: PortId,
-    pub(super) like: Option<beacon::Known>,
-    /// How many were unlike that
-    unlike: u8,
+    pub(super) template: Option<beacon::Known>,
+    /// Number of beacons that differed, modulo 256
+    mismatches: u8,
 }
 
 impl Expected {
-    /// Those that come through this port; none has come yet.
+    /// Expects beacons on this port; none has been received yet.
     pub(super) const fn new(port: PortId) -> Self {
-        Self { port, like: None, unlike: 0 }
+        Self { port, template: None, mismatches: 0 }
     }
 
-    /// A beacon has passed every check, and was unlike those that are expected.
+    /// Learns from a beacon that has passed every check, and differed from the expected one.
     #[cold]
     fn learn(&mut self, packet: &Packet<'_>) {
-        if self.unlike.is_multiple_of(LEARN_EVERY) {
-            self.like = beacon::Known::new(packet.bytes(), packet.layout());
+        if self.mismatches.is_multiple_of(LEARN_EVERY) {
+            self.template = beacon::Known::new(packet.bytes(), packet.layout());
         }
-        self.unlike = self.unlike.wrapping_add(1);
+        self.mismatches = self.mismatches.wrapping_add(1);
     }
 }
 
 impl Representative {
-    /// Whether everybody is asked for one of our addresses.
+    /// Returns whether `frame` is a broadcast or multicast ARP request or neighbour solicitation for one of
+    /// this switch's addresses.
     #[cold]
-    pub(super) fn asks_for_us(&self, frame: &[u8]) -> bool {
-        let to_all = frame.first().is_some_and(|first| first & 1 != 0);
-        to_all && neighbour::asked_for(frame).is_some_and(|ip| self.config.addresses.contains(&ip))
+    pub(super) fn requests_own_address(&self, frame: &[u8]) -> bool {
+        let is_multicast = frame.first().is_some_and(|first| first & 1 != 0);
+        is_multicast && neighbour::asked_for(frame).is_some_and(|ip| self.config.addresses.contains(&ip))
     }
 
-    /// Returns whether a frame from outside names the switch itself as its source. The neighbour that it is for would take it for
-    /// the switch's: it comes by the switch's link. (A host beside a bridge does not see what passes the bridge.)
+    /// Returns whether a frame from outside names the switch itself as its source. Its destination, a
+    /// neighbour, would accept it as the switch's, because it arrives on the switch's link. (A host beside a
+    /// bridge does not see the frames that pass the bridge.)
     pub(super) fn is_forged(&self, packet: &Packet<'_>) -> bool {
         #[cfg(debug_assertions)]
         if self.config.bug == Some(crate::Bug::ForgedNeighbour) {
@@ -66,8 +69,9 @@ impl Representative {
         Verdict::Drop(reason)
     }
 
-    /// A beacon that looks like one of its link that was checked in every respect, and the ICRC of which is right. It comes to
-    /// the same as the long way, at half the cost; a frame of which nothing is said here takes that.
+    /// Handles a beacon that equals a fully checked one of its link except for PSNs and times, and whose ICRC
+    /// is right. The result is that of the full checks, at half the cost; a frame for which this returns
+    /// `None` takes the full checks.
     #[inline]
     pub(super) fn on_expected_beacon(&mut self, frame: &[u8], port: PortId, now: Nanos) -> Option<Verdict> {
         if beacon::is_longer(frame) {
@@ -78,18 +82,15 @@ impl Representative {
             Incarnation::Chip | Incarnation::SwitchCpu => self.link_at(port),
         }?;
         let expected = &self.expected[link];
-        let like = expected.like.as_ref().filter(|_| port == expected.port)?;
-        let header = *like.read(frame)?;
-        let layout = like.layout();
+        let template = expected.template.as_ref().filter(|_| port == expected.port)?;
+        let header = *template.read(frame)?;
+        let layout = template.layout();
         self.forward.admit_like(frame, layout, port);
-        Some(self.on_promise(link, header, layout.opcode(), now))
+        Some(self.on_valid_beacon(link, header, layout.opcode(), now))
     }
 
-    /// A datagram of 1Pipe's
-    #[expect(
-        clippy::inline_always,
-        reason = "it is part of `on_frame`, and would be handed half a dozen arguments"
-    )]
+    /// Handles a 1Pipe datagram.
+    #[expect(clippy::inline_always, reason = "part of `on_frame`; a call would pass half a dozen arguments")]
     #[inline(always)]
     pub(super) fn on_datagram<O: Output>(
         &mut self,
@@ -101,20 +102,21 @@ impl Representative {
     ) -> Verdict {
         let packet = Packet::new(frame.bytes(), layout);
         let incarnation = self.config.incarnation;
-        // The chip treats everybody's alike.
+        // The chip handles messages to the switch's own address as all other messages.
         let own = incarnation != Incarnation::Chip && self.is_own(frame.bytes());
         let header = match packet.onepipe() {
             Some(&header) if header.version == OnePipe::VERSION => header,
-            // Only one who changes messages has to understand them.
+            // Only the chip changes messages, and has to parse them.
             _ if incarnation != Incarnation::Chip && !own => {
                 return self.forward.route(frame, port, now, out);
             }
             Some(_) => return self.refuse(Refusal::OtherVersion, DropReason::Unexpected),
             None => return self.refuse(Refusal::NoHeader, DropReason::Unexpected),
         };
-        // Somebody else's says nothing of the link that it passes. (Beacons are few: the chip asks of them alone.)
-        let to_us = || own || incarnation == Incarnation::Chip && self.is_own(frame.bytes());
-        if header.opcode() == OnePipeOpcode::BEACON && to_us() {
+        // A beacon for another node says nothing about the links that it passes. (Beacons are few: for the
+        // chip, the destination is checked for beacons only.)
+        let is_for_us = || own || incarnation == Incarnation::Chip && self.is_own(frame.bytes());
+        if header.opcode() == OnePipeOpcode::BEACON && is_for_us() {
             let link = self.link_of(packet.bth().dest_qp());
             return self.on_beacon(&packet, link, port, header, now);
         }
@@ -130,7 +132,7 @@ impl Representative {
         }
     }
 
-    /// A message, or part of one, in the switch (sections 6.2.1 and 6.2.2)
+    /// Handles a packet of a message in the switch (1Pipe, sections 6.2.1 and 6.2.2).
     #[expect(clippy::inline_always, reason = "as above")]
     #[inline(always)]
     fn on_message<O: Output>(
@@ -143,11 +145,11 @@ impl Representative {
         out: &mut O,
     ) -> Verdict {
         let chip = self.config.incarnation == Incarnation::Chip;
-        // A beacon of one neighbour for another goes its way.
-        let passes_by = header.opcode() == OnePipeOpcode::BEACON;
+        // A beacon from one neighbour for another one is forwarded.
+        let is_beacon = header.opcode() == OnePipeOpcode::BEACON;
         let from = match self.link_at(port) {
             Some(from) => from,
-            None if chip && !passes_by => return self.refuse(Refusal::UnknownLink, DropReason::WrongSource),
+            None if chip && !is_beacon => return self.refuse(Refusal::UnknownLink, DropReason::WrongSource),
             None => return self.forward.route(frame, port, now, out),
         };
         #[cfg(debug_assertions)]
@@ -158,22 +160,23 @@ impl Representative {
         {
             return Verdict::Drop(DropReason::Unexpected);
         }
-        // What other opcodes say of barriers nobody heeds: a reliable message may be an old one that is sent again.
-        let heeded = chip && header.opcode() == OnePipeOpcode::DATA;
-        if heeded && self.links[from].barriers_in_messages {
+        // Barriers in packets with other opcodes are ignored: a packet of the reliable service may be a
+        // retransmission of an old one.
+        let uses_barriers = chip && header.opcode() == OnePipeOpcode::DATA;
+        if uses_barriers && self.links[from].barriers_in_messages {
             if !Packet::new(frame.bytes(), layout).verify_icrc() {
                 return self.refuse(Refusal::Damaged, DropReason::Malformed(Fault::Icrc));
             }
-            match self.take(from, header.barrier(), header.commit(), now) {
+            match self.update_link(from, header.barrier(), header.commit(), now) {
                 Ok(()) => {}
-                // Its timestamp is ahead, too: receivers would keep it for as long.
+                // Its timestamp is too far ahead as well: receivers would have to buffer it for that long.
                 Err(Refusal::Ahead) => return self.refuse(Refusal::Ahead, DropReason::Refused),
-                // It may be late. Its receiver knows, and tells its sender.
+                // The message may be late. Its receiver detects that and reports it to the sender.
                 Err(why) => self.counters.refuse(why),
             }
         }
         let Some(verdict) = self.forward.find_route(frame, port, now) else {
-            if heeded {
+            if uses_barriers {
                 self.counters.flooded.add(1);
                 stamp(frame.bytes_mut(), layout, None, None);
             }
@@ -187,25 +190,26 @@ impl Representative {
         };
         let Verdict::Forward(to) = verdict else { return verdict };
         let Some(to) = self.link_at(to) else {
-            if heeded {
+            if uses_barriers {
                 stamp(frame.bytes_mut(), layout, None, None);
             }
             return verdict;
         };
-        // Both are fed by what goes up.
-        if self.links[from].output == UP && self.links[to].output == UP && !passes_by {
+        // Both output links are fed by the up half.
+        if self.links[from].output == UP && self.links[to].output == UP && !is_beacon {
             return self.refuse(Refusal::Valley, DropReason::Unexpected);
         }
-        if !heeded {
+        if !uses_barriers {
             return verdict;
         }
         let link = &mut self.links[to];
         let barrier = &self.halves[link.output].barrier;
         let best_effort = barrier.best_effort();
         stamp(frame.bytes_mut(), layout, best_effort, barrier.commit());
-        // Any other neighbour passes the message on unread, and hears of the barrier from beacons alone.
+        // Other neighbours forward the message without reading its barrier, and get the barrier from beacons
+        // alone.
         if link.barriers_in_messages {
-            (link.told, link.told_at) = (barrier.position(), self.ticks);
+            (link.sent_barrier, link.sent_barrier_at) = (barrier.position(), self.ticks);
         }
         self.counters.messages.add(1);
         if best_effort.is_some_and(|barrier| header.timestamp().precedes(barrier)) {
@@ -226,17 +230,18 @@ impl Representative {
         (link < self.links.len()).then_some(link)
     }
 
-    /// A WRITE to one of the link's queue pairs (section 6.2.3): this is the memory that it is for.
+    /// Executes a WRITE to one of the link's queue pairs (1Pipe, section 6.2.3), whose memory is the link's
+    /// register.
     pub(super) fn on_write(&mut self, packet: &Packet<'_>, port: PortId, now: Nanos) -> Verdict {
         let link = self.link_of(packet.bth().dest_qp());
-        let place = link.map(|link| self.config.registers.va_of(link as u16));
-        let right = packet.reth().is_some_and(|reth| {
+        let expected_va = link.map(|link| self.config.registers.va_of(link as u16));
+        let is_valid = packet.reth().is_some_and(|reth| {
             let whole = reth.len.get() as usize == OnePipe::LEN && packet.payload().len() == OnePipe::LEN;
-            place.is_none_or(|va| va == reth.va.get())
+            expected_va.is_none_or(|va| va == reth.va.get())
                 && reth.rkey.get() == self.config.registers.rkey
                 && whole
         });
-        if !right {
+        if !is_valid {
             return self.refuse(Refusal::WrongMemory, DropReason::WrongSource);
         }
         let Some(&header) = packet.onepipe() else {
@@ -262,104 +267,111 @@ impl Representative {
         let Some(link) = link else {
             return self.refuse(Refusal::UnknownLink, DropReason::NoQueuePair);
         };
-        let Link { port: right, address, .. } = self.config.links[link];
-        let is_theirs = port == right && packet.src() == address;
+        let Link { port: expected_port, address, .. } = self.config.links[link];
+        let is_from_neighbour = port == expected_port && packet.src() == address;
         #[cfg(debug_assertions)]
-        let is_theirs = is_theirs || self.config.bug == Some(crate::Bug::AnySource);
-        if !is_theirs {
+        let is_from_neighbour = is_from_neighbour || self.config.bug == Some(crate::Bug::AnySource);
+        if !is_from_neighbour {
             return self.refuse(Refusal::WrongSource, DropReason::WrongSource);
         }
         if !packet.verify_icrc() {
             return self.refuse(Refusal::Damaged, DropReason::Malformed(Fault::Icrc));
         }
         self.expected[link].learn(packet);
-        self.on_promise(link, header, packet.layout().opcode(), now)
+        self.on_valid_beacon(link, header, packet.layout().opcode(), now)
     }
 
-    /// A beacon of the link's neighbour, in order in every respect
+    /// Handles a beacon of the link's neighbour that has passed all checks.
     #[inline]
-    fn on_promise(&mut self, link: usize, header: OnePipe, opcode: Opcode, now: Nanos) -> Verdict {
+    fn on_valid_beacon(&mut self, link: usize, header: OnePipe, opcode: Opcode, now: Nanos) -> Verdict {
         match opcode {
             Opcode::UC_WRITE_ONLY => self.counters.writes.add(1),
             _ => self.counters.datagrams.add(1),
         }
         if header.nothing_follows()
-            && let Err(why) = self.may_leave(link, header.timestamp(), now)
+            && let Err(why) = self.check_leave(link, header.timestamp(), now)
         {
             let reason = if why == Refusal::Ahead { DropReason::Refused } else { DropReason::Stale };
             return self.refuse(why, reason);
         }
-        match self.take(link, header.barrier(), header.commit(), now) {
+        match self.update_link(link, header.barrier(), header.commit(), now) {
             Ok(()) => {}
             Err(why @ (Refusal::Stale | Refusal::TooFarBehind)) => {
                 return self.refuse(why, DropReason::Stale);
             }
             Err(why) => return self.refuse(why, DropReason::Refused),
         }
-        let said_at = &mut self.links[link].said_at;
-        said_at.note(header.timestamp());
+        let last_beacon = &mut self.links[link].last_beacon;
+        last_beacon.note(header.timestamp());
         if header.nothing_follows() {
-            // What comes again is earlier than what was said last.
-            said_at.note(header.timestamp().add(1));
+            // So a repetition of this beacon is older than the last one.
+            last_beacon.note(header.timestamp().add(1));
             self.leave(link, now);
         }
         Verdict::Consume
     }
 
-    /// Whether a link's neighbour that says at this time of its clock that nothing follows has said nothing since. A beacon that is
-    /// late, or comes again, may be of an earlier life of the link, and has no barrier by which that would show.
+    /// Checks whether a link's neighbour, which at this time of its clock announces that nothing follows, has
+    /// sent nothing since. A beacon that is late or repeated may be of an earlier incarnation of the link,
+    /// and has no barrier by which that could be detected.
     #[cold]
-    fn may_leave(&self, link: usize, time: Timestamp, now: Nanos) -> Result<(), Refusal> {
+    fn check_leave(&self, link: usize, time: Timestamp, now: Nanos) -> Result<(), Refusal> {
         let ahead = time.distance(self.epoch_max.add(now.0));
         if ahead > self.ahead_max {
             return Err(Refusal::Ahead);
         }
         let old = ahead < -i64::try_from(self.config.join_window.0).unwrap_or(i64::MAX);
-        if old || self.links[link].said_at.is_after(time) { Err(Refusal::Stale) } else { Ok(()) }
+        if old || self.links[link].last_beacon.is_after(time) { Err(Refusal::Stale) } else { Ok(()) }
     }
 
-    /// A link's neighbour has promised something. What that changes is told to the links when the burst is over.
-    #[allow(clippy::inline_always, reason = "most promises come to a few comparisons")]
+    /// Updates a link's registers by barriers that its neighbour has sent. Output links that this affects get
+    /// their beacons at the end of the burst.
+    #[allow(clippy::inline_always, reason = "most updates take a few comparisons")]
     #[inline(always)]
-    fn take(
+    fn update_link(
         &mut self,
         link: usize,
         barrier: Option<Timestamp>,
         commit: Option<Timestamp>,
         now: Nanos,
     ) -> Result<(), Refusal> {
-        // A clock that was set back is no measure: others, which were not, are no further than this.
+        // A clock that was set back is no reference: the neighbours' clocks, which were not, are no further
+        // ahead than this.
         let clock = self.epoch_max.add(now.0);
-        let ahead = |told: Option<Timestamp>| told.is_some_and(|told| told.distance(clock) > self.ahead_max);
+        let ahead =
+            |value: Option<Timestamp>| value.is_some_and(|value| value.distance(clock) > self.ahead_max);
         if ahead(barrier) || ahead(commit) {
             return Err(Refusal::Ahead);
         }
         let (half, input) = self.links[link].input;
         let output = &mut self.halves[half].barrier;
         let before = output.position();
-        let heard = output.update(input, barrier, commit);
-        if heard == Heard::Raised && output.position() == before && commit.is_none() {
-            // Most of what is heard moves no barrier.
+        let result = output.update(input, barrier, commit);
+        if result == UpdateResult::Raised && output.position() == before && commit.is_none() {
+            // Most updates change no output.
             return Ok(());
         }
-        match heard {
-            Heard::Raised | Heard::Same | Heard::Behind | Heard::Nothing => {}
-            Heard::Joined => self.joined(link),
-            Heard::Stale => return Err(Refusal::Stale),
-            Heard::TooFarBehind => return Err(Refusal::TooFarBehind),
+        match result {
+            UpdateResult::Raised
+            | UpdateResult::Unchanged
+            | UpdateResult::Behind
+            | UpdateResult::NoBarrier => {}
+            UpdateResult::Joined => self.joined(link),
+            UpdateResult::Stale => return Err(Refusal::Stale),
+            UpdateResult::TooFarBehind => return Err(Refusal::TooFarBehind),
         }
-        self.pass(half, now);
+        self.propagate(half, now);
         Ok(())
     }
 
     #[cold]
     fn joined(&mut self, link: usize) {
         self.counters.joined.add(1);
-        self.links[link].gone = None;
-        self.tell(Event::Joined(LinkId(link as u16)));
+        self.links[link].absence = None;
+        self.report(Event::Joined(LinkId(link as u16)));
     }
 
-    /// Nothing more comes on a link.
+    /// Removes a link on which nothing follows.
     #[cold]
     pub(super) fn leave(&mut self, link: usize, now: Nanos) {
         let (half, input) = self.links[link].input;
@@ -367,9 +379,9 @@ impl Representative {
         if barrier.remove(input) {
             let committed = barrier.committed(input);
             self.counters.left.add(1);
-            self.links[link].gone = Some(LinkState::Left);
-            self.tell(Event::Left(LinkId(link as u16), committed));
-            self.pass(half, now);
+            self.links[link].absence = Some(LinkState::Left);
+            self.report(Event::Left(LinkId(link as u16), committed));
+            self.propagate(half, now);
         }
     }
 }
@@ -377,5 +389,5 @@ impl Representative {
 /// Writes a link's barriers into a message.
 #[inline]
 fn stamp(frame: &mut [u8], layout: Layout, barrier: Option<Timestamp>, commit: Option<Timestamp>) {
-    rewrite::stamp(frame, layout, barrier, commit).expect("the header was found");
+    rewrite::stamp(frame, layout, barrier, commit).expect("the caller has found the 1Pipe header");
 }

@@ -1,4 +1,4 @@
-//! What goes out: barriers that have passed an instant, in beacons.
+//! Sent beacons: barriers that have passed an instant.
 
 use super::{Event, LOOPBACK, LinkEnds, LinkId, Representative};
 use crate::config::{Incarnation, Pace};
@@ -9,31 +9,31 @@ use rocev2::beacon::Said;
 use rocev2::onepipe::{OnePipe, OnePipeOpcode};
 use switch::{Nanos, Output};
 
-/// Divides the time after which a link is dead. A link with messages gets a beacon in the interval after this part of it, which is
-/// within half of that time.
+/// Divisor of the time after which a link is dead. A link with messages gets a beacon in the interval after
+/// this fraction of that time, which is within half of it.
 const BESIDE_MESSAGES: u32 = 4;
 
 impl Representative {
-    /// After a half's barrier may have moved.
+    /// Propagates a half's barrier after it may have changed.
     #[inline]
-    pub(super) fn pass(&mut self, half: usize, now: Nanos) {
+    pub(super) fn propagate(&mut self, half: usize, now: Nanos) {
         if half == UP {
             let up = &self.halves[UP].barrier;
             let now_up = (up.position(), up.commit_position(), up.live() > 0);
-            // Most of what is heard moves no barrier.
-            if self.looped_back != now_up {
-                self.looped_back = now_up;
+            // Most updates change no output.
+            if self.up_half_copy != now_up {
+                self.up_half_copy = now_up;
                 self.loop_back();
             }
         }
         for half in &mut self.halves[half..] {
-            if half.pass(self.config.beacon_interval.0) {
+            if half.pass_instant(self.config.beacon_interval.0) {
                 self.due.get_or_insert(now);
             }
         }
     }
 
-    /// What goes up may turn round here and go down.
+    /// Passes the up half's barriers on to the down half, because messages may turn round at this switch.
     #[inline]
     pub(super) fn loop_back(&mut self) {
         let [up, down] = &mut self.halves;
@@ -44,7 +44,7 @@ impl Representative {
         }
     }
 
-    /// The next instant after `now`.
+    /// Returns the next instant after `now`.
     pub(super) fn next_instant(&self, now: Nanos) -> Nanos {
         let clock = self.clock(now).nanos();
         let interval = self.config.beacon_interval.0;
@@ -67,82 +67,95 @@ impl Representative {
                 let committed = self.halves[half].barrier.committed(input);
                 let link = self.by_input[half][input];
                 self.counters.dead.add(1);
-                self.links[usize::from(link)].gone = Some(LinkState::Dead);
-                self.tell(Event::Dead(LinkId(link), committed));
+                self.links[usize::from(link)].absence = Some(LinkState::Dead);
+                self.report(Event::Dead(LinkId(link), committed));
             }
-            self.pass(half, now);
+            self.propagate(half, now);
         }
     }
 
     #[inline]
     pub(super) fn send_beacons<O: Output>(&mut self, ticked: bool, now: Nanos, out: &mut O) {
-        let news = [UP, DOWN].map(|half| self.news(&self.halves[half], ticked, now));
+        let announcements = [UP, DOWN].map(|half| self.announcement(&self.halves[half], ticked, now));
         let mut sent = 0;
         for link in &mut self.links {
-            let news = &news[link.output];
-            if !news.wanted_by(link) {
+            let announcement = &announcements[link.output];
+            if !announcement.is_due_for(link) {
                 continue;
             }
-            if link.beacon.send(&news.said, out).is_err() {
+            if link.beacon.send(&announcement.contents, out).is_err() {
                 self.counters.unsent.add(1);
                 continue;
             }
-            (link.told, link.beaconed_at) = (news.position, self.ticks);
-            // With beacons at instants, one is none that counts as a message of the interval that begins.
-            link.told_at = if self.config.pace == Pace::Passing { self.ticks } else { link.told_at };
+            (link.sent_barrier, link.beaconed_at) = (announcement.position, self.ticks);
+            // With beacons at instants, `sent_barrier_at` counts messages of the interval alone, so a beacon
+            // does not update it.
+            link.sent_barrier_at =
+                if self.config.pace == Pace::Passing { self.ticks } else { link.sent_barrier_at };
             sent += 1;
         }
         self.counters.beacons.add(sent);
     }
 
-    /// What there is to tell the links that a half feeds, and which of them.
-    fn news(&self, half: &Half, ticked: bool, now: Nanos) -> News {
+    /// Returns the barriers to send to the links that a half feeds, and the conditions under which a link
+    /// gets a beacon.
+    fn announcement(&self, half: &Half, ticked: bool, now: Nanos) -> Announcement {
         let barrier = &half.barrier;
         let (position, live) = (barrier.position(), barrier.live() > 0);
         let mut header = OnePipe::new(OnePipeOpcode::BEACON, self.clock(now), Psn::ZERO);
         header.set_nothing_follows(!live);
         header.set_barrier(if live { barrier.best_effort() } else { None });
         header.set_commit(barrier.commit());
-        let all = ticked.then_some(u64::MAX);
-        let (told_before, told_in, but_in) = if position == 0 || !live {
-            // They are told to wait, or that there is nothing to wait for, rather than left to find out.
-            (0, all, None)
+        let every_link = ticked.then_some(u64::MAX);
+        let (below, sent_until, except_sent_at) = if position == 0 || !live {
+            // Beacons announce explicitly that there is no barrier yet, or that nothing follows, so that
+            // neighbours need not time out.
+            (0, every_link, None)
         } else {
             match (self.config.pace, self.config.incarnation) {
-                // A message in the interval that has just ended has told it already.
-                (Pace::Instants, Incarnation::Chip) => (0, all, self.ticks.checked_sub(1)),
-                (Pace::Instants, Incarnation::SwitchCpu | Incarnation::Host) => (0, all, None),
-                (Pace::Passing, _) => (half.passed, all.and(self.ticks.checked_sub(2)), None),
+                // A message in the interval that has just ended has carried the barrier already.
+                (Pace::Instants, Incarnation::Chip) => (0, every_link, self.ticks.checked_sub(1)),
+                (Pace::Instants, Incarnation::SwitchCpu | Incarnation::Host) => (0, every_link, None),
+                (Pace::Passing, _) => (half.passed, every_link.and(self.ticks.checked_sub(2)), None),
             }
         };
-        // The neighbour may not have read what messages said: a damaged one, or one of a host that it does not know.
-        let beside = u64::from(self.config.dead_after_intervals / BESIDE_MESSAGES);
-        let beaconed_in = all.and(self.ticks.checked_sub(beside));
-        News { said: Said::new(&header), position, told_before, told_in, but_in, beaconed_in }
+        // The neighbour may have refused the barriers in messages: those of a damaged one, or of a sender it
+        // does not know.
+        let beacon_ticks = u64::from(self.config.dead_after_intervals / BESIDE_MESSAGES);
+        let beaconed_before = every_link.and(self.ticks.checked_sub(beacon_ticks));
+        Announcement {
+            contents: Said::new(&header),
+            position,
+            below,
+            sent_until,
+            except_sent_at,
+            beaconed_before,
+        }
     }
 }
 
-/// What there is to tell links, and whom.
-struct News {
-    said: Said,
-    /// Of the barrier, on the half's line
+/// Barriers to send, and the conditions under which a link gets a beacon.
+struct Announcement {
+    contents: Said,
+    /// Best-effort barrier, unwrapped
     position: u64,
-    /// Links that were last told a barrier before this
-    told_before: u64,
-    /// Links that were last told one in this tick or earlier
-    told_in: Option<u64>,
-    /// None of those that were in this
-    but_in: Option<u64>,
-    /// Links whose last beacon was sent before this tick, whatever messages have told them since
-    beaconed_in: Option<u64>,
+    /// Links whose neighbour was last sent a barrier below this get a beacon
+    below: u64,
+    /// Links whose neighbour was last sent a barrier in this tick or earlier get a beacon
+    sent_until: Option<u64>,
+    /// Exception to `sent_until`: links whose neighbour was last sent a barrier in this tick
+    except_sent_at: Option<u64>,
+    /// Links whose last beacon was sent before this tick get a beacon, whatever barriers messages have
+    /// carried since
+    beaconed_before: Option<u64>,
 }
 
-impl News {
+impl Announcement {
     #[inline]
-    fn wanted_by(&self, link: &LinkEnds) -> bool {
-        let long_ago =
-            self.told_in.is_some_and(|tick| link.told_at <= tick) && Some(link.told_at) != self.but_in;
-        let only_messages = self.beaconed_in.is_some_and(|tick| link.beaconed_at < tick);
-        link.told < self.told_before || long_ago || only_messages
+    fn is_due_for(&self, link: &LinkEnds) -> bool {
+        let long_ago = self.sent_until.is_some_and(|tick| link.sent_barrier_at <= tick)
+            && Some(link.sent_barrier_at) != self.except_sent_at;
+        let only_messages = self.beaconed_before.is_some_and(|tick| link.beaconed_at < tick);
+        link.sent_barrier < self.below || long_ago || only_messages
     }
 }

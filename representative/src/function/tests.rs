@@ -22,17 +22,17 @@ mod routed;
 mod seen;
 
 const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xff]);
-/// Number of the switch's addresses
+/// Last byte of the switch's addresses
 const OWN_IP: u8 = 254;
 const RKEY: u32 = 0x5555;
 const VA: u64 = 0x7f00_0000_0000;
 const FIRST_QP: Qpn = Qpn::new(0x200);
 /// Beacon interval, in nanoseconds
 const T: u64 = 3_000;
-/// What 1Pipe's clock shows when the runner's shows 0; on an instant, and not far from the end
+/// 1Pipe's time when the runner's time is 0: an instant, and not far from the end of the 48-bit period
 const EPOCH: u64 = (1 << 48) - (1 << 48) % T - 1000 * T;
 
-/// Neighbour `n`: its address, and its port in the incarnations where links are ports
+/// MAC address of neighbour `n`, which is at port `n` in the incarnations where links are ports.
 fn mac(n: u8) -> MacAddr {
     MacAddr([2, 0, 0, 0, 1, n])
 }
@@ -45,7 +45,7 @@ fn ip(v6: bool, n: u8) -> IpAddr {
     }
 }
 
-/// 1Pipe's time `ns` after the beginning
+/// Returns 1Pipe's time `ns` after the beginning.
 fn at(ns: u64) -> Timestamp {
     Timestamp::new(EPOCH).add(ns)
 }
@@ -63,7 +63,7 @@ fn link(n: u8, side: Side) -> Link {
     }
 }
 
-/// Links 0 and 1 lead down, 2 and 3 up; port 4 leads nowhere that 1Pipe knows.
+/// Returns a configuration: links 0 and 1 lead down, 2 and 3 up; port 4 has no link of 1Pipe's.
 fn config(incarnation: Incarnation) -> Config {
     let mut forward = forward::Config::bridge(5, 16);
     if let Topology::Mac(table) = &mut forward.topology {
@@ -91,10 +91,10 @@ fn config(incarnation: Incarnation) -> Config {
 }
 
 fn representative(incarnation: Incarnation) -> Representative {
-    Representative::new(config(incarnation)).expect("a configuration that can be")
+    Representative::new(config(incarnation)).expect("a valid configuration")
 }
 
-/// A packet from station `from` to `to`.
+/// Builds a packet from station `from` to `to`.
 fn packet(
     (v6, from, to): (bool, u8, MacAddr),
     opcode: Opcode,
@@ -111,7 +111,7 @@ fn packet(
         (IpAddr::V6(src), IpAddr::V6(dst)) => {
             Ip::V6(Ipv6 { src: src.octets(), dst: dst.octets(), ..Ipv6::default() }, &[])
         }
-        _ => unreachable!("one family"),
+        _ => unreachable!("both addresses are of one IP version"),
     };
     let payload = payload.to_vec();
     let mut repr = Repr::new(ethernet, ip, Bth::new(opcode, qpn, Psn::new(7)));
@@ -132,7 +132,7 @@ fn header(opcode: OnePipeOpcode, timestamp: Timestamp, barrier: Option<Timestamp
 
 fn message(from: u8, to: MacAddr, header: OnePipe) -> Vec<u8> {
     let mut payload = header.as_bytes().to_vec();
-    payload.extend(b"what is said");
+    payload.extend(b"some message");
     packet((false, from, to), Opcode::UD_SEND_ONLY, Qpn::new(0x99), &payload, |_| ())
 }
 
@@ -141,22 +141,22 @@ fn data(from: u8, to: u8, ns: u64) -> Vec<u8> {
 }
 
 fn beacon(from: u8, barrier: Option<Timestamp>) -> Vec<u8> {
-    said(from, header(OnePipeOpcode::BEACON, barrier.unwrap_or_default(), barrier))
+    beacon_with(from, header(OnePipeOpcode::BEACON, barrier.unwrap_or_default(), barrier))
 }
 
-/// A beacon that says at this time that nothing follows.
-fn farewell(from: u8, ns: u64) -> Vec<u8> {
+/// Builds a beacon that announces at this time that nothing follows.
+fn final_beacon(from: u8, ns: u64) -> Vec<u8> {
     let mut header = header(OnePipeOpcode::BEACON, at(ns), None);
     header.set_nothing_follows(true);
-    said(from, header)
+    beacon_with(from, header)
 }
 
-fn said(from: u8, header: OnePipe) -> Vec<u8> {
+fn beacon_with(from: u8, header: OnePipe) -> Vec<u8> {
     let qpn = Qpn::new(FIRST_QP.get() + u32::from(from));
     packet((false, from, OWN), Opcode::UD_SEND_ONLY, qpn, header.as_bytes(), |_| ())
 }
 
-/// A beacon that is a WRITE to the register of link `to`.
+/// Builds a beacon that is a WRITE to the register of link `to`.
 fn write(from: u8, to: u8, barrier: Timestamp, change: impl FnOnce(&mut Repr<'_>)) -> Vec<u8> {
     let header = header(OnePipeOpcode::BEACON, barrier, Some(barrier));
     let qpn = Qpn::new(FIRST_QP.get() + u32::from(to));
@@ -167,8 +167,8 @@ fn write(from: u8, to: u8, barrier: Timestamp, change: impl FnOnce(&mut Repr<'_>
     })
 }
 
-/// Runs a frame that ends up at one port, and returns it.
-fn passed(function: &mut Representative, frame: &[u8], port: u16, ns: u64) -> (Vec<u8>, PortId) {
+/// Runs a frame that is forwarded to one port, and returns the frame sent.
+fn forwarded(function: &mut Representative, frame: &[u8], port: u16, ns: u64) -> (Vec<u8>, PortId) {
     let (verdict, mut frames) = run_frame(function, frame, PortId(port), Nanos(ns));
     assert!(matches!(verdict, Verdict::Forward(_)) && frames.len() == 1, "{verdict:?}");
     frames.pop().unwrap()
@@ -180,7 +180,7 @@ fn verdict(function: &mut Representative, frame: &[u8], port: u16, ns: u64) -> V
     verdict
 }
 
-/// Lets the timer run as a worker does, if it is due; what is sent.
+/// Runs the timer as a worker does, if it is due. Returns the beacons sent.
 fn timer(function: &mut Representative, ns: u64) -> Vec<(OnePipe, PortId)> {
     let mut out = Sent::with_room(64);
     if function.next_timer().is_some_and(|at| at <= Nanos(ns)) {
@@ -200,12 +200,12 @@ fn timer(function: &mut Representative, ns: u64) -> Vec<(OnePipe, PortId)> {
 
 fn header_of(frame: &[u8]) -> OnePipe {
     let packet = Packet::parse(frame).expect("a packet");
-    assert!(packet.verify_icrc(), "the ICRC follows");
+    assert!(packet.verify_icrc(), "the ICRC is updated");
     *packet.onepipe().expect("with a header")
 }
 
-/// All four links have said that they are `ns` after the beginning.
-fn all_say(function: &mut Representative, ns: u64) {
+/// Receives a beacon on each of the four links with a barrier `ns` after the beginning.
+fn update_all(function: &mut Representative, ns: u64) {
     for n in 0..4 {
         assert_eq!(verdict(function, &beacon(n, Some(at(ns))), n.into(), ns), Verdict::Consume);
     }
@@ -218,26 +218,26 @@ fn refused(function: &Representative) -> Vec<(&'static str, u64)> {
 }
 
 #[test]
-fn a_message_leaves_with_the_barrier_of_where_it_goes() {
+fn message_leaves_with_the_barrier_of_its_output_link() {
     let mut function = representative(Incarnation::Chip);
-    // Nobody knows what is still to come: it says nothing.
-    let (frame, port) = passed(&mut function, &data(0, 2, 100), 0, 100);
+    // The other inputs have no barriers yet, so the message leaves without one.
+    let (frame, port) = forwarded(&mut function, &data(0, 2, 100), 0, 100);
     assert_eq!((header_of(&frame).barrier(), port), (None, PortId(2)));
-    let (frame, _) = passed(&mut function, &data(1, 2, 150), 1, 150);
-    assert_eq!(header_of(&frame).barrier(), Some(at(100)), "upwards: the links below have spoken");
-    let (frame, _) = passed(&mut function, &data(1, 0, 160), 1, 160);
-    assert_eq!(header_of(&frame).barrier(), None, "downwards: those above have not");
-    passed(&mut function, &data(2, 0, 90), 2, 170);
-    let (frame, port) = passed(&mut function, &data(3, 0, 120), 3, 170);
+    let (frame, _) = forwarded(&mut function, &data(1, 2, 150), 1, 150);
+    assert_eq!(header_of(&frame).barrier(), Some(at(100)), "upwards: both links below have carried barriers");
+    let (frame, _) = forwarded(&mut function, &data(1, 0, 160), 1, 160);
+    assert_eq!(header_of(&frame).barrier(), None, "downwards: the links above have not");
+    forwarded(&mut function, &data(2, 0, 90), 2, 170);
+    let (frame, port) = forwarded(&mut function, &data(3, 0, 120), 3, 170);
     assert_eq!((header_of(&frame).barrier(), port), (Some(at(90)), PortId(0)));
-    // What turns round here counts for the way down, too: all is at least at 100, and 0 goes on to 300.
-    passed(&mut function, &data(2, 1, 250), 2, 250);
-    let (frame, _) = passed(&mut function, &data(3, 1, 250), 3, 250);
+    // The up half is an input of the down half, too: all inputs are at 100 at least, and 0 goes on to 300.
+    forwarded(&mut function, &data(2, 1, 250), 2, 250);
+    let (frame, _) = forwarded(&mut function, &data(3, 1, 250), 3, 250);
     assert_eq!(header_of(&frame).barrier(), Some(at(100)));
-    let (frame, _) = passed(&mut function, &data(0, 1, 300), 0, 300);
+    let (frame, _) = forwarded(&mut function, &data(0, 1, 300), 0, 300);
     assert_eq!(header_of(&frame).barrier(), Some(at(160)));
     assert_eq!(function.barriers(Side::Above).0, Some(at(160)));
-    let (frame, _) = passed(&mut function, &data(1, 0, 400), 1, 400);
+    let (frame, _) = forwarded(&mut function, &data(1, 0, 400), 1, 400);
     let stamped = header_of(&frame);
     assert_eq!((stamped.barrier(), stamped.timestamp()), (Some(at(250)), at(400)));
     assert_eq!((stamped.psn(), stamped.commit()), (Psn::new(3), None));
@@ -246,24 +246,24 @@ fn a_message_leaves_with_the_barrier_of_where_it_goes() {
 }
 
 #[test]
-fn barriers_count_in_best_effort_messages_alone() {
+fn only_barriers_in_best_effort_messages_count() {
     let mut function = representative(Incarnation::Chip);
-    all_say(&mut function, 1000);
+    update_all(&mut function, 1000);
     for opcode in [OnePipeOpcode::RELIABLE_DATA, OnePipeOpcode::ACK, OnePipeOpcode::NAK, OnePipeOpcode(77)] {
         for from in 0..4 {
             let frame = message(from, mac(0), header(opcode, at(2000), Some(at(2000))));
-            let (after, _) = passed(&mut function, &frame, if from == 0 { 1 } else { from.into() }, 2000);
+            let (after, _) = forwarded(&mut function, &frame, if from == 0 { 1 } else { from.into() }, 2000);
             assert_eq!(after, frame, "untouched");
         }
     }
     assert_eq!(function.barriers(Side::Below).0, Some(at(1000)));
-    // A neighbour that does not write barriers into messages: its beacons count.
+    // A neighbour that does not write barriers into messages: only its beacons count.
     let mut config = config(Incarnation::Chip);
     config.links[0].barriers_in_messages = false;
     let mut function = Representative::new(config).unwrap();
-    all_say(&mut function, 1000);
-    passed(&mut function, &data(1, 2, 2000), 1, 2000);
-    let (frame, _) = passed(&mut function, &data(0, 2, 2000), 0, 2000);
+    update_all(&mut function, 1000);
+    forwarded(&mut function, &data(1, 2, 2000), 1, 2000);
+    let (frame, _) = forwarded(&mut function, &data(0, 2, 2000), 0, 2000);
     assert_eq!(header_of(&frame).barrier(), Some(at(1000)));
     assert_eq!(function.counters().messages.get(), 2);
 }
@@ -274,12 +274,12 @@ fn commit_barriers_travel_alongside() {
     for n in 0..4 {
         let mut header = header(OnePipeOpcode::BEACON, at(50), Some(at(50)));
         header.set_commit(Some(at(10 + u64::from(n))));
-        assert_eq!(verdict(&mut function, &said(n, header), n.into(), 50), Verdict::Consume);
+        assert_eq!(verdict(&mut function, &beacon_with(n, header), n.into(), 50), Verdict::Consume);
     }
     assert_eq!(function.barriers(Side::Above), (Some(at(50)), Some(at(10))));
-    let (frame, _) = passed(&mut function, &data(0, 2, 60), 0, 60);
+    let (frame, _) = forwarded(&mut function, &data(0, 2, 60), 0, 60);
     assert_eq!(header_of(&frame).commit(), Some(at(10)));
-    // Removed at once for best effort, and when told to for commit.
+    // Removed from the best-effort barrier at once, and from the commit barrier by command.
     function.on_command(Command::Remove(LinkId(0)), Nanos(60));
     assert_eq!(function.poll_event(), Some(Event::Left(LinkId(0), Some(at(10)))));
     verdict(&mut function, &beacon(1, Some(at(70))), 1, 70);
@@ -299,27 +299,27 @@ fn commit_barriers_travel_alongside() {
 }
 
 #[test]
-fn nothing_is_touched_beside_the_chip() {
+fn messages_pass_unchanged_except_in_the_chip() {
     for incarnation in [Incarnation::SwitchCpu, Incarnation::Host] {
         let mut function = representative(incarnation);
-        all_say(&mut function, 1000);
+        update_all(&mut function, 1000);
         let frame = data(0, 2, 2000);
-        assert_eq!(passed(&mut function, &frame, 0, 2000), (frame, PortId(2)));
+        assert_eq!(forwarded(&mut function, &frame, 0, 2000), (frame, PortId(2)));
         assert_eq!(function.barriers(Side::Above).0, Some(at(1000)));
         // Every output gets a beacon, busy or idle.
         assert_eq!(timer(&mut function, 2000).len(), 4);
         let mut other = header(OnePipeOpcode::DATA, at(1), None);
         other.version = 1;
         let frame = message(0, mac(1), other);
-        assert_eq!(passed(&mut function, &frame, 0, 2000), (frame, PortId(1)));
+        assert_eq!(forwarded(&mut function, &frame, 0, 2000), (frame, PortId(1)));
         assert_eq!(refused(&function), []);
     }
 }
 
 #[test]
-fn what_is_forged_damaged_or_from_elsewhere_moves_nothing() {
+fn forged_damaged_and_misdirected_beacons_change_no_barrier() {
     let mut function = representative(Incarnation::Host);
-    all_say(&mut function, 1000);
+    update_all(&mut function, 1000);
     let late = at(2000);
     let version = |frame: &mut Vec<u8>| {
         let mut header = header(OnePipeOpcode::BEACON, late, Some(late));
@@ -381,8 +381,8 @@ fn what_is_forged_damaged_or_from_elsewhere_moves_nothing() {
         assert_eq!(refused(&function).into_iter().collect::<std::collections::BTreeMap<_, _>>(), expected);
     }
     assert_eq!(function.barriers(Side::Below).0, Some(at(1000)));
-    assert_eq!(function.counters().datagrams.get(), 4 + 2, "those that were what they said");
-    // Just not too far ahead
+    assert_eq!(function.counters().datagrams.get(), 4 + 2, "counted before the barrier is checked");
+    // Not quite too far ahead
     assert_eq!(verdict(&mut function, &beacon(1, Some(at(3000 + 1_000_000))), 1, 3000), Verdict::Consume);
 }
 
@@ -390,38 +390,38 @@ fn beacon_bytes(barrier: Timestamp) -> OnePipe {
     header(OnePipeOpcode::BEACON, barrier, Some(barrier))
 }
 
-/// A host that stands for another switch sends beacons through this one, too.
+/// A host that represents another switch sends beacons through this one, too.
 #[test]
-fn a_beacon_for_somebody_else_goes_its_way() {
+fn beacon_for_another_node_is_forwarded() {
     for incarnation in [Incarnation::Chip, Incarnation::SwitchCpu] {
         let mut function = representative(incarnation);
-        all_say(&mut function, 1000);
+        update_all(&mut function, 1000);
         let header = beacon_bytes(at(2000));
         let qpn = Qpn::new(FIRST_QP.get());
         let frame = packet((false, 0, mac(2)), Opcode::UD_SEND_ONLY, qpn, header.as_bytes(), |_| ());
-        assert_eq!(passed(&mut function, &frame, 0, 2000), (frame, PortId(2)), "untouched");
-        // One to us, but for another link, which is at another port
-        let frame = said(1, beacon_bytes(at(2000)));
+        assert_eq!(forwarded(&mut function, &frame, 0, 2000), (frame, PortId(2)), "untouched");
+        // To this switch, but for another link, which is at another port
+        let frame = beacon_with(1, beacon_bytes(at(2000)));
         assert_eq!(verdict(&mut function, &frame, 0, 2000), Verdict::Drop(DropReason::WrongSource));
         verdict(&mut function, &beacon(1, Some(at(2000))), 1, 2000);
-        assert_eq!(function.barriers(Side::Above).0, Some(at(1000)), "link 0 has said nothing");
+        assert_eq!(function.barriers(Side::Above).0, Some(at(1000)), "link 0 was not updated");
         assert_eq!(refused(&function), [("wrong_source", 1)]);
     }
 }
 
 #[test]
-fn what_comes_from_above_is_flooded_downwards_alone() {
-    let nobody = MacAddr([2, 0, 0, 0, 9, 9]);
+fn messages_from_above_are_flooded_downwards_alone() {
+    let unknown = MacAddr([2, 0, 0, 0, 9, 9]);
     for incarnation in [Incarnation::Chip, Incarnation::SwitchCpu] {
         let ports = |from: u8| {
             let mut function = representative(incarnation);
-            all_say(&mut function, 1000);
-            let frame = message(from, nobody, header(OnePipeOpcode::DATA, at(2000), Some(at(2000))));
+            update_all(&mut function, 1000);
+            let frame = message(from, unknown, header(OnePipeOpcode::DATA, at(2000), Some(at(2000))));
             let (verdict, frames) = run_frame(&mut function, &frame, PortId(from.into()), Nanos(2000));
             assert!(matches!(verdict, Verdict::Forward(_)));
             frames.into_iter().map(|(_, port)| port.0).collect::<Vec<_>>()
         };
-        assert_eq!(ports(2), [0, 1, 4], "not to 3, whose barrier says nothing of what comes from above");
+        assert_eq!(ports(2), [0, 1, 4], "not to 3, whose barrier does not cover messages from above");
         assert_eq!(ports(0), [1, 2, 3, 4]);
         let mut function = representative(incarnation);
         assert_eq!(verdict(&mut function, &data(2, 3, 2000), 2, 2000), Verdict::Drop(DropReason::Unexpected));
@@ -432,7 +432,7 @@ fn what_comes_from_above_is_flooded_downwards_alone() {
 #[test]
 fn messages_that_break_the_order_are_refused() {
     let mut function = representative(Incarnation::Chip);
-    all_say(&mut function, 1000);
+    update_all(&mut function, 1000);
     let drop = |function: &mut Representative, frame: &[u8], port| {
         assert!(matches!(verdict(function, frame, port, 2000), Verdict::Drop(_)));
     };
@@ -446,9 +446,9 @@ fn messages_that_break_the_order_are_refused() {
     let mut other = header(OnePipeOpcode::DATA, at(2000), None);
     other.version = 9;
     drop(&mut function, &message(0, mac(1), other), 0);
-    // One that was overtaken, or is repeated, goes its way: who gets it knows whether it is late.
-    passed(&mut function, &data(0, 1, 1800), 0, 2000);
-    let (frame, _) = passed(&mut function, &data(0, 1, 900), 0, 2000);
+    // A message that was overtaken or repeated is forwarded: its receiver detects whether it is late.
+    forwarded(&mut function, &data(0, 1, 1800), 0, 2000);
+    let (frame, _) = forwarded(&mut function, &data(0, 1, 900), 0, 2000);
     assert_eq!(header_of(&frame).barrier(), Some(at(1000)));
     let counters = function.counters();
     assert_eq!(counters.late.get(), 1);
@@ -461,7 +461,7 @@ fn messages_that_break_the_order_are_refused() {
         ("valley", 1),
     ];
     assert_eq!(refused(&function), expected);
-    // To where nobody knows, or where no link is: without a barrier.
+    // To an unknown destination, or to a port without a link: without a barrier.
     let (verdict, frames) = run_frame(
         &mut function,
         &message(0, mac(9), header(OnePipeOpcode::DATA, at(2100), Some(at(2100)))),
@@ -470,20 +470,20 @@ fn messages_that_break_the_order_are_refused() {
     );
     assert!(matches!(verdict, Verdict::Forward(_)) && frames.len() == 4);
     assert!(frames.iter().all(|(frame, _)| header_of(frame).barrier().is_none()));
-    let (frame, port) = passed(&mut function, &data(0, 4, 2200), 0, 2200);
+    let (frame, port) = forwarded(&mut function, &data(0, 4, 2200), 0, 2200);
     assert_eq!((header_of(&frame).barrier(), port), (None, PortId(4)));
     assert_eq!((counters.flooded.get(), function.barriers(Side::Above).0), (1, Some(at(1000))));
 }
 
 #[test]
-fn what_is_not_ours_goes_its_way() {
+fn other_traffic_is_forwarded_or_punted() {
     let mut function = representative(Incarnation::Chip);
     let other = packet((false, 0, mac(1)), Opcode::UD_SEND_ONLY, Qpn::new(5), &[7; 64], |repr| {
         repr.extended.deth = Deth::new(0x1111, Qpn::new(5));
     });
-    assert_eq!(passed(&mut function, &other, 4, 0), (other, PortId(1)));
+    assert_eq!(forwarded(&mut function, &other, 4, 0), (other, PortId(1)));
     let write = packet((false, 0, mac(1)), Opcode::UC_WRITE_ONLY, FIRST_QP, &[7; 64], |_| ());
-    assert_eq!(passed(&mut function, &write, 4, 0), (write, PortId(1)));
+    assert_eq!(forwarded(&mut function, &write, 4, 0), (write, PortId(1)));
     let mut arp = vec![0; 60];
     arp[..6].copy_from_slice(&OWN.0);
     arp[12..14].copy_from_slice(&[8, 6]);
@@ -492,11 +492,11 @@ fn what_is_not_ours_goes_its_way() {
     assert_eq!(verdict(&mut function, &ours, 0, 0), Verdict::Punt);
 }
 
-/// What is done to a configuration, and what is said of it
+/// Change to a valid configuration, and the expected error
 type Case = (fn(&mut Config), ConfigError);
 
 #[test]
-fn what_cannot_be_is_not_made() {
+fn invalid_configurations_are_refused() {
     let cases: [Case; 8] = [
         (|config| config.links = vec![link(0, Side::Below); 65_535], ConfigError::TooManyLinks(65_535)),
         (|config| config.first_qp = Qpn::new(1), ConfigError::QueuePairs { first: Qpn::new(1), links: 4 }),

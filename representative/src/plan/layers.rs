@@ -1,11 +1,12 @@
-//! Which way is up (1Pipe, section 3.1, figure 3).
+//! Layers of switches: which direction of a link is up (1Pipe, section 3.1, figure 3).
 
 use super::problem::Problem;
 use super::routes::{Costs, Graph};
 use super::topology::Topology;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// How far each switch is from the hosts. Every link leads up or down, or there is a problem.
+/// Returns the distance of each switch from the hosts. Every link has to lead up or down; links that do not
+/// are returned as problems.
 pub(super) fn layers(topology: &Topology, graph: &Graph) -> Result<Vec<u32>, Vec<Problem>> {
     let mut layers = vec![None; topology.switches.len()];
     let with_hosts: BTreeSet<_> = topology.senders().flat_map(|(_, host)| &host.switches).copied().collect();
@@ -17,10 +18,10 @@ pub(super) fn layers(topology: &Topology, graph: &Graph) -> Result<Vec<u32>, Vec
         }
     }
     let mut problems = Vec::new();
-    let mut known = Vec::new();
+    let mut found_layers = Vec::new();
     for (number, (switch, found)) in topology.switches.iter().zip(layers).enumerate() {
         match found {
-            Some(layer) => known.push(switch.layer.unwrap_or(layer)),
+            Some(layer) => found_layers.push(switch.layer.unwrap_or(layer)),
             None => problems.push(Problem::Unreached(number)),
         }
     }
@@ -29,18 +30,19 @@ pub(super) fn layers(topology: &Topology, graph: &Graph) -> Result<Vec<u32>, Vec
     }
     for (number, link) in topology.links.iter().enumerate() {
         let [a, b] = link.ends;
-        if known[a] == known[b] {
-            // Rather one of switches that are all in the same layer
-            let way = graph.way_around(b, a, |a, b| known[a] == known[b]);
-            let way = way.or_else(|| graph.way_around(b, a, |_, _| true));
-            let cycle = way.map(|way| [&[a], &way[..]].concat());
-            problems.push(Problem::Level { link: number, layer: known[a], cycle });
+        if found_layers[a] == found_layers[b] {
+            // Prefer a loop of switches that are all in the same layer.
+            let path = graph.path_around(b, a, |a, b| found_layers[a] == found_layers[b]);
+            let path = path.or_else(|| graph.path_around(b, a, |_, _| true));
+            let cycle = path.map(|path| [&[a], &path[..]].concat());
+            problems.push(Problem::Level { link: number, layer: found_layers[a], cycle });
         }
     }
-    if problems.is_empty() { Ok(known) } else { Err(problems) }
+    if problems.is_empty() { Ok(found_layers) } else { Err(problems) }
 }
 
-/// Whether any host that sends messages is at each switch, or below. `up` are the links, the lower end first.
+/// Returns, for each switch, whether a host that sends messages is at the switch or below. `up` yields the
+/// links, the lower end first.
 pub(super) fn with_hosts(
     topology: &Topology,
     layers: &[u32],
@@ -58,29 +60,34 @@ pub(super) fn with_hosts(
     found
 }
 
-/// Whether all routes between hosts go up and then down. The first that does not is the problem.
+/// Checks that all routes between hosts go up and then down. Returns the first one that does not as the
+/// problem.
 pub(super) fn check_routes(topology: &Topology, graph: &Graph, layers: &[u32]) -> Result<(), Vec<Problem>> {
     // Hosts at the same switches have the same routes.
-    let places: BTreeMap<_, _> = topology.senders().map(|(number, host)| (&host.switches, number)).collect();
-    let starts: BTreeMap<_, _> =
-        places.iter().flat_map(|(switches, &host)| switches.iter().map(move |&at| (at, host))).collect();
-    for &to in places.values() {
+    let destinations: BTreeMap<_, _> =
+        topology.senders().map(|(number, host)| (&host.switches, number)).collect();
+    let starts: BTreeMap<_, _> = destinations
+        .iter()
+        .flat_map(|(switches, &host)| switches.iter().map(move |&at| (at, host)))
+        .collect();
+    for &to in destinations.values() {
         let costs = graph.costs_to_host(topology, to);
-        if let Some(way) = valley(graph, layers, &costs, starts.keys().copied()) {
-            return Err(vec![Problem::Valley { from: starts[&way[0]], way, to }]);
+        if let Some(path) = valley(graph, layers, &costs, starts.keys().copied()) {
+            return Err(vec![Problem::Valley { from: starts[&path[0]], path, to }]);
         }
     }
     Ok(())
 }
 
-/// The switches of a route that goes up after it has gone down.
+/// Returns the switches of a route that goes up after it has gone down.
 fn valley(
     graph: &Graph,
     layers: &[u32],
     costs: &Costs,
     starts: impl Iterator<Item = usize>,
 ) -> Option<Vec<usize>> {
-    // By switch, and whether routes had gone down when they came there: where from, and whether they had gone down there.
+    // By switch, and whether the route had gone down before: the previous switch, and whether it had gone
+    // down there.
     let mut seen = vec![[None; 2]; layers.len()];
     let mut open: Vec<_> = starts.map(|at| (at, false)).collect();
     while let Some((at, down)) = open.pop() {
@@ -88,15 +95,15 @@ fn valley(
             let up = layers[next] > layers[at];
             if down && up {
                 let before = |&(at, down): &(usize, bool)| seen[at][usize::from(down)];
-                let way = core::iter::successors(Some((at, down)), before).map(|(at, _)| at);
-                let mut way: Vec<_> = core::iter::once(next).chain(way).collect();
-                way.reverse();
-                return Some(way);
+                let path = core::iter::successors(Some((at, down)), before).map(|(at, _)| at);
+                let mut path: Vec<_> = core::iter::once(next).chain(path).collect();
+                path.reverse();
+                return Some(path);
             }
             let state = (next, down || !up);
-            let place = &mut seen[next][usize::from(state.1)];
-            if place.is_none() {
-                *place = Some((at, down));
+            let slot = &mut seen[next][usize::from(state.1)];
+            if slot.is_none() {
+                *slot = Some((at, down));
                 open.push(state);
             }
         }

@@ -1,8 +1,10 @@
-//! Who stands for which switch, and how their beacons get onto the links that they speak of (1Pipe, sections 3.1 and 6.2.3).
+//! Plans which host represents which switch, and how beacons get onto the links whose barriers they carry
+//! (1Pipe, sections 3.1 and 6.2.3).
 //!
-//! A [`Topology`] in, a [`Plan`] out, or everything that is wrong with it. Routes are taken to be shortest paths, all of equal cost in
-//! use. Every switch is two nodes of the routing graph (figure 3): *up*, fed from below, and *down*, fed from above and by what turns
-//! round; so a link has to lead up or down, and a route must not go up again once it went down.
+//! [`plan`] turns a [`Topology`] into a [`Plan`], or returns everything that is wrong with it. Routes are
+//! assumed to be shortest paths, with all paths of equal cost in use. Every switch is two nodes of the
+//! routing graph (figure 3): *up*, fed from below, and *down*, fed from above and by routes that turn round
+//! at the switch; so a link has to lead up or down, and a route must not go up after it has gone down.
 
 mod layers;
 mod problem;
@@ -25,87 +27,91 @@ use routes::{Costs, Graph};
 use std::collections::{BTreeMap, BTreeSet};
 use switch::{Nanos, PortId, forward};
 
-/// What is to be set up.
+/// Configuration of all representatives and hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// By switch
     pub switches: Vec<PlannedSwitch>,
-    /// By host: where its own beacons go, a switch each. None for hosts that send no messages
+    /// By host: destination of its own beacons, for each of its switches. Empty for hosts that send no
+    /// messages
     pub hosts: Vec<Vec<(usize, Beacons)>>,
 }
 
 /// A switch and its representative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedSwitch {
-    /// How far it is from the hosts
+    /// Distance from the hosts
     pub layer: u32,
-    /// The host that keeps its barriers
+    /// Host that keeps the switch's barriers
     pub representative: usize,
-    /// The representative's queue pair for the first link; those of the others follow
+    /// The representative's queue pair for the first link; those of the other links follow
     pub first_qp: Qpn,
-    /// Its memory for beacons
+    /// The representative's memory for beacons
     pub registers: Registers,
-    /// The links, in the order of their queue pairs: to hosts, then to switches below, then to switches above
+    /// Links, in the order of their queue pairs: to hosts, then to switches below, then to switches above
     pub links: Vec<PlannedLink>,
-    /// Whose tunnels end at this switch, in order; none if it terminates none
+    /// Sources of the tunnels that end at this switch, in order; empty if it terminates none
     pub tunnel_sources: BTreeSet<IpAddr>,
-    /// Whether any host that sends messages is at it or below it
+    /// Whether any host that sends messages is at the switch or below it
     pub has_hosts: bool,
 }
 
-/// A link of a switch: both directions, of which beacons go out on one.
+/// Link of a switch: both directions, on one of which the switch's beacons are sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlannedLink {
-    /// Who is at the other end
+    /// Node at the other end
     pub to: Node,
-    /// Where that is
+    /// Side of the switch that this node is on
     pub side: Side,
-    /// What is sent over it
+    /// Beacons sent on the link
     pub beacons: Beacons,
 }
 
-/// Where somebody's beacons for a link go.
+/// Destination of the beacons for a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Beacons {
-    /// Whether routes would lead them over the link
+    /// Whether routes lead the beacons over the link
     pub crossing: Crossing,
-    /// Around, where they would not, or not always
+    /// Detour that leads them over the link, unless all routes do
     pub detour: Detour,
-    /// The MAC address that the frame is sent to
+    /// Destination MAC address of the frames
     pub next_hop: MacAddr,
-    /// The neighbour, or its representative
+    /// Address of the neighbour, or of its representative
     pub address: IpAddr,
-    /// Its queue pair
+    /// Queue pair there
     pub qpn: Qpn,
-    /// As what they are sent
+    /// Form of the beacons
     pub form: BeaconForm,
 }
 
-/// Between the two ends of a link, as one of them sees it
+/// Route of the beacons of one direction of a link
 #[derive(Clone, Copy)]
-struct Way {
-    /// The host that sends the beacons
+struct BeaconPath {
+    /// Host that sends the beacons
     from: usize,
-    /// The switch that it sends them to
+    /// Switch that this host sends them to
     via: usize,
-    /// Where the link begins
+    /// Node at which the link begins
     near: Node,
-    /// and where it ends
+    /// Node at which the link ends
     far: Node,
-    /// The host that gets them
+    /// Host that receives the beacons
     to: usize,
 }
 
 struct Planner<'a> {
     topology: &'a Topology,
     graph: Graph,
-    /// What the ways to hosts cost, by the switches that these are at
+    /// Costs of routes to hosts, by the switches that the hosts are at
     costs: BTreeMap<Vec<usize>, Costs>,
     plan: Plan,
     problems: Vec<Problem>,
 }
 
-/// Plans, or says what is wrong: all that can be found before the first thing that makes no sense.
+/// Plans a topology.
+///
+/// # Errors
+/// All problems found by the first check that fails.
 pub fn plan(topology: &Topology) -> Result<Plan, Vec<Problem>> {
     problem::check(topology)?;
     let graph = Graph::new(topology);
@@ -123,7 +129,8 @@ pub fn plan(topology: &Topology) -> Result<Plan, Vec<Problem>> {
     if planner.problems.is_empty() { Ok(planner.plan) } else { Err(planner.problems) }
 }
 
-/// Each switch's representative: the one that was named, or the nearest host, and of several the one with the fewest switches.
+/// Returns each switch's representative: the host that was named, or the nearest one; among equally near
+/// ones, the one that sends no messages and represents the fewest switches.
 fn representatives(topology: &Topology, graph: &Graph) -> Result<Vec<usize>, Vec<Problem>> {
     let mut switches_of = vec![0; topology.hosts.len()];
     for switch in &topology.switches {
@@ -135,7 +142,7 @@ fn representatives(topology: &Topology, graph: &Graph) -> Result<Vec<usize>, Vec
     let mut representatives = Vec::new();
     for (number, switch) in topology.switches.iter().enumerate() {
         let costs = graph.costs(&[(number, 0)]);
-        // It sends through the first of its switches, and is reached through any.
+        // The host sends through the first of its switches, and is reached through any.
         let cost = |host: &Host| {
             costs.from(host.switches[0])?;
             host.switches.iter().filter_map(|&at| costs.from(at)).min()
@@ -146,7 +153,7 @@ fn representatives(topology: &Topology, graph: &Graph) -> Result<Vec<usize>, Vec
         }
         let nearest = || {
             let hosts = topology.hosts.iter().enumerate().filter(|(_, host)| host.represents);
-            // One that does nothing else is the better one.
+            // Prefer a host that sends no messages.
             let hosts =
                 hosts.filter_map(|(at, host)| Some((cost(host)?, host.messages, switches_of[at], at)));
             hosts.min().map(|(.., host)| host)
@@ -162,9 +169,9 @@ fn representatives(topology: &Topology, graph: &Graph) -> Result<Vec<usize>, Vec
     if problems.is_empty() { Ok(representatives) } else { Err(problems) }
 }
 
-/// The plan without beacons: what is numbered how.
+/// Returns the plan without beacons, with layers, representatives, links and numbers.
 fn skeleton(topology: &Topology, layers: &[u32], representatives: &[usize]) -> Plan {
-    let nowhere = Beacons {
+    let placeholder = Beacons {
         crossing: Crossing::Always,
         detour: Vec::new(),
         next_hop: MacAddr::default(),
@@ -172,7 +179,7 @@ fn skeleton(topology: &Topology, layers: &[u32], representatives: &[usize]) -> P
         qpn: topology.settings.host_qp,
         form: BeaconForm::Datagram,
     };
-    let link = |to, side| PlannedLink { to, side, beacons: nowhere.clone() };
+    let link = |to, side| PlannedLink { to, side, beacons: placeholder.clone() };
     let mut links: Vec<Vec<PlannedLink>> = vec![Vec::new(); topology.switches.len()];
     for (host, at) in
         topology.senders().flat_map(|(number, host)| host.switches.iter().map(move |&at| (number, at)))
@@ -220,7 +227,7 @@ impl Planner<'_> {
                     Node::Host(host) => host,
                     Node::Switch(other) => self.plan.switches[other].representative,
                 };
-                let beacons = self.beacons(Way { from, via, near: Node::Switch(switch), far, to });
+                let beacons = self.beacons(BeaconPath { from, via, near: Node::Switch(switch), far, to });
                 self.plan.switches[switch].links[number].beacons = beacons;
             }
         }
@@ -231,36 +238,37 @@ impl Planner<'_> {
             .collect();
         for (from, switch) in uplinks {
             let to = self.plan.switches[switch].representative;
-            let way = Way { from, via: switch, near: Node::Host(from), far: Node::Switch(switch), to };
-            let beacons = self.beacons(way);
+            let path =
+                BeaconPath { from, via: switch, near: Node::Host(from), far: Node::Switch(switch), to };
+            let beacons = self.beacons(path);
             self.plan.hosts[from].push((switch, beacons));
         }
     }
 
-    /// How beacons get from the one end of a link to the other.
-    fn beacons(&mut self, way: Way) -> Beacons {
-        let crossing = self.crossing(way);
-        let detour = if crossing == Crossing::Always { Vec::new() } else { self.detour(way) };
-        let to = &self.topology.hosts[way.to];
-        let (qpn, form) = match way.far {
+    /// Returns the destination of the beacons from one end of a link to the other.
+    fn beacons(&mut self, path: BeaconPath) -> Beacons {
+        let crossing = self.crossing(path);
+        let detour = if crossing == Crossing::Always { Vec::new() } else { self.detour(path) };
+        let to = &self.topology.hosts[path.to];
+        let (qpn, form) = match path.far {
             Node::Host(_) => (self.topology.settings.host_qp, BeaconForm::Datagram),
             Node::Switch(switch) => {
                 let there = &self.plan.switches[switch];
                 let number =
-                    there.links.iter().position(|link| link.to == way.near).expect("links have two ends");
+                    there.links.iter().position(|link| link.to == path.near).expect("links have two ends");
                 let Registers { rkey, .. } = there.registers;
                 let va = there.registers.va_of(number as u16);
                 (Qpn::new(there.first_qp.get() + number as u32), BeaconForm::Write { va, rkey })
             }
         };
-        let next_hop = self.next_hop(way, !detour.is_empty());
+        let next_hop = self.next_hop(path, !detour.is_empty());
         Beacons { crossing, detour, next_hop, address: to.address, qpn, form }
     }
 
-    fn crossing(&mut self, way: Way) -> Crossing {
-        let Way { from, via, near, far, to } = way;
+    fn crossing(&mut self, path: BeaconPath) -> Crossing {
+        let BeaconPath { from, via, near, far, to } = path;
         if from == to {
-            // A host sends nothing to itself that anybody else sees.
+            // What a host sends to itself passes no link.
             return Crossing::Never;
         }
         let Node::Switch(near) = near else { return Crossing::Always };
@@ -271,19 +279,19 @@ impl Planner<'_> {
         self.graph.crossing(&self.costs[at], via, near, far)
     }
 
-    /// The switches at the ends of the link, whose tunnels lead over it.
-    fn detour(&mut self, way: Way) -> Detour {
-        if let (Node::Switch(near), Node::Switch(far)) = (way.near, way.far)
+    /// Returns the switches at the ends of the link, whose tunnels lead over it.
+    fn detour(&mut self, path: BeaconPath) -> Detour {
+        if let (Node::Switch(near), Node::Switch(far)) = (path.near, path.far)
             && !self.graph.is_direct(near, far)
         {
             self.problems.push(Problem::NotDirect(near, far));
         }
         let mut detour = Detour::new();
-        let mut source = self.topology.hosts[way.from].address;
-        for end in [way.near, way.far] {
+        let mut source = self.topology.hosts[path.from].address;
+        for end in [path.near, path.far] {
             let Node::Switch(switch) = end else { continue };
             let Some(address) = self.topology.switches[switch].tunnel else {
-                self.problems.push(Problem::NoTunnel { switch, near: way.near, far: way.far });
+                self.problems.push(Problem::NoTunnel { switch, near: path.near, far: path.far });
                 continue;
             };
             self.plan.switches[switch].tunnel_sources.insert(source);
@@ -293,10 +301,11 @@ impl Planner<'_> {
         detour
     }
 
-    /// The station that a host sends to: a neighbour in its own subnet, or its switch, which routes.
-    fn next_hop(&mut self, way: Way, goes_around: bool) -> MacAddr {
-        self.topology.next_hop_via(way.from, way.via, way.to, goes_around).unwrap_or_else(|| {
-            let missing = Problem::NoMac { switch: way.via, host: way.from };
+    /// Returns the MAC address that a host sends to: a neighbour in its own subnet, or its switch, which
+    /// routes.
+    fn next_hop(&mut self, path: BeaconPath, has_detour: bool) -> MacAddr {
+        self.topology.next_hop_via(path.from, path.via, path.to, has_detour).unwrap_or_else(|| {
+            let missing = Problem::NoMac { switch: path.via, host: path.from };
             if !self.problems.contains(&missing) {
                 self.problems.push(missing);
             }
@@ -306,7 +315,7 @@ impl Planner<'_> {
 }
 
 impl Host {
-    /// Whether an address is in its own subnet.
+    /// Returns whether an address is in the host's own subnet.
     pub(super) fn is_neighbour(&self, other: IpAddr) -> bool {
         match (self.address, other) {
             (IpAddr::V4(own), IpAddr::V4(other)) => {
@@ -323,13 +332,14 @@ impl Host {
 }
 
 impl Plan {
-    /// The number of the process on a host: hosts are counted from 0, processes from 1.
+    /// Returns the number of the process on a host: hosts are numbered from 0, processes from 1.
     pub const fn process_id(host: usize) -> ProcessId {
         ProcessId(host as u32 + 1)
     }
 
-    /// The process on a host, as far as the plan decides it, and the switch of its link: the first, if the host is at several. `None`
-    /// for a host that sends no messages, and for one whose next hop to a peer is not known.
+    /// Returns the configuration of the process on a host, as far as the plan determines it, and the switch
+    /// of its link: the first one, if the host is at several. `None` for a host that sends no messages, and
+    /// for one whose next hop to a peer is unknown.
     pub fn process(&self, topology: &Topology, number: usize) -> Option<(usize, process::Config)> {
         let (switch, beacons) = self.hosts[number].first()?;
         let settings = &topology.settings;
@@ -355,7 +365,7 @@ impl Plan {
         Some((*switch, config))
     }
 
-    /// The configuration of a switch's representative, whose host has one port.
+    /// Returns the configuration of a switch's representative, whose host has one port.
     pub fn config(&self, topology: &Topology, switch: usize) -> Config {
         let planned = &self.switches[switch];
         let host = &topology.hosts[planned.representative];

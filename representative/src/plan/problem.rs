@@ -1,10 +1,10 @@
-//! What is wrong with a topology.
+//! Problems of a topology.
 
 use super::topology::{Node, Topology};
 use core::net::IpAddr;
 use std::collections::BTreeMap;
 
-/// Why there is no plan. [`describe`](Self::describe) says it in words.
+/// Reason why there is no plan. [`describe`](Self::describe) returns a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Problem {
     /// No host sends messages
@@ -15,62 +15,63 @@ pub enum Problem {
     ToItself(usize),
     /// Two links join the same switches
     Parallel(usize, usize),
-    /// Two have the same address
+    /// Two nodes have the same address
     SameAddress(Node, Node, IpAddr),
     /// A host has the MAC address of another host, or of a switch
     SameMac(Node, Node),
-    /// One has an address of another version of IP than the first host
+    /// A node has an address of another IP version than the first host
     Version(Node),
-    /// No way leads to a switch from hosts that send messages
+    /// No links lead to a switch from hosts that send messages
     Unreached(usize),
     /// A link joins switches of the same layer
     Level {
         /// The link
         link: usize,
-        /// Their layer
+        /// Layer of both switches
         layer: u32,
-        /// If there is another way between the two: the loop, with the first switch at both ends
+        /// The loop, with the first switch at both ends, if there is another path between the two switches
         cycle: Option<Vec<usize>>,
     },
     /// A route goes down and up again
     Valley {
-        /// The host that it begins at
+        /// Host at which the route begins
         from: usize,
-        /// The switches up to the place
-        way: Vec<usize>,
-        /// The host that it leads to
+        /// Switches of the route, up to the one where it goes up again
+        path: Vec<usize>,
+        /// Host to which the route leads
         to: usize,
     },
-    /// No host could stand for a switch
+    /// No host can represent a switch
     NoRepresentative(usize),
-    /// No way leads between a switch and the first switch of the host that is to stand for it
+    /// No links lead between a switch and the first switch of the host that is to represent it
     Disconnected {
         /// The switch
         switch: usize,
-        /// The host that was named
+        /// Host that was named
         host: usize,
     },
-    /// Beacons need a router, and its MAC address is not known
+    /// Beacons need a router whose MAC address is unknown
     NoMac {
         /// The router
         switch: usize,
-        /// A host that is at it
+        /// A host at the router
         host: usize,
     },
     /// Beacons for a link need a detour, and a switch has no address at which tunnels end
     NoTunnel {
         /// The switch
         switch: usize,
-        /// The link, from here
+        /// Beginning of the link
         near: Node,
-        /// to there
+        /// End of the link
         far: Node,
     },
-    /// Beacons for a link need a detour, and not even its own ends use it to get to each other
+    /// Beacons for a link need a detour, but even the routes between the link's own ends do not use the link
+    /// alone
     NotDirect(usize, usize),
 }
 
-/// What can be seen without looking at routes.
+/// Checks everything that does not depend on routes.
 pub(super) fn check(topology: &Topology) -> Result<(), Vec<Problem>> {
     let mut problems = Vec::new();
     if topology.senders().next().is_none() {
@@ -109,7 +110,7 @@ pub(super) fn check(topology: &Topology) -> Result<(), Vec<Problem>> {
             addresses.insert(address, node);
         }
     }
-    // Switches may share one, as those do that are each the gateway of their hosts.
+    // Switches may share a MAC address, as gateways with one virtual address do.
     let switches = topology.switches.iter().enumerate();
     let mut macs: BTreeMap<_, _> =
         switches.filter_map(|(number, switch)| Some((switch.mac?.0, Node::Switch(number)))).collect();
@@ -123,10 +124,10 @@ pub(super) fn check(topology: &Topology) -> Result<(), Vec<Problem>> {
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
 
-/// What of a topology a problem is about.
+/// Part of a topology that a problem is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum About {
-    /// All of it
+    /// The whole topology
     Topology,
     /// A host or a switch
     Node(Node),
@@ -135,7 +136,7 @@ pub enum About {
 }
 
 impl Problem {
-    /// What it is about, and what else belongs to it.
+    /// Returns the part of the topology that the problem is about, and a second one that is involved.
     pub fn about(&self) -> (About, Option<About>) {
         let node = |node| (About::Node(node), None);
         match *self {
@@ -160,19 +161,19 @@ impl Problem {
         }
     }
 
-    /// What is wrong, and what to do about it.
+    /// Returns what is wrong, and what to do about it.
     pub fn describe(&self, topology: &Topology) -> (String, String) {
         let name = |node| format!("`{}`", topology.name(node));
         let switch = |number| name(Node::Switch(number));
         let host = |number| name(Node::Host(number));
-        let way = |switches: &[usize]| switches.iter().map(|&at| switch(at)).collect::<Vec<_>>().join(" - ");
+        let path = |switches: &[usize]| switches.iter().map(|&at| switch(at)).collect::<Vec<_>>().join(" - ");
         match self {
             Self::NoHosts => (
                 "no host sends messages".into(),
-                "add hosts: without messages there is nothing to order".into(),
+                "add a host with `messages = true`, which is the default".into(),
             ),
             Self::NotAtOneSwitch(number) => {
-                (format!("{} is at no switch, or at one twice", host(*number)), "name each of its switches once".into())
+                (format!("{} is at no switch, or at the same one twice", host(*number)), "name each of its switches once".into())
             }
             Self::ToItself(link) => {
                 (format!("a link from {} to itself", switch(topology.links[*link].ends[0])), "name two switches".into())
@@ -181,42 +182,42 @@ impl Problem {
                 let [a, b] = topology.links[*link].ends;
                 (
                     format!("{} and {} are joined twice", switch(a), switch(b)),
-                    "leave one away: between two links, messages and beacons do not keep their order".into(),
+                    "remove one: across two links, messages and beacons do not keep their order".into(),
                 )
             }
             Self::SameAddress(first, second, address) => (
                 format!("{} and {} have the same address, {address}", name(*first), name(*second)),
-                "give each its own".into(),
+                "give each its own address".into(),
             ),
             Self::SameMac(first, second) => (
                 format!("{} and {} have the same MAC address", name(*first), name(*second)),
-                "give each its own".into(),
+                "give each its own address".into(),
             ),
             Self::Version(node) => (
-                format!("{} has an address of another version of IP than the first host", name(*node)),
-                "give all IPv4 addresses, or all IPv6 addresses".into(),
+                format!("{} has an address of another IP version than the first host", name(*node)),
+                "use IPv4 addresses for all nodes, or IPv6 addresses for all".into(),
             ),
             Self::Unreached(number) => (
                 format!("no links lead from {} to a host that sends messages", switch(*number)),
-                "add the links, or leave the switch out".into(),
+                "add the links, or remove the switch".into(),
             ),
             Self::Level { link, layer, cycle } => {
                 let [a, b] = topology.links[*link].ends;
                 let message = match cycle {
-                    Some(cycle) => format!("a loop: {}", way(cycle)),
+                    Some(cycle) => format!("a loop: {}", path(cycle)),
                     None => format!("neither of {} and {} is above the other", switch(a), switch(b)),
                 };
                 let help = format!(
-                    "{} and {} are both in layer {layer}, and a barrier would wait for itself: take the link away, or say with \
-                     `layer` which is nearer to the hosts, if it is routes up and down that use it",
+                    "{} and {} are both in layer {layer}, and a barrier would wait for itself: remove the link, or set \
+                     `layer` of the switch farther from the hosts to a higher number, if routes use the link up and down",
                     switch(a),
                     switch(b)
                 );
                 (message, help)
             }
-            Self::Valley { from, way: through, to } => (
-                format!("a route from {} to {} goes down and up again: {}", host(*from), host(*to), way(through)),
-                "no barrier speaks of such messages, and they are dropped: change the costs or the layers, so that shortest paths \
+            Self::Valley { from, path: through, to } => (
+                format!("a route from {} to {} goes down and up again: {}", host(*from), host(*to), path(through)),
+                "no barrier covers such messages, so they are dropped: change the costs or the layers so that shortest paths \
                  go up and then down"
                     .into(),
             ),
@@ -229,29 +230,29 @@ impl Problem {
                 let joined: Vec<_> = joined.collect();
                 let links = if joined.is_empty() { "its hosts".into() } else { joined.join(", ") };
                 (
-                    format!("{} has no representative, and so its links have none: to {links}", switch(*number)),
-                    "name one with `representative = \"...\"`, or let hosts be chosen: do not forbid it to all".into(),
+                    format!("{} has no representative, so its links have none: to {links}", switch(*number)),
+                    "name a host with `representative = \"...\"`, or set `represents = true` for at least one host".into(),
                 )
             }
-            Self::Disconnected { switch: at, host: who } => (
-                format!("{} is to stand for {}, and no links lead from there to it", host(*who), switch(*at)),
-                "name a host in the switch's own part of the network, or add the links that join the two: no tunnel leads where \
-                 nothing is routed. A host sends through the first of its switches"
+            Self::Disconnected { switch: at, host: index } => (
+                format!("{} is to represent {}, but no links connect the two", host(*index), switch(*at)),
+                "name a host in the switch's own part of the network, or add links between the parts: a tunnel needs a route. \
+                 A host sends through the first of its switches"
                     .into(),
             ),
-            Self::NoMac { switch: at, host: who } => (
-                format!("{} has no `mac`, and {} sends beacons through it", switch(*at), host(*who)),
+            Self::NoMac { switch: at, host: index } => (
+                format!("{} has no `mac`, but {} sends beacons through it", switch(*at), host(*index)),
                 "add the switch's MAC address as a router, such as `mac = \"02:00:00:00:01:01\"`".into(),
             ),
             Self::NoTunnel { switch: at, near, far } => (
-                format!("{} has no `tunnel`, and beacons from {} to {} need a detour", switch(*at), name(*near), name(*far)),
+                format!("{} has no `tunnel`, but beacons from {} to {} need a detour", switch(*at), name(*near), name(*far)),
                 "add an address of the switch at which tunnels end, such as `tunnel = \"10.255.0.1\"`; or put the \
                  representatives next to their switches"
                     .into(),
             ),
             Self::NotDirect(near, far) => (
-                format!("routes from {} to {} do not use the link between them, or not only", switch(*near), switch(*far)),
-                "beacons for the link need a detour, and cannot get onto it: make the link's `cost` lower than that of any way \
+                format!("routes from {} to {} do not use the link between them, or not that link alone", switch(*near), switch(*far)),
+                "beacons for the link need a detour, but cannot get onto it: make the link's `cost` lower than that of any path \
                  around it"
                     .into(),
             ),

@@ -1,28 +1,28 @@
-//! Shortest paths between switches, as routing protocols find them: all of equal cost are used (ECMP).
+//! Shortest paths between switches, as routing protocols compute them: all of equal cost are used (ECMP).
 
 use super::topology::{Node, Topology};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
-/// Further than anything
-const NOWHERE: u64 = u64::MAX;
-/// What the way from a switch to a host at it costs. All ways to a host end with one
+/// Cost of an unreachable switch
+const UNREACHABLE: u64 = u64::MAX;
+/// Cost of the last hop, from a switch to a host. All routes to a host end with one
 const TO_HOST: u64 = 1;
 
-/// Who is next to whom.
+/// Graph of the switches.
 pub(super) struct Graph {
-    /// By switch: the neighbours, and what the way there costs
+    /// By switch: neighbours, and the costs of the links to them
     edges: Vec<Vec<(usize, u64)>>,
 }
 
 /// Whether routes lead over a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Crossing {
-    /// All do
+    /// All routes do
     Always,
-    /// Some of several that cost the same
+    /// Some of several routes of equal cost do
     Sometimes,
-    /// None does
+    /// No route does
     Never,
 }
 
@@ -37,40 +37,41 @@ impl Graph {
         Self { edges }
     }
 
-    /// The switches that are next to one
+    /// Returns the neighbours of a switch.
     pub(super) fn neighbours(&self, switch: usize) -> impl Iterator<Item = usize> + '_ {
         self.edges[switch].iter().map(|&(next, _)| next)
     }
 
-    /// What the way to somewhere costs, from each switch; `ends` are the last switches, and what is to be added there.
+    /// Returns the costs of the routes from each switch to a destination; `ends` are the last switches, with
+    /// the cost of the rest.
     pub(super) fn costs(&self, ends: &[(usize, u64)]) -> Costs {
-        let mut costs = vec![NOWHERE; self.edges.len()];
+        let mut costs = vec![UNREACHABLE; self.edges.len()];
         let mut open: BinaryHeap<_> = ends.iter().map(|&(end, cost)| Reverse((cost, end))).collect();
         while let Some(Reverse((cost, at))) = open.pop() {
             if cost >= costs[at] {
                 continue;
             }
             costs[at] = cost;
-            // Links cost the same both ways.
+            // Links have the same cost in both directions.
             open.extend(self.edges[at].iter().map(|&(next, more)| Reverse((cost + more, next))));
         }
         Costs { costs, ends: ends.into() }
     }
 
-    /// What the ways to a host cost
+    /// Returns the costs of the routes to a host.
     pub(super) fn costs_to_host(&self, topology: &Topology, host: usize) -> Costs {
         let ends: Vec<_> = topology.hosts[host].switches.iter().map(|&at| (at, TO_HOST)).collect();
         self.costs(&ends)
     }
 
-    /// Where a route to there goes from a switch: the switches that are next. Hosts are not passed through.
+    /// Returns the next hops from a switch to a destination. Hosts forward nothing.
     pub(super) fn next<'a>(&'a self, to: &'a Costs, at: usize) -> impl Iterator<Item = usize> + 'a {
         let here = to.costs[at];
         let near = move |&&(next, cost): &&(usize, u64)| to.costs[next].checked_add(cost) == Some(here);
         self.edges[at].iter().filter(near).map(|&(next, _)| next)
     }
 
-    /// Whether the routes from a switch to a host lead from `near` to `far`, one of which is a switch, and they are neighbours.
+    /// Returns whether the routes from a switch to a host lead from `near` to its neighbour `far`.
     pub(super) fn crossing(&self, to: &Costs, from: usize, near: usize, far: Node) -> Crossing {
         let mut seen = vec![false; self.edges.len()];
         let mut open = vec![from];
@@ -101,7 +102,8 @@ impl Graph {
         }
     }
 
-    /// Whether all routes from a switch to its neighbour are the one link between them: any other way costs more.
+    /// Returns whether the link between two neighbours is the only shortest path from the one to the other:
+    /// any other path costs more.
     pub(super) fn is_direct(&self, from: usize, to: usize) -> bool {
         let link = self.edges[from].iter().find(|&&(next, _)| next == to);
         let Some(&(_, most)) = link else { return false };
@@ -120,8 +122,9 @@ impl Graph {
         true
     }
 
-    /// A shortest way in hops between two switches without the link between them, over links that `may` be used.
-    pub(super) fn way_around(
+    /// Returns a shortest path in hops between two switches, without the link between them, over links for
+    /// which `may` is true.
+    pub(super) fn path_around(
         &self,
         from: usize,
         to: usize,
@@ -138,25 +141,25 @@ impl Graph {
             }
         }
         before[to]?;
-        let mut way: Vec<_> = core::iter::successors(Some(to), |&at| before[at]).collect();
-        way.reverse();
-        Some(way)
+        let mut path: Vec<_> = core::iter::successors(Some(to), |&at| before[at]).collect();
+        path.reverse();
+        Some(path)
     }
 }
 
-/// What the ways to one place cost.
+/// Costs of the routes to one destination.
 pub(super) struct Costs {
     costs: Vec<u64>,
     ends: Vec<(usize, u64)>,
 }
 
 impl Costs {
-    /// From a switch; `None` if there is no way
+    /// Returns the cost from a switch; `None` if there is no route.
     pub(super) fn from(&self, switch: usize) -> Option<u64> {
-        Some(self.costs[switch]).filter(|&cost| cost != NOWHERE)
+        Some(self.costs[switch]).filter(|&cost| cost != UNREACHABLE)
     }
 
-    /// Whether a route leaves the switches here
+    /// Returns whether a route leaves the switches here.
     fn ends_at(&self, switch: usize) -> bool {
         self.ends.contains(&(switch, self.costs[switch]))
     }

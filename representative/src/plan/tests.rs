@@ -12,12 +12,12 @@ fn ip(group: u8, n: usize) -> IpAddr {
     IpAddr::from([10, group, high, low])
 }
 
-/// A switch with everything that it may need
+/// Returns a switch with all optional addresses.
 fn switch(name: &str, n: usize) -> Switch {
     Switch { name: name.into(), tunnel: Some(ip(255, n)), mac: Some(mac(1, n)), ..Switch::default() }
 }
 
-/// Host `n`, in a subnet of its own rack
+/// Returns host `n`, in a subnet of its own rack.
 fn host(n: usize, switches: &[usize]) -> Host {
     Host {
         name: format!("h{n}"),
@@ -43,7 +43,8 @@ fn topology(names: &[&str], hosts: &[&[usize]], links: &[(usize, usize)]) -> Top
     }
 }
 
-/// The paper's testbed (section 7.1): 32 hosts, 4 ToR, 4 spine and 2 core switches, in two pods.
+/// Returns the paper's testbed (1Pipe, section 7.1): 32 hosts, 4 ToR, 4 spine and 2 core switches, in two
+/// pods.
 fn testbed() -> Topology {
     let names = ["t0", "t1", "t2", "t3", "s0", "s1", "s2", "s3", "c0", "c1"];
     let hosts: Vec<[usize; 1]> = (0..32).map(|n| [n / 8]).collect();
@@ -53,7 +54,8 @@ fn testbed() -> Topology {
     topology(&names, &hosts, &pods.into_iter().chain(core).collect::<Vec<_>>())
 }
 
-/// Every representative's configuration can be, and every beacon arrives where it is expected.
+/// Checks that every representative's configuration is valid, and that every beacon arrives where it is
+/// expected.
 #[track_caller]
 fn check(topology: &Topology, plan: &Plan) {
     for (number, planned) in plan.switches.iter().enumerate() {
@@ -71,7 +73,7 @@ fn check(topology: &Topology, plan: &Plan) {
             assert_eq!(link.beacons.form, BeaconForm::Write { va, rkey: there.registers.rkey });
         }
     }
-    // Those at one host share nothing.
+    // Representatives at one host share no queue pairs.
     for (number, one) in plan.switches.iter().enumerate() {
         for other in &plan.switches[..number] {
             let qps = |planned: &PlannedSwitch| {
@@ -83,15 +85,15 @@ fn check(topology: &Topology, plan: &Plan) {
     }
 }
 
-fn right(topology: &Topology) -> Plan {
+fn valid_plan(topology: &Topology) -> Plan {
     let plan = plan(topology).unwrap_or_else(|problems| panic!("{problems:?}"));
     check(topology, &plan);
     plan
 }
 
 #[track_caller]
-fn wrong(topology: &Topology, expected: &[Problem]) {
-    let problems = plan(topology).expect_err("something is wrong");
+fn expect_problems(topology: &Topology, expected: &[Problem]) {
+    let problems = plan(topology).expect_err("the topology is invalid");
     assert_eq!(problems, expected);
     for problem in &problems {
         let (message, help) = problem.describe(topology);
@@ -99,16 +101,16 @@ fn wrong(topology: &Topology, expected: &[Problem]) {
     }
 }
 
-/// The beacons from one node to the next
+/// Returns the beacons from a switch to a neighbour.
 fn beacons(plan: &Plan, from: usize, to: Node) -> &Beacons {
     let link = plan.switches[from].links.iter().find(|link| link.to == to).expect("a link");
     &link.beacons
 }
 
 #[test]
-fn the_papers_testbed() {
+fn plan_of_the_papers_testbed_is_right() {
     let topology = testbed();
-    let plan = right(&topology);
+    let plan = valid_plan(&topology);
     let layers: Vec<_> = plan.switches.iter().map(|switch| switch.layer).collect();
     assert_eq!(layers, [1, 1, 1, 1, 2, 2, 2, 2, 3, 3]);
     let representatives: Vec<_> = plan.switches.iter().map(|switch| switch.representative).collect();
@@ -116,20 +118,20 @@ fn the_papers_testbed() {
     let sizes: Vec<_> = plan.switches.iter().map(|switch| switch.links.len()).collect();
     assert_eq!(sizes, [10, 10, 10, 10, 4, 4, 4, 4, 4, 4]);
     assert!(plan.switches.iter().all(|switch| switch.has_hosts));
-    // h0 stands for t0, h1 for s0: both are at t0, where their packets turn round.
-    let around = beacons(&plan, 0, Node::Switch(4));
-    assert_eq!((around.crossing, &around.detour), (Crossing::Never, &vec![ip(255, 0), ip(255, 4)]));
-    assert_eq!((around.next_hop, around.address), (mac(1, 0), ip(0, 1)));
-    // h8 stands for t1: its way to h1 passes s0 or s1.
-    let around = beacons(&plan, 1, Node::Switch(4));
-    assert_eq!((around.crossing, &around.detour), (Crossing::Sometimes, &vec![ip(255, 1), ip(255, 4)]));
-    // The other hosts in the rack are neighbours, and their link is the only way.
+    // h0 represents t0, h1 represents s0: both are at t0, where packets between them turn round.
+    let detoured = beacons(&plan, 0, Node::Switch(4));
+    assert_eq!((detoured.crossing, &detoured.detour), (Crossing::Never, &vec![ip(255, 0), ip(255, 4)]));
+    assert_eq!((detoured.next_hop, detoured.address), (mac(1, 0), ip(0, 1)));
+    // h8 represents t1: its routes to h1 pass s0 or s1.
+    let detoured = beacons(&plan, 1, Node::Switch(4));
+    assert_eq!((detoured.crossing, &detoured.detour), (Crossing::Sometimes, &vec![ip(255, 1), ip(255, 4)]));
+    // The other hosts in the rack are neighbours, and their link is the only path.
     let straight = beacons(&plan, 0, Node::Host(5));
     assert_eq!(
         (straight.crossing, &straight.detour, straight.next_hop),
         (Crossing::Always, &Vec::new(), mac(0, 5))
     );
-    // What h0 sends to itself would not leave it.
+    // What h0 sends to itself would not leave the host.
     let own = beacons(&plan, 0, Node::Host(0));
     assert_eq!((own.crossing, &own.detour, own.next_hop), (Crossing::Never, &vec![ip(255, 0)], mac(1, 0)));
     let [(0, own)] = &plan.hosts[0][..] else { panic!("{:?}", plan.hosts[0]) };
@@ -139,7 +141,7 @@ fn the_papers_testbed() {
         (straight.crossing, straight.qpn, straight.next_hop),
         (Crossing::Always, Qpn::new(0x107), mac(0, 0))
     );
-    // Whoever sends into a switch's tunnel is known there.
+    // Every sender into a switch's tunnel is listed there.
     let sources: Vec<_> = plan.switches[0].tunnel_sources.iter().copied().collect();
     assert_eq!(sources, [ip(0, 0), ip(255, 4), ip(255, 5)]);
 }
@@ -153,54 +155,58 @@ fn representatives_at_their_switches_need_no_detour() {
         topology.hosts.push(Host { messages: false, ..host(n, &[at]) });
         topology.switches[at].representative = Some(n);
     }
-    let plan = right(&topology);
+    let plan = valid_plan(&topology);
     let all = plan.switches.iter().flat_map(|switch| &switch.links).map(|link| &link.beacons);
     for beacons in all.chain(plan.hosts.iter().flatten().map(|(_, beacons)| beacons)) {
         assert_eq!((beacons.crossing, &beacons.detour), (Crossing::Always, &Vec::new()));
     }
     assert!(plan.switches.iter().all(|switch| switch.tunnel_sources.is_empty()));
-    assert_eq!(plan.switches[0].links.len(), 10, "a representative is no link of its switch's");
-    // So no switch needs an address for tunnels.
+    assert_eq!(
+        plan.switches[0].links.len(),
+        10,
+        "the representative's own link is not one that its switch's barriers wait for"
+    );
+    // So no switch needs a tunnel address.
     for switch in &mut topology.switches {
         switch.tunnel = None;
     }
-    right(&topology);
+    valid_plan(&topology);
 }
 
 #[test]
-fn a_single_switch() {
+fn single_switch_is_planned() {
     let mut single = topology(&["s"], &[&[0], &[0]], &[]);
-    let plan = right(&single);
+    let plan = valid_plan(&single);
     assert_eq!((plan.switches[0].layer, plan.switches[0].representative), (1, 0));
-    assert_eq!(beacons(&plan, 0, Node::Host(0)).detour, [ip(255, 0)], "to itself, over its own link");
+    assert_eq!(beacons(&plan, 0, Node::Host(0)).detour, [ip(255, 0)], "to itself, over the host's link");
     assert_eq!(beacons(&plan, 0, Node::Host(1)).crossing, Crossing::Always);
     let sources: Vec<_> = plan.switches[0].tunnel_sources.iter().copied().collect();
     assert_eq!(sources, [ip(0, 0)]);
-    // Another host stands for it: nothing goes around.
+    // Another host represents it: no detours.
     single.hosts.push(Host { messages: false, ..host(2, &[0]) });
     single.switches[0] = Switch { representative: Some(2), tunnel: None, mac: None, ..switch("s", 0) };
-    let plan = right(&single);
+    let plan = valid_plan(&single);
     assert!(plan.switches[0].links.iter().all(|link| link.beacons.crossing == Crossing::Always));
 }
 
 #[test]
-fn loops_are_named() {
+fn loops_are_refused_and_named() {
     let ring = topology(&["a", "b", "c"], &[&[0], &[1], &[2]], &[(0, 1), (1, 2), (2, 0)]);
     let level = |link, cycle: &[usize]| Problem::Level { link, layer: 1, cycle: Some(cycle.into()) };
-    wrong(&ring, &[level(0, &[0, 1, 2, 0]), level(1, &[1, 2, 0, 1]), level(2, &[2, 0, 1, 2])]);
+    expect_problems(&ring, &[level(0, &[0, 1, 2, 0]), level(1, &[1, 2, 0, 1]), level(2, &[2, 0, 1, 2])]);
     let (message, help) = level(0, &[0, 1, 2, 0]).describe(&ring);
     assert_eq!(message, "a loop: `a` - `b` - `c` - `a`");
     assert!(help.contains("`layer`"), "{help}");
-    // A link between two tops of racks, which routes over the spine do not need
+    // A link between two ToR switches, which routes over the spine do not need
     let mut shortcut = topology(&["a", "b", "spine"], &[&[0], &[1]], &[(0, 2), (1, 2), (0, 1)]);
-    wrong(&shortcut, &[level(2, &[0, 1, 2, 0])]);
-    // Two alone are no loop; but which one is above?
+    expect_problems(&shortcut, &[level(2, &[0, 1, 2, 0])]);
+    // Two switches alone are no loop, but neither is above the other.
     let two = topology(&["a", "b"], &[&[0], &[1]], &[(0, 1)]);
-    wrong(&two, &[Problem::Level { link: 0, layer: 1, cycle: None }]);
-    // It can be said.
-    let mut said = two;
-    said.switches[1].layer = Some(2);
-    let plan = right(&said);
+    expect_problems(&two, &[Problem::Level { link: 0, layer: 1, cycle: None }]);
+    // `layer` can order them.
+    let mut with_layer = two;
+    with_layer.switches[1].layer = Some(2);
+    let plan = valid_plan(&with_layer);
     assert_eq!(
         plan.switches[0].links.iter().map(|link| link.side).collect::<Vec<_>>(),
         [Side::Below, Side::Above]
@@ -208,60 +214,60 @@ fn loops_are_named() {
     assert_eq!(plan.switches[1].links.iter().map(|link| link.side).collect::<Vec<_>>(), [Side::Below; 2]);
     shortcut.switches[1].layer = Some(2);
     shortcut.switches[2].layer = Some(3);
-    right(&shortcut);
+    valid_plan(&shortcut);
 }
 
-/// Tops of racks below two spines, but one spine is far: routes would rather pass the rack between.
+/// ToR switches below two spines, of which one is far: the cheapest routes pass the rack between.
 #[test]
-fn routes_go_up_and_then_down() {
+fn routes_that_go_down_and_up_again_are_refused() {
     let mut topology =
         topology(&["a", "b", "c", "s", "t"], &[&[0], &[1], &[2]], &[(0, 3), (1, 3), (1, 4), (2, 4)]);
-    let valley = Problem::Valley { from: 2, way: vec![2, 4, 1, 3], to: 0 };
-    wrong(&topology, core::slice::from_ref(&valley));
+    let valley = Problem::Valley { from: 2, path: vec![2, 4, 1, 3], to: 0 };
+    expect_problems(&topology, core::slice::from_ref(&valley));
     let (message, _) = valley.describe(&topology);
     assert_eq!(message, "a route from `h2` to `h0` goes down and up again: `c` - `t` - `b` - `s`");
-    // With a way over the top, all is well; unless it costs too much.
+    // With a path over the core, all routes are valid, unless that path costs too much.
     topology.switches.push(switch("core", 5));
     topology.links.extend([link(3, 5), link(4, 5)]);
-    wrong(&topology, core::slice::from_ref(&valley));
+    expect_problems(&topology, core::slice::from_ref(&valley));
     topology.links[1].cost = 2;
-    right(&topology);
+    valid_plan(&topology);
     topology.links[4].cost = 5;
-    wrong(&topology, &[valley]);
+    expect_problems(&topology, &[valley]);
 }
 
 #[test]
-fn a_link_needs_a_representative_at_either_end() {
+fn switch_without_a_representative_is_refused() {
     let mut topology = topology(&["a", "b", "spine"], &[&[0], &[1]], &[(0, 2), (1, 2)]);
     for host in &mut topology.hosts {
         host.represents = false;
     }
     topology.switches[0].representative = Some(0);
-    wrong(&topology, &[Problem::NoRepresentative(1), Problem::NoRepresentative(2)]);
+    expect_problems(&topology, &[Problem::NoRepresentative(1), Problem::NoRepresentative(2)]);
     let (message, _) = Problem::NoRepresentative(2).describe(&topology);
-    assert_eq!(message, "`spine` has no representative, and so its links have none: to `a`, `b`");
+    assert_eq!(message, "`spine` has no representative, so its links have none: to `a`, `b`");
     topology.hosts[1].represents = true;
-    let plan = right(&topology);
+    let plan = valid_plan(&topology);
     assert_eq!(plan.switches.iter().map(|switch| switch.representative).collect::<Vec<_>>(), [0, 1, 1]);
-    // One host for two switches: what it tells itself goes over the link.
+    // One host for two switches: what it sends to itself has to go over the link.
     assert_eq!(beacons(&plan, 2, Node::Switch(1)).detour, [ip(255, 2), ip(255, 1)]);
     assert_eq!(beacons(&plan, 2, Node::Switch(1)).address, ip(1, 1));
     assert_ne!(plan.switches[1].first_qp, plan.switches[2].first_qp);
     assert_ne!(plan.switches[1].registers.va, plan.switches[2].registers.va);
 }
 
-/// Two networks in one file are two plans, and no host stands for a switch of the other network.
+/// Two networks in one file make two plans, and no host represents a switch of the other network.
 #[test]
-fn a_representative_has_to_be_reached() {
+fn representative_must_be_connected_to_its_switch() {
     let mut apart = topology(&["t0", "s0", "t1", "s1"], &[&[0], &[0], &[2], &[2]], &[(0, 1), (2, 3)]);
-    let plan = right(&apart);
+    let plan = valid_plan(&apart);
     assert_eq!(plan.switches.iter().map(|switch| switch.representative).collect::<Vec<_>>(), [0, 1, 2, 3]);
     apart.switches[1].representative = Some(2);
     apart.switches[2].representative = Some(1);
     let disconnected = |switch, host| Problem::Disconnected { switch, host };
-    wrong(&apart, &[disconnected(1, 2), disconnected(2, 1)]);
+    expect_problems(&apart, &[disconnected(1, 2), disconnected(2, 1)]);
     let (message, _) = disconnected(1, 2).describe(&apart);
-    assert_eq!(message, "`h2` is to stand for `s0`, and no links lead from there to it");
+    assert_eq!(message, "`h2` is to represent `s0`, but no links connect the two");
     assert_eq!(disconnected(1, 2).about(), (About::Node(Node::Switch(1)), Some(About::Node(Node::Host(2)))));
     // A host at two switches sends through the first.
     for (first, second, [there, elsewhere]) in [(0, 2, [1, 3]), (2, 0, [3, 1])] {
@@ -269,7 +275,7 @@ fn a_representative_has_to_be_reached() {
             topology(&["t0", "s0", "t1", "s1"], &[&[0], &[first, second], &[2]], &[(0, 1), (2, 3)]);
         both.switches[there].representative = Some(1);
         both.switches[elsewhere].representative = Some(1);
-        wrong(&both, &[disconnected(elsewhere, 1)]);
+        expect_problems(&both, &[disconnected(elsewhere, 1)]);
         both.switches[elsewhere].representative = None;
         let plan = super::plan(&both).unwrap();
         assert_eq!(plan.switches[there].representative, 1);
@@ -278,69 +284,72 @@ fn a_representative_has_to_be_reached() {
 }
 
 #[test]
-fn a_switch_with_no_host_below() {
+fn switch_without_hosts_below_is_planned() {
     let mut topology = topology(&["a", "empty", "spine"], &[&[0]], &[(0, 2), (1, 2)]);
-    // Nothing says that it is a top of rack, so it looks like one of the core.
-    assert_eq!(right(&topology).switches[1].layer, 3);
+    // Nothing marks it as a ToR switch, so it looks like a core switch.
+    assert_eq!(valid_plan(&topology).switches[1].layer, 3);
     topology.switches[1].layer = Some(1);
-    let plan = right(&topology);
+    let plan = valid_plan(&topology);
     let has_hosts: Vec<_> = plan.switches.iter().map(|switch| switch.has_hosts).collect();
     assert_eq!(has_hosts, [true, false, true]);
     let only: Vec<_> = plan.switches[1].links.iter().map(|link| (link.to, link.side)).collect();
     assert_eq!(only, [(Node::Switch(2), Side::Above)]);
     topology.links.pop();
-    wrong(&topology, &[Problem::Unreached(1)]);
+    expect_problems(&topology, &[Problem::Unreached(1)]);
 }
 
 #[test]
-fn a_host_at_two_switches() {
+fn host_at_two_switches_is_planned() {
     let mut topology =
         topology(&["a", "b", "s", "t"], &[&[0], &[1], &[0, 1]], &[(0, 2), (0, 3), (1, 2), (1, 3)]);
     topology.switches[0].representative = Some(0);
     topology.switches[1].representative = Some(1);
-    let plan = right(&topology);
-    // Either switch has another way to it, but a shorter one.
+    let plan = valid_plan(&topology);
+    // Either switch has another path to it, but the direct one is shorter.
     let [(0, first), (1, second)] = &plan.hosts[2][..] else { panic!("{:?}", plan.hosts[2]) };
-    assert_eq!((first.crossing, first.next_hop), (Crossing::Always, mac(1, 0)), "at its own port");
+    assert_eq!((first.crossing, first.next_hop), (Crossing::Always, mac(1, 0)), "the switch at its own port");
     assert_eq!((second.crossing, second.next_hop), (Crossing::Always, mac(1, 1)));
     assert_eq!(beacons(&plan, 0, Node::Host(2)).crossing, Crossing::Always);
     // If the representative of both is at a spine, routes use both.
     topology.hosts.push(Host { messages: false, ..host(3, &[2]) });
     topology.switches[0].representative = Some(3);
-    let plan = right(&topology);
+    let plan = valid_plan(&topology);
     let both = beacons(&plan, 0, Node::Host(2));
     assert_eq!((both.crossing, &both.detour), (Crossing::Sometimes, &vec![ip(255, 0)]));
 }
 
 #[test]
-fn what_is_there_twice() {
+fn duplicates_are_refused() {
     let mut twice = topology(&["a", "b", "spine"], &[&[0], &[1]], &[(0, 2), (1, 2), (2, 0)]);
-    wrong(&twice, &[Problem::Parallel(0, 2)]);
+    expect_problems(&twice, &[Problem::Parallel(0, 2)]);
     twice.links[2] = link(1, 1);
-    wrong(&twice, &[Problem::ToItself(2)]);
+    expect_problems(&twice, &[Problem::ToItself(2)]);
     twice.links.pop();
     twice.hosts[1].address = ip(0, 0);
     twice.hosts[1].mac = mac(0, 0);
     twice.switches[2].tunnel = Some(ip(255, 1));
     let [first, second] = [Node::Host(0), Node::Host(1)];
     let tunnels = Problem::SameAddress(Node::Switch(1), Node::Switch(2), ip(255, 1));
-    wrong(&twice, &[Problem::SameAddress(first, second, ip(0, 0)), tunnels, Problem::SameMac(first, second)]);
+    expect_problems(
+        &twice,
+        &[Problem::SameAddress(first, second, ip(0, 0)), tunnels, Problem::SameMac(first, second)],
+    );
     let mut gateway = topology(&["a", "b", "spine"], &[&[0], &[1]], &[(0, 2), (1, 2)]);
     gateway.switches[0].mac = Some(gateway.hosts[1].mac);
-    wrong(&gateway, &[Problem::SameMac(Node::Switch(0), second)]);
+    expect_problems(&gateway, &[Problem::SameMac(Node::Switch(0), second)]);
     let mut hosts = topology(&["a"], &[&[0], &[0, 0]], &[]);
-    wrong(&hosts, &[Problem::NotAtOneSwitch(1)]);
+    expect_problems(&hosts, &[Problem::NotAtOneSwitch(1)]);
     hosts.hosts[1] = Host { switches: Vec::new(), ..host(1, &[0]) };
-    wrong(&hosts, &[Problem::NotAtOneSwitch(1)]);
+    expect_problems(&hosts, &[Problem::NotAtOneSwitch(1)]);
     hosts.hosts[1] = Host { address: IpAddr::from([0; 16]), ..host(1, &[0]) };
-    wrong(&hosts, &[Problem::Version(second)]);
+    expect_problems(&hosts, &[Problem::Version(second)]);
     hosts.hosts.truncate(1);
     hosts.hosts[0].messages = false;
-    wrong(&hosts, &[Problem::NoHosts]);
+    expect_problems(&hosts, &[Problem::NoHosts]);
 }
 
 #[test]
-fn what_a_detour_needs() {
+fn detour_requirements_are_checked() {
     let mut topology = testbed();
     topology.switches[4].tunnel = None;
     topology.switches[0].mac = None;
@@ -348,7 +357,7 @@ fn what_a_detour_needs() {
     assert!(problems.contains(&Problem::NoTunnel { switch: 4, near: Node::Switch(0), far: Node::Switch(4) }));
     assert!(problems.contains(&Problem::NoMac { switch: 0, host: 0 }));
     assert!(problems.iter().all(|problem| !problem.describe(&topology).0.is_empty()));
-    // The link between a and s costs more than the way around it.
+    // The link between a and s costs more than the path around it.
     let mut far = super::tests::topology(&["a", "b", "s"], &[&[0], &[1]], &[(0, 2), (1, 2), (0, 1)]);
     for (switch, layer) in far.switches.iter_mut().zip([1, 2, 3]) {
         switch.layer = Some(layer);
@@ -356,13 +365,13 @@ fn what_a_detour_needs() {
     far.links[0].cost = 5;
     let problems = plan(&far).unwrap_err();
     assert!(problems.contains(&Problem::NotDirect(0, 2)), "{problems:?}");
-    // As much is too much as well.
+    // Equal cost is not sufficient either.
     far.links[0].cost = 2;
     assert!(plan(&far).unwrap_err().contains(&Problem::NotDirect(0, 2)));
 }
 
 #[test]
-fn subnets() {
+fn neighbours_are_those_in_the_same_subnet() {
     let host = host(1, &[0]);
     for (prefix, other, neighbour) in
         [(16, ip(0, 700), true), (24, ip(0, 255), true), (24, ip(0, 256), false), (0, ip(9, 9), true)]
@@ -372,7 +381,8 @@ fn subnets() {
     assert!(!host.is_neighbour(IpAddr::from([0; 16])));
 }
 
-/// Switches that are joined at random, at random costs. The first `count - 1` links make it one network.
+/// Generates switches joined at random, with random costs. The first `count - 1` links make the network
+/// connected.
 fn any_network() -> impl Strategy<Value = (usize, Vec<Link>)> {
     let tree = |count: usize| (1..count).map(|n| (0..n, Just(n), 1u32..4)).collect::<Vec<_>>();
     let more = |count: usize| proptest::collection::vec((0..count, 0..count, 1u32..4), 0..6);
@@ -390,14 +400,14 @@ fn any_network() -> impl Strategy<Value = (usize, Vec<Link>)> {
     )
 }
 
-/// All ways between two switches that pass none twice, with their costs
-fn all_ways(links: &[Link], from: usize, to: usize) -> Vec<(u32, Vec<usize>)> {
+/// Returns all paths between two switches that visit none twice, with their costs.
+fn all_paths(links: &[Link], from: usize, to: usize) -> Vec<(u32, Vec<usize>)> {
     let mut open = vec![(0, vec![from])];
-    let mut ways = Vec::new();
-    while let Some((cost, way)) = open.pop() {
-        let at = way[way.len() - 1];
+    let mut paths = Vec::new();
+    while let Some((cost, path)) = open.pop() {
+        let at = path[path.len() - 1];
         if at == to {
-            ways.push((cost, way));
+            paths.push((cost, path));
             continue;
         }
         for link in links {
@@ -406,36 +416,36 @@ fn all_ways(links: &[Link], from: usize, to: usize) -> Vec<(u32, Vec<usize>)> {
                 [a, b] if b == at => a,
                 _ => continue,
             };
-            if !way.contains(&next) {
-                open.push((cost + link.cost, [&way[..], &[next]].concat()));
+            if !path.contains(&next) {
+                open.push((cost + link.cost, [&path[..], &[next]].concat()));
             }
         }
     }
-    ways
+    paths
 }
 
 fn cheapest(links: &[Link], from: usize, to: usize) -> Vec<Vec<usize>> {
-    let ways = all_ways(links, from, to);
-    let least = ways.iter().map(|(cost, _)| *cost).min();
-    ways.into_iter().filter(|(cost, _)| Some(*cost) == least).map(|(_, way)| way).collect()
+    let paths = all_paths(links, from, to);
+    let least = paths.iter().map(|(cost, _)| *cost).min();
+    paths.into_iter().filter(|(cost, _)| Some(*cost) == least).map(|(_, path)| path).collect()
 }
 
 proptest! {
-    /// Against all ways there are
+    /// Compares with an enumeration of all paths.
     #[test]
-    fn routes_are_the_shortest_ways((count, links) in any_network(), from in 0usize..6, to in 0usize..6) {
+    fn routes_are_the_shortest_paths((count, links) in any_network(), from in 0usize..6, to in 0usize..6) {
         let (from, to) = (from % count, to % count);
         let names = ["s"; 6];
         let mut network = topology(&names[..count], &[&[to]], &[]);
         network.links = links.clone();
         let graph = Graph::new(&network);
         let costs = graph.costs_to_host(&network, 0);
-        let ways = cheapest(&links, from, to);
+        let paths = cheapest(&links, from, to);
         for [near, far] in links.iter().flat_map(|link| [link.ends, [link.ends[1], link.ends[0]]]) {
-            let passing = ways.iter().filter(|way| way.windows(2).any(|hop| hop == [near, far])).count();
+            let passing = paths.iter().filter(|path| path.windows(2).any(|hop| hop == [near, far])).count();
             let expected = match passing {
                 0 => Crossing::Never,
-                some if some == ways.len() => Crossing::Always,
+                some if some == paths.len() => Crossing::Always,
                 _ => Crossing::Sometimes,
             };
             prop_assert_eq!(graph.crossing(&costs, from, near, Node::Switch(far)), expected);
@@ -445,9 +455,9 @@ proptest! {
     }
 }
 
-/// A fat tree of switches with `k` ports each (1,024 hosts for 16): planned in no time that anybody would notice.
+/// A fat tree of switches with `k` ports each (1,024 hosts for 16).
 #[test]
-fn a_fat_tree() {
+fn fat_tree_of_1024_hosts_is_planned() {
     let k = 16;
     let half = k / 2;
     let tor = |pod: usize, n: usize| pod * k + n;
@@ -469,12 +479,12 @@ fn a_fat_tree() {
         host.address = IpAddr::from([10, high, low, (number % half) as u8]);
         host.prefix = 24;
     }
-    let plan = right(&topology);
+    let plan = valid_plan(&topology);
     assert_eq!((topology.hosts.len(), topology.switches.len(), topology.links.len()), (1024, 320, 2048));
     let mut layers = [0; 4];
     plan.switches.iter().for_each(|switch| layers[switch.layer as usize] += 1);
     assert_eq!(layers, [0, 128, 128, 64]);
-    // Nobody stands for two while others nearby stand for none.
+    // No host represents two switches while hosts nearby represent none.
     let busy: BTreeSet<_> = plan.switches.iter().map(|switch| switch.representative).collect();
     assert_eq!(busy.len(), 320);
 }

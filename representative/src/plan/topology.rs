@@ -1,4 +1,4 @@
-//! A network as its operator knows it: what a plan is made of.
+//! A network as described by its operator: the input of a plan.
 
 use crate::config::Registers;
 use core::net::IpAddr;
@@ -7,35 +7,37 @@ use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::OnePipe;
 use switch::Nanos;
 
-/// A network of hosts and switches. Things are named by their places in these lists.
+/// A network of hosts and switches, which are referred to by their indices in these lists.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Topology {
-    /// What holds for all
+    /// Settings of the whole network
     pub settings: Settings,
-    /// The switches
+    /// Switches
     pub switches: Vec<Switch>,
-    /// The hosts
+    /// Hosts
     pub hosts: Vec<Host>,
-    /// The links between switches
+    /// Links between switches
     pub links: Vec<Link>,
 }
 
-/// What holds for all.
+/// Settings of the whole network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Time between beacons
+    /// Interval between beacons
     pub beacon_interval: Nanos,
-    /// A link that is silent for more intervals than this is dead
+    /// Number of beacon intervals after which a silent link is dead
     pub dead_after_intervals: u32,
-    /// DSCP and ECN of beacons, those of the messages
+    /// DSCP and ECN of beacons. The DSCP has to be that of the messages
     pub traffic_class: u8,
-    /// What is ahead of somebody's clock by more is refused there
+    /// Barriers and timestamps that are ahead of a node's clock by more than this are refused there
     pub ahead_max: Nanos,
-    /// A message has failed if nothing was heard of it for so long. Longer than a process's `ack_delay`
+    /// Time after which a message that has not been acknowledged has failed. Longer than a process's
+    /// `ack_delay`
     pub timeout: Nanos,
-    /// The queue pair of every host for beacons
+    /// Queue pair of every host for beacons
     pub host_qp: Qpn,
-    /// The first queue pair of the first representative at a host, and where its registers are; those of a second one follow
+    /// First queue pair of the first representative at a host. Its registers begin at `registers`; those of
+    /// further representatives follow
     pub first_qp: Qpn,
     /// See `first_qp`
     pub registers: Registers,
@@ -59,34 +61,35 @@ impl Default for Settings {
 /// A switch.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Switch {
-    /// What it is called
+    /// Name
     pub name: String,
-    /// How far it is from the hosts: 1 is a top of rack. If not said, one more than the nearest switch with hosts is away
+    /// Distance from the hosts: 1 for a ToR switch. If `None`, one more than the distance to the nearest
+    /// switch with hosts
     pub layer: Option<u32>,
-    /// Where its tunnels end. Detours need it
+    /// Address at which its tunnels end. Needed for detours
     pub tunnel: Option<IpAddr>,
-    /// Its MAC address as a router, where its hosts send what is not for their own subnet
+    /// MAC address as a router, to which its hosts send packets for other subnets
     pub mac: Option<MacAddr>,
-    /// The host that keeps its barriers; the nearest one if not said
+    /// Host that keeps the switch's barriers; the nearest one if `None`
     pub representative: Option<usize>,
 }
 
 /// A host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// What it is called
+    /// Name
     pub name: String,
-    /// Its address
+    /// IP address
     pub address: IpAddr,
-    /// Length of the prefix of its subnet
+    /// Prefix length of its subnet
     pub prefix: u8,
-    /// Its MAC address
+    /// MAC address
     pub mac: MacAddr,
-    /// The switches that it is at. What it sends as a representative leaves through the first
+    /// Switches that it is connected to. What it sends as a representative leaves through the first
     pub switches: Vec<usize>,
-    /// Whether it sends messages: if not, its link is none that barriers wait for
+    /// Whether the host sends messages; if not, no barrier waits for its link
     pub messages: bool,
-    /// Whether it may be made a representative without having been named
+    /// Whether the host may be chosen as a representative without having been named
     pub represents: bool,
 }
 
@@ -95,7 +98,7 @@ pub struct Host {
 pub struct Link {
     /// The switches that it joins
     pub ends: [usize; 2],
-    /// What the routing protocol counts for it, 1 at least
+    /// Cost in the routing protocol, at least 1
     pub cost: u32,
 }
 
@@ -109,7 +112,7 @@ pub enum Node {
 }
 
 impl Topology {
-    /// What a node is called
+    /// Returns the name of a node.
     pub fn name(&self, node: Node) -> &str {
         match node {
             Node::Host(host) => &self.hosts[host].name,
@@ -117,8 +120,8 @@ impl Topology {
         }
     }
 
-    /// The station that a host sends to, for another host: a neighbour in its own subnet, or its switch, which routes, if that
-    /// one's MAC address is known.
+    /// Returns the MAC address that a host sends to for another host: that of a neighbour in its own subnet,
+    /// or that of its switch, which routes; `None` if the switch has none.
     pub fn next_hop(&self, from: usize, to: usize) -> Option<MacAddr> {
         self.next_hop_via(from, self.hosts[from].switches[0], to, false)
     }
@@ -128,16 +131,16 @@ impl Topology {
         from: usize,
         via: usize,
         to: usize,
-        goes_around: bool,
+        has_detour: bool,
     ) -> Option<MacAddr> {
         let (from, to) = (&self.hosts[from], &self.hosts[to]);
-        if !goes_around && from.switches.len() == 1 && from.is_neighbour(to.address) {
+        if !has_detour && from.switches.len() == 1 && from.is_neighbour(to.address) {
             return Some(to.mac);
         }
         self.switches[via].mac
     }
 
-    /// The hosts that send messages
+    /// Returns the hosts that send messages, with their indices.
     pub fn senders(&self) -> impl Iterator<Item = (usize, &Host)> {
         self.hosts.iter().enumerate().filter(|(_, host)| host.messages)
     }

@@ -1,81 +1,82 @@
-//! A process's clock: it never goes back (1Pipe, section 4.1; FACTS C-46).
+//! Clock of a process, which never goes back (1Pipe, section 4.1).
 
 use rocev2::onepipe::Timestamp;
 use switch::Nanos;
 
-/// 1Pipe's time on a line that does not wrap: the low 48 bits are the timestamp.
+/// 1Pipe's time, unwrapped to 64 bits: the low 48 bits are the timestamp.
 #[derive(Debug)]
 pub(super) struct Clock {
-    /// What it shows when the runner's clock is 0
+    /// Time shown when the runner's clock is 0
     epoch: u64,
-    /// The latest that this has been
+    /// Maximum that `epoch` has had
     epoch_max: u64,
-    /// The latest time that anybody was told
-    told: u64,
-    /// The latest timestamp of a scattering. No two have the same
+    /// Latest time that was sent or returned
+    issued: u64,
+    /// Latest timestamp of a scattering. No two scatterings have the same
     stamped: u64,
 }
 
 impl Clock {
-    /// A clock that shows `clock` when the runner's is 0.
+    /// Creates a clock that shows `clock` when the runner's clock is 0.
     pub(super) const fn new(clock: Timestamp) -> Self {
-        // One round on, so that there is something before it
+        // One 48-bit period on, so that there are times before it
         let epoch = (1 << 48) + clock.nanos();
-        Self { epoch, epoch_max: epoch, told: 0, stamped: 0 }
+        Self { epoch, epoch_max: epoch, issued: 0, stamped: 0 }
     }
 
-    /// What it was set to show, which may lie before what it has shown.
-    pub(super) const fn shows(&self, now: Nanos) -> u64 {
+    /// Returns the time that the clock was set to show, which may be before what it has shown.
+    pub(super) const fn unclamped(&self, now: Nanos) -> u64 {
         self.epoch.wrapping_add(now.0)
     }
 
-    /// What it shows.
+    /// Returns the time, which never goes back.
     #[inline]
     pub(super) fn read(&self, now: Nanos) -> u64 {
-        self.shows(now).max(self.told)
+        self.unclamped(now).max(self.issued)
     }
 
-    /// The same, for others to know: it shows no less from now on.
+    /// Returns the time, to be sent or returned to the application: the clock shows no less from now on.
     #[inline]
-    pub(super) fn tell(&mut self, now: Nanos) -> u64 {
-        self.told = self.read(now);
-        self.told
+    pub(super) fn issue(&mut self, now: Nanos) -> u64 {
+        self.issued = self.read(now);
+        self.issued
     }
 
-    /// A timestamp for a scattering.
+    /// Returns a timestamp for a scattering, later than that of any other scattering.
     #[inline]
     pub(super) fn stamp(&mut self, now: Nanos) -> u64 {
         self.stamped = self.read(now).max(self.stamped + 1);
-        self.told = self.stamped;
+        self.issued = self.stamped;
         self.stamped
     }
 
-    /// Whether it stands still, as it was set back
-    pub(super) fn stands(&self, now: Nanos) -> bool {
-        self.shows(now) < self.told
+    /// Returns whether the clock stands still because it was set back.
+    pub(super) fn is_clamped(&self, now: Nanos) -> bool {
+        self.unclamped(now) < self.issued
     }
 
-    /// When it will show more than `time`, which lies ahead of it.
+    /// Returns the runner's time at which the clock will show more than `time`, which is ahead of it.
     pub(super) fn when_past(&self, time: u64, now: Nanos) -> Nanos {
-        now + Nanos(time.saturating_sub(self.shows(now)) + 1)
+        now + Nanos(time.saturating_sub(self.unclamped(now)) + 1)
     }
 
-    /// Sets it, by the shorter way round.
+    /// Sets the clock, in the direction of the shorter distance.
     pub(super) fn set(&mut self, clock: Timestamp, now: Nanos) {
-        let by = clock.distance(Timestamp::new(self.shows(now)));
+        let by = clock.distance(Timestamp::new(self.unclamped(now)));
         self.epoch = self.epoch.wrapping_add_signed(by);
         self.epoch_max = self.epoch_max.max(self.epoch);
     }
 
-    /// What it would show if it had never been set back. Others, which were not, are no further than that.
+    /// Returns the time that the clock would show if it had never been set back. Clocks of other nodes, which
+    /// were not, are no further ahead than that.
     #[inline]
-    pub(super) const fn unbroken(&self, now: Nanos) -> u64 {
+    pub(super) const fn without_setbacks(&self, now: Nanos) -> u64 {
         self.epoch_max.wrapping_add(now.0)
     }
 
-    /// Where a timestamp lies: as near to the present as it can.
+    /// Unwraps a timestamp, as near to the present as possible.
     #[inline]
-    pub(super) fn place(&self, timestamp: Timestamp, now: Nanos) -> u64 {
+    pub(super) fn unwrap_timestamp(&self, timestamp: Timestamp, now: Nanos) -> u64 {
         let clock = self.read(now);
         clock.wrapping_add_signed(timestamp.distance(Timestamp::new(clock)))
     }
@@ -86,19 +87,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn never_goes_back_and_stamps_once() {
+    fn clock_never_goes_back_and_never_repeats_a_timestamp() {
         let mut clock = Clock::new(Timestamp::new((1 << 48) - 10));
         let first = clock.stamp(Nanos(5));
         assert_eq!(Timestamp::new(first), Timestamp::new((1 << 48) - 5));
-        assert_eq!(clock.stamp(Nanos(5)), first + 1, "no two scatterings have one timestamp");
-        assert_eq!(clock.tell(Nanos(5)), first + 1);
-        assert_eq!(clock.place(Timestamp::new(3), Nanos(5)), first + 8, "over the wrap");
+        assert_eq!(clock.stamp(Nanos(5)), first + 1, "no two scatterings have the same timestamp");
+        assert_eq!(clock.issue(Nanos(5)), first + 1);
+        assert_eq!(clock.unwrap_timestamp(Timestamp::new(3), Nanos(5)), first + 8, "across the wrap");
         clock.set(Timestamp::new((1 << 48) - 105), Nanos(5));
-        assert!(clock.stands(Nanos(5)));
-        assert_eq!((clock.tell(Nanos(50)), clock.stamp(Nanos(50))), (first + 1, first + 2), "stands still");
+        assert!(clock.is_clamped(Nanos(5)));
+        assert_eq!((clock.issue(Nanos(50)), clock.stamp(Nanos(50))), (first + 1, first + 2), "stands still");
         assert_eq!(clock.when_past(first + 2, Nanos(50)), Nanos(108));
         assert_eq!((clock.read(Nanos(107)), clock.read(Nanos(108))), (first + 2, first + 3));
-        assert!(!clock.stands(Nanos(108)));
-        assert_eq!(clock.unbroken(Nanos(108)), clock.shows(Nanos(208)), "others went on");
+        assert!(!clock.is_clamped(Nanos(108)));
+        assert_eq!(
+            clock.without_setbacks(Nanos(108)),
+            clock.unclamped(Nanos(208)),
+            "clocks that were not set back went on"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! What a process is asked for.
+//! Configuration of a process.
 
 use core::net::IpAddr;
 use rocev2::Qpn;
@@ -10,95 +10,98 @@ use switch::tunnel::{self, EntranceError};
 use super::ProcessId;
 use crate::config::Detour;
 
-/// The longest message, in bytes
+/// Maximum length of a message, in bytes
 pub const MAX_MESSAGE: usize = 16 << 20;
-/// What a packet takes of a window beside its bytes: what it costs a receiver to keep a small one
+/// Bytes of a window that a packet takes beside its payload: the receiver's cost of buffering a small packet
 pub const PACKET_COST: usize = 64;
-/// Packets that may be under way to one receiver: a quarter of all PSNs
+/// Maximum number of packets in flight to one receiver: a quarter of all PSNs
 const MAX_PACKETS: usize = 1 << 22;
 
 /// Configuration of a [`Process`](super::Process).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Itself
+    /// This process
     pub own: Peer,
-    /// Whom it sends messages to and takes them from
+    /// Processes that it exchanges messages with
     pub peers: Vec<Peer>,
-    /// Who keeps the barrier of its link: the ToR switch, or its representative. Beacons go there and come from there
+    /// Node that keeps the barrier of this process's link: the ToR switch, or its representative. Beacons go
+    /// to it and come from it
     pub tor: Beacons,
-    /// Whether messages come with the barrier of the link, as they do from a
-    /// [chip](crate::Incarnation::Chip). Others leave what their sender wrote, which says nothing of this link
+    /// Whether messages arrive with the barrier of the link, as from a [chip](crate::Incarnation::Chip).
+    /// Other incarnations leave the barrier that the sender wrote, which is not valid for this link
     pub barriers_in_messages: bool,
-    /// The `Q_Key` of 1Pipe's datagrams
+    /// `Q_Key` of 1Pipe's datagrams
     pub qkey: u32,
-    /// 1Pipe header and data of a packet, in bytes: the path MTU, 256 to 4,096
+    /// Maximum size of 1Pipe header and data of a packet, in bytes: the path MTU, 256 to 4,096
     pub mtu: usize,
-    /// DSCP of everything that is sent, in its place of the traffic class, as the representative's beacons have it (FACTS
-    /// C-49). Its ECN bits are set here
+    /// Traffic class of all packets, whose DSCP is that of the representative's beacons. The ECN bits are
+    /// ignored and set to ECT(0)
     pub traffic_class: u8,
-    /// Hops that a packet may take
+    /// Hop limit or TTL of packets
     pub hop_limit: u8,
-    /// Time between beacons, 1 us to 1 ms; one of the whole network
+    /// Interval between beacons, 1 us to 1 ms; the same in the whole network
     pub beacon_interval: Nanos,
-    /// Bytes of messages that have not been sent, at most
+    /// Maximum number of bytes of messages that have not been sent
     pub send_buffer: usize,
-    /// Messages of which the application has not learned what became of them, at most
+    /// Maximum number of messages whose result has not been reported to the application
     pub max_unsettled: usize,
-    /// Bytes that this process keeps for one sender until the application has taken them, at most; also what it takes the
-    /// others to keep for it before they have said so. [`PACKET_COST`] is added to each packet's. A longer message
-    /// cannot be sent
+    /// Maximum number of bytes that this process buffers for one sender until the application has taken them;
+    /// also assumed of the peers before they have advertised their windows. [`PACKET_COST`] is added for each
+    /// packet. A longer message cannot be sent
     pub receive_window: u32,
-    /// Bytes that it keeps for all of them at most, counted alike
+    /// Maximum number of bytes that it buffers for all senders, counted alike
     pub receive_buffer: usize,
-    /// Bytes under way to one receiver at first (section 6.1: DCTCP), counted alike
+    /// Initial congestion window of a receiver in bytes (1Pipe, section 6.1: DCTCP), counted alike
     pub initial_window: u32,
-    /// A message has failed if nothing was heard of it for so long
+    /// Time after which a message that has not been acknowledged has failed
     pub timeout: Nanos,
-    /// What has arrived is acknowledged after so long at the latest
+    /// Maximum delay of an acknowledgement
     pub ack_delay: Nanos,
-    /// or once this many messages have
+    /// Number of packets after which an acknowledgement is sent at once
     pub ack_every: u32,
-    /// A message or barrier that is ahead of the clock by more than this is refused: clocks that are synchronised differ by
-    /// microseconds
+    /// A message or barrier that is ahead of the clock by more than this is refused. Synchronised clocks
+    /// differ by microseconds
     pub ahead_max: Nanos,
-    /// 1Pipe's time when the runner's is 0. [`Process::set_clock`](super::Process::set_clock) corrects it
+    /// 1Pipe's time when the runner's time is 0. [`Process::set_clock`](super::Process::set_clock) corrects
+    /// it
     pub clock: Timestamp,
-    /// First PSNs are drawn from it
+    /// Seed of the initial PSNs and of the incarnation number
     pub seed: u64,
-    /// A planted bug, to see whether it is found
+    /// Planted bug, to check that the tests find it
     #[cfg(debug_assertions)]
     pub bug: Option<crate::Bug>,
 }
 
-/// A process, as others know it.
+/// A process, as its peers address it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its number, one of the whole network: equal timestamps are ordered by it
+    /// Number of the process, unique in the whole network: equal timestamps are ordered by it
     pub id: ProcessId,
-    /// The MAC address that frames for it have: its own, or the next hop's
+    /// Destination MAC address of frames for it: its own, or the next hop's
     pub mac: MacAddr,
-    /// Its IP address
+    /// IP address
     pub address: IpAddr,
-    /// Its queue pair
+    /// Queue pair
     pub qpn: Qpn,
 }
 
-/// The other end of a process's link, as far as beacons go.
+/// Other end of a process's link, for beacons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Beacons {
-    /// The MAC address that beacons are sent to
+    /// Destination MAC address of beacons
     pub mac: MacAddr,
-    /// The IP address. Beacons from others are refused
+    /// IP address. Beacons from other addresses are refused
     pub address: IpAddr,
-    /// The queue pair
+    /// Queue pair
     pub qpn: Qpn,
-    /// Switches at which beacons get onto the link, where routes would not lead them over it: of one whose own host stands for
-    /// its switch, that switch (section 6.2.3)
+    /// Switches through which beacons are tunnelled onto the link if routes would not lead them over it. A
+    /// process whose host represents its own switch needs that switch here (1Pipe, section 6.2.3)
     pub detour: Detour,
 }
 
 impl Config {
-    /// As the paper has it where it says so: beacons every 3 us, best effort. No peers yet, and no chip at the other end of the link.
+    /// Returns a configuration with the paper's values where it has any: beacons every 3 us, best effort. It
+    /// has no peers, and no chip at the other end of the link.
     pub fn new(own: Peer, tor: Beacons) -> Self {
         Self {
             own,
@@ -126,18 +129,18 @@ impl Config {
         }
     }
 
-    /// Data of a packet at most
+    /// Returns the maximum number of data bytes of a packet.
     pub(super) const fn fragment(&self) -> usize {
         self.mtu - OnePipe::LEN
     }
 
-    /// The tunnels of its detour, each from where the one before ends
+    /// Returns the tunnels of the detour as (start, end), each starting where the previous one ends.
     pub(super) fn tunnels(&self) -> Vec<(IpAddr, IpAddr)> {
         let ends = &self.tor.detour;
         core::iter::once(self.own.address).chain(ends.iter().copied()).zip(ends.iter().copied()).collect()
     }
 
-    /// Whether this can be, as far as a look at it tells.
+    /// Validates the values that do not depend on the table of peers.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         if !(256..=rocev2::MAX_PAYLOAD).contains(&self.mtu) || !self.mtu.is_multiple_of(4) {
             return Err(ConfigError::Mtu(self.mtu));
@@ -167,50 +170,50 @@ impl Config {
     }
 }
 
-/// A configuration that cannot be.
+/// Invalid configuration of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// The MTU is none
-    #[error("an MTU of {0} bytes; it has to be a multiple of four between 256 and 4096")]
+    /// The MTU is out of range, or not a multiple of four
+    #[error("mtu = {0} is out of range; set a multiple of four between 256 and 4096")]
     Mtu(usize),
     /// The beacon interval is out of range
-    #[error("a beacon interval of {} ns; it has to lie between 1 us and 1 ms", .0.0)]
+    #[error("beacon interval of {} ns is out of range; set 1000 to 1000000 ns", .0.0)]
     Interval(Nanos),
-    /// A window that not even a packet fits into
-    #[error("{name} is {bytes} bytes, and a packet takes {packet}")]
+    /// A window or buffer that is smaller than a packet
+    #[error("{name} of {bytes} bytes is smaller than a packet; set at least {packet}")]
     Window {
-        /// Which
+        /// Name of the setting
         name: &'static str,
-        /// How large it is
+        /// Its value, in bytes
         bytes: usize,
-        /// How large it has to be
+        /// Minimum value, in bytes
         packet: usize,
     },
-    /// A window of more packets than PSNs can tell apart
+    /// A receive window of more packets than PSNs can distinguish
     #[error(
-        "receive_window is {window} bytes, which may be more packets than PSNs can tell apart; {most} are the most"
+        "receive_window of {window} bytes holds more packets than PSNs can distinguish; set at most {most}"
     )]
     TooManyPackets {
-        /// How large it is
+        /// Its value, in bytes
         window: u32,
-        /// How large it may be
+        /// Maximum value, in bytes
         most: usize,
     },
     /// Every message would fail before it could be acknowledged
-    #[error("messages fail after {} ns, and are acknowledged after {} ns", .timeout.0, .ack_delay.0)]
+    #[error("message timeout of {} ns is too short; set more than the ack delay of {} ns", .timeout.0, .ack_delay.0)]
     Timeout {
-        /// The one
+        /// Time-out of messages
         timeout: Nanos,
-        /// The other
+        /// Delay of acknowledgements
         ack_delay: Nanos,
     },
-    /// Two processes have one number, or one address and queue pair
-    #[error("process {0} stands in the table twice, by its number or by its address and queue pair")]
-    Twice(ProcessId),
-    /// An IPv4 address where its own is IPv6, or the other way round
-    #[error("{0} is of another IP version than the process's own address")]
-    Family(IpAddr),
-    /// The detour of its beacons leads through addresses of two IP versions
-    #[error("the detour of its beacons cannot be: {0}")]
+    /// Two processes have the same number, or the same address and queue pair
+    #[error("process {0}: its number, or its address and queue pair, occur twice; make them unique")]
+    Duplicate(ProcessId),
+    /// Address of another IP version than the process's own
+    #[error("{0} is of another IP version than the process's own address; use the same version")]
+    IpVersion(IpAddr),
+    /// The detour of its beacons has addresses of two IP versions, or is invalid otherwise
+    #[error("invalid detour: {0}")]
     Detour(EntranceError),
 }

@@ -1,64 +1,65 @@
-//! The congestion window of a destination: DCTCP (1Pipe, section 6.1; Alizadeh et al., SIGCOMM 2010; RFC 8257).
+//! Congestion window of a receiver: DCTCP (1Pipe, section 6.1; Alizadeh et al., SIGCOMM 2010; RFC 8257).
 //!
-//! Switches mark packets when their queues grow. Once a round trip, the window shrinks by half the share of marked bytes,
-//! averaged over rounds: a little if a few were marked, to a half if all were. What is lost halves it, as TCP does.
+//! Switches mark packets when their queues grow. Once per round trip, the window shrinks by half the share of
+//! marked packets, averaged over rounds: a little if few packets were marked, to a half if all were. A loss
+//! halves it, as in TCP.
 
 use rocev2::Psn;
 
-/// Units of [`Dctcp::alpha`]: 1 is this
+/// Fixed-point unit of [`Dctcp::alpha`]
 const ONE: u32 = 1 << 10;
-/// How fast the average follows: g = 1/16
+/// Weight of the latest round in the average: g = 1/16
 const SHIFT: u32 = 4;
 
-/// Bytes that may be under way.
+/// Congestion window, in bytes.
 #[derive(Debug)]
 pub(super) struct Dctcp {
     window: u32,
-    /// Below this it doubles every round
+    /// Slow-start threshold: below it, the window doubles every round
     threshold: u32,
-    /// The share of packets that are marked, on average
+    /// Average share of marked packets, in units of [`ONE`]
     alpha: u32,
-    /// The round is over when this has been answered
+    /// The round ends when this packet has been acknowledged
     round: Psn,
     packets: u32,
     marked: u32,
-    /// It was lowered in this round because of a loss.
+    /// The window was lowered in this round because of a loss.
     lowered: bool,
-    least: u32,
-    most: u32,
+    min_window: u32,
+    max_window: u32,
 }
 
-/// What an answer says.
+/// Progress reported by an ACK.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Answered {
-    /// Everything before this has left the network
+pub(super) struct AckProgress {
+    /// All packets before this one have left the network
     pub(super) arrived: Psn,
-    /// The next PSN that will be sent
+    /// Next PSN to be sent
     pub(super) next: Psn,
-    /// Bytes that have left the network since the last answer
+    /// Bytes that have left the network since the last ACK
     pub(super) bytes: u32,
     /// Packets that have arrived since
     pub(super) packets: u32,
-    /// Those of them that were marked
+    /// Number of these that were marked
     pub(super) marked: u32,
-    /// Whether the window was what kept more from being sent
+    /// Whether the window kept more packets from being sent
     pub(super) limited: bool,
 }
 
 impl Dctcp {
-    /// From `initial` bytes on, never less than `least`, a packet, or more than `most`.
-    pub(super) fn new(initial: u32, least: u32, most: u32, first: Psn) -> Self {
+    /// Creates a window of `initial` bytes that stays between `min_window`, a packet, and `max_window`.
+    pub(super) fn new(initial: u32, min_window: u32, max_window: u32, first: Psn) -> Self {
         Self {
-            window: initial.clamp(least, most.max(least)),
+            window: initial.clamp(min_window, max_window.max(min_window)),
             threshold: u32::MAX,
-            // Nothing is known: the first mark counts as if all were (RFC 8257, 3.3).
+            // No marks observed yet: the first mark counts as if all packets were marked (RFC 8257, 3.3).
             alpha: ONE,
             round: first,
             packets: 0,
             marked: 0,
             lowered: false,
-            least,
-            most: most.max(least),
+            min_window,
+            max_window: max_window.max(min_window),
         }
     }
 
@@ -67,22 +68,23 @@ impl Dctcp {
     }
 
     fn set(&mut self, window: u32) {
-        self.window = window.clamp(self.least, self.most);
+        self.window = window.clamp(self.min_window, self.max_window);
     }
 
-    pub(super) fn on_answer(&mut self, answered: Answered) {
-        self.packets = self.packets.saturating_add(answered.packets);
-        self.marked = self.marked.saturating_add(answered.marked);
-        if answered.limited {
+    pub(super) fn on_ack(&mut self, progress: AckProgress) {
+        self.packets = self.packets.saturating_add(progress.packets);
+        self.marked = self.marked.saturating_add(progress.marked);
+        if progress.limited {
             let grown = if self.window < self.threshold {
-                answered.bytes
+                progress.bytes
             } else {
-                // A packet a round
-                (u64::from(self.least) * u64::from(answered.bytes) / u64::from(self.window.max(1))) as u32
+                // One packet per round
+                (u64::from(self.min_window) * u64::from(progress.bytes) / u64::from(self.window.max(1)))
+                    as u32
             };
             self.set(self.window.saturating_add(grown));
         }
-        if !self.round.precedes(answered.arrived) || self.packets == 0 {
+        if !self.round.precedes(progress.arrived) || self.packets == 0 {
             return;
         }
         let share = (u64::from(self.marked) * u64::from(ONE) / u64::from(self.packets)) as u32;
@@ -92,10 +94,10 @@ impl Dctcp {
             self.set(self.window - less as u32);
             self.threshold = self.window;
         }
-        (self.round, self.packets, self.marked, self.lowered) = (answered.next, 0, 0, false);
+        (self.round, self.packets, self.marked, self.lowered) = (progress.next, 0, 0, false);
     }
 
-    /// Something was lost.
+    /// Halves the window after a loss, at most once a round.
     pub(super) fn on_loss(&mut self) {
         if !self.lowered {
             self.set(self.window / 2);
@@ -103,10 +105,10 @@ impl Dctcp {
         }
     }
 
-    /// Nothing was heard for long.
-    pub(super) fn on_silence(&mut self) {
-        self.threshold = (self.window / 2).max(self.least);
-        self.set(self.least);
+    /// Sets the window to a packet after a time-out.
+    pub(super) fn on_timeout(&mut self) {
+        self.threshold = (self.window / 2).max(self.min_window);
+        self.set(self.min_window);
     }
 }
 
@@ -114,17 +116,17 @@ impl Dctcp {
 mod tests {
     use super::*;
 
-    /// Rounds of ten packets of 1,000 bytes, so many of which are marked
+    /// Acknowledges rounds of ten packets of 1,000 bytes, `marked` of which are marked.
     fn rounds(dctcp: &mut Dctcp, rounds: u32, marked: u32) {
         for _ in 0..rounds {
             let next = dctcp.round.add(10);
             let arrived = dctcp.round.add(1);
-            dctcp.on_answer(Answered { arrived, next, bytes: 10_000, packets: 10, marked, limited: true });
+            dctcp.on_ack(AckProgress { arrived, next, bytes: 10_000, packets: 10, marked, limited: true });
         }
     }
 
     #[test]
-    fn few_marks_lower_it_a_little_and_losses_by_half() {
+    fn few_marks_lower_the_window_a_little_and_losses_by_half() {
         let mut dctcp = Dctcp::new(10_000, 1000, 1_000_000, Psn::new(0xff_fff0));
         rounds(&mut dctcp, 3, 0);
         assert_eq!(dctcp.window(), 40_000, "slow start");
@@ -138,18 +140,18 @@ mod tests {
         assert!(after * 100 >= before * 90, "one of ten is marked: a twentieth less, {before} to {after}");
         dctcp.on_loss();
         dctcp.on_loss();
-        assert_eq!(dctcp.window(), after / 2, "once a round");
-        dctcp.on_silence();
+        assert_eq!(dctcp.window(), after / 2, "a loss halves the window once a round");
+        dctcp.on_timeout();
         assert_eq!(dctcp.window(), 1000);
         rounds(&mut dctcp, 60_000, 0);
-        assert_eq!(dctcp.window(), 1_000_000, "no more than it may");
+        assert_eq!(dctcp.window(), 1_000_000, "the maximum");
     }
 
     #[test]
-    fn who_does_not_need_it_does_not_grow_it() {
+    fn unused_window_does_not_grow() {
         let mut dctcp = Dctcp::new(10_000, 1000, 1_000_000, Psn::ZERO);
         let next = Psn::new(20);
-        dctcp.on_answer(Answered {
+        dctcp.on_ack(AckProgress {
             arrived: Psn::new(1),
             next,
             bytes: 10,

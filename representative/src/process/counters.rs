@@ -1,47 +1,47 @@
-//! What a process counts.
+//! Counters of a process.
 
 use switch::counters::Counter;
 
-/// Counters of one process: written by the thread that runs it, read by anyone.
+/// Counters of one process, which the thread that runs it increments and any thread reads.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Messages that were sent, whatever became of them
+    /// Messages sent, whatever their result
     pub sent: Counter,
-    /// Messages of which it was heard that they have arrived in time
+    /// Messages acknowledged as having arrived in time
     pub acknowledged: Counter,
     /// Messages that failed
     pub failed: Counter,
     /// Messages delivered
     pub delivered: Counter,
-    /// Packets of messages that were sent
+    /// Packets of messages sent
     pub packets_sent: Counter,
-    /// Packets of messages that arrived
+    /// Packets of messages accepted
     pub packets_taken: Counter,
-    /// Those of them that a switch had marked as "congestion experienced"
+    /// Received packets that a switch had marked as "congestion experienced"
     pub marked: Counter,
     /// ACKs sent
     pub acks_sent: Counter,
-    /// ACKs taken
+    /// ACKs accepted
     pub acks_taken: Counter,
     /// NAKs sent
     pub naks_sent: Counter,
-    /// NAKs taken
+    /// NAKs accepted
     pub naks_taken: Counter,
-    /// NAKs for which there was no place; ACKs say the same later
+    /// NAKs discarded because too many were waiting; later ACKs report the same packets
     pub naks_lost: Counter,
     /// Beacons sent
     pub beacons_sent: Counter,
-    /// Beacons taken
+    /// Beacons accepted
     pub beacons_taken: Counter,
-    /// Senders that were found to have begun anew
+    /// Senders that were found to have restarted
     pub restarts: Counter,
-    /// Times at which the clock had been set back and stood still instead
+    /// Times at which the clock was set back and stood still instead
     pub clamped: Counter,
     refused: [Counter; Refusal::ALL.len()],
 }
 
 impl Counters {
-    /// How often something was refused for this reason
+    /// Returns how often a frame or its barrier was refused for this reason.
     pub fn refused(&self, why: Refusal) -> u64 {
         self.refused[why as usize].get()
     }
@@ -52,62 +52,62 @@ impl Counters {
     }
 }
 
-/// Why a frame, or what it says of the barrier, was not taken. Each reason is reached by a test.
+/// Reason why a frame, or the barrier in it, was refused. Each reason is covered by a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[repr(u8)]
 pub enum Refusal {
-    /// It is no datagram for this process's queue pair.
-    #[error("not for this process")]
+    /// The frame is no datagram for this process's queue pair.
+    #[error("not addressed to this process")]
     NotOurs,
-    /// Its `Q_Key` is another.
-    #[error("another Q_Key")]
+    /// The `Q_Key` differs.
+    #[error("wrong Q_Key")]
     WrongKey,
     /// The ICRC is wrong.
-    #[error("damaged")]
+    #[error("wrong ICRC")]
     Damaged,
-    /// It is too short for its headers.
+    /// The frame is too short for its headers.
     #[error("too short for its headers")]
     NoHeader,
-    /// A header of another version
-    #[error("a header of another version")]
+    /// The header has another version.
+    #[error("header of another version")]
     OtherVersion,
-    /// An opcode of which this process knows nothing, or whose service it does not provide
-    #[error("an opcode that is not provided")]
+    /// The opcode is unknown, or of a service that is not implemented.
+    #[error("opcode not supported")]
     Opcode,
-    /// From nobody who is known
-    #[error("from nobody who is known")]
+    /// The source is not in the table of peers.
+    #[error("unknown source")]
     UnknownSource,
     /// A beacon that is not from the other end of the link
-    #[error("a beacon from somebody else")]
+    #[error("beacon from another source than the switch")]
     WrongSource,
     /// A timestamp or barrier that is too far ahead of the clock
     #[error("too far ahead of the clock")]
     Ahead,
-    /// A barrier that goes back. A message that it came with is taken.
-    #[error("a barrier that goes back")]
+    /// A barrier that goes back. A message in the same packet is accepted.
+    #[error("barrier goes back")]
     Stale,
     /// A packet of a message whose time is past: a later one may have been delivered.
     #[error("below the barrier")]
     Late,
-    /// There is no room for it.
+    /// There is no room for the packet.
     #[error("no room")]
     NoRoom,
-    /// It has come before.
-    #[error("a duplicate")]
+    /// The packet has been received before.
+    #[error("duplicate packet")]
     Duplicate,
-    /// It was overtaken by so much that it was given up already.
+    /// The packet was delayed until it had been given up.
     #[error("given up already")]
     GivenUp,
-    /// What remains of a run of which something was lost
-    #[error("a part of its run was lost")]
+    /// A packet of a run of which another packet was lost
+    #[error("another packet of its run was lost")]
     Incomplete,
-    /// An ACK or NAK for nothing that is under way
-    #[error("an answer to nothing that is under way")]
+    /// An ACK or NAK that matches nothing in flight
+    #[error("acknowledges nothing in flight")]
     Answer,
 }
 
 impl Refusal {
-    /// Every reason.
+    /// All reasons.
     pub const ALL: [Self; 16] = [
         Self::NotOurs,
         Self::WrongKey,
@@ -127,7 +127,7 @@ impl Refusal {
         Self::Answer,
     ];
 
-    /// A word for it, as in reports.
+    /// Returns the reason's name, as in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NotOurs => "not_ours",

@@ -1,31 +1,36 @@
-//! A process: an endpoint of 1Pipe's best-effort service, as a library without I/O (1Pipe, sections 2.1, 4.1 and 6.1).
+//! Process: an endpoint of 1Pipe's best-effort service, as a library without I/O (1Pipe, sections 2.1, 4.1
+//! and 6.1).
 //!
-//! Scatterings go out with one timestamp each, and come in, everywhere, in the order of timestamp and sender. Each message is
-//! delivered at most once, below the barrier, or its sender learns that it failed.
+//! Each scattering is sent with one timestamp, and every receiver delivers messages in the order of timestamp
+//! and sender. Each message is delivered at most once, below the barrier; otherwise its sender is notified
+//! that it failed.
 //!
 //! # How to use it
 //!
-//! Whoever owns a [`Process`]
+//! The owner of a [`Process`]
 //!
-//! * hands it every frame that arrives ([`Process::on_frame`]),
-//! * asks it for frames whenever the wire has room ([`Process::poll_transmit`]), and puts them into **one queue, in that
-//!   order**: a beacon says of everything that follows it that it is later, so nothing may overtake anything,
-//! * calls [`Process::on_timer`] when [`Process::next_timer`] says so,
-//! * and uses it as the paper's Table 1 says: [`timestamp`](Process::timestamp),
-//!   [`unreliable_send`](Process::unreliable_send), [`unreliable_recv`](Process::unreliable_recv),
+//! * passes it every frame received ([`Process::on_frame`]),
+//! * polls it for frames whenever the port has room ([`Process::poll_transmit`]), and sends them through
+//!   **one queue, in that order**: a beacon promises that everything behind it is later, so no frame may
+//!   overtake another,
+//! * calls [`Process::on_timer`] at [`Process::next_timer`],
+//! * and uses the interface of the paper's Table 1: [`timestamp`](Process::timestamp),
+//!   [`unreliable_send`](Process::unreliable_send), [`unreliable_recv`](Process::unreliable_recv), and
 //!   [`poll_event`](Process::poll_event) in place of the callback.
 //!
-//! All times are [`switch::Nanos`] of one clock that does not go back. 1Pipe's clock is another, which may be
-//! [set](Process::set_clock), and which stands still where it was set back. The same calls give the same frames, to the byte.
+//! All times are [`switch::Nanos`] of one clock that does not go back, the runner's clock. 1Pipe's clock is
+//! another one, which may be [set](Process::set_clock), and which stands still where it was set back. The
+//! same calls produce the same frames, byte for byte.
 //!
 //! # When a scattering gets its timestamp
 //!
-//! As late as it can: when everything of it was sent but the last packet for each receiver, and all windows have room for
-//! those. They leave one behind the other, with one timestamp, the current one. What went before says that the timestamp
-//! follows. So timestamps and barriers of what leaves never go back, and the link's barrier is kept back for as long as one
-//! packet for each receiver takes, however large the messages are: large ones are sent as fast as windows let them, between
-//! small ones, and delay nobody. (Stamped at its beginning, a message would hold back every receiver's barrier for as long
-//! as its windows take: section 7.2 has 80 us for 1 MB.)
+//! As late as possible: when all packets but the last one for each receiver have been sent, and all windows
+//! have room for those. The last packets leave back to back, with one timestamp, the current time. The
+//! packets before them are marked "timestamp follows". So the timestamps and barriers of the packets sent
+//! never go back, and the link's barrier is held back only while one packet per receiver is sent, however
+//! large the messages are: large messages are sent as fast as the windows allow, between small ones, and
+//! delay no other message. (A message stamped when it starts would hold back every receiver's barrier until
+//! its last packet has been sent: section 7.2 has 80 us for 1 MB.)
 
 mod beacon;
 mod clock;
@@ -48,7 +53,7 @@ pub use counters::{Counters, Refusal};
 use clock::Clock;
 use core::fmt;
 use core::net::IpAddr;
-use inbound::{Inbound, Outcome, Report};
+use inbound::{AckContents, Inbound, Outcome};
 use outbound::Outbound;
 use reorder::Reorder;
 use rocev2::Psn;
@@ -64,7 +69,7 @@ use switch::heap::Heap;
 use switch::table::{Index, Key, Salt, mix};
 use switch::{Chance, Nanos};
 
-/// The number of a process.
+/// Number of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct ProcessId(pub u32);
 
@@ -74,120 +79,124 @@ impl fmt::Display for ProcessId {
     }
 }
 
-/// A scattering that was given to this process, by its number: they are counted from 0.
+/// Number of a scattering that was passed to this process; numbers start from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Scattering(pub u64);
 
-/// A message that is delivered.
+/// Message that is delivered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Its place in the order of all messages, together with its sender
+    /// Position in the total order, together with the sender
     pub timestamp: Timestamp,
-    /// Its sender
+    /// Sender of the message
     pub src: ProcessId,
-    /// What it says
+    /// Payload
     pub payload: Vec<u8>,
 }
 
-/// What a process tells beside messages.
+/// Event for the application, other than a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A message is not known to have arrived (Table 1, `onepipe_send_fail_callback`). It has not if [`why`](Failure) is
-    /// [`Lost`](Failure::Lost), [`Late`](Failure::Late) or [`NoRoom`](Failure::NoRoom); otherwise it may have. Nothing else is
-    /// said of it.
+    /// A message is not known to have arrived (1Pipe, Table 1, `onepipe_send_fail_callback`). It was not
+    /// delivered if [`why`](Failure) is [`Lost`](Failure::Lost), [`Late`](Failure::Late) or
+    /// [`NoRoom`](Failure::NoRoom); otherwise it may have been. No other event about the message follows but
+    /// the scattering's [`Settled`](Self::Settled).
     SendFailed {
-        /// The scattering that it was part of
+        /// Scattering of the message
         scattering: Scattering,
-        /// The scattering's timestamp, if it got one
+        /// Timestamp of the scattering, if it has been stamped
         timestamp: Option<Timestamp>,
-        /// The receiver
+        /// Receiver of the message
         dst: ProcessId,
-        /// Which one it was in the call
+        /// Index of the message in the call
         part: u32,
-        /// Why
+        /// Reason
         why: Failure,
     },
-    /// It is known of every message of a scattering whether it has arrived in time.
+    /// For every message of a scattering, it is known whether it has arrived in time.
     Settled {
         /// The scattering
         scattering: Scattering,
-        /// Its timestamp, if anything of it was sent
+        /// Timestamp of the scattering, if it has been stamped
         timestamp: Option<Timestamp>,
-        /// How many of its messages have failed
+        /// Number of its messages that have failed
         failed: u32,
     },
 }
 
-/// Why a message failed.
+/// Reason why a message failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Failure {
-    /// It, or a part of it, was lost in the network.
-    #[error("it was lost")]
+    /// The message, or a part of it, was lost in the network.
+    #[error("lost in the network")]
     Lost,
-    /// It came when later messages may have been delivered already.
-    #[error("it came too late")]
+    /// The message arrived when later ones might have been delivered already.
+    #[error("arrived too late")]
     Late,
-    /// The receiver had no room for it.
-    #[error("the receiver had no room")]
+    /// The receiver had no room for the message.
+    #[error("no room at the receiver")]
     NoRoom,
-    /// Nothing was heard of it. If it was the answer that was lost, it was delivered.
-    #[error("no answer")]
+    /// The message was not acknowledged in time. If only the ACK was lost, it was delivered.
+    #[error("not acknowledged in time")]
     NoAnswer,
     /// The receiver is known to have failed.
     #[error("the receiver has failed")]
     Dead,
-    /// This process has left before it was heard of.
+    /// This process left before the message was acknowledged.
     #[error("this process has left")]
     Left,
 }
 
-/// Why a scattering was not taken. Nothing of it is sent.
+/// Reason why a scattering was refused. Nothing of it is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
-    /// It has no message.
-    #[error("a scattering of no message")]
+    /// The scattering has no messages.
+    #[error("the scattering has no messages; pass at least one")]
     Empty,
     /// A receiver is not in the table of peers.
-    #[error("no process {0} is known")]
+    #[error("process {0} is unknown; add it to the table of peers")]
     Unknown(ProcessId),
     /// A receiver is known to have failed.
     #[error("process {0} has failed")]
     Dead(ProcessId),
     /// A message is longer than [`MAX_MESSAGE`].
-    #[error("a message of {len} bytes for process {dst}; 16 MiB is the most")]
+    #[error("message of {len} bytes for process {dst} is too long; send at most 16 MiB")]
     TooLong {
-        /// The receiver
+        /// Receiver of the message
         dst: ProcessId,
-        /// How long it is
+        /// Length of the message, in bytes
         len: usize,
     },
-    /// What it has for one receiver would never fit into the window there.
-    #[error("messages for process {dst} take {cost} bytes of a window that has {window}")]
+    /// The messages for one receiver would never fit into that receiver's window.
+    #[error(
+        "messages for process {dst} take {cost} bytes of its window of {window}; send less at once or enlarge receive_window"
+    )]
     TooLarge {
-        /// The receiver
+        /// Receiver of the messages
         dst: ProcessId,
-        /// What they take, with [`PACKET_COST`] for each packet
+        /// Their cost, in bytes, including [`PACKET_COST`] for each packet
         cost: usize,
-        /// The whole [window](Config::receive_window)
+        /// Size of an empty [window](Config::receive_window), in bytes
         window: usize,
     },
-    /// It would not even fit into an empty send buffer.
-    #[error("{messages} messages of {bytes} bytes are more than the send buffer ever has room for")]
+    /// The scattering would not even fit into an empty send buffer.
+    #[error("{messages} messages of {bytes} bytes never fit into the send buffer; send less at once")]
     TooMuch {
-        /// What they say, together
+        /// Sum of the messages' lengths, in bytes
         bytes: usize,
-        /// How many they are
+        /// Number of messages
         messages: usize,
     },
-    /// The send buffer is full, or too many messages are not settled. Events that were not polled count.
-    #[error("the send buffer is full")]
+    /// The send buffer is full, or too many messages are not settled. Events that have not been polled count,
+    /// too.
+    #[error("the send buffer is full; try again later")]
     Full,
     /// This process has left.
     #[error("this process has left")]
     Left,
 }
 
-/// Who sent a packet
+/// Source address and queue pair of a packet
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Source(IpAddr, Qpn);
 
@@ -215,9 +224,9 @@ impl Key for ProcessId {
     }
 }
 
-/// A peer, and how frames get there.
+/// Peer, and the headers of frames to it.
 #[derive(Debug)]
-struct Known {
+struct Remote {
     id: ProcessId,
     dead: bool,
     route: Template,
@@ -228,40 +237,40 @@ struct Known {
 enum Pending {
     None,
     Now,
-    /// The last one could not speak of its instant: another follows when the scattering has left
+    /// The last beacon could not promise its instant: another one follows when the scattering has been sent
     AfterScattering,
 }
 
-/// A scattering whose last packets are being sent: its place, its next run, and its timestamp
+/// Scattering whose last packets are being sent: its index, its next run, and its timestamp
 type Finishing = (u32, u32, u64);
 
-/// NAKs that wait for the wire at most; and ACKs, beside one for each peer
-const ANSWERS: usize = 1024;
-/// Messages whose memory is kept for others at most, and how much each may have
-const SPARES: usize = 1024;
-const SPARE_BYTES: usize = 4096;
-/// A run is thrown away when nothing has come of its sender for so many time-outs. Its last packet waits for the other runs of its
-/// scattering, which may be 16 MB on a slow link.
+/// Maximum number of NAKs waiting to be sent; also of saved ACKs, beside one per peer
+const MAX_ANSWERS: usize = 1024;
+/// Maximum number of payload buffers kept for reuse, and maximum capacity of each
+const MAX_SPARES: usize = 1024;
+const MAX_SPARE_BYTES: usize = 4096;
+/// A run is abandoned when its sender has been silent for this many time-outs. Its last packet waits for the
+/// other runs of its scattering, which may be 16 MB on a slow link.
 const ABANDONED_AFTER: u64 = 10_000;
 /// ECN-capable (RFC 3168, ECT(0))
 const ECN_CAPABLE: u8 = 2;
 
-/// An endpoint of 1Pipe. Frames and time in ([`on_frame`](Self::on_frame), [`on_timer`](Self::on_timer)), frames, messages and
-/// events out ([`poll_transmit`](Self::poll_transmit), [`unreliable_recv`](Self::unreliable_recv),
-/// [`poll_event`](Self::poll_event)); see the module's page.
+/// Endpoint of 1Pipe. Frames and time go in ([`on_frame`](Self::on_frame), [`on_timer`](Self::on_timer)),
+/// frames, messages and events come out ([`poll_transmit`](Self::poll_transmit),
+/// [`unreliable_recv`](Self::unreliable_recv), [`poll_event`](Self::poll_event)); see the [module](self).
 #[derive(Debug)]
 pub struct Process {
     config: Config,
     clock: Clock,
-    peers: Box<[Known]>,
+    peers: Box<[Remote]>,
     by_id: Index<ProcessId>,
     by_source: Index<Source>,
-    /// What datagrams for it look like
+    /// Expected headers of datagrams for this process
     expected: Expected,
     tor: Template,
-    /// The headers of its beacons' detour, if there is one
+    /// Outer headers of beacons that take a detour; empty otherwise
     detour: Box<[u8]>,
-    /// By peer, from the first message on; the last one is this process itself
+    /// Sender state by peer, created with the first message; the last one is for this process itself
     outbound: Box<[Option<Box<Outbound>>]>,
     inbound: Box<[Option<Box<Inbound>>]>,
     scatterings: Scatterings,
@@ -269,62 +278,65 @@ pub struct Process {
     /// Scatterings that are ready to be stamped
     ready: VecDeque<u32>,
     finishing: Option<Finishing>,
-    /// Peers that have something to send before the last packet of a run
+    /// Peers for which a packet that is not its run's last can be sent
     round: VecDeque<u32>,
-    /// It is the turn of one of them, not of a scattering that is ready.
-    is_rounds_turn: bool,
-    /// Bytes of messages that were not sent
+    /// The next packet is one of `round`, even if a scattering is ready.
+    is_round_next: bool,
+    /// Bytes of messages that have not been sent
     unsent: usize,
     /// Messages that are not settled
     unsettled: usize,
     events: VecDeque<Event>,
     reorder: Reorder,
-    /// What was delivered: the place of the sender, and what of its window becomes free with it
+    /// Delivered messages, each with the sender's index and the bytes of the sender's window that it frees
     inbox: VecDeque<(Message, u32, usize)>,
-    /// Bytes that are kept for all senders
+    /// Bytes buffered for all senders
     held: usize,
-    /// The best-effort and the commit barrier of this process's link, on the line; 0 before there is one
+    /// Best-effort and commit barrier of this process's link, unwrapped; 0 before there is one
     barrier: u64,
     commit: u64,
-    /// When each peer is due: as a receiver at twice its place, as a sender at the place behind that
+    /// Timers of each peer: as a receiver in slot 2n, as a sender in slot 2n + 1
     timers: Heap,
     next_beacon: Nanos,
     beacon: Pending,
     beacon_psn: Psn,
-    /// What the switch's clock showed when it sent the last beacon that came, and a nanosecond more if that was to say that nothing
-    /// follows
-    tor_said_at: u64,
-    /// What is first to be delivered waits for this process's own clock until then.
-    wake: Option<Nanos>,
+    /// Time of the switch's clock in the last beacon received, plus 1 ns if that beacon announced that
+    /// nothing follows; unwrapped
+    last_tor_beacon: u64,
+    /// Time until which the next message to be delivered waits for this process's own clock
+    wake_at: Option<Nanos>,
     /// Peers that are owed an ACK
     acks: VecDeque<u32>,
-    /// Peers whose windows are small because of what is kept of others
-    short: Vec<u32>,
-    /// ACKs that say what could not be said later
-    reports: VecDeque<(u32, Report)>,
+    /// Peers whose advertised windows are small because of the bytes buffered for other peers
+    window_limited: Vec<u32>,
+    /// ACKs with contents that a later ACK could no longer report
+    saved_acks: VecDeque<(u32, AckContents)>,
     naks: VecDeque<(u32, Psn, u8)>,
-    /// The peer that is looked at next for what it has left unfinished
+    /// Peer that is checked next for an abandoned run
     sweep: u32,
     has_left: bool,
-    /// Says in ACKs which of its lives this is
-    life: u8,
+    /// Incarnation number in ACKs, drawn at random at start
+    incarnation: u8,
     counters: Arc<Counters>,
-    chance: Chance,
-    /// For sorting a scattering's messages by receiver
+    rng: Chance,
+    /// Scratch buffer to sort a scattering's messages by receiver
     order: Vec<(u32, u32)>,
     outcome: Outcome,
-    /// The sender of which something was given up last (a planted bug)
+    /// Sender whose missing packets were given up last (a planted bug)
     #[cfg(debug_assertions)]
     gave_up: Option<u32>,
 }
 
 impl Process {
-    /// A process that has heard nothing yet.
+    /// Creates a process that has received nothing yet.
+    ///
+    /// # Errors
+    /// The configuration is invalid.
     pub fn new(config: Config) -> Result<Self, ConfigError> {
         config.check()?;
         let own = config.own;
         let route = |mac: MacAddr, address: IpAddr, qpn: Qpn| {
-            // One path for each pair of queue pairs, which need not be the same for all (IB A17.4.5)
+            // One path for each pair of queue pairs, different from pair to pair (IB A17.4.5)
             let mixed = mix(u64::from(own.qpn.get()) << 24 | u64::from(qpn.get()));
             Route::new(&Ends {
                 src_mac: own.mac,
@@ -337,7 +349,7 @@ impl Process {
                 src_port: 0xc000 | (mixed as u16 & 0x3fff),
             })
             .map(|route| Template::new(route, qpn, config.qkey, own.qpn))
-            .ok_or(ConfigError::Family(address))
+            .ok_or(ConfigError::IpVersion(address))
         };
         let tor = route(config.tor.mac, config.tor.address, config.tor.qpn)?;
         let detour = beacon::detour(&config, tor)?;
@@ -345,14 +357,15 @@ impl Process {
         let (mut by_id, mut by_source) = (Index::with_capacity(count), Index::with_capacity(count));
         let mut peers = Vec::with_capacity(count);
         for (number, peer) in (0..).zip(&config.peers) {
-            // Ids are dense, so both are the place in the table, unless one was there before.
-            let places =
+            // Ids are dense, so both lookups return the index in the table unless the id or the address is a
+            // duplicate.
+            let indices =
                 (by_id.get_or_insert(peer.id), by_source.get_or_insert(Source(peer.address, peer.qpn)));
-            if places != (Ok(number), Ok(number)) || peer.id == own.id {
-                return Err(ConfigError::Twice(peer.id));
+            if indices != (Ok(number), Ok(number)) || peer.id == own.id {
+                return Err(ConfigError::Duplicate(peer.id));
             }
             let route = route(peer.mac, peer.address, peer.qpn)?;
-            peers.push(Known { id: peer.id, dead: false, route });
+            peers.push(Remote { id: peer.id, dead: false, route });
         }
         #[cfg_attr(not(debug_assertions), expect(unused_mut, reason = "a bug may be planted"))]
         let mut reorder = Reorder::default();
@@ -360,7 +373,7 @@ impl Process {
         {
             reorder.by_arrival = (config.bug == Some(crate::Bug::TieByArrival)).then_some(0);
         }
-        let mut chance = Chance::stream(config.seed, u64::from(own.id.0));
+        let mut rng = Chance::stream(config.seed, u64::from(own.id.0));
         Ok(Self {
             clock: Clock::new(config.clock),
             peers: peers.into(),
@@ -376,7 +389,7 @@ impl Process {
             ready: VecDeque::new(),
             finishing: None,
             round: VecDeque::new(),
-            is_rounds_turn: false,
+            is_round_next: false,
             unsent: 0,
             unsettled: 0,
             events: VecDeque::new(),
@@ -389,17 +402,17 @@ impl Process {
             next_beacon: Nanos::ZERO,
             beacon: Pending::None,
             beacon_psn: Psn::ZERO,
-            tor_said_at: 0,
-            wake: None,
+            last_tor_beacon: 0,
+            wake_at: None,
             acks: VecDeque::new(),
-            short: Vec::new(),
-            reports: VecDeque::new(),
+            window_limited: Vec::new(),
+            saved_acks: VecDeque::new(),
             naks: VecDeque::new(),
             sweep: 0,
             has_left: false,
-            life: chance.below(256) as u8,
+            incarnation: rng.below(256) as u8,
             counters: Arc::default(),
-            chance,
+            rng,
             order: Vec::new(),
             outcome: Outcome::default(),
             #[cfg(debug_assertions)]
@@ -408,48 +421,52 @@ impl Process {
         })
     }
 
-    /// What it was made with
+    /// Returns the configuration.
     pub const fn config(&self) -> &Config {
         &self.config
     }
 
-    /// What it has counted so far, and goes on to count
+    /// Returns the counters, which stay up to date.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
     }
 
-    /// 1Pipe's clock (Table 1, `onepipe_get_timestamp`). Never goes back, and is past every message that was delivered.
+    /// Returns 1Pipe's time (1Pipe, Table 1, `onepipe_get_timestamp`). It never goes back, and is later than
+    /// every message delivered.
     pub fn timestamp(&mut self, now: Nanos) -> Timestamp {
-        Timestamp::new(self.clock.tell(now))
+        Timestamp::new(self.clock.issue(now))
     }
 
-    /// Sets the clock: whoever synchronises it found that it is off. Where it would go back, it stands still until that time
-    /// has come again.
+    /// Corrects 1Pipe's clock after it has been found to be off. A clock that would go back stands still
+    /// until that time has come again.
     pub fn set_clock(&mut self, clock: Timestamp, now: Nanos) {
         self.clock.set(clock, now);
-        if self.clock.stands(now) {
+        if self.clock.is_clamped(now) {
             self.counters.clamped.add(1);
         }
         self.next_beacon = self.next_beacon.min(self.next_instant(now));
         self.deliver(now);
     }
 
-    /// The best-effort and the commit barrier of its link, as far as it knows them. Best-effort messages below the one are
-    /// delivered. The other is for the reliable service, which is not there yet.
+    /// Returns the best-effort and the commit barrier of the process's link, as received. Best-effort
+    /// messages below the former are delivered. The latter is for the reliable service, which is not
+    /// implemented.
     pub fn barriers(&self) -> (Option<Timestamp>, Option<Timestamp>) {
-        let shown = |barrier| (barrier != 0).then(|| Timestamp::new(barrier));
-        (shown(self.barrier), shown(self.commit))
+        let timestamp = |barrier| (barrier != 0).then(|| Timestamp::new(barrier));
+        (timestamp(self.barrier), timestamp(self.commit))
     }
 
-    /// The next message (Table 1, `onepipe_unreliable_recv`). Until it is taken, it takes of its sender's window.
+    /// Returns the next message (1Pipe, Table 1, `onepipe_unreliable_recv`). Until then, it occupies its
+    /// sender's window.
     pub fn unreliable_recv(&mut self) -> Option<Message> {
         let (message, peer, cost) = self.inbox.pop_front()?;
-        self.give_free(peer, cost);
+        self.release_window(peer, cost);
         Some(message)
     }
 
-    /// Shows messages, one after the other, to one who takes each of them and gives back its memory, if that is of no more use, or
-    /// gives back the message, which then stays the next. Whether all were taken.
+    /// Passes messages to `take`, in order. `take` accepts a message by returning `Ok`, with the payload's
+    /// memory if it can be reused; or returns the payload as `Err`, and the message stays the next one.
+    /// Returns whether all messages were accepted.
     pub fn unreliable_recv_each(
         &mut self,
         mut take: impl FnMut(Timestamp, ProcessId, Vec<u8>) -> Result<Option<Vec<u8>>, Vec<u8>>,
@@ -459,7 +476,7 @@ impl Process {
             match take(message.timestamp, message.src, core::mem::take(&mut message.payload)) {
                 Ok(memory) => {
                     self.inbox.pop_front();
-                    self.give_free(peer, cost);
+                    self.release_window(peer, cost);
                     if let Some(memory) = memory {
                         self.reuse(memory);
                     }
@@ -473,78 +490,81 @@ impl Process {
         true
     }
 
-    /// Whether there is a message.
+    /// Returns whether there is a message to receive.
     pub fn has_message(&self) -> bool {
         !self.inbox.is_empty()
     }
 
     #[inline]
-    fn give_free(&mut self, peer: u32, cost: usize) {
+    fn release_window(&mut self, peer: u32, cost: usize) {
         self.held -= cost;
-        if !self.short.is_empty() {
-            self.tell_short();
+        if !self.window_limited.is_empty() {
+            self.update_limited_windows();
         }
         if let Some(Some(inbound)) = self.inbound.get_mut(peer as usize) {
             inbound.held -= cost;
-            if inbound.told_window >= self.config.receive_window / 4 {
+            if inbound.advertised_window >= self.config.receive_window / 4 {
                 return;
             }
             let free = (self.config.receive_window as usize).saturating_sub(inbound.held) as u32;
             if free >= self.config.receive_window / 2 {
-                // It waits for this to be said.
-                inbound.told_window = u32::MAX;
-                self.owe_ack(peer);
+                // The sender waits for this update.
+                inbound.advertised_window = u32::MAX;
+                self.queue_ack(peer);
             }
         }
     }
 
-    /// Takes back the memory of a message that the application is done with, for another one. Nobody has to give it.
+    /// Returns the memory of a received payload for reuse. Optional.
     pub fn reuse(&mut self, payload: Vec<u8>) {
-        if payload.capacity() <= SPARE_BYTES && self.outcome.spare.len() < SPARES {
+        if payload.capacity() <= MAX_SPARE_BYTES && self.outcome.spare.len() < MAX_SPARES {
             self.outcome.spare.push(payload);
         }
     }
 
-    /// The next thing to tell the application.
+    /// Returns the next event for the application.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// The next events, one or more if there are any, to be [taken](Self::take_events).
+    /// Returns the next events, at least one if there are any; remove them by
+    /// [`take_events`](Self::take_events).
     pub fn next_events(&self) -> &[Event] {
         self.events.as_slices().0
     }
 
-    /// Takes the next events, no more than there are.
+    /// Removes the next `count` events. Panics if there are fewer.
     pub fn take_events(&mut self, count: usize) {
         self.events.drain(..count);
     }
 
-    /// Bytes that may be under way to a process (its congestion window), if anything was sent there
+    /// Returns the congestion window of a receiver in bytes, or `None` if nothing was sent to it.
     pub fn congestion_window(&self, dst: ProcessId) -> Option<u32> {
         let peer = self.by_id.get(&dst)?;
         self.outbound[peer as usize].as_ref().map(|outbound| outbound.congestion_window())
     }
 
-    /// Messages that were taken to be sent, and of which it is not known what became
+    /// Returns the number of messages accepted for sending whose result is not known yet.
     pub const fn unsettled(&self) -> usize {
         self.unsettled
     }
 
-    /// Gives a scattering a number that nothing is sent of: whoever runs this has refused it, and numbers are counted by somebody
-    /// else as well.
+    /// Consumes a scattering number without sending anything: for a caller that also counts scatterings and
+    /// has refused one itself.
     pub const fn skip(&mut self) -> Scattering {
         let number = self.scatterings_given;
         self.scatterings_given += 1;
         Scattering(number)
     }
 
-    /// Bytes of messages that were not sent, and bytes that are kept of messages that came, until they are taken
+    /// Returns the bytes of messages that have not been sent, and the bytes buffered of received messages,
+    /// until the application has taken them.
     pub const fn buffered(&self) -> (usize, usize) {
         (self.unsent, self.held)
     }
 
-    /// The time that [`next_timer`](Self::next_timer) asked for has come.
+    /// Handles all timers that are due. To be called at [`next_timer`](Self::next_timer); earlier or later
+    /// calls are valid.
     pub fn on_timer(&mut self, now: Nanos) {
         if self.next_beacon <= now {
             self.beacon = Pending::Now;
@@ -555,46 +575,46 @@ impl Process {
             && let Some(slot) = self.timers.pop()
         {
             if slot % 2 == 0 {
-                self.on_silence(slot / 2, now);
+                self.on_timeout(slot / 2, now);
             } else {
-                self.owe_ack(slot / 2);
+                self.queue_ack(slot / 2);
             }
         }
-        if self.wake.is_some_and(|at| at <= now) {
+        if self.wake_at.is_some_and(|at| at <= now) {
             self.deliver(now);
         }
     }
 
-    /// When to call [`on_timer`](Self::on_timer)
+    /// Returns the time of the next call of [`on_timer`](Self::on_timer).
     pub fn next_timer(&self) -> Option<Nanos> {
         let first = self.timers.first().map(|(at, _)| Nanos(at));
-        [Some(self.next_beacon), first, self.wake].into_iter().flatten().min()
+        [Some(self.next_beacon), first, self.wake_at].into_iter().flatten().min()
     }
 
-    /// Has `slot` looked at by `at`. An entry that is earlier stays, and finds out.
+    /// Sets a timer to `at`. A timer that is set to an earlier time stays, and is set again when it expires.
     #[inline]
     fn arm(&mut self, slot: u32, at: Nanos) {
         if self.timers.key(slot).is_none_or(|(entry, _)| entry > at.0) {
-            self.arm_anew(slot, at);
+            self.rearm(slot, at);
         }
     }
 
     #[inline(never)]
-    fn arm_anew(&mut self, slot: u32, at: Nanos) {
+    fn rearm(&mut self, slot: u32, at: Nanos) {
         self.timers.remove(slot);
         self.timers.insert(slot, (at.0, slot.into()));
     }
 
-    /// The wire has room: writes the next frame for it, or says that there is none.
+    /// Writes the next frame to send. Returns false if there is none. To be called when the port has room.
     pub fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
         if self.beacon == Pending::Now {
             self.send_beacon(now, frame);
             return true;
         }
-        if self.send_answer(now, frame) || self.send_data(now, frame) {
+        if self.send_ack_or_nak(now, frame) || self.send_data(now, frame) {
             return true;
         }
-        // What has just been finished may have kept a beacon from saying what it should.
+        // A scattering that has just been sent may have kept the last beacon from promising its instant.
         let due = self.beacon == Pending::Now;
         if due {
             self.send_beacon(now, frame);

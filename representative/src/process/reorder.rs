@@ -1,4 +1,5 @@
-//! What waits for the barrier, in the order of delivery (1Pipe, section 4.1): by timestamp, then by sender, then as it was sent.
+//! Reorder buffer: messages that wait for the barrier, in the order of delivery (1Pipe, section 4.1), which
+//! is by timestamp, then by sender, then as sent.
 
 use core::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -6,20 +7,20 @@ use std::collections::{BinaryHeap, VecDeque};
 use super::ProcessId;
 use super::inbound::Run;
 
-/// The order of delivery.
+/// Position in the order of delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Turn {
-    /// A timestamp on the line
+pub(super) struct DeliveryKey {
+    /// Timestamp, unwrapped
     pub(super) time: u64,
-    /// In place of the sender, if that bug is planted; 0 otherwise
+    /// Number of the arrival, compared before the sender if that bug is planted; 0 otherwise
     #[cfg(debug_assertions)]
     arrival: u64,
     pub(super) sender: ProcessId,
-    /// Where its last packet stands among the sender's
+    /// Position of its last packet among the sender's
     pub(super) position: u64,
 }
 
-impl Turn {
+impl DeliveryKey {
     pub(super) const fn new(time: u64, sender: ProcessId, position: u64) -> Self {
         Self {
             time,
@@ -31,27 +32,27 @@ impl Turn {
     }
 }
 
-/// Where no run is
-const MARK: u32 = u32::MAX;
+/// Heap entry without a run
+const NO_RUN: u32 = u32::MAX;
 
-/// A run, or if there is none, a mark where packets of a sender wait behind a gap.
+/// A run, or, without one, a mark where packets of a sender wait behind a gap.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    pub(super) turn: Turn,
-    /// The sender's place among the peers
+    pub(super) key: DeliveryKey,
+    /// Index of the sender among the peers
     pub(super) peer: u32,
     pub(super) run: Option<Run>,
 }
 
-/// A priority queue of runs, and of marks where packets wait behind a gap.
+/// Priority queue of runs, and of marks where packets wait behind a gap.
 #[derive(Debug, Default)]
 pub(super) struct Reorder {
-    /// What came in its turn: later than everything that came so before. Where messages of many senders arrive as they were sent,
-    /// that is nearly all, and costs nothing to keep in order
-    line: VecDeque<Waiting>,
-    /// What did not: turns, the places of runs, and those of senders
-    heap: BinaryHeap<Reverse<(Turn, u32, u32)>>,
-    /// Runs of the heap, which does not have to move them
+    /// Entries that arrived in order: each is later than all before it. Where messages of many senders arrive
+    /// as they were sent, that is nearly all of them, and keeping them in order costs nothing
+    in_order: VecDeque<Waiting>,
+    /// Entries that arrived out of order: key, index of the run or [`NO_RUN`], index of the sender
+    heap: BinaryHeap<Reverse<(DeliveryKey, u32, u32)>>,
+    /// Runs of the heap's entries, so that the heap need not move them
     runs: Vec<Option<Run>>,
     free: Vec<u32>,
     /// Ties are broken by arrival (a planted bug)
@@ -60,84 +61,84 @@ pub(super) struct Reorder {
 }
 
 impl Reorder {
-    /// Adds a run of the sender at place `peer`, or if there is none, a mark.
-    #[expect(clippy::inline_always, reason = "a run is many words, to be written once")]
+    /// Adds a run of the sender with index `peer`, or a mark if `run` is `None`.
+    #[expect(clippy::inline_always, reason = "a run has many words, which should be written only once")]
     #[inline(always)]
-    pub(super) fn push(&mut self, turn: Turn, peer: u32, run: Option<Run>) {
+    pub(super) fn push(&mut self, key: DeliveryKey, peer: u32, run: Option<Run>) {
         #[cfg(debug_assertions)]
-        let turn = match &mut self.by_arrival {
+        let key = match &mut self.by_arrival {
             Some(arrivals) => {
                 *arrivals += 1;
-                Turn { arrival: *arrivals, ..turn }
+                DeliveryKey { arrival: *arrivals, ..key }
             }
-            None => turn,
+            None => key,
         };
-        if self.line.back().is_none_or(|last| last.turn <= turn) {
-            self.line.push_back(Waiting { turn, peer, run });
+        if self.in_order.back().is_none_or(|last| last.key <= key) {
+            self.in_order.push_back(Waiting { key, peer, run });
         } else {
-            self.push_out_of_turn(turn, peer, run);
+            self.push_out_of_order(key, peer, run);
         }
     }
 
     #[inline(never)]
-    fn push_out_of_turn(&mut self, turn: Turn, peer: u32, run: Option<Run>) {
-        let place = match run {
-            None => MARK,
+    fn push_out_of_order(&mut self, key: DeliveryKey, peer: u32, run: Option<Run>) {
+        let index = match run {
+            None => NO_RUN,
             Some(run) => {
-                let place = self.free.pop().unwrap_or(self.runs.len() as u32);
-                if place as usize == self.runs.len() {
+                let index = self.free.pop().unwrap_or(self.runs.len() as u32);
+                if index as usize == self.runs.len() {
                     self.runs.push(None);
                 }
-                self.runs[place as usize] = Some(run);
-                place
+                self.runs[index as usize] = Some(run);
+                index
             }
         };
-        self.heap.push(Reverse((turn, place, peer)));
+        self.heap.push(Reverse((key, index, peer)));
     }
 
-    /// How many wait
+    /// Returns the number of entries.
     #[inline]
     pub(super) fn len(&self) -> usize {
-        self.line.len() + self.heap.len()
+        self.in_order.len() + self.heap.len()
     }
 
-    /// Whether any is earlier than this
+    /// Returns whether an entry is earlier than `time`.
     #[inline]
     pub(super) fn has_before(&self, time: u64) -> bool {
-        self.line.front().is_some_and(|first| first.turn.time < time)
-            || self.heap.peek().is_some_and(|Reverse((turn, ..))| turn.time < time)
+        self.in_order.front().is_some_and(|first| first.key.time < time)
+            || self.heap.peek().is_some_and(|Reverse((key, ..))| key.time < time)
     }
 
-    /// Whose turn is next
+    /// Returns the key of the first entry.
     #[inline]
-    pub(super) fn first(&self) -> Option<Turn> {
-        let in_line = self.line.front().map(|first| first.turn);
+    pub(super) fn first(&self) -> Option<DeliveryKey> {
+        let next_in_order = self.in_order.front().map(|first| first.key);
         match self.heap.peek() {
-            None => in_line,
-            Some(Reverse((turn, ..))) => Some(in_line.map_or(*turn, |other| other.min(*turn))),
+            None => next_in_order,
+            Some(Reverse((key, ..))) => Some(next_in_order.map_or(*key, |other| other.min(*key))),
         }
     }
 
-    /// Takes that out, if it is earlier than `time`.
+    /// Removes and returns the first entry, if it is earlier than `time`.
     #[inline]
     pub(super) fn pop_before(&mut self, time: u64) -> Option<Waiting> {
-        let in_line = self.line.front().map(|first| first.turn);
-        if let Some(Reverse((turn, ..))) = self.heap.peek()
-            && in_line.is_none_or(|other| *turn < other)
+        let next_in_order = self.in_order.front().map(|first| first.key);
+        if let Some(Reverse((key, ..))) = self.heap.peek()
+            && next_in_order.is_none_or(|other| *key < other)
         {
-            return if turn.time < time { self.pop_out_of_turn() } else { None };
+            return if key.time < time { self.pop_out_of_order() } else { None };
         }
-        if in_line?.time < time { self.line.pop_front() } else { None }
+        if next_in_order?.time < time { self.in_order.pop_front() } else { None }
     }
 
     #[inline(never)]
-    fn pop_out_of_turn(&mut self) -> Option<Waiting> {
-        let Reverse((turn, place, peer)) = self.heap.pop()?;
-        let run = self.runs.get_mut(place as usize).and_then(Option::take);
+    fn pop_out_of_order(&mut self) -> Option<Waiting> {
+        let Reverse((key, index, peer)) = self.heap.pop()?;
+        let run = self.runs.get_mut(index as usize).and_then(Option::take);
         if run.is_some() {
-            self.free.push(place);
+            self.free.push(index);
         }
-        Some(Waiting { turn, peer, run })
+        Some(Waiting { key, peer, run })
     }
 }
 
@@ -146,14 +147,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn by_time_then_sender_then_position() {
+    fn entries_are_ordered_by_time_then_sender_then_position() {
         let mut reorder = Reorder::default();
-        let turns = [(7, 2, 1), (7, 1, 9), (5, 3, 2), (7, 2, 0), (5, 3, 1)];
-        for (n, (time, sender, position)) in (0..).zip(turns) {
+        let keys = [(7, 2, 1), (7, 1, 9), (5, 3, 2), (7, 2, 0), (5, 3, 1)];
+        for (n, (time, sender, position)) in (0..).zip(keys) {
             let run = (n % 2 == 0).then(|| Run { time, position, data: vec![n], ends: Vec::new(), cost: 0 });
-            reorder.push(Turn::new(time, ProcessId(sender), position), n.into(), run);
+            reorder.push(DeliveryKey::new(time, ProcessId(sender), position), n.into(), run);
         }
-        assert_eq!(reorder.first().map(|turn| turn.time), Some(5));
+        assert_eq!(reorder.first().map(|key| key.time), Some(5));
         let order: Vec<_> = core::iter::from_fn(|| reorder.pop_before(8))
             .map(|next| (next.peer, next.run.map(|run| run.data)))
             .collect();
@@ -161,9 +162,9 @@ mod tests {
         assert_eq!(order, [run(4), run(2), (1, None), (3, None), run(0)]);
     }
 
-    /// Whatever comes between what, the next one is always the least of those that wait.
+    /// Whatever the order of insertions and removals, the next entry is always the least.
     #[test]
-    fn the_least_is_next() {
+    fn next_entry_is_the_least() {
         let mut reorder = Reorder::default();
         let mut waiting = std::collections::BTreeSet::new();
         let (mut seed, mut late) = (9u64, 0);
@@ -171,19 +172,19 @@ mod tests {
             seed = seed.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
             let draw = seed >> 33;
             if draw.is_multiple_of(2) || waiting.is_empty() {
-                // Mostly in order, with some that come late
+                // Mostly in order, with some that arrive late
                 let time = 1000 + round - if draw.is_multiple_of(7) { draw % 50 } else { 0 };
-                let turn = Turn::new(time, ProcessId(draw as u32 % 3), round);
-                late += u32::from(waiting.last().is_some_and(|last| turn < *last));
-                waiting.insert(turn);
-                reorder.push(turn, 0, None);
+                let key = DeliveryKey::new(time, ProcessId(draw as u32 % 3), round);
+                late += u32::from(waiting.last().is_some_and(|last| key < *last));
+                waiting.insert(key);
+                reorder.push(key, 0, None);
             } else {
                 let least = waiting.pop_first();
                 assert_eq!(reorder.first(), least);
-                let time = least.map_or(0, |turn| turn.time);
+                let time = least.map_or(0, |key| key.time);
                 assert!(!reorder.has_before(time) && reorder.has_before(time + 1));
                 assert!(reorder.pop_before(time).is_none());
-                assert_eq!(reorder.pop_before(time + 1).map(|next| next.turn), least);
+                assert_eq!(reorder.pop_before(time + 1).map(|next| next.key), least);
             }
             assert_eq!(reorder.len(), waiting.len());
         }

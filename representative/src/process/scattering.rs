@@ -1,4 +1,4 @@
-//! Scatterings that were given to a process and of which it is not settled what became (1Pipe, sections 2.1 and 6.1).
+//! Scatterings accepted by a process and not settled yet (1Pipe, sections 2.1 and 6.1).
 
 use core::ops::Range;
 use rocev2::Psn;
@@ -6,52 +6,52 @@ use rocev2::Psn;
 use super::inbound::cost;
 use super::{ProcessId, Scattering};
 
-/// What a scattering has for one receiver: one message or more, sent and taken as a whole.
+/// Run: the messages of a scattering for one receiver, at least one, which are sent and accepted as a whole.
 #[derive(Debug)]
 pub(super) struct Run {
-    /// The receiver's place among the peers
+    /// Index of the receiver among the peers
     pub(super) peer: u32,
-    /// Which of the scattering's parts
+    /// Its messages, as indices in the scattering's parts
     pub(super) parts: Range<u32>,
     pub(super) state: State,
-    /// Packets that were sent, and that were not
+    /// Number of packets sent, and of those not sent
     pub(super) sent: u32,
     pub(super) left: u32,
-    /// The part of which the next packet is, and where in it that begins
+    /// Part that the next packet is of, and the packet's offset in the part
     part: u32,
     offset: u32,
-    /// Its packets that were sent
+    /// First and last of its packets that were sent
     pub(super) first: Psn,
     pub(super) last: Psn,
 }
 
 impl Run {
-    /// Whether this is one of the packets that were sent
+    /// Returns whether `psn` is one of the run's packets that were sent.
     pub(super) fn has(&self, psn: Psn) -> bool {
         self.sent > 0 && psn.distance(self.first) >= 0 && self.last.distance(psn) >= 0
     }
 }
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
-    /// It waits for others to the same receiver, or for windows, with any but its last packet.
+    /// The run waits for other runs to the same receiver, or for windows, with a packet that is not its last.
     Waiting,
-    /// There is room for its last packet, which is all that is left.
+    /// Only the run's last packet is left, and the windows have room for it.
     Ready,
-    /// It was sent, and has a timestamp.
+    /// The run was sent, and has a timestamp.
     Sent,
-    /// It was acknowledged, or has failed.
+    /// The run was acknowledged, or has failed.
     Settled,
 }
 
 /// A message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
-    /// Where it stands in the bytes
+    /// Its range in the scattering's bytes
     pub(super) start: u32,
     pub(super) end: u32,
-    /// Which one it was in the call
+    /// Index of the message in the call
     pub(super) number: u32,
 }
 
@@ -63,41 +63,41 @@ pub(super) struct Entry {
     pub(super) bytes: Vec<u8>,
     pub(super) parts: Vec<Part>,
     pub(super) runs: Vec<Run>,
-    /// Runs that are not ready
+    /// Number of runs that are not ready
     pub(super) waiting: u32,
-    /// Runs that are not settled
+    /// Number of runs that are not settled
     pub(super) unsettled: u32,
-    /// Messages that have failed
+    /// Number of messages that have failed
     pub(super) failed: u32,
-    /// On the line, once it has one
+    /// Timestamp, unwrapped, once it has been stamped
     pub(super) time: Option<u64>,
-    /// All of its runs are ready, and it was not sent yet.
+    /// All of its runs are ready, and it has not been sent yet.
     pub(super) is_ready: bool,
 }
 
-/// The next packet of a run.
+/// Next packet of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// Its data, in the scattering's bytes
+    /// Its data, as a range of the scattering's bytes
     pub(super) range: Range<usize>,
     pub(super) first: bool,
-    /// A message ends with it
+    /// A message ends with this packet
     pub(super) end: bool,
 }
 
-/// Packets of a message
+/// Returns the number of packets of a message of `len` bytes.
 pub(super) const fn packets(len: usize, fragment: usize) -> usize {
-    // An empty message is a packet, too.
+    // An empty message takes a packet, too.
     if len == 0 { 1 } else { len.div_ceil(fragment) }
 }
 
-/// What a message takes of windows.
+/// Returns the bytes that a message takes of windows.
 pub(super) const fn cost_of(len: usize, fragment: usize) -> usize {
     len + packets(len, fragment) * cost(0)
 }
 
 impl Entry {
-    /// Takes a scattering in. `order` is the numbers of its messages, by receiver.
+    /// Fills the entry with a scattering. `order` has (peer, index in `messages`), sorted by receiver.
     pub(super) fn fill(
         &mut self,
         Scattering(number): Scattering,
@@ -133,7 +133,7 @@ impl Entry {
         self.unsettled = self.waiting;
     }
 
-    /// For the next scattering at this place; its memory is kept, if it is not much.
+    /// Clears the entry for the next scattering; keeps its memory if it is small.
     fn clear(&mut self) {
         self.forget_bytes();
         self.parts.clear();
@@ -141,13 +141,13 @@ impl Entry {
         (self.failed, self.time, self.is_ready) = (0, None, false);
     }
 
-    /// They were sent, or will not be.
+    /// Discards the bytes, which were sent or will not be.
     pub(super) fn forget_bytes(&mut self) {
         self.bytes.clear();
         self.bytes.shrink_to(1 << 12);
     }
 
-    /// The next packet of a run that was not sent.
+    /// Returns the next packet of a run that has not been sent.
     pub(super) fn piece(&self, run: u32, fragment: usize) -> Piece {
         let run = &self.runs[run as usize];
         let part = self.parts[run.part as usize];
@@ -157,7 +157,7 @@ impl Entry {
         Piece { range: start..end, first, end: end == part.end as usize }
     }
 
-    /// That packet was sent.
+    /// Advances a run after the packet `piece` was sent with this PSN.
     pub(super) fn sent(&mut self, run: u32, piece: &Piece, psn: Psn) {
         let run = &mut self.runs[run as usize];
         if piece.first {
@@ -174,7 +174,7 @@ impl Entry {
     }
 }
 
-/// All of them, by place.
+/// All scatterings, by index.
 #[derive(Debug, Default)]
 pub(super) struct Scatterings {
     entries: Vec<Entry>,
@@ -182,7 +182,7 @@ pub(super) struct Scatterings {
 }
 
 impl Scatterings {
-    /// A place for one.
+    /// Returns the index of a cleared entry.
     pub(super) fn add(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
             self.entries.push(Entry::default());
@@ -190,19 +190,19 @@ impl Scatterings {
         })
     }
 
-    pub(super) fn remove(&mut self, place: u32) {
-        self.entries[place as usize].clear();
-        self.free.push(place);
+    pub(super) fn remove(&mut self, index: u32) {
+        self.entries[index as usize].clear();
+        self.free.push(index);
     }
 
     #[inline]
-    pub(super) fn get(&self, place: u32) -> &Entry {
-        &self.entries[place as usize]
+    pub(super) fn get(&self, index: u32) -> &Entry {
+        &self.entries[index as usize]
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, place: u32) -> &mut Entry {
-        &mut self.entries[place as usize]
+    pub(super) fn get_mut(&mut self, index: u32) -> &mut Entry {
+        &mut self.entries[index as usize]
     }
 }
 
@@ -211,7 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_cut_by_receiver() {
+    fn messages_are_fragmented_by_receiver() {
         let mut entry = Entry::default();
         let [a, b] = [ProcessId(1), ProcessId(2)];
         let messages: [(_, &[u8]); 4] = [(a, &[1; 25]), (b, &[]), (a, &[2; 10]), (b, &[3; 11])];

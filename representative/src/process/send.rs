@@ -1,5 +1,5 @@
-//! Sending: scatterings are taken in, wait for windows, are cut into packets, get a timestamp, and are settled (1Pipe, section
-//! 6.1; FACTS OP-50 to OP-55).
+//! Sending: scatterings are accepted, wait for windows, are fragmented, stamped, sent, and settled (1Pipe,
+//! section 6.1).
 
 use rocev2::Psn;
 use rocev2::onepipe::{Arrivals, OnePipe, OnePipeOpcode, Refused, Timestamp};
@@ -10,16 +10,20 @@ use super::config::MAX_MESSAGE;
 use super::counters::Refusal;
 use super::inbound::{self, cost};
 use super::outbound::{InFlight, Outbound, PartOf, RunId};
-use super::reorder::Turn;
+use super::reorder::DeliveryKey;
 use super::scattering::{Piece, State, cost_of};
 use super::{Event, Failure, Pending, Process, ProcessId, Scattering, SendError};
 
 impl Process {
-    /// Sends messages to any processes, itself included, all at one time (Table 1, `onepipe_unreliable_send`). Several may go
-    /// to one process, and arrive in their order, all or none. The bytes are copied.
+    /// Sends messages to any processes, this one included, as one scattering, which has one timestamp (1Pipe,
+    /// Table 1, `onepipe_unreliable_send`). Several messages for one process arrive in their order, all or
+    /// none. The bytes are copied.
     ///
-    /// It is sent as soon as the windows of all receivers allow; meanwhile others to other receivers may go first, those to the same
-    /// ones may not. What became of it, [`Event`]s tell.
+    /// The scattering is sent as soon as the windows of all receivers have room; meanwhile scatterings to
+    /// other receivers may overtake it, those to the same ones may not. [`Event`]s report the result.
+    ///
+    /// # Errors
+    /// Nothing of the scattering is sent. [`SendError::Full`] is temporary; the other errors are not.
     pub fn unreliable_send(
         &mut self,
         now: Nanos,
@@ -35,29 +39,30 @@ impl Process {
         self.scatterings_given += 1;
         self.unsent += bytes;
         self.unsettled += messages.len();
-        let place = self.scatterings.add();
-        let entry = self.scatterings.get_mut(place);
+        let index = self.scatterings.add();
+        let entry = self.scatterings.get_mut(index);
         entry.fill(scattering, messages, &self.order, self.config.fragment());
         for run in 0..entry.runs.len() as u32 {
-            let peer = self.scatterings.get(place).runs[run as usize].peer;
+            let peer = self.scatterings.get(index).runs[run as usize].peer;
             let outbound = self.outbound[peer as usize].get_or_insert_with(|| {
-                let first = Psn::new(self.chance.below(1 << 24) as u32);
+                let first = Psn::new(self.rng.below(1 << 24) as u32);
                 Box::new(Outbound::new(first, &self.config))
             });
-            outbound.queue.push_back((place, run));
+            outbound.queue.push_back((index, run));
             if outbound.queue.len() == 1 {
-                self.go_on(peer, now);
+                self.advance(peer, now);
             }
         }
         Ok(scattering)
     }
 
-    /// Sends one message to another process at once, if nothing is before it: writes its frame, which has to leave behind all that
-    /// [`poll_transmit`](Self::poll_transmit) has written. It does what [`unreliable_send`](Self::unreliable_send) and
-    /// `poll_transmit` would have done, and keeps nothing in between.
+    /// Sends one message to another process at once, if nothing waits before it: writes its frame, which has
+    /// to leave behind all frames that [`poll_transmit`](Self::poll_transmit) has written. The effect is that
+    /// of [`unreliable_send`](Self::unreliable_send) and `poll_transmit`, but nothing is buffered in between.
     ///
-    /// `None` if something waits that would go first, if the windows have no room, if it is more than a packet, if it is the
-    /// first to its receiver, or if it cannot be sent. Then it is for `unreliable_send`, which takes it or says why not.
+    /// Returns `None` if anything is waiting that has to be sent first, if the windows have no room, if the
+    /// message is longer than a packet or the first one to its receiver, or if it is invalid. Call
+    /// `unreliable_send` then, which accepts the message or returns the error.
     pub fn send_at_once(
         &mut self,
         now: Nanos,
@@ -77,16 +82,16 @@ impl Process {
             return None;
         }
         let peer = self.by_id.get(&dst)?;
-        let known = &mut self.peers[peer as usize];
+        let remote = &mut self.peers[peer as usize];
         let outbound = self.outbound[peer as usize].as_deref_mut()?;
         let cost = cost(message.len());
-        if known.dead || !outbound.queue.is_empty() || !outbound.has_room(cost) {
+        if remote.dead || !outbound.queue.is_empty() || !outbound.has_room(cost) {
             return None;
         }
         let number = self.scatterings_given;
         self.scatterings_given += 1;
         self.unsettled += 1;
-        self.is_rounds_turn = true;
+        self.is_round_next = true;
         let time = self.clock.stamp(now);
         let psn = outbound.send(cost, now);
         let part_of = PartOf::Alone { number, time };
@@ -94,14 +99,15 @@ impl Process {
         let mut header = OnePipe::new(OnePipeOpcode::DATA, Timestamp::new(time), psn);
         header.set_first(true);
         header.set_end_of_message(true);
-        known.route.emit(frame, &header, message);
+        remote.route.emit(frame, &header, message);
         self.counters.sent.add(1);
         self.counters.packets_sent.add(1);
         self.arm(2 * peer, now + self.config.timeout);
         Some(Scattering(number))
     }
 
-    /// Checks a scattering, and sorts the numbers of its messages by receiver. How many bytes it has
+    /// Validates a scattering, and sorts the indices of its messages by receiver. Returns the sum of its
+    /// bytes.
     fn sort(&mut self, messages: &[(ProcessId, &[u8])]) -> Result<usize, SendError> {
         if self.has_left {
             return Err(SendError::Left);
@@ -112,7 +118,7 @@ impl Process {
         self.order.clear();
         for (n, &(dst, _)) in (0..).zip(messages) {
             let peer = if dst == self.config.own.id {
-                self.own_place()
+                self.own_index()
             } else {
                 let peer = self.by_id.get(&dst).ok_or(SendError::Unknown(dst))?;
                 if self.peers[peer as usize].dead {
@@ -125,20 +131,20 @@ impl Process {
         self.order.sort_unstable();
         let fragment = self.config.fragment();
         let window = self.config.receive_window as usize;
-        let (mut bytes, mut of_run, mut before) = (0, 0, None);
+        let (mut bytes, mut run_cost, mut before) = (0, 0, None);
         for &(peer, n) in &self.order {
             let (dst, message) = messages[n as usize];
             if message.len() > MAX_MESSAGE {
                 return Err(SendError::TooLong { dst, len: message.len() });
             }
-            of_run = if before == Some(peer) { of_run } else { 0 } + cost_of(message.len(), fragment);
+            run_cost = if before == Some(peer) { run_cost } else { 0 } + cost_of(message.len(), fragment);
             before = Some(peer);
             bytes += message.len();
-            if of_run > window {
-                return Err(SendError::TooLarge { dst, cost: of_run, window });
+            if run_cost > window {
+                return Err(SendError::TooLarge { dst, cost: run_cost, window });
             }
         }
-        // Where messages begin has 32 bits.
+        // Offsets of messages have 32 bits.
         if bytes > self.config.send_buffer.min(u32::MAX as usize)
             || messages.len() > self.config.max_unsettled
         {
@@ -147,22 +153,22 @@ impl Process {
         Ok(bytes)
     }
 
-    /// Sees what the first run in a peer's queue can do.
-    fn go_on(&mut self, peer: u32, now: Nanos) {
+    /// Advances the first run in a peer's queue as far as the windows allow.
+    fn advance(&mut self, peer: u32, now: Nanos) {
         let Some(outbound) = &mut self.outbound[peer as usize] else { return };
-        let Some(&(place, run)) = outbound.queue.front() else {
+        let Some(&(index, run)) = outbound.queue.front() else {
             outbound.is_blocked = false;
             return;
         };
         if outbound.is_ready || outbound.in_round {
             return;
         }
-        let entry = self.scatterings.get_mut(place);
+        let entry = self.scatterings.get_mut(index);
         if peer == self.peers.len() as u32 {
-            // Nothing leaves the host.
+            // These messages do not leave the host.
             outbound.reserve(0);
             entry.runs[run as usize].state = State::Ready;
-            self.one_is_ready(place);
+            self.on_run_ready(index);
             return;
         }
         let cost = cost(entry.piece(run, self.config.fragment()).range.len());
@@ -178,86 +184,87 @@ impl Process {
         }
         outbound.reserve(cost);
         entry.runs[run as usize].state = State::Ready;
-        self.one_is_ready(place);
+        self.on_run_ready(index);
     }
 
-    /// The place of this process itself, behind its peers
-    const fn own_place(&self) -> u32 {
+    /// Returns the index of this process itself, behind its peers.
+    const fn own_index(&self) -> u32 {
         self.peers.len() as u32
     }
 
-    fn one_is_ready(&mut self, place: u32) {
-        let entry = self.scatterings.get_mut(place);
+    fn on_run_ready(&mut self, index: u32) {
+        let entry = self.scatterings.get_mut(index);
         entry.waiting -= 1;
         if entry.waiting == 0 {
             entry.is_ready = true;
-            self.ready.push_back(place);
+            self.ready.push_back(index);
         }
     }
 
-    /// The next packet of a message. Scatterings that are ready take turns with what others have to send before they are.
+    /// Writes the next packet of a message. Scatterings that are ready take turns with packets of runs that
+    /// are not.
     pub(super) fn send_data(&mut self, now: Nanos, frame: &mut Vec<u8>) -> bool {
         loop {
-            if let Some((place, run, time)) = self.finishing {
-                if self.send_last(place, run, time, now, frame) {
+            if let Some((index, run, time)) = self.finishing {
+                if self.send_last(index, run, time, now, frame) {
                     return true;
                 }
                 continue;
             }
-            if (self.is_rounds_turn || self.ready.is_empty())
+            if (self.is_round_next || self.ready.is_empty())
                 && let Some(peer) = self.round.pop_front()
             {
-                self.is_rounds_turn = false;
+                self.is_round_next = false;
                 if self.send_in_round(peer, now, frame) {
                     return true;
                 }
                 continue;
             }
-            let Some(place) = self.ready.pop_front() else { return false };
-            self.is_rounds_turn = true;
-            self.stamp(place, now);
+            let Some(index) = self.ready.pop_front() else { return false };
+            self.is_round_next = true;
+            self.stamp(index, now);
         }
     }
 
-    /// A scattering gets its timestamp. What it has for this process itself is there at that moment: the others' may take a while
-    /// to leave, in which something later could be delivered.
-    fn stamp(&mut self, place: u32, now: Nanos) {
+    /// Stamps a scattering. The messages for this process itself enter the reorder buffer at that moment:
+    /// sending the others may take a while, in which a later message could be delivered.
+    fn stamp(&mut self, index: u32, now: Nanos) {
         let time = self.clock.stamp(now);
-        self.scatterings.get_mut(place).time = Some(time);
-        self.finishing = Some((place, 0, time));
-        let own = self.own_place();
-        let entry = self.scatterings.get(place);
-        // Runs are sorted by receiver, and this is the last of all.
+        self.scatterings.get_mut(index).time = Some(time);
+        self.finishing = Some((index, 0, time));
+        let own = self.own_index();
+        let entry = self.scatterings.get(index);
+        // Runs are sorted by receiver, and this process's index is the highest.
         let run = entry.runs.len() - 1;
         if entry.runs[run].peer == own && entry.runs[run].state == State::Ready {
             let outbound = self.outbound[own as usize].as_mut().expect("it has a queue");
             outbound.queue.pop_front();
             outbound.release();
-            self.send_to_self(place, run as u32, time, now);
-            self.go_on(own, now);
+            self.send_to_self(index, run as u32, time, now);
+            self.advance(own, now);
         }
     }
 
-    /// A packet that is not its run's last, if the windows still have room.
+    /// Writes a packet that is not its run's last, if the windows still have room.
     fn send_in_round(&mut self, peer: u32, now: Nanos, frame: &mut Vec<u8>) -> bool {
         let Some(outbound) = &mut self.outbound[peer as usize] else { return false };
         outbound.in_round = false;
-        let Some(&(place, run)) = outbound.queue.front() else { return false };
-        let entry = self.scatterings.get(place);
+        let Some(&(index, run)) = outbound.queue.front() else { return false };
+        let entry = self.scatterings.get(index);
         let piece = entry.piece(run, self.config.fragment());
         let fits = entry.runs[run as usize].left > 1 && outbound.has_room(cost(piece.range.len()));
         if fits {
-            let time = self.clock.tell(now);
-            self.send_piece(peer, (place, run), &piece, time, now, frame);
+            let time = self.clock.issue(now);
+            self.send_piece(peer, (index, run), &piece, time, now, frame);
             self.arm(2 * peer, now + self.config.timeout);
         }
-        self.go_on(peer, now);
+        self.advance(peer, now);
         fits
     }
 
-    /// The last packet of a run of the scattering that is being finished, if the run is to be sent at all.
-    fn send_last(&mut self, place: u32, run: u32, time: u64, now: Nanos, frame: &mut Vec<u8>) -> bool {
-        let entry = self.scatterings.get_mut(place);
+    /// Writes the last packet of a run of the scattering that is being sent, unless the run has failed.
+    fn send_last(&mut self, index: u32, run: u32, time: u64, now: Nanos, frame: &mut Vec<u8>) -> bool {
+        let entry = self.scatterings.get_mut(index);
         let Some(of) = entry.runs.get(run as usize) else {
             self.finishing = None;
             if self.beacon == Pending::AfterScattering {
@@ -266,10 +273,10 @@ impl Process {
             self.unsent -= entry.bytes.len();
             entry.forget_bytes();
             entry.is_ready = false;
-            self.remove_if_settled(place);
+            self.remove_if_settled(index);
             return false;
         };
-        self.finishing = Some((place, run + 1, time));
+        self.finishing = Some((index, run + 1, time));
         let (peer, parts) = (of.peer, of.parts.len() as u64);
         if of.state != State::Ready {
             return false;
@@ -278,65 +285,66 @@ impl Process {
         let outbound = self.outbound[peer as usize].as_mut().expect("it has a queue");
         outbound.queue.pop_front();
         outbound.release();
-        let piece = self.scatterings.get(place).piece(run, self.config.fragment());
-        self.send_piece(peer, (place, run), &piece, time, now, frame);
-        let of = &mut self.scatterings.get_mut(place).runs[run as usize];
+        let piece = self.scatterings.get(index).piece(run, self.config.fragment());
+        self.send_piece(peer, (index, run), &piece, time, now, frame);
+        let of = &mut self.scatterings.get_mut(index).runs[run as usize];
         of.state = State::Sent;
-        let part_of = PartOf::Scattering((place, run));
+        let part_of = PartOf::Scattering((index, run));
         let sent = InFlight { first: of.first, last: of.last, sent_at: now, part_of };
         if let Some(outbound) = &mut self.outbound[peer as usize] {
             outbound.in_flight.push_back(sent);
         }
         self.arm(2 * peer, now + self.config.timeout);
-        self.go_on(peer, now);
+        self.advance(peer, now);
         true
     }
 
     fn send_piece(
         &mut self,
         peer: u32,
-        (place, run): RunId,
+        (index, run): RunId,
         piece: &Piece,
         time: u64,
         now: Nanos,
         frame: &mut Vec<u8>,
     ) {
-        let entry = self.scatterings.get_mut(place);
+        let entry = self.scatterings.get_mut(index);
         let outbound = self.outbound[peer as usize].as_mut().expect("it has a queue");
         let psn = outbound.send(cost(piece.range.len()), now);
         let mut header = OnePipe::new(OnePipeOpcode::DATA, Timestamp::new(time), psn);
         header.set_first(piece.first);
         header.set_end_of_message(piece.end);
         header.set_timestamp_follows(entry.runs[run as usize].left > 1);
-        let known = &mut self.peers[peer as usize];
-        known.route.emit(frame, &header, &entry.bytes[piece.range.clone()]);
+        let remote = &mut self.peers[peer as usize];
+        remote.route.emit(frame, &header, &entry.bytes[piece.range.clone()]);
         entry.sent(run, piece, psn);
         self.counters.packets_sent.add(1);
     }
 
-    /// What a process sends to itself takes its turn with everything else.
-    fn send_to_self(&mut self, place: u32, run: u32, time: u64, now: Nanos) {
-        let own = self.own_place();
-        let entry = self.scatterings.get(place);
+    /// Puts a run for this process itself into the reorder buffer, where it waits for its turn like any other
+    /// run.
+    fn send_to_self(&mut self, index: u32, run: u32, time: u64, now: Nanos) {
+        let own = self.own_index();
+        let entry = self.scatterings.get(index);
         let parts = entry.runs[run as usize].parts.clone();
         let parts = &entry.parts[parts.start as usize..parts.end as usize];
         let (start, end) = (parts[0].start, parts[parts.len() - 1].end);
         let cost = (end - start) as usize + parts.len() * cost(0);
         self.counters.sent.add(parts.len() as u64);
         if self.held + cost > self.config.receive_buffer {
-            self.settle((place, run), Err(Failure::NoRoom));
+            self.settle((index, run), Err(Failure::NoRoom));
             return;
         }
         let ends = parts[..parts.len() - 1].iter().map(|part| part.end - start).collect();
         let data = entry.bytes[start as usize..end as usize].to_vec();
         self.held += cost;
         let run_of_own = inbound::Run { time, position: 0, data, ends, cost };
-        self.reorder.push(Turn::new(time, self.config.own.id, 0), own, Some(run_of_own));
-        self.settle((place, run), Ok(()));
+        self.reorder.push(DeliveryKey::new(time, self.config.own.id, 0), own, Some(run_of_own));
+        self.settle((index, run), Ok(()));
         self.deliver(now);
     }
 
-    /// It is known what became of a run that was sent, or of one that will not be.
+    /// Settles a run that was sent, or one that will not be.
     #[inline(never)]
     fn settle_sent(&mut self, peer: u32, part_of: PartOf, result: Result<(), Failure>) {
         let (number, time) = match part_of {
@@ -356,9 +364,9 @@ impl Process {
         self.events.push_back(Event::Settled { scattering, timestamp, failed: result.is_err().into() });
     }
 
-    /// It is known what became of a run, or it will not be sent.
-    fn settle(&mut self, (place, run): RunId, result: Result<(), Failure>) {
-        let entry = self.scatterings.get_mut(place);
+    /// Settles a run of a scattering, which was sent or will not be.
+    fn settle(&mut self, (index, run): RunId, result: Result<(), Failure>) {
+        let entry = self.scatterings.get_mut(index);
         let of = &mut entry.runs[run as usize];
         let before = core::mem::replace(&mut of.state, State::Settled);
         let parts = of.parts.clone();
@@ -384,13 +392,13 @@ impl Process {
             }
         }
         if before == State::Waiting && entry.unsettled > 0 {
-            self.one_is_ready(place);
+            self.on_run_ready(index);
         }
-        self.remove_if_settled(place);
+        self.remove_if_settled(index);
     }
 
-    fn remove_if_settled(&mut self, place: u32) {
-        let entry = self.scatterings.get_mut(place);
+    fn remove_if_settled(&mut self, index: u32) {
+        let entry = self.scatterings.get_mut(index);
         if entry.unsettled > 0 || entry.is_ready {
             return;
         }
@@ -401,10 +409,10 @@ impl Process {
             timestamp: entry.time.map(Timestamp::new),
             failed: entry.failed,
         });
-        self.scatterings.remove(place);
+        self.scatterings.remove(index);
     }
 
-    /// A receiver says what it has.
+    /// Handles an ACK.
     pub(super) fn on_ack(
         &mut self,
         peer: u32,
@@ -415,9 +423,10 @@ impl Process {
         let (arrivals, _) = Arrivals::read_from_prefix(payload).map_err(|_| Refusal::NoHeader)?;
         let outbound = self.outbound[peer as usize].as_mut().ok_or(Refusal::Answer)?;
         let (highest, taken) = (header.psn(), arrivals.taken.get());
-        let begun_anew = outbound.answer(highest, &arrivals, now)?;
-        // So far back at least it has lived: what came before it began, it may have delivered in an earlier life.
-        let known = arrivals.packets.get().min(Arrivals::HISTORY);
+        let has_restarted = outbound.on_ack(highest, &arrivals, now)?;
+        // The receiver's incarnation has received this many packets: what was sent earlier, its previous
+        // incarnation may have delivered.
+        let reported = arrivals.packets.get().min(Arrivals::HISTORY);
         self.counters.acks_taken.add(1);
         let (mut at, mut acknowledged) = (0, 0);
         while let Some(outbound) = &mut self.outbound[peer as usize]
@@ -429,8 +438,8 @@ impl Process {
             } else if !last.precedes(arrivals.next()) {
                 at += 1;
                 continue;
-            } else if before < known && !begun_anew {
-                outbound.lost();
+            } else if before < reported && !has_restarted {
+                outbound.on_loss();
                 Err(Failure::Lost)
             } else {
                 Err(Failure::NoAnswer)
@@ -450,11 +459,11 @@ impl Process {
         }
         self.unsettled -= acknowledged;
         self.counters.acknowledged.add(acknowledged as u64);
-        self.go_on(peer, now);
+        self.advance(peer, now);
         Ok(())
     }
 
-    /// A receiver says that it has refused something.
+    /// Handles a NAK.
     pub(super) fn on_nak(
         &mut self,
         peer: u32,
@@ -465,8 +474,8 @@ impl Process {
         let (refused, _) = Refused::read_from_prefix(payload).map_err(|_| Refusal::NoHeader)?;
         let psn = header.psn();
         let outbound = self.outbound[peer as usize].as_mut().ok_or(Refusal::Answer)?;
-        let run = |&(place, run): &RunId| &self.scatterings.get(place).runs[run as usize];
-        // They lie in the order of their PSNs.
+        let run = |&(index, run): &RunId| &self.scatterings.get(index).runs[run as usize];
+        // Runs in flight are in the order of their PSNs.
         let at = outbound.in_flight.partition_point(|sent| sent.last.precedes(psn));
         let why = match refused.reason {
             Refused::LATE => Failure::Late,
@@ -478,7 +487,7 @@ impl Process {
         } else if let Some(&id) = outbound.queue.front()
             && run(&id).has(psn)
         {
-            // What is left of it would be of no use.
+            // The rest of the run would be of no use.
             outbound.release();
             outbound.queue.pop_front();
             PartOf::Scattering(id)
@@ -486,16 +495,16 @@ impl Process {
             return Err(Refusal::Answer);
         };
         if why == Failure::Lost {
-            outbound.lost();
+            outbound.on_loss();
         }
         self.counters.naks_taken.add(1);
         self.settle_sent(peer, part_of, Err(why));
-        self.go_on(peer, now);
+        self.advance(peer, now);
         Ok(())
     }
 
-    /// Nothing may have been heard of a peer for a while.
-    pub(super) fn on_silence(&mut self, peer: u32, now: Nanos) {
+    /// Handles the time-out of a receiver: settles runs that were not acknowledged in time.
+    pub(super) fn on_timeout(&mut self, peer: u32, now: Nanos) {
         let timeout = self.config.timeout;
         let mut silent = false;
         while let Some(outbound) = &mut self.outbound[peer as usize] {
@@ -525,8 +534,8 @@ impl Process {
             }
             outbound.presume_all_gone();
             silent = true;
-            let begun = |&(place, run): &RunId| self.scatterings.get(place).runs[run as usize].sent > 0;
-            if outbound.queue.front().is_some_and(begun) {
+            let has_begun = |&(index, run): &RunId| self.scatterings.get(index).runs[run as usize].sent > 0;
+            if outbound.queue.front().is_some_and(has_begun) {
                 outbound.release();
                 let run = outbound.queue.pop_front().expect("it is there");
                 self.settle(run, Err(Failure::NoAnswer));
@@ -535,36 +544,37 @@ impl Process {
         if let Some(outbound) = &mut self.outbound[peer as usize]
             && silent
         {
-            outbound.silent();
+            outbound.on_timeout();
         }
-        self.go_on(peer, now);
+        self.advance(peer, now);
     }
 
-    /// Says whether a process is there, as the control plane knows. What is under way to one that is not fails, and so does what
-    /// would be sent. False if it is not in the table.
+    /// Sets whether a process is alive, as the control plane has determined. Messages in flight to a dead
+    /// process fail, and so do messages sent to it. Returns false if the process is not in the table of
+    /// peers.
     pub fn set_alive(&mut self, id: ProcessId, alive: bool, now: Nanos) -> bool {
         let Some(peer) = self.by_id.get(&id) else { return false };
         self.peers[peer as usize].dead = !alive;
         if !alive {
             self.fail_all(peer, Failure::Dead);
-            self.go_on(peer, now);
+            self.advance(peer, now);
         }
         true
     }
 
-    /// Leaves (Table 1, `onepipe_exit`): what was not sent fails, nothing more is sent but answers, and beacons say that
-    /// nobody has to wait for anything from here.
+    /// Leaves (1Pipe, Table 1, `onepipe_exit`): messages that were not sent fail, only ACKs and NAKs are sent
+    /// from now on, and beacons announce that nothing follows, so that no receiver waits for this process.
     pub fn leave(&mut self) {
         self.has_left = true;
         self.beacon = Pending::Now;
         for peer in 0..self.outbound.len() as u32 {
             self.fail_all(peer, Failure::Left);
         }
-        let finishing = self.finishing.take().map(|(place, ..)| place);
+        let finishing = self.finishing.take().map(|(index, ..)| index);
         let ready: Vec<_> = finishing.into_iter().chain(self.ready.drain(..)).collect();
-        for place in ready {
-            self.scatterings.get_mut(place).is_ready = false;
-            self.remove_if_settled(place);
+        for index in ready {
+            self.scatterings.get_mut(index).is_ready = false;
+            self.remove_if_settled(index);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Processes on a wire without delay, and a switch that says what the test says.
+//! Processes on a network without delay, and a switch whose barriers the test determines.
 
 use super::*;
 use core::net::{Ipv4Addr, Ipv6Addr};
@@ -28,28 +28,28 @@ fn peer(v6: bool, n: u8) -> Peer {
     Peer { id: ProcessId(n.into()), mac, address: ip(v6, n), qpn: Qpn::new(0x40 + u32::from(n)) }
 }
 
-/// Process `own` of those from 0 to `count` - 1
+/// Returns the configuration of process `own`, whose peers are all others from 0 to `count` - 1.
 fn config(own: u8, count: u8, v6: bool) -> Config {
     let Peer { mac, address, qpn, .. } = peer(v6, TOR);
     let mut config = Config::new(peer(v6, own), Beacons { mac, address, qpn, detour: Vec::new() });
     config.peers = (0..count).filter(|&n| n != own).map(|n| peer(v6, n)).collect();
     config.mtu = 256;
-    // The switch here leaves messages alone.
+    // The switch here leaves messages unchanged.
     config.barriers_in_messages = false;
-    // Over the wrap, soon
+    // Timestamps wrap after 50 us.
     config.clock = Timestamp::new((1 << 48) - 50_000);
     config
 }
 
-/// Some processes, all of whose frames arrive at once, if they do
+/// A group of processes whose frames arrive immediately, unless they are lost
 struct Group {
     processes: Vec<Process>,
     now: Nanos,
-    /// What each has promised
+    /// Barrier last promised by each process
     promised: Vec<Option<Timestamp>>,
-    /// Frames that are lost, as this says of their sender, receiver and header
+    /// Returns whether a frame is lost, by its sender, receiver and header
     loses: Box<dyn FnMut(u8, u8, OnePipe) -> bool>,
-    /// Frames that each has sent, but for beacons
+    /// Frames that the processes have sent, without beacons
     frames: Vec<Vec<u8>>,
     v6: bool,
 }
@@ -71,7 +71,7 @@ impl Group {
         }
     }
 
-    /// What process `n` has to send now, until `most` frames were sent.
+    /// Sends the pending frames of process `n`, at most `most`. Returns their number.
     fn send(&mut self, n: usize, most: usize) -> usize {
         let mut frame = Vec::new();
         for sent in 0..most {
@@ -85,7 +85,7 @@ impl Group {
                 let kept = self.promised[n].is_none_or(|before| !barrier.precedes(before));
                 assert!(
                     kept && !header.timestamp().precedes(barrier),
-                    "the link's barrier is true: {header}"
+                    "the link's barrier must hold: {header}"
                 );
                 self.promised[n] = Some(barrier);
             }
@@ -100,7 +100,7 @@ impl Group {
         most
     }
 
-    /// Everybody sends all there is, and is told the barrier.
+    /// Sends all pending frames, then sends the barrier to all processes.
     fn settle(&mut self) {
         while (0..self.processes.len()).map(|n| self.send(n, usize::MAX)).sum::<usize>() > 0 {}
         let promised: Option<Vec<_>> = self.promised.iter().copied().collect();
@@ -108,12 +108,12 @@ impl Group {
         for n in 0..self.processes.len() {
             let beacon = beacon(self.v6, n as u8, barrier, self.now);
             let result = self.processes[n].on_frame(&beacon, self.now);
-            // A test may have told it more.
+            // A test may have sent a later barrier.
             assert!(matches!(result, Ok(()) | Err(Refusal::Stale)), "{result:?}");
         }
     }
 
-    /// Time passes, a microsecond at a time.
+    /// Advances the time by `us` microseconds, one at a time.
     fn run(&mut self, us: u64) {
         for _ in 0..us {
             self.now = self.now + Nanos::from_micros(1);
@@ -140,7 +140,7 @@ impl Group {
         core::iter::from_fn(|| self.processes[n].poll_event()).collect()
     }
 
-    /// Messages that have failed, as (receiver, part, why)
+    /// Returns the messages of process `n` that have failed, as (receiver, part, reason).
     fn failures(&mut self, n: usize) -> Vec<(u32, u32, Failure)> {
         let failed = |event| match event {
             Event::SendFailed { dst, part, why, .. } => Some((dst.0, part, why)),
@@ -150,7 +150,7 @@ impl Group {
     }
 }
 
-/// A frame for process `to`
+/// Builds a frame for process `to`.
 fn frame(from: Peer, to: Peer, header: &OnePipe, payload: &[u8]) -> Vec<u8> {
     let route = Route::new(&Ends {
         src_mac: from.mac,
@@ -176,7 +176,7 @@ fn beacon(v6: bool, to: u8, barrier: Option<Timestamp>, now: Nanos) -> Vec<u8> {
 }
 
 #[test]
-fn a_scattering_arrives_everywhere_at_one_time() {
+fn scattering_arrives_at_all_receivers_with_one_timestamp() {
     for v6 in [false, true] {
         let mut group = Group::new(3, |_| {});
         group.v6 = v6;
@@ -193,18 +193,18 @@ fn a_scattering_arrives_everywhere_at_one_time() {
         assert_eq!((own.timestamp, &own.payload[..]), (first.timestamp, &b"self"[..]));
         let [empty, again, other] =
             [(0, &b""[..]), (0, b"again"), (2, b"other")].map(|(from, text)| (from, text.to_vec()));
-        assert_eq!(group.received(1), [empty, again, other], "one time, equal or not: by sender");
+        assert_eq!(group.received(1), [empty, again, other], "ordered by timestamp, then by sender");
         let large = group.processes[2].unreliable_recv().unwrap();
         assert_eq!((large.timestamp, large.payload), (first.timestamp, vec![7; 700]));
         assert!((0..3).all(|n| group.received(n).is_empty()));
         let timestamp = Some(first.timestamp);
         assert_eq!(group.events(0), [Event::Settled { scattering, timestamp, failed: 0 }]);
-        assert!((0..3).all(|n| group.processes[n].buffered() == (0, 0)), "nothing stays");
+        assert!((0..3).all(|n| group.processes[n].buffered() == (0, 0)), "no buffer is leaked");
     }
 }
 
 #[test]
-fn the_clock_stands_rather_than_going_back() {
+fn clock_stands_still_rather_than_going_back() {
     let mut group = Group::new(2, |_| {});
     group.run(20);
     let before = group.processes[0].timestamp(group.now);
@@ -212,17 +212,17 @@ fn the_clock_stands_rather_than_going_back() {
     group.processes[0].set_clock(before.add((1 << 48) - 9_000), now);
     assert_eq!(group.processes[0].counters().clamped.get(), 1);
     group.run(5);
-    assert_eq!(group.processes[0].timestamp(group.now), before, "it stands");
+    assert_eq!(group.processes[0].timestamp(group.now), before, "the clock stands still");
     group.scatter(1, &[(0, b"x")]).unwrap();
     group.run(1);
-    assert_eq!(group.received(0), [], "its barrier stands, too");
+    assert_eq!(group.received(0), [], "its barrier stands still, too");
     group.run(12);
     assert_eq!(group.received(0), [(1, b"x".to_vec())]);
     assert!(before.precedes(group.processes[0].timestamp(group.now)));
 }
 
 #[test]
-fn whose_clock_is_set_back_by_a_second_gets_everything_a_second_later() {
+fn process_whose_clock_is_set_back_by_a_second_delivers_a_second_later() {
     let mut group = Group::new(2, |_| {});
     group.run(20);
     let before = group.processes[0].timestamp(group.now);
@@ -232,7 +232,7 @@ fn whose_clock_is_set_back_by_a_second_gets_everything_a_second_later() {
         group.now = group.now + Nanos::from_millis(100);
         group.scatter(1, &[(0, &[tenth])]).unwrap();
         group.run(5);
-        assert_eq!(group.received(0), [], "its clock has not passed it");
+        assert_eq!(group.received(0), [], "its clock has not passed the timestamp");
     }
     assert_eq!(group.processes[0].counters().refused(Refusal::Ahead), 0);
     group.now = group.now + Nanos::from_millis(1100);
@@ -242,10 +242,10 @@ fn whose_clock_is_set_back_by_a_second_gets_everything_a_second_later() {
 }
 
 #[test]
-fn nothing_is_delivered_before_ones_own_clock_has_passed_it() {
+fn nothing_is_delivered_before_the_own_clock_has_passed_it() {
     let mut group = Group::new(2, |_| {});
     group.run(4);
-    // The other's clock is ahead by 5 us, and this process's link is not part of the barrier.
+    // The peer's clock is ahead by 5 us, and this process's link is not part of the barrier.
     let now = group.now;
     let clock = group.processes[1].timestamp(now).add(5_000);
     group.processes[1].set_clock(clock, now);
@@ -265,17 +265,17 @@ fn nothing_is_delivered_before_ones_own_clock_has_passed_it() {
             return;
         }
     }
-    panic!("it never came");
+    panic!("the message was never delivered");
 }
 
-/// The barrier does not wait for a link that was removed from it: a process may hear that later messages can be delivered
-/// while its own scattering is still leaving.
+/// The barrier does not wait for a link that was removed from it: a process may receive a barrier by which
+/// later messages can be delivered while its own scattering is still being sent.
 #[test]
-fn what_is_for_oneself_is_there_when_it_is_stamped() {
+fn message_to_itself_enters_the_reorder_buffer_when_stamped() {
     let mut group = Group::new(3, |_| {});
     group.run(4);
     group.scatter(0, &[(0, b"first"), (1, b"first"), (2, b"first")]).unwrap();
-    assert_eq!(group.send(0, 1), 1, "stamped, and not all of it has left");
+    assert_eq!(group.send(0, 1), 1, "stamped, and one of its packets has been sent");
     group.now = group.now + Nanos(500);
     group.scatter(1, &[(0, b"second")]).unwrap();
     group.send(1, usize::MAX);
@@ -287,32 +287,33 @@ fn what_is_for_oneself_is_there_when_it_is_stamped() {
     assert_eq!(group.received(0), [(0, b"first".to_vec()), (1, b"second".to_vec())]);
 }
 
-/// Everybody waits for the instant: who could not speak of it, as a scattering was just leaving, does so right after.
+/// All receivers wait for the instant: a process whose beacon could not promise it, because a scattering was
+/// being sent, sends another beacon right after that.
 #[test]
-fn a_beacon_that_comes_amid_a_scattering_is_followed_by_another() {
+fn beacon_amid_a_scattering_is_followed_by_another() {
     let mut group = Group::new(3, |_| {});
     group.run(5);
     group.scatter(0, &[(1, b"x"), (2, b"y")]).unwrap();
-    assert_eq!(group.send(0, 1), 1, "stamped, and not all of it has left");
+    assert_eq!(group.send(0, 1), 1, "stamped, and one of its packets has been sent");
     let before = group.processes[0].counters().beacons_sent.get();
     group.now = Nanos::from_micros(7);
     let now = group.now;
     group.processes[0].on_timer(now);
     assert_eq!(group.send(0, 1), 1);
     let time = Packet::parse(&group.frames[0]).unwrap().onepipe().unwrap().timestamp();
-    assert_eq!(group.promised[0], Some(time), "a beacon that says no more than is true");
-    assert_eq!(group.send(0, usize::MAX), 2, "the rest, and a beacon");
+    assert_eq!(group.promised[0], Some(time), "the beacon promises the scattering's timestamp only");
+    assert_eq!(group.send(0, usize::MAX), 2, "the last packet, and a beacon");
     assert_eq!(group.promised[0], Some(group.processes[0].timestamp(now)));
     assert_eq!(group.processes[0].counters().beacons_sent.get(), before + 2);
-    // One that begins after the instant has nothing to make up for.
+    // A scattering that was stamped after the instant requires no second beacon.
     group.scatter(0, &[(1, b"x"), (2, b"y")]).unwrap();
     group.send(0, 1);
     group.processes[0].beacon = Pending::Now;
-    assert_eq!(group.send(0, usize::MAX), 2, "a beacon, and the rest");
+    assert_eq!(group.send(0, usize::MAX), 2, "a beacon, and the last packet");
 }
 
 #[test]
-fn what_comes_below_the_barrier_is_refused_and_said() {
+fn message_below_the_barrier_is_refused_and_naked() {
     let mut group = Group::new(2, |_| {});
     group.run(4);
     let now = group.now;
@@ -327,7 +328,7 @@ fn what_comes_below_the_barrier_is_refused_and_said() {
 }
 
 #[test]
-fn what_is_lost_fails_and_what_follows_does_not() {
+fn lost_messages_fail_and_later_ones_do_not() {
     let mut group = Group::new(2, |_| {});
     group.run(4);
     let mut nth = 0;
@@ -341,12 +342,8 @@ fn what_is_lost_fails_and_what_follows_does_not() {
     }
     group.run(12);
     assert_eq!(group.received(1), [(0, b"three".to_vec())]);
-    assert_eq!(
-        group.failures(0),
-        [(1, 0, Failure::Lost), (1, 0, Failure::Lost)],
-        "long before the time is out"
-    );
-    // The last one of all is missed by nobody else.
+    assert_eq!(group.failures(0), [(1, 0, Failure::Lost), (1, 0, Failure::Lost)], "long before the time-out");
+    // No later packet reveals the loss of the last one.
     group.loses = Box::new(|_, _, header| header.opcode() == OnePipeOpcode::DATA);
     group.scatter(0, &[(1, b"four")]).unwrap();
     group.run(1002);
@@ -354,7 +351,7 @@ fn what_is_lost_fails_and_what_follows_does_not() {
 }
 
 #[test]
-fn without_an_answer_it_may_have_arrived() {
+fn message_whose_ack_is_lost_may_have_arrived() {
     let mut group = Group::new(2, |_| {});
     group.run(4);
     group.loses = Box::new(|_, _, header| header.opcode() == OnePipeOpcode::ACK);
@@ -362,7 +359,7 @@ fn without_an_answer_it_may_have_arrived() {
     group.run(1010);
     assert_eq!(group.received(1), [(0, b"one".to_vec())]);
     assert_eq!(group.failures(0), [(1, 0, Failure::NoAnswer)]);
-    // A later answer says it all again.
+    // A later ACK repeats the contents of the earlier one.
     group.scatter(0, &[(1, b"two")]).unwrap();
     group.run(10);
     group.loses = Box::new(|_, _, _| false);
@@ -371,9 +368,9 @@ fn without_an_answer_it_may_have_arrived() {
     assert_eq!((group.received(1).len(), group.failures(0)), (2, vec![]));
 }
 
-/// As if its thread had slept: much arrives before anything can be said of it.
+/// As after a long sleep of the receiver's thread: many packets arrive before the first ACK can be sent.
 #[test]
-fn everything_is_answered_however_late() {
+fn all_messages_are_acknowledged_however_late() {
     let mut group = Group::new(2, |config| config.initial_window = 1 << 20);
     group.run(4);
     for _ in 0..1000 {
@@ -385,11 +382,11 @@ fn everything_is_answered_however_late() {
 }
 
 #[test]
-fn who_begins_anew_is_heard_at_once() {
+fn restarted_sender_is_accepted_at_once() {
     let mut group = Group::new(2, |_| {});
     group.run(4);
     group.scatter(0, &[(1, b"one")]).unwrap();
-    // Broken off after the first packet
+    // Aborted after the first packet
     group.scatter(0, &[(1, &[0; 1000])]).unwrap();
     group.send(0, 2);
     let seeds = (1..4).chain([1]);
@@ -409,7 +406,7 @@ fn who_begins_anew_is_heard_at_once() {
 }
 
 #[test]
-fn who_is_dead_or_has_left_is_sent_nothing() {
+fn no_messages_are_sent_to_a_dead_process_or_after_leaving() {
     let mut group = Group::new(3, |_| {});
     group.run(4);
     group.scatter(0, &[(1, b"x"), (2, b"y"), (0, b"z")]).unwrap();
@@ -419,7 +416,11 @@ fn who_is_dead_or_has_left_is_sent_nothing() {
     assert_eq!(group.failures(0), [(1, 0, Failure::Dead)]);
     assert_eq!(group.scatter(0, &[(2, b""), (1, b"")]), Err(SendError::Dead(ProcessId(1))));
     group.run(9);
-    assert_eq!((group.received(2).len(), group.received(0).len()), (1, 1), "the others go on");
+    assert_eq!(
+        (group.received(2).len(), group.received(0).len()),
+        (1, 1),
+        "messages to other processes are delivered"
+    );
     assert!(matches!(group.events(0)[..], [Event::Settled { failed: 1, .. }]));
     group.processes[0].set_alive(ProcessId(1), true, now);
     group.scatter(0, &[(1, b"back"), (0, b"self")]).unwrap();
@@ -429,6 +430,9 @@ fn who_is_dead_or_has_left_is_sent_nothing() {
     let mut frame = Vec::new();
     assert!(group.processes[0].poll_transmit(now, &mut frame));
     let header = *Packet::parse(&frame).unwrap().onepipe().unwrap();
-    assert!(header.nothing_follows() && header.barrier().is_none(), "nobody waits for it: {header}");
+    assert!(
+        header.nothing_follows() && header.barrier().is_none(),
+        "the beacon announces that nothing follows: {header}"
+    );
     assert_eq!(group.processes[0].buffered(), (0, 0));
 }

@@ -1,43 +1,45 @@
-//! What the owner of a connection may do.
+//! The calls of a connection's owner.
 
 use super::connection::Connection;
 use super::types::{Accept, CallError, Conn, ConnectError, ConnectRequest, Event};
-use super::wire::{self, Of};
+use super::wire::{self, MessageType};
 use super::{Cm, State};
 use rocev2::cm::{Kind, MAD_LEN, RejReason};
 use switch::{Full, Nanos};
 
 impl Cm {
-    /// Asks for a connection: sends a REQ. [`Event::Replied`], `Rejected` or `Unreachable` follows.
+    /// Requests a connection: sends a REQ. [`Event::Replied`], `Rejected` or `Unreachable` follows.
     pub fn connect(&mut self, request: &ConnectRequest, now: Nanos) -> Result<Conn, ConnectError> {
         wire::check(request)?;
         let transaction = self.transaction();
         let mut connection = Connection::new(State::ReqSent, request.peer, request.service_id, transaction);
         connection.local_qpn = Some(request.qpn);
-        // The ACK time-out is twice the life time of a packet and what the adapter takes (IB 12.7.34).
+        // The ACK timeout is twice the packet lifetime plus the adapter's ACK delay (IB 12.7.34).
         connection.round_trip =
             if request.ack_timeout == 0 { Nanos::ZERO } else { wire::span(request.ack_timeout) };
-        connection.timeout = self.bounded(connection.round_trip + wire::span(self.config.response_timeout));
+        connection.timeout =
+            self.bounded_timeout(connection.round_trip + wire::span(self.config.response_timeout));
         connection.max_retries = self.config.max_retries;
         let conn = self.table.insert(connection).map_err(|Full| ConnectError::Full)?;
         self.send(conn, Kind::Req, wire::req(&self.config, request, conn, transaction));
-        self.await_answer(conn, State::ReqSent, now);
+        self.await_response(conn, State::ReqSent, now);
         Ok(conn)
     }
 
-    /// Takes up a connection that was [`Requested`](Event::Requested): sends a REP. `Established`, `Disconnecting`,
-    /// `Rejected` or `Unreachable` follows. The queue pair is ready to receive before.
+    /// Accepts a connection that was [`Requested`](Event::Requested): sends a REP. `Established`,
+    /// `Disconnecting`, `Rejected` or `Unreachable` follows. The queue pair must be ready to receive before.
     pub fn accept(&mut self, conn: Conn, reply: &Accept, now: Nanos) -> Result<(), CallError> {
         let rep = self.rep(conn, reply)?;
         if let Some(connection) = self.table.get_mut(conn) {
             connection.local_qpn = Some(reply.qpn);
         }
         self.send(conn, Kind::Rep, rep);
-        self.await_answer(conn, State::RepSent, now);
+        self.await_response(conn, State::RepSent, now);
         Ok(())
     }
 
-    /// Why [`accept`](Self::accept) would fail, if it would: to be asked before a queue pair is made ready for it.
+    /// Returns the error with which [`accept`](Self::accept) would fail, for a check before a queue pair is
+    /// made ready.
     pub fn check_accept(&self, conn: Conn, reply: &Accept) -> Result<(), CallError> {
         self.rep(conn, reply).map(|_| ())
     }
@@ -50,8 +52,9 @@ impl Cm {
         wire::rep(&self.config, conn, connection, reply)
     }
 
-    /// Refuses a connection, or gives it up before it stands: sends a REJ. No event follows. While the REQ is not
-    /// answered, the other side has no id to be called by, and is told of a time-out whatever the reason.
+    /// Rejects a connection request, or gives up a connection before it is established: sends a REJ. No event
+    /// follows. Before the REQ is answered, the remote side's communication ID is not known, and the REJ
+    /// carries the reason timeout instead of `reason`.
     pub fn reject(
         &mut self,
         conn: Conn,
@@ -65,11 +68,12 @@ impl Cm {
         }
         let rej = wire::rej(&self.config, conn, connection, reason, private_data)?;
         self.send(conn, Kind::Rej, rej);
-        self.end(conn, None, now);
+        self.close_connection(conn, None, now);
         Ok(())
     }
 
-    /// Confirms a [`Replied`](Event::Replied) connection: sends an RTU. The queue pair is ready to send before.
+    /// Confirms a [`Replied`](Event::Replied) connection: sends an RTU. The queue pair must be ready to send
+    /// before.
     pub fn confirm(&mut self, conn: Conn, private_data: &[u8]) -> Result<(), CallError> {
         let connection = self.table.get(conn).ok_or(CallError::Unknown)?;
         if !matches!(connection.state, State::RepReceived | State::MraRepSent) {
@@ -81,23 +85,26 @@ impl Cm {
         Ok(())
     }
 
-    /// Asks the other side to wait for the answer to its REQ or REP: sends an MRA. May be repeated.
+    /// Sends an MRA, which extends the remote side's timeout for the response to its REQ or REP. May be
+    /// repeated.
     ///
-    /// `service_timeout` is how long it will take: 4.096 us times two to this (5 bits; more is cut to 31).
+    /// `service_timeout` is the time that the response will take: 4.096 us times 2^`service_timeout` (5 bits;
+    /// larger values are reduced to 31).
     pub fn delay(&mut self, conn: Conn, service_timeout: u8) -> Result<(), CallError> {
         let connection = self.table.get_mut(conn).ok_or(CallError::Unknown)?;
-        let of = match connection.state {
-            State::ReqReceived | State::MraReqSent => Of::Req,
-            State::RepReceived | State::MraRepSent => Of::Rep,
+        let message_type = match connection.state {
+            State::ReqReceived | State::MraReqSent => MessageType::Req,
+            State::RepReceived | State::MraRepSent => MessageType::Rep,
             state => return Err(CallError::State(state)),
         };
-        connection.state = if of == Of::Req { State::MraReqSent } else { State::MraRepSent };
-        let mra = wire::mra(conn, connection, of, service_timeout.min(31));
+        connection.state =
+            if message_type == MessageType::Req { State::MraReqSent } else { State::MraRepSent };
+        let mra = wire::mra(conn, connection, message_type, service_timeout.min(31));
         self.send(conn, Kind::Mra, mra);
         Ok(())
     }
 
-    /// Ends a connection: sends a DREQ. [`Event::Disconnected`] follows.
+    /// Closes a connection: sends a DREQ. [`Event::Disconnected`] follows.
     pub fn disconnect(&mut self, conn: Conn, private_data: &[u8], now: Nanos) -> Result<(), CallError> {
         let transaction = self.transaction();
         let connection = self.table.get(conn).ok_or(CallError::Unknown)?;
@@ -106,18 +113,18 @@ impl Cm {
         }
         let dreq = wire::dreq(conn, connection, transaction, private_data)?;
         self.send(conn, Kind::Dreq, dreq);
-        self.await_answer(conn, State::DreqSent, now);
+        self.await_response(conn, State::DreqSent, now);
         Ok(())
     }
 
-    /// Forgets a connection at once, without a word to the other side and without an event.
+    /// Forgets a connection at once, without a message to the remote side and without an event.
     pub fn abort(&mut self, conn: Conn) {
         self.table.remove(conn);
     }
 
-    /// Data came on the queue pair of a passive connection whose RTU has not: the other side has taken it up
-    /// (IB 12.9.7.2). [`Event::Established`] follows, without the RTU's private data. Nothing happens to a connection
-    /// that waits for no RTU.
+    /// Completes the handshake of a passive connection on whose queue pair data arrived before the RTU
+    /// (IB 12.9.7.2). [`Event::Established`] follows, without the RTU's private data. Does nothing unless the
+    /// connection waits for an RTU.
     pub fn established_by_traffic(&mut self, conn: Conn) {
         if let Some(connection) = self.table.get(conn)
             && matches!(connection.state, State::RepSent | State::MraRepReceived)
@@ -127,29 +134,29 @@ impl Cm {
         }
     }
 
-    /// The other side's host or queue pair has begun anew: the connection that it had is no more.
-    pub(super) fn supersede(&mut self, conn: Conn, now: Nanos) {
+    /// Closes a connection because the remote host or its queue pair was restarted.
+    pub(super) fn close_stale(&mut self, conn: Conn, now: Nanos) {
         let transaction = self.transaction();
         let Some(connection) = self.table.get_mut(conn) else { return };
         match connection.state {
             State::Established => {
-                let told = core::mem::replace(&mut connection.over, true);
+                let was_reported = core::mem::replace(&mut connection.end_reported, true);
                 let dreq = wire::dreq(conn, connection, transaction, &[]);
-                // The next request for the queue pair is not stale any more.
+                // The next request for the queue pair is no longer stale.
                 self.table.unbind_qpn(conn);
-                if !told {
+                if !was_reported {
                     self.events.push_back(Event::Disconnected { conn });
                 }
-                // In case it does remember, as after a repeated REQ from long ago.
+                // The remote side may still have the connection, if a REQ was delayed for long.
                 if let Ok(dreq) = dreq {
                     self.send(conn, Kind::Dreq, dreq);
                 }
-                self.await_answer(conn, State::DreqSent, now);
+                self.await_response(conn, State::DreqSent, now);
             }
             State::DreqSent | State::TimeWait => self.table.unbind_qpn(conn),
             _ => {
                 connection.last = None;
-                self.end(conn, Some(Event::Disconnected { conn }), now);
+                self.close_connection(conn, Some(Event::Disconnected { conn }), now);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The connections: where each stands, and how it is found by our id, by the other side's, and by its time.
+//! The connection table: connections by local ID, by remote ID and queue pair, and by deadline.
 
 use super::types::{Conn, Info, Peer};
 use core::cmp::Reverse;
@@ -10,30 +10,30 @@ use switch::random::Chance;
 use switch::table::{Index, Key, Salt, mix};
 use switch::{Full, Nanos};
 
-/// Where a connection stands (IB 12.9.7, figures 138 and 139).
+/// State of a connection (IB 12.9.7, figures 138 and 139).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Active: REQ is sent.
+    /// Active side: REQ sent.
     ReqSent,
-    /// Active: the other side asked to wait for its REP ("REP Wait").
+    /// Active side: MRA received for the REQ ("REP Wait").
     MraReqReceived,
-    /// Active: REP came, the owner has not confirmed.
+    /// Active side: REP received, not confirmed by the owner yet.
     RepReceived,
-    /// Active: the same, and we asked to wait for the RTU.
+    /// Active side: REP received, and MRA sent for it.
     MraRepSent,
-    /// Passive: REQ came, the owner has not answered.
+    /// Passive side: REQ received, not accepted by the owner yet.
     ReqReceived,
-    /// Passive: the same, and we asked to wait for the REP.
+    /// Passive side: REQ received, and MRA sent for it.
     MraReqSent,
-    /// Passive: REP is sent.
+    /// Passive side: REP sent.
     RepSent,
-    /// Passive: the other side asked to wait for its RTU.
+    /// Passive side: MRA received for the REP.
     MraRepReceived,
-    /// The connection stands.
+    /// The connection is established.
     Established,
-    /// DREQ is sent.
+    /// DREQ sent.
     DreqSent,
-    /// It is over, and remembered for a while.
+    /// The connection is closed, and remembered for a while.
     TimeWait,
 }
 
@@ -54,32 +54,33 @@ impl State {
     ];
 }
 
-/// What is known of a connection.
+/// A connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) state: State,
     pub(super) peer: Peer,
     pub(super) active: bool,
     pub(super) service_id: u64,
-    /// The transaction of the REQ, which all messages but DREQ and DREP carry
+    /// Transaction ID of the REQ, which all messages except DREQ and DREP carry
     pub(super) transaction: u64,
     pub(super) remote_id: Option<u32>,
     pub(super) local_qpn: Option<Qpn>,
     pub(super) remote_qpn: Option<Qpn>,
-    /// The PSN of the REQ: with transaction and queue pair it tells a repeated REQ from a new one
+    /// PSN of the REQ; together with transaction ID and queue pair it distinguishes a retransmitted REQ from
+    /// a new one
     pub(super) request_psn: Psn,
-    /// How long to wait for an answer
+    /// Response timeout
     pub(super) timeout: Nanos,
-    /// Twice the life time of a packet, which comes on top of the time that an MRA asks for
+    /// Twice the packet lifetime, which is added to the service timeout of an MRA
     pub(super) round_trip: Nanos,
     pub(super) max_retries: u8,
     pub(super) retries_left: u8,
-    /// Its last event was given, or its owner wants none.
-    pub(super) over: bool,
-    /// The last message sent, to be sent again
+    /// The last event was reported, or the owner wants none
+    pub(super) end_reported: bool,
+    /// The last message sent, for retransmission
     pub(super) last: Option<(Kind, [u8; MAD_LEN])>,
     deadline: Option<Nanos>,
-    /// The earliest entry of the heap of timers
+    /// The earliest entry in the timer heap
     queued: Option<Nanos>,
 }
 
@@ -99,7 +100,7 @@ impl Connection {
             round_trip: Nanos::ZERO,
             max_retries: 0,
             retries_left: 0,
-            over: false,
+            end_reported: false,
             last: None,
             deadline: None,
             queued: None,
@@ -123,14 +124,15 @@ impl Connection {
     }
 }
 
-/// A place for a connection. Its generation is part of the id, so that a forgotten id finds nothing.
+/// A slot for a connection. Its generation is part of the ID, so that the ID of a forgotten connection
+/// matches nothing.
 #[derive(Debug)]
 struct Slot {
     generation: u32,
     connection: Option<Box<Connection>>,
 }
 
-/// A number that another host chose.
+/// An ID or queue pair number that another host chose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RemoteKey {
     host: IpAddr,
@@ -156,14 +158,14 @@ impl Key for RemoteKey {
     }
 }
 
-/// Connections by a number of the other side's.
+/// Connections by an ID or queue pair number of the remote side.
 #[derive(Debug)]
-pub(super) struct Names {
+pub(super) struct RemoteIndex {
     index: Index<RemoteKey>,
     conns: Vec<Conn>,
 }
 
-impl Names {
+impl RemoteIndex {
     fn new(capacity: usize, salt: Salt) -> Self {
         Self { index: Index::salted(capacity, salt), conns: Vec::new() }
     }
@@ -172,7 +174,7 @@ impl Names {
         self.index.get(&RemoteKey { host, number }).map(|id| self.conns[id as usize])
     }
 
-    /// The name belongs to `conn` from now on, whoever had it.
+    /// Assigns the number to `conn`, and takes it from any previous connection.
     fn bind(&mut self, host: IpAddr, number: u32, conn: Conn) -> Result<(), Full> {
         let id = self.index.get_or_insert(RemoteKey { host, number })? as usize;
         if id == self.conns.len() {
@@ -183,7 +185,7 @@ impl Names {
         Ok(())
     }
 
-    /// Forgets the name, if it is `conn`'s.
+    /// Removes the number if it belongs to `conn`.
     fn unbind(&mut self, host: IpAddr, number: u32, conn: Conn) {
         if self.get(host, number) == Some(conn) {
             self.index.remove(&RemoteKey { host, number });
@@ -195,32 +197,32 @@ impl Names {
 #[derive(Debug)]
 pub(super) struct Table {
     slots: Vec<Slot>,
-    /// First freed, first taken: an id comes back as late as possible
+    /// Freed slots, oldest first, so that an ID recurs as late as possible
     free: VecDeque<u32>,
     capacity: usize,
-    /// Bits of an id that are the slot's number; the others are its generation
+    /// Number of ID bits that hold the slot number; the remaining bits hold the generation
     slot_bits: u32,
-    /// Makes ids that do not tell how many connections there are
+    /// XORed into IDs, so that they do not reveal the number of connections
     scramble: u32,
-    chance: Chance,
-    pub(super) by_remote_id: Names,
-    pub(super) by_remote_qpn: Names,
+    rng: Chance,
+    pub(super) by_remote_id: RemoteIndex,
+    pub(super) by_remote_qpn: RemoteIndex,
     timers: BinaryHeap<Reverse<(Nanos, Conn)>>,
 }
 
 impl Table {
-    pub(super) fn new(capacity: usize, mut chance: Chance) -> Self {
+    pub(super) fn new(capacity: usize, mut rng: Chance) -> Self {
         let capacity = capacity.min(1 << 24);
-        let seed = chance.bits();
+        let seed = rng.bits();
         Self {
             slots: Vec::new(),
             free: VecDeque::new(),
             capacity,
             slot_bits: capacity.max(2).next_power_of_two().trailing_zeros(),
-            scramble: chance.bits() as u32,
-            chance,
-            by_remote_id: Names::new(capacity, Salt::new(seed)),
-            by_remote_qpn: Names::new(capacity, Salt::new(!seed)),
+            scramble: rng.bits() as u32,
+            rng,
+            by_remote_id: RemoteIndex::new(capacity, Salt::new(seed)),
+            by_remote_qpn: RemoteIndex::new(capacity, Salt::new(!seed)),
             timers: BinaryHeap::new(),
         }
     }
@@ -233,7 +235,7 @@ impl Table {
         let number = if let Some(number) = self.free.pop_front() {
             number
         } else if self.slots.len() < self.capacity {
-            self.slots.push(Slot { generation: self.chance.bits() as u32, connection: None });
+            self.slots.push(Slot { generation: self.rng.bits() as u32, connection: None });
             self.slots.len() as u32 - 1
         } else {
             return Err(Full);
@@ -243,7 +245,7 @@ impl Table {
         loop {
             slot.generation = slot.generation.wrapping_add(1) & (u32::MAX >> self.slot_bits);
             let id = (slot.generation << self.slot_bits | number) ^ self.scramble;
-            // 0 says "no id" in a REJ.
+            // 0 means "no ID" in a REJ.
             if id != 0 {
                 return Ok(Conn(id));
             }
@@ -276,7 +278,7 @@ impl Table {
         }
     }
 
-    /// Notes what the other side calls the connection, and its queue pair.
+    /// Stores the remote side's ID of the connection and its queue pair.
     pub(super) fn bind(&mut self, conn: Conn, remote_id: u32, remote_qpn: Qpn) -> Result<(), Full> {
         let Some(connection) = self.get_mut(conn) else { return Err(Full) };
         connection.remote_id = Some(remote_id);
@@ -286,7 +288,7 @@ impl Table {
         self.by_remote_qpn.bind(host, remote_qpn.get(), conn)
     }
 
-    /// The other side's queue pair may be connected anew.
+    /// Lets the remote side's queue pair be connected again.
     pub(super) fn unbind_qpn(&mut self, conn: Conn) {
         let Some(connection) = self.get(conn) else { return };
         if let Some(qpn) = connection.remote_qpn {
@@ -295,11 +297,12 @@ impl Table {
         }
     }
 
-    /// Something is due for `conn` at `deadline`, and nothing else.
+    /// Sets the only deadline of `conn`.
     pub(super) fn arm(&mut self, conn: Conn, deadline: Nanos) {
         let Some(connection) = self.get_mut(conn) else { return };
         connection.deadline = Some(deadline);
-        // A later time is found when the earlier entry comes up: however often a timer is moved, there are few entries.
+        // A postponed deadline is found when the earlier entry expires, so the number of entries stays small
+        // however often a timer is moved.
         if connection.queued.is_none_or(|queued| deadline < queued) {
             connection.queued = Some(deadline);
             self.timers.push(Reverse((deadline, conn)));
@@ -312,7 +315,7 @@ impl Table {
         }
     }
 
-    /// The next connection for which something is due.
+    /// Returns the next connection whose deadline has passed.
     pub(super) fn due(&mut self, now: Nanos) -> Option<Conn> {
         while let Some(&Reverse((at, conn))) = self.timers.peek()
             && at <= now

@@ -1,8 +1,9 @@
-//! The communication manager: makes and ends connections between queue pairs (IB 12.9).
+//! The communication manager (CM): opens and closes connections between queue pairs (IB 12.9).
 //!
-//! A state machine. Messages go in by [`Cm::on_mad`] and come out of [`Cm::poll_transmit`]; what happened comes out of
-//! [`Cm::poll_event`]; time is an argument. It knows no queue pair: whoever owns it may connect numbers that are none,
-//! as a switch's control plane does. The other side may be Linux' `rdma_cm` in either role.
+//! A sans-I/O state machine. Messages enter through [`Cm::on_mad`] and leave through [`Cm::poll_transmit`],
+//! events are returned by [`Cm::poll_event`], and time is an argument. It has no queue pairs of its own: its
+//! owner may connect virtual queue pair numbers, as a switch's control plane does. The remote side may be
+//! Linux' `rdma_cm` in either role.
 //!
 //! ```text
 //! active owner        Cm                     Cm        passive owner
@@ -13,8 +14,9 @@
 //!   Disconnected <--- | <------ DREP ------- | ------> Disconnected
 //! ```
 //!
-//! Messages that go unanswered are sent again, messages that come again are answered again with the same. A connection
-//! that is over is remembered for [`Config::time_wait`]. Same seed, same calls: same messages.
+//! Unanswered messages are retransmitted, and duplicate messages are answered with the same response. A
+//! closed connection is remembered for [`Config::time_wait`]. The same seed and the same calls produce the
+//! same messages.
 
 mod call;
 mod connection;
@@ -36,18 +38,18 @@ use std::collections::{BTreeSet, VecDeque};
 use switch::Nanos;
 use switch::random::Chance;
 
-/// The shortest time to wait for an answer, whatever the other side announces. Linux rounds to it, too.
-const SHORTEST_WAIT: Nanos = Nanos::from_millis(1);
+/// Minimum response timeout, whatever the remote side announces. Linux rounds up to it, too.
+const MIN_RESPONSE_TIMEOUT: Nanos = Nanos::from_millis(1);
 
-/// Messages that wait to be sent at most
+/// Limit of messages that wait to be sent
 pub const MAX_MESSAGES: usize = 4096;
 
 /// A communication manager.
 #[derive(Debug)]
 pub struct Cm {
     config: Config,
-    /// For transaction ids
-    chance: Chance,
+    /// Source of transaction IDs
+    rng: Chance,
     listeners: BTreeSet<u64>,
     table: Table,
     out: VecDeque<(Peer, [u8; MAD_LEN])>,
@@ -56,18 +58,18 @@ pub struct Cm {
 }
 
 impl Cm {
-    /// A manager without connections. The seed decides its communication and transaction ids. Values beyond their
-    /// field's range are cut to it.
+    /// Creates a communication manager without connections. The seed determines its communication and
+    /// transaction IDs. Values of `config` that exceed the range of their message field are reduced to it.
     pub fn new(config: Config, seed: u64) -> Self {
         let config = Config {
             response_timeout: config.response_timeout & 31,
             max_retries: config.max_retries & 15,
             ack_delay: config.ack_delay & 31,
-            longest_wait: config.longest_wait.max(SHORTEST_WAIT),
+            max_response_timeout: config.max_response_timeout.max(MIN_RESPONSE_TIMEOUT),
             ..config
         };
         Self {
-            chance: Chance::stream(seed, 0),
+            rng: Chance::stream(seed, 0),
             table: Table::new(config.capacity, Chance::stream(seed, 1)),
             config,
             listeners: BTreeSet::new(),
@@ -77,7 +79,7 @@ impl Cm {
         }
     }
 
-    /// Requests for this service are reported from now on.
+    /// Starts to report requests for this service. Fails if there is a listener for it.
     pub fn listen(&mut self, service_id: u64) -> Result<Listener, ListenError> {
         if self.listeners.insert(service_id) {
             Ok(Listener(service_id))
@@ -86,52 +88,55 @@ impl Cm {
         }
     }
 
-    /// Requests for this service are rejected from now on; those already reported stay.
+    /// Rejects requests for this service from now on; requests that were already reported stay valid.
     pub fn unlisten(&mut self, listener: Listener) {
         self.listeners.remove(&listener.0);
     }
 
-    /// What is known of a connection; `None` once it is forgotten
+    /// Returns the attributes of a connection; `None` once it is forgotten.
     pub fn info(&self, conn: Conn) -> Option<Info> {
         self.table.get(conn).map(Connection::info)
     }
 
-    /// Where a connection stands; `None` once it is forgotten
+    /// Returns the state of a connection; `None` once it is forgotten.
     pub fn state(&self, conn: Conn) -> Option<State> {
         self.table.get(conn).map(|connection| connection.state)
     }
 
-    /// Connections, those in time wait included
+    /// Returns the number of connections, including those in time wait.
     pub fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// Whether there is none
+    /// Returns whether there is no connection.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The next message to send as a UD SEND Only to QP 1. Of those that wait, so many are kept: [`MAX_MESSAGES`].
+    /// Returns the next message, to be sent as a UD SEND Only to QP 1. At most [`MAX_MESSAGES`] messages are
+    /// queued.
     pub fn poll_transmit(&mut self) -> Option<(Peer, [u8; MAD_LEN])> {
         self.out.pop_front()
     }
 
-    /// Whether there are messages to send
+    /// Returns whether there are messages to send.
     pub fn has_messages(&self) -> bool {
         !self.out.is_empty()
     }
 
-    /// The next thing that happened. To be emptied after each call: the queue has no bound.
+    /// Returns the next event. Call it until it returns `None` after each call of another method: the queue
+    /// is unbounded.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// When [`on_timer`](Self::on_timer) is to be called; there may be nothing to do then
+    /// Returns when to call [`on_timer`](Self::on_timer); there may be nothing to do then.
     pub fn next_timer(&self) -> Option<Nanos> {
         self.table.next_timer()
     }
 
-    /// Sends again what was not answered in time, gives up what was not answered at all, forgets what is long over.
+    /// Retransmits messages whose response timed out, gives up connections without retries left, and forgets
+    /// connections whose time wait is over.
     pub fn on_timer(&mut self, now: Nanos) {
         while let Some(conn) = self.table.due(now) {
             let Some(connection) = self.table.get_mut(conn) else { continue };
@@ -140,7 +145,7 @@ impl Cm {
             } else if connection.retries_left > 0 {
                 connection.retries_left -= 1;
                 let deadline = now + connection.timeout;
-                self.repeat(conn);
+                self.retransmit_last(conn);
                 self.table.arm(conn, deadline);
             } else {
                 self.give_up(conn, now);
@@ -148,23 +153,23 @@ impl Cm {
         }
     }
 
-    /// The other side has not answered, however often it was asked.
+    /// Gives up a connection whose remote side answered none of the retries.
     fn give_up(&mut self, conn: Conn, now: Nanos) {
         let Some(connection) = self.table.get(conn) else { return };
         if connection.state == State::DreqSent {
-            self.end(conn, Some(Event::Disconnected { conn }), now);
+            self.close_connection(conn, Some(Event::Disconnected { conn }), now);
             return;
         }
-        // If it does hear us, it is not left with half a connection.
+        // If the remote side receives this, it does not keep a half-open connection.
         if let Ok(mad) = wire::rej(&self.config, conn, connection, RejReason::TIMEOUT, &[]) {
             self.send(conn, Kind::Rej, mad);
         }
-        self.end(conn, Some(Event::Unreachable { conn }), now);
+        self.close_connection(conn, Some(Event::Unreachable { conn }), now);
     }
 
-    /// Queues a message. Where too many wait, as nothing can be sent, it is dropped and counted: what matters is sent
-    /// again by one side or the other.
-    fn put(&mut self, peer: Peer, mad: [u8; MAD_LEN]) {
+    /// Queues a message. Beyond the limit, the message is dropped and counted: one of the two sides
+    /// retransmits every message that matters.
+    fn enqueue(&mut self, peer: Peer, mad: [u8; MAD_LEN]) {
         if self.out.len() < MAX_MESSAGES {
             self.out.push_back((peer, mad));
         } else {
@@ -172,31 +177,31 @@ impl Cm {
         }
     }
 
-    /// Messages dropped because too many waited to be sent
+    /// Returns the number of messages dropped because too many waited to be sent.
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// Sends a connection's message and keeps it, to be sent again.
+    /// Sends a message of a connection and keeps it for retransmission.
     fn send(&mut self, conn: Conn, kind: Kind, mad: [u8; MAD_LEN]) {
         let Some(connection) = self.table.get_mut(conn) else { return };
         connection.last = Some((kind, mad));
         let peer = connection.peer;
-        self.put(peer, mad);
+        self.enqueue(peer, mad);
     }
 
-    /// Sends a connection's last message again.
-    fn repeat(&mut self, conn: Conn) {
+    /// Retransmits a connection's last message.
+    fn retransmit_last(&mut self, conn: Conn) {
         if let Some(connection) = self.table.get(conn)
             && let Some((_, mad)) = connection.last
         {
             let peer = connection.peer;
-            self.put(peer, mad);
+            self.enqueue(peer, mad);
         }
     }
 
-    /// Waits for the answer to what was just sent, with all retries left.
-    fn await_answer(&mut self, conn: Conn, state: State, now: Nanos) {
+    /// Waits for the response to the message that was just sent, with all retries left.
+    fn await_response(&mut self, conn: Conn, state: State, now: Nanos) {
         let Some(connection) = self.table.get_mut(conn) else { return };
         connection.state = state;
         connection.retries_left = connection.max_retries;
@@ -204,7 +209,7 @@ impl Cm {
         self.table.arm(conn, deadline);
     }
 
-    /// Goes on without waiting for an answer.
+    /// Enters a state that waits for no response.
     fn proceed(&mut self, conn: Conn, state: State) {
         if let Some(connection) = self.table.get_mut(conn) {
             connection.state = state;
@@ -212,27 +217,28 @@ impl Cm {
         self.table.disarm(conn);
     }
 
-    /// The connection is over; `last` tells its owner, unless it knows.
-    fn end(&mut self, conn: Conn, last: Option<Event>, now: Nanos) {
-        // The queue pairs are free for the next connection: Linux connects the same ones again after a rejection.
+    /// Closes the connection; `last` is reported to its owner, unless the end was already reported.
+    fn close_connection(&mut self, conn: Conn, last: Option<Event>, now: Nanos) {
+        // The queue pairs are free for the next connection: Linux connects the same ones again after a
+        // rejection.
         self.table.unbind_qpn(conn);
         let Some(connection) = self.table.get_mut(conn) else { return };
         connection.state = State::TimeWait;
-        let told = core::mem::replace(&mut connection.over, true);
+        let was_reported = core::mem::replace(&mut connection.end_reported, true);
         self.table.arm(conn, now + self.config.time_wait);
-        if !told {
+        if !was_reported {
             self.events.extend(last);
         }
     }
 
-    /// A transaction id, never 0
+    /// Returns a transaction ID, never 0.
     fn transaction(&mut self) -> u64 {
-        self.chance.bits().max(1)
+        self.rng.bits().max(1)
     }
 
-    /// How long to wait for an answer that may take this long
-    fn bounded(&self, wait: Nanos) -> Nanos {
-        wait.clamp(SHORTEST_WAIT, self.config.longest_wait)
+    /// Returns the timeout for a response that may take `wait`.
+    fn bounded_timeout(&self, wait: Nanos) -> Nanos {
+        wait.clamp(MIN_RESPONSE_TIMEOUT, self.config.max_response_timeout)
     }
 }
 

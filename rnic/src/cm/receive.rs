@@ -1,19 +1,19 @@
-//! What a message from the other side does.
+//! Processing of received messages.
 
 use super::connection::Connection;
 use super::types::{Conn, Event, Listener, Peer};
-use super::wire::{self, Of};
+use super::wire::{self, MessageType};
 use super::{Cm, State};
 use rocev2::Qpn;
 use rocev2::cm::{Body, Drep, Dreq, Kind, Message, Mra, Rej, RejReason, Rep, Req, Rtu};
 use switch::{Full, Nanos};
 
-/// The MAD's method: every message of the CM is sent, none is an answer in the sense of IB 13.4.5.
+/// MAD method of every CM message. None is a response in the sense of IB 13.4.5.
 const METHOD_SEND: u8 = 3;
 
 impl Cm {
-    /// A MAD came to QP 1: the payload that [`mad_of`](rocev2::cm::mad_of) gives. What is no message of the CM, or of
-    /// no connection, is ignored or rejected as IB 12.9.8 says.
+    /// Processes a MAD that arrived on QP 1: the payload that [`mad_of`](rocev2::cm::mad_of) returns. A MAD
+    /// that is not a CM message, or belongs to no connection, is ignored or rejected as IB 12.9.8 requires.
     pub fn on_mad(&mut self, peer: Peer, mad: &[u8], now: Nanos) {
         let Ok(message) = Message::parse(mad) else { return };
         if message.header.method != METHOD_SEND {
@@ -28,13 +28,13 @@ impl Cm {
             Body::Rtu(rtu) => self.on_rtu(peer, rtu),
             Body::Dreq(dreq) => self.on_dreq(peer, transaction, dreq, now),
             Body::Drep(drep) => self.on_drep(peer, drep, now),
-            // Alternate paths there are none on RoCE; Linux ignores the messages for them as well.
+            // RoCE has no alternate paths; Linux ignores these messages, too.
             Body::Opaque(..) => {}
         }
     }
 
-    /// The connection of ours that a message calls by both ids
-    fn known(&self, peer: Peer, local_id: u32, remote_id: u32) -> Option<(Conn, &Connection)> {
+    /// Returns the local connection that matches both IDs of a message.
+    fn find(&self, peer: Peer, local_id: u32, remote_id: u32) -> Option<(Conn, &Connection)> {
         let conn = Conn(local_id);
         let connection = self.table.get(conn)?;
         let same = connection.peer.remote == peer.remote && connection.remote_id == Some(remote_id);
@@ -43,29 +43,29 @@ impl Cm {
 
     fn on_req(&mut self, peer: Peer, transaction: u64, req: &Req, now: Nanos) {
         let remote_id = req.local_comm_id.get();
-        let named = self.table.by_remote_id.get(peer.remote, remote_id);
-        if let Some(conn) = named
+        let by_id = self.table.by_remote_id.get(peer.remote, remote_id);
+        if let Some(conn) = by_id
             && let Some(connection) = self.table.get(conn)
-            && wire::repeats(connection, transaction, req.qpn(), req.starting_psn())
+            && wire::is_retransmission(connection, transaction, req.qpn(), req.starting_psn())
         {
-            self.answer_again(conn, peer, transaction, remote_id);
+            self.resend_response(conn, peer, transaction, remote_id);
             return;
         }
-        if let Err(reason) = self.request(peer, transaction, req, named, now) {
-            self.put(peer, wire::rej_of(Of::Req, transaction, remote_id, 0, reason));
+        if let Err(reason) = self.on_new_req(peer, transaction, req, by_id, now) {
+            self.enqueue(peer, wire::rej_of(MessageType::Req, transaction, remote_id, 0, reason));
         }
     }
 
-    /// A REQ that is no repetition
-    fn request(
+    /// Processes a REQ that is not a retransmission.
+    fn on_new_req(
         &mut self,
         peer: Peer,
         transaction: u64,
         req: &Req,
-        named: Option<Conn>,
+        by_id: Option<Conn>,
         now: Nanos,
     ) -> Result<(), RejReason> {
-        if self.supersede_namesakes(peer, named, req.qpn(), None, now) {
+        if self.close_stale_connections(peer, by_id, req.qpn(), None, now) {
             return Err(RejReason::STALE_CONNECTION);
         }
         let service_id = req.service_id.get();
@@ -75,7 +75,7 @@ impl Cm {
         let request = wire::read_req(peer, req)?;
         let mut connection = Connection::new(State::ReqReceived, peer, service_id, transaction);
         connection.request_psn = request.starting_psn;
-        connection.timeout = self.bounded(wire::span(request.response_timeout));
+        connection.timeout = self.bounded_timeout(wire::span(request.response_timeout));
         connection.max_retries = request.max_cm_retries;
         if request.ack_timeout != 0 {
             connection.round_trip = wire::span(request.ack_timeout);
@@ -90,40 +90,42 @@ impl Cm {
         Ok(())
     }
 
-    /// Ends other connections with the same id or queue pair of the other side's; whether there was one.
-    fn supersede_namesakes(
+    /// Closes other connections with the same remote ID or queue pair. Returns whether there was one.
+    fn close_stale_connections(
         &mut self,
         peer: Peer,
-        named: Option<Conn>,
+        by_id: Option<Conn>,
         qpn: Qpn,
         except: Option<Conn>,
         now: Nanos,
     ) -> bool {
         let by_qpn = self.table.by_remote_qpn.get(peer.remote, qpn.get());
         let mut stale = false;
-        for conn in [named, by_qpn].into_iter().flatten() {
+        for conn in [by_id, by_qpn].into_iter().flatten() {
             let Some(old) = self.table.get(conn).filter(|_| Some(conn) != except) else { continue };
             if old.state != State::TimeWait {
-                // Who answers us, and is being asked to end that one, has heard of it or begun anew.
+                // If `except` is set, the remote side answered our REQ: an old connection in state `DreqSent`
+                // is then known to be closed on the remote side, and does not make the reply stale.
                 stale |= except.is_none() || old.state != State::DreqSent;
-                self.supersede(conn, now);
+                self.close_stale(conn, now);
             }
         }
         stale
     }
 
-    /// The other side has not heard our answer to its REQ.
-    fn answer_again(&mut self, conn: Conn, peer: Peer, transaction: u64, remote_id: u32) {
+    /// Answers a retransmitted REQ: the remote side did not receive the first response.
+    fn resend_response(&mut self, conn: Conn, peer: Peer, transaction: u64, remote_id: u32) {
         let Some(connection) = self.table.get(conn) else { return };
-        let answer = connection.last.map(|(kind, _)| kind);
+        let last_kind = connection.last.map(|(kind, _)| kind);
         match connection.state {
-            State::RepSent | State::MraReqSent => self.repeat(conn),
-            State::TimeWait if answer == Some(Kind::Rej) => self.repeat(conn),
+            State::RepSent | State::MraReqSent => self.retransmit_last(conn),
+            State::TimeWait if last_kind == Some(Kind::Rej) => self.retransmit_last(conn),
             State::TimeWait => {
-                let rej = wire::rej_of(Of::Req, transaction, remote_id, 0, RejReason::STALE_CONNECTION);
-                self.put(peer, rej);
+                let rej =
+                    wire::rej_of(MessageType::Req, transaction, remote_id, 0, RejReason::STALE_CONNECTION);
+                self.enqueue(peer, rej);
             }
-            // The owner has not decided, or the other side has answered what came after.
+            // The owner has not decided yet, or the remote side has already answered the REP.
             _ => {}
         }
     }
@@ -133,7 +135,7 @@ impl Cm {
         let remote_id = rep.local_comm_id.get();
         let state = match self.table.get(conn) {
             Some(connection) if connection.active && connection.peer.remote == peer.remote => {
-                // A second answer, if the other side took a repeated REQ for a new one.
+                // A second REP arrives if the remote side took a retransmitted REQ for a new one.
                 let other = connection.remote_id.is_some_and(|id| id != remote_id);
                 if other { State::TimeWait } else { connection.state }
             }
@@ -141,25 +143,30 @@ impl Cm {
         };
         match state {
             State::ReqSent | State::MraReqReceived => {
-                if let Err(reason) = self.reply(conn, peer, remote_id, rep, now) {
-                    let rej = wire::rej_of(Of::Rep, transaction, remote_id, conn.comm_id(), reason);
-                    self.put(peer, rej);
-                    self.end(conn, Some(Event::Rejected { conn, reason, private_data: Vec::new() }), now);
+                if let Err(reason) = self.on_first_rep(conn, peer, remote_id, rep, now) {
+                    let rej = wire::rej_of(MessageType::Rep, transaction, remote_id, conn.comm_id(), reason);
+                    self.enqueue(peer, rej);
+                    self.close_connection(
+                        conn,
+                        Some(Event::Rejected { conn, reason, private_data: Vec::new() }),
+                        now,
+                    );
                 }
             }
-            // RTU or MRA was lost.
-            State::Established | State::MraRepSent => self.repeat(conn),
+            // The RTU or MRA was lost.
+            State::Established | State::MraRepSent => self.retransmit_last(conn),
             State::TimeWait => {
                 let reason = RejReason::INVALID_COMM_ID;
-                let rej = wire::rej_of(Of::Rep, transaction, remote_id, rep.remote_comm_id.get(), reason);
-                self.put(peer, rej);
+                let rej =
+                    wire::rej_of(MessageType::Rep, transaction, remote_id, rep.remote_comm_id.get(), reason);
+                self.enqueue(peer, rej);
             }
             _ => {}
         }
     }
 
-    /// The answer to our REQ
-    fn reply(
+    /// Processes the first REP for our REQ.
+    fn on_first_rep(
         &mut self,
         conn: Conn,
         peer: Peer,
@@ -167,8 +174,8 @@ impl Cm {
         rep: &Rep,
         now: Nanos,
     ) -> Result<(), RejReason> {
-        let named = self.table.by_remote_id.get(peer.remote, remote_id);
-        if self.supersede_namesakes(peer, named, rep.qpn(), Some(conn), now) {
+        let by_id = self.table.by_remote_id.get(peer.remote, remote_id);
+        if self.close_stale_connections(peer, by_id, rep.qpn(), Some(conn), now) {
             return Err(RejReason::STALE_CONNECTION);
         }
         self.table.bind(conn, remote_id, rep.qpn()).map_err(|Full| RejReason::NO_RESOURCES)?;
@@ -178,7 +185,7 @@ impl Cm {
     }
 
     fn on_rtu(&mut self, peer: Peer, rtu: &Rtu) {
-        let Some((conn, connection)) = self.known(peer, rtu.remote_comm_id.get(), rtu.local_comm_id.get())
+        let Some((conn, connection)) = self.find(peer, rtu.remote_comm_id.get(), rtu.local_comm_id.get())
         else {
             return;
         };
@@ -194,16 +201,16 @@ impl Cm {
         let remote_id = mra.local_comm_id.get();
         let ours =
             connection.peer.remote == peer.remote && connection.remote_id.is_none_or(|id| id == remote_id);
-        let state = match (Of::read(mra.acknowledged), connection.state) {
-            (Some(Of::Req), State::ReqSent | State::MraReqReceived) => State::MraReqReceived,
-            (Some(Of::Rep), State::RepSent | State::MraRepReceived) => State::MraRepReceived,
+        let state = match (MessageType::read(mra.acknowledged), connection.state) {
+            (Some(MessageType::Req), State::ReqSent | State::MraReqReceived) => State::MraReqReceived,
+            (Some(MessageType::Rep), State::RepSent | State::MraRepReceived) => State::MraRepReceived,
             _ => return,
         };
         if !ours {
             return;
         }
-        let wait = self.bounded(wire::span(mra.service_timeout >> 3) + connection.round_trip);
-        // Never less time than it had: an MRA may come late, or twice.
+        let wait = self.bounded_timeout(wire::span(mra.service_timeout >> 3) + connection.round_trip);
+        // An MRA never shortens the wait: it may be late or duplicated.
         let deadline = connection.deadline().map_or(now + wait, |deadline| deadline.max(now + wait));
         if let Some(connection) = self.table.get_mut(conn) {
             connection.state = state;
@@ -211,8 +218,8 @@ impl Cm {
         self.table.arm(conn, deadline);
     }
 
-    /// The connection that a REJ ends
-    fn rejected(&self, peer: Peer, rej: &Rej) -> Option<Conn> {
+    /// Returns the connection that a REJ closes.
+    fn connection_of_rej(&self, peer: Peer, rej: &Rej) -> Option<Conn> {
         let (local_id, remote_id) = (rej.remote_comm_id.get(), rej.local_comm_id.get());
         if rej.reason() == RejReason::TIMEOUT
             && let Some(conn) = self.table.by_remote_id.get(peer.remote, remote_id)
@@ -221,16 +228,16 @@ impl Cm {
         }
         let connection = self.table.get(Conn(local_id))?;
         let same = match connection.remote_id {
-            // Our REQ is rejected without an id, or with one that we have not heard of yet.
+            // Our REQ is rejected without an ID, or with an ID that we have not received yet.
             None => true,
-            // It was answered by a REP since, or the REJ is of this very connection.
-            Some(id) => Of::read(rej.rejected) != Some(Of::Req) && id == remote_id,
+            // The REQ was answered by a REP since, or the REJ refers to this connection.
+            Some(id) => MessageType::read(rej.rejected) != Some(MessageType::Req) && id == remote_id,
         };
         (same && connection.peer.remote == peer.remote).then_some(Conn(local_id))
     }
 
     fn on_rej(&mut self, peer: Peer, rej: &Rej, now: Nanos) {
-        let Some(conn) = self.rejected(peer, rej) else { return };
+        let Some(conn) = self.connection_of_rej(peer, rej) else { return };
         let Some(connection) = self.table.get_mut(conn) else { return };
         let event = match connection.state {
             State::TimeWait => return,
@@ -238,14 +245,15 @@ impl Cm {
             _ => Event::Rejected { conn, reason: rej.reason(), private_data: rej.private_data.to_vec() },
         };
         connection.last = None;
-        self.end(conn, Some(event), now);
+        self.close_connection(conn, Some(event), now);
     }
 
     fn on_dreq(&mut self, peer: Peer, transaction: u64, dreq: &Dreq, now: Nanos) {
-        let known = self.known(peer, dreq.remote_comm_id.get(), dreq.local_comm_id.get());
+        let known = self.find(peer, dreq.remote_comm_id.get(), dreq.local_comm_id.get());
         if let Some((conn, connection)) = known {
             match connection.state {
-                // No connection of theirs stands that they could end; and a wrong queue pair is an old connection's.
+                // The remote side has no established connection to close. A wrong queue pair number belongs
+                // to an old connection.
                 State::ReqReceived | State::MraReqSent | State::ReqSent | State::MraReqReceived => return,
                 _ if connection.local_qpn != Some(dreq.remote_qpn()) => return,
                 State::TimeWait => {}
@@ -257,20 +265,20 @@ impl Cm {
                     if let Some(connection) = self.table.get_mut(conn) {
                         connection.last = None;
                     }
-                    self.end(conn, Some(Event::Disconnected { conn }), now);
+                    self.close_connection(conn, Some(Event::Disconnected { conn }), now);
                 }
             }
         }
-        // Also for a connection that we have forgotten: they ask until they are answered.
-        self.put(peer, wire::drep(transaction, dreq));
+        // Forgotten connections are answered as well: the remote side retransmits its DREQ until it receives
+        // a DREP.
+        self.enqueue(peer, wire::drep(transaction, dreq));
     }
 
     fn on_drep(&mut self, peer: Peer, drep: &Drep, now: Nanos) {
-        if let Some((conn, connection)) =
-            self.known(peer, drep.remote_comm_id.get(), drep.local_comm_id.get())
+        if let Some((conn, connection)) = self.find(peer, drep.remote_comm_id.get(), drep.local_comm_id.get())
             && connection.state == State::DreqSent
         {
-            self.end(conn, Some(Event::Disconnected { conn }), now);
+            self.close_connection(conn, Some(Event::Disconnected { conn }), now);
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Service ids of `rdma_cm`'s port spaces (IB annex A11.2.2).
+//! Service IDs of `rdma_cm`'s port spaces (IB annex A11.2.2).
 
-/// A port space: what a port number belongs to. The number is the IP protocol whose ports the space is named after.
+/// A port space. Its value is the IP protocol number of the protocol after which the space is named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum PortSpace {
@@ -10,15 +10,15 @@ pub enum PortSpace {
     Udp = 0x11,
 }
 
-/// The service ids of IP port spaces: this, then the protocol (8 bits), then the port (16)
+/// Prefix of the service IDs of IP port spaces, followed by the protocol (8 bits) and the port (16 bits)
 const IP_SERVICE: u64 = 0x0000_0000_0100_0000;
 
-/// The service id of a port (IB A11.2.2).
+/// Returns the service ID of a port (IB A11.2.2).
 pub const fn service_id_of(space: PortSpace, port: u16) -> u64 {
     IP_SERVICE | (space as u64) << 16 | port as u64
 }
 
-/// The port that a service id means; `None` for one of another kind.
+/// Returns the port of a service ID; `None` for an ID outside of the port spaces.
 pub const fn port_of(service_id: u64) -> Option<(PortSpace, u16)> {
     let space = match service_id >> 16 {
         0x0106 => PortSpace::Tcp,

@@ -27,23 +27,23 @@ fn cm(seed: u64) -> Cm {
     Cm::new(Config::default(), seed)
 }
 
-/// A on the left, B on the right, which listens.
+/// Returns an active manager A and a passive manager B, which listens.
 fn two() -> (Cm, Cm) {
     let mut b = cm(2);
     b.listen(SERVICE).unwrap();
     (cm(1), b)
 }
 
-fn turned(peer: Peer) -> Peer {
+fn reversed(peer: Peer) -> Peer {
     Peer { local: peer.remote, remote: peer.local }
 }
 
-/// Hands over what one has to send; gives the messages' names.
+/// Delivers all messages that `from` has to send, and returns their names.
 fn pass(from: &mut Cm, to: &mut Cm, now: Nanos) -> Vec<&'static str> {
     let mut names = Vec::new();
     while let Some((peer, mad)) = from.poll_transmit() {
         names.push(Message::parse(&mad).unwrap().kind().name());
-        to.on_mad(turned(peer), &mad, now);
+        to.on_mad(reversed(peer), &mad, now);
     }
     names
 }
@@ -67,14 +67,14 @@ fn events(cm: &mut Cm) -> Vec<Event> {
     core::iter::from_fn(|| cm.poll_event()).collect()
 }
 
-/// The only event.
+/// Returns the only event.
 fn event(cm: &mut Cm) -> Event {
     let mut events = events(cm);
     assert_eq!(events.len(), 1, "{events:?}");
     events.remove(0)
 }
 
-/// A standing connection, as both call it.
+/// Returns an established connection: the handle at A and the handle at B.
 fn established(a: &mut Cm, b: &mut Cm, qpn: u32) -> (Conn, Conn) {
     let conn = a.connect(&request(qpn), T0).unwrap();
     assert_eq!(pass(a, b, T0), ["REQ"]);
@@ -88,8 +88,8 @@ fn established(a: &mut Cm, b: &mut Cm, qpn: u32) -> (Conn, Conn) {
     (conn, theirs)
 }
 
-/// Lets time pass until nothing is left to do; gives what is sent meanwhile.
-fn run_out(cm: &mut Cm) -> Vec<(Nanos, String)> {
+/// Advances time until no timer is left, and returns the messages sent meanwhile.
+fn run_timers(cm: &mut Cm) -> Vec<(Nanos, String)> {
     let mut log = Vec::new();
     while let Some(at) = cm.next_timer() {
         cm.on_timer(at);
@@ -99,7 +99,7 @@ fn run_out(cm: &mut Cm) -> Vec<(Nanos, String)> {
 }
 
 #[test]
-fn a_life() {
+fn a_connection_opens_and_closes() {
     let (mut a, mut b) = two();
     let (ours, theirs) = established(&mut a, &mut b, 17);
     let info = a.info(ours).unwrap();
@@ -116,9 +116,9 @@ fn a_life() {
     assert_eq!(pass(&mut b, &mut a, T0), ["DREP"]);
     assert_eq!(event(&mut a), Event::Disconnected { conn: ours });
     assert_eq!((a.state(ours), b.state(theirs)), (Some(State::TimeWait), Some(State::TimeWait)));
-    assert!(run_out(&mut a).is_empty() && run_out(&mut b).is_empty());
+    assert!(run_timers(&mut a).is_empty() && run_timers(&mut b).is_empty());
     assert!(a.is_empty() && b.is_empty());
-    // The id is known for an old one, also when its place is taken again.
+    // The handle of the closed connection stays invalid, also after its slot is reused.
     assert_eq!(a.disconnect(ours, &[], T0), Err(CallError::Unknown));
     for _ in 0..3000 {
         let other = a.connect(&request(17), T0).unwrap();
@@ -129,12 +129,12 @@ fn a_life() {
 }
 
 #[test]
-fn a_request_is_repeated_and_given_up() {
+fn an_unanswered_req_is_retransmitted_then_given_up() {
     let mut a = cm(1);
     let conn = a.connect(&request(17), T0).unwrap();
     assert_eq!(names(&mut a), ["REQ"]);
-    let log = run_out(&mut a);
-    // ACK time-out 19 and response time-out 20: 2.1 s and 4.3 s
+    let log = run_timers(&mut a);
+    // ACK timeout 19 and response timeout 20: 2.1 s and 4.3 s
     let wait = 4096 * ((1 << 19) + (1 << 20));
     let expected: Vec<_> = (1..=15).map(|n| (Nanos(wait * n), "REQ".to_owned())).collect();
     assert_eq!(log[..15], expected);
@@ -144,7 +144,7 @@ fn a_request_is_repeated_and_given_up() {
 }
 
 #[test]
-fn a_reply_is_repeated_and_given_up() {
+fn an_unanswered_rep_is_retransmitted_then_given_up() {
     let (mut a, mut b) = two();
     let ours = a.connect(&request(17), T0).unwrap();
     pass(&mut a, &mut b, T0);
@@ -154,7 +154,7 @@ fn a_reply_is_repeated_and_given_up() {
     assert!(matches!(event(&mut a), Event::Replied { .. }));
     a.confirm(ours, &[]).unwrap();
     sent(&mut a);
-    // The RTU is lost. B asks again as often as the REQ said, then both know.
+    // The RTU is lost. B retransmits its REP as often as the REQ allows, then both sides give up.
     while b.state(theirs) == Some(State::RepSent) {
         let at = b.next_timer().unwrap();
         b.on_timer(at);
@@ -164,7 +164,7 @@ fn a_reply_is_repeated_and_given_up() {
     }
     assert_eq!(event(&mut b), Event::Unreachable { conn: theirs });
     assert!(matches!(event(&mut a), Event::Rejected { reason: RejReason::TIMEOUT, .. }));
-    // Had there been data instead:
+    // The same with data in place of the RTU:
     let (mut a, mut b) = two();
     let ours = a.connect(&request(17), T0).unwrap();
     pass(&mut a, &mut b, T0);
@@ -179,11 +179,11 @@ fn a_reply_is_repeated_and_given_up() {
     assert_eq!(event(&mut b), Event::Established { conn: theirs, private_data: vec![] });
     b.on_mad(B_TO_A, &rtu[0], T0);
     b.established_by_traffic(theirs);
-    assert_eq!((events(&mut b), run_out(&mut b)), (vec![], vec![]));
+    assert_eq!((events(&mut b), run_timers(&mut b)), (vec![], vec![]));
 }
 
 #[test]
-fn more_time_on_request() {
+fn an_mra_extends_the_response_timeout() {
     let (mut a, mut b) = two();
     let ours = a.connect(&request(17), T0).unwrap();
     pass(&mut a, &mut b, T0);
@@ -196,8 +196,8 @@ fn more_time_on_request() {
     assert!(sent(&mut a).is_empty());
     a.on_timer(until);
     assert_eq!(pass(&mut a, &mut b, until), ["REQ"]);
-    assert_eq!(pass(&mut b, &mut a, until), ["MRA"], "the same answer again");
-    // However often it is asked to wait, the heap of timers does not grow, and a shorter wait takes nothing away.
+    assert_eq!(pass(&mut b, &mut a, until), ["MRA"], "the same response again");
+    // However many MRAs arrive, the timer heap does not grow, and a shorter timeout never shortens the wait.
     for _ in 0..1000 {
         b.delay(theirs, 31).unwrap();
         b.delay(theirs, 0).unwrap();
@@ -206,7 +206,7 @@ fn more_time_on_request() {
     a.on_timer(until + Nanos::from_secs(59));
     assert!(sent(&mut a).is_empty());
     a.on_timer(until + Nanos::from_secs(60));
-    assert_eq!(sent(&mut a).len(), 1, "two hours are not waited");
+    assert_eq!(sent(&mut a).len(), 1, "the wait is bounded by max_response_timeout");
     b.accept(theirs, &answer(18), until).unwrap();
     pass(&mut b, &mut a, until);
     event(&mut a);
@@ -219,9 +219,9 @@ fn more_time_on_request() {
 }
 
 #[test]
-fn what_is_rejected_at_once() {
+fn invalid_requests_are_rejected_at_once() {
     let (mut a, mut b) = two();
-    // Nobody listens.
+    // No listener.
     let conn = a.connect(&ConnectRequest { service_id: 5, ..request(17) }, T0).unwrap();
     pass(&mut a, &mut b, T0);
     pass(&mut b, &mut a, T0);
@@ -229,7 +229,7 @@ fn what_is_rejected_at_once() {
         matches!(event(&mut a), Event::Rejected { conn: c, reason: RejReason::INVALID_SERVICE_ID, .. } if c == conn)
     );
     assert!(b.is_empty() && events(&mut b).is_empty());
-    // No room.
+    // No capacity.
     let mut b = Cm::new(Config { capacity: 1, ..Config::default() }, 2);
     let listener = b.listen(SERVICE).unwrap();
     assert_eq!(b.listen(SERVICE), Err(ListenError::Taken(SERVICE)));
@@ -238,7 +238,7 @@ fn what_is_rejected_at_once() {
     pass(&mut a, &mut b, T0);
     assert_eq!(names(&mut b), ["REJ no_resources (3)"]);
     assert_eq!(b.connect(&request(1), T0), Err(ConnectError::Full));
-    // What there is not.
+    // Unsupported values.
     let taken = event(&mut b).conn();
     b.abort(taken);
     for (at, value, reason) in
@@ -254,7 +254,7 @@ fn what_is_rejected_at_once() {
     a.connect(&request(20), T0).unwrap();
     pass(&mut a, &mut b, T0);
     assert_eq!(names(&mut b), ["REJ invalid_service_id (8)"]);
-    // Uc there is.
+    // UC is supported.
     b.listen(SERVICE).unwrap();
     a.connect(&ConnectRequest { transport: Transport::Uc, ..request(21) }, T0).unwrap();
     pass(&mut a, &mut b, T0);
@@ -262,7 +262,7 @@ fn what_is_rejected_at_once() {
 }
 
 #[test]
-fn the_same_rejection_for_the_same_request() {
+fn a_retransmitted_req_gets_the_same_rej() {
     let (mut a, mut b) = two();
     let ours = a.connect(&request(17), T0).unwrap();
     let req = sent(&mut a)[0];
@@ -277,14 +277,14 @@ fn the_same_rejection_for_the_same_request() {
     assert!(private_data.starts_with(b"no\0"));
     assert_eq!(b.reject(theirs, RejReason::CONSUMER, &[], T0), Err(CallError::State(State::TimeWait)));
     assert_eq!(a.accept(ours, &answer(1), T0), Err(CallError::State(State::TimeWait)));
-    // The queue pair is free to try again.
+    // The queue pair can be connected again.
     a.connect(&request(17), T0).unwrap();
     pass(&mut a, &mut b, T0);
     assert!(matches!(event(&mut b), Event::Requested { .. }));
 }
 
 #[test]
-fn giving_up_is_told() {
+fn giving_up_a_request_notifies_the_passive_side() {
     let (mut a, mut b) = two();
     let ours = a.connect(&request(17), T0).unwrap();
     pass(&mut a, &mut b, T0);
@@ -293,20 +293,20 @@ fn giving_up_is_told() {
     assert_eq!(pass(&mut a, &mut b, T0), ["REJ"]);
     assert!(
         matches!(event(&mut b), Event::Rejected { conn, reason: RejReason::TIMEOUT, .. } if conn == theirs),
-        "found by the other side's id"
+        "found by the remote ID"
     );
 }
 
 #[test]
-fn a_host_that_begins_anew() {
+fn a_restarted_host_reconnects_its_queue_pair() {
     let (mut a, mut b) = two();
     let (_, theirs) = established(&mut a, &mut b, 17);
-    // The same queue pair under another id, after a restart of A.
+    // The same queue pair with another ID, after a restart of A.
     let mut a = cm(77);
     let again = a.connect(&request(17), T0).unwrap();
     assert_eq!(pass(&mut a, &mut b, T0), ["REQ"]);
     assert_eq!(event(&mut b), Event::Disconnected { conn: theirs });
-    // The old one is ended on the wire, too: A does not know it, and says so.
+    // B closes the old connection with a DREQ, too. A does not have it and still answers.
     assert_eq!(pass(&mut b, &mut a, T0), ["DREQ", "REJ"]);
     let Event::Rejected { conn, reason: RejReason::STALE_CONNECTION, .. } = event(&mut a) else { panic!() };
     assert_eq!((conn, pass(&mut a, &mut b, T0)), (again, vec!["DREP"]));
@@ -315,7 +315,7 @@ fn a_host_that_begins_anew() {
 }
 
 #[test]
-fn a_late_request_harms_nothing() {
+fn a_late_req_changes_nothing() {
     let (mut a, mut b) = two();
     a.connect(&request(17), T0).unwrap();
     let req = sent(&mut a)[0];
@@ -332,16 +332,16 @@ fn a_late_request_harms_nothing() {
 }
 
 #[test]
-fn messages_of_no_connection() {
+fn messages_of_unknown_connections_are_answered() {
     let (mut a, mut b) = two();
     let (ours, theirs) = established(&mut a, &mut b, 17);
     a.abort(ours);
-    // DREQ is answered, or the other side would ask for a minute.
+    // DREQ is answered; otherwise the remote side would retransmit for a minute.
     b.disconnect(theirs, &[], T0).unwrap();
     assert_eq!(pass(&mut b, &mut a, T0), ["DREQ"]);
     assert_eq!(pass(&mut a, &mut b, T0), ["DREP"]);
     assert_eq!(event(&mut b), Event::Disconnected { conn: theirs });
-    // So is REP.
+    // REP is answered as well.
     let ours = a.connect(&request(18), T0).unwrap();
     pass(&mut a, &mut b, T0);
     a.abort(ours);
@@ -350,17 +350,17 @@ fn messages_of_no_connection() {
     pass(&mut b, &mut a, T0);
     pass(&mut a, &mut b, T0);
     assert!(matches!(event(&mut b), Event::Rejected { reason: RejReason::INVALID_COMM_ID, .. }));
-    // A message of another host is of no connection, whatever its ids.
+    // A message from another host matches no connection, whatever its IDs.
     let (ours, theirs) = established(&mut a, &mut b, 30);
     b.disconnect(theirs, &[], T0).unwrap();
     let dreq = sent(&mut b)[0];
-    let stranger = Peer { local: A, remote: "10.0.0.9".parse().unwrap() };
-    a.on_mad(stranger, &dreq, T0);
+    let outsider = Peer { local: A, remote: "10.0.0.9".parse().unwrap() };
+    a.on_mad(outsider, &dreq, T0);
     assert_eq!((a.state(ours), names(&mut a)), (Some(State::Established), vec!["DREP".to_owned()]));
 }
 
 #[test]
-fn both_end_at_once() {
+fn both_sides_may_disconnect_at_once() {
     let (mut a, mut b) = two();
     let (ours, theirs) = established(&mut a, &mut b, 17);
     a.disconnect(ours, &[], T0).unwrap();
@@ -375,14 +375,14 @@ fn both_end_at_once() {
 }
 
 #[test]
-fn a_connection_to_itself() {
+fn a_host_may_connect_to_itself() {
     let mut cm = cm(1);
     cm.listen(SERVICE).unwrap();
     let peer = Peer { local: A, remote: A };
     let active = cm.connect(&ConnectRequest { peer, ..request(17) }, T0).unwrap();
     let step = |cm: &mut Cm| {
         let (peer, mad) = cm.poll_transmit().unwrap();
-        cm.on_mad(turned(peer), &mad, T0);
+        cm.on_mad(reversed(peer), &mad, T0);
         cm.poll_event()
     };
     let passive = step(&mut cm).unwrap().conn();
@@ -393,7 +393,7 @@ fn a_connection_to_itself() {
 }
 
 #[test]
-fn a_hundred_thousand_at_once() {
+fn a_hundred_thousand_connections_are_possible() {
     let config = Config { capacity: 100_000, ..Config::default() };
     let (mut a, mut b) = (Cm::new(config, 1), Cm::new(config, 2));
     b.listen(SERVICE).unwrap();
@@ -406,12 +406,12 @@ fn a_hundred_thousand_at_once() {
         events(&mut a);
         events(&mut b);
     }
-    assert!(run_out(&mut a).is_empty() && run_out(&mut b).is_empty());
+    assert!(run_timers(&mut a).is_empty() && run_timers(&mut b).is_empty());
     assert!(a.is_empty() && b.is_empty());
 }
 
 proptest! {
-    /// Whatever comes, in whatever state: no panic, and what is left is forgotten in the end.
+    /// Any sequence of messages in any state causes no panic, and all connections are forgotten in the end.
     #[test]
     fn any_mad_is_safe(
         steps in proptest::collection::vec((0u8..24, any::<u64>(), any::<[u8; 32]>(), any::<bool>()), 1..60),
@@ -439,7 +439,7 @@ proptest! {
                 6 => cm.established_by_traffic(conn),
                 7 => cm.on_timer(now),
                 8 => cm.abort(conn),
-                // A message from the past, as it was or with noise somewhere in it
+                // An earlier message, unchanged or with noise
                 9..=19 if !past.is_empty() => {
                     let (peer, mut mad) = past[number as usize % past.len()];
                     if what > 15 {
@@ -448,7 +448,7 @@ proptest! {
                         mad[at..end].copy_from_slice(&noise[2..][..end - at]);
                     }
                     let to = if peer.local == A { &mut b } else { &mut a };
-                    to.on_mad(turned(peer), &mad, now);
+                    to.on_mad(reversed(peer), &mad, now);
                 }
                 _ => {
                     let mut mad = [0; MAD_LEN];
@@ -468,7 +468,7 @@ proptest! {
                 _ = cm.reject(conn, RejReason::CONSUMER, &[], now);
                 _ = cm.disconnect(conn, &[], now);
             }
-            run_out(cm);
+            run_timers(cm);
             prop_assert!(cm.is_empty(), "{cm:?}");
         }
     }

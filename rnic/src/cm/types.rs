@@ -1,4 +1,4 @@
-//! What goes into the communication manager and comes out of it.
+//! Parameters, events and errors of the communication manager.
 
 use super::State;
 use core::net::IpAddr;
@@ -6,11 +6,11 @@ use rocev2::cm::{CmaHeader, RejReason};
 use rocev2::{Psn, Qpn};
 use switch::Nanos;
 
-/// Bytes of private data that the application may put into each message (IB table 99).
+/// Maximum length of the application's private data in each message, in bytes (IB table 99).
 pub mod private_data {
     /// A REQ (IB 12.6.5)
     pub const REQ: usize = 92;
-    /// A REQ whose private data begins with `rdma_cm`'s header (IB A11.4)
+    /// A REQ whose private data starts with the RDMA IP CM header (IB A11.4)
     pub const REQ_CMA: usize = REQ - rocev2::cm::CmaHeader::LEN;
     /// A REP (IB 12.6.8)
     pub const REP: usize = 196;
@@ -22,30 +22,30 @@ pub mod private_data {
     pub const DREQ: usize = 220;
 }
 
-/// What a communication manager is told about itself.
+/// Configuration of a communication manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Our channel adapter's GUID, which every REQ and REP tells
+    /// GUID of the local channel adapter, which every REQ and REP carries
     pub ca_guid: u64,
-    /// How long either side may take to answer a message, as we announce it: 4.096 us times two to this (5 bits).
-    /// Linux: 20, 4.3 s
+    /// Response timeout announced for either side: 4.096 us times 2^`response_timeout` (5 bits). Linux: 20,
+    /// 4.3 s
     pub response_timeout: u8,
-    /// How often a message is sent again before the other side counts as unreachable (4 bits). Linux: 15
+    /// Retransmissions of a message before the remote side counts as unreachable (4 bits). Linux: 15
     pub max_retries: u8,
-    /// How long our adapter may take to acknowledge a packet, as a REP tells it: 4.096 us times two to this (5 bits).
-    /// SoftRoCE: 15
+    /// ACK delay of the local adapter, which a REP carries: 4.096 us times 2^`ack_delay` (5 bits). Soft-RoCE:
+    /// 15
     pub ack_delay: u8,
-    /// Connections at once, those in time wait included; at most 2^24
+    /// Limit of connections, including those in time wait; at most 2^24
     pub capacity: usize,
-    /// How long an ended connection is remembered, so that what is still under way finds it
+    /// Time for which a closed connection is remembered, so that late messages find it
     pub time_wait: Nanos,
-    /// The longest time to wait for an answer, whatever the other side announces: a REQ that announces two hours
-    /// would hold a connection for more than a day
-    pub longest_wait: Nanos,
+    /// Maximum response timeout, whatever the remote side announces: a REQ that announces two hours would
+    /// hold a connection for more than a day
+    pub max_response_timeout: Nanos,
 }
 
 impl Default for Config {
-    /// What Linux has, and room for 1,024 connections.
+    /// Returns the values of Linux, and a capacity of 1,024 connections.
     fn default() -> Self {
         Self {
             ca_guid: 0,
@@ -54,43 +54,43 @@ impl Default for Config {
             ack_delay: 15,
             capacity: 1024,
             time_wait: Nanos::from_secs(2),
-            longest_wait: Nanos::from_secs(60),
+            max_response_timeout: Nanos::from_secs(60),
         }
     }
 }
 
-/// A connection of this manager. The id of one that is forgotten is recognised as such.
+/// Handle of a connection of this manager. The handle of a forgotten connection is recognised as such.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Conn(pub(super) u32);
 
 impl Conn {
-    /// Our communication id: what the other side calls the connection by
+    /// Returns the local communication ID, by which the remote side's messages refer to the connection.
     pub const fn comm_id(self) -> u32 {
         self.0
     }
 }
 
-/// A service that this manager listens for.
+/// Handle of a service for which this manager listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Listener(pub(super) u64);
 
 impl Listener {
-    /// The service's id
+    /// Returns the service ID.
     pub const fn service_id(self) -> u64 {
         self.0
     }
 }
 
-/// The addresses between which MADs go.
+/// The addresses between which MADs are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Peer {
-    /// Ours
+    /// Local address
     pub local: IpAddr,
-    /// The other side's
+    /// Remote address
     pub remote: IpAddr,
 }
 
-/// The kind of queue pairs that a connection joins (IB 12.6.5: transport service type).
+/// Transport service of a connection's queue pairs (IB 12.6.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Transport {
@@ -100,54 +100,56 @@ pub enum Transport {
     Uc = 1,
 }
 
-/// What a REQ asks for (IB 12.6.5). [`ConnectRequest::new`] fills in what `rdma_cm` does.
+/// Contents of a REQ to send (IB 12.6.5). [`ConnectRequest::new`] fills in the values that `rdma_cm` uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectRequest {
-    /// From where to where
+    /// Addresses
     pub peer: Peer,
-    /// What is asked for; see [`service_id_of`](super::service_id_of)
+    /// Service ID; see [`service_id_of`](super::service_id_of)
     pub service_id: u64,
-    /// Our port, if `rdma_cm`'s header is to stand in front of the private data (A11.4); the addresses are the peer's
+    /// Local port, if the private data is to start with the RDMA IP CM header (IB A11.4); its addresses are
+    /// those of `peer`
     pub cma_src_port: Option<u16>,
-    /// The application's: up to 56 bytes behind `rdma_cm`'s header, up to 92 without it
+    /// The application's private data: at most 56 bytes after the RDMA IP CM header, at most 92 bytes without
+    /// it
     pub private_data: Vec<u8>,
-    /// The kind of queue pairs
+    /// Transport service
     pub transport: Transport,
-    /// Our queue pair
+    /// Local queue pair
     pub qpn: Qpn,
-    /// The PSN with which the other side begins to send
+    /// PSN of the remote side's first request
     pub starting_psn: Psn,
     /// Path MTU in bytes: 256, 512, 1024, 2048 or 4096
     pub path_mtu: u16,
-    /// READs and atomics that we execute at once for the other side
+    /// READs and atomics that the local side executes at once
     pub responder_resources: u8,
-    /// READs and atomics that we have outstanding at once
+    /// READs and atomics that the local side has outstanding at once
     pub initiator_depth: u8,
-    /// How often the other side repeats a request that is not acknowledged (3 bits)
+    /// How often the remote side retransmits an unacknowledged request (3 bits)
     pub retry_count: u8,
-    /// How often the other side repeats a request after "receiver not ready" (3 bits); 7 for ever
+    /// How often the remote side retries after an RNR NAK (3 bits); 7 is unlimited
     pub rnr_retry_count: u8,
-    /// How long the other side waits for an acknowledgement: 4.096 us times two to this (5 bits); 0 for ever
+    /// Acknowledgement timeout of the remote side: 4.096 us times 2^`ack_timeout` (5 bits); 0 is unlimited
     pub ack_timeout: u8,
-    /// Our queue pair receives from a shared receive queue
+    /// Whether the local queue pair uses a shared receive queue
     pub srq: bool,
-    /// We do end-to-end flow control
+    /// Whether the local side supports end-to-end flow control
     pub flow_control: bool,
     /// Partition key
     pub pkey: u16,
-    /// The path's traffic class
+    /// Traffic class of the path
     pub traffic_class: u8,
-    /// The path's hop limit
+    /// Hop limit of the path
     pub hop_limit: u8,
-    /// The path's flow label (20 bits)
+    /// Flow label of the path (20 bits)
     pub flow_label: u32,
-    /// The path's service level (4 bits)
+    /// Service level of the path (4 bits)
     pub service_level: u8,
 }
 
 impl ConnectRequest {
-    /// A request as `rdma_cm` makes it on RoCE, without private data: RC, MTU 1024, one READ each way, seven
-    /// retries, ACK time-out 2.1 s, the default partition.
+    /// Returns a request as `rdma_cm` makes it on RoCE, without private data: RC, MTU 1,024, one READ each
+    /// way, seven retries, ACK timeout 2.1 s, the default partition.
     pub const fn new(peer: Peer, service_id: u64, qpn: Qpn, starting_psn: Psn) -> Self {
         Self {
             peer,
@@ -174,29 +176,29 @@ impl ConnectRequest {
     }
 }
 
-/// What a REP says (IB 12.6.8).
+/// Contents of a REP to send (IB 12.6.8).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Accept {
-    /// Our queue pair
+    /// Local queue pair
     pub qpn: Qpn,
-    /// The PSN with which the other side begins to send
+    /// PSN of the remote side's first request
     pub starting_psn: Psn,
-    /// READs and atomics that we execute at once for the other side
+    /// READs and atomics that the local side executes at once
     pub responder_resources: u8,
-    /// READs and atomics that we have outstanding at once
+    /// READs and atomics that the local side has outstanding at once
     pub initiator_depth: u8,
-    /// How often the other side repeats a request after "receiver not ready" (3 bits); 7 for ever
+    /// How often the remote side retries after an RNR NAK (3 bits); 7 is unlimited
     pub rnr_retry_count: u8,
-    /// Our queue pair receives from a shared receive queue
+    /// Whether the local queue pair uses a shared receive queue
     pub srq: bool,
-    /// We do end-to-end flow control
+    /// Whether the local side supports end-to-end flow control
     pub flow_control: bool,
-    /// The application's, up to 196 bytes
+    /// The application's private data, at most 196 bytes
     pub private_data: Vec<u8>,
 }
 
 impl Accept {
-    /// An answer without private data: one READ each way, RNR retries for ever.
+    /// Returns a reply without private data: one READ each way, unlimited RNR retries.
     pub const fn new(qpn: Qpn, starting_psn: Psn) -> Self {
         Self {
             qpn,
@@ -211,138 +213,139 @@ impl Accept {
     }
 }
 
-/// A REQ that came (IB 12.6.5). All is said from its sender's side.
+/// Contents of a received REQ (IB 12.6.5), from the sender's point of view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteRequest {
-    /// Between whom
+    /// Addresses
     pub peer: Peer,
-    /// What it asks for
+    /// Service ID
     pub service_id: u64,
-    /// The sender's channel adapter
+    /// GUID of the sender's channel adapter
     pub ca_guid: u64,
-    /// The kind of queue pairs
+    /// Transport service
     pub transport: Transport,
     /// The sender's queue pair
     pub qpn: Qpn,
-    /// The PSN with which we begin to send
+    /// PSN of our first request
     pub starting_psn: Psn,
     /// Path MTU in bytes
     pub path_mtu: u16,
-    /// READs and atomics that the sender executes at once for us
+    /// READs and atomics that the sender executes at once
     pub responder_resources: u8,
     /// READs and atomics that the sender has outstanding at once
     pub initiator_depth: u8,
-    /// How often we repeat a request that is not acknowledged
+    /// How often we retransmit an unacknowledged request
     pub retry_count: u8,
-    /// How often we repeat a request after "receiver not ready"; 7 for ever
+    /// How often we retry after an RNR NAK; 7 is unlimited
     pub rnr_retry_count: u8,
-    /// How long we wait for an acknowledgement: 4.096 us times two to this; 0 for ever
+    /// Our acknowledgement timeout: 4.096 us times 2^`ack_timeout`; 0 is unlimited
     pub ack_timeout: u8,
-    /// How long we have to answer: 4.096 us times two to this ("remote CM response timeout")
+    /// Our time to respond: 4.096 us times 2^`our_response_timeout` ("remote CM response timeout")
     pub our_response_timeout: u8,
-    /// How long the sender takes to answer at most ("local CM response timeout")
+    /// The sender's maximum time to respond, in the same encoding ("local CM response timeout")
     pub response_timeout: u8,
-    /// How often the sender asks again ("max CM retries")
+    /// How often the sender retransmits CM messages ("max CM retries")
     pub max_cm_retries: u8,
-    /// The sender's queue pair receives from a shared receive queue
+    /// Whether the sender's queue pair uses a shared receive queue
     pub srq: bool,
-    /// The sender does end-to-end flow control
+    /// Whether the sender supports end-to-end flow control
     pub flow_control: bool,
     /// Partition key
     pub pkey: u16,
-    /// The path's traffic class
+    /// Traffic class of the path
     pub traffic_class: u8,
-    /// The path's hop limit
+    /// Hop limit of the path
     pub hop_limit: u8,
-    /// The path's flow label
+    /// Flow label of the path
     pub flow_label: u32,
-    /// The path's service level
+    /// Service level of the path
     pub service_level: u8,
-    /// The sender's GID as the REQ says it; the MAD itself came from `peer.remote`
+    /// The sender's GID in the REQ; the MAD itself came from `peer.remote`
     pub local_gid: [u8; 16],
-    /// Our GID as the REQ says it
+    /// Our GID in the REQ
     pub remote_gid: [u8; 16],
-    /// `rdma_cm`'s header, if the REQ has one
+    /// The RDMA IP CM header, if the REQ has one
     pub cma: Option<CmaHeader>,
-    /// The application's part of the private data. The message does not say how much of it is used: 56 bytes behind
-    /// `rdma_cm`'s header, 92 without it, zeros at its end
+    /// The application's part of the private data: the whole field, 56 bytes after the RDMA IP CM header or
+    /// 92 bytes without it, zero-padded, because the message does not carry the used length
     pub private_data: Vec<u8>,
 }
 
-/// A REP that came (IB 12.6.8). All is said from its sender's side.
+/// Contents of a received REP (IB 12.6.8), from the sender's point of view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteReply {
-    /// The sender's channel adapter
+    /// GUID of the sender's channel adapter
     pub ca_guid: u64,
     /// The sender's queue pair
     pub qpn: Qpn,
-    /// The PSN with which we begin to send
+    /// PSN of our first request
     pub starting_psn: Psn,
-    /// READs and atomics that the sender executes at once for us
+    /// READs and atomics that the sender executes at once
     pub responder_resources: u8,
     /// READs and atomics that the sender has outstanding at once
     pub initiator_depth: u8,
-    /// How often we repeat a request after "receiver not ready"; 7 for ever
+    /// How often we retry after an RNR NAK; 7 is unlimited
     pub rnr_retry_count: u8,
-    /// How long the sender may take to acknowledge a packet: 4.096 us times two to this
+    /// The sender's ACK delay: 4.096 us times 2^`target_ack_delay`
     pub target_ack_delay: u8,
-    /// The sender's queue pair receives from a shared receive queue
+    /// Whether the sender's queue pair uses a shared receive queue
     pub srq: bool,
-    /// The sender does end-to-end flow control
+    /// Whether the sender supports end-to-end flow control
     pub flow_control: bool,
-    /// The application's, with zeros at its end
+    /// The application's private data, zero-padded
     pub private_data: Vec<u8>,
 }
 
-/// What happened to a connection. Each connection that `connect` or [`Event::Requested`] made has at most one last
-/// event: `Rejected`, `Disconnected` or `Unreachable`; none, if its owner rejected or aborted it.
+/// An event of a connection. Each connection that `connect` or [`Event::Requested`] created has at most one
+/// final event: `Rejected`, `Disconnected` or `Unreachable`. It has none if its owner rejected or aborted it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A REQ came. The owner calls `accept` or `reject`; if it needs longer than the request allows, `delay`.
+    /// A REQ arrived. The owner calls `accept` or `reject`; if it needs more time than the request allows,
+    /// `delay`.
     Requested {
         /// The new connection
         conn: Conn,
-        /// The service asked for
+        /// The requested service
         listener: Listener,
-        /// What was said
+        /// The contents of the REQ
         request: Box<RemoteRequest>,
     },
-    /// A REP came. The owner sets up its queue pair, then calls `confirm`; or `reject`.
+    /// A REP arrived. The owner sets up its queue pair and calls `confirm`, or calls `reject`.
     Replied {
         /// The connection
         conn: Conn,
-        /// What was said
+        /// The contents of the REP
         reply: Box<RemoteReply>,
     },
-    /// Passive side: the RTU came, or traffic in its place.
+    /// Passive side: the RTU arrived, or data in its place.
     Established {
         /// The connection
         conn: Conn,
-        /// The RTU's private data; empty if traffic came in its place
+        /// The RTU's private data; empty if data arrived in its place
         private_data: Vec<u8>,
     },
-    /// The other side rejects; also when it took up the connection before (it gave up waiting for our RTU).
+    /// The remote side rejected the connection. This may follow its REP, if it gave up waiting for our RTU.
     Rejected {
         /// The connection
         conn: Conn,
-        /// Why
+        /// The REJ's reason
         reason: RejReason,
         /// The REJ's private data
         private_data: Vec<u8>,
     },
-    /// A DREQ came and was answered; `Disconnected` follows. It may come in place of `Established`.
+    /// A DREQ arrived and was answered; `Disconnected` follows. It may come instead of `Established`.
     Disconnecting {
         /// The connection
         conn: Conn,
         /// The DREQ's private data
         private_data: Vec<u8>,
     },
-    /// The connection is over: DREQ was answered, or was not in time, or the other side has begun anew.
+    /// The connection is closed: the DREQ was answered or timed out, or the remote side restarted.
     Disconnected {
         /// The connection
         conn: Conn,
     },
-    /// A REQ or REP was not answered, however often it was sent.
+    /// A REQ or REP was not answered after all retransmissions.
     Unreachable {
         /// The connection
         conn: Conn,
@@ -350,7 +353,7 @@ pub enum Event {
 }
 
 impl Event {
-    /// The connection that it is about
+    /// Returns the connection of the event.
     pub const fn conn(&self) -> Conn {
         match *self {
             Self::Requested { conn, .. }
@@ -363,36 +366,36 @@ impl Event {
         }
     }
 
-    /// Whether it is the connection's last
+    /// Returns whether it is the connection's final event.
     pub const fn is_last(&self) -> bool {
         matches!(self, Self::Rejected { .. } | Self::Disconnected { .. } | Self::Unreachable { .. })
     }
 }
 
-/// What is known of a connection.
+/// Attributes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Info {
-    /// Where it stands
+    /// State
     pub state: State,
-    /// Between whom
+    /// Addresses
     pub peer: Peer,
-    /// We asked for it
+    /// Whether the local side requested the connection
     pub active: bool,
-    /// The service asked for
+    /// Service ID
     pub service_id: u64,
-    /// The other side's communication id, once it told it
+    /// Remote communication ID, once received
     pub remote_comm_id: Option<u32>,
-    /// Our queue pair; `None` before `accept`
+    /// Local queue pair; `None` before `accept`
     pub local_qpn: Option<Qpn>,
-    /// The other side's queue pair, once it told it
+    /// Remote queue pair, once received
     pub remote_qpn: Option<Qpn>,
 }
 
-/// Why there is no listener.
+/// Why a listener cannot be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ListenError {
-    /// Somebody listens already.
-    #[error("service {0:#x} is listened for already")]
+    /// There already is a listener for the service.
+    #[error("service {0:#x} already has a listener; use another port")]
     Taken(u64),
 }
 
@@ -400,49 +403,49 @@ pub enum ListenError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
     /// More private data than the message holds
-    #[error("{len} bytes of private data, where {max} fit")]
+    #[error("{len} bytes of private data exceed the limit of {max} bytes; shorten it")]
     PrivateData {
-        /// Bytes given
+        /// Length of the data
         len: usize,
-        /// Bytes that fit
+        /// Limit
         max: usize,
     },
-    /// No path MTU of IB
-    #[error("{0} bytes are no path MTU: 256, 512, 1024, 2048 or 4096")]
+    /// The path MTU is not one of IB
+    #[error("path_mtu is {0} bytes; use 256, 512, 1024, 2048 or 4096")]
     PathMtu(u16),
-    /// A value that its field does not hold
-    #[error("{field} is {value}, but {max} at most")]
+    /// A value exceeds the range of its message field
+    #[error("{field} is {value}; use at most {max}")]
     Range {
-        /// The field
+        /// Name of the field
         field: &'static str,
-        /// The value given
+        /// Value
         value: u32,
-        /// The largest that it holds
+        /// Largest valid value
         max: u32,
     },
-    /// An IPv4 address and an IPv6 address
-    #[error("{0} and {1} are of different families")]
+    /// An IPv4 and an IPv6 address
+    #[error("{0} and {1} are of different address families; use two of the same family")]
     Families(IpAddr, IpAddr),
-    /// As many connections as there may be
-    #[error("no room for another connection")]
+    /// The limit of connections is reached
+    #[error("the limit of connections is reached; close one first")]
     Full,
 }
 
-/// Why nothing was done with a connection.
+/// Why a call on a connection failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
-    /// There is no such connection, or no more.
-    #[error("no such connection")]
+    /// The connection does not exist, or was forgotten.
+    #[error("no such connection; it may have ended")]
     Unknown,
-    /// The connection is not at the point for it.
-    #[error("not possible in state {0:?}")]
+    /// The connection's state does not allow the call.
+    #[error("not valid in connection state {0:?}")]
     State(State),
     /// More private data than the message holds
-    #[error("{len} bytes of private data, where {max} fit")]
+    #[error("{len} bytes of private data exceed the limit of {max} bytes; shorten it")]
     PrivateData {
-        /// Bytes given
+        /// Length of the data
         len: usize,
-        /// Bytes that fit
+        /// Limit
         max: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! Building the messages, and reading them into the types of the interface.
+//! Encoding and decoding of CM messages.
 
 use super::connection::{Connection, State};
 use super::types::{
@@ -11,7 +11,7 @@ use rocev2::{Psn, Qpn};
 use switch::Nanos;
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
-/// The span that a field of 5 bits means: 4.096 us times two to it (IB 9.9.1).
+/// Returns the time that a field of 5 bits encodes: 4.096 us times 2^`code` (IB 9.9.1).
 pub(super) const fn span(code: u8) -> Nanos {
     Nanos(4096 << (code & 31))
 }
@@ -19,14 +19,14 @@ pub(super) const fn span(code: u8) -> Nanos {
 /// The message that a REJ rejects or an MRA acknowledges (IB 12.6.7.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum Of {
+pub(super) enum MessageType {
     Req = 0,
     Rep = 1,
     Other = 2,
 }
 
-impl Of {
-    /// What the two upper bits of a byte say
+impl MessageType {
+    /// Decodes the two upper bits of a byte.
     pub(super) const fn read(byte: u8) -> Option<Self> {
         match byte >> 6 {
             0 => Some(Self::Req),
@@ -37,7 +37,7 @@ impl Of {
     }
 }
 
-/// A RoCEv2 GID: the IPv6 address, or the IPv4 address in ::ffff:0:0/96 (IB A17.4.4).
+/// Returns the RoCEv2 GID of an address: the IPv6 address, or the IPv4 address in ::ffff:0:0/96 (IB A17.4.4).
 fn gid(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
@@ -45,7 +45,8 @@ fn gid(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// An address as `rdma_cm`'s header has it: an IPv4 address in the last 4 bytes, zeros before (IB A11.4).
+/// Returns an address as in the RDMA IP CM header: an IPv4 address in the last 4 bytes, zeros before
+/// (IB A11.4).
 fn cma_address(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => u128::from(address.to_bits()).to_be_bytes(),
@@ -62,12 +63,12 @@ fn mad(kind: Kind, transaction: u64, body: &(impl IntoBytes + Immutable)) -> [u8
 /// Copies private data to the start of its field.
 pub(super) fn fill(field: &mut [u8], data: &[u8]) -> Result<(), CallError> {
     let max = field.len();
-    let place = field.get_mut(..data.len()).ok_or(CallError::PrivateData { len: data.len(), max })?;
-    place.copy_from_slice(data);
+    let target = field.get_mut(..data.len()).ok_or(CallError::PrivateData { len: data.len(), max })?;
+    target.copy_from_slice(data);
     Ok(())
 }
 
-/// Whether a request can be said in a REQ.
+/// Checks that the values of a request fit the fields of a REQ.
 pub(super) fn check(request: &ConnectRequest) -> Result<(), ConnectError> {
     let Peer { local, remote } = request.peer;
     if local.is_ipv4() != remote.is_ipv4() {
@@ -94,7 +95,7 @@ pub(super) fn check(request: &ConnectRequest) -> Result<(), ConnectError> {
     }
 }
 
-/// The REQ of a checked request.
+/// Builds the REQ of a checked request.
 pub(super) fn req(config: &Config, request: &ConnectRequest, conn: Conn, transaction: u64) -> [u8; MAD_LEN] {
     let mut req = Req::zeroed();
     req.local_comm_id = conn.comm_id().into();
@@ -113,7 +114,7 @@ pub(super) fn req(config: &Config, request: &ConnectRequest, conn: Conn, transac
     req.mtu_rnr = mtu << 4 | request.rnr_retry_count;
     req.cm_retries_srq = config.max_retries << 4 | u8::from(request.srq) << 3;
     let path = &mut req.primary;
-    // There are no LIDs on Ethernet; Linux says "permissive" for every path that may be routed.
+    // Ethernet has no LIDs; Linux sets the permissive LID for every path that may be routed.
     path.local_lid = 0xffff.into();
     path.remote_lid = 0xffff.into();
     path.local_gid = gid(request.peer.local);
@@ -139,7 +140,7 @@ pub(super) fn req(config: &Config, request: &ConnectRequest, conn: Conn, transac
     mad(Kind::Req, transaction, &req)
 }
 
-/// What a REQ says; why it is rejected, if it asks for what there is not.
+/// Decodes a REQ. The error is the reason for which it is rejected.
 pub(super) fn read_req(peer: Peer, req: &Req) -> Result<RemoteRequest, RejReason> {
     let transport = match req.timeout_service_flow >> 1 & 3 {
         0 => Transport::Rc,
@@ -178,7 +179,7 @@ pub(super) fn read_req(peer: Peer, req: &Req) -> Result<RemoteRequest, RejReason
     })
 }
 
-/// The REP of a connection.
+/// Builds the REP of a connection.
 pub(super) fn rep(
     config: &Config,
     conn: Conn,
@@ -199,7 +200,7 @@ pub(super) fn rep(
     Ok(mad(Kind::Rep, connection.transaction, &rep))
 }
 
-/// What a REP says.
+/// Decodes a REP.
 pub(super) fn read_rep(rep: &Rep) -> RemoteReply {
     RemoteReply {
         ca_guid: rep.local_ca_guid.get(),
@@ -215,20 +216,20 @@ pub(super) fn read_rep(rep: &Rep) -> RemoteReply {
     }
 }
 
-/// The REJ of a message for which there is no connection; the ids are those of the message.
+/// Builds the REJ of a message that belongs to no connection; the IDs are those of the message.
 pub(super) fn rej_of(
-    of: Of,
+    message_type: MessageType,
     transaction: u64,
     remote_id: u32,
     local_id: u32,
     reason: RejReason,
 ) -> [u8; MAD_LEN] {
     let mut rej = Rej::of_req(local_id, remote_id, reason);
-    rej.rejected = (of as u8) << 6;
+    rej.rejected = (message_type as u8) << 6;
     mad(Kind::Rej, transaction, &rej)
 }
 
-/// The REJ by which we end a connection.
+/// Builds the REJ with which we close a connection.
 pub(super) fn rej(
     config: &Config,
     conn: Conn,
@@ -236,18 +237,18 @@ pub(super) fn rej(
     reason: RejReason,
     data: &[u8],
 ) -> Result<[u8; MAD_LEN], CallError> {
-    let (of, local_id) = match connection.state {
-        // The other side never learns our id: there is nothing to call by it.
-        State::ReqReceived => (Of::Req, 0),
-        State::MraReqSent => (Of::Req, conn.comm_id()),
-        State::RepReceived | State::MraRepSent => (Of::Rep, conn.comm_id()),
-        _ => (Of::Other, conn.comm_id()),
+    let (message_type, local_id) = match connection.state {
+        // The remote side never learned our ID, so the REJ carries none.
+        State::ReqReceived => (MessageType::Req, 0),
+        State::MraReqSent => (MessageType::Req, conn.comm_id()),
+        State::RepReceived | State::MraRepSent => (MessageType::Rep, conn.comm_id()),
+        _ => (MessageType::Other, conn.comm_id()),
     };
-    // Without an id of the other side's, it can only be told of a time-out: it finds the connection by our adapter
-    // and our id (IB 12.6.7.2).
+    // Without the remote side's ID the reason has to be timeout: the remote side then finds the connection by
+    // our CA GUID and our ID (IB 12.6.7.2).
     let reason = if connection.remote_id.is_none() { RejReason::TIMEOUT } else { reason };
     let mut rej = Rej::of_req(local_id, connection.remote_id.unwrap_or(0), reason);
-    rej.rejected = (of as u8) << 6;
+    rej.rejected = (message_type as u8) << 6;
     if reason == RejReason::TIMEOUT {
         rej.info_len = 8 << 1;
         rej.info[..8].copy_from_slice(&config.ca_guid.to_be_bytes());
@@ -256,17 +257,22 @@ pub(super) fn rej(
     Ok(mad(Kind::Rej, connection.transaction, &rej))
 }
 
-/// The MRA that asks to wait for the answer to a REQ or REP.
-pub(super) fn mra(conn: Conn, connection: &Connection, of: Of, service_timeout: u8) -> [u8; MAD_LEN] {
+/// Builds the MRA that extends the timeout for the response to a REQ or REP.
+pub(super) fn mra(
+    conn: Conn,
+    connection: &Connection,
+    message_type: MessageType,
+    service_timeout: u8,
+) -> [u8; MAD_LEN] {
     let mut mra = Mra::new_zeroed();
     mra.local_comm_id = conn.comm_id().into();
     mra.remote_comm_id = connection.remote_id.unwrap_or(0).into();
-    mra.acknowledged = (of as u8) << 6;
+    mra.acknowledged = (message_type as u8) << 6;
     mra.service_timeout = service_timeout << 3;
     mad(Kind::Mra, connection.transaction, &mra)
 }
 
-/// The RTU of a connection.
+/// Builds the RTU of a connection.
 pub(super) fn rtu(conn: Conn, connection: &Connection, data: &[u8]) -> Result<[u8; MAD_LEN], CallError> {
     let mut rtu = Rtu::new_zeroed();
     rtu.local_comm_id = conn.comm_id().into();
@@ -275,7 +281,7 @@ pub(super) fn rtu(conn: Conn, connection: &Connection, data: &[u8]) -> Result<[u
     Ok(mad(Kind::Rtu, connection.transaction, &rtu))
 }
 
-/// The DREQ of a connection, a transaction of its own.
+/// Builds the DREQ of a connection, which has a transaction ID of its own.
 pub(super) fn dreq(
     conn: Conn,
     connection: &Connection,
@@ -290,16 +296,16 @@ pub(super) fn dreq(
     Ok(mad(Kind::Dreq, transaction, &dreq))
 }
 
-/// The answer to a DREQ, whether or not we know the connection.
-pub(super) fn drep(transaction: u64, asked: &Dreq) -> [u8; MAD_LEN] {
-    let mut answer = Drep::new_zeroed();
-    answer.local_comm_id = asked.remote_comm_id;
-    answer.remote_comm_id = asked.local_comm_id;
-    mad(Kind::Drep, transaction, &answer)
+/// Builds the response to a DREQ, whether or not the connection exists.
+pub(super) fn drep(transaction: u64, request: &Dreq) -> [u8; MAD_LEN] {
+    let mut drep = Drep::new_zeroed();
+    drep.local_comm_id = request.remote_comm_id;
+    drep.remote_comm_id = request.local_comm_id;
+    mad(Kind::Drep, transaction, &drep)
 }
 
-/// Whether a REQ repeats the one that made this connection.
-pub(super) fn repeats(connection: &Connection, transaction: u64, qpn: Qpn, psn: Psn) -> bool {
+/// Returns whether a REQ is a retransmission of the one that created this connection.
+pub(super) fn is_retransmission(connection: &Connection, transaction: u64, qpn: Qpn, psn: Psn) -> bool {
     !connection.active
         && connection.transaction == transaction
         && connection.remote_qpn == Some(qpn)

@@ -1,4 +1,4 @@
-//! Connections that the communication manager makes, between two NICs.
+//! Connections between two NICs, opened by the communication manager.
 
 use super::pair::*;
 use crate::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
@@ -9,7 +9,7 @@ use switch::{Nanos, Share};
 
 const PORT: u16 = 7174;
 
-/// A queue pair that is not connected, and 4 KiB of memory.
+/// Returns an unconnected queue pair and 4 KiB of memory.
 fn end(pair: &mut Pair, nic: usize) -> End {
     let nic = &mut pair.nics[nic];
     let pd = nic.alloc_pd();
@@ -27,14 +27,14 @@ fn connect(pair: &mut Pair, qpn: Qpn, private_data: &[u8]) -> Conn {
     pair.nics[0].connect(qpn, address(1), service_id_of(PortSpace::Tcp, PORT), param, now).unwrap()
 }
 
-/// Runs until `nic` has something to tell.
+/// Runs until `nic` reports an event.
 fn event(pair: &mut Pair, nic: usize) -> CmEvent {
     let until = pair.now + Nanos::from_secs(200);
     loop {
         if let Some(event) = pair.nics[nic].poll_cm_event() {
             return event;
         }
-        assert!(pair.step(until), "nothing happened");
+        assert!(pair.step(until), "no event before the timeout");
     }
 }
 
@@ -48,7 +48,7 @@ fn accept(pair: &mut Pair, qpn: Qpn) -> Conn {
     conn
 }
 
-/// A connection, in the hands of two applications.
+/// Returns an established connection between two applications.
 fn established(pair: &mut Pair) -> ([End; 2], [Conn; 2]) {
     let ends = [end(pair, 0), end(pair, 1)];
     pair.nics[1].listen(PortSpace::Tcp, PORT).unwrap();
@@ -63,8 +63,8 @@ fn state(pair: &Pair, nic: usize, end: &End) -> State {
     pair.nics[nic].qp_state(end.qpn).unwrap()
 }
 
-/// A WRITE each way, and a READ.
-fn use_it(pair: &mut Pair, ends: &[End; 2]) {
+/// Executes a WRITE and a READ each way.
+fn transfer(pair: &mut Pair, ends: &[End; 2]) {
     for from in [0, 1] {
         let (own, other) = (ends[from], ends[1 - from]);
         pair.post(from, own.qpn, 1, Operation::Write(other.remote(0)), Data::Inline(vec![7; 3000]));
@@ -77,12 +77,12 @@ fn use_it(pair: &mut Pair, ends: &[End; 2]) {
 }
 
 #[test]
-fn a_connection_is_made_used_and_ended() {
+fn a_connection_is_opened_used_and_closed() {
     let mut pair = Pair::new(1, [config(0), config(1)]);
     let (ends, conns) = established(&mut pair);
     assert!(matches!(event(&mut pair, 1), CmEvent::Established { conn, .. } if conn == conns[1]));
     assert_eq!([0, 1].map(|nic| state(&pair, nic, &ends[nic])), [State::Rts; 2]);
-    use_it(&mut pair, &ends);
+    transfer(&mut pair, &ends);
     assert_eq!(pair.nics[0].connection_of(ends[0].qpn), Some(conns[0]));
     let now = pair.now;
     pair.nics[0].disconnect(conns[0], b"bye", now).unwrap();
@@ -91,7 +91,7 @@ fn a_connection_is_made_used_and_ended() {
     assert!(matches!(event(&mut pair, 0), CmEvent::Disconnected { .. }));
     assert_eq!([0, 1].map(|nic| state(&pair, nic, &ends[nic])), [State::Error; 2]);
     assert_eq!(pair.nics[0].connection_of(ends[0].qpn), None);
-    // The same queue pairs once more.
+    // The same queue pairs are connected again.
     for nic in [0, 1] {
         pair.nics[nic].modify_qp(ends[nic].qpn, Modify::Reset).unwrap();
     }
@@ -99,11 +99,11 @@ fn a_connection_is_made_used_and_ended() {
     accept(&mut pair, ends[1].qpn);
     assert!(matches!(event(&mut pair, 0), CmEvent::Replied { .. }));
     assert!(matches!(event(&mut pair, 1), CmEvent::Established { .. }));
-    use_it(&mut pair, &ends);
+    transfer(&mut pair, &ends);
 }
 
 #[test]
-fn an_acceptance_that_cannot_be_leaves_everything_as_it_was() {
+fn a_failed_accept_changes_nothing() {
     let mut pair = Pair::new(1, [config(0), config(1)]);
     let ends = [end(&mut pair, 0), end(&mut pair, 1)];
     pair.nics[1].listen(PortSpace::Tcp, PORT).unwrap();
@@ -117,11 +117,11 @@ fn an_acceptance_that_cannot_be_leaves_everything_as_it_was() {
     pair.nics[1].accept(conn, ends[1].qpn, ConnParam::default(), now).unwrap();
     assert!(matches!(event(&mut pair, 0), CmEvent::Replied { .. }));
     assert!(matches!(event(&mut pair, 1), CmEvent::Established { .. }));
-    use_it(&mut pair, &ends);
+    transfer(&mut pair, &ends);
 }
 
 #[test]
-fn requests_are_refused_with_the_reason() {
+fn requests_are_rejected_with_the_reason() {
     let mut pair = Pair::new(1, [config(0), config(1)]);
     let ends = [end(&mut pair, 0), end(&mut pair, 1)];
     let refused = |pair: &mut Pair| match event(pair, 0) {
@@ -137,7 +137,7 @@ fn requests_are_refused_with_the_reason() {
     let now = pair.now;
     pair.nics[1].reject(conn, RejReason::CONSUMER, b"no", now).unwrap();
     assert_eq!(refused(&mut pair), (RejReason::CONSUMER, b"no".to_vec()));
-    // A packet longer than the port of the other side carries
+    // A path MTU above that of the remote side's port
     let large = Config { mtu: PathMtu::B4096, ..config(0) };
     let mut pair = Pair::new(1, [large, config(1)]);
     let ours = end(&mut pair, 0);
@@ -147,18 +147,19 @@ fn requests_are_refused_with_the_reason() {
 }
 
 #[test]
-fn a_host_that_is_not_there_is_unreachable() {
+fn a_connection_to_an_absent_host_is_unreachable() {
     let mut pair = Pair::new(1, [config(0), config(1)]);
     let ours = end(&mut pair, 0);
-    let nobody = "10.0.0.77".parse().unwrap();
+    let absent_host = "10.0.0.77".parse().unwrap();
     let service = service_id_of(PortSpace::Tcp, PORT);
-    let conn = pair.nics[0].connect(ours.qpn, nobody, service, ConnParam::default(), Nanos::ZERO).unwrap();
+    let conn =
+        pair.nics[0].connect(ours.qpn, absent_host, service, ConnParam::default(), Nanos::ZERO).unwrap();
     assert_eq!(event(&mut pair, 0), CmEvent::Unreachable { conn });
     assert_eq!(state(&pair, 0, &ours), State::Error);
 }
 
 #[test]
-fn a_request_to_a_host_that_is_not_there_fails() {
+fn a_request_to_an_absent_host_fails() {
     let mut pair = Pair::new(1, [config(0), config(1)]);
     let ours = end(&mut pair, 0);
     let path = Path::new(address(0), "10.0.0.77".parse().unwrap());
@@ -170,9 +171,9 @@ fn a_request_to_a_host_that_is_not_there_fails() {
 }
 
 #[test]
-fn data_stands_for_an_rtu_that_was_lost() {
+fn data_completes_the_handshake_if_the_rtu_is_lost() {
     let mut pair = Pair::new(1, [config(0), config(1)]);
-    pair.take = Some(|packet, _| {
+    pair.drop_rule = Some(|packet, _| {
         let mad = rocev2::cm::mad_of(packet).and_then(|mad| rocev2::cm::Message::parse(mad).ok());
         mad.is_some_and(|mad| mad.kind() == rocev2::cm::Kind::Rtu)
     });
@@ -182,36 +183,36 @@ fn data_stands_for_an_rtu_that_was_lost() {
     pair.run();
     assert_eq!(pair.statuses(0, &ends[0]), [(1, Status::Success)]);
     assert_eq!(event(&mut pair, 1), CmEvent::Established { conn: conns[1], private_data: Vec::new() });
-    use_it(&mut pair, &ends);
+    transfer(&mut pair, &ends);
 }
 
-/// The forged request has another PSN than the responder expects.
+/// The forged request's PSN is not the one that the responder expects.
 #[test]
-fn forged_request_does_not_end_a_handshake_whose_rep_is_lost() {
+fn a_forged_request_does_not_complete_a_handshake_whose_rep_is_lost() {
     let mut pair = Pair::new(1, [config(0), config(1)]);
     let ends = [end(&mut pair, 0), end(&mut pair, 1)];
     pair.nics[1].listen(PortSpace::Tcp, PORT).unwrap();
-    pair.take = Some(|packet, _| {
+    pair.drop_rule = Some(|packet, _| {
         let mad = rocev2::cm::mad_of(packet).and_then(|mad| rocev2::cm::Message::parse(mad).ok());
         mad.is_some_and(|mad| mad.kind() == rocev2::cm::Kind::Rep)
     });
     connect(&mut pair, ends[0].qpn, b"");
     accept(&mut pair, ends[1].qpn);
     assert_eq!(state(&pair, 1, &ends[1]), State::Rtr);
-    let liar = end(&mut pair, 0);
+    let forger = end(&mut pair, 0);
     let setup = Setup { psn: Psn::new(0x99_9999), ..Setup::default() };
-    setup.make_ready(&mut pair.nics[0], liar.qpn, ends[1].qpn, Path::new(address(0), address(1)));
-    pair.post(0, liar.qpn, 1, Operation::Send, Data::None);
+    setup.make_ready(&mut pair.nics[0], forger.qpn, ends[1].qpn, Path::new(address(0), address(1)));
+    pair.post(0, forger.qpn, 1, Operation::Send, Data::None);
     pair.run_for(Nanos::from_millis(1));
-    pair.take = None;
+    pair.drop_rule = None;
     pair.run_for(Nanos::from_secs(20));
-    assert!(matches!(event(&mut pair, 0), CmEvent::Replied { .. }), "the REP is sent again");
+    assert!(matches!(event(&mut pair, 0), CmEvent::Replied { .. }), "the REP is retransmitted");
     assert!(matches!(event(&mut pair, 1), CmEvent::Established { .. }));
-    use_it(&mut pair, &ends);
+    transfer(&mut pair, &ends);
 }
 
 #[test]
-fn answers_that_cannot_leave_do_not_pile_up() {
+fn responses_that_cannot_leave_do_not_pile_up() {
     let mut pair = Pair::new(1, [config(0), config(1)]);
     let (_, conns) = established(&mut pair);
     let now = pair.now;
@@ -221,18 +222,18 @@ fn answers_that_cannot_leave_do_not_pile_up() {
         pair.deliver(1, &dreq);
         pair.nics[1].on_timer(now);
     }
-    let (answers, dropped) = (pair.frames(1).len(), pair.nics[1].control_dropped());
-    assert!((1..=10_000).contains(&answers), "{answers} answers");
-    assert_eq!(answers as u64 + dropped, 20_000);
+    let (responses, dropped) = (pair.frames(1).len(), pair.nics[1].control_dropped());
+    assert!((1..=10_000).contains(&responses), "{responses} responses");
+    assert_eq!(responses as u64 + dropped, 20_000);
 }
 
 #[test]
-fn a_bad_wire_only_takes_longer() {
+fn a_lossy_link_only_delays_connections() {
     for seed in 0..50 {
         let mut pair = Pair::new(seed, [0, 1].map(|nic| Config { seed, ..config(nic) }));
-        pair.damage = Share::percent(10);
+        pair.fault_rate = Share::percent(10);
         let (ends, conns) = established(&mut pair);
-        use_it(&mut pair, &ends);
+        transfer(&mut pair, &ends);
         let now = pair.now;
         pair.nics[1].disconnect(conns[1], b"", now).unwrap();
         while !matches!(event(&mut pair, 0), CmEvent::Disconnected { .. }) {}

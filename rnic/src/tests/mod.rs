@@ -1,4 +1,4 @@
-//! Verbs between two NICs.
+//! Tests of the verbs between two NICs.
 
 mod connect;
 mod neighbours;
@@ -26,7 +26,7 @@ fn word(pair: &Pair, nic: usize, end: &End, at: usize) -> u64 {
 }
 
 #[test]
-fn every_operation_does_what_it_says() {
+fn every_operation_has_its_effect() {
     for mtu in PathMtu::ALL {
         let (mut pair, [a, b]) = Pair::connected(Setup { mtu, ..Setup::default() });
         let message = bytes(10_000, 1);
@@ -85,12 +85,12 @@ fn every_operation_does_what_it_says() {
 }
 
 #[test]
-fn a_lost_packet_is_sent_again_whichever_it_was() {
+fn any_single_lost_packet_is_recovered() {
     for nth in 3..40 {
         let (mut pair, [a, b]) = Pair::connected(Setup { mtu: PathMtu::B256, ..Setup::default() });
         // Frames 1 and 2 are ARP.
         LOST.with(|lost| lost.set(nth));
-        pair.take =
+        pair.drop_rule =
             Some(|_, n| LOST.with(|lost| if lost.get() <= n { lost.replace(u64::MAX) <= n } else { false }));
         pair.nics[0].bytes_mut(a.buffer)[..2000].copy_from_slice(&bytes(2000, 5));
         pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::Memory(a.sge(0, 2000)));
@@ -122,7 +122,7 @@ thread_local! {
 }
 
 #[test]
-fn refusals_end_the_connection_with_the_right_status() {
+fn naks_fail_the_connection_with_the_matching_status() {
     let (_, [_, b]) = Pair::connected(Setup::default());
     let outside = Remote { va: VA + 65_530, ..b.remote(0) };
     let wrong_key = Remote { rkey: b.mr.0 ^ 0x100, ..b.remote(0) };
@@ -152,7 +152,7 @@ fn refusals_end_the_connection_with_the_right_status() {
 }
 
 #[test]
-fn rights_move_while_packets_fly() {
+fn access_flags_may_change_between_requests() {
     let (mut pair, [a, b]) = Pair::connected(Setup::default());
     pair.post(0, a.qpn, 0, Operation::Write(b.remote(0)), Data::Inline(vec![1; 8]));
     pair.run();
@@ -163,7 +163,7 @@ fn rights_move_while_packets_fly() {
     let wanted = [(0, Status::Success), (1, Status::Success), (2, Status::RemoteAccess)];
     assert_eq!(pair.statuses(0, &a), wanted);
     assert_eq!(pair.nics[1].bytes(b.buffer)[..8], [1; 8]);
-    // The queue pair's own rights do the same.
+    // The queue pair's own access flags have the same effect.
     let [a, b] = pair.connect(Setup::default());
     pair.nics[1].modify_qp(b.qpn, Modify::Access(Access::REMOTE_READ)).unwrap();
     pair.post(0, a.qpn, 3, Operation::Write(b.remote(0)), Data::Inline(vec![3; 8]));
@@ -172,7 +172,7 @@ fn rights_move_while_packets_fly() {
 }
 
 #[test]
-fn a_receiver_that_is_not_ready_is_waited_for() {
+fn the_requester_retries_until_the_receiver_is_ready() {
     for credits in [false, true] {
         let configs = [config(0), config(1)].map(|config| Config { credits, ..config });
         let mut pair = Pair::new(1, configs);
@@ -196,7 +196,7 @@ fn a_receiver_that_is_not_ready_is_waited_for() {
 }
 
 #[test]
-fn credits_are_announced_and_heeded() {
+fn credits_limit_the_messages_sent() {
     let configs = [config(0), config(1)].map(|config| Config { credits: true, ..config });
     let mut pair = Pair::new(1, configs);
     let [a, b] = pair.connect(Setup { flow_control: true, ..Setup::default() });
@@ -215,7 +215,7 @@ fn credits_are_announced_and_heeded() {
         .filter_map(|(_, frame)| Packet::parse(frame)?.aeth().map(rocev2::aeth::Aeth::kind))
         .collect();
     assert!(matches!(announced[0], Syndrome::Ack(credit) if credit.messages() == Some(2)), "{announced:?}");
-    // The message beyond the credits was tried alone.
+    // The message without a credit was sent once, to probe.
     let sends = pair.seen.iter().filter(|(to, frame)| {
         *to == 1
             && Packet::parse(frame).is_some_and(|packet| packet.layout().opcode() == Opcode::RC_SEND_ONLY)
@@ -229,9 +229,9 @@ fn credits_are_announced_and_heeded() {
 }
 
 #[test]
-fn silence_is_met_with_as_many_retries_as_were_said() {
+fn a_request_without_response_is_retried_retry_count_times() {
     let (mut pair, [a, b]) = Pair::connected(Setup { retry_count: 3, ..Setup::default() });
-    pair.take = Some(|packet, _| packet.layout().opcode() == Opcode::RC_ACKNOWLEDGE);
+    pair.drop_rule = Some(|packet, _| packet.layout().opcode() == Opcode::RC_ACKNOWLEDGE);
     pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::Inline(vec![7; 10]));
     pair.post(0, a.qpn, 2, Operation::Send, Data::None);
     while !pair.nics[0].cq_has_some(a.cq) {
@@ -239,12 +239,12 @@ fn silence_is_met_with_as_many_retries_as_were_said() {
     }
     assert_eq!(pair.statuses(0, &a), [(1, Status::RetryExceeded), (2, Status::Flushed)]);
     assert_eq!(pair.nics[0].counters().timeouts, 4);
-    // 131 us each; the first wait began after ARP
+    // 131 us each; the first timeout started after ARP
     assert!((524_288..540_000).contains(&pair.now.0), "{:?}", pair.now);
 }
 
 #[test]
-fn rnr_retries_end_too() {
+fn rnr_retries_are_limited() {
     let (mut pair, [a, _]) = Pair::connected(Setup { rnr_retry: 2, ..Setup::default() });
     pair.post(0, a.qpn, 1, Operation::Send, Data::None);
     pair.run();
@@ -253,7 +253,7 @@ fn rnr_retries_end_too() {
 }
 
 #[test]
-fn draining_finishes_what_was_begun() {
+fn draining_completes_started_messages() {
     let mut pair = Pair::new(1, [config(0), config(1)].map(|config| Config { window: 16, ..config }));
     let [a, b] = pair.connect(Setup { mtu: PathMtu::B256, ..Setup::default() });
     pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::Memory(a.sge(0, 60_000)));
@@ -271,7 +271,7 @@ fn draining_finishes_what_was_begun() {
 }
 
 #[test]
-fn reads_and_atomics_outstanding_are_limited_and_fenced() {
+fn outstanding_reads_and_atomics_are_limited_and_fenced() {
     let (mut pair, [a, b]) = Pair::connected(Setup { max_rd_atomic: 2, ..Setup::default() });
     for id in 0..10 {
         pair.post(0, a.qpn, id, Operation::Read(b.remote(0)), Data::Memory(a.sge(0, 4096)));
@@ -287,7 +287,9 @@ fn reads_and_atomics_outstanding_are_limited_and_fenced() {
         match (to, packet.layout().opcode()) {
             (1, Opcode::RC_READ_REQUEST) => outstanding += 1,
             (0, Opcode::RC_READ_RESPONSE_LAST) => outstanding -= 1,
-            (1, Opcode::RC_WRITE_ONLY) => assert_eq!(outstanding, 0, "the fence holds"),
+            (1, Opcode::RC_WRITE_ONLY) => {
+                assert_eq!(outstanding, 0, "no READ is outstanding behind the fence");
+            }
             _ => {}
         }
         assert!(outstanding <= 2);
@@ -295,10 +297,10 @@ fn reads_and_atomics_outstanding_are_limited_and_fenced() {
 }
 
 #[test]
-fn unreliable_messages_come_whole_or_not_at_all() {
+fn unreliable_messages_arrive_completely_or_not_at_all() {
     let (mut pair, [a, b]) =
         Pair::connected(Setup { transport: Transport::Uc, mtu: PathMtu::B256, ..Setup::default() });
-    pair.damage = Share::percent(2);
+    pair.fault_rate = Share::percent(2);
     for id in 0..200 {
         let data = Some(b.sge(0, 2000));
         pair.nics[1].post_recv(b.qpn, RecvRequest { id, data }).unwrap();
@@ -318,14 +320,14 @@ fn unreliable_messages_come_whole_or_not_at_all() {
             break;
         }
     }
-    assert_eq!(pair.statuses(0, &a).len(), 200, "sends complete when they have left");
+    assert_eq!(pair.statuses(0, &a).len(), 200, "sends complete when they leave");
     assert!((20..200).contains(&got.len()), "{} messages", got.len());
-    assert!(got.iter().enumerate().all(|(at, (id, _))| *id == at as u64), "receives are taken in order");
+    assert!(got.iter().enumerate().all(|(at, (id, _))| *id == at as u64), "receives are consumed in order");
     assert!(got.windows(2).all(|pair| pair[0].1 < pair[1].1), "late messages are dropped");
 }
 
 #[test]
-fn datagrams_carry_their_sender_and_need_the_key() {
+fn datagrams_carry_their_sender_and_require_the_qkey() {
     let mut pair = Pair::new(1, [config(0), config(1)]);
     let [a, b] = pair.connect(Setup { transport: Transport::Ud, ..Setup::default() });
     for id in 0..3 {
@@ -338,9 +340,9 @@ fn datagrams_carry_their_sender_and_need_the_key() {
         pair.nics[0].post_send(a.qpn, SendRequest { to: Some(to), ..request }).unwrap();
         pair.run();
     };
-    send(8, 20); // a wrong key
+    send(8, 20); // wrong Q_Key
     send(7, 20);
-    send(7, 20); // too long for the second request
+    send(7, 20); // longer than the second receive buffer
     let received = pair.completions(1, &b);
     assert_eq!(received.len(), 1);
     assert_eq!(
@@ -356,7 +358,7 @@ fn datagrams_carry_their_sender_and_need_the_key() {
 }
 
 #[test]
-fn a_shared_receive_queue_serves_all() {
+fn queue_pairs_consume_receives_from_a_shared_queue() {
     let mut pair = Pair::new(1, [config(0), config(1)]);
     let [a, b] = pair.connect(Setup::default());
     let srq = pair.nics[1].create_srq(10).unwrap();
@@ -374,11 +376,11 @@ fn a_shared_receive_queue_serves_all() {
     pair.post(0, a.qpn, 2, Operation::Send, Data::None);
     pair.run();
     assert_eq!(pair.statuses(0, &a), [(1, Status::Success), (2, Status::RnrRetryExceeded)]);
-    assert_eq!(pair.statuses(1, &b), [(5, Status::Success)], "one request was posted");
+    assert_eq!(pair.statuses(1, &b), [(5, Status::Success)], "one receive was posted");
 }
 
 #[test]
-fn states_allow_what_they_should() {
+fn states_allow_only_their_calls() {
     let (mut pair, [a, _]) = Pair::connected(Setup::default());
     let nic = &mut pair.nics[0];
     let send = || SendRequest::new(1, Operation::Send, Data::None);
@@ -398,7 +400,7 @@ fn states_allow_what_they_should() {
 }
 
 #[test]
-fn numbers_of_destroyed_queue_pairs_come_back_late() {
+fn numbers_of_destroyed_queue_pairs_are_not_reused_soon() {
     let mut nic = Rnic::new(Config { max_qps: 3, ..config(0) });
     let pd = nic.alloc_pd();
     let cq = nic.create_cq(1).unwrap();
@@ -424,7 +426,7 @@ fn numbers_of_destroyed_queue_pairs_come_back_late() {
 }
 
 #[test]
-fn a_completion_queue_that_runs_over_fails_its_queue_pairs() {
+fn a_completion_queue_overrun_fails_its_queue_pairs() {
     let mut pair = Pair::new(1, [config(0), config(1)]);
     let [a, b] = pair.connect(Setup::default());
     let small = pair.nics[1].create_cq(2).unwrap();
@@ -439,7 +441,7 @@ fn a_completion_queue_that_runs_over_fails_its_queue_pairs() {
     assert_eq!([(); 3].map(|()| pair.nics[1].poll_cq(small).map(|c| c.id)), [Some(0), Some(1), None]);
     pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::None);
     pair.run();
-    assert_eq!(pair.statuses(0, &a), [(1, Status::Success)], "others are not concerned");
+    assert_eq!(pair.statuses(0, &a), [(1, Status::Success)], "other queue pairs are unaffected");
 }
 
 #[test]
@@ -457,16 +459,16 @@ fn acknowledgements_are_coalesced_as_configured() {
     };
     assert_eq!(count(AckPolicy::EveryPacket), 40);
     assert_eq!(count(AckPolicy::OnRequest), 10);
-    // What is owed at the same moment leaves as one.
+    // Acknowledgements owed at the same moment leave as one.
     let every = |packets| AckPolicy::Every { packets, time: Nanos::from_micros(20) };
     assert_eq!([count(every(4)), count(every(100))], [2, 1]);
 }
 
 #[test]
-fn a_merciless_wire_changes_nothing_but_the_time() {
+fn a_lossy_link_changes_nothing_but_the_time() {
     for seed in 0..200 {
         let mut pair = Pair::new(seed, [config(0), config(1)]);
-        pair.damage = Share::percent(10);
+        pair.fault_rate = Share::percent(10);
         let setup = Setup { retry_count: ReadyToSend::NO_LIMIT, mtu: PathMtu::B256, ..Setup::default() };
         let [a, b] = pair.connect(setup);
         for id in 0..100 {

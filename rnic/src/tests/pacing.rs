@@ -1,4 +1,4 @@
-//! DCQCN at the ends: what is slowed down, and what that must not do.
+//! DCQCN at both ends: packets that are paced, and side effects that pacing must not have.
 
 use super::pair::*;
 use crate::*;
@@ -6,7 +6,7 @@ use rocev2::rewrite::Rewriter;
 use rocev2::{Bth, Class, Opcode, Psn, Qpn, classify};
 use switch::Nanos;
 
-/// Two NICs that stay slow once they are, and a connection between them
+/// Returns two NICs whose rate does not recover once it is reduced, and a connection between them.
 fn connected() -> (Pair, [End; 2]) {
     connected_with(Setup::default())
 }
@@ -16,11 +16,11 @@ fn connected_with(setup: Setup) -> (Pair, [End; 2]) {
     let mut pair =
         Pair::new(1, [config(0), config(1)].map(|config| Config { congestion: Some(congestion), ..config }));
     let ends = pair.connect(Setup { mtu: PathMtu::B4096, ..setup });
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     (pair, ends)
 }
 
-/// CNPs bring the queue pair down to the lowest rate, 10 Mb/s: 3.3 ms for a packet of 4,096 bytes.
+/// Reduces the rate of a queue pair to the minimum, 10 Mbit/s, by CNPs: 3.3 ms for a packet of 4,096 bytes.
 fn slow_down(pair: &mut Pair, nic: usize, qpn: Qpn) {
     let mut bth = Bth::new(Opcode::CNP, qpn, Psn::ZERO);
     bth.set_becn(true);
@@ -30,9 +30,9 @@ fn slow_down(pair: &mut Pair, nic: usize, qpn: Qpn) {
     assert_eq!(pair.nics[nic].qp_rate_bps(qpn), Some(10_000_000));
 }
 
-/// Requests of one connection; each waits for so long after the one before.
+/// One request per row; it is sent `wait` ns after the previous one.
 #[test]
-fn marked_packets_cause_one_cnp_an_interval() {
+fn marked_packets_cause_one_cnp_per_interval() {
     let (mut pair, [a, b]) = connected();
     let interval = Dcqcn::of_paper(1).cnp_interval.0;
     for (id, wait, cnps) in
@@ -61,7 +61,7 @@ fn responses_with_data_are_paced() {
     pair.post(0, a.qpn, 1, Operation::Read(b.remote(0)), Data::Memory(a.sge(0, 60_000)));
     let request = pair.frames(0);
     pair.deliver(1, &request);
-    assert_eq!(pair.frames(1).len(), 1, "of fifteen, at one time");
+    assert_eq!(pair.frames(1).len(), 1, "one of fifteen packets may leave");
     let next = pair.nics[1].next_timer().unwrap();
     assert!(next > pair.now + Nanos::from_millis(3), "{next:?}");
     pair.nics[1].on_timer(next);
@@ -70,8 +70,8 @@ fn responses_with_data_are_paced() {
 }
 
 #[test]
-fn waiting_for_the_pace_is_not_silence() {
-    // 131 us until an acknowledgement is missed, and 3.3 ms between two packets
+fn waiting_for_the_dcqcn_rate_is_no_timeout() {
+    // The acknowledgement timeout is 131 us, and 3.3 ms pass between two packets.
     let (mut pair, [a, b]) = connected();
     slow_down(&mut pair, 0, a.qpn);
     pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::Memory(a.sge(0, 60_000)));
@@ -81,10 +81,10 @@ fn waiting_for_the_pace_is_not_silence() {
     assert_eq!((counters.timeouts, counters.retransmitted), (0, 0));
 }
 
-/// What becomes of a WRITE of 8 bytes by a slow NIC from which the other side always has four READs of 40,000 bytes to
-/// come. Its first packet is lost, or not.
+/// Returns the completions of a WRITE of 8 bytes by a paced NIC, from which the remote side always has four
+/// READs of 40,000 bytes outstanding. If `is_lost`, its first packet is lost.
 fn write_beside_reads(is_lost: bool) -> Vec<(u64, Status)> {
-    // 67 ms until an acknowledgement is missed
+    // The acknowledgement timeout is 67 ms.
     let (mut pair, [a, b]) = connected_with(Setup { timeout: 14, ..Setup::default() });
     slow_down(&mut pair, 0, a.qpn);
     if is_lost {
@@ -110,20 +110,20 @@ fn write_beside_reads(is_lost: bool) -> Vec<(u64, Status)> {
 }
 
 #[test]
-fn a_request_has_its_turn_beside_paced_responses() {
+fn a_request_is_sent_between_paced_responses() {
     assert_eq!(write_beside_reads(false), [(99, Status::Success)]);
 }
 
 #[test]
-fn a_lost_request_is_repeated_while_responses_wait_for_the_pace() {
+fn a_lost_request_is_retransmitted_while_responses_are_paced() {
     assert_eq!(write_beside_reads(true), [(99, Status::Success)]);
 }
 
 #[test]
-fn a_slow_sender_still_notices_silence() {
+fn a_paced_requester_still_times_out() {
     let (mut pair, [a, b]) = connected();
     slow_down(&mut pair, 0, a.qpn);
-    pair.take = Some(|packet, _| packet.layout().opcode() == Opcode::RC_ACKNOWLEDGE);
+    pair.drop_rule = Some(|packet, _| packet.layout().opcode() == Opcode::RC_ACKNOWLEDGE);
     pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::Memory(a.sge(0, 20_000)));
     pair.run_for(Nanos::from_secs(10));
     assert_eq!(pair.statuses(0, &a), [(1, Status::RetryExceeded)]);

@@ -1,4 +1,4 @@
-//! Two NICs and a wire between them, in virtual time.
+//! Two NICs and a link between them, in virtual time.
 
 use crate::wire::{Ends, Route};
 use crate::*;
@@ -9,7 +9,7 @@ use rocev2::{Packet, Psn, Qpn};
 use std::collections::BinaryHeap;
 use switch::{Chance, Nanos, Share};
 
-/// Virtual address of the first byte of every region here
+/// Virtual address of the first byte of every region
 pub(super) const VA: u64 = 0x10_0000;
 const DELAY: u64 = 1_000;
 
@@ -32,7 +32,7 @@ impl End {
     }
 }
 
-/// How the queue pairs are made.
+/// Attributes of the queue pairs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setup {
     pub(super) transport: Transport,
@@ -63,7 +63,7 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// Takes a new queue pair to where it can send to another one.
+    /// Moves a new queue pair to RTS.
     pub(super) fn make_ready(&self, nic: &mut Rnic, qpn: Qpn, dest_qp: Qpn, path: Path) {
         let rtr = ReadyToReceive {
             path,
@@ -91,15 +91,15 @@ type Arrival = (Nanos, u64, usize, Vec<u8>);
 
 pub(super) struct Pair {
     pub(super) nics: [Rnic; 2],
-    /// Arrival, order, receiver, frame
-    wire: BinaryHeap<Reverse<Arrival>>,
+    /// Arrival, sequence number, receiver, frame
+    link: BinaryHeap<Reverse<Arrival>>,
     sent: u64,
     pub(super) now: Nanos,
-    pub(super) chance: Chance,
-    /// Loss, duplication, reordering and corruption of every frame, each this often
-    pub(super) damage: Share,
-    /// Frames that an own rule takes off the wire
-    pub(super) take: Option<fn(&Packet<'_>, u64) -> bool>,
+    pub(super) rng: Chance,
+    /// Probability of each fault of a frame: loss, duplication, delay, corruption
+    pub(super) fault_rate: Share,
+    /// A rule that drops packets; its second argument is the number of frames sent
+    pub(super) drop_rule: Option<fn(&Packet<'_>, u64) -> bool>,
     /// Every frame that arrived, with its receiver
     pub(super) seen: Vec<(usize, Vec<u8>)>,
 }
@@ -117,17 +117,17 @@ impl Pair {
     pub(super) fn new(seed: u64, configs: [Config; 2]) -> Self {
         Self {
             nics: configs.map(Rnic::new),
-            wire: BinaryHeap::new(),
+            link: BinaryHeap::new(),
             sent: 0,
             now: Nanos::ZERO,
-            chance: Chance::new(seed),
-            damage: Share::NEVER,
-            take: None,
+            rng: Chance::new(seed),
+            fault_rate: Share::NEVER,
+            drop_rule: None,
             seen: Vec::new(),
         }
     }
 
-    /// Two NICs and a connection between them.
+    /// Returns two NICs and a connection between them.
     pub(super) fn connected(setup: Setup) -> (Self, [End; 2]) {
         let mut pair = Self::new(1, [config(0), config(1)]);
         let ends = pair.connect(setup);
@@ -162,8 +162,8 @@ impl Pair {
         self.nics[nic].post_send(qpn, SendRequest::new(id, operation, data)).unwrap();
     }
 
-    /// A WRITE of nothing each way: afterwards both know the other's MAC address.
-    pub(super) fn acquaint(&mut self, ends: &[End; 2]) {
+    /// Executes a WRITE of 0 bytes each way, so that both NICs have resolved each other's MAC address.
+    pub(super) fn resolve_neighbours(&mut self, ends: &[End; 2]) {
         for nic in [0, 1] {
             self.post(nic, ends[nic].qpn, 0, Operation::Write(ends[1 - nic].remote(0)), Data::None);
         }
@@ -173,28 +173,29 @@ impl Pair {
         }
     }
 
-    /// Everything that a NIC sends now. It is not on the wire: the test delivers it, or not.
+    /// Returns all packets that a NIC sends now, without putting them on the link: the test delivers or drops
+    /// them.
     pub(super) fn frames(&mut self, nic: usize) -> Vec<Vec<u8>> {
         let (mut frame, mut packets) = (Vec::new(), Vec::new());
         while self.nics[nic].poll_transmit(self.now, &mut frame) {
             if Packet::parse(&frame).is_some() {
                 packets.push(frame.clone());
             } else {
-                // Who has which address is asked beside.
+                // ARP frames are delivered directly.
                 self.nics[1 - nic].on_frame(&frame, self.now);
             }
         }
         packets
     }
 
-    /// Delivers frames to a NIC, now.
+    /// Delivers frames to a NIC now.
     pub(super) fn deliver(&mut self, to: usize, frames: &[Vec<u8>]) {
         for frame in frames {
             self.nics[to].on_frame(frame, self.now);
         }
     }
 
-    /// Headers of packets from the other NIC to this one, to make any packet with.
+    /// Returns the headers of packets from the other NIC to this one, for forged packets.
     pub(super) fn route(&self, to: usize) -> Route {
         let [src_mac, dst_mac] = [1 - to, to].map(|nic| self.nics[nic].config().interface.mac);
         let (src, dst) = (address(1 - to), address(to));
@@ -202,36 +203,37 @@ impl Pair {
         Route::new(&Ends { src_mac, dst_mac, vlan, src, dst, traffic_class, hop_limit, src_port }).unwrap()
     }
 
-    fn put(&mut self, to: usize, mut frame: Vec<u8>) {
+    fn transmit(&mut self, to: usize, mut frame: Vec<u8>) {
         self.sent += 1;
         let taken = self
-            .take
-            .is_some_and(|take| Packet::parse(&frame).is_some_and(|packet| take(&packet, self.sent)));
-        let [lost, again, late, broken] = [(); 4].map(|()| self.chance.happens(self.damage));
+            .drop_rule
+            .is_some_and(|rule| Packet::parse(&frame).is_some_and(|packet| rule(&packet, self.sent)));
+        let [lost, again, late, corrupted] = [(); 4].map(|()| self.rng.happens(self.fault_rate));
         if taken || lost {
             return;
         }
-        if broken {
-            let at = self.chance.below(frame.len() as u64) as usize;
-            frame[at] ^= 1 << self.chance.below(8);
+        if corrupted {
+            let at = self.rng.below(frame.len() as u64) as usize;
+            frame[at] ^= 1 << self.rng.below(8);
         }
         for _ in 0..=u8::from(again) {
-            let extra = if late || again { self.chance.below(50 * DELAY) } else { 0 };
+            let extra = if late || again { self.rng.below(50 * DELAY) } else { 0 };
             self.sent += 1;
             let at = self.now + Nanos(DELAY + extra);
-            self.wire.push(Reverse((at, self.sent, to, frame.clone())));
+            self.link.push(Reverse((at, self.sent, to, frame.clone())));
         }
     }
 
-    /// Lets the NICs send, and passes to the next thing that happens, unless that lies after `until`.
+    /// Lets the NICs send, and advances to the next event, unless it is after `until`. Returns false if there
+    /// is none.
     pub(super) fn step(&mut self, until: Nanos) -> bool {
         for nic in [0, 1] {
             let mut frame = Vec::new();
             while self.nics[nic].poll_transmit(self.now, &mut frame) {
-                self.put(1 - nic, frame.clone());
+                self.transmit(1 - nic, frame.clone());
             }
         }
-        let arrival = self.wire.peek().map(|Reverse((at, ..))| *at);
+        let arrival = self.link.peek().map(|Reverse((at, ..))| *at);
         let timers = [0, 1].map(|nic| self.nics[nic].next_timer());
         let Some(next) = timers.into_iter().chain([arrival]).flatten().min() else { return false };
         if next > until {
@@ -244,21 +246,21 @@ impl Pair {
                 self.nics[nic].on_timer(self.now);
             }
         }
-        while self.wire.peek().is_some_and(|Reverse((at, ..))| *at <= self.now) {
-            let Some(Reverse((_, _, to, frame))) = self.wire.pop() else { break };
+        while self.link.peek().is_some_and(|Reverse((at, ..))| *at <= self.now) {
+            let Some(Reverse((_, _, to, frame))) = self.link.pop() else { break };
             self.nics[to].on_frame(&frame, self.now);
             self.seen.push((to, frame));
         }
         true
     }
 
-    /// Runs until nothing is left to happen, or for this long.
+    /// Runs until no event is left, or for `span`.
     pub(super) fn run_for(&mut self, span: Nanos) {
         let until = self.now + span;
         while self.step(until) {}
     }
 
-    /// Runs until nothing is left to happen, or for a second.
+    /// Runs until no event is left, or for one second.
     pub(super) fn run(&mut self) {
         self.run_for(Nanos::from_secs(1));
     }
@@ -267,7 +269,7 @@ impl Pair {
         core::iter::from_fn(|| self.nics[nic].poll_cq(end.cq)).collect()
     }
 
-    /// The statuses of what has completed.
+    /// Returns the work request IDs and statuses of all completions.
     pub(super) fn statuses(&mut self, nic: usize, end: &End) -> Vec<(u64, Status)> {
         self.completions(nic, end).iter().map(|completion| (completion.id, completion.status)).collect()
     }

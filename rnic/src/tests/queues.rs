@@ -1,4 +1,4 @@
-//! Queues that are used, that run over, and those of a queue pair that has failed.
+//! Queues in use, completion queue overruns, and queues of failed queue pairs.
 
 use super::pair::*;
 use crate::*;
@@ -7,7 +7,7 @@ use rocev2::{Bth, Msn, Opcode, Packet};
 use zerocopy::IntoBytes;
 
 #[test]
-fn queues_in_use_stay() {
+fn queues_in_use_cannot_be_destroyed() {
     let (mut pair, [a, b]) = Pair::connected(Setup::default());
     let nic = &mut pair.nics[0];
     let (other, srq) = (nic.create_cq(4).unwrap(), nic.create_srq(4).unwrap());
@@ -18,7 +18,7 @@ fn queues_in_use_stay() {
     nic.destroy_qp(second).unwrap();
     assert_eq!((nic.destroy_cq(other), nic.destroy_srq(srq)), (Ok(()), Ok(())));
     assert_eq!((nic.destroy_cq(other), nic.destroy_srq(srq)), (Err(QpError::Queue), Err(QpError::Queue)));
-    assert_eq!(nic.destroy_cq(a.cq), Err(QpError::Busy), "of the first queue pair");
+    assert_eq!(nic.destroy_cq(a.cq), Err(QpError::Busy), "the first queue pair uses it");
     pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::None);
     pair.run();
     assert_eq!(pair.statuses(0, &a), [(1, Status::Success)]);
@@ -29,14 +29,15 @@ fn queues_in_use_stay() {
 #[test]
 fn a_reserved_syndrome_completes_nothing() {
     let (mut pair, ends) = Pair::connected(Setup::default());
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     let [a, b] = ends;
     let psn = Setup::default().psn.add(1);
     pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::None);
     pair.post(0, a.qpn, 2, Operation::Read(b.remote(0)), Data::Memory(a.sge(0, 8)));
     assert_eq!(pair.frames(0).len(), 2);
     let mut dropped = 0;
-    // All kinds but ACK, RNR NAK and NAK; all codes of a NAK that are not for reliable connections (IB table 45)
+    // All syndromes except ACK, RNR NAK and the NAK codes that are valid on reliable connections (IB
+    // table 45)
     for syndrome in (0x40..0x60).chain(0x64..=0xff) {
         for (opcode, psn) in [(Opcode::RC_ACKNOWLEDGE, psn), (Opcode::RC_READ_RESPONSE_ONLY, psn.add(1))] {
             let mut aeth = Aeth::new(Syndrome::Ack(Credit::UNLIMITED), Msn::ZERO);
@@ -50,15 +51,15 @@ fn a_reserved_syndrome_completes_nothing() {
     }
     assert_eq!(pair.statuses(0, &a), []);
     assert_eq!(pair.nics[0].counters().reserved_syndromes, dropped);
-    // It is as if they had not come.
+    // The dropped packets had no effect.
     pair.run();
     assert_eq!(pair.statuses(0, &a), [(1, Status::Success), (2, Status::Success)]);
 }
 
 #[test]
-fn requests_and_responses_take_turns() {
+fn requests_and_responses_alternate() {
     let (mut pair, ends) = Pair::connected(Setup { mtu: PathMtu::B256, ..Setup::default() });
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     let [a, b] = ends;
     pair.post(1, b.qpn, 1, Operation::Read(a.remote(0)), Data::Memory(b.sge(0, 2560)));
     let request = pair.frames(1);
@@ -72,8 +73,8 @@ fn requests_and_responses_take_turns() {
     assert!(sent.windows(2).all(|two| two[0] != two[1]), "{sent:?}");
 }
 
-/// A queue pair of this service on NIC 0, which completes into a queue of one
-fn cramped(pair: &mut Pair, end: &End, transport: Transport) -> (rocev2::Qpn, Cq) {
+/// Returns a queue pair of this service on NIC 0 whose completion queue holds one completion.
+fn with_small_cq(pair: &mut Pair, end: &End, transport: Transport) -> (rocev2::Qpn, Cq) {
     let nic = &mut pair.nics[0];
     let cq = nic.create_cq(1).unwrap();
     let init = QpInit { transport, send_cq: cq, recv_cq: cq, ..nic.qp_init(end.qpn).unwrap() };
@@ -84,11 +85,11 @@ fn cramped(pair: &mut Pair, end: &End, transport: Transport) -> (rocev2::Qpn, Cq
 }
 
 #[test]
-fn a_queue_that_runs_over_is_noticed_wherever_it_happens() {
+fn a_completion_queue_overrun_is_detected_in_every_call() {
     let (mut pair, ends) = Pair::connected(Setup::default());
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     // Sends of an unreliable connection complete when they leave.
-    let (qpn, cq) = cramped(&mut pair, &ends[0], Transport::Uc);
+    let (qpn, cq) = with_small_cq(&mut pair, &ends[0], Transport::Uc);
     for id in 0..2 {
         pair.post(0, qpn, id, Operation::Send, Data::None);
     }
@@ -96,8 +97,9 @@ fn a_queue_that_runs_over_is_noticed_wherever_it_happens() {
     assert!(pair.nics[0].cq_overrun(cq));
     assert_eq!(pair.nics[0].qp_state(qpn), Some(State::Error));
     assert_eq!(pair.nics[0].poll_event(), Some(Event::QpError(qpn)));
-    // A queue pair that fails by the clock flushes what another one's completions then find no room beside.
-    let (qpn, cq) = cramped(&mut pair, &ends[0], Transport::Rc);
+    // A queue pair that fails on a timeout flushes its requests, which overruns the completion queue of
+    // another queue pair.
+    let (qpn, cq) = with_small_cq(&mut pair, &ends[0], Transport::Rc);
     let init = pair.nics[0].qp_init(qpn).unwrap();
     let other = pair.nics[0].create_qp(init).unwrap();
     pair.nics[0].modify_qp(other, Modify::Init { access: Access::ALL, qkey: 0 }).unwrap();
@@ -109,8 +111,8 @@ fn a_queue_that_runs_over_is_noticed_wherever_it_happens() {
     pair.nics[0].on_timer(timer);
     assert!(pair.nics[0].cq_overrun(cq));
     assert_eq!(pair.nics[0].qp_state(other), Some(State::Error));
-    // And one that is told to fail.
-    let (qpn, _) = cramped(&mut pair, &ends[0], Transport::Rc);
+    // A queue pair that is moved to the error state has the same effect.
+    let (qpn, _) = with_small_cq(&mut pair, &ends[0], Transport::Rc);
     let init = pair.nics[0].qp_init(qpn).unwrap();
     let other = pair.nics[0].create_qp(init).unwrap();
     pair.nics[0].modify_qp(other, Modify::Init { access: Access::ALL, qkey: 0 }).unwrap();
@@ -122,7 +124,7 @@ fn a_queue_that_runs_over_is_noticed_wherever_it_happens() {
 }
 
 #[test]
-fn what_is_posted_to_a_queue_pair_that_failed_is_flushed() {
+fn requests_posted_to_a_failed_queue_pair_are_flushed() {
     let (mut pair, [a, b]) = Pair::connected(Setup::default());
     pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::None);
     pair.nics[0].modify_qp(a.qpn, Modify::Error).unwrap();
@@ -135,7 +137,7 @@ fn what_is_posted_to_a_queue_pair_that_failed_is_flushed() {
 }
 
 #[test]
-fn a_window_without_end_has_one() {
+fn the_window_is_clamped() {
     let mut pair = Pair::new(1, [config(0), config(1)].map(|config| Config { window: u32::MAX, ..config }));
     let [a, b] = pair.connect(Setup::default());
     pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::Memory(a.sge(0, 60_000)));

@@ -1,4 +1,4 @@
-//! The responder where it matters little often: what it remembers, what it holds back, what piles up.
+//! Corner cases of the responder: remembered operations, held-back acknowledgements, and bounds.
 
 use super::pair::*;
 use crate::*;
@@ -11,69 +11,69 @@ use zerocopy::IntoBytes;
 fn connected(config_of: fn(Config) -> Config) -> (Pair, [End; 2]) {
     let mut pair = Pair::new(1, [config(0), config(1)].map(config_of));
     let ends = pair.connect(Setup::default());
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     (pair, ends)
 }
 
-/// What an atomic with this PSN fetches of the first word of `end`, adding one to it
+/// Returns the value that a FetchAdd of 1 to the first word of `end` fetches with this PSN.
 fn fetch_add(pair: &mut Pair, end: &End, psn: Psn) -> Option<u64> {
     let header = AtomicEth { va: VA.into(), rkey: end.mr.0.into(), swap_or_add: 1.into(), compare: 0.into() };
     let mut frame = Vec::new();
     let bth = Bth::new(Opcode::RC_FETCH_ADD, end.qpn, psn);
     pair.route(1).emit(&mut frame, bth, &[header.as_bytes()], &[]);
     pair.deliver(1, &[frame]);
-    let answer = pair.frames(1);
-    answer.first().and_then(|frame| Some(Packet::parse(frame)?.atomic_ack()?.original.get()))
+    let response = pair.frames(1);
+    response.first().and_then(|frame| Some(Packet::parse(frame)?.atomic_ack()?.original.get()))
 }
 
-fn expect(pair: &mut Pair, end: &End, psn: Psn) {
+fn set_epsn(pair: &mut Pair, end: &End, psn: Psn) {
     let slot = pair.nics[1].slot(end.qpn).unwrap();
-    pair.nics[1].at(slot).unwrap().resp.expect(psn);
+    pair.nics[1].qp_at(slot).unwrap().resp.advance_epsn(psn);
 }
 
 #[test]
-fn an_atomic_that_comes_again_gets_the_newest_answer() {
+fn a_duplicate_atomic_gets_the_newest_result_of_its_psn() {
     let (mut pair, [_, b]) = connected(|config| config);
     let psn = Setup::default().psn.add(1);
     assert_eq!(fetch_add(&mut pair, &b, psn), Some(0));
-    // All PSNs have passed, and this one comes again.
-    expect(&mut pair, &b, psn);
+    // The PSN recurs after all others were used.
+    set_epsn(&mut pair, &b, psn);
     assert_eq!(fetch_add(&mut pair, &b, psn), Some(1));
-    assert_eq!(fetch_add(&mut pair, &b, psn), Some(1), "the same one again");
+    assert_eq!(fetch_add(&mut pair, &b, psn), Some(1), "a duplicate");
 }
 
 #[test]
-fn an_atomic_of_long_ago_is_forgotten() {
+fn an_old_atomic_is_forgotten_before_its_psn_recurs() {
     let (mut pair, [_, b]) = connected(|config| config);
     let psn = Setup::default().psn.add(1);
     assert_eq!(fetch_add(&mut pair, &b, psn), Some(0));
-    expect(&mut pair, &b, psn.add(1 << 23));
-    assert_eq!(fetch_add(&mut pair, &b, psn), Some(0), "a repetition, as far as can be told");
-    expect(&mut pair, &b, psn.add((1 << 23) + 1));
-    expect(&mut pair, &b, psn.add(2));
-    assert_eq!(fetch_add(&mut pair, &b, psn), None, "another one's PSN by now");
+    set_epsn(&mut pair, &b, psn.add(1 << 23));
+    assert_eq!(fetch_add(&mut pair, &b, psn), Some(0), "not distinguishable from a duplicate");
+    set_epsn(&mut pair, &b, psn.add((1 << 23) + 1));
+    set_epsn(&mut pair, &b, psn.add(2));
+    assert_eq!(fetch_add(&mut pair, &b, psn), None, "the PSN belongs to another request by now");
 }
 
-/// Whether a READ of so many bytes behind the first word of `end` is answered
+/// Returns whether a READ of `len` bytes, `skipped` bytes after the first word of `end`, is answered.
 fn read(pair: &mut Pair, end: &End, psn: Psn, skipped: u64, len: u32) -> bool {
     let reth = Reth { va: (VA + 8 + skipped).into(), rkey: end.mr.0.into(), len: len.into() };
     let mut frame = Vec::new();
     pair.route(1).emit(&mut frame, Bth::new(Opcode::RC_READ_REQUEST, end.qpn, psn), &[reth.as_bytes()], &[]);
     pair.deliver(1, &[frame]);
-    let answer = pair.frames(1);
-    answer.first().is_some_and(|frame| Packet::parse(frame).is_some_and(|packet| packet.bth().psn() == psn))
+    let response = pair.frames(1);
+    response.first().is_some_and(|frame| Packet::parse(frame).is_some_and(|packet| packet.bth().psn() == psn))
 }
 
-/// Two fetches may be outstanding.
+/// Returns a connection on which two READs and atomics may be outstanding.
 fn forgetful(forgetful: bool) -> (Pair, End, Psn) {
     let mut pair = Pair::new(1, [config(0), config(1)].map(|config| Config { forgetful, ..config }));
     let ends = pair.connect(Setup { max_rd_atomic: 2, ..Setup::default() });
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     (pair, ends[1], Setup::default().psn.add(1))
 }
 
 #[test]
-fn a_forgetful_responder_answers_its_last_reads_and_atomics_only() {
+fn a_forgetful_responder_answers_only_its_last_reads_and_atomics() {
     let (mut pair, b, psn) = forgetful(true);
     assert_eq!(fetch_add(&mut pair, &b, psn), Some(0));
     assert!(read(&mut pair, &b, psn.add(1), 0, 3000));
@@ -85,23 +85,23 @@ fn a_forgetful_responder_answers_its_last_reads_and_atomics_only() {
     assert!(!read(&mut pair, &b, psn.add(1), 0, 3000), "before the last two");
     assert!(read(&mut pair, &b, psn.add(4), 0, 1));
     assert_eq!(pair.nics[1].counters().forgotten, 2);
-    // Nothing of this is an error: the connection goes on.
+    // This is no error: the connection continues.
     assert_eq!(fetch_add(&mut pair, &b, psn.add(6)), Some(2));
 }
 
 #[test]
-fn a_forgetful_responder_repeats_what_it_read_or_the_rest_of_it() {
+fn a_forgetful_responder_repeats_a_remembered_read_or_the_rest_of_it() {
     let (mut pair, b, psn) = forgetful(true);
     assert!(read(&mut pair, &b, psn, 0, 3000));
-    assert!(!read(&mut pair, &b, psn.add(1), 2048, 953), "one byte more");
+    assert!(!read(&mut pair, &b, psn.add(1), 2048, 953), "one byte too long");
     assert!(read(&mut pair, &b, psn.add(1), 1024, 1976));
-    assert!(!read(&mut pair, &b, psn, 0, 3000), "what lies before a repeated part is forgotten");
+    assert!(!read(&mut pair, &b, psn, 0, 3000), "the part before a repeated packet is forgotten");
     assert!(read(&mut pair, &b, psn.add(2), 2048, 952));
     assert_eq!(pair.nics[1].counters().forgotten, 2);
 }
 
 #[test]
-fn a_responder_that_forgets_nothing_reads_again_however_old_the_read_is() {
+fn a_default_responder_repeats_a_read_of_any_age() {
     let (mut pair, b, psn) = forgetful(false);
     for n in 0..10 {
         assert!(read(&mut pair, &b, psn.add(n), 0, 8));
@@ -111,7 +111,7 @@ fn a_responder_that_forgets_nothing_reads_again_however_old_the_read_is() {
 }
 
 #[test]
-fn what_was_received_is_acknowledged_before_the_end() {
+fn received_messages_are_acknowledged_before_the_error_state() {
     let (mut pair, [a, b]) = connected(|config| {
         let ack = AckPolicy::Every { packets: 100, time: Nanos::from_micros(50) };
         Config { ack, ..config }
@@ -136,7 +136,8 @@ fn acknowledgements_that_cannot_leave_do_not_pile_up() {
         route.emit(&mut frame, bth, &[&[0; 16]], &[]);
         frame
     };
-    // The other side's MAC address is not known here: nothing leaves. Each second packet comes too early first.
+    // The remote side's MAC address is not resolved here, so nothing leaves. Every second packet arrives out
+    // of order first.
     for n in 0..3000 {
         for psn in [n + 1, n] {
             let frame = write(first.add(psn), b.qpn, &mut route);
@@ -151,7 +152,7 @@ fn acknowledgements_that_cannot_leave_do_not_pile_up() {
 }
 
 #[test]
-fn that_a_connection_stands_is_told_once() {
+fn established_is_reported_once() {
     for transport in [Transport::Rc, Transport::Uc] {
         let mut pair = Pair::new(1, [config(0), config(1)]);
         let [a, b] = pair.connect(Setup { transport, ..Setup::default() });
@@ -171,27 +172,27 @@ fn that_a_connection_stands_is_told_once() {
                 pair.post(0, a.qpn, id, Operation::Write(b.remote(0)), Data::Inline(vec![1; 8]));
             }
             pair.run();
-            let told: Vec<_> = core::iter::from_fn(|| pair.nics[1].poll_event()).collect();
-            assert_eq!(told, [Event::Established(b.qpn)], "{transport:?}, round {round}");
+            let events: Vec<_> = core::iter::from_fn(|| pair.nics[1].poll_event()).collect();
+            assert_eq!(events, [Event::Established(b.qpn)], "{transport:?}, round {round}");
             if transport == Transport::Rc {
-                break; // Its PSNs have moved on.
+                break; // The requester's PSNs have advanced.
             }
         }
     }
 }
 
 #[test]
-fn a_responder_that_is_not_heard_doubts_where_it_answers_to() {
+fn duplicates_make_the_responder_verify_the_neighbour() {
     let (mut pair, [a, b]) = connected(|config| config);
-    // The other side's address is told wrongly: nothing protects ARP.
+    // NIC 1 gets a wrong MAC address for NIC 0: ARP is not authenticated.
     let wrong = rocev2::ethernet::MacAddr([2, 0, 0, 0, 0, 9]);
     let mut reply = [&config(1).interface.mac.0[..], &wrong.0, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 2]].concat();
     reply.extend([&wrong.0[..], &[10, 0, 0, 1], &config(1).interface.mac.0, &[10, 0, 0, 2]].concat());
     pair.deliver(1, &[reply]);
-    // An answer this old may be doubted.
+    // An entry of this age may be verified.
     pair.now = pair.now + Nanos::from_millis(20);
     pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::Inline(vec![1; 8]));
     pair.run();
     assert_eq!(pair.statuses(0, &a), [(1, Status::Success)]);
-    assert!(pair.nics[1].counters().duplicates > 0, "it was not heard at first");
+    assert!(pair.nics[1].counters().duplicates > 0, "the first response was lost");
 }

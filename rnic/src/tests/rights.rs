@@ -1,4 +1,4 @@
-//! Rights that end while a message is under way: each packet is asked for its own.
+//! Access that is revoked while a message is in flight: access is checked for each packet.
 
 use super::pair::*;
 use crate::*;
@@ -7,21 +7,21 @@ use rocev2::reth::Reth;
 use rocev2::{Bth, Opcode, Packet, Psn};
 use zerocopy::IntoBytes;
 
-/// How the memory of the responder ceases to be the requester's.
+/// How the requester's access to the responder's memory is revoked.
 #[derive(Clone, Copy, Debug)]
 enum Revoked {
-    /// The region's rights change
+    /// The region's access flags change
     Region,
-    /// The region goes, and its buffer; another buffer takes the place
+    /// The region and its buffer are freed; another buffer takes the slot
     Memory,
-    /// The queue pair's rights change
+    /// The queue pair's access flags change
     QueuePair,
 }
 
 impl Revoked {
     const ALL: [Self; 3] = [Self::Region, Self::Memory, Self::QueuePair];
 
-    /// Takes the memory of `end` away; what stands where its buffer was.
+    /// Revokes access to the memory of `end`. Returns the buffer that has its slot afterwards.
     fn apply(self, nic: &mut Rnic, end: &End) -> Buffer {
         match self {
             Self::Region => nic.reregister(end.mr, Access::LOCAL_READ).unwrap(),
@@ -35,7 +35,7 @@ impl Revoked {
         end.buffer
     }
 
-    /// How the requester hears of it.
+    /// Returns the requester's completion status.
     fn status(self) -> Status {
         match self {
             Self::Region | Self::Memory => Status::RemoteAccess,
@@ -46,12 +46,12 @@ impl Revoked {
 
 fn connected() -> (Pair, [End; 2]) {
     let (mut pair, ends) = Pair::connected(Setup::default());
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     (pair, ends)
 }
 
 #[test]
-fn a_write_ends_with_the_right_to_write() {
+fn a_write_fails_when_write_access_is_revoked() {
     for revoked in Revoked::ALL {
         let (mut pair, [a, b]) = connected();
         pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::Inline(vec![7; 4096]));
@@ -60,7 +60,7 @@ fn a_write_ends_with_the_right_to_write() {
         let there = revoked.apply(&mut pair.nics[1], &b);
         pair.deliver(1, &frames[1..]);
         let written = pair.nics[1].bytes(there)[1024..4096].contains(&7);
-        assert!(!written, "{revoked:?}: what came later is not written");
+        assert!(!written, "{revoked:?}: later packets are not written");
         assert_eq!(pair.nics[1].qp_state(b.qpn), Some(State::Error));
         pair.run();
         assert_eq!(pair.statuses(0, &a), [(1, revoked.status())], "{revoked:?}");
@@ -68,7 +68,7 @@ fn a_write_ends_with_the_right_to_write() {
 }
 
 #[test]
-fn a_read_ends_with_the_right_to_read() {
+fn a_read_fails_when_read_access_is_revoked() {
     for (revoked, sent) in Revoked::ALL.into_iter().flat_map(|revoked| [0, 1, 3].map(|n| (revoked, n))) {
         let (mut pair, [a, b]) = connected();
         pair.post(0, a.qpn, 1, Operation::Read(b.remote(0)), Data::Memory(a.sge(0, 4096)));
@@ -82,22 +82,25 @@ fn a_read_ends_with_the_right_to_read() {
         revoked.apply(&mut pair.nics[1], &b);
         pair.run();
         assert_eq!(pair.statuses(0, &a), [(1, revoked.status())], "{revoked:?} after {sent} packets");
-        assert!(!pair.nics[0].bytes(a.buffer)[..4096].contains(&0x55), "{revoked:?}: no byte of another's");
+        assert!(
+            !pair.nics[0].bytes(a.buffer)[..4096].contains(&0x55),
+            "{revoked:?}: no byte of another buffer"
+        );
         assert_eq!(pair.nics[0].counters().naks_received, 1, "{revoked:?} after {sent} packets");
         let nak = Packet::parse(&pair.seen.last().unwrap().1).unwrap();
-        assert_eq!(nak.bth().psn(), Psn::new(0xff_fff1 + sent), "the place of what it refuses");
+        assert_eq!(nak.bth().psn(), Psn::new(0xff_fff1 + sent), "the PSN of the refused packet");
     }
 }
 
 #[test]
-fn a_read_that_comes_again_is_refused_but_ends_nothing() {
+fn refusing_a_duplicate_read_does_not_fail_the_connection() {
     let (mut pair, [a, b]) = connected();
     pair.post(0, a.qpn, 1, Operation::Read(b.remote(0)), Data::Memory(a.sge(0, 4096)));
     let request = pair.frames(0);
     pair.deliver(1, &request);
     let response = pair.frames(1);
     pair.nics[1].reregister(b.mr, Access::REMOTE_WRITE).unwrap();
-    // A copy of the request, which was long under way, while nobody waits for it any more
+    // A delayed copy of the request arrives after the READ has completed.
     pair.deliver(0, &response);
     pair.deliver(1, &request);
     let refusal = pair.frames(1);
@@ -110,9 +113,9 @@ fn a_read_that_comes_again_is_refused_but_ends_nothing() {
 }
 
 #[test]
-fn a_read_whose_response_was_lost_is_refused_when_it_comes_again() {
+fn a_retried_read_fails_if_access_was_revoked_meanwhile() {
     let (mut pair, ends) = Pair::connected(Setup { retry_count: ReadyToSend::NO_LIMIT, ..Setup::default() });
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     let [a, b] = ends;
     pair.post(0, a.qpn, 1, Operation::Read(b.remote(0)), Data::Memory(a.sge(0, 4096)));
     let request = pair.frames(0);
@@ -125,7 +128,7 @@ fn a_read_whose_response_was_lost_is_refused_when_it_comes_again() {
 }
 
 #[test]
-fn a_receive_ends_with_its_memory() {
+fn a_receive_fails_when_its_memory_is_revoked() {
     for gone in [false, true] {
         let (mut pair, [a, b]) = connected();
         pair.nics[1].post_recv(b.qpn, RecvRequest { id: 5, data: Some(b.sge(0, 4096)) }).unwrap();
@@ -147,9 +150,9 @@ fn a_receive_ends_with_its_memory() {
 }
 
 #[test]
-fn an_unreliable_message_ends_with_the_rights_too() {
+fn an_unreliable_message_is_dropped_when_access_is_revoked() {
     let (mut pair, ends) = Pair::connected(Setup { transport: Transport::Uc, ..Setup::default() });
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     let [a, b] = ends;
     pair.post(0, a.qpn, 1, Operation::Write(b.remote(0)), Data::Inline(vec![7; 4096]));
     let frames = pair.frames(0);
@@ -157,11 +160,11 @@ fn an_unreliable_message_ends_with_the_rights_too() {
     pair.nics[1].reregister(b.mr, Access::LOCAL_READ).unwrap();
     pair.deliver(1, &frames[1..]);
     assert!(!pair.nics[1].bytes(b.buffer)[1024..4096].contains(&7));
-    assert_eq!(pair.nics[1].qp_state(b.qpn), Some(State::Rts), "nobody is told");
+    assert_eq!(pair.nics[1].qp_state(b.qpn), Some(State::Rts), "no error is reported");
 }
 
 #[test]
-fn only_what_may_be_invalidated_is() {
+fn only_regions_with_remote_invalidate_are_invalidated() {
     for (access, status) in [
         (Access::LOCAL_READ, Status::RemoteAccess),
         (Access::ALL, Status::RemoteAccess),
@@ -182,7 +185,7 @@ fn only_what_may_be_invalidated_is() {
 }
 
 #[test]
-fn a_request_longer_than_a_message_is_refused() {
+fn a_request_longer_than_2_to_the_31_bytes_is_refused() {
     for opcode in [Opcode::RC_WRITE_FIRST, Opcode::RC_READ_REQUEST] {
         let (mut pair, [_, b]) = connected();
         let reth = Reth { va: VA.into(), rkey: b.mr.0.into(), len: ((1 << 31) + 1).into() };
@@ -191,8 +194,8 @@ fn a_request_longer_than_a_message_is_refused() {
         let bth = Bth::new(opcode, b.qpn, Psn::new(0xff_fff1));
         pair.route(1).emit(&mut frame, bth, &[reth.as_bytes()], payload);
         pair.deliver(1, &[frame]);
-        let answer = pair.frames(1);
-        let nak = Packet::parse(&answer[0]).unwrap().aeth().unwrap().kind();
+        let response = pair.frames(1);
+        let nak = Packet::parse(&response[0]).unwrap().aeth().unwrap().kind();
         assert_eq!(nak, Syndrome::Nak(NakCode::INVALID_REQUEST), "{opcode:?}");
     }
 }

@@ -1,17 +1,17 @@
-//! Many queue pairs: what a packet costs does not depend on how many there are.
+//! The cost of a packet does not depend on the number of queue pairs.
 
 use super::pair::*;
 use crate::*;
 use rocev2::{Packet, Qpn};
 use switch::Nanos;
 
-const MANY: usize = 100_000;
+const QUEUE_PAIRS: usize = 100_000;
 
-/// A NIC with so many queue pairs, connected to those of the same numbers at the other one
+/// Returns a NIC with `count` queue pairs, connected to those with the same numbers on the other NIC.
 fn nic(number: usize, count: usize) -> (Rnic, Vec<Qpn>, Cq, Mr) {
     let mut interface = config(number).interface;
     interface.neighbours.push((address(1 - number), config(1 - number).interface.mac));
-    let mut nic = Rnic::new(Config { max_qps: MANY, interface, ..config(number) });
+    let mut nic = Rnic::new(Config { max_qps: QUEUE_PAIRS, interface, ..config(number) });
     let pd = nic.alloc_pd();
     let cq = nic.create_cq(1 << 18).unwrap();
     let (_, mr) = nic.register_new(pd, 4096, VA, Access::ALL).unwrap();
@@ -32,7 +32,7 @@ fn nic(number: usize, count: usize) -> (Rnic, Vec<Qpn>, Cq, Mr) {
     (nic, qpns, cq, mr)
 }
 
-/// Sends everything that either has, to the other one; how many packets.
+/// Delivers everything that either NIC sends to the other one. Returns the number of packets.
 fn exchange(nics: &mut [Rnic; 2], now: Nanos) -> usize {
     let (mut frame, mut packets) = (Vec::new(), 0);
     loop {
@@ -50,29 +50,29 @@ fn exchange(nics: &mut [Rnic; 2], now: Nanos) -> usize {
 }
 
 #[test]
-fn a_hundred_thousand_queue_pairs_at_once() {
-    let (a, qpns, cq, mr) = nic(0, MANY);
-    let (b, _, _, remote) = nic(1, MANY);
+fn a_hundred_thousand_queue_pairs_are_possible() {
+    let (a, qpns, cq, mr) = nic(0, QUEUE_PAIRS);
+    let (b, _, _, remote) = nic(1, QUEUE_PAIRS);
     let mut nics = [a, b];
     for (id, qpn) in (0..).zip(&qpns) {
         let data = Data::Memory(Sge { mr, va: VA, len: 64 });
         let write = Operation::Write(Remote { va: VA + 64, rkey: remote.0 });
         nics[0].post_send(*qpn, SendRequest::new(id, write, data)).unwrap();
     }
-    assert_eq!(exchange(&mut nics, Nanos(1)), 2 * MANY, "a WRITE and its acknowledgement, each");
+    assert_eq!(exchange(&mut nics, Nanos(1)), 2 * QUEUE_PAIRS, "a WRITE and its acknowledgement, each");
     let done = core::iter::from_fn(|| nics[0].poll_cq(cq)).filter(|done| done.status == Status::Success);
-    assert_eq!(done.count(), MANY);
-    // Only what has something to do is looked at: an idle NIC has nothing to be woken for but its old timers.
+    assert_eq!(done.count(), QUEUE_PAIRS);
+    // An idle NIC has no work except timer entries that have not expired yet.
     assert!(!nics[0].wants_to_transmit() && !nics[1].wants_to_transmit());
 }
 
 #[test]
-fn a_queue_pair_has_one_entry_among_the_timers() {
-    // Near deadlines come and go, acknowledgements that are held back, while a far one stands.
+fn a_queue_pair_has_one_timer_entry() {
+    // Near deadlines of held-back acknowledgements come and go while a distant one is pending.
     let ack = AckPolicy::Every { packets: 100, time: Nanos::from_micros(2) };
     let mut pair = Pair::new(1, [config(0), config(1)].map(|config| Config { ack, ..config }));
     let ends = pair.connect(Setup { timeout: 20, ..Setup::default() });
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     for id in 0..100 {
         for nic in [0, 1] {
             let write = Operation::Write(ends[1 - nic].remote(0));
@@ -85,35 +85,35 @@ fn a_queue_pair_has_one_entry_among_the_timers() {
 }
 
 #[test]
-fn queue_pairs_that_come_and_go_leave_nothing_in_the_round() {
+fn destroyed_queue_pairs_do_not_accumulate_in_the_round() {
     let (mut pair, [a, b]) = Pair::connected(Setup::default());
     let init = pair.nics[0].qp_init(a.qpn).unwrap();
     for _ in 0..1000 {
-        // Nothing is sent meanwhile: the wire is busy.
+        // No packet is sent meanwhile: the port is busy.
         let nic = &mut pair.nics[0];
         let qpn = nic.create_qp(init).unwrap();
         Setup::default().make_ready(nic, qpn, b.qpn, Path::new(address(0), address(1)));
         nic.post_send(qpn, SendRequest::new(0, Operation::Send, Data::None)).unwrap();
         nic.destroy_qp(qpn).unwrap();
     }
-    assert!(pair.nics[0].round.len() <= 2, "{} for two places", pair.nics[0].round.len());
+    assert!(pair.nics[0].ready_slots.len() <= 2, "{} entries for two slots", pair.nics[0].ready_slots.len());
 }
 
 #[test]
-fn queue_pairs_that_rest_cost_nothing() {
-    // The work of a packet is counted, not timed: what stands in the round and in the queue of timers.
-    for count in [1, 1000, MANY] {
+fn idle_queue_pairs_cost_nothing() {
+    // The work per packet is counted, not timed: the entries in the round-robin queue and in the timer heap.
+    for count in [1, 1000, QUEUE_PAIRS] {
         let (mut nic, qpns, ..) = nic(0, count);
         let busy = qpns[count / 2];
         for id in 0..4 {
             nic.post_send(busy, SendRequest::new(id, Operation::Send, Data::Inline(vec![1; 700]))).unwrap();
         }
-        assert_eq!(nic.round.len(), 1, "of {count} queue pairs");
+        assert_eq!(nic.ready_slots.len(), 1, "of {count} queue pairs");
         let mut frame = Vec::new();
         let mut packets = 0;
         while nic.poll_transmit(Nanos(1), &mut frame) {
             assert_eq!(Packet::parse(&frame).unwrap().bth().dest_qp(), busy);
-            assert!(nic.round.len() <= 1 && nic.timers.len() <= 1);
+            assert!(nic.ready_slots.len() <= 1 && nic.timers.len() <= 1);
             packets += 1;
         }
         assert_eq!(packets, 12);

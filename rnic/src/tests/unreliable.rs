@@ -1,14 +1,14 @@
-//! UD and UC: what nobody acknowledges ends all the same.
+//! UD and UC: requests complete although no acknowledgement arrives.
 
 use super::pair::*;
 use crate::*;
 use rocev2::{Bth, Opcode};
 use switch::Nanos;
 
-/// An address that nobody has
-const NOBODY: [u8; 4] = [10, 0, 0, 77];
+/// An address without a host
+const ABSENT_HOST: [u8; 4] = [10, 0, 0, 77];
 
-/// A queue pair of `transport` beside that of `end`, ready to send to `peer`
+/// Returns a queue pair of service `transport` on the NIC of `end`, ready to send to `peer`.
 fn ready(pair: &mut Pair, end: &End, transport: Transport, peer: core::net::IpAddr) -> rocev2::Qpn {
     let nic = &mut pair.nics[0];
     let qpn = nic.create_qp(QpInit { transport, ..nic.qp_init(end.qpn).unwrap() }).unwrap();
@@ -22,10 +22,10 @@ fn datagram(id: u64, to: core::net::IpAddr) -> SendRequest {
 }
 
 #[test]
-fn a_datagram_to_nobody_is_lost_and_others_go_on() {
+fn a_datagram_to_an_absent_host_is_lost_and_later_ones_are_sent() {
     let (mut pair, [a, _]) = Pair::connected(Setup::default());
     let qpn = ready(&mut pair, &a, Transport::Ud, address(1));
-    for (id, to) in [(1, NOBODY.into()), (2, NOBODY.into()), (3, address(1))] {
+    for (id, to) in [(1, ABSENT_HOST.into()), (2, ABSENT_HOST.into()), (3, address(1))] {
         pair.nics[0].post_send(qpn, datagram(id, to)).unwrap();
     }
     pair.run_for(Nanos::from_secs(10));
@@ -35,7 +35,7 @@ fn a_datagram_to_nobody_is_lost_and_others_go_on() {
 }
 
 #[test]
-fn a_datagram_needs_a_path_from_here() {
+fn a_datagram_needs_a_local_source_address() {
     let (mut pair, [a, _]) = Pair::connected(Setup::default());
     let qpn = ready(&mut pair, &a, Transport::Ud, address(1));
     let families = datagram(1, "fd00::1".parse().unwrap());
@@ -47,9 +47,9 @@ fn a_datagram_needs_a_path_from_here() {
 }
 
 #[test]
-fn an_unreliable_connection_to_nobody_fails() {
+fn an_unreliable_connection_to_an_absent_host_fails() {
     let (mut pair, [a, _]) = Pair::connected(Setup::default());
-    let qpn = ready(&mut pair, &a, Transport::Uc, NOBODY.into());
+    let qpn = ready(&mut pair, &a, Transport::Uc, ABSENT_HOST.into());
     pair.post(0, qpn, 1, Operation::Send, Data::None);
     pair.post(0, qpn, 2, Operation::Send, Data::None);
     pair.run_for(Nanos::from_secs(10));
@@ -58,9 +58,9 @@ fn an_unreliable_connection_to_nobody_fails() {
 }
 
 #[test]
-fn messages_of_one_packet_come_once_and_in_order() {
+fn single_packet_messages_arrive_at_most_once_and_in_order() {
     let (mut pair, ends) = Pair::connected(Setup { transport: Transport::Uc, ..Setup::default() });
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     let [a, b] = ends;
     for id in 0..6 {
         pair.nics[1].post_recv(b.qpn, RecvRequest { id, data: None }).unwrap();
@@ -76,9 +76,9 @@ fn messages_of_one_packet_come_once_and_in_order() {
 }
 
 #[test]
-fn a_gap_of_half_of_all_psns_is_a_gap() {
+fn a_gap_of_half_the_psn_space_is_a_gap() {
     let (mut pair, ends) = Pair::connected(Setup { transport: Transport::Uc, ..Setup::default() });
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     let b = ends[1];
     let send = |pair: &mut Pair, psn| {
         let (mut frame, bth) = (Vec::new(), Bth::new(Opcode::UC_SEND_ONLY, b.qpn, psn));
@@ -88,8 +88,8 @@ fn a_gap_of_half_of_all_psns_is_a_gap() {
         pair.completions(1, &b).len()
     };
     let next = Setup::default().psn.add(1);
-    assert_eq!(send(&mut pair, next.sub(4096)), 0, "late or twice");
-    assert_eq!(send(&mut pair, next.sub(4097)), 1, "what comes after a gap of all PSNs but some");
+    assert_eq!(send(&mut pair, next.sub(4096)), 0, "late or duplicate");
+    assert_eq!(send(&mut pair, next.sub(4097)), 1, "after a gap of all PSNs except 4,097");
     assert_eq!(send(&mut pair, next.add(1 << 23)), 1);
     assert_eq!(send(&mut pair, next.add((1 << 23) - 1)), 0, "late");
     assert_eq!(send(&mut pair, next.add((1 << 23) + 2)), 1);
@@ -98,7 +98,7 @@ fn a_gap_of_half_of_all_psns_is_a_gap() {
 #[test]
 fn a_drained_queue_pair_sends_no_datagrams() {
     let (mut pair, ends) = Pair::connected(Setup::default());
-    pair.acquaint(&ends);
+    pair.resolve_neighbours(&ends);
     let qpn = ready(&mut pair, &ends[0], Transport::Ud, address(1));
     pair.nics[0].modify_qp(qpn, Modify::Sqd).unwrap();
     assert_eq!(pair.nics[0].poll_event(), Some(Event::Drained(qpn)));

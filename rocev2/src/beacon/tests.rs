@@ -12,7 +12,7 @@ fn layout(frame: &[u8]) -> Layout {
     }
 }
 
-/// A beacon of one link, all of whose changing parts are given.
+/// Builds a beacon of one link from the given values of all fields that change.
 fn beacon(
     v6: bool,
     write: bool,
@@ -55,7 +55,7 @@ fn header(times: [u64; 3]) -> OnePipe {
 
 proptest! {
     #[test]
-    fn beacons_like_one_that_is_known_are(
+    fn beacons_like_a_checked_one_are_recognised(
         v6: bool,
         write: bool,
         ids: [u16; 2],
@@ -76,9 +76,10 @@ proptest! {
         }
     }
 
-    /// Whatever happens to bytes of a beacon: what the short way takes, the long way would have taken alike.
+    /// Whichever bytes of a beacon are damaged: a frame that `Known::read` accepts would have been accepted
+    /// by the full check, too, with the same result.
     #[test]
-    fn nothing_else_is_taken_for_one(
+    fn a_frame_that_differs_elsewhere_is_rejected(
         v6: bool,
         write: bool,
         times: [[u64; 3]; 2],
@@ -94,7 +95,7 @@ proptest! {
             frame[at] ^= by;
         }
         if let (true, Class::Roce(layout)) = (right, classify(&frame)) {
-            // Somebody who can work out an ICRC
+            // A sender that corrects the ICRC
             let icrc = icrc::compute(&frame, &layout);
             frame[layout.icrc()..layout.end()].copy_from_slice(&icrc.to_le_bytes());
         }
@@ -106,16 +107,16 @@ proptest! {
             let packet = Packet::new(&frame, layout(&first));
             prop_assert!(packet.verify_icrc());
             prop_assert_eq!(packet.onepipe(), Some(header));
-            let (was, is) = (Packet::new(&first, layout(&first)), packet);
-            prop_assert_eq!(is.ethernet(), was.ethernet());
-            prop_assert_eq!((is.src(), is.dst(), is.udp()), (was.src(), was.dst(), was.udp()));
-            prop_assert_eq!((is.bth().dest_qp(), is.deth(), is.reth()), (was.bth().dest_qp(), was.deth(), was.reth()));
+            let (before, after) = (Packet::new(&first, layout(&first)), packet);
+            prop_assert_eq!(after.ethernet(), before.ethernet());
+            prop_assert_eq!((after.src(), after.dst(), after.udp()), (before.src(), before.dst(), before.udp()));
+            prop_assert_eq!((after.bth().dest_qp(), after.deth(), after.reth()), (before.bth().dest_qp(), before.deth(), before.reth()));
             prop_assert_eq!((header.opcode(), header.version), (OnePipeOpcode::BEACON, OnePipe::VERSION));
         }
     }
 
     #[test]
-    fn what_is_filled_in_is_a_beacon(
+    fn filled_template_equals_a_built_beacon(
         v6: bool,
         write: bool,
         psns in [0u32..1 << 24, 0u32..1 << 24, 0u32..1 << 24],
@@ -128,9 +129,9 @@ proptest! {
         let template = Template::new(&frame, layout(&frame)).expect("a beacon");
         let mut header = header(times[1]);
         header.set_nothing_follows(nothing_follows);
-        let said = Said::new(&header);
+        let contents = Said::new(&header);
         for psn in [new, new + 1] {
-            template.fill(&mut frame, Psn::new(psn), &said);
+            template.fill(&mut frame, Psn::new(psn), &contents);
             let psns = [psn & 0xff_ffff | u32::from(ack) << 24, psn];
             prop_assert_eq!(&frame, &beacon(v6, write, 9, psns, header, |_| ()));
         }
@@ -138,11 +139,11 @@ proptest! {
 }
 
 #[test]
-fn what_beacons_do_not_have_they_have_no_template_with() {
+fn frames_with_tags_options_or_other_payloads_have_no_template() {
     let frame = |change: fn(&mut Repr<'_>)| beacon(false, false, 1, [2, 3], header([1, 2, 4]), change);
     let plain = frame(|_| ());
     assert!(Template::new(&plain, layout(&plain)).is_some());
-    let others: [fn(&mut Repr<'_>); 6] = [
+    let rejected: [fn(&mut Repr<'_>); 6] = [
         |repr| repr.payload = &[7; 28],
         |repr| repr.payload = &[7; 20],
         |repr| (repr.payload, repr.padding) = (&[7; 22], &[0; 2]),
@@ -150,7 +151,7 @@ fn what_beacons_do_not_have_they_have_no_template_with() {
         |repr| repr.tag_count = 1,
         |repr| repr.bth.set_opcode(Opcode::UC_SEND_ONLY),
     ];
-    for (n, change) in others.into_iter().enumerate() {
+    for (n, change) in rejected.into_iter().enumerate() {
         let mut frame = frame(change);
         if n == 4 {
             frame[12..14].copy_from_slice(&[0x81, 0]);
@@ -158,7 +159,7 @@ fn what_beacons_do_not_have_they_have_no_template_with() {
         }
         assert!(Template::new(&frame, layout(&frame)).is_none(), "{n}");
     }
-    let mut summed = plain;
-    summed[40] = 1;
-    assert!(Template::new(&summed, layout(&summed)).is_none(), "a UDP checksum");
+    let mut with_checksum = plain;
+    with_checksum[40] = 1;
+    assert!(Template::new(&with_checksum, layout(&with_checksum)).is_none(), "a UDP checksum");
 }

@@ -1,5 +1,5 @@
-//! The bodies of the CM's messages, 232 bytes each, behind the MAD header (IB 12.6.5 to 12.6.11), and the header that
-//! `rdma_cm` puts at the start of a REQ's private data.
+//! Bodies of the CM messages, 232 bytes each, which follow the MAD header (IB 12.6.5 to 12.6.11), and the
+//! header that `rdma_cm` puts at the start of a REQ's private data.
 
 use crate::{Psn, Qpn};
 use core::fmt;
@@ -11,21 +11,21 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligne
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Req {
-    /// The sender's name for the connection
+    /// The sender's communication ID of the connection
     pub local_comm_id: U32,
     reserved_4: U32,
-    /// What is asked for; `rdma_cm`: port space and port
+    /// Requested service ID; for `rdma_cm`: port space and port
     pub service_id: U64,
-    /// The sender's channel adapter
+    /// GUID of the sender's channel adapter
     pub local_ca_guid: U64,
     reserved_24: U32,
-    /// For datagram services
+    /// Q_Key, for datagram services
     pub qkey: U32,
     qpn: [u8; 3],
-    /// READs and atomics that the sender executes at once for the other side
+    /// READs and atomics that the sender, as responder, executes concurrently
     pub responder_resources: u8,
     eecn: [u8; 3],
-    /// READs and atomics that the sender has outstanding at once
+    /// READs and atomics that the sender, as requester, has outstanding
     pub initiator_depth: u8,
     remote_eecn: [u8; 3],
     /// Remote CM response timeout (5 bits), transport service (2), end-to-end flow control (1)
@@ -41,9 +41,9 @@ pub struct Req {
     pub cm_retries_srq: u8,
     /// Primary path
     pub primary: Path,
-    /// Alternate path; zero for none
+    /// Alternate path; all zero if there is none
     pub alternate: Path,
-    /// The application's, or `rdma_cm`'s header and then the application's
+    /// The application's private data, behind `rdma_cm`'s header if there is one
     pub private_data: [u8; 92],
 }
 
@@ -51,11 +51,11 @@ pub struct Req {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Path {
-    /// Local port's LID; unused on Ethernet
+    /// LID of the local port; unused on Ethernet
     pub local_lid: U16,
-    /// Remote port's LID; unused on Ethernet
+    /// LID of the remote port; unused on Ethernet
     pub remote_lid: U16,
-    /// The sender's GID: its IPv6 address, or its IPv4 address in ::ffff:0:0/96
+    /// The sender's GID: its IPv6 address, or its IPv4 address mapped into ::ffff:0:0/96
     pub local_gid: [u8; 16],
     /// The receiver's GID
     pub remote_gid: [u8; 16],
@@ -67,12 +67,12 @@ pub struct Path {
     pub hop_limit: u8,
     /// Service level (4 bits), subnet local (1), reserved (3)
     pub sl: u8,
-    /// Local ACK timeout (5 bits: 4.096 us times two to this), reserved (3)
+    /// Local ACK timeout (5 bits: 4.096 us * 2^value), reserved (3)
     pub ack_timeout: u8,
 }
 
 impl Req {
-    /// A request that is zero but for its private data areas.
+    /// Returns a request with all bytes zero.
     pub fn zeroed() -> Self {
         Self::new_zeroed()
     }
@@ -87,17 +87,17 @@ impl Req {
         self.qpn = qpn.to_wire();
     }
 
-    /// The PSN with which the receiver of this message begins to send (not its sender)
+    /// First PSN that the receiver of this message uses for its requests (it is not the sender's)
     pub const fn starting_psn(&self) -> Psn {
         Psn::from_wire(self.starting_psn)
     }
 
-    /// Sets the PSN with which the receiver of this message begins to send.
+    /// Sets the first PSN of the receiver of this message.
     pub const fn set_starting_psn(&mut self, psn: Psn) {
         self.starting_psn = psn.to_wire();
     }
 
-    /// The path MTU in bytes, 256 to 4096; `None` for a reserved code
+    /// Path MTU in bytes, 256 to 4096; `None` for a reserved code
     pub const fn path_mtu(&self) -> Option<u16> {
         match self.mtu_rnr >> 4 {
             code @ 1..=5 => Some(128 << code),
@@ -105,9 +105,9 @@ impl Req {
         }
     }
 
-    /// What `rdma_cm` put in front of the application's private data, if it did.
+    /// Returns `rdma_cm`'s header, if the private data begins with one.
     pub fn cma_header(&self) -> Option<&CmaHeader> {
-        /// Service ids of the IP port spaces begin so (IB annex A11)
+        /// Prefix of the service IDs of the IP port spaces (IB annex A11)
         const IP_SERVICE: u64 = 0x0000_0000_0100_0000;
         let (header, _) = CmaHeader::ref_from_prefix(&self.private_data).ok()?;
         let ip_service = self.service_id.get() & !0xff_ffff == IP_SERVICE;
@@ -119,20 +119,20 @@ impl Req {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CmaHeader {
-    /// 0
+    /// Version; 0
     pub version: u8,
     /// IP version (4 bits), reserved (4)
     pub ip_version: u8,
     /// The sender's port
     pub src_port: U16,
-    /// The sender's address; an IPv4 address in the last 4 bytes
+    /// The sender's address; an IPv4 address is in the last 4 bytes
     pub src: [u8; 16],
-    /// The receiver's address
+    /// The receiver's address, in the same format
     pub dst: [u8; 16],
 }
 
 impl CmaHeader {
-    /// Bytes on the wire; leaves 56 of a REQ's private data to the application
+    /// Length on the wire, in bytes; 56 bytes of a REQ's private data remain for the application
     pub const LEN: usize = size_of::<Self>();
 
     fn address(&self, address: [u8; 16]) -> IpAddr {
@@ -159,11 +159,11 @@ impl CmaHeader {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Rep {
-    /// The sender's name for the connection
+    /// The sender's communication ID of the connection
     pub local_comm_id: U32,
-    /// The other side's
+    /// The receiver's communication ID
     pub remote_comm_id: U32,
-    /// For datagram services
+    /// Q_Key, for datagram services
     pub qkey: U32,
     qpn: [u8; 3],
     reserved_15: u8,
@@ -171,22 +171,22 @@ pub struct Rep {
     reserved_19: u8,
     starting_psn: [u8; 3],
     reserved_23: u8,
-    /// READs and atomics that the sender executes at once for the other side
+    /// READs and atomics that the sender, as responder, executes concurrently
     pub responder_resources: u8,
-    /// READs and atomics that the sender has outstanding at once
+    /// READs and atomics that the sender, as requester, has outstanding
     pub initiator_depth: u8,
     /// Target ACK delay (5 bits), failover accepted (2), end-to-end flow control (1)
     pub delay_failover_flow: u8,
     /// RNR retry count (3 bits), SRQ (1), reserved (4)
     pub rnr_srq: u8,
-    /// The sender's channel adapter
+    /// GUID of the sender's channel adapter
     pub local_ca_guid: U64,
-    /// The application's
+    /// The application's private data
     pub private_data: [u8; 196],
 }
 
 impl Rep {
-    /// A reply that is zero.
+    /// Returns a reply with all bytes zero.
     pub fn zeroed() -> Self {
         Self::new_zeroed()
     }
@@ -201,12 +201,12 @@ impl Rep {
         self.qpn = qpn.to_wire();
     }
 
-    /// The PSN with which the receiver of this message begins to send (not its sender)
+    /// First PSN that the receiver of this message uses for its requests (it is not the sender's)
     pub const fn starting_psn(&self) -> Psn {
         Psn::from_wire(self.starting_psn)
     }
 
-    /// Sets the PSN with which the receiver of this message begins to send.
+    /// Sets the first PSN of the receiver of this message.
     pub const fn set_starting_psn(&mut self, psn: Psn) {
         self.starting_psn = psn.to_wire();
     }
@@ -216,23 +216,23 @@ impl Rep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Rej {
-    /// The sender's name for the connection; 0 if it has none
+    /// The sender's communication ID of the connection; 0 if it has none
     pub local_comm_id: U32,
-    /// The other side's
+    /// The receiver's communication ID
     pub remote_comm_id: U32,
-    /// Message rejected (2 bits: 0 REQ, 1 REP, 2 none), reserved (6)
+    /// Rejected message (2 bits: 0 REQ, 1 REP, 2 none), reserved (6)
     pub rejected: u8,
-    /// Bytes of additional information (7 bits), reserved (1)
+    /// Length of the additional information in bytes (7 bits), reserved (1)
     pub info_len: u8,
     reason: U16,
-    /// Additional information; what it is depends on the reason
+    /// Additional information, whose meaning depends on the reason
     pub info: [u8; 72],
-    /// The application's
+    /// The application's private data
     pub private_data: [u8; 148],
 }
 
 impl Rej {
-    /// A rejection of a REQ for this reason.
+    /// Returns a rejection of a REQ for this reason.
     pub fn of_req(local_comm_id: u32, remote_comm_id: u32, reason: RejReason) -> Self {
         let mut rej = Self::new_zeroed();
         rej.local_comm_id = local_comm_id.into();
@@ -241,7 +241,7 @@ impl Rej {
         rej
     }
 
-    /// Why
+    /// Reason of the rejection
     pub fn reason(&self) -> RejReason {
         RejReason(self.reason.get())
     }
@@ -252,24 +252,25 @@ impl Rej {
 pub struct RejReason(pub u16);
 
 impl RejReason {
-    /// No room for another connection
+    /// No resources for another connection
     pub const NO_RESOURCES: Self = Self(3);
-    /// The sender gives up waiting for an answer
+    /// The sender has timed out waiting for a response
     pub const TIMEOUT: Self = Self(4);
-    /// The receiver's communication id is not known to the sender
+    /// The communication ID is unknown to the sender of the REJ
     pub const INVALID_COMM_ID: Self = Self(6);
-    /// Nobody listens for the service
+    /// No application listens for the service ID
     pub const INVALID_SERVICE_ID: Self = Self(8);
-    /// Queue pairs of this kind are not joined here
+    /// The transport service (queue pair type) is not supported
     pub const INVALID_TRANSPORT_SERVICE: Self = Self(9);
-    /// The connection is known already, or no more
+    /// The REQ names a queue pair that is connected already, or the message a connection that no longer
+    /// exists
     pub const STALE_CONNECTION: Self = Self(10);
-    /// The path MTU is none, or none that the sender has
+    /// The path MTU code is reserved, or its MTU is not supported
     pub const INVALID_PATH_MTU: Self = Self(26);
-    /// The application rejects; its private data may say why
+    /// The application rejects; its private data may carry a reason
     pub const CONSUMER: Self = Self(28);
 
-    /// A word for it.
+    /// Returns the name used in traces.
     pub const fn name(self) -> &'static str {
         match self.0 {
             1 => "no_qp",
@@ -320,15 +321,15 @@ impl fmt::Display for RejReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Mra {
-    /// The sender's name for the connection
+    /// The sender's communication ID of the connection
     pub local_comm_id: U32,
-    /// The other side's
+    /// The receiver's communication ID
     pub remote_comm_id: U32,
-    /// Message acknowledged (2 bits: 0 REQ, 1 REP, 2 LAP), reserved (6)
+    /// Acknowledged message (2 bits: 0 REQ, 1 REP, 2 LAP), reserved (6)
     pub acknowledged: u8,
-    /// Time needed (5 bits: 4.096 us times two to this), reserved (3)
+    /// Time that the sender needs (5 bits: 4.096 us * 2^value), reserved (3)
     pub service_timeout: u8,
-    /// The application's
+    /// The application's private data
     pub private_data: [u8; 222],
 }
 
@@ -336,11 +337,11 @@ pub struct Mra {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Rtu {
-    /// The sender's name for the connection
+    /// The sender's communication ID of the connection
     pub local_comm_id: U32,
-    /// The other side's
+    /// The receiver's communication ID
     pub remote_comm_id: U32,
-    /// The application's
+    /// The application's private data
     pub private_data: [u8; 224],
 }
 
@@ -348,13 +349,13 @@ pub struct Rtu {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Dreq {
-    /// The sender's name for the connection
+    /// The sender's communication ID of the connection
     pub local_comm_id: U32,
-    /// The other side's
+    /// The receiver's communication ID
     pub remote_comm_id: U32,
     remote_qpn: [u8; 3],
     reserved_11: u8,
-    /// The application's
+    /// The application's private data
     pub private_data: [u8; 220],
 }
 
@@ -374,10 +375,10 @@ impl Dreq {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Drep {
-    /// The sender's name for the connection
+    /// The sender's communication ID of the connection
     pub local_comm_id: U32,
-    /// The other side's
+    /// The receiver's communication ID
     pub remote_comm_id: U32,
-    /// The application's
+    /// The application's private data
     pub private_data: [u8; 224],
 }

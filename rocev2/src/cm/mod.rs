@@ -1,10 +1,11 @@
-//! Communication management: the messages by which connections are made and ended (IB 12.6), sent as MADs (IB 13.4)
-//! in UD packets to QP 1.
+//! Communication management (CM): the messages that set up and tear down connections (IB 12.6), sent as MADs
+//! (IB 13.4) in UD packets to QP 1. [`mad_of`] finds the MAD in a packet, [`Message::parse`] reads it and
+//! [`emit`] writes one.
 //!
 //! ```text
 //! active side                        passive side
-//!     | ---------- REQ ----------------> |        MRA: "wait", in answer to REQ or REP
-//!     | <--------- REP ----------------- |        REJ: "no", in answer to REQ, REP or in place of RTU
+//!     | ---------- REQ ----------------> |        MRA: more time needed, in response to REQ or REP
+//!     | <--------- REP ----------------- |        REJ: refusal, in response to REQ or REP, or in place of RTU
 //!     | ---------- RTU ----------------> |
 //!     | <--- DREQ, DREP (either side) -> |
 //! ```
@@ -19,41 +20,41 @@ use core::fmt;
 use zerocopy::byteorder::network_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Bytes of a MAD
+/// Length of a MAD, in bytes
 pub const MAD_LEN: usize = 256;
 
 /// The header common to all MADs, 24 bytes (IB 13.4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct MadHeader {
-    /// 1
+    /// Base version; 1
     pub base_version: u8,
-    /// 7 for communication management
+    /// Management class; 7 for communication management
     pub class: u8,
-    /// 2 for communication management
+    /// Class version; 2 for communication management
     pub class_version: u8,
-    /// 3 (Send) for communication management
+    /// Method; 3 (Send) for communication management
     pub method: u8,
     /// Status; 0
     pub status: U16,
-    /// Specific to the class; 0
+    /// Class-specific field; 0
     pub class_specific: U16,
-    /// Chosen by the sender; the answer to a message carries the same
+    /// Transaction ID, chosen by the sender of a request; the response carries the same
     pub transaction_id: U64,
-    /// Which message it is: see [`Kind`]
+    /// Attribute ID, which selects the message: see [`Kind`]
     pub attribute_id: U16,
     reserved: U16,
-    /// 0
+    /// Attribute modifier; 0
     pub attribute_modifier: U32,
 }
 
 impl MadHeader {
-    /// Bytes on the wire
+    /// Length on the wire, in bytes
     pub const LEN: usize = size_of::<Self>();
     /// The management class of the CM
     pub const CM_CLASS: u8 = 7;
 
-    /// The header of a CM message.
+    /// Returns the header of a CM message.
     pub fn new(kind: Kind, transaction_id: u64) -> Self {
         Self {
             base_version: 1,
@@ -70,7 +71,7 @@ impl MadHeader {
     }
 }
 
-/// The CM's messages, by attribute id (IB 16.7.1).
+/// The CM messages, by attribute ID (IB 16.7.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 pub enum Kind {
@@ -86,7 +87,7 @@ pub enum Kind {
     Rtu = 0x14,
     /// Request to disconnect
     Dreq = 0x15,
-    /// Reply to it
+    /// Reply to a request to disconnect
     Drep = 0x16,
     /// Service id resolution request
     SidrReq = 0x17,
@@ -114,7 +115,7 @@ impl Kind {
         Self::Apr,
     ];
 
-    /// The message's name in the specification: `REQ`, `REP`, ...
+    /// Returns the message's name in the specification: `REQ`, `REP`, ...
     pub const fn name(self) -> &'static str {
         match self {
             Self::Req => "REQ",
@@ -132,30 +133,30 @@ impl Kind {
     }
 }
 
-/// Why bytes are no CM message.
+/// The reason why bytes are not a CM message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CmError {
-    /// Not the length of a MAD
-    #[error("a MAD has 256 bytes")]
+    /// The length is not that of a MAD
+    #[error("not a MAD: the length is not 256 bytes")]
     Length,
-    /// A MAD of another management class or version
+    /// A MAD of another management class or class version
     #[error("not a MAD of the communication management class")]
     Class,
-    /// A CM message of this attribute id, which the specification does not have
+    /// An attribute ID that the specification does not assign to a CM message
     #[error("unknown CM attribute {0:#06x}")]
     Attribute(u16),
 }
 
-/// A CM message in place.
+/// A CM message, borrowed from the packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {
-    /// The MAD's header
+    /// MAD header
     pub header: &'a MadHeader,
-    /// What it says
+    /// Message body
     pub body: Body<'a>,
 }
 
-/// What a CM message says.
+/// Body of a CM message.
 #[derive(Clone, Copy, Debug)]
 pub enum Body<'a> {
     /// Request for communication
@@ -170,14 +171,17 @@ pub enum Body<'a> {
     Rtu(&'a Rtu),
     /// Request to disconnect
     Dreq(&'a Dreq),
-    /// Reply to it
+    /// Reply to a request to disconnect
     Drep(&'a Drep),
-    /// A message that is passed on without being looked into
+    /// A message whose body is not decoded
     Opaque(Kind, &'a [u8; MAD_LEN - MadHeader::LEN]),
 }
 
 impl<'a> Message<'a> {
-    /// Reads a MAD. The payload of a packet that [`mad_of`] gives is one.
+    /// Reads a MAD: the payload of a packet, as [`mad_of`] returns it.
+    ///
+    /// # Errors
+    /// [`CmError`] if the length, the management class or the attribute ID is not that of a CM message.
     pub fn parse(mad: &'a [u8]) -> Result<Self, CmError> {
         let mad: &'a [u8; MAD_LEN] = mad.try_into().map_err(|_| CmError::Length)?;
         let (header, body) = MadHeader::ref_from_prefix(mad).map_err(|_| CmError::Length)?;
@@ -186,7 +190,7 @@ impl<'a> Message<'a> {
         }
         let id = header.attribute_id.get();
         let kind = Kind::ALL.into_iter().find(|&kind| kind as u16 == id).ok_or(CmError::Attribute(id))?;
-        // Every body has the same size, which the structs are checked against at compile time.
+        // Every body has the same size; `view` asserts it of each struct at compile time.
         let body = match kind {
             Kind::Req => Body::Req(view(body)?),
             Kind::Mra => Body::Mra(view(body)?),
@@ -202,7 +206,7 @@ impl<'a> Message<'a> {
         Ok(Self { header, body })
     }
 
-    /// Which message it is
+    /// Returns the kind of the message.
     pub const fn kind(&self) -> Kind {
         match self.body {
             Body::Req(_) => Kind::Req,
@@ -229,7 +233,7 @@ pub fn emit(header: &MadHeader, body: &(impl IntoBytes + Immutable), mad: &mut [
     tail.copy_from_slice(body.as_bytes());
 }
 
-/// The MAD that a packet carries: the payload of a UD SEND Only to QP 1 with the GSI's `Q_Key`.
+/// Returns the MAD that a packet carries: the payload of a UD SEND Only to QP 1 with the GSI's Q_Key.
 pub fn mad_of<'a>(packet: &Packet<'a>) -> Option<&'a [u8]> {
     let deth = packet.deth()?;
     let to_gsi = packet.layout().opcode() == Opcode::UD_SEND_ONLY && packet.bth().dest_qp() == Qpn::GSI;

@@ -4,22 +4,22 @@ use proptest::prelude::*;
 use std::net::IpAddr;
 use understudy_tests::captures;
 
-/// The frames of a capture of the repository.
+/// Returns the frames of a capture file of the repository.
 fn frames(name: &str) -> Vec<Vec<u8>> {
     captures::frames(&captures::path(name))
 }
 
-/// The MADs of a capture, with the address of their sender.
+/// Returns the MADs of a capture file, each with its sender's address.
 fn mads(name: &str) -> Vec<(IpAddr, Vec<u8>)> {
-    let of = |frame: &Vec<u8>| {
+    let mad_with_source = |frame: &Vec<u8>| {
         let packet = Packet::parse(frame)?;
         Some((packet.src(), mad_of(&packet)?.to_vec()))
     };
-    frames(name).iter().filter_map(of).collect()
+    frames(name).iter().filter_map(mad_with_source).collect()
 }
 
 #[test]
-fn a_handshake_of_rping() {
+fn rping_handshake_is_decoded() {
     let mads = mads("cm_rping.pcap");
     let messages: Vec<_> = mads.iter().map(|(_, mad)| Message::parse(mad).unwrap()).collect();
     let kinds: Vec<_> = messages.iter().map(|m| m.kind().name()).collect();
@@ -35,7 +35,7 @@ fn a_handshake_of_rping() {
     let cma = req.cma_header().expect("rping uses rdma_cm");
     assert_eq!(cma.src_addr(), mads[0].0);
     let Body::Dreq(dreq) = messages[3].body else { panic!("{:?}", messages[3]) };
-    // Each side begins with the PSN that the other asked for.
+    // Each side begins with the PSN that its peer chose for it.
     let data: Vec<_> = frames("cm_rping.pcap");
     let data: Vec<_> = data.iter().filter_map(|f| Packet::parse(f)).filter(|p| p.deth().is_none()).collect();
     let first_from =
@@ -48,7 +48,7 @@ fn a_handshake_of_rping() {
 }
 
 #[test]
-fn every_captured_message_is_emitted_as_it_came() {
+fn captured_messages_round_trip() {
     for name in ["cm_rping.pcap", "cm_ucmatose.pcap", "ipv6_cm_rping.pcap"] {
         let mads = mads(name);
         assert!(mads.len() >= 5, "{name}");
@@ -77,7 +77,7 @@ fn every_captured_message_is_emitted_as_it_came() {
 }
 
 #[test]
-fn addresses_of_rdma_cm_over_ipv6() {
+fn rdma_cm_header_has_ipv6_addresses() {
     let mads = mads("ipv6_cm_rping.pcap");
     let Body::Req(req) = Message::parse(&mads[0].1).unwrap().body else { panic!("no REQ first") };
     let cma = req.cma_header().expect("rping uses rdma_cm");
@@ -86,7 +86,7 @@ fn addresses_of_rdma_cm_over_ipv6() {
 }
 
 #[test]
-fn what_is_built_is_read() {
+fn built_messages_are_parsed() {
     let mut req = Req::zeroed();
     req.set_qpn(Qpn::new(0x12_3456));
     req.set_starting_psn(crate::Psn::new(0xff_ffff));
@@ -106,19 +106,19 @@ fn what_is_built_is_read() {
     assert_eq!(Message::parse(&mad).unwrap().to_string(), "REP 0x0 to 0x0 qp 0x7 psn 9");
     emit(&MadHeader::new(Kind::Rej, 3), &rej, &mut mad);
     assert_eq!(Message::parse(&mad).unwrap().to_string(), "REJ 0x1 to 0x2 consumer (28)");
-    // Offsets of the specification.
+    // Offsets in the specification
     assert_eq!((mad[24 + 3], mad[24 + 7], mad[24 + 11]), (1, 2, 28));
 }
 
 #[test]
-fn what_is_no_cm_message() {
+fn other_mads_are_rejected() {
     let mut mad = [0; MAD_LEN];
     assert_eq!(Message::parse(&mad[1..]).unwrap_err(), CmError::Length);
     assert_eq!(Message::parse(&mad).unwrap_err(), CmError::Class);
     mad[..4].copy_from_slice(&[1, 7, 2, 3]);
     mad[17] = 0x44;
     assert_eq!(Message::parse(&mad).unwrap_err(), CmError::Attribute(0x44));
-    // An ordinary datagram is none.
+    // An ordinary datagram carries no MAD.
     let frame = &frames("ud_send_512.pcap")[0];
     let Class::Roce(layout) = classify(frame) else { panic!("a packet") };
     assert!(mad_of(&Packet::new(frame, layout)).is_none());
@@ -126,7 +126,7 @@ fn what_is_no_cm_message() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_safe(mut mad in proptest::collection::vec(any::<u8>(), 250..260), kind in 0u8..32, fix: bool) {
+    fn parsing_arbitrary_bytes_does_not_panic(mut mad in proptest::collection::vec(any::<u8>(), 250..260), kind in 0u8..32, fix: bool) {
         if fix {
             mad[..4].copy_from_slice(&[1, 7, 2, 3]);
             mad[16..18].copy_from_slice(&[0, kind]);

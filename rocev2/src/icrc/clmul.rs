@@ -1,5 +1,6 @@
-//! CRC-32 arithmetic with the carry-less multiplication of x86-64 (PCLMULQDQ). The only module of this crate that
-//! may use `unsafe`, and it does so to call functions of its own that need a CPU feature, after asking for it.
+//! CRC-32 arithmetic with x86-64's carry-less multiplication (PCLMULQDQ). This is the only module of the
+//! crate with `unsafe` code: it calls its own functions that require CPU features, after checking for these
+//! features.
 //!
 //! Method and constants: V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ
 //! Instruction", Intel, 2009, in its bit-reflected form.
@@ -12,10 +13,10 @@ use core::arch::x86_64::{
     _mm_setzero_si128, _mm_shuffle_epi8, _mm_srli_si128, _mm_xor_si128,
 };
 
-/// P with its x^32, and the quotient of x^64 by P for Barrett's reduction; both reflected, 33 bits
+/// P including x^32, and the quotient of x^64 by P for Barrett reduction; both bit-reflected, 33 bits
 const P: i64 = 0x1_db71_0641;
 const QUOTIENT: i64 = 0x1_f701_1641;
-/// Reflected powers of x mod P by which 64 bits are folded over 512 and 128 bits, and to 96 and 64
+/// Bit-reflected powers of x mod P that fold 64 bits over 512 and 128 bits, and reduce to 96 and 64 bits
 const FOLD_512: (i64, i64) = (0x1_5444_2bd4, 0x1_c6e4_1596);
 const FOLD_128: (i64, i64) = (0x1_7519_97d0, 0x0_ccaa_009e);
 const FOLD_64: i64 = 0x1_63cd_6124;
@@ -28,25 +29,26 @@ fn available() -> bool {
         && is_x86_feature_detected!("sse4.1")
 }
 
-/// Runs `bytes`, of which there are 16 or more, through the CRC register, the first `BLOCKS` of 16 with `masks` set; `None` if
-/// the CPU cannot.
+/// Runs `bytes` (at least 16) through the CRC register, with `masks` ORed into the first `BLOCKS` blocks of
+/// 16 bytes. Returns `None` if the CPU lacks the instructions.
 #[inline]
 pub(super) fn update<const BLOCKS: usize>(crc: u32, bytes: &[u8], masks: &Masks) -> Option<u32> {
-    // SAFETY: the CPU features that the function is compiled for are there.
+    // SAFETY: `available` has found the CPU features that the function is compiled for.
     available().then(|| unsafe { fold::<BLOCKS>(crc, bytes, masks) })
 }
 
-/// The sum of the products of pairs of polynomials, not reduced; `None` if the CPU cannot.
+/// Returns the unreduced sum of the products of pairs of polynomials, or `None` if the CPU lacks the
+/// instructions.
 #[inline]
 pub(super) fn multiply<const N: usize>(pairs: [(u32, u32); N]) -> Option<u64> {
-    // SAFETY: the CPU features that the function is compiled for are there.
+    // SAFETY: `available` has found the CPU features that the function is compiled for.
     available().then(|| unsafe { products(pairs) })
 }
 
-/// A sum of products mod P; `None` if the CPU cannot.
+/// Reduces a sum of products mod P. Returns `None` if the CPU lacks the instructions.
 #[inline]
 pub(super) fn reduce_product(sum: u64) -> Option<u32> {
-    // SAFETY: the CPU features that the function is compiled for are there.
+    // SAFETY: `available` has found the CPU features that the function is compiled for.
     available().then(|| unsafe { reduce(_mm_cvtsi64_si128(sum as i64)) })
 }
 
@@ -57,11 +59,11 @@ fn products<const N: usize>(pairs: [(u32, u32); N]) -> u64 {
         let product = _mm_clmulepi64_si128::<0>(_mm_cvtsi32_si128(a as i32), _mm_cvtsi32_si128(b as i32));
         _mm_xor_si128(sum, product)
     });
-    // A reflected product of 32 by 32 bits is one bit short of 64.
+    // A bit-reflected product of 32 by 32 bits is one bit short of 64.
     (_mm_cvtsi128_si64(sum) as u64) << 1
 }
 
-/// Reduces 64 bits, of which the lower half are the higher powers of x, mod P.
+/// Reduces 64 bits, whose lower half holds the higher powers of x, mod P.
 #[inline]
 #[target_feature(enable = "pclmulqdq,sse2,ssse3,sse4.1")]
 fn reduce(x: __m128i) -> u32 {
@@ -79,7 +81,7 @@ fn load(block: &[u8; 16]) -> __m128i {
     unsafe { _mm_loadu_si128(block.as_ptr().cast()) }
 }
 
-/// Moves `x` on by the distance that `powers` stand for and adds `next`.
+/// Multiplies `x` by the power of x that `powers` stands for, which moves it forward, and adds `next`.
 #[inline]
 #[target_feature(enable = "pclmulqdq,sse2,ssse3,sse4.1")]
 fn fold_into(x: __m128i, powers: __m128i, next: __m128i) -> __m128i {
@@ -87,7 +89,8 @@ fn fold_into(x: __m128i, powers: __m128i, next: __m128i) -> __m128i {
     _mm_xor_si128(sum, next)
 }
 
-/// `SHIFT[16 + n..]` moves a block's bytes down by n, `SHIFT[n..]` up by 16 - n; zeros (from 0x80) come in.
+/// Shuffle masks: `SHIFT[16 + n..]` moves a block's bytes down by n, `SHIFT[n..]` up by 16 - n; 0x80 shifts
+/// in zeros.
 static SHIFT: [u8; 48] = {
     let mut table = [0x80; 48];
     let mut n = 0;
@@ -112,21 +115,21 @@ fn load_at(bytes: &[u8], at: usize) -> __m128i {
 fn fold<const BLOCKS: usize>(crc: u32, bytes: &[u8], masks: &Masks) -> u32 {
     let by_128 = _mm_set_epi64x(FOLD_128.1, FOLD_128.0);
     let (blocks, odd) = bytes.as_chunks::<16>();
-    // Straight from the packet, and masked in registers: a header that was just written to memory byte by byte could not
-    // be loaded by blocks without a stall.
+    // Loads the blocks from the packet and masks them in registers. A 16-byte load of a masked copy, which
+    // has just been written byte by byte, would stall on store forwarding.
     let masked = |first: &[[u8; 16]]| {
         let block = |n: usize| _mm_or_si128(load(&first[n]), load_at(masks, 16 * n));
         let start = _mm_xor_si128(block(0), _mm_cvtsi32_si128(crc as i32));
         (1..first.len()).fold(start, |x, n| fold_into(x, by_128, block(n)))
     };
-    // In all but the shortest packets a number that is known when this is compiled
+    // A constant count of blocks in all but the shortest packets
     let (mut x, blocks) = if let Some((first, others)) = blocks.split_first_chunk::<BLOCKS>() {
         (masked(first), others)
     } else {
         (masked(blocks), &[][..])
     };
     let blocks = if blocks.len() >= wide::MIN_BLOCKS && wide::available() {
-        // SAFETY: the CPU features that the function is compiled for are there.
+        // SAFETY: `wide::available` has found the CPU features that the function is compiled for.
         let (folded, rest) = unsafe { wide::fold_all(x, blocks) };
         x = folded;
         rest
@@ -135,7 +138,7 @@ fn fold<const BLOCKS: usize>(crc: u32, bytes: &[u8], masks: &Masks) -> u32 {
     };
     let (fours, blocks) = blocks.as_chunks::<4>();
     if let Some((first, fours)) = fours.split_first() {
-        // Four lanes, so that the multiplications of a payload overlap.
+        // Four independent lanes, so that the multiplications of a payload overlap.
         let by_512 = _mm_set_epi64x(FOLD_512.1, FOLD_512.0);
         let mut lanes =
             [fold_into(x, by_128, load(&first[0])), load(&first[1]), load(&first[2]), load(&first[3])];
@@ -153,7 +156,8 @@ fn fold<const BLOCKS: usize>(crc: u32, bytes: &[u8], masks: &Masks) -> u32 {
         x = fold_into(x, by_128, load(block));
     }
     if !odd.is_empty() {
-        // What is folded so far and the odd bytes are two blocks, the first of them short and led by zeros.
+        // The folded value and the odd bytes form two blocks, the first of which is short and padded with
+        // leading zeros.
         let last = bytes.len() - 16;
         let last = _mm_or_si128(load_at(bytes, last), load_at(masks, last.min(MASKED)));
         let up = load_at(&SHIFT, odd.len());
@@ -165,11 +169,11 @@ fn fold<const BLOCKS: usize>(crc: u32, bytes: &[u8], masks: &Masks) -> u32 {
     reduce_block(x)
 }
 
-/// What four bytes that `follow` more come behind (12 at least), and the last 24 bytes of a packet, add to its ICRC; `None` if the
-/// CPU cannot.
+/// Returns the contribution to the ICRC of a four-byte word with `follow` bytes behind it (at least 12), and
+/// of the last 24 bytes of a packet. Returns `None` if the CPU lacks the instructions.
 #[inline]
 pub(super) fn end(word: u32, follow: usize, end: &[u8; 24]) -> Option<u32> {
-    // SAFETY: the CPU features that the function is compiled for are there.
+    // SAFETY: `available` has found the CPU features that the function is compiled for.
     available().then(|| unsafe { fold_end(word, follow, end) })
 }
 
@@ -182,11 +186,13 @@ fn fold_end(word: u32, follow: usize, end: &[u8; 24]) -> u32 {
     reduce_block(add(x, pair(0, word), POWER[follow - 4]))
 }
 
-/// Runs a packet that begins with `head` and ends with `tail` through the CRC register; `None` if the CPU cannot.
+/// Runs a packet that consists of `head` and `tail` through the CRC register. Returns `None` if the CPU lacks
+/// the instructions.
 ///
-/// Each pair of words by itself: none waits for another, as blocks that are folded into one another would. And here, not in a
-/// function that gets the words in memory: written as single words, they could not be read as pairs without a stall.
-#[expect(clippy::inline_always, reason = "its caller has the words in registers")]
+/// Each pair of words is multiplied independently, so that no pair waits for another, as it would if blocks
+/// were folded into one another. The function is inlined: words that were passed in memory, written one by
+/// one, could not be loaded as pairs without a store-forwarding stall.
+#[expect(clippy::inline_always, reason = "the caller has the words in registers")]
 #[inline(always)]
 pub(super) fn of_words<const N: usize>(crc: u32, mut head: [u32; HEAD], tail: &[u8; N]) -> Option<u32> {
     const { assert!(N.is_multiple_of(4)) }
@@ -198,7 +204,7 @@ pub(super) fn of_words<const N: usize>(crc: u32, mut head: [u32; HEAD], tail: &[
         let pairs: [u64; HEAD / 2] = core::array::from_fn(|n| pair(head[2 * n], head[2 * n + 1]));
         return Some(sum_pairs(pairs, tail));
     }
-    // A zero in front of a packet is nothing.
+    // A leading zero word does not change the CRC.
     let (next, tail) = tail.split_first_chunk()?;
     let next = u32::from_le_bytes(*next);
     let pairs: [u64; HEAD / 2 + 1] = core::array::from_fn(|n| {
@@ -207,7 +213,8 @@ pub(super) fn of_words<const N: usize>(crc: u32, mut head: [u32; HEAD], tail: &[
     Some(sum_pairs(pairs, tail))
 }
 
-/// A packet's CRC, by pairs of words and the bytes behind them, a multiple of eight; the CPU is known to be able.
+/// Returns the CRC of a packet that consists of pairs of words and of `tail`, a multiple of eight bytes. The
+/// caller has to have checked `available`.
 #[expect(clippy::inline_always, reason = "as above")]
 #[inline(always)]
 fn sum_pairs<const N: usize>(pairs: [u64; N], tail: &[u8]) -> u32 {
@@ -217,7 +224,8 @@ fn sum_pairs<const N: usize>(pairs: [u64; N], tail: &[u8]) -> u32 {
         [last] => (pairs[N - 1], u64::from_le_bytes(*last)),
         [] => (pairs[N - 2], pairs[N - 1]),
     };
-    // SAFETY: the CPU features that the functions are compiled for are there.
+    // SAFETY: the caller has checked `available`: the CPU has the features that the functions are compiled
+    // for.
     let mut sum = unsafe { last_block(first, last) };
     let all = N + tail.len();
     for (n, bits) in pairs.into_iter().enumerate() {
@@ -236,8 +244,8 @@ fn sum_pairs<const N: usize>(pairs: [u64; N], tail: &[u8]) -> u32 {
     unsafe { reduce_block(sum) }
 }
 
-/// What a change of a packet's head changes the CRC by, `follow` bytes before the packet's end, of which there are four or
-/// more; `None` if the CPU cannot, or there are too many.
+/// Returns the change of the CRC for a change of a packet's head with `follow` bytes behind it (at least
+/// four). Returns `None` if the CPU lacks the instructions, or if `follow` is beyond the table of powers.
 #[expect(clippy::inline_always, reason = "as above")]
 #[inline(always)]
 pub(super) fn change_of_words(xor: [u32; HEAD], follow: usize) -> Option<u32> {
@@ -245,7 +253,7 @@ pub(super) fn change_of_words(xor: [u32; HEAD], follow: usize) -> Option<u32> {
     if !available() {
         return None;
     }
-    // SAFETY: the CPU features that the functions are compiled for are there.
+    // SAFETY: `available` has found the CPU features that the functions are compiled for.
     let mut sum = unsafe { last_block(0, 0) };
     for n in (0..HEAD).step_by(2) {
         // SAFETY: as above.
@@ -255,20 +263,21 @@ pub(super) fn change_of_words(xor: [u32; HEAD], follow: usize) -> Option<u32> {
     Some(unsafe { reduce_block(sum) })
 }
 
-/// Two words, the first of which comes first.
+/// Joins two words; the first is the earlier in the packet.
 #[inline]
 const fn pair(first: u32, second: u32) -> u64 {
     (second as u64) << 32 | first as u64
 }
 
-/// The last 128 bits of a packet
+/// Returns the last 128 bits of a packet as a block.
 #[inline]
 #[target_feature(enable = "pclmulqdq,sse2,ssse3,sse4.1")]
 fn last_block(first: u64, second: u64) -> __m128i {
     _mm_set_epi64x(second as i64, first as i64)
 }
 
-/// Adds 64 bits to the last block, as much of it: `power` is that of the bytes that follow them, less four.
+/// Adds the contribution of 64 bits to the last block. `power` is that for the count of bytes behind them,
+/// less four.
 #[inline]
 #[target_feature(enable = "pclmulqdq,sse2,ssse3,sse4.1")]
 fn add(sum: __m128i, bits: u64, power: u32) -> __m128i {

@@ -1,14 +1,15 @@
-//! The invariant CRC at the end of every packet (IB 7.8.1, for RoCEv2 A17.3.3): whole, and kept right while
-//! single words of the packet change.
+//! The invariant CRC (ICRC) at the end of every packet (IB 7.8.1, for RoCEv2 A17.3.3): computed over a whole
+//! packet, or updated for changes of single words.
 //!
-//! It is the CRC-32 of Ethernet, least significant byte first on the wire, over eight bytes of ones (in place of
-//! the link's header), the packet from the IP header to the end of the padding, with the fields that routers may
-//! change read as ones: IPv4 TOS, TTL and header checksum; IPv6 traffic class, flow label and hop limit; the UDP
-//! checksum; and all of BTH byte 4 (FECN, BECN and six reserved bits).
+//! The ICRC is Ethernet's CRC-32, least significant byte first on the wire. It covers eight bytes of ones (in
+//! place of the link header) and the packet from the IP header to the end of the padding. Fields that routers
+//! may change are read as ones: IPv4 TOS, TTL and header checksum; IPv6 traffic class, flow label and hop
+//! limit; the UDP checksum; and all of BTH byte 4 (FECN, BECN and six reserved bits).
 //!
-//! A CRC is linear, so a change of a word changes it by the CRC of that change alone, multiplied by x^(8n) mod P
-//! for the n bytes that follow: a few carry-less multiplications whatever the packet's length. A packet that came
-//! in with a wrong ICRC leaves with a wrong one, and its receiver sees the damage.
+//! A CRC is linear. Changing a word therefore changes the ICRC by the CRC of the XOR difference, multiplied
+//! by x^(8n) mod P for the n bytes that follow: a few carry-less multiplications, whatever the packet's
+//! length. A packet that arrives with a wrong ICRC also leaves with a wrong one, so that its receiver still
+//! detects the damage.
 
 use crate::ipv4::Ipv4;
 use crate::ipv6::Ipv6;
@@ -19,16 +20,18 @@ use crate::udp::Udp;
 mod clmul;
 mod table;
 
-/// CRC register after the eight bytes of ones.
+/// CRC register after the eight bytes of ones
 const AFTER_LINK_HEADER: u32 = 0xdebb_20e3;
-/// Bytes from the IP header on among which are all that the ICRC leaves out, in whole blocks of 16: IPv6, UDP and BTH
+/// Length of the region behind the start of the IP header that contains all masked fields, in whole blocks of
+/// 16 bytes: IPv6, UDP and BTH
 const MASKED: usize = (Ipv6::LEN + Udp::LEN + crate::Bth::LEN).next_multiple_of(16);
-/// The same with IPv4
+/// Length of the same region with IPv4
 const MASKED_V4: usize = (Ipv4::LEN + Udp::LEN + crate::Bth::LEN).next_multiple_of(16);
-/// Ones where the ICRC reads ones whatever the packet says, from the IP header on; zeros behind.
+/// Masks from the IP header on: ones where the ICRC reads ones whatever the packet contains, zeros behind.
 type Masks = [u8; MASKED + 16];
 
-/// Offsets from the IP header, in packets without IPv4 options and IPv6 extension headers
+/// Returns the masks of packets without IPv4 options and IPv6 extension headers, by offset from the IP
+/// header.
 const fn masks(ip: &[(usize, u8)], ip_len: usize) -> Masks {
     let mut masks = [0; MASKED + 16];
     let mut n = 0;
@@ -53,21 +56,21 @@ const fn masks_v4() -> Masks {
 static IPV4_MASKS: Masks = masks_v4();
 static IPV6_MASKS: Masks = masks(&IPV6_FIELDS, Ipv6::LEN);
 
-/// The ICRC that the packet's bytes call for.
+/// Computes the ICRC of a packet.
 #[inline]
 pub fn compute(frame: &[u8], layout: &Layout) -> u32 {
     let packet = &frame[layout.l3()..layout.icrc()];
     compute_for(packet, layout.is_ipv6(), layout.udp() - layout.l3())
 }
 
-/// The same for a packet that has no layout because its transport header is not understood: `packet` reaches from the
-/// IP header to the ICRC, and its UDP header begins `udp` bytes on.
+/// Computes the ICRC of a packet that has no layout because its transport header is not understood. `packet`
+/// reaches from the IP header to the ICRC; its UDP header begins at offset `udp`.
 #[inline]
 pub fn compute_for(packet: &[u8], v6: bool, udp: usize) -> u32 {
     compute_inline(packet, v6, udp)
 }
 
-#[expect(clippy::inline_always, reason = "some callers know all but the bytes")]
+#[expect(clippy::inline_always, reason = "some callers pass constants for all but the bytes")]
 #[inline(always)]
 pub(crate) fn compute_inline(packet: &[u8], v6: bool, udp: usize) -> u32 {
     let (masks, ip_len) = if v6 { (&IPV6_MASKS, Ipv6::LEN) } else { (&IPV4_MASKS, Ipv4::LEN) };
@@ -88,7 +91,8 @@ pub(crate) fn compute_inline(packet: &[u8], v6: bool, udp: usize) -> u32 {
     !table::update_masked(AFTER_LINK_HEADER, packet, masks)
 }
 
-/// Packets with IPv4 options or IPv6 extension headers: seldom, and of any header length.
+/// Computes the ICRC of packets with IPv4 options or IPv6 extension headers, which are rare and whose headers
+/// may have any length.
 #[cold]
 fn compute_with_options(packet: &[u8], v6: bool, udp: usize) -> u32 {
     let fields = if v6 { &IPV6_FIELDS[..] } else { &IPV4_FIELDS[..] };
@@ -105,48 +109,50 @@ fn compute_with_options(packet: &[u8], v6: bool, udp: usize) -> u32 {
     !crc
 }
 
-/// What four bytes at a place count for in the ICRC: for those who change the same places of many packets.
+/// Multiplier of four bytes at one offset in the ICRC, precomputed for callers that change the same offsets
+/// of many packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Weight(u32);
 
 impl Weight {
-    /// Of what never changes: whatever stands there, it counts for nothing
+    /// Weight of bytes that never change: changes there do not affect the ICRC
     pub const NONE: Self = Self(0);
 
-    /// Of four bytes between whose end and the ICRC `follow` bytes stand.
+    /// Returns the weight of four bytes between whose end and the ICRC there are `follow` bytes.
     pub fn of(follow: usize) -> Self {
         Self(power(follow + 4))
     }
 }
 
-/// Changed words of a packet, added up to correct its ICRC in one go. Words that the ICRC leaves out must not be told,
-/// nor their masked bytes within a word.
+/// Changed words of a packet, accumulated to correct its ICRC in one step. Fields that the ICRC does not
+/// cover must not be added; their bits within a word have to be masked to zero.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Changes {
-    /// The sum of the words' products with their powers of x: 64 bits in the CRC's bit order, not yet reduced mod P
+    /// Sum of the products of each XOR difference and its power of x: 64 bits in the CRC's bit order, not yet
+    /// reduced mod P
     sum: u64,
 }
 
 impl Changes {
-    /// None yet.
+    /// Returns an empty set of changes.
     pub const fn new() -> Self {
         Self { sum: 0 }
     }
 
-    /// Tells that four bytes changed. `xor` is old XOR new, both read in little-endian order; `follow` is the number
-    /// of bytes between their end and the ICRC.
+    /// Adds a change of four bytes. `xor` is old XOR new, both read in little-endian order; `follow` is the
+    /// count of bytes between their end and the ICRC.
     #[inline]
     pub fn word(&mut self, xor: u32, follow: usize) {
         self.add(xor, power(follow + 4));
     }
 
-    /// The same for a place whose weight is known.
+    /// Adds a change of four bytes whose [`Weight`] is known.
     #[inline]
     pub fn weighted(&mut self, xor: u32, weight: Weight) {
         self.add(xor, weight.0);
     }
 
-    /// The same with the power itself, out of [`powers`].
+    /// Adds a change of four bytes with its power of x, as [`powers`] returns it.
     #[inline]
     pub(crate) fn add(&mut self, xor: u32, power: u32) {
         #[cfg(target_arch = "x86_64")]
@@ -157,7 +163,8 @@ impl Changes {
         self.sum ^= u64::from(table::multiply(xor, power)) << 32;
     }
 
-    /// Tells that a run of words changed, each as [`word`](Self::word) has it; `follow` is counted from the end of the last.
+    /// Adds a change of consecutive words, each as for [`word`](Self::word); `follow` is counted from the end
+    /// of the last word.
     #[inline]
     pub(crate) fn words<const N: usize>(&mut self, xors: [u32; N], follow: usize) {
         #[cfg(target_arch = "x86_64")]
@@ -173,20 +180,20 @@ impl Changes {
         }
     }
 
-    /// What the ICRC, read in little-endian order, has to be XORed with.
+    /// Returns the value to XOR into the ICRC, read in little-endian order.
     #[inline]
     pub fn effect(&self) -> u32 {
         #[cfg(target_arch = "x86_64")]
         if let Some(effect) = clmul::reduce_product(self.sum) {
             return effect;
         }
-        // Products of tables are reduced already.
+        // Products from the tables are already reduced.
         (self.sum >> 32) as u32
     }
 }
 
-/// What changes of four bytes that `follow` others come behind (28 at least), and of the last 24 bytes of a packet, change its ICRC
-/// by; each read in little-endian order.
+/// Returns the change of the ICRC for XOR differences of four bytes with `follow` bytes behind them (at least
+/// 28) and of the last 24 bytes of a packet, both read in little-endian order.
 #[inline]
 pub(crate) fn end(word: u32, follow: usize, end: &[u8; 24]) -> u32 {
     #[cfg(target_arch = "x86_64")]
@@ -205,10 +212,10 @@ fn end_by_words(word: u32, follow: usize, end: &[u8; 24]) -> u32 {
     changes.effect()
 }
 
-/// Words of a packet of IPv4 without options from its first byte to the end of its BTH
+/// Count of 32-bit words from the first byte of an IPv4 packet without options to the end of its BTH
 pub const HEAD: usize = (Ipv4::LEN + Udp::LEN + crate::Bth::LEN) / 4;
 
-/// The bits of these that the ICRC reads as ones, the words read in little-endian order
+/// Bits of these words that the ICRC reads as ones; words are read in little-endian order
 const HEAD_MASKS: [u32; HEAD] = {
     let mut masks = [0; HEAD];
     let mut n = 0;
@@ -220,11 +227,12 @@ const HEAD_MASKS: [u32; HEAD] = {
     masks
 };
 
-/// The ICRC of a packet of IPv4 without options, for those who have it in registers: the words from its first byte to the end
-/// of its BTH, each read in little-endian order, and the bytes behind, a multiple of four.
+/// Computes the ICRC of an IPv4 packet without options whose headers the caller has in registers: `head`
+/// holds the words from its first byte to the end of its BTH, each read in little-endian order; `behind`
+/// holds the remaining bytes, a multiple of four.
 #[expect(
     clippy::inline_always,
-    reason = "words that its caller has in registers would go through memory, in other sizes"
+    reason = "a call would pass the caller's words through memory and reload them in other sizes"
 )]
 #[inline(always)]
 pub fn of_parts<const N: usize>(mut head: [u32; HEAD], behind: &[u8; N]) -> u32 {
@@ -239,9 +247,9 @@ pub fn of_parts<const N: usize>(mut head: [u32; HEAD], behind: &[u8; N]) -> u32 
     !table::update(crc, behind)
 }
 
-/// What the ICRC of a packet of IPv4 without options changes by, if the words from its first byte to the end of its BTH change
-/// by these (old XOR new, each read in little-endian order), and nothing in the `follow` bytes between them and the ICRC, of
-/// which there are at least four.
+/// Returns the change of the ICRC of an IPv4 packet without options if the words from its first byte to the
+/// end of its BTH change by `xor` (old XOR new, each read in little-endian order) and the `follow` bytes
+/// between them and the ICRC (at least four) do not change.
 #[expect(clippy::inline_always, reason = "as above")]
 #[inline(always)]
 pub fn change_of_head(mut xor: [u32; HEAD], follow: usize) -> u32 {
@@ -259,15 +267,15 @@ pub fn change_of_head(mut xor: [u32; HEAD], follow: usize) -> u32 {
     changes.effect()
 }
 
-/// What becomes of a change when `bytes` more follow it.
+/// Returns `change` as it is when `bytes` more bytes follow it.
 pub(crate) fn advance(change: u32, bytes: usize) -> u32 {
     table::multiply(change, power(bytes))
 }
 
-/// Powers x^(8n) mod P for n below this are in a table: enough for any packet of the largest path MTU.
+/// Size of the table of powers x^(8n) mod P: enough for any packet of the largest path MTU
 const POWERS: usize = 4352;
 
-/// x^(8n) mod P by n, in the CRC's bit order (x^0 is the highest bit).
+/// x^(8n) mod P, indexed by n, in the CRC's bit order (x^0 is the highest bit)
 static POWER: [u32; POWERS] = {
     let mut table = [0; POWERS];
     let mut power = 1 << 31;
@@ -280,24 +288,24 @@ static POWER: [u32; POWERS] = {
     table
 };
 
-/// x^(8n) mod P for n from `first` on, unless that is beyond any path MTU: a change of four bytes that end `follow`
-/// bytes before the ICRC is to be multiplied by that for `follow + 4`.
+/// Returns x^(8n) mod P for n from `first` on, or `None` beyond the largest path MTU. The multiplier of a
+/// change of four bytes that end `follow` bytes before the ICRC is the power for n = `follow + 4`.
 #[inline]
 pub(crate) fn powers<const N: usize>(first: usize) -> Option<&'static [u32; N]> {
     POWER.get(first..)?.first_chunk()
 }
 
-/// x^(8n) mod P.
+/// Returns x^(8n) mod P.
 #[inline]
 pub(crate) fn power(n: usize) -> u32 {
     match POWER.get(n) {
         Some(&power) => power,
-        None => power_of_a_giant(n),
+        None => power_beyond_table(n),
     }
 }
 
 #[cold]
-fn power_of_a_giant(mut n: usize) -> u32 {
+fn power_beyond_table(mut n: usize) -> u32 {
     let mut power = POWER[0];
     while n >= POWERS {
         power = table::multiply(power, POWER[POWERS - 1]);

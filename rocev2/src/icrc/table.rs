@@ -1,12 +1,12 @@
-//! CRC-32 arithmetic with tables, for processors without carry-less multiplication and for compile time.
+//! CRC-32 arithmetic with tables, for processors without carry-less multiplication and for constants.
 //! Polynomials are in the CRC's bit order: the highest bit is the coefficient of x^0.
 
 use super::{MASKED, Masks};
 
-/// The polynomial of Ethernet's CRC-32, without its x^32.
+/// Polynomial of Ethernet's CRC-32, without x^32
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
-/// `SLICES[k][b]`: the byte `b` followed by `k` zero bytes.
+/// `SLICES[k][b]` is the CRC of the byte `b` followed by `k` zero bytes.
 static SLICES: [[u32; 256]; 8] = {
     let mut slices = [[0; 256]; 8];
     let mut byte = 0;
@@ -33,7 +33,7 @@ pub(super) const fn append_zero_byte(mut crc: u32) -> u32 {
     crc
 }
 
-/// Runs `bytes` through the CRC register, eight at a time.
+/// Runs `bytes` through the CRC register, eight bytes at a time.
 pub(super) fn update(mut crc: u32, bytes: &[u8]) -> u32 {
     let mut chunks = bytes.chunks_exact(8);
     for chunk in &mut chunks {
@@ -50,7 +50,7 @@ pub(super) fn update(mut crc: u32, bytes: &[u8]) -> u32 {
     crc
 }
 
-/// Runs a packet through the CRC register, its beginning with `masks` set.
+/// Runs a packet through the CRC register, with `masks` ORed into its start.
 pub(super) fn update_masked(crc: u32, packet: &[u8], masks: &Masks) -> u32 {
     let (head, body) = packet.split_at(packet.len().min(MASKED));
     let mut masked = [0; MASKED];
@@ -60,9 +60,10 @@ pub(super) fn update_masked(crc: u32, packet: &[u8], masks: &Masks) -> u32 {
     update(update(crc, &masked[..head.len()]), body)
 }
 
-/// The product of two polynomials mod P, four bits of `b` at a time.
+/// Multiplies two polynomials mod P, four bits of `b` at a time.
 pub(super) fn multiply(a: u32, b: u32) -> u32 {
-    // a times each polynomial of degree below four; the index has x^0 in its highest bit, like everything here
+    // Products of `a` and each polynomial of degree below four; the index has x^0 in its highest bit, as all
+    // polynomials here
     let mut products = [0u32; 16];
     let mut shifted = a;
     for bit in (0..4).rev() {
@@ -75,14 +76,14 @@ pub(super) fn multiply(a: u32, b: u32) -> u32 {
     }
     let mut product = 0u32;
     for nibble in 0..8 {
-        // Horner's rule from the highest power of x, which is in the lowest bits.
+        // Horner's rule, from the highest power of x, which is in the lowest bits
         product = (product >> 4) ^ SLICES_OF_FOUR[(product & 0xf) as usize];
         product ^= products[((b >> (4 * nibble)) & 0xf) as usize];
     }
     product
 }
 
-/// A nibble multiplied by x^4 past the end of the register.
+/// Reduction of the four bits that x^4 shifts out of the register
 static SLICES_OF_FOUR: [u32; 16] = {
     let mut table = [0; 16];
     let mut nibble = 0;

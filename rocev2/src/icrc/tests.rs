@@ -2,13 +2,14 @@ use super::*;
 use crate::{Class, Packet, classify};
 use proptest::prelude::*;
 
-/// Frames whose ICRC real hardware or an independent program computed (FACTS C-20).
-fn known_frames() -> Vec<(&'static str, Vec<u8>)> {
+/// Frames whose ICRC was computed by hardware or an independent program.
+fn reference_frames() -> Vec<(&'static str, Vec<u8>)> {
     let bytes = |hex: &str| -> Vec<u8> {
         let digits: Vec<u8> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
         digits.chunks(2).map(|d| u8::from_str_radix(core::str::from_utf8(d).unwrap(), 16).unwrap()).collect()
     };
-    // The checksums of the IPv4 headers are not part of the vectors, nor of the ICRC; they are filled in below.
+    // The vectors do not include the IPv4 header checksum, which the ICRC does not cover; it is filled in
+    // below.
     let mut frames = vec![
         (
             "ACK of a ConnectX NIC",
@@ -50,14 +51,14 @@ fn layout(frame: &[u8]) -> Layout {
 }
 
 #[test]
-fn real_hardware_agrees() {
-    for (name, frame) in known_frames() {
+fn icrc_agrees_with_hardware() {
+    for (name, frame) in reference_frames() {
         assert!(Packet::parse(&frame).expect(name).verify_icrc(), "{name}");
     }
 }
 
-/// Straight from the specification's text, bit by bit, sharing nothing with the code above.
-fn by_the_book(frame: &[u8], layout: Layout) -> u32 {
+/// Computes the ICRC byte by byte from the text of the specification; shares no code with the module.
+fn reference_icrc(frame: &[u8], layout: Layout) -> u32 {
     let mut bytes = frame[layout.l3()..layout.icrc()].to_vec();
     let udp = layout.udp() - layout.l3();
     if layout.is_ipv6() {
@@ -80,26 +81,26 @@ fn by_the_book(frame: &[u8], layout: Layout) -> u32 {
 }
 
 #[test]
-fn masked_fields_do_not_count() {
-    for (name, mut frame) in known_frames() {
+fn masked_fields_do_not_change_the_icrc() {
+    for (name, mut frame) in reference_frames() {
         let layout = layout(&frame);
-        let right = compute(&frame, &layout);
-        // TOS with ECN, TTL, header checksum, UDP checksum, and FECN, BECN and the reserved bits.
+        let expected = compute(&frame, &layout);
+        // TOS with ECN, TTL, header checksum, UDP checksum, and FECN, BECN and the reserved bits
         for at in [15, 22, 24, 25, 40, 41, 42 + crate::Bth::MASKED_BYTE] {
             for value in [0x00, 0x40, 0x80, 0x3f, 0xff] {
                 frame[at] = value;
-                assert_eq!(compute(&frame, &layout), right, "{name}, byte {at} = {value:#x}");
+                assert_eq!(compute(&frame, &layout), expected, "{name}, byte {at} = {value:#x}");
             }
         }
         for at in [14 + 4, 14 + 6, 26, 33, 34, 38, 42 + 1, 42 + 5, 42 + 8, layout.icrc() - 1] {
             frame[at] ^= 0x20;
-            assert_ne!(compute(&frame, &layout), right, "{name}, byte {at} counts");
+            assert_ne!(compute(&frame, &layout), expected, "{name}, byte {at} is covered");
             frame[at] ^= 0x20;
         }
     }
 }
 
-/// A WRITE Only with this payload, valid but for its ICRC.
+/// Returns a WRITE Only with this payload that is valid but for its ICRC.
 fn write_frame(v6: bool, options: usize, payload: &[u8]) -> Vec<u8> {
     let udp_len = 8 + 12 + 16 + payload.len() + 4;
     let mut frame = vec![0x02; 12];
@@ -131,11 +132,11 @@ fn write_frame(v6: bool, options: usize, payload: &[u8]) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn whole(v6: bool, options in 0usize..3, words in proptest::collection::vec(any::<u32>(), 0..300)) {
+    fn icrc_agrees_with_the_specification(v6: bool, options in 0usize..3, words in proptest::collection::vec(any::<u32>(), 0..300)) {
         let payload: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
         let frame = write_frame(v6, options * 8, &payload);
         let layout = layout(&frame);
-        prop_assert_eq!(compute(&frame, &layout), by_the_book(&frame, layout));
+        prop_assert_eq!(compute(&frame, &layout), reference_icrc(&frame, layout));
     }
 
     #[test]
@@ -143,52 +144,52 @@ proptest! {
         let masks = if v6 { &IPV6_MASKS } else { &IPV4_MASKS };
         let masked: Vec<u8> =
             packet.iter().zip(masks.iter().chain(core::iter::repeat(&0))).map(|(byte, mask)| byte | mask).collect();
-        let right = crc32fast::hash(&masked);
-        prop_assert_eq!(!table::update(!0, &masked), right);
-        prop_assert_eq!(!table::update_masked(!0, &packet, masks), right);
+        let expected = crc32fast::hash(&masked);
+        prop_assert_eq!(!table::update(!0, &masked), expected);
+        prop_assert_eq!(!table::update_masked(!0, &packet, masks), expected);
         #[cfg(target_arch = "x86_64")]
         {
-            prop_assert_eq!(!clmul::update::<{ MASKED / 16 }>(!0, &packet, masks).unwrap(), right);
+            prop_assert_eq!(!clmul::update::<{ MASKED / 16 }>(!0, &packet, masks).unwrap(), expected);
             if !v6 {
-                prop_assert_eq!(!clmul::update::<{ MASKED_V4 / 16 }>(!0, &packet, masks).unwrap(), right);
+                prop_assert_eq!(!clmul::update::<{ MASKED_V4 / 16 }>(!0, &packet, masks).unwrap(), expected);
             }
         }
     }
 
     #[test]
-    fn products_agree(a: u32, b: u32, c: u32, d: u32) {
-        let right = table::multiply(a, b) ^ table::multiply(c, d);
-        prop_assert_eq!(table::multiply(a, 1 << 31), a, "times x^0");
+    fn carry_less_and_table_products_agree(a: u32, b: u32, c: u32, d: u32) {
+        let expected = table::multiply(a, b) ^ table::multiply(c, d);
+        prop_assert_eq!(table::multiply(a, 1 << 31), a, "product with x^0");
         #[cfg(target_arch = "x86_64")]
         {
             let sum = clmul::multiply([(a, b)]).unwrap() ^ clmul::multiply([(c, d)]).unwrap();
             prop_assert_eq!(clmul::multiply([(a, b), (c, d)]), Some(sum));
-            prop_assert_eq!(clmul::reduce_product(sum).unwrap(), right);
-            // What a table has reduced stays what it is.
-            prop_assert_eq!(clmul::reduce_product(u64::from(right) << 32).unwrap(), right);
+            prop_assert_eq!(clmul::reduce_product(sum).unwrap(), expected);
+            // Reducing a reduced value does not change it.
+            prop_assert_eq!(clmul::reduce_product(u64::from(expected) << 32).unwrap(), expected);
         }
     }
 
     #[test]
-    fn the_end_counts_as_its_words_do(word: u32, follow in 28usize..POWERS - 4, bytes: [u8; 24]) {
+    fn end_equals_the_sum_of_its_words(word: u32, follow in 28usize..POWERS - 4, bytes: [u8; 24]) {
         prop_assert_eq!(end(word, follow, &bytes), end_by_words(word, follow, &bytes));
     }
 
     #[test]
-    fn words_make_the_icrc(head: [u32; HEAD], behind: [u8; 40]) {
-        fn right<const N: usize>(head: [u32; HEAD], behind: &[u8; 40]) -> (u32, u32) {
+    fn icrc_of_parts_equals_that_of_the_packet(head: [u32; HEAD], behind: [u8; 40]) {
+        fn both<const N: usize>(head: [u32; HEAD], behind: &[u8; 40]) -> (u32, u32) {
             let behind = behind.first_chunk::<N>().unwrap();
             let packet: Vec<u8> = head.iter().flat_map(|w| w.to_le_bytes()).chain(*behind).collect();
             (of_parts(head, behind), compute_for(&packet, false, Ipv4::LEN))
         }
-        let made = [right::<0>, right::<4>, right::<8>, right::<12>, right::<16>, right::<24>, right::<28>, right::<40>];
+        let made = [both::<0>, both::<4>, both::<8>, both::<12>, both::<16>, both::<24>, both::<28>, both::<40>];
         for (found, expected) in made.map(|made| made(head, &behind)) {
             prop_assert_eq!(found, expected);
         }
     }
 
     #[test]
-    fn a_changed_head_changes_the_icrc(
+    fn change_of_head_equals_the_difference_of_icrcs(
         old: [u32; HEAD],
         new: [u32; HEAD],
         behind in proptest::collection::vec(any::<u32>(), 1..1100),
@@ -211,22 +212,22 @@ proptest! {
         let mut frame = write_frame(v6, 0, &payload);
         let layout = layout(&frame);
         let before = compute(&frame, &layout);
-        let (mut told, mut weighted) = (Changes::new(), Changes::new());
-        let first = layout.bth() + 8; // PSN and all that follows it count in full
+        let (mut summed, mut weighted) = (Changes::new(), Changes::new());
+        let first = layout.bth() + 8; // the ICRC covers the PSN and everything behind it
         for (xor, index) in changes {
             let at = first + index.index(layout.icrc() - first - 3);
             let new = u32::from_le_bytes(frame[at..at + 4].try_into().unwrap()) ^ xor;
             frame[at..at + 4].copy_from_slice(&new.to_le_bytes());
-            told.word(xor, layout.icrc() - at - 4);
+            summed.word(xor, layout.icrc() - at - 4);
             weighted.weighted(xor, Weight::of(layout.icrc() - at - 4));
         }
-        prop_assert_eq!(before ^ told.effect(), by_the_book(&frame, layout));
-        prop_assert_eq!(weighted.effect(), told.effect());
+        prop_assert_eq!(before ^ summed.effect(), reference_icrc(&frame, layout));
+        prop_assert_eq!(weighted.effect(), summed.effect());
     }
 }
 
 #[test]
-fn powers_beyond_the_table() {
+fn powers_beyond_the_table_are_right() {
     let mut slow = 1 << 31;
     for n in 0..3 * POWERS {
         assert_eq!(power(n), slow, "{n}");

@@ -32,7 +32,7 @@ fn repr(v6: bool, tags: usize, opcode: Opcode, payload: &[u8]) -> Repr<'_> {
 
 proptest! {
     #[test]
-    fn what_is_built_parses_to_what_it_was_built_from(
+    fn built_frames_parse_to_the_same_fields(
         v6: bool,
         tags in 0..=MAX_TAGS,
         opcode in prop::sample::select(Opcode::KNOWN),
@@ -58,9 +58,9 @@ proptest! {
         value.udp.checksum = u16::from(udp_checksum).into();
         let mut buffer = vec![0xa5; value.frame_len() + 3 + 9];
         let len = value.build(&mut buffer).unwrap();
-        prop_assert_eq!(&buffer[len..], &vec![0xa5; buffer.len() - len][..], "nothing behind the frame is touched");
+        prop_assert_eq!(&buffer[len..], &vec![0xa5; buffer.len() - len][..], "bytes behind the frame are unchanged");
         let frame = &buffer[..len];
-        let packet = Packet::parse(frame).expect("well formed");
+        let packet = Packet::parse(frame).expect("a well-formed packet");
         prop_assert!(packet.verify_icrc() && packet.verify_udp_checksum());
         prop_assert_eq!(packet.payload(), value.payload);
         prop_assert_eq!(packet.tags().len(), tags);
@@ -73,7 +73,7 @@ proptest! {
         prop_assert!(parsed.to_string().contains("payload"));
         prop_assert_eq!(parsed.emit(&mut again[..len - 1]), Err(TooShort));
 
-        // An independent reading of the layers below.
+        // An independent parser of the layers below.
         let sliced = SlicedPacket::from_ethernet(frame).unwrap();
         prop_assert_eq!(sliced.vlan_ids().len(), tags);
         match sliced.net {
@@ -94,7 +94,7 @@ proptest! {
 }
 
 #[test]
-fn every_captured_packet_is_emitted_as_it_came() {
+fn captured_packets_round_trip() {
     let mut packets = 0;
     for path in understudy_tests::captures::all() {
         let damaged = path.file_stem().unwrap() == "damaged";
@@ -110,7 +110,7 @@ fn every_captured_packet_is_emitted_as_it_came() {
             assert_eq!(out, frame, "{}", path.display());
             let packet = Packet::parse(frame).unwrap();
             assert!(damaged || packet.verify_icrc(), "{}: {repr}", path.display());
-            // The same value, made complete from scratch, is the same packet.
+            // Rebuilding all derived fields yields the same packet.
             if !damaged {
                 let mut built = repr;
                 let mut out = vec![0xa5; len];
@@ -123,7 +123,7 @@ fn every_captured_packet_is_emitted_as_it_came() {
 }
 
 #[test]
-fn too_long_for_ip() {
+fn packets_too_long_for_ip_are_rejected() {
     let payload = vec![0; 70_000];
     let mut value = repr(false, 0, Opcode::RC_SEND_ONLY, &payload);
     assert_eq!(value.build(&mut vec![0; 80_000]), Err(BuildError::TooLong));

@@ -151,19 +151,19 @@ impl Mutator {
 
 impl VisitMut for Mutator {
     fn visit_stmt_mut(&mut self, statement: &mut syn::Stmt) {
-        if !is_canary(statement) {
+        if !is_planted(statement) {
             visit_mut::visit_stmt_mut(self, statement);
         }
     }
 
     fn visit_item_fn_mut(&mut self, function: &mut syn::ItemFn) {
-        if !is_canary(function) {
+        if !is_planted(function) {
             self.change_function(&mut function.sig, &mut function.block);
         }
     }
 
     fn visit_impl_item_fn_mut(&mut self, function: &mut syn::ImplItemFn) {
-        if !is_canary(function) {
+        if !is_planted(function) {
             self.change_function(&mut function.sig, &mut function.block);
         }
     }
@@ -194,7 +194,7 @@ impl VisitMut for Mutator {
     }
 
     fn visit_arm_mut(&mut self, arm: &mut Arm) {
-        if is_canary(arm) {
+        if is_planted(arm) {
             return;
         }
         let whole = self.at("MatchArm", arm.pat.span());
@@ -216,7 +216,7 @@ impl VisitMut for Mutator {
 }
 
 /// Says whether code is compiled with planted bugs only.
-fn is_canary(code: &impl ToTokens) -> bool {
+fn is_planted(code: &impl ToTokens) -> bool {
     let text = code.to_token_stream().to_string();
     text.split('{').next().is_some_and(|head| head.contains(r#"# [cfg (debug_assertions)]"#))
 }

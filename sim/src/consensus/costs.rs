@@ -1,52 +1,54 @@
-//! What consensus costs with and without the switch, in virtual time: the same run gives the same numbers, on any machine.
+//! Costs of consensus with and without the switch, in virtual time: the same run gives the same numbers on
+//! any machine.
 
 use super::{Cluster, ClusterConfig};
 use crate::{Fault, Link};
 use switch::Nanos;
 
-/// For how long a switch is down at least
+/// Shortest outage of a switch
 pub const OUTAGE: Nanos = Nanos::from_millis(5);
-/// By when a group stands, and everybody has found their pace: with heartbeats of [`PACE`]
+/// Time until a group is open and the leader's rate is stable, with heartbeats of [`HEARTBEAT`]
 const WARM_UP: Nanos = Nanos::from_millis(25);
-const PACE: Nanos = Nanos::from_micros(250);
-/// The same, with heartbeats of 100 us
-const BEFORE: Nanos = Nanos::from_millis(10);
+const HEARTBEAT: Nanos = Nanos::from_micros(250);
+/// The same time with heartbeats of 100 us
+const WARM_UP_FAST: Nanos = Nanos::from_millis(10);
 
-/// A leader at work.
+/// Rates and latency of a leader.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// Packets that the leader sent for each entry that was decided, heartbeats included
+    /// Packets that the leader sent per decided entry, heartbeats included
     pub packets_out: f64,
-    /// Packets that it received
+    /// Packets that the leader received per decided entry
     pub packets_in: f64,
-    /// Values decided a second
+    /// Values decided per second
     pub entries_per_s: f64,
-    /// Values decided (bits a second)
+    /// Values decided, in bits per second
     pub goodput_bps: f64,
-    /// Mean time from a value's proposal until the leader knows that it is decided (seconds)
+    /// Mean time from the proposal of a value until the leader learns of its decision (seconds)
     pub latency_s: f64,
 }
 
-/// What a leader has to do.
+/// Load of a leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// Replicas beside it
+    /// Replicas besides the leader
     pub replicas: u8,
-    /// Bytes of a value
+    /// Size of a value (bytes)
     pub size: usize,
     /// Whether the switch replicates
     pub through: bool,
-    /// Bits a second of every link
+    /// Rate of every link, in bits per second
     pub rate_bps: u64,
-    /// Values that are proposed and not decided at once; as many as keep the link busy, if it is not said
+    /// Undecided values that the leader proposes at once; `None` for as many as keep the link busy
     pub window: Option<u64>,
-    /// For everything that is drawn
+    /// Seed of everything that is drawn
     pub seed: u64,
 }
 
 impl Load {
-    /// What the link and its way there and back hold, and more, so that the link is the limit.
-    const fn most(&self) -> u64 {
+    /// Returns a number of values that exceeds the bandwidth-delay product, so that the link is the
+    /// bottleneck.
+    const fn max_window(&self) -> u64 {
         (1 << 18) / (self.size as u64 + 128)
     }
 
@@ -55,45 +57,45 @@ impl Load {
             seed: self.seed,
             servers: self.replicas + 1,
             through: self.through,
-            // A leader learns by heartbeats what others have taken out of their logs.
-            slots: 4 * self.most(),
-            window: self.window.unwrap_or(self.most()),
+            // A leader learns only from heartbeats what the other servers have removed from their logs.
+            slots: 4 * self.max_window(),
+            window: self.window.unwrap_or(self.max_window()),
             sizes: (self.size, self.size),
-            heartbeat: PACE,
-            // Above the time that the window spends in the link's queue
+            heartbeat: HEARTBEAT,
+            // Longer than the time that a full window spends in the link's queue
             ack_timeout: 9,
             link: Link { rate_bps: self.rate_bps, queue: 1 << 24, ..Link::default() },
             ..ClusterConfig::default()
         }
     }
 
-    /// A cluster whose leader replicates as it should.
-    fn begun(&self, config: &ClusterConfig) -> Result<Cluster, String> {
+    /// Creates a cluster, and runs it until its leader replicates as configured.
+    fn warmed_up(&self, config: &ClusterConfig) -> Result<Cluster, String> {
         let mut cluster = Cluster::new(config);
         cluster.world.run_until(WARM_UP);
         let leader = cluster.app(0).server();
         if !leader.leads() || leader.replicates_through() != self.through {
-            return Err(format!("after {WARM_UP:?} the leader has not begun"));
+            return Err(format!("after {WARM_UP:?} the leader does not replicate as configured"));
         }
         Ok(cluster)
     }
 
-    /// How the leader fares.
+    /// Measures the rates and the latency of the leader.
     ///
     /// # Errors
-    /// What was wrong with the run.
+    /// What went wrong in the run.
     pub fn pace(&self) -> Result<Pace, String> {
-        let mut cluster = self.begun(&self.config())?;
-        let look = |cluster: &Cluster| {
+        let mut cluster = self.warmed_up(&self.config())?;
+        let sample = |cluster: &Cluster| {
             let counters = cluster.nic_counters(0);
             let app = cluster.app(0);
             (app.server().decided(), counters.sent, counters.received, app.latencies())
         };
-        let before = look(&cluster);
+        let before = sample(&cluster);
         let span = Nanos::from_millis(4);
         cluster.world.run_until(WARM_UP + span);
         cluster.check()?;
-        let after = look(&cluster);
+        let after = sample(&cluster);
         let entries = (after.0 - before.0) as f64;
         let entries_per_s = entries / (span.0 as f64 / 1e9);
         Ok(Pace {
@@ -105,50 +107,54 @@ impl Load {
         })
     }
 
-    /// How long it takes from when so many values are proposed at once until the leader knows that all are decided.
+    /// Measures the time from when `values` values are proposed at once until the leader learns that all are
+    /// decided.
     ///
     /// # Errors
-    /// What was wrong with the run.
+    /// What went wrong in the run.
     pub fn burst(&self, values: u64) -> Result<Nanos, String> {
-        let mut cluster = self.begun(&ClusterConfig { wanted: 0, ..self.config() })?;
+        let mut cluster = self.warmed_up(&ClusterConfig { wanted: 0, ..self.config() })?;
         let decided = |cluster: &Cluster| cluster.app(0).server().decided();
         let all = decided(&cluster) + values;
-        let begun = cluster.world.now();
+        let warmed_up = cluster.world.now();
         cluster.want(values);
         while decided(&cluster) < all {
-            if !cluster.world.step(begun + Nanos::from_millis(10)) {
-                return Err(format!("{} of {values} values are not decided", all - decided(&cluster)));
+            if !cluster.world.step(warmed_up + Nanos::from_millis(10)) {
+                return Err(format!(
+                    "{} of {values} values are not decided after 10 ms",
+                    all - decided(&cluster)
+                ));
             }
         }
         cluster.check()?;
-        Ok(cluster.world.now().since(begun))
+        Ok(cluster.world.now().since(warmed_up))
     }
 }
 
-/// How a leader fares with so many replicas and values of so many bytes.
+/// Measures a leader with this number of replicas and values of this size.
 ///
 /// # Errors
-/// What was wrong with the run.
+/// What went wrong in the run.
 pub fn pace(replicas: u8, size: usize, through: bool, rate_bps: u64) -> Result<Pace, String> {
     Load { replicas, size, through, rate_bps, window: None, seed: 1 }.pace()
 }
 
-/// What goes wrong.
+/// Part of the cluster that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// A replica crashes, for good.
+    /// A replica crashes and does not restart
     Replica,
-    /// The leader crashes, for good.
+    /// The leader crashes and does not restart
     Leader,
-    /// The switch crashes, and begins anew after [`OUTAGE`] or somewhat more. Nobody reaches anybody meanwhile.
+    /// The switch crashes, and restarts after [`OUTAGE`] or somewhat later. Meanwhile no host reaches another
     Switch,
 }
 
 impl Failure {
-    /// Every failure
+    /// All kinds of failures
     pub const ALL: [Self; 3] = [Self::Replica, Self::Leader, Self::Switch];
 
-    /// Its name
+    /// Returns the name of the failed part.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Replica => "replica",
@@ -158,11 +164,12 @@ impl Failure {
     }
 }
 
-/// By how much longer than before nothing is decided at most when something fails (heartbeats of 100 us): the median over
-/// so many moments at which it happens, and the longest. Each moment has a run of its own, drawn from the seed and its number.
+/// Measures by how much a failure prolongs the longest pause between two decisions (heartbeats of 100 us).
+/// Returns the median and the maximum over `moments` moments of the failure. Each moment has a run of its
+/// own, seeded by `seed` and the moment's number.
 ///
 /// # Errors
-/// What was wrong with a run.
+/// What went wrong in a run.
 pub fn pause(
     failure: Failure,
     through: bool,
@@ -180,17 +187,17 @@ pub fn pause(
 
 fn pause_at(failure: Failure, through: bool, replicas: u8, moment: u64, seed: u64) -> Result<Nanos, String> {
     let config = ClusterConfig {
-        // The first seed's are the moments' numbers alone.
+        // For `seed` 1, the runs' seeds are the moments' numbers.
         seed: seed.wrapping_sub(1) << 32 ^ moment,
         servers: replicas + 1,
         through,
-        // More than are written before a crashed replica is noticed
+        // More entries than the leader writes before it detects the crash of a replica
         slots: 4096,
         ..ClusterConfig::default()
     };
     let mut cluster = Cluster::new(&config);
-    // Not in step with heartbeats
-    let at = BEFORE + Nanos::from_micros(200) + Nanos(moment * 37_919);
+    // Spread over the heartbeat interval
+    let at = WARM_UP_FAST + Nanos::from_micros(200) + Nanos(moment * 37_919);
     let node = match failure {
         Failure::Replica => cluster.servers[usize::from(replicas)],
         Failure::Leader => cluster.servers[0],
@@ -200,22 +207,22 @@ fn pause_at(failure: Failure, through: bool, replicas: u8, moment: u64, seed: u6
     if failure == Failure::Switch {
         cluster.world.schedule(at + OUTAGE + Nanos(moment * 91_193), Fault::Restart(node));
     }
-    cluster.world.run_until(BEFORE);
+    cluster.world.run_until(WARM_UP_FAST);
     let end = at + Nanos::from_millis(15);
-    let (mut entries, mut since) = (cluster.entries(), BEFORE);
-    let (mut usual, mut longest) = (Nanos::ZERO, Nanos::ZERO);
+    let (mut entries, mut since) = (cluster.entries(), WARM_UP_FAST);
+    let (mut longest_before, mut longest_after) = (Nanos::ZERO, Nanos::ZERO);
     while cluster.world.step(end) {
         if cluster.entries() > entries {
             entries = cluster.entries();
             let now = cluster.world.now();
-            let gap = if now < at { &mut usual } else { &mut longest };
+            let gap = if now < at { &mut longest_before } else { &mut longest_after };
             *gap = (*gap).max(now.since(since));
             since = now;
         }
     }
     cluster.check()?;
     if end.since(since) > Nanos::from_millis(1) {
-        return Err(format!("nothing is decided any more after the {} has crashed", failure.name()));
+        return Err(format!("no entry is decided any more after the {} has crashed", failure.name()));
     }
-    Ok(longest.since(usual))
+    Ok(longest_after.since(longest_before))
 }

@@ -1,24 +1,26 @@
-//! A cluster of servers that agree on values ([`p4ce::consensus`]), directly or through a switch. What it checks:
+//! A cluster of servers that agree on values ([`p4ce::consensus`]), directly or through a switch. The checks:
 //!
-//! * all servers decide the same at each place, in order;
-//! * nothing that was decided is lost or changed, whoever restarts;
-//! * what is decided was proposed, and once;
-//! * a snapshot is what the values before it come to, byte for byte;
-//! * what is decided is held by a majority, not counting servers that are down or have just lost their memory;
-//! * no server begins anew without the operator's word;
-//! * no connection is given to a host that is no server.
+//! * all servers decide the same value at each index, in order;
+//! * no decided value is lost or changed, whichever servers restart;
+//! * every decided value was proposed, and is decided once;
+//! * a snapshot equals the state after all values before it, byte for byte;
+//! * a majority holds each decided value, without counting servers that are down or have just lost their
+//!   memory;
+//! * no server bootstraps a new group without an operator's command;
+//! * no host outside of the group gets a connection.
 
 pub mod costs;
+mod history;
+mod outsider;
 mod proposer;
-mod stranger;
-mod truth;
 
+pub use outsider::Stranger;
 pub use proposer::Proposer;
-pub use stranger::Stranger;
 
 use crate::host::draws_forgetful;
 use crate::{Clock, Controlled, Host, Link, NicCounters, NodeId, Queues, World};
 use core::net::IpAddr;
+use history::History;
 use p4ce::consensus::{Config, Layout, Standing, Through};
 use p4ce::{Control, ControlConfig, P4ce, Secret};
 use proposer::{Load, lock};
@@ -28,61 +30,60 @@ use rocev2::ethernet::MacAddr;
 use std::sync::{Arc, Mutex};
 use switch::forward::Config as ForwardConfig;
 use switch::{Nanos, Share};
-use truth::Truth;
 
 const PORT: u16 = 18_515;
-/// Where servers listen
+/// Port on which servers accept connections
 const SERVERS_PORT: u16 = 7000;
-/// The switch's own
+/// Host number of the switch itself
 const SWITCH: u8 = 253;
-/// A host that is no server
-const STRANGER: u8 = 98;
+/// Host number of the host outside of the group
+const OUTSIDER: u8 = 98;
 
-/// A cluster to be made.
+/// Parameters of a cluster.
 #[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own")]
 #[derive(Clone, Copy, Debug)]
 pub struct ClusterConfig {
-    /// For everything that is drawn
+    /// Seed of everything that is drawn
     pub seed: u64,
-    /// How many servers
+    /// Number of servers
     pub servers: u8,
     /// Whether leaders replicate through the switch when they can
     pub through: bool,
-    /// Entries that a log holds
+    /// Entries of a log
     pub slots: u64,
-    /// Values that are proposed and not decided at once
+    /// Undecided values that a leader proposes at once
     pub window: u64,
-    /// Bytes of a value, from and to
+    /// Shortest and longest value (bytes)
     pub sizes: (usize, usize),
-    /// Bytes of a snapshot
+    /// Size of a snapshot (bytes)
     pub snapshot: usize,
-    /// Whether server 0 is told to begin the group, in its first life
+    /// Whether server 0 gets the command to bootstrap the group, before any restart
     pub begins: bool,
     /// Whether servers and switch share a secret
     pub secret: bool,
-    /// This server has another secret.
+    /// Server with a different secret, if any
     pub odd: Option<u8>,
-    /// A host that is no server asks for connections, one each time
+    /// Interval at which a host outside of the group requests connections, if there is one
     pub stranger: Option<Nanos>,
     /// Values that each server proposes at most
     pub wanted: u64,
-    /// The time between two heartbeats
+    /// Heartbeat interval
     pub heartbeat: Nanos,
-    /// How long NICs wait for an acknowledgement: 4.096 us times two to this
+    /// ACK timeout of the NICs: 4.096 us * 2^`ack_timeout`
     pub ack_timeout: u8,
-    /// Each server's to the switch
+    /// Link of each server to the switch
     pub link: Link,
-    /// Between the switch's function and its control plane
+    /// Queues between the switch's function and its control plane
     pub queues: Queues,
-    /// The share of servers whose NICs forget old READs and atomics, as soft-RoCE does
+    /// Share of servers whose NICs forget old READs and atomics, as soft-RoCE does
     pub forgetful: Share,
     /// Whether NICs give memory the same keys after a restart
     pub keys_again: bool,
-    /// Queue pairs that the switch has room for
+    /// Queue pairs that the switch has capacity for
     pub queue_pairs: usize,
-    /// The first PSN of the switch's connections; random if not said
+    /// First PSN of the switch's connections; random if `None`
     pub first_psn: Option<Psn>,
-    /// A planted bug
+    /// Bug to plant in every server
     #[cfg(debug_assertions)]
     pub bug: Option<p4ce::consensus::Bug>,
 }
@@ -117,29 +118,29 @@ impl Default for ClusterConfig {
     }
 }
 
-/// What had been decided and proposed at a moment.
+/// Decided and proposed values at a moment, see [`Cluster::mark`].
 #[derive(Clone, Debug)]
 pub struct Mark {
     beginnings: u64,
     entries: u64,
-    /// Values proposed by each server
+    /// Number of values proposed by each server
     proposed: Vec<u64>,
 }
 
-/// Servers around a switch that bridges, and replicates for those who ask it to.
+/// Servers around a switch that forwards as a bridge, and replicates for leaders that request it.
 #[derive(Debug)]
 pub struct Cluster {
     /// The network
     pub world: World,
-    /// By their numbers
+    /// Servers, by number
     pub servers: Vec<NodeId>,
     /// The switch
     pub switch: NodeId,
-    /// The host that is no server, if there is one
+    /// Host outside of the group, if there is one
     pub stranger: Option<NodeId>,
-    truth: Arc<Mutex<Truth>>,
-    /// Entries below were seen to be held by a majority when they were decided.
-    witnessed: u64,
+    history: Arc<Mutex<History>>,
+    /// Entries below this index were held by a majority when they were decided
+    checked_entries: u64,
     beginnings: u64,
     wrong: Option<String>,
 }
@@ -166,7 +167,7 @@ fn switch(config: &ClusterConfig, secret: Option<Secret>) -> Controlled<Control>
         #[cfg(debug_assertions)]
         bug: None,
     };
-    let control = move |life| {
+    let control = move |incarnation| {
         Control::new(ControlConfig {
             interface: Interface::new(mac, ip(SWITCH), 24),
             port: PORT,
@@ -178,7 +179,7 @@ fn switch(config: &ClusterConfig, secret: Option<Secret>) -> Controlled<Control>
             secret: secret.clone(),
             setup_timeout: Nanos::from_millis(20),
             max_lag: p4ce::gather::MAX_LAG,
-            seed: seed ^ 0x7377 ^ life << 32,
+            seed: seed ^ 0x7377 ^ incarnation << 32,
             first_psn,
         })
     };
@@ -186,23 +187,23 @@ fn switch(config: &ClusterConfig, secret: Option<Secret>) -> Controlled<Control>
 }
 
 impl Cluster {
-    /// Servers that have not begun.
+    /// Creates the servers and the switch. Nothing runs yet.
     pub fn new(config: &ClusterConfig) -> Self {
         let mut world = World::new(config.seed);
-        let truth = Arc::<Mutex<Truth>>::default();
+        let history = Arc::<Mutex<History>>::default();
         let secret = config.secret.then(|| Secret::new("a secret of the simulator's"));
         let switch = switch(config, secret.clone());
         let switch = world.add("switch", switch, Clock::default());
         let mut group = 0;
         let mut server = |n: u8| {
             let seed = config.seed ^ u64::from(n) << 8;
-            let mut lives = 0;
+            let mut incarnations = 0;
             let forgetful = draws_forgetful(config.seed, n.into(), config.forgetful);
             let key_seed = config.keys_again.then_some(seed);
             let nic = move || {
-                lives += 1;
+                incarnations += 1;
                 let interface = Interface::new(mac(n), ip(n), 24);
-                let seed = seed ^ lives << 32;
+                let seed = seed ^ incarnations << 32;
                 Rnic::new(rnic::Config { seed, key_seed, forgetful, ..rnic::Config::new(interface) })
             };
             let server = Config {
@@ -223,7 +224,7 @@ impl Cluster {
                 #[cfg(debug_assertions)]
                 bug: config.bug,
             };
-            // Of the last server, which is like all others but for one with a secret of its own.
+            // The group identifier is the same for all servers; this keeps that of the last one.
             group = server.group();
             let load = Load {
                 seed: config.seed,
@@ -232,7 +233,7 @@ impl Cluster {
                 wanted: config.wanted,
                 begins: config.begins && n == 0,
             };
-            let app = Proposer::new(server, load, Arc::clone(&truth));
+            let app = Proposer::new(server, load, Arc::clone(&history));
             let host = Host::new(nic, app);
             world.add(&format!("server {n}"), host, Clock::default())
         };
@@ -243,42 +244,42 @@ impl Cluster {
         let stranger = config.stranger.map(|every| {
             let seed = config.seed;
             let nic = move || {
-                let interface = Interface::new(MacAddr([2, 0, 0, 0, 9, 9]), ip(STRANGER), 24);
+                let interface = Interface::new(MacAddr([2, 0, 0, 0, 9, 9]), ip(OUTSIDER), 24);
                 Rnic::new(rnic::Config { seed: seed ^ 0x7374, ..rnic::Config::new(interface) })
             };
             let addresses = (0..config.servers).map(ip).collect();
             let app = Stranger::new(seed, addresses, (ip(SWITCH), PORT), group, every);
-            world.add("stranger", Host::new(nic, app), Clock::default())
+            world.add("outsider", Host::new(nic, app), Clock::default())
         });
         if let Some(stranger) = stranger {
             world.connect(stranger, switch, Link::default());
         }
-        Self { world, servers, switch, stranger, truth, witnessed: 0, beginnings: 0, wrong: None }
+        Self { world, servers, switch, stranger, history, checked_entries: 0, beginnings: 0, wrong: None }
     }
 
-    /// Runs, and looks at all servers' memory whenever an entry is decided.
+    /// Runs until a time of the world, and checks all servers' memory whenever an entry is decided.
     pub fn run_until(&mut self, until: Nanos) {
         while self.step(until) {}
         self.world.run_until(until);
     }
 
-    /// Lets one event happen, if there is one before `until`; the world's time is `until` if not. Returns whether there
-    /// was one.
+    /// Handles the next event if it is due by `until`, and checks the entries that it decided. Returns
+    /// whether there was an event.
     pub fn step(&mut self, until: Nanos) -> bool {
         let happened = self.world.step(until);
-        self.witness();
+        self.check_holders();
         happened
     }
 
-    /// Counts who holds what has just been decided.
-    fn witness(&mut self) {
-        let truth = Arc::clone(&self.truth);
-        let truth = lock(&truth);
-        if truth.beginnings() != self.beginnings {
-            (self.beginnings, self.witnessed) = (truth.beginnings(), 0);
+    /// Checks that a majority holds each newly decided entry.
+    fn check_holders(&mut self) {
+        let history = Arc::clone(&self.history);
+        let history = lock(&history);
+        if history.beginnings() != self.beginnings {
+            (self.beginnings, self.checked_entries) = (history.beginnings(), 0);
         }
-        for index in self.witnessed..truth.entries() {
-            let value = truth.value(index);
+        for index in self.checked_entries..history.entries() {
+            let value = history.value(index);
             let (mut holders, mut excused) = (0, 0);
             for node in &self.servers {
                 let host = self.world.node::<Host<Proposer>>(*node);
@@ -291,62 +292,63 @@ impl Cluster {
             }
             let majority = self.servers.len() / 2 + 1;
             if holders + excused < majority {
-                let wrong = format!("entry {index} is decided, and {holders} servers hold it");
+                let wrong = format!("entry {index} is decided, but only {holders} servers hold it");
                 self.wrong.get_or_insert(wrong);
             }
         }
-        self.witnessed = truth.entries();
+        self.checked_entries = history.entries();
     }
 
-    /// The operator has a server begin the group, as soon as it sees all others.
+    /// Gives a server the operator's command to bootstrap the group, which it executes as soon as it sees all
+    /// other servers.
     pub fn bootstrap(&mut self, server: usize) {
         self.world.with::<Host<Proposer>, _>(self.servers[server], |host, _| host.app.bootstrap());
     }
 
-    /// How often the group has begun
+    /// Returns how often the group was bootstrapped.
     pub fn beginnings(&self) -> u64 {
-        lock(&self.truth).beginnings()
+        lock(&self.history).beginnings()
     }
 
-    /// The application of a server
+    /// Returns the application of a server.
     pub fn app(&self, server: usize) -> &Proposer {
         &self.world.node::<Host<Proposer>>(self.servers[server]).app
     }
 
-    /// The applications of all
+    /// Returns the applications of all servers.
     pub fn apps(&self) -> impl Iterator<Item = &Proposer> {
         (0..self.servers.len()).map(|server| self.app(server))
     }
 
-    /// Has each server propose so many values more.
+    /// Raises the number of values that each server proposes by `more`.
     pub fn want(&mut self, more: u64) {
         for node in self.servers.clone() {
             self.world.with::<Host<Proposer>, _>(node, |host, _| host.app.want(more));
         }
     }
 
-    /// What a server's NIC has counted in this life
+    /// Returns the counters of a server's NIC since its last start.
     pub fn nic_counters(&self, server: usize) -> &NicCounters {
         self.world.node::<Host<Proposer>>(self.servers[server]).nic.counters()
     }
 
-    /// Frames that the switch has written to replicas
+    /// Returns the number of frames that the switch has sent to replicas.
     pub fn copies(&self) -> u64 {
         self.world.node::<Controlled<Control>>(self.switch).switch.function.counters().copies.get()
     }
 
-    /// Entries that anybody has seen decided
+    /// Returns the number of entries that any server has seen decided.
     pub fn entries(&self) -> u64 {
-        lock(&self.truth).entries()
+        lock(&self.history).entries()
     }
 
-    /// Returns what has been decided and proposed by now.
+    /// Returns the decided and proposed values of this moment.
     pub fn mark(&self) -> Mark {
         let (beginnings, entries) = (self.beginnings(), self.entries());
         Mark { beginnings, entries, proposed: self.apps().map(|app| app.proposed).collect() }
     }
 
-    /// Servers that are not down
+    /// Returns the servers that are not down.
     pub fn live(&self) -> impl Iterator<Item = usize> {
         (0..self.servers.len()).filter(|server| !self.world.is_down(self.servers[*server]))
     }
@@ -355,18 +357,19 @@ impl Cluster {
         self.stranger.map(|node| &self.world.node::<Host<Stranger>>(node).app)
     }
 
-    /// Returns how many requests the host that is no server has sent.
+    /// Returns the number of requests that the host outside of the group has sent.
     pub fn asked_by_stranger(&self) -> u64 {
         self.stranger().map_or(0, |stranger| stranger.asked)
     }
 
-    /// Live servers that have not applied any value that was proposed after `mark`
+    /// Returns the live servers that have not applied any value that was proposed after `mark`.
     pub fn lagging(&self, mark: &Mark) -> Vec<usize> {
-        let first = lock(&self.truth).first_since(mark);
+        let first = lock(&self.history).first_since(mark);
         self.live().filter(|server| first.is_none_or(|first| self.app(*server).next() <= first)).collect()
     }
 
-    /// Live servers that count for a majority, or will when they have read of the beginning that they are part of
+    /// Returns the live servers that count for a majority, or will count as soon as they have read the
+    /// bootstrap record that names them.
     pub fn members(&self) -> Vec<usize> {
         let begun: Vec<u64> =
             self.live().flat_map(|server| self.app(server).server.beginning()).copied().collect();
@@ -377,20 +380,23 @@ impl Cluster {
         self.live().filter(counts).collect()
     }
 
-    /// Says what is wrong, if anything ever was.
+    /// Checks everything that was observed so far.
     ///
     /// # Errors
-    /// The first thing that a server saw and that must not be.
+    /// The first violation.
     pub fn check(&self) -> Result<(), String> {
-        let truth = lock(&self.truth);
+        let history = lock(&self.history);
         for (n, app) in self.apps().enumerate() {
             if let Some(wrong) = &app.wrong {
                 return Err(format!("server {n}: {wrong}"));
             }
             let (next, sum) = (app.next(), app.sum());
-            // One that is down has the state of a life that is over, perhaps of a group that is.
-            if !self.world.is_down(self.servers[n]) && truth.sum(next) != Some(sum) {
-                return Err(format!("server {n}: its state after {next} entries is another"));
+            // The state of a server that is down is that of its previous incarnation, perhaps of a previous
+            // group.
+            if !self.world.is_down(self.servers[n]) && history.sum(next) != Some(sum) {
+                return Err(format!(
+                    "server {n}: its state after {next} entries differs from the decided entries"
+                ));
             }
         }
         if let Some(wrong) = &self.wrong {
@@ -398,7 +404,7 @@ impl Cluster {
         }
         let granted = self.stranger().map_or(0, |stranger| stranger.granted);
         if granted > 0 {
-            return Err(format!("a host that is no server was given {granted} connections"));
+            return Err(format!("a host outside of the group was granted {granted} connections"));
         }
         Ok(())
     }

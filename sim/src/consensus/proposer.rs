@@ -1,6 +1,6 @@
-//! A server that proposes as long as it leads, and forgets all when it restarts.
+//! A server that proposes values while it leads, and loses all state when it restarts.
 
-use super::truth::{Truth, chain, fill};
+use super::history::{History, chain, fill};
 use crate::App;
 use p4ce::consensus::{BootstrapError, Config, Decided, Server};
 use rnic::Rnic;
@@ -9,34 +9,34 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use switch::table::mix;
 use switch::{Chance, Nanos};
 
-/// Bytes of a value that name it: its server, and how many that one has proposed
-pub(super) const NAME: usize = 9;
-/// Bytes of a snapshot that are its state
-pub(super) const STATE: usize = 8;
+/// Bytes at the beginning of a value that identify it: its server, and the number of the value there
+pub(super) const ID_LEN: usize = 9;
+/// Bytes at the beginning of a snapshot that hold the state
+pub(super) const STATE_LEN: usize = 8;
 
-/// The application.
+/// The application of a server.
 #[derive(Debug)]
 pub struct Proposer {
     config: Config,
     pub(super) server: Server,
-    chance: Chance,
-    /// Bytes of a value, from and to
+    rng: Chance,
+    /// Shortest and longest value (bytes)
     sizes: (usize, usize),
-    /// Bytes of a snapshot
+    /// Size of a snapshot (bytes)
     snapshot: usize,
-    /// Values that it proposes in all its lives, and has proposed
+    /// Number of values to propose over all incarnations, and of those proposed
     wanted: u64,
     pub(super) proposed: u64,
-    lives: u64,
-    truth: Arc<Mutex<Truth>>,
+    starts: u64,
+    history: Arc<Mutex<History>>,
     installed: u64,
     next: u64,
-    /// What all values below [`next`](Self::next) come to: its state
+    /// State: hash chain over all values below [`next`](Self::next)
     sum: u64,
-    /// The operator has told it to begin the group.
+    /// Whether a bootstrap command of the operator is pending
     begins: bool,
-    /// Values that it has proposed and not seen decided: their numbers, and when they were proposed
-    under_way: VecDeque<(u64, Nanos)>,
+    /// Proposed values that this server has not seen decided: number and time of the proposal
+    undecided: VecDeque<(u64, Nanos)>,
     latencies: Latencies,
     pub(super) wrong: Option<String>,
 }
@@ -55,7 +55,7 @@ impl Latencies {
     }
 }
 
-/// What a server is to propose.
+/// Load of a server.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub(super) seed: u64,
@@ -66,33 +66,33 @@ pub(super) struct Load {
 }
 
 impl Proposer {
-    pub(super) fn new(config: Config, load: Load, truth: Arc<Mutex<Truth>>) -> Self {
+    pub(super) fn new(config: Config, load: Load, history: Arc<Mutex<History>>) -> Self {
         Self {
             server: Server::new(config.clone()),
-            chance: Chance::stream(load.seed, config.id.into()),
+            rng: Chance::stream(load.seed, config.id.into()),
             config,
             sizes: load.sizes,
             snapshot: load.snapshot,
             wanted: load.wanted,
             proposed: 0,
-            lives: 0,
-            truth,
+            starts: 0,
+            history,
             installed: 0,
             next: 0,
             sum: 0,
             begins: load.begins,
-            under_way: VecDeque::new(),
+            undecided: VecDeque::new(),
             latencies: Latencies::default(),
             wrong: None,
         }
     }
 
-    /// The server
+    /// Returns the server.
     pub fn server(&self) -> &Server {
         &self.server
     }
 
-    /// Returns the latencies of its values in all its lives.
+    /// Returns the latencies of its values over all incarnations.
     pub(super) fn latencies(&self) -> Latencies {
         self.latencies
     }
@@ -101,35 +101,35 @@ impl Proposer {
         self.wanted = self.wanted.saturating_add(more);
     }
 
-    /// Tells it to begin the group as soon as all servers are there, in this life.
+    /// Gives the server the operator's command to bootstrap the group. A restart cancels the command.
     pub(super) fn bootstrap(&mut self) {
         self.begins = true;
     }
 
-    /// Names this life of the server.
+    /// Returns the identifier of this incarnation of the server.
     pub(super) fn incarnation(&self) -> u64 {
         self.config.incarnation
     }
 
-    /// The place of the next entry that it will see
+    /// Returns the index of the next entry that the server will see.
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// Snapshots that it has installed
+    /// Returns the number of snapshots that the server has installed.
     pub fn installed(&self) -> u64 {
         self.installed
     }
 
-    /// What all values that it has seen come to
+    /// Returns the hash chain over all values that the server has seen.
     pub(super) fn sum(&self) -> u64 {
         self.sum
     }
 
-    /// Does what the operator has told it, once.
+    /// Executes the bootstrap command, once.
     fn begin(&mut self) {
         match self.server.bootstrap() {
-            Ok(()) => lock(&self.truth).begin(self.server.beginning()),
+            Ok(()) => lock(&self.history).begin(self.server.beginning()),
             Err(BootstrapError::Unseen(_) | BootstrapError::Written(_)) => return,
             Err(BootstrapError::Member | BootstrapError::Begun(_)) => {}
         }
@@ -139,26 +139,26 @@ impl Proposer {
     fn propose(&mut self, nic: &mut Rnic, now: Nanos) {
         while self.server.leads() && self.proposed < self.wanted {
             let (least, most) = self.sizes;
-            let len = self.chance.between(least.max(NAME) as u64, most.max(NAME) as u64) as usize;
+            let len = self.rng.between(least.max(ID_LEN) as u64, most.max(ID_LEN) as u64) as usize;
             let value = fill(self.config.id, self.proposed, len);
             if self.server.propose(nic, &value).is_err() {
                 return;
             }
-            lock(&self.truth).propose(self.config.id, self.proposed, len);
-            self.under_way.push_back((self.proposed, now));
+            lock(&self.history).propose(self.config.id, self.proposed, len);
+            self.undecided.push_back((self.proposed, now));
             self.proposed += 1;
         }
     }
 
-    /// Counts the latency of a value that is decided, if this server has proposed it in this life.
+    /// Counts the latency of a decided value if this server has proposed it since its last start.
     fn count_latency(&mut self, value: &[u8], now: Nanos) {
-        let name = value.split_first().filter(|(server, _)| **server == self.config.id);
-        let Some(number) = name.and_then(|(_, rest)| rest.first_chunk()) else { return };
+        let id = value.split_first().filter(|(server, _)| **server == self.config.id);
+        let Some(number) = id.and_then(|(_, rest)| rest.first_chunk()) else { return };
         let number = u64::from_le_bytes(*number);
-        // Those before it were lost with an office.
-        while let Some((first, since)) = self.under_way.front().copied().filter(|(first, _)| *first <= number)
+        // Earlier values were lost when the server lost its leadership.
+        while let Some((first, since)) = self.undecided.front().copied().filter(|(first, _)| *first <= number)
         {
-            self.under_way.pop_front();
+            self.undecided.pop_front();
             if first == number {
                 self.latencies.values += 1;
                 self.latencies.sum_ns += now.since(since).0;
@@ -166,54 +166,55 @@ impl Proposer {
         }
     }
 
-    /// Takes what is decided, and says what is wrong with it.
-    fn take(&mut self, decided: Decided, truth: &mut Truth) -> Result<(), String> {
+    /// Applies a decided entry or a snapshot. Returns a violation if it contradicts earlier ones.
+    fn apply(&mut self, decided: Decided, history: &mut History) -> Result<(), String> {
         match decided {
             Decided::Entry { index, .. } if index != self.next => {
-                Err(format!("entry {index} comes after {}", self.next))
+                Err(format!("entry {index} was delivered when entry {} was expected", self.next))
             }
             Decided::Entry { index, value } => {
                 self.next = index + 1;
                 self.sum = chain(self.sum, &value);
-                truth.decide(index, &value)
+                history.decide(index, &value)
             }
-            Decided::Snapshot { next, .. } if next <= self.next => {
-                Err(format!("a snapshot of {next} comes after {}", self.next))
-            }
+            Decided::Snapshot { next, .. } if next <= self.next => Err(format!(
+                "a snapshot of {next} entries was delivered when entry {} was expected",
+                self.next
+            )),
             Decided::Snapshot { next, state } => {
                 let sum = state.first_chunk().map_or(0, |sum| u64::from_le_bytes(*sum));
                 (self.next, self.sum) = (next, sum);
                 self.installed += 1;
                 if state != snapshot(next, sum, state.len()) {
-                    return Err(format!("the snapshot of {next} was torn"));
+                    return Err(format!("the snapshot of {next} entries was torn"));
                 }
-                truth.install(next, sum)
+                history.install(next, sum)
             }
         }
     }
 }
 
-/// The state after `next` values, and bytes that no other snapshot has in these places.
+/// Returns the snapshot after `next` values: the state, then bytes that occur in no other snapshot.
 fn snapshot(next: u64, sum: u64, len: usize) -> Vec<u8> {
     let mut state = sum.to_le_bytes().to_vec();
-    let words = (1..).flat_map(|place: u64| mix(mix(next ^ sum) ^ place).to_le_bytes());
-    state.extend(words.take(len.saturating_sub(STATE)));
+    let words = (1..).flat_map(|index: u64| mix(mix(next ^ sum) ^ index).to_le_bytes());
+    state.extend(words.take(len.saturating_sub(STATE_LEN)));
     state
 }
 
-pub(super) fn lock(truth: &Mutex<Truth>) -> MutexGuard<'_, Truth> {
-    truth.lock().unwrap_or_else(PoisonError::into_inner)
+pub(super) fn lock(history: &Mutex<History>) -> MutexGuard<'_, History> {
+    history.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl App for Proposer {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
-        self.lives += 1;
-        // What the operator said was said to the process that has ended.
-        self.begins &= self.lives == 1;
-        self.config.incarnation = mix(u64::from(self.config.id) << 32 | self.lives);
+        self.starts += 1;
+        // The operator's command was given to the previous process.
+        self.begins &= self.starts == 1;
+        self.config.incarnation = mix(u64::from(self.config.id) << 32 | self.starts);
         self.server = Server::new(self.config.clone());
         (self.next, self.sum) = (0, 0);
-        self.under_way.clear();
+        self.undecided.clear();
         if let Err(error) = self.server.start(nic, now) {
             self.wrong = Some(error.to_string());
         }
@@ -225,12 +226,12 @@ impl App for Proposer {
             self.begin();
         }
         self.propose(nic, now);
-        let truth = Arc::clone(&self.truth);
+        let history = Arc::clone(&self.history);
         while let Some(decided) = self.server.poll_decided() {
             if let Decided::Entry { value, .. } = &decided {
                 self.count_latency(value, now);
             }
-            if let Err(wrong) = self.take(decided, &mut lock(&truth)) {
+            if let Err(wrong) = self.apply(decided, &mut lock(&history)) {
                 self.wrong.get_or_insert(wrong);
             }
         }

@@ -1,9 +1,12 @@
-//! A P4CE switch that is watched from outside, and that loses NAKs on their way to leaders. What it checks:
+//! A P4CE switch whose behaviour is audited from outside, and that loses NAKs on their way to leaders. The
+//! checks:
 //!
-//! * a NAK is withheld only if the leader was told to go back at least as far, has not come back yet, and has not been told
-//!   since that a quorum holds that packet;
-//! * a replica that the control plane has not heard to be excluded is listened to, and one that was excluded is not written to;
-//! * replicas are asked for connections no more often than the limits of requests allow.
+//! * the switch withholds a NAK only if it has already sent the leader a NAK for the same or an earlier PSN,
+//!   the leader has not repeated from there yet, and no acknowledgement since has covered that PSN; or if a
+//!   quorum outvotes the NAK;
+//! * the switch uses acknowledgements of each replica until it reports the replica's exclusion to the control
+//!   plane, and sends nothing to excluded replicas;
+//! * replicas receive connection requests no more often than the limits allow.
 
 use core::net::IpAddr;
 use p4ce::{Command, Control, Event, GroupId, P4ce};
@@ -13,70 +16,70 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use switch::{Chance, DropReason, Egress, Frame, Full, Function, Nanos, Output, PortId, Share, Verdict};
 
-/// What was seen of a switch, in all its incarnations.
+/// Findings about a switch, over all its incarnations.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// The first thing that must not be
+    /// First violation
     pub wrong: Option<String>,
     /// NAKs lost on purpose
     pub lost: u64,
-    /// NAKs that were withheld, rightly
+    /// NAKs that the switch withheld, as it may
     pub withheld: u64,
-    /// REQs to replicas, by their transactions
+    /// Transaction numbers of the REQs to replicas
     pub asked: BTreeSet<u64>,
 }
 
-/// What all parts share.
+/// Findings, shared by all parts of the switch.
 pub type SharedSeen = Arc<Mutex<Seen>>;
 
 fn wrong(seen: &SharedSeen, what: impl FnOnce() -> String) {
     seen.lock().unwrap_or_else(PoisonError::into_inner).wrong.get_or_insert_with(what);
 }
 
-/// What a leader was told, and what it and its replicas have said.
+/// What the switch has sent to a group's leader, and received from the leader and its replicas.
 #[derive(Debug)]
-struct Told {
-    /// The newest PSN that it was told is held
+struct LeaderView {
+    /// Latest PSN that the switch acknowledged to the leader
     held: Psn,
-    /// To what it was told to go back, and has not: by a NAK, and by "receiver not ready"
+    /// PSN of the NAK from which the leader has not repeated yet: sequence error, and receiver not ready
     back_to: [Option<Psn>; 2],
-    /// The PSN behind the newest that it sent
+    /// PSN after the latest one that the leader sent
     next: Psn,
-    /// By replica: the newest PSN that was taken in
+    /// Latest PSN acknowledged by each replica, and used by the switch
     acked: Vec<Psn>,
     excluded: BTreeSet<usize>,
 }
 
-/// A watched data plane
+/// Audited data plane
 pub struct AuditedSwitch {
     function: P4ce,
     seen: SharedSeen,
-    chance: Chance,
-    lose_naks: Share,
-    groups: BTreeMap<GroupId, Told>,
+    rng: Chance,
+    nak_loss: Share,
+    groups: BTreeMap<GroupId, LeaderView>,
 }
 
-/// A packet of a group, in the leader's numbers
+/// Sender of a packet of a group, with the PSN in the leader's numbering
 #[derive(Clone, Copy)]
-enum Of {
+enum Sender {
     Leader(GroupId, Psn),
     Replica(GroupId, usize, Psn, Syndrome),
 }
 
-struct Watched<'a, O: Output> {
+struct RecordingOutput<'a, O: Output> {
     out: &'a mut O,
-    /// Destination queue pairs of what was sent, and what acknowledgements say
+    /// Destination queue pair of each frame sent; for acknowledgements, with PSN and syndrome
     sent: Vec<(Qpn, Option<(Psn, Syndrome)>)>,
 }
 
-fn read(frame: &[u8]) -> Option<(Qpn, Option<(Psn, Syndrome)>)> {
+fn parse(frame: &[u8]) -> Option<(Qpn, Option<(Psn, Syndrome)>)> {
     let Class::Roce(layout) = classify(frame) else { return None };
     let packet = Packet::new(frame, layout);
-    let said = packet.aeth().filter(|_| layout.opcode() == Opcode::RC_ACKNOWLEDGE);
-    Some((packet.bth().dest_qp(), said.map(|aeth| (packet.bth().psn(), aeth.kind()))))
+    let ack = packet.aeth().filter(|_| layout.opcode() == Opcode::RC_ACKNOWLEDGE);
+    Some((packet.bth().dest_qp(), ack.map(|aeth| (packet.bth().psn(), aeth.kind()))))
 }
 
-impl<O: Output> Output for Watched<'_, O> {
+impl<O: Output> Output for RecordingOutput<'_, O> {
     type Frame = O::Frame;
 
     fn make(&mut self, len: usize) -> Result<O::Frame, Full> {
@@ -92,24 +95,24 @@ impl<O: Output> Output for Watched<'_, O> {
     }
 
     fn send(&mut self, frame: O::Frame, port: PortId) -> Result<(), Full> {
-        self.sent.extend(read(frame.bytes()));
+        self.sent.extend(parse(frame.bytes()));
         self.out.send(frame, port)
     }
 }
 
 impl AuditedSwitch {
-    /// Watches a data plane that loses this share of the NAKs to leaders.
-    pub fn new(function: P4ce, chance: Chance, lose_naks: Share, seen: SharedSeen) -> Self {
-        Self { function, seen, chance, lose_naks, groups: BTreeMap::new() }
+    /// Creates an audited data plane that loses this share of the NAKs to leaders.
+    pub fn new(function: P4ce, rng: Chance, nak_loss: Share, seen: SharedSeen) -> Self {
+        Self { function, seen, rng, nak_loss, groups: BTreeMap::new() }
     }
 
-    /// The data plane
+    /// Returns the data plane.
     pub fn function(&self) -> &P4ce {
         &self.function
     }
 
-    /// Whose packet this is, if it is right and from a host of an open group.
-    fn owner(&self, frame: &[u8]) -> Option<Of> {
+    /// Returns the sender of a packet, if its ICRC is correct and it is of an open group.
+    fn sender_of(&self, frame: &[u8]) -> Option<Sender> {
         let Class::Roce(layout) = classify(frame) else { return None };
         let packet = Packet::new(frame, layout);
         let (qpn, psn, src) = (packet.bth().dest_qp(), packet.bth().psn(), packet.src());
@@ -120,75 +123,78 @@ impl AuditedSwitch {
             let config = self.function.group(*id)?.config();
             if (config.leader.local_qp, config.leader.remote) == (qpn, src) {
                 let is_request = packet.aeth().is_none() && layout.opcode() != Opcode::CNP;
-                return is_request.then_some(Of::Leader(*id, psn));
+                return is_request.then_some(Sender::Leader(*id, psn));
             }
             let is_of = |replica: &p4ce::Replica| (replica.peer.local_qp, replica.peer.remote) == (qpn, src);
             let member = config.replicas.iter().position(is_of)?;
             let ahead = config.replicas[member].peer.first.distance(config.leader.first) as u32;
             let aeth = packet.aeth().filter(|_| layout.opcode() == Opcode::RC_ACKNOWLEDGE)?;
-            Some(Of::Replica(*id, member, psn.sub(ahead), aeth.kind()))
+            Some(Sender::Replica(*id, member, psn.sub(ahead), aeth.kind()))
         })
     }
 
-    /// Judges what became of a packet: what the leader was told, or was not.
-    fn judge(&mut self, of: Of, verdict: Verdict, sent: &[(Qpn, Option<(Psn, Syndrome)>)]) {
-        let (Of::Leader(id, _) | Of::Replica(id, ..)) = of;
+    /// Checks the verdict on a packet and the frames that it caused.
+    fn check_verdict(&mut self, sender: Sender, verdict: Verdict, sent: &[(Qpn, Option<(Psn, Syndrome)>)]) {
+        let (Sender::Leader(id, _) | Sender::Replica(id, ..)) = sender;
         let Some(config) = self.function.group(id).map(p4ce::Group::config) else { return };
-        let Some(told) = self.groups.get_mut(&id) else { return };
-        let to_leader = sent.iter().find(|(qpn, said)| *qpn == config.leader.remote_qp && said.is_some());
-        match of {
-            Of::Leader(_, psn) => {
-                if told.next.precedes(psn.add(1)) {
-                    told.next = psn.add(1);
+        let Some(view) = self.groups.get_mut(&id) else { return };
+        let to_leader = sent.iter().find(|(qpn, ack)| *qpn == config.leader.remote_qp && ack.is_some());
+        match sender {
+            Sender::Leader(_, psn) => {
+                if view.next.precedes(psn.add(1)) {
+                    view.next = psn.add(1);
                 }
-                for back_to in &mut told.back_to {
+                for back_to in &mut view.back_to {
                     back_to.take_if(|back_to| !back_to.precedes(psn));
                 }
                 let is_excluded = |qpn: Qpn| {
-                    told.excluded.iter().any(|member| config.replicas[*member].peer.remote_qp == qpn)
+                    view.excluded.iter().any(|member| config.replicas[*member].peer.remote_qp == qpn)
                 };
                 let others =
                     |qpn: Qpn| config.replicas.iter().filter(|replica| replica.peer.remote_qp == qpn).count();
-                // What acknowledges goes to the leader, whose queue pair may have the same number.
-                let is_wrong = |(qpn, said): &&(Qpn, Option<_>)| {
-                    said.is_none() && is_excluded(*qpn) && others(*qpn) == 1
-                };
+                // Acknowledgements go to the leader, whose queue pair may have the same number.
+                let is_wrong =
+                    |(qpn, ack): &&(Qpn, Option<_>)| ack.is_none() && is_excluded(*qpn) && others(*qpn) == 1;
                 if let Some((qpn, _)) = sent.iter().find(is_wrong) {
-                    wrong(&self.seen, || format!("{id:?}: {qpn} is excluded, and is written to"));
+                    wrong(&self.seen, || {
+                        format!("{id:?}: a packet was sent to queue pair {qpn} of an excluded replica")
+                    });
                 }
             }
-            Of::Replica(_, member, psn, syndrome) => {
+            Sender::Replica(_, member, psn, syndrome) => {
                 let kind = match syndrome {
                     Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => Some(0),
                     Syndrome::RnrNak(_) => Some(1),
                     _ => None,
                 };
                 let held = if matches!(syndrome, Syndrome::Ack(_)) { psn } else { psn.sub(1) };
-                let is_news = told.acked[member].precedes(held) && held.precedes(told.next);
-                let is_told = to_leader.and_then(|(_, said)| *said);
+                let is_new = view.acked[member].precedes(held) && held.precedes(view.next);
+                let sent_ack = to_leader.and_then(|(_, ack)| *ack);
                 if let Verdict::Drop(_) = verdict {
-                    if is_news && !told.excluded.contains(&member) {
+                    if is_new && !view.excluded.contains(&member) {
                         wrong(&self.seen, || {
-                            format!("{id:?}: replica {member} is not heard, and was not said to be excluded")
+                            format!(
+                                "{id:?}: an ACK of replica {member} was dropped without a reported exclusion"
+                            )
                         });
                     }
                     return;
                 }
-                if is_news {
-                    told.acked[member] = held;
+                if is_new {
+                    view.acked[member] = held;
                 }
-                let limit = told.held.add(1);
+                let limit = view.held.add(1);
                 let back_to = if limit.precedes(psn) { limit } else { psn };
-                let nak = |said: (Psn, Syndrome)| !matches!(said.1, Syndrome::Ack(_));
-                if let Some(kind) = kind.filter(|_| !is_told.is_some_and(nak)) {
-                    let outvoted = config.outvote && !told.held.precedes(psn);
-                    let waits = told.back_to[kind].is_some_and(|asked| !back_to.precedes(asked));
-                    if !outvoted && !waits && verdict == Verdict::Consume {
+                let nak = |ack: (Psn, Syndrome)| !matches!(ack.1, Syndrome::Ack(_));
+                if let Some(kind) = kind.filter(|_| !sent_ack.is_some_and(nak)) {
+                    let outvoted = config.outvote && !view.held.precedes(psn);
+                    let is_pending = view.back_to[kind].is_some_and(|pending| !back_to.precedes(pending));
+                    if !outvoted && !is_pending && verdict == Verdict::Consume {
                         wrong(&self.seen, || {
                             format!(
-                                "{id:?}: a NAK of PSN {psn} by replica {member} is withheld: the leader was told of {}, \
-                                 and to go back to {:?}",
-                                told.held, told.back_to
+                                "{id:?}: a NAK for PSN {psn} of replica {member} was withheld: \
+                                 the leader got an ACK up to {} and the NAKs {:?}",
+                                view.held, view.back_to
                             )
                         });
                     }
@@ -196,20 +202,20 @@ impl AuditedSwitch {
                 }
             }
         }
-        if let Some((psn, syndrome)) = to_leader.and_then(|(_, said)| *said) {
+        if let Some((psn, syndrome)) = to_leader.and_then(|(_, ack)| *ack) {
             let held = if matches!(syndrome, Syndrome::Ack(_)) { psn } else { psn.sub(1) };
-            if told.held.precedes(held) {
-                told.held = held;
+            if view.held.precedes(held) {
+                view.held = held;
             }
-            let held = told.held;
-            // A leader does not go back to what it was told is held.
+            let held = view.held;
+            // A leader does not repeat what was acknowledged.
             match syndrome {
                 _ if !held.precedes(psn) => {}
-                Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => told.back_to[0] = Some(psn),
-                Syndrome::RnrNak(_) => told.back_to[1] = Some(psn),
+                Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) => view.back_to[0] = Some(psn),
+                Syndrome::RnrNak(_) => view.back_to[1] = Some(psn),
                 _ => {}
             }
-            for back_to in &mut told.back_to {
+            for back_to in &mut view.back_to {
                 back_to.take_if(|back_to| !held.precedes(*back_to));
             }
         }
@@ -227,21 +233,21 @@ impl Function for AuditedSwitch {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        let of = self.owner(frame.bytes());
-        let mut watched = Watched { out, sent: Vec::new() };
-        let verdict = self.function.on_frame(frame, port, now, &mut watched);
-        let mut sent = watched.sent;
+        let sender = self.sender_of(frame.bytes());
+        let mut recording = RecordingOutput { out, sent: Vec::new() };
+        let verdict = self.function.on_frame(frame, port, now, &mut recording);
+        let mut sent = recording.sent;
         if let Verdict::Forward(_) = verdict {
-            sent.extend(read(frame.bytes()));
+            sent.extend(parse(frame.bytes()));
         }
-        let Some(of) = of else { return verdict };
-        self.judge(of, verdict, &sent);
-        let is_nak = sent.iter().any(|(_, said)| {
-            said.is_some_and(|(_, syndrome)| {
+        let Some(sender) = sender else { return verdict };
+        self.check_verdict(sender, verdict, &sent);
+        let is_nak = sent.iter().any(|(_, ack)| {
+            ack.is_some_and(|(_, syndrome)| {
                 matches!(syndrome, Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR) | Syndrome::RnrNak(_))
             })
         });
-        if matches!(of, Of::Replica(..)) && is_nak && self.chance.happens(self.lose_naks) {
+        if matches!(sender, Sender::Replica(..)) && is_nak && self.rng.happens(self.nak_loss) {
             self.seen.lock().unwrap_or_else(PoisonError::into_inner).lost += 1;
             return Verdict::Drop(DropReason::PortFull);
         }
@@ -259,21 +265,21 @@ impl Function for AuditedSwitch {
     fn on_command(&mut self, command: Command, now: Nanos) {
         match &command {
             Command::Exclude(id, member) => {
-                if let Some(told) = self.groups.get_mut(id) {
-                    told.excluded.insert(*member);
+                if let Some(view) = self.groups.get_mut(id) {
+                    view.excluded.insert(*member);
                 }
             }
             Command::Open(group) => {
                 let config = group.config();
                 let before = config.leader.first.sub(1);
-                let told = Told {
+                let view = LeaderView {
                     held: before,
                     back_to: [None; 2],
                     next: config.leader.first,
                     acked: vec![before; config.replicas.len()],
                     excluded: BTreeSet::new(),
                 };
-                self.groups.insert(config.id, told);
+                self.groups.insert(config.id, view);
             }
             Command::Close(id) => _ = self.groups.remove(id),
             Command::SetQuorum(..) => {}
@@ -284,15 +290,15 @@ impl Function for AuditedSwitch {
     fn poll_event(&mut self) -> Option<Event> {
         let event = self.function.poll_event();
         if let Some(Event::Excluded(id, member)) = &event
-            && let Some(told) = self.groups.get_mut(id)
+            && let Some(view) = self.groups.get_mut(id)
         {
-            told.excluded.insert(*member);
+            view.excluded.insert(*member);
         }
         event
     }
 }
 
-/// Its control plane
+/// Audited control plane
 pub struct AuditedControl {
     /// The control plane
     pub control: Control,
@@ -300,17 +306,17 @@ pub struct AuditedControl {
 }
 
 impl AuditedControl {
-    /// Watches a control plane.
+    /// Creates an audited control plane.
     pub fn new(control: Control, seen: SharedSeen) -> Self {
         Self { control, seen }
     }
 }
 
-/// The attribute of a REQ (IB 12.6.5), and where it and the transaction lie behind the headers of an IP packet
+/// Attribute ID of a REQ (IB 12.6.5), and the length of the UDP header, BTH and DETH before the MAD
 const REQ: [u8; 2] = [0, 0x10];
 const MAD: usize = 8 + 12 + 8;
 
-/// The transaction of a REQ
+/// Returns the transaction number of a REQ; None for all other frames.
 fn transaction(frame: &[u8]) -> Option<u64> {
     let Class::Roce(layout) = classify(frame) else { return None };
     let packet = Packet::new(frame, layout);

@@ -1,4 +1,4 @@
-//! A leader: asks the switch for its groups, and does in each what the script says.
+//! A leader: requests its groups from the switch, and executes the script of each.
 
 use super::{Groups, Kind, LIST, Op, REPLICA_PORT, ReplicaApp, SWITCH_PORT, SharedGroups, pattern, seed_of};
 use crate::{App, Host};
@@ -15,18 +15,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use switch::Nanos;
 
-/// How a group ended, or stands.
+/// State or result of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is being asked for.
+    /// Requested from the switch
     Asked,
-    /// It is used.
+    /// In use
     Open,
-    /// Everything is done.
+    /// Finished: all operations were acknowledged
     Done,
-    /// The switch refused.
+    /// Rejected by the switch
     Refused(Option<Refusal>),
-    /// The connection failed, or could not be.
+    /// The connection failed or could not be established
     Failed(String),
 }
 
@@ -39,17 +39,17 @@ struct Session {
     rkey: u32,
     posted: usize,
     done: usize,
-    /// Of `done`, those that were looked at
+    /// Number of acknowledged operations that were checked
     checked: Cell<usize>,
     outcome: Outcome,
 }
 
-/// A leader.
+/// The application of a leader.
 #[derive(Debug)]
 pub struct LeaderApp {
     groups: Groups,
     seed: u64,
-    own: IpAddr,
+    own_ip: IpAddr,
     switch: IpAddr,
     replicas: Vec<IpAddr>,
     shared: Arc<SharedGroups>,
@@ -62,7 +62,7 @@ impl LeaderApp {
     pub(super) fn new(
         groups: Groups,
         seed: u64,
-        own: IpAddr,
+        own_ip: IpAddr,
         switch: IpAddr,
         replicas: Vec<IpAddr>,
         shared: Arc<SharedGroups>,
@@ -70,7 +70,7 @@ impl LeaderApp {
         Self {
             groups,
             seed,
-            own,
+            own_ip,
             switch,
             replicas,
             shared,
@@ -80,23 +80,23 @@ impl LeaderApp {
         }
     }
 
-    /// What became of its groups
+    /// Returns the state of each group.
     pub fn outcomes(&self) -> impl Iterator<Item = &Outcome> {
         self.sessions.iter().map(|session| &session.outcome)
     }
 
-    /// Returns the address and queue pair of each group, what became of the group, and whether one of these replicas has taken its right to
-    /// write away.
+    /// Returns the leader's address and queue pair for each group, the state of the group, and whether one of
+    /// these replicas has revoked the right to write.
     pub fn outcomes_and_rights<'a>(
         &'a self,
         replicas: &'a [&Host<ReplicaApp>],
     ) -> impl Iterator<Item = ((IpAddr, Qpn), &'a Outcome, bool)> {
         let revoked = |seed| replicas.iter().any(|replica| replica.app.has_revoked(seed));
-        let own = move |session: &Session| (self.own, session.qpn);
-        self.sessions.iter().map(move |session| (own(session), &session.outcome, revoked(session.seed)))
+        let end = move |session: &Session| (self.own_ip, session.qpn);
+        self.sessions.iter().map(move |session| (end(session), &session.outcome, revoked(session.seed)))
     }
 
-    /// Operations that were acknowledged, of all groups
+    /// Returns the number of acknowledged operations of all groups.
     pub fn done(&self) -> u64 {
         self.sessions.iter().map(|session| session.done as u64).sum()
     }
@@ -108,8 +108,8 @@ impl LeaderApp {
         }
     }
 
-    /// Looks at what it has taken for done since: the first thing that no quorum of these replicas holds, or held when it
-    /// crashed.
+    /// Checks the operations that were acknowledged since the last call. Reports the first one that no quorum
+    /// of these replicas holds, or held when they crashed.
     pub fn check(&self, replicas: &[&Host<ReplicaApp>]) -> Option<String> {
         let quorum = self.quorum();
         for session in &self.sessions {
@@ -117,7 +117,9 @@ impl LeaderApp {
                 let holds = |replica: &&&Host<ReplicaApp>| replica.app.holds(session.seed, None, op);
                 let holders = replicas.iter().filter(holds).count();
                 if holders < quorum {
-                    return Some(format!("{op:?} is acknowledged, and held by {holders} of {quorum}"));
+                    return Some(format!(
+                        "{op:?} is acknowledged without a quorum: held by {holders} of {quorum}"
+                    ));
                 }
             }
             session.checked.set(session.done);
@@ -125,32 +127,35 @@ impl LeaderApp {
         None
     }
 
-    /// Looks at all replicas that are still in a group: the first thing that one of them does not hold, of what the switch
-    /// takes it to hold. `replicas` are all that the leader names, in their order.
+    /// Reports an operation that a replica of this group lacks although the switch takes it to hold it.
+    /// `replicas` are all replicas that the leader names, in this order.
     pub fn check_group(&self, group: &p4ce::Group, replicas: &[&Host<ReplicaApp>]) -> Option<String> {
         let (config, leader) = (group.config(), group.config().leader);
         let session = &self.sessions[*self.by_qpn.get(&leader.remote_qp.get())?];
         (0..).zip(&config.replicas).find_map(|(member, replica)| {
             let mut packets = group.gather().acked(member)?.distance(leader.first) + 1;
-            let whole = session.script.iter().take_while(|op| {
+            let complete = session.script.iter().take_while(|op| {
                 packets -= op.len.div_ceil(self.groups.mtu.bytes() as u32).max(1) as i32;
                 packets >= 0
             });
             let at = self.replicas.iter().position(|ip| *ip == replica.peer.remote)?;
             let app = &replicas[at].app;
-            let mut lacks = whole.filter(|op| !app.holds(session.seed, Some(replica.peer.remote_qp), op));
-            lacks.next().map(|op| format!("replica {at} is taken to hold {op:?}, and does not"))
+            let mut missing =
+                complete.filter(|op| !app.holds(session.seed, Some(replica.peer.remote_qp), op));
+            missing
+                .next()
+                .map(|op| format!("replica {at} is taken to hold {op:?} by the switch, but does not hold it"))
         })
     }
 
-    /// Whether this is the leader of a group.
+    /// Returns whether this is the leader of a group.
     pub fn leads(&self, group: &p4ce::Group) -> bool {
-        group.config().leader.remote == self.own
+        group.config().leader.remote == self.own_ip
     }
 
     fn open(&mut self, nic: &mut Rnic, number: usize, now: Nanos) -> Option<()> {
         let cq = self.cq?;
-        let seed = seed_of(self.seed, self.own, number as u16);
+        let seed = seed_of(self.seed, self.own_ip, number as u16);
         let pd = nic.alloc_pd();
         let init = QpInit {
             transport: Transport::Rc,
@@ -168,11 +173,11 @@ impl LeaderApp {
             port: REPLICA_PORT,
             outvote: self.groups.outvote,
         };
-        // More than a request can hold are named by the number of a list.
+        // More replicas than a request has space for are named by the number of a list.
         let listed = request(Replicas::Listed(self.replicas.clone())).to_bytes();
         let mut private_data = listed.or_else(|_| request(Replicas::Configured(LIST)).to_bytes()).ok()?;
         if (number as u32).checked_rem(self.groups.other_versions) == Some(0) {
-            // Behind two bytes of magic
+            // The version follows two bytes of magic.
             private_data[2] += 1;
         }
         let param = ConnParam {
@@ -212,7 +217,7 @@ impl LeaderApp {
                     session.outcome = Outcome::Open;
                     self.post(nic, number);
                 }
-                _ => self.finish(number, Outcome::Failed("the switch tells of no memory".into())),
+                _ => self.finish(number, Outcome::Failed("the switch's reply names no memory".into())),
             },
             CmEvent::Rejected { private_data, .. } => {
                 let refusal = Refusal::from_bytes(private_data);
@@ -267,19 +272,19 @@ impl LeaderApp {
             self.finish(number, Outcome::Failed(format!("{:?}", done.status)));
         } else if done.id == session.done as u64 {
             session.done += 1;
-            self.shared.news.store(true, Relaxed);
+            self.shared.check_needed.store(true, Relaxed);
             self.post(nic, number);
         } else {
-            let wrong = format!("{} completed after {}", done.id, session.done);
-            self.shared.note(wrong);
+            let wrong = format!("operation {} completed, but operation {} is next", done.id, session.done);
+            self.shared.report(wrong);
         }
     }
 
-    /// Ends its groups in order.
+    /// Disconnects all groups.
     pub fn disconnect(&mut self, nic: &mut Rnic, now: Nanos) {
         for session in &self.sessions {
             if let Some(conn) = session.conn {
-                // Some are over.
+                // Fails for groups that are over.
                 _ = nic.disconnect(conn, &[], now);
             }
         }
@@ -288,10 +293,10 @@ impl LeaderApp {
 
 impl App for LeaderApp {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
-        // A leader that crashed has nothing left to do.
+        // A leader that restarts after a crash gives up its groups.
         if !self.sessions.is_empty() {
             for number in 0..self.sessions.len() {
-                self.finish(number, Outcome::Failed("it crashed".into()));
+                self.finish(number, Outcome::Failed("the leader crashed".into()));
             }
             return;
         }
@@ -320,13 +325,13 @@ mod tests {
     use rnic::{Completed, Interface};
 
     #[test]
-    fn an_operation_that_completes_before_another_is_wrong() {
-        let (own, switch) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
+    fn completions_out_of_order_are_reported() {
+        let (own_ip, switch) = ([10, 0, 0, 1].into(), [10, 0, 0, 2].into());
         let mut nic =
-            Rnic::new(rnic::Config::new(Interface::new(rocev2::ethernet::MacAddr([2; 6]), own, 24)));
+            Rnic::new(rnic::Config::new(Interface::new(rocev2::ethernet::MacAddr([2; 6]), own_ip, 24)));
         let shared = Arc::new(SharedGroups::default());
         let mut leader =
-            LeaderApp::new(Groups::default(), 1, own, switch, vec![[10, 0, 0, 3].into()], shared.clone());
+            LeaderApp::new(Groups::default(), 1, own_ip, switch, vec![[10, 0, 0, 3].into()], shared.clone());
         leader.start(&mut nic, Nanos::ZERO);
         let mut complete = |id| {
             let qpn = leader.sessions[0].qpn;
@@ -348,6 +353,6 @@ mod tests {
         complete(0);
         assert_eq!(shared.wrong(), None);
         complete(2);
-        assert_eq!(shared.wrong(), Some("2 completed after 1"));
+        assert_eq!(shared.wrong(), Some("operation 2 completed, but operation 1 is next"));
     }
 }

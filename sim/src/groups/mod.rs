@@ -1,11 +1,12 @@
-//! A workload for P4CE's groups: leaders open groups through the switch and write; whenever one is acknowledged, the
-//! memory of the replicas is looked at. What it checks:
+//! A workload for P4CE's groups: leaders open groups through the switch and write. After each acknowledgement
+//! the memory of the replicas is inspected. The checks:
 //!
-//! * operations of a leader complete in their order;
-//! * what a leader takes for done is held by a quorum, at that moment; a replica that crashed held what it had then;
-//! * a replica's memory is what its leader wrote, up to some byte, and nothing behind it;
-//! * in the end each replica that is still in a group holds what the switch takes it to hold;
-//! * messages come to each replica in order, each at most once.
+//! * the operations of a leader complete in order;
+//! * a quorum holds each operation at the moment at which its leader receives the acknowledgement; a replica
+//!   that crashed counts with what it held then;
+//! * a replica's memory is what its leader wrote up to some byte, and zero after it;
+//! * at the end each replica that is still in a group holds what the switch takes it to hold;
+//! * messages arrive at each replica in order, each at most once.
 
 pub mod audit;
 mod leader;
@@ -22,39 +23,40 @@ use rnic::PathMtu;
 use std::sync::{Arc, OnceLock};
 use switch::Chance;
 
-/// The port at which the switch is asked for groups
+/// Port on which the switch accepts requests for groups
 pub const SWITCH_PORT: u16 = 18_515;
-/// The number of the list that the switch has of all replicas
+/// Number of the switch's configured list of all replicas
 pub const LIST: u32 = 1;
-/// The port at which replicas listen
+/// Port on which replicas accept connections
 pub const REPLICA_PORT: u16 = 7_000;
 
-/// What the groups do.
+/// Parameters of the workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Groups {
     /// Groups of each leader
     pub groups: u32,
     /// Operations of each group
     pub operations: u32,
-    /// Operations outstanding at once
+    /// Outstanding operations of each group
     pub depth: u32,
-    /// The longest (bytes)
+    /// Longest operation (bytes)
     pub max_size: u32,
     /// Path MTU
     pub mtu: PathMtu,
-    /// ACK time-out of the leaders: 4.096 us times two to this
+    /// ACK timeout of the leaders: 4.096 us * 2^`timeout`
     pub timeout: u8,
-    /// Their tries; [`rnic::ReadyToSend::NO_LIMIT`] for no limit
+    /// Retry limit of the leaders; [`rnic::ReadyToSend::NO_LIMIT`] for none
     pub retry_count: u8,
     /// Replicas that have to acknowledge; 0 for a majority
     pub quorum: u8,
-    /// Whether a quorum outvotes the others
+    /// Whether a quorum outvotes the other replicas' NAKs
     pub outvote: bool,
     /// Receive requests that a replica posts for each group
     pub receives: u32,
-    /// Of so many operations, one is a SEND or a WRITE with immediate; 0 for none
+    /// Average number of operations per SEND or WRITE with immediate data; 0 for none of these
     pub messages: u32,
-    /// Of so many groups, the first is asked for in another version of the protocol; 0 for none
+    /// The request for every n-th group names another version of the protocol, from the first group on; 0 for
+    /// none
     pub other_versions: u32,
 }
 
@@ -77,14 +79,14 @@ impl Default for Groups {
     }
 }
 
-/// An operation of a leader's.
+/// An operation of a leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Op {
     pub(crate) kind: Kind,
-    /// Where in the memory it is written to; every byte is written to once
+    /// Offset in the memory; every byte is written once
     pub(crate) at: u64,
     pub(crate) len: u32,
-    /// Messages before it
+    /// Number of messages before it
     pub(crate) messages: u32,
 }
 
@@ -96,19 +98,19 @@ pub(crate) enum Kind {
 }
 
 impl Groups {
-    /// What a group of this number does, which its replicas know as well.
+    /// Returns the operations of the group with this seed; its replicas derive the same.
     pub(crate) fn script(&self, seed: u64) -> Vec<Op> {
-        let mut chance = Chance::stream(seed, 0x6772_6f75);
+        let mut rng = Chance::stream(seed, 0x6772_6f75);
         let (mut at, mut messages) = (0, 0);
         (0..self.operations)
             .map(|_| {
-                let kind = match chance.below(u64::from(self.messages.max(1))) {
-                    0 if self.messages > 0 => [Kind::WriteImm, Kind::Send][chance.below(2) as usize],
+                let kind = match rng.below(u64::from(self.messages.max(1))) {
+                    0 if self.messages > 0 => [Kind::WriteImm, Kind::Send][rng.below(2) as usize],
                     _ => Kind::Write,
                 };
-                // As likely short as long
-                let bits = chance.between(0, u64::from(u32::BITS - self.max_size.leading_zeros()));
-                let len = chance.below((1u64 << bits).min(u64::from(self.max_size) + 1)) as u32;
+                // All powers of two are equally likely.
+                let bits = rng.between(0, u64::from(u32::BITS - self.max_size.leading_zeros()));
+                let len = rng.below((1u64 << bits).min(u64::from(self.max_size) + 1)) as u32;
                 let op = Op { kind, at, len, messages };
                 at += if kind == Kind::Send { 0 } else { u64::from(len) };
                 messages += u32::from(kind != Kind::Write);
@@ -117,19 +119,19 @@ impl Groups {
             .collect()
     }
 
-    /// Bytes of memory that every replica has for a group
+    /// Returns the bytes of memory that each replica has for a group.
     pub(crate) fn memory(&self, seed: u64) -> u64 {
         let written = self.script(seed).last().map_or(0, |op| op.at + u64::from(op.len));
         written.max(1)
     }
 }
 
-/// Bytes that a group writes: never zero, which stands for nothing.
+/// Returns the bytes that a group writes at an offset. They are never zero, because zero means not written.
 pub(crate) fn pattern(seed: u64, at: u64, len: usize) -> Vec<u8> {
     (at..at + len as u64).map(|at| (switch::table::mix(seed ^ (at << 1)) as u8).max(1)).collect()
 }
 
-/// What a group is to all that have to do with it.
+/// Returns the seed of a group, which its leader and its replicas derive from the same numbers.
 pub(crate) fn seed_of(seed: u64, leader: IpAddr, port: u16) -> u64 {
     let bits = match leader {
         IpAddr::V4(ip) => u64::from(ip.to_bits()),
@@ -138,42 +140,43 @@ pub(crate) fn seed_of(seed: u64, leader: IpAddr, port: u16) -> u64 {
     switch::table::mix(seed ^ bits << 20 ^ u64::from(port))
 }
 
-/// What all hosts of a workload share.
+/// State that all hosts of a workload share.
 #[derive(Debug, Default)]
 pub struct SharedGroups {
-    /// A leader has taken something for done, or something is wrong, since this was looked at
-    news: AtomicBool,
+    /// Set when a leader received an acknowledgement or a check failed; reset by
+    /// [`take_news`](Self::take_news)
+    check_needed: AtomicBool,
     wrong: OnceLock<String>,
-    /// Groups that have nothing left to do, and groups
+    /// Number of groups that have finished, and of all groups
     done: AtomicU64,
     pub(crate) groups: AtomicU64,
 }
 
 impl SharedGroups {
-    /// Whether a leader has taken something for done, or something is wrong, since this was asked last.
+    /// Returns whether a leader received an acknowledgement or a check failed since the last call.
     pub fn take_news(&self) -> bool {
-        self.news.swap(false, Relaxed)
+        self.check_needed.swap(false, Relaxed)
     }
 
-    /// Everything is done.
+    /// Returns whether all groups have finished.
     pub fn is_done(&self) -> bool {
         self.done.load(Relaxed) == self.groups.load(Relaxed)
     }
 
-    /// Notes what a host saw and must not be, if it is the first thing.
-    pub(crate) fn note(&self, wrong: String) {
+    /// Records a violation that a host found, if it is the first.
+    pub(crate) fn report(&self, wrong: String) {
         _ = self.wrong.set(wrong);
-        self.news.store(true, Relaxed);
+        self.check_needed.store(true, Relaxed);
     }
 
-    /// The first thing that a host saw and that must not be
+    /// Returns the first violation that a host found.
     pub fn wrong(&self) -> Option<&str> {
         self.wrong.get().map(String::as_str)
     }
 }
 
-/// Says what a replica does not hold of what the switch takes it to hold, in any group that is open. `replicas` are all that
-/// the leaders name, in their order.
+/// Reports an operation that a replica of an open group lacks although the switch takes it to hold it.
+/// `replicas` are all replicas that the leaders name, in this order.
 pub fn check_open(
     control: &Control,
     function: &P4ce,
@@ -186,7 +189,7 @@ pub fn check_open(
     })
 }
 
-/// Makes a leader of groups of these replicas.
+/// Creates the application of a leader whose groups have these replicas.
 pub fn leader(
     groups: &Groups,
     seed: u64,

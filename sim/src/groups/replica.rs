@@ -1,4 +1,4 @@
-//! A replica: memory for each group that the switch asks it to join, and receives for its messages.
+//! A replica: memory for each group that it joins, and receive requests for the group's messages.
 
 use super::{Groups, Kind, Op, REPLICA_PORT, SharedGroups, pattern, seed_of};
 use crate::App;
@@ -17,57 +17,57 @@ use switch::Nanos;
 const MEMORY_VA: u64 = 0x7000_0000_0000;
 const RECEIVE_VA: u64 = 0x1000;
 
-/// How a replica answers the switch.
+/// Reaction of a replica to the switch's requests to join a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Answers {
-    /// It joins.
+    /// Accepts
     #[default]
     Joins,
-    /// It refuses.
+    /// Rejects
     Refuses,
-    /// It joins, and tells of no memory.
+    /// Accepts, but announces no memory
     Nothing,
-    /// It joins, and has a byte more than the others.
+    /// Accepts with a byte more memory than the other replicas
     More,
 }
 
-/// Its part in a group.
+/// State of a replica in one group.
 #[derive(Debug)]
-struct Joined {
+struct Membership {
     qpn: Qpn,
-    /// Which group of which leader it is
+    /// Seed of the group
     seed: u64,
     memory: Buffer,
     receives: (Buffer, Mr),
     script: Vec<Op>,
-    /// Messages that came
+    /// Number of messages received
     messages: u32,
-    /// Bytes of the memory that were written, from its beginning on
+    /// Number of contiguous bytes written from the beginning of the memory
     written: u64,
-    /// The connection stands, or is to
+    /// Whether the connection is established or being established
     open: bool,
-    /// The right to write was taken away: `written` was all that may ever be.
+    /// Whether the right to write was revoked; `written` is final then
     revoked: bool,
 }
 
-/// A replica.
+/// The application of a replica.
 #[derive(Debug)]
 pub struct ReplicaApp {
     groups: Groups,
     seed: u64,
     shared: Arc<SharedGroups>,
     resources: Option<(Pd, Cq)>,
-    joined: BTreeMap<Conn, Joined>,
-    /// What it was part of, and held, when it crashed
-    former: Vec<Joined>,
-    /// How it answers
+    joined: BTreeMap<Conn, Membership>,
+    /// Groups that it was in when it crashed, with their memory's state
+    before_crash: Vec<Membership>,
+    /// Reaction to requests to join
     pub answers: Answers,
-    /// Takes the right to write away from one group, when that has written so many bytes
+    /// Revokes the right to write from one group as soon as the group has written this number of bytes
     pub revoke_after: Option<u64>,
 }
 
 impl ReplicaApp {
-    /// A replica of any group.
+    /// Creates a replica, which may join any group.
     pub fn new(groups: Groups, seed: u64, shared: Arc<SharedGroups>) -> Self {
         Self {
             groups,
@@ -75,18 +75,18 @@ impl ReplicaApp {
             shared,
             resources: None,
             joined: BTreeMap::new(),
-            former: Vec::new(),
+            before_crash: Vec::new(),
             answers: Answers::Joins,
             revoke_after: None,
         }
     }
 
-    /// Whether it has taken the right to write to its memory away from the group of this number of this leader.
+    /// Returns whether this replica has revoked the right to write from the group with this seed.
     pub(super) fn has_revoked(&self, seed: u64) -> bool {
-        self.joined.values().chain(&self.former).any(|joined| joined.seed == seed && joined.revoked)
+        self.joined.values().chain(&self.before_crash).any(|joined| joined.seed == seed && joined.revoked)
     }
 
-    /// Takes the right to write away from a group that has written enough.
+    /// Revokes the right to write from a group that has written enough.
     fn revoke(&mut self, nic: &mut Rnic) {
         let Some(after) = self.revoke_after else { return };
         let Some(joined) = self.joined.values_mut().find(|joined| joined.open && joined.written >= after)
@@ -97,18 +97,18 @@ impl ReplicaApp {
         joined.revoked = nic.modify_qp(joined.qpn, Modify::Access(Access::LOCAL_READ)).is_ok();
     }
 
-    /// A queue pair has failed: the switch is told, in case it has lost the NAK that says why.
+    /// Disconnects a queue pair that failed because of the revocation, in case the switch lost the NAK.
     fn on_event(&mut self, nic: &mut Rnic, event: &Event, now: Nanos) {
         let Event::QpError(qpn) = event else { return };
-        let of = |(_, joined): &(&Conn, &Joined)| joined.qpn == *qpn && joined.revoked;
+        let of = |(_, joined): &(&Conn, &Membership)| joined.qpn == *qpn && joined.revoked;
         let conn = self.joined.iter().find(of).map(|(conn, _)| *conn);
-        // Without an RTU it does not stand yet, or it is over.
+        // Before the RTU the connection is not established and has to be rejected instead; or it is over.
         if let Some(conn) = conn.filter(|conn| nic.disconnect(*conn, &[], now).is_err()) {
             _ = nic.reject(conn, RejReason::CONSUMER, &[], now);
         }
     }
 
-    /// Groups that it is in
+    /// Returns the number of groups that this replica is in.
     pub fn open(&self) -> usize {
         self.joined.values().filter(|joined| joined.open).count()
     }
@@ -152,7 +152,7 @@ impl ReplicaApp {
         };
         let qpn = nic.create_qp(init).ok()?;
         let script = self.groups.script(seed);
-        let joined = Joined {
+        let joined = Membership {
             qpn,
             seed,
             memory,
@@ -163,9 +163,9 @@ impl ReplicaApp {
             open: true,
             revoked: false,
         };
-        let told = if self.answers == Answers::Nothing { 0 } else { size };
+        let announced = if self.answers == Answers::Nothing { 0 } else { size };
         let param = ConnParam {
-            private_data: Region::new(MEMORY_VA, mr.0, told).to_bytes(),
+            private_data: Region::new(MEMORY_VA, mr.0, announced).to_bytes(),
             min_rnr_timer: rocev2::aeth::RnrTimer(1),
             flow_control: true,
             ..ConnParam::default()
@@ -178,10 +178,10 @@ impl ReplicaApp {
         Some(())
     }
 
-    fn post(&self, nic: &mut Rnic, joined: &Joined, slot: u64) {
+    fn post(&self, nic: &mut Rnic, joined: &Membership, slot: u64) {
         let each = self.groups.max_size.max(1);
         let data = Sge { mr: joined.receives.1, va: RECEIVE_VA + slot * u64::from(each), len: each };
-        // A queue pair that has failed takes none.
+        // Fails for a queue pair in the error state.
         _ = nic.post_recv(joined.qpn, RecvRequest { id: slot, data: Some(data) });
     }
 
@@ -191,20 +191,20 @@ impl ReplicaApp {
         if done.status != Status::Success {
             return;
         }
-        // Messages come in the order of the script.
+        // Messages arrive in the order of the script.
         let op = joined.script.iter().filter(|op| op.kind != Kind::Write).nth(joined.messages as usize);
         joined.messages += 1;
         let bytes = &nic.bytes(joined.receives.0)[done.id as usize * each..];
-        let right = op.is_some_and(|op| match op.kind {
+        let expected = op.is_some_and(|op| match op.kind {
             Kind::Send => {
                 done.len == op.len
                     && bytes[..op.len as usize] == pattern(!joined.seed, op.messages.into(), op.len as usize)
             }
             Kind::WriteImm | Kind::Write => done.immediate == Some(op.messages),
         });
-        if !right {
-            let wrong = format!("message {} is {op:?}, and came as {done:?}", joined.messages - 1);
-            self.shared.note(wrong);
+        if !expected {
+            let wrong = format!("message {} should be {op:?}, but arrived as {done:?}", joined.messages - 1);
+            self.shared.report(wrong);
             return;
         }
         let qpn = done.qpn;
@@ -213,10 +213,11 @@ impl ReplicaApp {
         }
     }
 
-    /// Whether it holds an operation of a group, or held it when it crashed: if it is a message, with all messages before it.
-    /// `qpn` says at which end, if that matters: it may have joined more than once, if the switch forgot that it had.
+    /// Returns whether this replica holds an operation of a group, or held it when it crashed; a message
+    /// counts only with all messages before it. `qpn` selects one connection: a replica may have joined a
+    /// group twice if the switch crashed in between.
     pub(super) fn holds(&self, seed: u64, qpn: Option<Qpn>, op: &Op) -> bool {
-        let all = self.joined.values().chain(&self.former);
+        let all = self.joined.values().chain(&self.before_crash);
         all.filter(|joined| joined.seed == seed && qpn.is_none_or(|qpn| joined.qpn == qpn)).any(|joined| {
             let written = joined.written >= op.at + u64::from(op.len);
             match op.kind {
@@ -227,27 +228,31 @@ impl ReplicaApp {
         })
     }
 
-    /// Says which byte of its memory is not what it has to be.
+    /// Reports a byte of memory that differs from what its group wrote.
     pub fn check_memory(&self, nic: &Rnic) -> Option<String> {
         self.joined.values().find_map(|joined| {
             let at = differs(nic.bytes(joined.memory), joined.seed, joined.written as usize)?;
-            Some(format!("queue pair {}: byte {at} of the memory is not what was written", joined.qpn))
+            Some(format!(
+                "queue pair {}: byte {at} of the memory differs from what the leader wrote",
+                joined.qpn
+            ))
         })
     }
 }
 
-/// Returns the first byte of a group's memory that is wrong: the first so many are what was written, all behind are zero.
+/// Returns the offset of the first wrong byte of a group's memory: the first `written` bytes have to be the
+/// group's, all others zero.
 fn differs(memory: &[u8], seed: u64, written: usize) -> Option<usize> {
-    let right = pattern(seed, 0, written).into_iter().chain(core::iter::repeat(0));
-    memory.iter().zip(right).position(|(is, right)| *is != right)
+    let expected = pattern(seed, 0, written).into_iter().chain(core::iter::repeat(0));
+    memory.iter().zip(expected).position(|(is, expected)| *is != expected)
 }
 
 impl App for ReplicaApp {
     fn start(&mut self, nic: &mut Rnic, _now: Nanos) {
         let pd = nic.alloc_pd();
         self.resources = nic.create_cq(1 << 12).ok().map(|cq| (pd, cq));
-        self.former.extend(core::mem::take(&mut self.joined).into_values());
-        // Nobody listens yet.
+        self.before_crash.extend(core::mem::take(&mut self.joined).into_values());
+        // Cannot fail: the port of a new NIC is free.
         _ = nic.listen(PortSpace::Tcp, REPLICA_PORT);
     }
 
@@ -276,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_with_a_hole_or_another_byte_is_wrong() {
+    fn differs_finds_holes_and_wrong_bytes() {
         let whole = pattern(7, 0, 100);
         let with = |at: usize, byte: u8| {
             let mut memory = whole.clone();
@@ -285,9 +290,9 @@ mod tests {
             memory
         };
         assert_eq!(differs(&with(110, 0), 7, 100), None);
-        assert_eq!(differs(&with(50, 0), 7, 50), Some(51), "bytes behind a hole");
-        assert_eq!(differs(&with(50, whole[50] ^ 1), 7, 100), Some(50), "another byte");
-        assert_eq!(differs(&with(99, 0), 7, 100), Some(99), "a byte that was there");
-        assert_eq!(differs(&with(110, 1), 7, 100), Some(110), "a byte too many");
+        assert_eq!(differs(&with(50, 0), 7, 50), Some(51), "bytes after a hole");
+        assert_eq!(differs(&with(50, whole[50] ^ 1), 7, 100), Some(50), "a wrong byte");
+        assert_eq!(differs(&with(99, 0), 7, 100), Some(99), "a byte missing at the end");
+        assert_eq!(differs(&with(110, 1), 7, 100), Some(110), "a byte too much");
     }
 }

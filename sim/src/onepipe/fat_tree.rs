@@ -1,8 +1,8 @@
-//! A fat tree: racks in pods, and several ways between them, of which each flow takes one (ECMP). The paper's testbed is one of
-//! 32 hosts, 4 `ToR`, 4 spine and 2 core switches (section 7.1).
+//! A fat tree: racks in pods with several paths between them, of which each flow takes one (ECMP). The
+//! paper's testbed is such a tree of 32 hosts, 4 `ToR`, 4 spine and 2 core switches (1Pipe, section 7.1).
 
-use super::host::{Habits, Host, Place};
-use super::{At, Made, REGISTERS, host_at, switch_at};
+use super::host::{Habits, Host, Position};
+use super::{Addresses, Made, REGISTERS, host_addresses, switch_addresses};
 use crate::{Clock, EPOCH, Link as Wire, NodeId, Switch, World};
 use core::net::{IpAddr, Ipv4Addr};
 use representative::Representative;
@@ -12,74 +12,74 @@ use switch::forward::config::{NextHop, Prefix, Route, RouteTable, Topology, Ttl}
 use switch::forward::{self, Forward};
 use switch::{Chance, Nanos, PortId};
 
-/// A fat tree, and how it is to be. Numbers are powers of two: networks are prefixes.
+/// Parameters of a fat tree. All sizes are powers of two, so that networks are prefixes.
 #[derive(Clone, Copy, Debug)]
 pub struct FatTree {
     /// Where barriers are kept
     pub incarnation: Incarnation,
     /// When switches send beacons
     pub pace: Pace,
-    /// Pods
+    /// Number of pods
     pub pods: usize,
     /// Racks of a pod, each with a `ToR` switch
     pub racks: usize,
     /// Hosts of a rack
     pub hosts: usize,
-    /// Spine switches of a pod, each of which every rack of it has a link to; none if there is one rack alone
+    /// Spine switches of a pod, each with a link to every rack of the pod; 0 for a single rack
     pub spines: usize,
-    /// Core switches: each has a link to one spine switch of every pod, the same number of them to each; none if there is one
-    /// pod alone
+    /// Core switches, each with a link to one spine switch of every pod, and the same number of them per
+    /// spine switch; 0 for a single pod
     pub cores: usize,
-    /// Every link
+    /// Parameters of every link
     pub link: Wire,
-    /// By how much hosts' clocks are off at most, in nanoseconds. Those of switches are off a thousand times as much
+    /// Largest offset of the hosts' clocks (ns). Clocks of switches are off by up to a thousand times as much
     pub skew_ns: u64,
-    /// How far apart a host's scatterings are on average
+    /// Mean time between two scatterings of a host
     pub every: Nanos,
-    /// How long hosts send
+    /// Time for which hosts send
     pub lasts: Nanos,
-    /// How they send and receive
+    /// Behaviour of the hosts
     pub habits: Habits,
 }
 
-/// A switch and its links: below in order, then above. A link's number is that of its port.
+/// A switch and its links: those below in order, then those above. A link has the number of its port.
 struct Site {
     below: Vec<Neighbour>,
     above: Vec<Neighbour>,
-    /// Where hosts are
+    /// Routes to the hosts
     routes: Vec<Route>,
 }
 
-/// Who is at a link
+/// Neighbour at a link
 #[derive(Clone, Copy)]
 enum Neighbour {
     Host(usize),
-    /// A switch, and the number that the link has there
+    /// A switch, and the number of the link there
     Switch(usize, usize),
 }
 
 impl Neighbour {
-    fn at(self) -> At {
+    fn at(self) -> Addresses {
         match self {
-            Self::Host(n) => host_at(n),
-            Self::Switch(n, link) => switch_at(n, link),
+            Self::Host(n) => host_addresses(n),
+            Self::Switch(n, link) => switch_addresses(n, link),
         }
     }
 }
 
-/// The network of `hosts` hosts from `first` on
+/// Returns the prefix of `hosts` hosts from `first` on.
 fn network(first: usize, hosts: usize) -> Prefix {
-    Prefix::new(host_at(first).ip.into(), 32 - hosts.ilog2() as u8).expect("powers of two")
+    Prefix::new(host_addresses(first).ip.into(), 32 - hosts.ilog2() as u8).expect("sizes are powers of two")
 }
 
-/// A route through any of these ports
+/// Returns a route through any of these ports.
 fn towards(to: Prefix, ports: impl IntoIterator<Item = usize>) -> Route {
     let hop = |port| NextHop { port: PortId(port as u16), mac: None };
     Route { to, via: ports.into_iter().map(hop).collect() }
 }
 
 impl FatTree {
-    /// The paper's testbed, with perfect links and clocks.
+    /// Returns the paper's testbed, with perfect links and clocks.
     pub fn testbed(incarnation: Incarnation) -> Self {
         Self {
             incarnation,
@@ -97,11 +97,12 @@ impl FatTree {
         }
     }
 
-    /// The numbers of hosts that [`of_hosts`](Self::of_hosts) has trees for
+    /// Numbers of hosts for which [`of_hosts`](Self::of_hosts) has trees
     pub const SIZES: [usize; 6] = [8, 32, 256, 2048, 8192, 32_768];
 
-    /// The testbed, or a fat tree of three levels that is like it and has so many hosts: every switch has as many links to above as
-    /// to below, or half as many. One rack alone of 8 hosts; `None` of other numbers than [`SIZES`](Self::SIZES).
+    /// Returns the testbed, or a similar fat tree of three levels with this number of hosts, in which every
+    /// switch has as many links up as down, or half as many. 8 hosts are a single rack. Returns `None` for
+    /// numbers other than [`SIZES`](Self::SIZES).
     pub fn of_hosts(incarnation: Incarnation, hosts: usize) -> Option<Self> {
         let (pods, racks, in_rack, spines, cores) = match hosts {
             8 => return Some(Self::of_hops(incarnation, 1)),
@@ -115,7 +116,10 @@ impl FatTree {
         Some(Self { pods, racks, hosts: in_rack, spines, cores, ..Self::testbed(incarnation) })
     }
 
-    /// One rack of the testbed (a hop between two hosts), one pod (3), or all of it (5).
+    /// Returns one rack of the testbed (1 switch between two hosts), one pod (3), or all of it (5).
+    ///
+    /// # Panics
+    /// If `hops` is not 1, 3 or 5.
     pub fn of_hops(incarnation: Incarnation, hops: u32) -> Self {
         let whole = Self::testbed(incarnation);
         match hops {
@@ -126,18 +130,18 @@ impl FatTree {
         }
     }
 
-    /// How many hosts there are
+    /// Returns the number of hosts.
     pub const fn all_hosts(&self) -> usize {
         self.pods * self.racks * self.hosts
     }
 
-    /// Levels of switches
+    /// Returns the number of levels of switches.
     pub const fn levels(&self) -> u32 {
         1 + (self.spines > 0) as u32 + (self.cores > 0) as u32
     }
 
-    /// The switches: racks' by pod, spines by pod, cores
-    fn places(&self) -> Vec<Site> {
+    /// Returns the switches: those of racks by pod, then spines by pod, then cores.
+    fn sites(&self) -> Vec<Site> {
         let &Self { pods, racks, hosts, spines, cores, .. } = self;
         let (first_spine, first_core) = (pods * racks, pods * racks + pods * spines);
         let ups = cores.checked_div(spines).unwrap_or(0);
@@ -174,33 +178,34 @@ impl FatTree {
         tors.chain((0..pods * spines).map(spine)).chain((0..cores).map(core)).collect()
     }
 
-    /// What a switch is as a router: hosts, neighbouring representatives and its own.
-    fn router(&self, number: usize, place: &Site, seed: u64) -> forward::Config {
+    /// Returns the configuration of a switch as a router, with the ports of hosts, neighbouring
+    /// representatives and its own.
+    fn router(&self, number: usize, site: &Site, seed: u64) -> forward::Config {
         let beside = usize::from(self.incarnation == Incarnation::Host);
-        let links = place.below.len() + place.above.len();
-        let alone = |ip: Ipv4Addr| Prefix::new(IpAddr::V4(ip), 32).expect("all bits count");
-        let others = place.below.iter().chain(&place.above).enumerate().filter_map(|(port, &neighbour)| {
+        let links = site.below.len() + site.above.len();
+        let alone = |ip: Ipv4Addr| Prefix::new(IpAddr::V4(ip), 32).expect("a prefix of 32 bits is valid");
+        let others = site.below.iter().chain(&site.above).enumerate().filter_map(|(port, &neighbour)| {
             let Neighbour::Switch(..) = neighbour else { return None };
             Some(towards(alone(neighbour.at().ip), [port]))
         });
-        let own = towards(alone(switch_at(number, 0).ip), [links]);
+        let own = towards(alone(switch_addresses(number, 0).ip), [links]);
         let beacons = others.chain([own]).filter(|_| beside > 0);
         let routes = RouteTable {
             mac: MacAddr([0; 6]),
             ttl: Ttl::Keep,
             seed: seed ^ number as u64,
-            routes: place.routes.iter().cloned().chain(beacons).collect(),
+            routes: site.routes.iter().cloned().chain(beacons).collect(),
         };
         let ports = (links + beside) as u16;
         forward::Config { topology: Topology::Routes(routes), ..forward::Config::bridge(ports, 1) }
     }
 
-    fn config(&self, number: usize, place: &Site, seed: u64) -> Config {
+    fn config(&self, number: usize, site: &Site, seed: u64) -> Config {
         let beside = self.incarnation == Incarnation::Host;
-        let below = place.below.iter().map(|&neighbour| (Side::Below, neighbour));
-        let above = place.above.iter().map(|&neighbour| (Side::Above, neighbour));
+        let below = site.below.iter().map(|&neighbour| (Side::Below, neighbour));
+        let above = site.above.iter().map(|&neighbour| (Side::Above, neighbour));
         let links = below.chain(above).enumerate().map(|(number, (side, neighbour))| {
-            let At { mac, ip, qpn } = neighbour.at();
+            let Addresses { mac, ip, qpn } = neighbour.at();
             let beacon = match neighbour {
                 Neighbour::Switch(_, link) if beside => {
                     BeaconForm::Write { va: REGISTERS.va_of(link as u16), rkey: REGISTERS.rkey }
@@ -219,57 +224,61 @@ impl FatTree {
                 detour: Vec::new(),
             }
         });
-        let forward = if beside { forward::Config::bridge(1, 1) } else { self.router(number, place, seed) };
-        super::keeper(self.incarnation, self.pace, switch_at(number, 0), forward, links.collect())
+        let forward = if beside { forward::Config::bridge(1, 1) } else { self.router(number, site, seed) };
+        super::keeper(self.incarnation, self.pace, switch_addresses(number, 0), forward, links.collect())
     }
 
-    /// Builds it.
+    /// Builds the network.
     ///
     /// # Panics
-    /// If numbers are not powers of two, do not fit one another, or there are more than 65,536 hosts.
+    /// If a size is not a power of two, sizes do not fit each other, or there are more than 65,536 hosts.
     pub fn build(&self, seed: u64) -> Made {
         let &Self { racks, hosts, spines, cores, pods, .. } = self;
         assert!([pods, racks, hosts].iter().all(|n| n.is_power_of_two()) && self.all_hosts() <= 1 << 16);
-        assert!((spines > 0 || racks * pods == 1) && (cores > 0 || pods == 1), "every two hosts have a way");
-        assert!(cores == 0 || cores.is_multiple_of(spines), "every spine has as many cores");
+        assert!(
+            (spines > 0 || racks * pods == 1) && (cores > 0 || pods == 1),
+            "several racks need spines, and several pods need cores"
+        );
+        assert!(cores == 0 || cores.is_multiple_of(spines), "cores is no multiple of spines");
         let mut world = World::new(seed);
-        let mut chance = Chance::stream(seed, 1 << 33);
-        let mut clock = |by: u64| Clock::new(chance.below(2 * by + 1) as i64 - by as i64, 0);
+        let mut rng = Chance::stream(seed, 1 << 33);
+        let mut clock = |by: u64| Clock::new(rng.below(2 * by + 1) as i64 - by as i64, 0);
         let mut ends = Vec::new();
         for n in 0..self.all_hosts() {
-            let place = Place {
+            let position = Position {
                 hosts: self.all_hosts(),
-                tor: switch_at(n / hosts, n % hosts),
+                tor: switch_addresses(n / hosts, n % hosts),
                 every: self.every,
                 until: EPOCH + self.lasts,
                 barriers_in_messages: self.incarnation == Incarnation::Chip,
             };
             ends.push(world.add(
                 &format!("host {n}"),
-                Host::new(n, place, self.habits, seed),
+                Host::new(n, position, self.habits, seed),
                 clock(self.skew_ns),
             ));
         }
-        let places = self.places();
-        let keeper = |n: usize, place: &Site| {
-            let config = self.config(n, place, seed);
-            Switch::new(move || Representative::new(config.clone()).expect("a configuration that can be"))
+        let sites = self.sites();
+        let keeper = |n: usize, site: &Site| {
+            let config = self.config(n, site, seed);
+            Switch::new(move || Representative::new(config.clone()).expect("the configuration is valid"))
         };
         let mut switches: Vec<NodeId> = Vec::new();
-        for (n, place) in places.iter().enumerate() {
+        for (n, site) in sites.iter().enumerate() {
             let (name, clock) = (format!("switch {n}"), clock(1000 * self.skew_ns));
             switches.push(if self.incarnation == Incarnation::Host {
-                let router = self.router(n, place, seed);
+                let router = self.router(n, site, seed);
                 world.add(&name, Switch::new(move || Forward::new(&router)), clock)
             } else {
-                world.add(&name, keeper(n, place), clock)
+                world.add(&name, keeper(n, site), clock)
             });
         }
-        // Ports are counted in the order in which links are made: below first, from the hosts up, then above, then beside. A
-        // switch's links to above are made when those above it come to it, in the order in which it counts them.
+        // Ports are numbered in the order in which links are made: first those below, from the hosts up, then
+        // those above, then the one beside. A switch's links up are made when the switches above it are
+        // processed, in the order of its own numbering.
         let (mut access, mut uplinks) = (Vec::new(), Vec::new());
-        for (n, place) in places.iter().enumerate() {
-            for &neighbour in &place.below {
+        for (n, site) in sites.iter().enumerate() {
+            for &neighbour in &site.below {
                 match neighbour {
                     Neighbour::Host(host) => access.push(world.connect(switches[n], ends[host], self.link)),
                     Neighbour::Switch(below, _) => {
@@ -280,9 +289,9 @@ impl FatTree {
         }
         let mut keepers = switches.clone();
         if self.incarnation == Incarnation::Host {
-            for (n, place) in places.iter().enumerate() {
+            for (n, site) in sites.iter().enumerate() {
                 let (name, clock) = (format!("representative {n}"), clock(1000 * self.skew_ns));
-                let node = world.add(&name, keeper(n, place), clock);
+                let node = world.add(&name, keeper(n, site), clock);
                 let switch = core::mem::replace(&mut keepers[n], node);
                 world.connect(switch, node, self.link);
             }

@@ -1,9 +1,10 @@
-//! A host of 1Pipe: a process ([`representative::Process`]), an application that scatters messages at random, and a record of what
-//! it saw. Frames are looked at before the process has them, by nobody's rules but this file's.
+//! A host of 1Pipe: a process ([`representative::Process`]), an application that scatters messages at random,
+//! and a record of what it observed. This file inspects all frames before the process gets them, with its own
+//! implementation of the rules.
 
 use super::losses::Traffic;
-use super::stranger;
-use super::{At, BEACON_INTERVAL, CLOCK, host_at, losses};
+use super::outsider;
+use super::{Addresses, BEACON_INTERVAL, CLOCK, host_addresses, losses};
 use crate::node::{Node, Ports};
 use representative::process::{self, Event, Failure, Peer, Scattering};
 use representative::{Process, ProcessId};
@@ -13,126 +14,129 @@ use std::collections::{BTreeMap, BTreeSet};
 use switch::memory::MemoryFrame;
 use switch::{Chance, Frame, Nanos, PortId, Share};
 
-/// A message at its receiver: its timestamp on a line that does not wrap, its sender, and its sender's number for it. The
-/// order of delivery
+/// A message at its receiver: its unwrapped timestamp (ns), its sender, and the sender's number for it. Sorts
+/// in the order of delivery
 pub type Message = (u64, usize, u64);
 
-/// What a host knows of a message that it gave to its process.
+/// State of a message at its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
     /// Its receiver
     pub to: usize,
-    /// The first message of its scattering
+    /// Number of the first message of its scattering
     pub scattering: u64,
-    /// What became of it, as the process says; `None` before that
+    /// Outcome as the process reports it; `None` before that
     pub fate: Option<Result<(), Failure>>,
-    /// On the line, from when its scattering is settled on, if it got one
+    /// Unwrapped timestamp, once its scattering is settled, if it got one
     pub timestamp: Option<u64>,
 }
 
-/// A host: sends scatterings when it likes, and writes down what it gets.
+/// A host: sends scatterings at random times, and records its deliveries.
 pub struct Host {
     own: usize,
-    place: Place,
+    position: Position,
     habits: Habits,
-    /// To whom it sends
-    circle: Vec<usize>,
-    chance: Chance,
+    /// Hosts that it sends to
+    destinations: Vec<usize>,
+    rng: Chance,
     /// The process
     pub process: Process,
-    /// Whether it sends at once what can be sent so
+    /// Whether it sends messages at once where that is possible
     at_once: bool,
-    /// The frame of such a message, which leaves before any other
+    /// Frame of such a message, which leaves before any other frame
     frame: Option<Vec<u8>>,
-    /// Messages that were sent at once
+    /// Number of messages that were sent at once
     pub sent_at_once: u64,
     next_message: Nanos,
     next_read: Nanos,
-    /// When its clock is set, and by how much it is then off
+    /// When its clock is to be stepped, and the resulting offset (ns)
     step: Option<(Nanos, i64)>,
-    /// Messages by their number
+    /// Messages by number
     pub sent: Vec<Sent>,
-    /// The first message of each scattering that is not settled, and how many it has
+    /// Scatterings that are not settled: the number of the first message, and the count
     open: BTreeMap<Scattering, (usize, usize)>,
-    /// Scatterings that the process did not take, as its buffer was full
+    /// Number of scatterings that the process refused because its buffer was full
     pub full: u64,
-    /// What was delivered
+    /// Deliveries
     pub delivered: Vec<Message>,
-    /// What was wrong with it, whatever that is
+    /// First violation
     pub wrong: Option<String>,
-    /// From sending to delivery, of each that was delivered, in nanoseconds
+    /// Time from sending to delivery of each delivered message (ns)
     pub took: Vec<u64>,
-    /// Of each message that arrived from another host, delivered or not: its time, and how long it had been under way, in
-    /// nanoseconds
+    /// Each message that arrived from another host, delivered or not: its unwrapped timestamp, and the time
+    /// from then to its arrival (ns)
     pub arrived: Vec<(u64, u64)>,
-    /// The highest barrier seen on its link, and when it last rose
+    /// Highest barrier on its link, and when it last rose
     barrier: Option<Timestamp>,
-    rose: Option<Nanos>,
-    /// The longest time in which the barrier did not rise
+    last_rise: Option<Nanos>,
+    /// Longest time without a rise of the barrier
     pub stall: Nanos,
-    /// Packets that came when their time was past, by sender: the barrier was too high for them
+    /// Packets that arrived below the barrier, by sender
     pub late: BTreeMap<usize, u64>,
-    /// Barriers that went back
+    /// Number of barriers that went back
     pub went_back: u64,
-    /// Barriers ahead of the host's own clock: what is below might be delivered before it could have been caused
+    /// Number of barriers ahead of the host's own clock: a message below such a barrier may be delivered
+    /// before a message that caused it is sent
     pub ahead: u64,
-    /// Barriers of its own link that were not true: what followed on it was earlier
+    /// Highest barrier that the host has sent on its own link
     promised: Option<Timestamp>,
-    /// How often
+    /// Number of messages sent below that barrier
     pub broken: u64,
     /// Packets on its link, if it records them
     pub(super) traffic: Option<Traffic>,
 }
 
-/// Where a host is, and what it does.
+/// Position of a host in the network, and its load.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
-    /// How many hosts there are
+pub(super) struct Position {
+    /// Number of all hosts
     pub(super) hosts: usize,
-    /// Where its beacons go
-    pub(super) tor: At,
-    /// Scatterings are this far apart on average
+    /// Destination of its beacons
+    pub(super) tor: Addresses,
+    /// Mean time between two scatterings
     pub(super) every: Nanos,
-    /// and none are sent from then on
+    /// End of sending, by the host's clock
     pub(super) until: Nanos,
     /// Whether messages carry the barrier of the link
     pub(super) barriers_in_messages: bool,
 }
 
-/// How a host sends and receives.
+/// Behaviour of a host.
 #[derive(Clone, Copy, Debug)]
 pub struct Habits {
-    /// It sends at multiples of this by its clock: where clocks are right, messages have equal timestamps
+    /// Sends only at multiples of this time by its clock; without skew, messages of different hosts then have
+    /// equal timestamps
     pub tick: Nanos,
-    /// The longest message, in bytes; one of eight is up to so long
+    /// Longest message (bytes); one of eight is up to this long
     pub largest: u64,
-    /// Its application takes what was delivered at once, or this far apart
+    /// Interval at which its application takes deliveries; 0 for at once
     pub reads_every: Nanos,
-    /// Bytes that its process keeps for a sender
+    /// Receive window of a sender (bytes)
     pub receive_window: u32,
-    /// Bytes that it keeps for all of them
+    /// Receive buffer for all senders (bytes)
     pub receive_buffer: usize,
-    /// Bytes that it sends to a receiver of which it has not heard yet
+    /// Bytes that the process may send to a receiver before the first acknowledgement
     pub initial_window: u32,
-    /// After this, a message of which nothing is heard has failed
+    /// Time after which an unacknowledged message has failed
     pub timeout: Nanos,
-    /// Its clock is set once, and is then off by so much at most, in nanoseconds
+    /// Largest offset to which its clock is stepped once (ns); 0 for no step
     pub step_ns: u64,
-    /// Each scattering goes to everybody that it knows, itself as well: a broadcast
+    /// Whether each scattering is a broadcast to all hosts that it sends to, including itself
     pub broadcasts: bool,
-    /// The part of all hosts that send a message at once where nothing is before it, as the host library does
+    /// Share of the hosts that send a message at once if nothing is queued, as the host library does
     pub at_once: Share,
-    /// With so many others it exchanges messages, wherever they are; with all, if 0. Of a power of two of hosts
+    /// Number of other hosts with which a host exchanges messages, wherever they are; 0 for all. Needs a
+    /// power of two of hosts
     pub friends: usize,
-    /// Hosts record every packet, for [`Made::check_losses`](super::Made::check_losses).
+    /// Whether hosts record every packet, for [`Made::check_losses`](super::Made::check_losses)
     pub records: bool,
-    /// A planted bug, to see whether it is found
+    /// Bug to plant, to test whether the checks find it
     #[cfg(debug_assertions)]
     pub bug: Option<representative::Bug>,
 }
 
 impl Default for Habits {
-    /// Small messages, as a process is made for, and a right clock.
+    /// Small messages, the defaults of a process, and an exact clock.
     fn default() -> Self {
         Self {
             tick: Nanos::ZERO,
@@ -153,46 +157,46 @@ impl Default for Habits {
     }
 }
 
-/// 1Pipe's time without its wrap
+/// Returns 1Pipe's time without its wrap (ns).
 pub(super) fn true_time(now: Nanos) -> u64 {
     (1 << 48) + CLOCK.nanos() + now.0
 }
 
-/// The time near `now` that a timestamp means
+/// Returns the unwrapped time near `now` for a timestamp.
 fn unwrap(timestamp: Timestamp, now: Nanos) -> u64 {
     let now = true_time(now);
     now.wrapping_add_signed(timestamp.distance(Timestamp::new(now)))
 }
 
-/// To whom host `own` sends: itself as well, and each of those sends to it.
-fn circle(own: usize, hosts: usize, friends: usize, seed: u64) -> Vec<usize> {
+/// Returns the hosts that host `own` sends to: itself, and hosts that also send to it.
+fn destinations(own: usize, hosts: usize, friends: usize, seed: u64) -> Vec<usize> {
     if friends == 0 {
         return (0..hosts).collect();
     }
     assert!(hosts.is_power_of_two(), "{hosts} hosts");
-    let mut chance = Chance::stream(seed, 1 << 34);
-    let apart: BTreeSet<usize> = (0..friends).map(|_| chance.below(hosts as u64) as usize).collect();
-    [0].into_iter().chain(apart.into_iter().filter(|&by| by > 0)).map(|by| own ^ by).collect()
+    let mut rng = Chance::stream(seed, 1 << 34);
+    let distances: BTreeSet<usize> = (0..friends).map(|_| rng.below(hosts as u64) as usize).collect();
+    [0].into_iter().chain(distances.into_iter().filter(|&by| by > 0)).map(|by| own ^ by).collect()
 }
 
-/// What a message says: its number, and bytes that follow from it
-fn text(number: usize, len: usize) -> Vec<u8> {
+/// Returns the payload of a message: its number, and bytes derived from it.
+fn payload(number: usize, len: usize) -> Vec<u8> {
     let byte = |n: usize| (number.wrapping_mul(31) + n) as u8;
     (number as u32).to_be_bytes().into_iter().chain((4..len).map(byte)).collect()
 }
 
 impl Host {
-    pub(super) fn new(own: usize, place: Place, habits: Habits, seed: u64) -> Self {
+    pub(super) fn new(own: usize, position: Position, habits: Habits, seed: u64) -> Self {
         let peer = |n: usize| {
-            let at = host_at(n);
+            let at = host_addresses(n);
             Peer { id: ProcessId(n as u32), mac: at.mac, address: at.ip.into(), qpn: at.qpn }
         };
-        let At { mac, ip, qpn } = place.tor;
+        let Addresses { mac, ip, qpn } = position.tor;
         let tor = process::Beacons { mac, address: ip.into(), qpn, detour: Vec::new() };
         let mut config = process::Config::new(peer(own), tor);
-        let circle = circle(own, place.hosts, habits.friends, seed);
-        config.peers = circle.iter().copied().filter(|&n| n != own).map(peer).collect();
-        config.barriers_in_messages = place.barriers_in_messages;
+        let destinations = destinations(own, position.hosts, habits.friends, seed);
+        config.peers = destinations.iter().copied().filter(|&n| n != own).map(peer).collect();
+        config.barriers_in_messages = position.barriers_in_messages;
         config.beacon_interval = BEACON_INTERVAL;
         (config.receive_window, config.initial_window) = (habits.receive_window, habits.initial_window);
         config.receive_buffer = habits.receive_buffer;
@@ -203,16 +207,16 @@ impl Host {
         {
             config.bug = habits.bug;
         }
-        let mut chance = Chance::stream(seed, 1 << 32 | own as u64);
-        let at = crate::EPOCH + Nanos(chance.below(place.until.since(crate::EPOCH).0.max(1)));
-        let by = chance.below(2 * habits.step_ns + 1) as i64 - habits.step_ns as i64;
+        let mut rng = Chance::stream(seed, 1 << 32 | own as u64);
+        let at = crate::EPOCH + Nanos(rng.below(position.until.since(crate::EPOCH).0.max(1)));
+        let by = rng.below(2 * habits.step_ns + 1) as i64 - habits.step_ns as i64;
         Self {
             own,
-            place,
+            position,
             habits,
-            circle,
-            chance,
-            process: Process::new(config).expect("a configuration that can be"),
+            destinations,
+            rng,
+            process: Process::new(config).expect("the configuration is valid"),
             at_once: Chance::stream(seed, 1 << 35 | own as u64).happens(habits.at_once),
             frame: None,
             sent_at_once: 0,
@@ -227,7 +231,7 @@ impl Host {
             took: Vec::new(),
             arrived: Vec::new(),
             barrier: None,
-            rose: None,
+            last_rise: None,
             stall: Nanos::ZERO,
             late: BTreeMap::new(),
             went_back: 0,
@@ -238,35 +242,35 @@ impl Host {
         }
     }
 
-    /// Time after which a message of which nothing is heard has failed
+    /// Returns the time after which an unacknowledged message has failed.
     pub(super) const fn timeout(&self) -> Nanos {
         self.habits.timeout
     }
 
-    /// Which host it is
+    /// Returns the host's number.
     pub fn number(&self) -> usize {
         self.own
     }
 
-    /// It is told that these have failed: nothing more is sent to them.
+    /// Reports the failure of hosts to the process, and stops sending to them.
     pub fn forget(&mut self, dead: &[usize], now: Nanos) {
-        self.circle.retain(|host| !dead.contains(host));
+        self.destinations.retain(|host| !dead.contains(host));
         for &host in dead {
             self.process.set_alive(ProcessId(host as u32), false, now);
         }
     }
 
-    /// Whether it is known of every message what became of it
+    /// Returns whether every message has an outcome.
     pub fn is_settled(&self) -> bool {
         self.open.is_empty()
     }
 
-    /// The number of the first message of a message's scattering, which is the scattering's
+    /// Returns the number of a message's scattering: that of its first message.
     pub fn scattering_of(&self, message: u64) -> u64 {
         self.sent.get(message as usize).map_or(message, |sent| sent.scattering)
     }
 
-    /// The time at which the next scattering may be sent, not before `at`
+    /// Returns the earliest time, not before `at`, at which a scattering may be sent.
     fn next_tick(&self, at: Nanos) -> Nanos {
         let tick = self.habits.tick.0.max(1);
         Nanos(at.0.div_ceil(tick) * tick)
@@ -276,23 +280,26 @@ impl Host {
         let first = self.sent.len();
         let mut messages = Vec::new();
         let count =
-            if self.habits.broadcasts { self.circle.len() } else { self.chance.between(1, 3) as usize };
+            if self.habits.broadcasts { self.destinations.len() } else { self.rng.between(1, 3) as usize };
         for n in 0..count {
-            let chosen =
-                if self.habits.broadcasts { n } else { self.chance.below(self.circle.len() as u64) as usize };
-            let to = self.circle[chosen];
-            let large = self.habits.largest > 64 && self.chance.below(8) == 0;
-            let len = self.chance.between(4, if large { self.habits.largest } else { 8 }) as usize;
-            messages.push((ProcessId(to as u32), text(self.sent.len(), len)));
+            let chosen = if self.habits.broadcasts {
+                n
+            } else {
+                self.rng.below(self.destinations.len() as u64) as usize
+            };
+            let to = self.destinations[chosen];
+            let large = self.habits.largest > 64 && self.rng.below(8) == 0;
+            let len = self.rng.between(4, if large { self.habits.largest } else { 8 }) as usize;
+            messages.push((ProcessId(to as u32), payload(self.sent.len(), len)));
             self.sent.push(Sent { to, scattering: first as u64, fate: None, timestamp: None });
         }
-        let parts: Vec<_> = messages.iter().map(|(to, text)| (*to, &text[..])).collect();
-        if let [(to, text)] = parts[..]
+        let parts: Vec<_> = messages.iter().map(|(to, payload)| (*to, &payload[..])).collect();
+        if let [(to, payload)] = parts[..]
             && self.at_once
             && self.frame.is_none()
         {
             let mut frame = Vec::new();
-            if let Some(scattering) = self.process.send_at_once(now, to, text, &mut frame) {
+            if let Some(scattering) = self.process.send_at_once(now, to, payload, &mut frame) {
                 self.open.insert(scattering, (first, 1));
                 self.frame = Some(frame);
                 self.sent_at_once += 1;
@@ -307,15 +314,15 @@ impl Host {
                 self.full += 1;
                 self.sent.truncate(first);
             }
-            Err(error) => self.complain(format!("a scattering was refused: {error}")),
+            Err(error) => self.report(format!("the process refused a scattering: {error}")),
         }
     }
 
-    fn complain(&mut self, what: String) {
+    fn report(&mut self, what: String) {
         self.wrong.get_or_insert(what);
     }
 
-    fn hear_events(&mut self, now: Nanos) {
+    fn handle_events(&mut self, now: Nanos) {
         while let Some(event) = self.process.poll_event() {
             match event {
                 Event::SendFailed { scattering, dst, part, why, .. } => {
@@ -327,14 +334,14 @@ impl Host {
                         Some(sent) if sent.to == dst.0 as usize && sent.fate.is_none() => {
                             sent.fate = Some(Err(why));
                         }
-                        _ => self.complain(format!(
-                            "{scattering:?} part {part} failed a second time, or never was"
+                        _ => self.report(format!(
+                            "{scattering:?} part {part} failed a second time, or was never sent"
                         )),
                     }
                 }
                 Event::Settled { scattering, timestamp, failed } => {
                     let Some((first, count)) = self.open.remove(&scattering) else {
-                        self.complain(format!("{scattering:?} is settled a second time"));
+                        self.report(format!("{scattering:?} was settled a second time"));
                         continue;
                     };
                     let mut bad = 0;
@@ -344,40 +351,46 @@ impl Host {
                         sent.timestamp = timestamp.map(|timestamp| unwrap(timestamp, now));
                     }
                     if bad != failed {
-                        self.complain(format!("{scattering:?}: {bad} messages failed, not {failed}"));
+                        self.report(format!(
+                            "{scattering:?}: {bad} failures of messages were reported, but {failed} counted"
+                        ));
                     }
                 }
             }
         }
     }
 
-    /// Takes what the process delivers.
+    /// Takes deliveries from the process, and checks them.
     fn read(&mut self, now: Nanos) {
         while let Some(message) = self.process.unreliable_recv() {
             let clock = self.process.timestamp(now);
             if !message.timestamp.precedes(clock) {
-                self.complain(format!("a message of {} was delivered at {clock}", message.timestamp));
+                self.report(format!(
+                    "a message with timestamp {} was delivered too early, at {clock}",
+                    message.timestamp
+                ));
             }
             let (ns, from) = (unwrap(message.timestamp, now), message.src.0 as usize);
             let Some(&[a, b, c, d]) = message.payload.first_chunk() else {
-                self.complain("a message without a number".into());
+                self.report("a message without a number was delivered".into());
                 continue;
             };
             let number = u32::from_be_bytes([a, b, c, d]);
-            if message.payload != text(number as usize, message.payload.len()) {
-                self.complain(format!("message {number} of host {from} says something else"));
+            if message.payload != payload(number as usize, message.payload.len()) {
+                self.report(format!("message {number} of host {from} has a wrong payload"));
             }
             self.took.push(true_time(now).saturating_sub(ns));
             self.delivered.push((ns, from, number.into()));
         }
     }
 
-    /// What a frame says, as anybody can see.
-    fn look_at(&mut self, frame: &[u8], now: Nanos) {
+    /// Inspects a frame that arrives.
+    fn inspect_received(&mut self, frame: &[u8], now: Nanos) {
         let Some(packet) = Packet::parse(frame) else { return };
         let ends = packet.ethernet();
-        // What a stranger says is nothing.
-        if !packet.verify_icrc() || ends.dst != host_at(self.own).mac || ends.src == stranger::OWN.mac {
+        // Frames of the host outside of the tree do not count.
+        if !packet.verify_icrc() || ends.dst != host_addresses(self.own).mac || ends.src == outsider::OWN.mac
+        {
             return;
         }
         let Some(&header) = packet.onepipe() else { return };
@@ -393,28 +406,29 @@ impl Host {
         }
         if let Some(traffic) = &mut self.traffic {
             if header.opcode() == OnePipeOpcode::BEACON && header.nothing_follows() {
-                traffic.hears_the_end(self.process.timestamp(now));
+                traffic.on_nothing_follows(self.process.timestamp(now));
             }
-            traffic.hears(&packet, &header, self.barrier, now);
+            traffic.on_received(&packet, &header, self.barrier, now);
         }
-        let told = message && self.place.barriers_in_messages || header.opcode() == OnePipeOpcode::BEACON;
-        let Some(barrier) = header.barrier().filter(|_| told) else { return };
+        let carries_barrier =
+            message && self.position.barriers_in_messages || header.opcode() == OnePipeOpcode::BEACON;
+        let Some(barrier) = header.barrier().filter(|_| carries_barrier) else { return };
         self.went_back += u64::from(self.barrier.is_some_and(|before| barrier.precedes(before)));
-        // Nobody delivers what is not past by its own clock (causality).
+        // No process delivers a message before its own clock has passed the timestamp (causality).
         self.ahead += u64::from(self.process.timestamp(now).precedes(barrier));
         if self.barrier.is_none_or(|before| before.precedes(barrier)) {
-            self.stall = self.stall.max(now.since(self.rose.unwrap_or(now)));
-            self.rose = Some(now);
+            self.stall = self.stall.max(now.since(self.last_rise.unwrap_or(now)));
+            self.last_rise = Some(now);
             self.barrier = Some(barrier);
         }
     }
 
-    /// What it promises on its own link has to be kept.
-    fn look_back_at(&mut self, frame: &[u8], now: Nanos) {
+    /// Inspects a frame that the host sends: no message may be below a barrier that it sent earlier.
+    fn inspect_sent(&mut self, frame: &[u8], now: Nanos) {
         let Some(packet) = Packet::parse(frame) else { return };
         let Some(&header) = packet.onepipe() else { return };
         if let Some(traffic) = &mut self.traffic {
-            traffic.sends(&packet, &header, now);
+            traffic.on_sent(&packet, &header, now);
         }
         if header.opcode() == OnePipeOpcode::DATA {
             let kept = self.promised.is_none_or(|promised| !header.timestamp().precedes(promised));
@@ -431,14 +445,14 @@ impl Host {
         if self.habits.reads_every == Nanos::ZERO {
             self.read(now);
         }
-        self.hear_events(now);
+        self.handle_events(now);
     }
 }
 
 impl Node for Host {
     fn on_frame(&mut self, frame: MemoryFrame, _port: PortId, now: Nanos, _out: &mut Ports<'_>) {
-        self.look_at(frame.bytes(), now);
-        // Whether it was taken, counters tell.
+        self.inspect_received(frame.bytes(), now);
+        // The process counts whether it accepted the frame.
         _ = self.process.on_frame(frame.bytes(), now);
         self.after(now);
     }
@@ -454,11 +468,11 @@ impl Node for Host {
             self.process.on_timer(now);
         }
         if self.next_message <= now {
-            if now < self.place.until {
+            if now < self.position.until {
                 self.scatter(now);
             }
-            let apart = self.chance.between(1, 2 * self.place.every.0);
-            self.next_message = self.next_tick(now + Nanos(apart));
+            let interval = self.rng.between(1, 2 * self.position.every.0);
+            self.next_message = self.next_tick(now + Nanos(interval));
         }
         if self.habits.reads_every > Nanos::ZERO && self.next_read <= now {
             self.read(now);
@@ -468,7 +482,7 @@ impl Node for Host {
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        let next_message = Some(self.next_message).filter(|&at| at < self.place.until);
+        let next_message = Some(self.next_message).filter(|&at| at < self.position.until);
         let next_read = (self.habits.reads_every > Nanos::ZERO).then_some(self.next_read);
         let step = self.step.map(|(at, _)| at);
         [self.process.next_timer(), next_message, next_read, step].into_iter().flatten().min()
@@ -483,16 +497,16 @@ impl Node for Host {
             None => self.process.poll_transmit(now, frame),
         };
         if more {
-            self.look_back_at(frame, now);
+            self.inspect_sent(frame, now);
         }
-        // What is sent to oneself may be delivered by that.
+        // Sending may deliver messages to the host itself.
         self.after(now);
         more
     }
 
     fn start(&mut self, now: Nanos, _out: &mut Ports<'_>) {
-        // Not all at once
-        let within = self.chance.below(2 * self.place.every.0);
+        // Spreads the hosts' first scatterings.
+        let within = self.rng.below(2 * self.position.every.0);
         self.next_message = self.next_tick(now + Nanos(within));
     }
 }

@@ -1,66 +1,68 @@
-//! What ordered delivery takes, and how much of it the network alone needs: idle, with packets that are lost, and in networks of any
-//! size (section 7.2, figure 9).
+//! Latency of ordered delivery, and the part of it that the network alone needs: idle, with losses, and in
+//! networks of any size (1Pipe, section 7.2, figure 9).
 
 use super::{FatTree, Made};
 use switch::{Nanos, Share};
 
-/// What deliveries took, of messages between two hosts that were sent within a stretch of time.
+/// Latencies of messages between different hosts that were sent within a span of time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Latency {
-    /// Messages that were delivered
+    /// Number of delivered messages
     pub deliveries: usize,
-    /// Of those that were sent, the share that was not
+    /// Share of sent messages that were not delivered
     pub lost: f64,
-    /// From the timestamp to the delivery, on average, in nanoseconds
+    /// Mean time from the timestamp to the delivery (ns)
     pub mean_ns: f64,
-    /// Half of the messages took no longer
+    /// Median of that time
     pub p50: Nanos,
-    /// and of a hundred 99
+    /// 99th percentile of that time
     pub p99: Nanos,
-    /// From the timestamp to the arrival, on average, in nanoseconds: what an unordered network would have taken
+    /// Mean time from the timestamp to the arrival (ns): the latency of an unordered network
     pub arrival_ns: f64,
 }
 
 impl Latency {
-    /// What order costs: from the arrival to the delivery, on average, in nanoseconds
+    /// Returns the mean cost of ordering: the time from arrival to delivery (ns).
     pub fn overhead_ns(&self) -> f64 {
         self.mean_ns - self.arrival_ns
     }
 }
 
-/// When something is measured, in the world's time from its beginning.
+/// Schedule of a measurement, in the world's time from its beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// For so long nothing is: barriers have to come down for the first time
+    /// Time without measurement, in which the first barriers reach the hosts
     pub warm_up: Nanos,
-    /// Then what is sent for so long,
+    /// Time after that, from which sent messages are measured
     pub lasts: Nanos,
-    /// which then has so long to come
+    /// Time after that in which messages may still be delivered
     pub settles: Nanos,
 }
 
 impl Span {
-    /// A stretch of this length, after 20 intervals and before 40, which is enough where one packet in ten is lost.
+    /// Returns a schedule with 60 us (20 beacon intervals) before and 120 us (40) after the measured span,
+    /// which is enough for a loss of 10 %.
     pub const fn new(lasts: Nanos) -> Self {
         Self { warm_up: Nanos::from_micros(60), lasts, settles: Nanos::from_micros(120) }
     }
 }
 
 impl FatTree {
-    /// The same tree, nearly idle (a host scatters every 40 us, so that beacons carry barriers), in which each packet is lost
-    /// on each link with this probability: messages, acknowledgements and beacons alike. (The authors drop at hosts, section 7.2;
-    /// a beacon that a switch loses is as bad.)
+    /// Returns the same tree, nearly idle (a host scatters every 40 us on average, so that beacons carry the
+    /// barriers), with this loss probability of every packet on every link: messages, acknowledgements and
+    /// beacons alike. The authors drop at hosts (1Pipe, section 7.2); the loss of a beacon at a switch has
+    /// the same effect.
     #[must_use]
     pub fn losing(mut self, loss: f64) -> Self {
-        self.link.loss = Share::new(loss).expect("a probability");
+        self.link.loss = Share::new(loss).expect("the loss is between 0 and 1");
         self.every = Nanos::from_micros(40);
         self
     }
 
-    /// Builds it, and measures.
+    /// Builds the network, and measures.
     ///
     /// # Errors
-    /// What was wrong with the order of deliveries, or with a barrier.
+    /// A violation of the order of deliveries, or of a barrier.
     pub fn latency(mut self, span: Span, seed: u64) -> Result<(Latency, Made), String> {
         self.lasts = span.warm_up + span.lasts;
         let mut made = self.build(seed);
@@ -72,8 +74,8 @@ impl FatTree {
 }
 
 impl Made {
-    /// How long each message took, in nanoseconds, that was delivered to another host and was sent within a stretch of the world's
-    /// time, from its beginning.
+    /// Returns the latencies (ns) of the messages that were delivered to another host and sent within a span
+    /// of the world's time.
     pub fn took(&self, from: Nanos, to: Nanos) -> Vec<u64> {
         let stretch = Self::time(from)..Self::time(to);
         let of = |host: &super::Host| {
@@ -85,17 +87,17 @@ impl Made {
         self.each_host().flat_map(of).collect()
     }
 
-    /// What messages took that were sent within a stretch of the world's time, from its beginning.
+    /// Returns statistics of the messages that were sent within a span of the world's time.
     ///
     /// # Errors
-    /// There are none.
+    /// If no message was delivered.
     pub fn latency(&self, from: Nanos, to: Nanos) -> Result<Latency, String> {
         let stretch = Self::time(from)..Self::time(to);
         let (mut took, mut sent, mut arrived, mut arrived_ns) = (self.took(from, to), 0, 0_u64, 0);
         for host in self.each_host() {
             let own = host.number();
-            let stamped = host.sent.iter().filter(|sent| sent.to != own);
-            sent += stamped.filter(|sent| sent.timestamp.is_some_and(|at| stretch.contains(&at))).count();
+            let to_others = host.sent.iter().filter(|sent| sent.to != own);
+            sent += to_others.filter(|sent| sent.timestamp.is_some_and(|at| stretch.contains(&at))).count();
             for &(_, took) in host.arrived.iter().filter(|(at, _)| stretch.contains(at)) {
                 arrived += 1;
                 arrived_ns += took;
@@ -104,7 +106,7 @@ impl Made {
         took.sort_unstable();
         let deliveries = took.len();
         if deliveries == 0 {
-            return Err("nothing was delivered".into());
+            return Err("no message was delivered".into());
         }
         let quantile = |percent: usize| Nanos(took[(deliveries * percent / 100).min(deliveries - 1)]);
         Ok(Latency {

@@ -1,5 +1,6 @@
-//! Explains each message that failed: by a frame that the network dropped, by a packet that came late, or by an answer that did
-//! not arrive in time. Looks at frames on the hosts' links and at what the world records, not at processes.
+//! Explanations of failed messages: a frame that the network dropped, a packet that arrived late, or an ACK
+//! that did not arrive in time. Uses the frames on the hosts' links and the losses that the world records,
+//! not the state of processes.
 
 use super::{Host, Made};
 use core::net::IpAddr;
@@ -10,77 +11,81 @@ use std::collections::{BTreeMap, BTreeSet};
 use switch::Nanos;
 use zerocopy::FromBytes as _;
 
-/// The time in which a receiver answers a packet: its `ack_delay` of 3 us, and full frames that wait for a wire of 10 Gb/s
-const ANSWERED_WITHIN: Nanos = Nanos::from_micros(15);
+/// Time within which a receiver responds to a packet: its `ack_delay` of 3 us, and full frames in its send
+/// queue at 10 Gb/s
+const ACK_WITHIN: Nanos = Nanos::from_micros(15);
 
-/// The time for which a message that is sent at once waits for the wire at most: a full frame of 10 Gb/s
-const WIRE: Nanos = Nanos::from_micros(2);
+/// Longest time for which a message that is sent at once waits for the link: a full frame at 10 Gb/s
+const LINK_WAIT: Nanos = Nanos::from_micros(2);
 
-/// What a network and its hosts may do to messages: what was drawn.
+/// Adverse conditions that were drawn for a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Drawn {
     /// Age of the world from which on packets may arrive below the barrier
     pub late_from: Option<Nanos>,
-    /// Receivers have little room
+    /// Whether receivers have small buffers
     pub small: bool,
-    /// Hosts are paused
+    /// Whether hosts are paused
     pub pauses: bool,
 }
 
-/// Failed runs by what explains them.
+/// Counts of failed runs by cause. A run consists of the packets of one scattering to one receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Explained {
     /// A packet was dropped or damaged
     pub dropped: u64,
-    /// A packet arrived below the barrier, or was overtaken by a later one before the receiver knew its sender
+    /// A packet arrived below the barrier, or a later packet overtook it before the receiver knew its sender
     pub late: u64,
-    /// The receiver had no room
+    /// The receiver's buffer was full
     pub no_room: u64,
-    /// Every answer in time was dropped or damaged
+    /// Every ACK that was sent in time was dropped or damaged
     pub unanswered: u64,
-    /// The answer arrived after the timeout
+    /// The ACK arrived after the timeout
     pub slow: u64,
 }
 
-/// What an answer says.
+/// Contents of a response.
 #[derive(Clone, Copy, Debug)]
-enum Says {
-    /// The receiver has taken runs that end so far before the answer's PSN.
-    Taken(u128),
-    /// The receiver has refused the packet, for this reason.
+enum Contents {
+    /// ACK, with a bitmap: bit n is set if the receiver has accepted the run that ends n packets before the
+    /// response's PSN
+    Accepted(u128),
+    /// NAK: the receiver has refused the packet, for this reason
     Refused(u8),
 }
 
-/// An ACK or a NAK
+/// An ACK or a NAK.
 #[derive(Clone, Copy, Debug)]
-struct Answer {
+struct Response {
     psn: Psn,
-    says: Says,
+    contents: Contents,
     at: Nanos,
 }
 
-impl Answer {
+impl Response {
     fn read(header: &OnePipe, payload: &[u8], at: Nanos) -> Option<Self> {
-        let says = match header.opcode() {
-            OnePipeOpcode::ACK => Says::Taken(Arrivals::read_from_prefix(payload).ok()?.0.taken.get()),
-            OnePipeOpcode::NAK => Says::Refused(Refused::read_from_prefix(payload).ok()?.0.reason),
+        let contents = match header.opcode() {
+            OnePipeOpcode::ACK => Contents::Accepted(Arrivals::read_from_prefix(payload).ok()?.0.taken.get()),
+            OnePipeOpcode::NAK => Contents::Refused(Refused::read_from_prefix(payload).ok()?.0.reason),
             _ => return None,
         };
-        Some(Self { psn: header.psn(), says, at })
+        Some(Self { psn: header.psn(), contents, at })
     }
 
-    /// Returns whether this is an ACK of a run of which the receiver has taken all, or has the packets that were sent.
+    /// Returns whether this is an ACK of the whole run. Of a run that was not sent completely, every ACK for
+    /// its last packet or a later one counts.
     fn acknowledges(&self, run: &Run) -> bool {
-        let (Says::Taken(taken), Ok(before)) = (self.says, u32::try_from(self.psn.distance(run.last())))
+        let (Contents::Accepted(accepted), Ok(before)) =
+            (self.contents, u32::try_from(self.psn.distance(run.last())))
         else {
             return false;
         };
-        !run.complete || taken.checked_shr(before).unwrap_or(0) & 1 == 1
+        !run.complete || accepted.checked_shr(before).unwrap_or(0) & 1 == 1
     }
 
-    /// Returns whether this says that there was no room for one of the packets.
+    /// Returns whether this is a NAK for one of the packets because the buffer was full.
     fn has_no_room(&self, packets: &[Psn]) -> bool {
-        matches!(self.says, Says::Refused(Refused::NO_ROOM)) && packets.contains(&self.psn)
+        matches!(self.contents, Contents::Refused(Refused::NO_ROOM)) && packets.contains(&self.psn)
     }
 }
 
@@ -89,19 +94,19 @@ struct DataSent {
     to: usize,
     psn: Psn,
     at: Nanos,
-    /// Number of the first message of a run
+    /// Number of the first message, in the first packet of a run
     message: Option<u64>,
     last: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct DataCame {
+struct DataReceived {
     at: Nanos,
     time: Timestamp,
-    /// The barrier of the host's link before it arrived
+    /// Highest barrier on the host's link before the packet arrived
     barrier: Option<Timestamp>,
     late: bool,
-    /// A later packet of this sender was the first of all to arrive: the receiver begins there.
+    /// Whether a later packet of this sender arrived as its very first one: the receiver starts there
     overtaken: bool,
 }
 
@@ -109,14 +114,15 @@ struct DataCame {
 #[derive(Debug, Default)]
 pub(super) struct Traffic {
     sent: Vec<DataSent>,
-    /// First arrivals by sender and PSN
-    came: BTreeMap<(usize, u32), DataCame>,
-    /// The first PSN that has arrived from each sender
+    /// First arrivals, by sender and PSN
+    received: BTreeMap<(usize, u32), DataReceived>,
+    /// First PSN that arrived from each sender
     first: BTreeMap<usize, Psn>,
-    /// The host's time when a beacon last said that nothing follows: this lifts the barrier over all that is to come.
+    /// The host's time when a beacon last announced that nothing follows, which lifts the barrier above all
+    /// later messages
     lifted: Option<Timestamp>,
-    answers_sent: Vec<(usize, Answer)>,
-    answers_came: Vec<(usize, Answer)>,
+    responses_sent: Vec<(usize, Response)>,
+    responses_received: Vec<(usize, Response)>,
 }
 
 /// Returns the number of the host with an address.
@@ -128,25 +134,25 @@ pub(super) fn host_of(ip: IpAddr) -> Option<usize> {
 
 impl Traffic {
     /// Records a packet that the host sends.
-    pub(super) fn sends(&mut self, packet: &Packet<'_>, header: &OnePipe, at: Nanos) {
+    pub(super) fn on_sent(&mut self, packet: &Packet<'_>, header: &OnePipe, at: Nanos) {
         let (Some(to), payload) = (host_of(packet.dst()), &packet.payload()[OnePipe::LEN..]) else { return };
         if header.opcode() == OnePipeOpcode::DATA {
             let number = payload.first_chunk().map(|bytes| u32::from_be_bytes(*bytes).into());
             let message = number.filter(|_| header.first());
             let last = !header.timestamp_follows();
             self.sent.push(DataSent { to, psn: header.psn(), at, message, last });
-        } else if let Some(answer) = Answer::read(header, payload, at) {
-            self.answers_sent.push((to, answer));
+        } else if let Some(response) = Response::read(header, payload, at) {
+            self.responses_sent.push((to, response));
         }
     }
 
-    /// Records that the switch has said that nothing follows.
-    pub(super) fn hears_the_end(&mut self, time: Timestamp) {
+    /// Records that the switch has announced that nothing follows.
+    pub(super) fn on_nothing_follows(&mut self, time: Timestamp) {
         self.lifted = Some(time);
     }
 
     /// Records a packet that arrives intact.
-    pub(super) fn hears(
+    pub(super) fn on_received(
         &mut self,
         packet: &Packet<'_>,
         header: &OnePipe,
@@ -162,14 +168,14 @@ impl Traffic {
                 barrier.is_some_and(|barrier| header.timestamp().precedes(barrier))
             };
             let late = below(barrier) || below(self.lifted);
-            let came = DataCame { at, time: header.timestamp(), barrier, late, overtaken };
-            self.came.entry((from, header.psn().get())).or_insert(came);
-        } else if let Some(answer) = Answer::read(header, payload, at) {
-            self.answers_came.push((from, answer));
+            let received = DataReceived { at, time: header.timestamp(), barrier, late, overtaken };
+            self.received.entry((from, header.psn().get())).or_insert(received);
+        } else if let Some(response) = Response::read(header, payload, at) {
+            self.responses_received.push((from, response));
         }
     }
 
-    /// Returns the packets of each run by receiver and scattering.
+    /// Returns the packets of each run, by receiver and scattering.
     fn runs(&self, of: &Host) -> BTreeMap<(usize, u64), Run> {
         let (mut runs, mut open) = (BTreeMap::new(), BTreeMap::new());
         for packet in &self.sent {
@@ -202,7 +208,7 @@ impl Run {
 #[derive(Default)]
 struct Dropped {
     data: BTreeSet<(usize, usize, u32)>,
-    answers: BTreeMap<(usize, usize), Vec<Answer>>,
+    responses: BTreeMap<(usize, usize), Vec<Response>>,
 }
 
 impl Dropped {
@@ -213,9 +219,10 @@ impl Dropped {
             let (Some(from), Some(to)) = (host_of(packet.src()), host_of(packet.dst())) else { continue };
             if header.opcode() == OnePipeOpcode::DATA {
                 dropped.data.insert((from, to, header.psn().get()));
-            } else if let Some(answer) = Answer::read(header, &packet.payload()[OnePipe::LEN..], Nanos::ZERO)
+            } else if let Some(response) =
+                Response::read(header, &packet.payload()[OnePipe::LEN..], Nanos::ZERO)
             {
-                dropped.answers.entry((from, to)).or_default().push(answer);
+                dropped.responses.entry((from, to)).or_default().push(response);
             }
         }
         dropped
@@ -223,10 +230,11 @@ impl Dropped {
 }
 
 impl Made {
-    /// Checks that each packet arrived or was dropped by a link or a node that was down, and that each failure has a cause that
-    /// was drawn. Hosts [record](super::Habits::records) packets, and the world [records losses](crate::World::record_losses).
+    /// Checks that each packet arrived or was dropped by a link or a node that was down, and that each failed
+    /// run has a cause that was drawn. Hosts have to [record](super::Habits::records) packets, and the world
+    /// [losses](crate::World::record_losses).
     pub fn check_losses(&self, drawn: &Drawn) -> Result<Explained, String> {
-        let check = Check { made: self, dropped: Dropped::read(self.world.losses()), drawn };
+        let check = LossCheck { made: self, dropped: Dropped::read(self.world.losses()), drawn };
         let mut explained = Explained::default();
         for sender in self.each_host() {
             let Some(traffic) = sender.traffic.as_ref() else { continue };
@@ -247,7 +255,7 @@ impl Made {
     }
 }
 
-/// What explains a failure
+/// Cause of a failure
 #[derive(Clone, Copy, Debug)]
 enum Cause {
     Dropped,
@@ -268,7 +276,7 @@ impl Explained {
         }
     }
 
-    /// Adds the counts of another run.
+    /// Adds the counts of another run of the simulator.
     pub fn add(&mut self, other: &Self) {
         for cause in [Cause::Dropped, Cause::Late, Cause::NoRoom, Cause::Unanswered, Cause::Slow] {
             *self.count(cause) += *other.clone().count(cause);
@@ -276,25 +284,25 @@ impl Explained {
     }
 }
 
-struct Check<'a> {
+struct LossCheck<'a> {
     made: &'a Made,
     dropped: Dropped,
     drawn: &'a Drawn,
 }
 
-impl Check<'_> {
+impl LossCheck<'_> {
     fn host(&self, number: usize) -> &Host {
         self.made.world.node(self.made.hosts[number])
     }
 
-    fn came(&self, from: usize, to: usize, psn: Psn) -> Option<&DataCame> {
-        self.host(to).traffic.as_ref()?.came.get(&(from, psn.get()))
+    fn received(&self, from: usize, to: usize, psn: Psn) -> Option<&DataReceived> {
+        self.host(to).traffic.as_ref()?.received.get(&(from, psn.get()))
     }
 
-    /// Checks that what a host sent has arrived or was dropped.
+    /// Checks that each packet that a host sent has arrived or was dropped.
     fn arrivals(&self, from: usize, traffic: &Traffic) -> Result<(), String> {
         let vanished = |packet: &&DataSent| {
-            self.came(from, packet.to, packet.psn).is_none()
+            self.received(from, packet.to, packet.psn).is_none()
                 && !self.dropped.data.contains(&(from, packet.to, packet.psn.get()))
         };
         match traffic.sent.iter().find(vanished) {
@@ -305,92 +313,95 @@ impl Check<'_> {
         }
     }
 
-    /// Returns what explains the failure of a run.
+    /// Returns the cause of a run's failure.
     fn explain(&self, from: usize, to: usize, run: &Run, why: Failure) -> Result<Cause, String> {
         let packets: Vec<_> = run.packets.iter().map(|(psn, _)| *psn).collect();
         if self.drawn.small && (why == Failure::NoRoom && from == to || self.has_no_room(from, to, &packets))
         {
             return Ok(Cause::NoRoom);
         }
-        let came: Vec<_> = packets.iter().map(|psn| self.came(from, to, *psn)).collect();
-        if came.iter().any(Option::is_none) {
+        let received: Vec<_> = packets.iter().map(|psn| self.received(from, to, *psn)).collect();
+        if received.iter().any(Option::is_none) {
             return Ok(Cause::Dropped);
         }
-        let may_be_late = |came: &&DataCame| {
+        let may_be_late = |received: &&DataReceived| {
             // Hosts' clocks are off by some microseconds.
-            let age = (came.at + Nanos::from_micros(5)).since(crate::EPOCH);
-            self.drawn.late_from.is_some_and(|from| age >= from) && (came.late || came.overtaken)
+            let age = (received.at + Nanos::from_micros(5)).since(crate::EPOCH);
+            self.drawn.late_from.is_some_and(|from| age >= from) && (received.late || received.overtaken)
         };
-        if came.iter().flatten().any(may_be_late) {
+        if received.iter().flatten().any(may_be_late) {
             return Ok(Cause::Late);
         }
-        // The run is whole with the packet that arrives last, whichever was sent last.
-        let whole_with = came.into_iter().flatten().max_by_key(|came| came.at);
-        match (why, whole_with, run.packets.last()) {
-            (Failure::NoAnswer, Some(came), Some(&(_, sent_at))) => {
-                self.explain_silence(from, to, run, came, sent_at)
+        // A run is complete with the packet that arrives last, whichever was sent last.
+        let completed_by = received.into_iter().flatten().max_by_key(|received| received.at);
+        match (why, completed_by, run.packets.last()) {
+            (Failure::NoAnswer, Some(received), Some(&(_, sent_at))) => {
+                self.explain_no_ack(from, to, run, received, sent_at)
             }
-            _ => Err("each of its packets arrived in time".into()),
+            _ => Err("all of its packets arrived in time".into()),
         }
     }
 
-    /// Returns whether the receiver has said that there was no room for one of a sender's packets.
+    /// Returns whether the receiver has refused one of a sender's packets because its buffer was full.
     fn has_no_room(&self, from: usize, to: usize, packets: &[Psn]) -> bool {
-        let answers = self.host(to).traffic.iter().flat_map(|traffic| &traffic.answers_sent);
-        answers.filter(|(peer, _)| *peer == from).any(|(_, answer)| answer.has_no_room(packets))
+        let responses = self.host(to).traffic.iter().flat_map(|traffic| &traffic.responses_sent);
+        responses.filter(|(peer, _)| *peer == from).any(|(_, response)| response.has_no_room(packets))
     }
 
-    /// Returns whether a run of several packets waits for the barrier, as one of the packets before it was dropped or is late:
-    /// until then, its receiver does not know whether it will take it.
+    /// Returns whether a run of several packets waits for the barrier because an earlier packet was dropped
+    /// or is late. Until the barrier passes, the receiver does not know whether it will accept the run.
     fn was_behind_a_gap(&self, from: usize, to: usize, run: &Run, barrier: Option<Timestamp>) -> bool {
         let [(first, _), _, ..] = run.packets[..] else { return false };
         let Some(traffic) = self.host(from).traffic.as_ref() else { return false };
         let (before, mut decided) = (traffic.sent.iter().rev().filter(|packet| packet.to == to), false);
         for packet in before.skip_while(|packet| packet.psn != first) {
-            match self.came(from, to, packet.psn) {
-                // A packet behind it is below the barrier: the gap was given up.
+            match self.received(from, to, packet.psn) {
+                // A packet after the gap was already below the barrier, so the receiver had given up the gap.
                 _ if decided => return false,
-                None | Some(DataCame { late: true, .. }) => return true,
-                // A packet that is refused leaves the gap as it was.
+                None | Some(DataReceived { late: true, .. }) => return true,
+                // A refused packet leaves the gap as it is.
                 Some(_) if self.has_no_room(from, to, &[packet.psn]) => {}
-                Some(came) => decided = barrier.is_some_and(|barrier| came.time.precedes(barrier)),
+                Some(received) => decided = barrier.is_some_and(|barrier| received.time.precedes(barrier)),
             }
         }
         false
     }
 
-    /// Returns why a sender did not hear of a run that arrived in time.
-    fn explain_silence(
+    /// Returns why a sender received no ACK in time for a run that arrived in time.
+    fn explain_no_ack(
         &self,
         from: usize,
         to: usize,
         run: &Run,
-        came: &DataCame,
+        data: &DataReceived,
         sent_at: Nanos,
     ) -> Result<Cause, String> {
         let (sender, receiver) = (self.host(from), self.host(to));
-        let of = |answers: &[(usize, Answer)], peer: usize| {
-            let answers = answers.iter().filter(|(with, answer)| *with == peer && answer.acknowledges(run));
-            answers.map(|(_, answer)| answer.at).min()
+        let of = |responses: &[(usize, Response)], peer: usize| {
+            let responses =
+                responses.iter().filter(|(with, response)| *with == peer && response.acknowledges(run));
+            responses.map(|(_, response)| response.at).min()
         };
-        let heard_at = sender.traffic.as_ref().and_then(|traffic| of(&traffic.answers_came, to));
-        if let Some(at) = heard_at.filter(|&at| at + WIRE < sent_at + sender.timeout()) {
+        let ack_received_at = sender.traffic.as_ref().and_then(|traffic| of(&traffic.responses_received, to));
+        if let Some(at) = ack_received_at.filter(|&at| at + LINK_WAIT < sent_at + sender.timeout()) {
             return Err(format!("its ACK arrived {} ns after it was sent", at.since(sent_at).0));
         }
-        let dropped = self.dropped.answers.get(&(to, from));
+        let dropped = self.dropped.responses.get(&(to, from));
         let was_dropped =
-            dropped.is_some_and(|answers| answers.iter().any(|answer| answer.acknowledges(run)));
-        let answered_at = receiver.traffic.as_ref().and_then(|traffic| of(&traffic.answers_sent, from));
-        if self.was_behind_a_gap(from, to, run, came.barrier) {
+            dropped.is_some_and(|responses| responses.iter().any(|response| response.acknowledges(run)));
+        let acked_at = receiver.traffic.as_ref().and_then(|traffic| of(&traffic.responses_sent, from));
+        if self.was_behind_a_gap(from, to, run, data.barrier) {
             return Ok(Cause::Unanswered);
         }
-        match answered_at {
+        match acked_at {
             None => Err("its receiver sent no ACK".into()),
-            Some(at) if at > came.at + ANSWERED_WITHIN && !self.drawn.pauses => {
-                Err(format!("its receiver sent no ACK for {} ns", at.since(came.at).0))
+            Some(at) if at > data.at + ACK_WITHIN && !self.drawn.pauses => {
+                Err(format!("its receiver sent no ACK for {} ns", at.since(data.at).0))
             }
             Some(_) if was_dropped => Ok(Cause::Unanswered),
-            Some(_) if heard_at.is_none() => Err("its ACK did not arrive, and no link dropped it".into()),
+            Some(_) if ack_received_at.is_none() => {
+                Err("its ACK did not arrive, and no link dropped it".into())
+            }
             Some(_) => Ok(Cause::Slow),
         }
     }

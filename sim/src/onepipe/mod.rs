@@ -1,23 +1,24 @@
-//! 1Pipe's barriers in trees of switches: hosts that scatter messages at random and deliver below the barrier, with switches of
-//! any of the paper's three incarnations between them (1Pipe, sections 4 and 6.2).
+//! 1Pipe's barriers in trees of switches: hosts that scatter messages at random and deliver below the
+//! barrier, with switches of any of the paper's three incarnations between them (1Pipe, sections 4 and 6.2).
 
 mod fat_tree;
 mod host;
 mod latency;
 mod losses;
-mod stranger;
+mod outsider;
 mod triangle;
 
 pub use fat_tree::FatTree;
 pub use host::{Habits, Host, Message, Sent};
 pub use latency::{Latency, Span};
 pub use losses::{Drawn, Explained};
-pub use stranger::Stranger;
+pub use outsider::Stranger;
 pub use triangle::Triangle;
 
 use crate::{Clock, EPOCH, Link as Wire, LinkId, NodeId, Switch, World};
 use core::net::Ipv4Addr;
-use host::Place;
+use host::Position;
+use outsider::Forger;
 use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Registers, Side};
 use representative::process::Failure;
 use representative::{Command, Counters, Refusal, Representative};
@@ -26,44 +27,43 @@ use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::{OnePipe, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use stranger::Lying;
 use switch::forward::config::Topology;
 use switch::forward::{self, Forward};
 use switch::{Chance, Nanos, PortId};
 
-/// Time between beacons, the paper's
+/// Time between two beacons, as in the paper
 pub const BEACON_INTERVAL: Nanos = Nanos::from_micros(3);
-/// 1Pipe's time when a clock of the simulator shows 0: timestamps begin anew 100 us after the world does.
+/// 1Pipe's time when a clock of the simulator shows 0: timestamps wrap around 100 us after the world begins.
 const CLOCK: Timestamp = Timestamp::new((1 << 48) - EPOCH.0 - 100_000);
 const FIRST_QP: Qpn = Qpn::new(0x100);
 const HOST_QP: Qpn = Qpn::new(0x11);
 const REGISTERS: Registers = Registers { va: 0x10_0000, rkey: 0x77 };
 
-/// Who is at an address
+/// Addresses of a node
 #[derive(Clone, Copy, Debug)]
-struct At {
+struct Addresses {
     mac: MacAddr,
     ip: Ipv4Addr,
     qpn: Qpn,
 }
 
-fn host_at(n: usize) -> At {
+fn host_addresses(n: usize) -> Addresses {
     let [high, low] = (n as u16).to_be_bytes();
-    At { mac: MacAddr([2, 0, 0, 0, high, low]), ip: Ipv4Addr::new(10, 0, high, low), qpn: HOST_QP }
+    Addresses { mac: MacAddr([2, 0, 0, 0, high, low]), ip: Ipv4Addr::new(10, 0, high, low), qpn: HOST_QP }
 }
 
-/// A switch, or its representative, as its neighbour at link `link` knows it
-fn switch_at(n: usize, link: usize) -> At {
+/// Returns the addresses of a switch, or of its representative, for the neighbour at link `link`.
+fn switch_addresses(n: usize, link: usize) -> Addresses {
     let [high, low] = (n as u16).to_be_bytes();
     let qpn = Qpn::new(FIRST_QP.get() + link as u32);
-    At { mac: MacAddr([2, 0, 0, 1, high, low]), ip: Ipv4Addr::new(10, 1, high, low), qpn }
+    Addresses { mac: MacAddr([2, 0, 0, 1, high, low]), ip: Ipv4Addr::new(10, 1, high, low), qpn }
 }
 
-/// The configuration of whoever keeps a switch's barriers, as all networks here have it
+/// Returns the configuration of a node that keeps the barriers of a switch, as all networks here have it.
 fn keeper(
     incarnation: Incarnation,
     pace: Pace,
-    own: At,
+    own: Addresses,
     forward: forward::Config,
     links: Vec<Link>,
 ) -> Config {
@@ -88,22 +88,22 @@ fn keeper(
     }
 }
 
-/// A neighbour at a link of a switch.
+/// Neighbour at a link of a switch.
 struct Neighbour {
-    at: At,
-    /// `None` for a host
-    switch: Option<Neighbouring>,
+    at: Addresses,
+    /// The switch; `None` for a host
+    switch: Option<NeighbourSwitch>,
 }
 
-/// A switch at the other end of a link.
+/// Switch at the other end of a link.
 #[derive(Clone, Copy)]
-struct Neighbouring {
-    /// Number of the link there
+struct NeighbourSwitch {
+    /// Number of the link at that switch
     link: usize,
     incarnation: Incarnation,
 }
 
-/// A tree of switches with hosts at its leaves, and how it is to be.
+/// Parameters of a tree of switches with hosts at its leaves.
 #[derive(Clone, Copy, Debug)]
 pub struct Tree {
     /// Where barriers are kept
@@ -114,29 +114,29 @@ pub struct Tree {
     pub pace: Pace,
     /// Levels of switches
     pub levels: u32,
-    /// Switches, or hosts, below each switch
+    /// Switches or hosts below each switch
     pub fanout: usize,
-    /// Every link
+    /// Parameters of every link
     pub link: Wire,
-    /// By how much hosts' clocks are off at most, in nanoseconds. Those of switches are off a thousand times as much
+    /// Largest offset of the hosts' clocks (ns). Clocks of switches are off by up to a thousand times as much
     pub skew_ns: u64,
-    /// By how much clocks run too fast or too slow at most, in billionths
+    /// Largest drift of all clocks, in parts per billion
     pub drift_ppb: u64,
-    /// How far apart a host's scatterings are on average
+    /// Mean time between two scatterings of a host
     pub every: Nanos,
-    /// How long hosts send
+    /// Time for which hosts send
     pub lasts: Nanos,
-    /// How they send and receive
+    /// Behaviour of the hosts
     pub habits: Habits,
-    /// A host that takes no part, and lies
+    /// A host outside of the tree that sends forged packets, if any
     pub stranger: Option<Stranger>,
-    /// A planted bug, to see whether it is found
+    /// Bug to plant, to test whether the checks find it
     #[cfg(debug_assertions)]
     pub bug: Option<representative::Bug>,
 }
 
 impl Tree {
-    /// A tree of perfect links and clocks.
+    /// Returns a tree with perfect links and clocks.
     pub fn new(incarnation: Incarnation, levels: u32, fanout: usize) -> Self {
         Self {
             incarnation,
@@ -171,33 +171,38 @@ impl Tree {
         self.incarnation_of(n) == Incarnation::Host
     }
 
-    /// Returns how many switches there are.
+    /// Returns the number of switches.
     pub fn switches(&self) -> usize {
         self.first_of(self.levels)
     }
 
-    /// The number of a level's first switch. They are numbered level by level, the root last.
+    /// Returns the number of a level's first switch. Switches are numbered level by level, with the root
+    /// last.
     fn first_of(&self, level: u32) -> usize {
         (0..level).map(|level| self.fanout.pow(self.levels - 1 - level)).sum()
     }
 
-    /// The switch above switch `n` of a level, and which of its links leads here; `None` above the root
+    /// Returns the switch above switch `n` of a level, and the number of the link to `n` there; `None` for
+    /// the root.
     fn parent(&self, level: u32, n: usize) -> Option<(usize, usize)> {
-        let place = n - self.first_of(level);
+        let index = n - self.first_of(level);
         (level + 1 < self.levels)
-            .then(|| (self.first_of(level + 1) + place / self.fanout, place % self.fanout))
+            .then(|| (self.first_of(level + 1) + index / self.fanout, index % self.fanout))
     }
 
     /// Returns the neighbours at the links of a switch: those below in order, then the one above.
     fn neighbours(&self, level: u32, n: usize) -> Vec<Neighbour> {
-        let place = n - self.first_of(level);
+        let index = n - self.first_of(level);
         let switch = |number, link| {
             let incarnation = self.incarnation_of(number);
-            Neighbour { at: switch_at(number, link), switch: Some(Neighbouring { link, incarnation }) }
+            Neighbour {
+                at: switch_addresses(number, link),
+                switch: Some(NeighbourSwitch { link, incarnation }),
+            }
         };
-        let below = (0..self.fanout).map(|child| place * self.fanout + child).map(|child| {
+        let below = (0..self.fanout).map(|child| index * self.fanout + child).map(|child| {
             match level.checked_sub(1) {
-                None => Neighbour { at: host_at(child), switch: None },
+                None => Neighbour { at: host_addresses(child), switch: None },
                 Some(below) => switch(self.first_of(below) + child, self.fanout),
             }
         });
@@ -205,22 +210,23 @@ impl Tree {
         below.chain(above).collect()
     }
 
-    /// What a switch is as a bridge: where hosts, neighbouring representatives and its own are.
+    /// Returns the configuration of a switch as a bridge, with the ports of hosts, neighbouring
+    /// representatives and its own.
     fn bridge(&self, level: u32, n: usize) -> forward::Config {
         let first_child = (n - self.first_of(level)) * self.fanout;
         let neighbours = self.neighbours(level, n);
         let own = usize::from(self.is_bridge(n));
         let ports = neighbours.len() + own;
-        let strangers = usize::from(self.stranger.is_some_and(|stranger| stranger.switch == n));
-        let mut bridge = forward::Config::bridge((ports + strangers) as u16, 8);
+        let outsider_ports = usize::from(self.stranger.is_some_and(|stranger| stranger.switch == n));
+        let mut bridge = forward::Config::bridge((ports + outsider_ports) as u16, 8);
         let towards = |host: usize| {
             let child = (host / self.fanout.pow(level)).checked_sub(first_child);
             child.filter(|&child| child < self.fanout).unwrap_or(self.fanout)
         };
-        let hosts = (0..self.hosts()).map(|host| (host_at(host).mac, PortId(towards(host) as u16)));
+        let hosts = (0..self.hosts()).map(|host| (host_addresses(host).mac, PortId(towards(host) as u16)));
         let others = neighbours.iter().zip(0..).filter(|(neighbour, _)| neighbour.switch.is_some());
         let others = others.map(|(neighbour, port)| (neighbour.at.mac, PortId(port)));
-        let own = [(switch_at(n, 0).mac, PortId(ports as u16 - 1))].into_iter().take(own);
+        let own = [(switch_addresses(n, 0).mac, PortId(ports as u16 - 1))].into_iter().take(own);
         if let Topology::Mac(table) = &mut bridge.topology {
             table.fixed = hosts.chain(others).chain(own).collect();
         }
@@ -240,7 +246,7 @@ impl Tree {
                     detour: Vec::new(),
                     qpn: at.qpn,
                     beacon: match switch {
-                        Some(Neighbouring { link, .. }) if is_a(Incarnation::Host) => {
+                        Some(NeighbourSwitch { link, .. }) if is_a(Incarnation::Host) => {
                             BeaconForm::Write { va: REGISTERS.va_of(link as u16), rkey: REGISTERS.rkey }
                         }
                         _ => BeaconForm::Datagram,
@@ -249,26 +255,26 @@ impl Tree {
                 }
             });
         let forward = if beside { forward::Config::bridge(1, 1) } else { self.bridge(level, n) };
-        let (incarnation, own) = (self.incarnation_of(n), switch_at(n, 0));
+        let (incarnation, own) = (self.incarnation_of(n), switch_addresses(n, 0));
         let config = keeper(incarnation, self.pace, own, forward, links.collect());
         #[cfg(debug_assertions)]
         let config = Config { bug: self.bug, ..config };
         config
     }
 
-    /// Builds it.
+    /// Builds the network.
     pub fn build(&self, seed: u64) -> Made {
         let mut world = World::new(seed);
-        let mut chance = Chance::stream(seed, 1 << 33);
+        let mut rng = Chance::stream(seed, 1 << 33);
         let mut clock = |by: u64| {
-            let mut around = |by: u64| chance.below(2 * by + 1) as i64 - by as i64;
-            Clock::new(around(by), around(self.drift_ppb))
+            let mut symmetric = |by: u64| rng.below(2 * by + 1) as i64 - by as i64;
+            Clock::new(symmetric(by), symmetric(self.drift_ppb))
         };
         let mut hosts = Vec::new();
         for n in 0..self.hosts() {
-            let place = Place {
+            let position = Position {
                 hosts: self.hosts(),
-                tor: switch_at(n / self.fanout, n % self.fanout),
+                tor: switch_addresses(n / self.fanout, n % self.fanout),
                 every: self.every,
                 until: EPOCH + self.lasts,
                 barriers_in_messages: self.incarnation_of(n / self.fanout) == Incarnation::Chip,
@@ -278,17 +284,17 @@ impl Tree {
                 bug: self.bug,
                 ..self.habits
             };
-            let host = Host::new(n, place, habits, seed);
+            let host = Host::new(n, position, habits, seed);
             hosts.push(world.add(&format!("host {n}"), host, clock(self.skew_ns)));
         }
         let all = |level: u32| (self.first_of(level)..self.first_of(level + 1)).map(move |n| (level, n));
-        let places: Vec<_> = (0..self.levels).flat_map(all).collect();
+        let sites: Vec<_> = (0..self.levels).flat_map(all).collect();
         let keeper = |level, n| {
             let config = self.config(level, n);
-            Switch::new(move || Representative::new(config.clone()).expect("a configuration that can be"))
+            Switch::new(move || Representative::new(config.clone()).expect("the configuration is valid"))
         };
         let mut switches = Vec::new();
-        for &(level, n) in &places {
+        for &(level, n) in &sites {
             let (name, clock) = (format!("switch {n}"), clock(1000 * self.skew_ns));
             switches.push(if self.is_bridge(n) {
                 let bridge = self.bridge(level, n);
@@ -297,18 +303,18 @@ impl Tree {
                 world.add(&name, keeper(level, n), clock)
             });
         }
-        // Ports are counted in this order: below, above, beside.
+        // Ports are numbered in this order: below, above, beside.
         let connect =
             |(n, &host): (usize, &NodeId)| world.connect(switches[n / self.fanout], host, self.link);
         let access = hosts.iter().enumerate().map(connect).collect();
         let mut uplinks = Vec::new();
-        for &(level, n) in &places {
+        for &(level, n) in &sites {
             if let Some((parent, _)) = self.parent(level, n) {
                 uplinks.push(world.connect(switches[parent], switches[n], self.link));
             }
         }
         let mut keepers = switches.clone();
-        for &(level, n) in places.iter().filter(|&&(_, n)| self.is_bridge(n)) {
+        for &(level, n) in sites.iter().filter(|&&(_, n)| self.is_bridge(n)) {
             let (name, clock) = (format!("representative {n}"), clock(1000 * self.skew_ns));
             let node = world.add(&name, keeper(level, n), clock);
             let switch = core::mem::replace(&mut keepers[n], node);
@@ -318,20 +324,20 @@ impl Tree {
             let all_see = !(0..keepers.len()).any(|n| self.is_bridge(n));
             let sees_ports =
                 |n: usize| if n < hosts.len() { !self.is_bridge(n / self.fanout) } else { all_see };
-            let lying = Lying {
-                chance: Chance::stream(seed, 0x6c69_6172),
+            let forger = Forger {
+                rng: Chance::stream(seed, 0x6c69_6172),
                 left: stranger.lies,
                 switch: stranger.switch,
                 next: EPOCH,
                 hosts: hosts.len(),
                 all: (0..hosts.len())
-                    .map(host_at)
-                    .chain((0..keepers.len()).map(|n| switch_at(n, 0)))
+                    .map(host_addresses)
+                    .chain((0..keepers.len()).map(|n| switch_addresses(n, 0)))
                     .collect(),
                 sees_ports: (0..hosts.len() + keepers.len()).map(sees_ports).collect(),
                 flooded: stranger.floods.then(|| seed as usize % hosts.len()),
             };
-            let node = world.add("stranger", lying, Clock::default());
+            let node = world.add("outsider", forger, Clock::default());
             world.connect(switches[stranger.switch], node, self.link);
         }
         Made { world, hosts, switches, keepers, access, uplinks }
@@ -340,81 +346,85 @@ impl Tree {
 
 /// A network that was built.
 pub struct Made {
-    /// The network
+    /// The simulated network
     pub world: World,
-    /// Its [`Host`]s
+    /// Nodes of the hosts, as [`Host`]s
     pub hosts: Vec<NodeId>,
-    /// The switches, from the hosts up
+    /// Nodes of the switches, from the hosts up
     pub switches: Vec<NodeId>,
-    /// Those who keep barriers: switches, or their representatives, as [`Switch<Representative>`]
+    /// Nodes that keep the barriers: switches or their representatives, as [`Switch<Representative>`]
     pub keepers: Vec<NodeId>,
-    /// The hosts' links
+    /// Links of the hosts
     pub access: Vec<LinkId>,
-    /// The switches' links to those above them
+    /// Links from the switches to those above them
     pub uplinks: Vec<LinkId>,
 }
 
 impl Made {
-    /// The hosts
+    /// Returns the hosts.
     pub fn each_host(&self) -> impl Iterator<Item = &Host> {
         self.hosts.iter().map(|&host| self.world.node::<Host>(host))
     }
 
-    /// Returns the MAC addresses of the hosts, and of those who keep barriers.
+    /// Returns the MAC addresses of the hosts, then of the nodes that keep barriers.
     pub fn interfaces(&self) -> Vec<MacAddr> {
-        let keepers = (0..self.keepers.len()).map(|n| switch_at(n, 0).mac);
-        (0..self.hosts.len()).map(|n| host_at(n).mac).chain(keepers).collect()
+        let keepers = (0..self.keepers.len()).map(|n| switch_addresses(n, 0).mac);
+        (0..self.hosts.len()).map(|n| host_addresses(n).mac).chain(keepers).collect()
     }
 
-    /// From sending to delivery, on average over all messages, in nanoseconds
+    /// Returns the mean time from sending to delivery over all messages, in nanoseconds.
     pub fn mean_delay_ns(&self) -> f64 {
         let sums = self.each_host().map(|host| (host.took.iter().sum::<u64>(), host.took.len()));
         let (took, count) = sums.fold((0, 0), |(ns, count), (more_ns, more)| (ns + more_ns, count + more));
         took as f64 / count as f64
     }
 
-    /// Gives a keeper of barriers a command, which it executes when it does something next.
+    /// Gives a keeper of barriers a command, which it executes before its next frame or timer.
     pub fn command(&mut self, keeper: usize, command: Command) {
         self.world.node_mut::<Switch<Representative>>(self.keepers[keeper]).command(command);
     }
 
-    /// Returns what sets a keeper's clock, and leaves it off by so many nanoseconds more.
+    /// Returns the command that sets a keeper's clock, off by `by_ns` nanoseconds.
     pub fn clock_off_by(&self, keeper: usize, by_ns: i64) -> Command {
         let now = self.world.clock(self.keepers[keeper]);
         Command::Clock(CLOCK.add(now.0.wrapping_add_signed(by_ns)))
     }
 
-    /// Returns the links of a switch, as its configuration numbers them: those below in order, then the one above.
+    /// Returns the links of a switch in the order of its configuration: those below in order, then the one
+    /// above.
     pub fn links_of(&self, switch: usize) -> impl Iterator<Item = LinkId> {
         let switch = self.switches[switch];
         let is_its = move |&link: &LinkId| self.world.ends(link).contains(&switch);
         self.access.iter().chain(&self.uplinks).copied().filter(is_its)
     }
 
-    /// What a keeper has counted
+    /// Returns the counters of a keeper.
     pub fn counters(&self, keeper: usize) -> Arc<Counters> {
         self.world.node::<Switch<Representative>>(self.keepers[keeper]).function.counters()
     }
 
-    /// How often any keeper refused something for this reason
+    /// Returns how often all keepers refused a packet for this reason.
     pub fn refused(&self, why: Refusal) -> u64 {
         (0..self.keepers.len()).map(|keeper| self.counters(keeper).refused(why)).sum()
     }
 
-    /// 1Pipe's time, on the line of [`Message`]s, when the world is so old
+    /// Returns 1Pipe's time, unwrapped as in [`Message`]s, when the world has this age.
     pub fn time(age: Nanos) -> u64 {
         host::true_time(EPOCH + age)
     }
 
-    /// What has to hold where links keep their order, whatever is lost: barriers that never go back, and are never too high for a
-    /// message or ahead of a clock; and [the rest](Self::check_order). (One who was cut off may come back late: messages of host
-    /// `returned` are passed over.)
+    /// Checks what has to hold if links keep the order of frames, whichever frames are lost: barriers never
+    /// go back, are never above a message that arrives later, and are never ahead of a clock; and [the order
+    /// of deliveries](Self::check_order). A host that was cut off may send late when it comes back: messages
+    /// of host `returned` are ignored.
     pub fn check(&self, returned: Option<usize>) -> Result<(), String> {
         for host in self.each_host() {
             let number = host.number();
             let mut late = host.late.iter().filter(|&(&sender, _)| Some(sender) != returned);
             if let Some((sender, count)) = late.next() {
-                return Err(format!("host {number}: {count} packets of host {sender} below the barrier"));
+                return Err(format!(
+                    "host {number}: {count} packets of host {sender} arrived below the barrier"
+                ));
             }
             if host.ahead > 0 {
                 return Err(format!("host {number}: a barrier was ahead of its own clock"));
@@ -424,7 +434,8 @@ impl Made {
         self.check_order()
     }
 
-    /// What has to hold where links keep their order and switches remember what they said: no barrier goes back.
+    /// Checks what has to hold if links keep the order of frames and switches keep their state: no barrier
+    /// goes back.
     pub fn check_rising(&self) -> Result<(), String> {
         match self.each_host().find(|host| host.went_back > 0) {
             Some(host) => Err(format!("host {}: a barrier went back", host.number())),
@@ -432,47 +443,47 @@ impl Made {
         }
     }
 
-    /// What has to hold whatever happens: deliveries in one order everywhere, in that of each sender, as they were sent, not
-    /// before their time, and once.
+    /// Checks what has to hold under all conditions: deliveries in one order everywhere, in the order of each
+    /// sender, as they were sent, not before their timestamp has passed, and once.
     pub fn check_order(&self) -> Result<(), String> {
-        // Who delivered a scattering, and where it stands there
-        let mut places: BTreeMap<(usize, u64), Vec<(usize, usize)>> = BTreeMap::new();
+        // Hosts that delivered a scattering, with the position of its last message there
+        let mut positions: BTreeMap<(usize, u64), Vec<(usize, usize)>> = BTreeMap::new();
         for host in self.each_host() {
             let number = host.number();
             if let Some(wrong) = &host.wrong {
                 return Err(format!("host {number}: {wrong}"));
             }
             if host.broken > 0 {
-                return Err(format!("host {number} sent what it had promised not to send"));
+                return Err(format!("host {number} sent a message below a barrier that it had sent"));
             }
             let mut last = BTreeMap::new();
             for (at, &(ns, from, message)) in host.delivered.iter().enumerate() {
                 let what = format!("host {number}: message {message} of host {from}");
                 let sender: &Host = self.world.node(self.hosts[from]);
                 match sender.sent.get(message as usize) {
-                    Some(sent) if sent.to != number => return Err(format!("{what} is for another")),
+                    Some(sent) if sent.to != number => return Err(format!("{what} is for another host")),
                     Some(Sent { timestamp: Some(stamp), .. }) if *stamp != ns => {
-                        return Err(format!("{what} came with another timestamp"));
+                        return Err(format!("{what} was delivered with another timestamp"));
                     }
                     Some(_) => {}
                     None => return Err(format!("{what} was never sent")),
                 }
                 if last.insert(from, message).is_some_and(|before| before >= message) {
-                    return Err(format!("{what} came twice, or after what was sent later"));
+                    return Err(format!("{what} was delivered twice, or after a later message"));
                 }
-                let of = places.entry((from, sender.scattering_of(message))).or_default();
+                let of = positions.entry((from, sender.scattering_of(message))).or_default();
                 match of.last_mut() {
-                    Some((there, place)) if *there == number => *place = at,
+                    Some((there, position)) if *there == number => *position = at,
                     _ => of.push((number, at)),
                 }
             }
             if !host.delivered.is_sorted() {
-                return Err(format!("host {number}: delivered out of order"));
+                return Err(format!("host {number}: deliveries are not in the order of timestamps"));
             }
         }
-        // What two hosts have in common, in the order of one of them, has to be in the other's.
+        // Scatterings that two hosts have in common have to be in the same order at both.
         let mut common: BTreeMap<(usize, usize), Vec<(usize, usize)>> = BTreeMap::new();
-        for of in places.values() {
+        for of in positions.values() {
             for (n, &(other, there)) in of.iter().enumerate() {
                 for &(host, here) in &of[n + 1..] {
                     common.entry((other, host)).or_default().push((here, there));
@@ -482,14 +493,14 @@ impl Made {
         for ((other, host), mut common) in common {
             common.sort_unstable();
             if !common.is_sorted_by_key(|&(_, there)| there) {
-                return Err(format!("hosts {other} and {host} saw scatterings in two orders"));
+                return Err(format!("hosts {other} and {host} delivered scatterings in different orders"));
             }
         }
         Ok(())
     }
 
-    /// What has to hold when all is over: each message was delivered, or its sender knows that it failed. Messages of which the
-    /// sender has no answer, and that were delivered
+    /// Checks the end of a run: each message was delivered, or its sender knows that it failed. Returns the
+    /// number of messages that were delivered although the sender got no answer.
     pub fn check_fates(&self) -> Result<usize, String> {
         let mut delivered = BTreeSet::new();
         for host in self.each_host() {
@@ -499,12 +510,16 @@ impl Made {
         for host in self.each_host() {
             for (number, sent) in (0..).zip(&host.sent) {
                 let what = format!("message {number} of host {} to {}", host.number(), sent.to);
-                let came = delivered.contains(&(host.number(), number));
+                let received = delivered.contains(&(host.number(), number));
                 match sent.fate {
-                    None => return Err(format!("{what} was forgotten")),
-                    Some(Ok(())) if !came => return Err(format!("{what} was acknowledged, and never came")),
-                    Some(Err(Failure::NoAnswer)) => ambiguous += usize::from(came),
-                    Some(Err(why)) if came => return Err(format!("{what} came, and has failed: {why}")),
+                    None => return Err(format!("{what} has no outcome at its sender")),
+                    Some(Ok(())) if !received => {
+                        return Err(format!("{what}: acknowledged but not delivered"));
+                    }
+                    Some(Err(Failure::NoAnswer)) => ambiguous += usize::from(received),
+                    Some(Err(why)) if received => {
+                        return Err(format!("{what}: delivered, but failed: {why}"));
+                    }
                     Some(_) => {}
                 }
             }

@@ -1,5 +1,5 @@
-//! Representatives that are not beside their switches (1Pipe, section 6.2.3). Two switches with hosts, and a link between them; a
-//! third switch, which messages do not pass, with the representatives of both:
+//! Representatives that are not beside their switches (1Pipe, section 6.2.3): two switches with hosts and a
+//! link between them, and a third switch, which messages do not pass, with the representatives of both:
 //!
 //! ```text
 //!   hosts -- switch 0 ------ switch 1 -- hosts
@@ -7,10 +7,11 @@
 //!                   switch 2 -- representatives 0 and 1
 //! ```
 //!
-//! Routes lead from one representative to the other over switch 2. What they say of the link between 0 and 1 has to pass it.
+//! The routes between the representatives pass switch 2. Their beacons about the link between 0 and 1 have to
+//! pass that link.
 
-use super::host::{Habits, Host, Place};
-use super::{At, HOST_QP, Made, REGISTERS, host_at, switch_at};
+use super::host::{Habits, Host, Position};
+use super::{Addresses, HOST_QP, Made, REGISTERS, host_addresses, switch_addresses};
 use crate::{Clock, EPOCH, Link as Wire, Switch, World};
 use core::net::Ipv4Addr;
 use representative::Representative;
@@ -21,39 +22,39 @@ use switch::forward::{self, Forward};
 use switch::tunnel::{self, Onward, Tunnel};
 use switch::{Chance, Nanos, PortId};
 
-/// Hosts at either switch
+/// Hosts at each of switches 0 and 1
 const HOSTS: usize = 2;
 
-/// The network, and how it is to be.
+/// Parameters of the network.
 #[derive(Clone, Copy, Debug)]
 pub struct Triangle {
-    /// Whether beacons go by detours, or the shortest way, which is wrong
+    /// Whether beacons take detours over the link that they are about, or the shortest path, which is wrong
     pub detours: bool,
-    /// The link between switches 0 and 1
+    /// Link between switches 0 and 1
     pub between: Wire,
-    /// Every other link
+    /// All other links
     pub link: Wire,
-    /// By how much hosts' clocks are off at most, in nanoseconds
+    /// Largest offset of the hosts' clocks (ns)
     pub skew_ns: u64,
-    /// How far apart a host's scatterings are on average
+    /// Mean time between two scatterings of a host
     pub every: Nanos,
-    /// How long hosts send
+    /// Time for which hosts send
     pub lasts: Nanos,
 }
 
-/// A switch's end of tunnels
-fn tunnel_at(n: usize) -> At {
+/// Returns the addresses of a switch's tunnel endpoint.
+fn tunnel_addresses(n: usize) -> Addresses {
     let [high, low] = (n as u16).to_be_bytes();
-    let representative = switch_at(n, 0);
-    At { mac: MacAddr([2, 0, 0, 2, high, low]), ip: Ipv4Addr::new(10, 2, high, low), ..representative }
+    let representative = switch_addresses(n, 0);
+    Addresses { mac: MacAddr([2, 0, 0, 2, high, low]), ip: Ipv4Addr::new(10, 2, high, low), ..representative }
 }
 
-/// The hosts at switch `n`
+/// Returns the hosts at switch `n`.
 fn hosts_of(n: usize) -> impl Iterator<Item = usize> + Clone {
     n * HOSTS..(n + 1) * HOSTS
 }
 
-fn bridge(ports: usize, stations: impl Iterator<Item = (At, usize)>) -> Forward {
+fn bridge(ports: usize, stations: impl Iterator<Item = (Addresses, usize)>) -> Forward {
     let mut bridge = forward::Config::bridge(ports as u16, 1);
     if let Topology::Mac(table) = &mut bridge.topology {
         table.fixed = stations.map(|(at, port)| (at.mac, PortId(port as u16))).collect();
@@ -61,32 +62,33 @@ fn bridge(ports: usize, stations: impl Iterator<Item = (At, usize)>) -> Forward 
     Forward::new(&bridge)
 }
 
-/// Switch 0 or 1: its hosts are at its first ports, then come the other one and switch 2.
+/// Returns switch 0 or 1: first the ports of its hosts, then the port to the other one, then that to switch
+/// 2.
 fn switch_with_hosts(n: usize) -> Tunnel<Forward> {
     let own = hosts_of(n).zip(0..);
     let others = hosts_of(1 - n).map(|host| (host, HOSTS));
-    let hosts = own.chain(others).map(|(host, port)| (host_at(host), port));
-    let representatives = [0, 1].map(|other| (switch_at(other, 0), HOSTS + 1));
-    let stations = hosts.chain([(tunnel_at(1 - n), HOSTS)]).chain(representatives);
-    let next = [switch_at(0, 0), switch_at(1, 0), tunnel_at(1 - n)];
+    let hosts = own.chain(others).map(|(host, port)| (host_addresses(host), port));
+    let representatives = [0, 1].map(|other| (switch_addresses(other, 0), HOSTS + 1));
+    let stations = hosts.chain([(tunnel_addresses(1 - n), HOSTS)]).chain(representatives);
+    let next = [switch_addresses(0, 0), switch_addresses(1, 0), tunnel_addresses(1 - n)];
     let config = tunnel::Config {
-        mac: tunnel_at(n).mac,
-        ends: vec![tunnel_at(n).ip.into()],
-        sources: vec![switch_at(n, 0).ip.into(), tunnel_at(1 - n).ip.into()],
+        mac: tunnel_addresses(n).mac,
+        ends: vec![tunnel_addresses(n).ip.into()],
+        sources: vec![switch_addresses(n, 0).ip.into(), tunnel_addresses(1 - n).ip.into()],
         onward: Onward::NextHops(next.map(|at| (at.ip.into(), at.mac)).into()),
     };
     Tunnel::new(&config, bridge(HOSTS + 2, stations))
 }
 
-/// Switch 2: switches 0 and 1 are at its first ports, then come their representatives.
+/// Returns switch 2: first the ports to switches 0 and 1, then those of their representatives.
 fn switch_between() -> Forward {
-    let hosts = [0, 1].into_iter().flat_map(|n| hosts_of(n).map(move |host| (host_at(host), n)));
-    let rest = [0, 1].into_iter().flat_map(|n| [(tunnel_at(n), n), (switch_at(n, 0), 2 + n)]);
+    let hosts = [0, 1].into_iter().flat_map(|n| hosts_of(n).map(move |host| (host_addresses(host), n)));
+    let rest = [0, 1].into_iter().flat_map(|n| [(tunnel_addresses(n), n), (switch_addresses(n, 0), 2 + n)]);
     bridge(4, hosts.chain(rest))
 }
 
 impl Triangle {
-    /// Perfect links, of which the one between is slow, and perfect clocks.
+    /// Returns the network with perfect clocks and links, of which the one between switches 0 and 1 is slow.
     pub fn new(detours: bool) -> Self {
         Self {
             detours,
@@ -98,10 +100,11 @@ impl Triangle {
         }
     }
 
-    /// Representative `n`'s: its links are those to the switch's hosts, and then the one to the other switch. Switch 1 is above.
+    /// Returns the configuration of representative `n`: first the links to the switch's hosts, then the one
+    /// to the other switch. Switch 1 is above switch 0.
     fn config(&self, n: usize) -> Config {
         let to_host = |host| {
-            let At { mac, ip, .. } = host_at(host);
+            let Addresses { mac, ip, .. } = host_addresses(host);
             Link {
                 side: Side::Below,
                 port: PortId(0),
@@ -113,11 +116,11 @@ impl Triangle {
                 barriers_in_messages: false,
             }
         };
-        let other = switch_at(1 - n, HOSTS);
-        let detour = [tunnel_at(n), tunnel_at(1 - n)].map(|at| at.ip.into());
+        let other = switch_addresses(1 - n, HOSTS);
+        let detour = [tunnel_addresses(n), tunnel_addresses(1 - n)].map(|at| at.ip.into());
         let across = Link {
             side: if n == 0 { Side::Above } else { Side::Below },
-            mac: if self.detours { tunnel_at(n).mac } else { other.mac },
+            mac: if self.detours { tunnel_addresses(n).mac } else { other.mac },
             address: other.ip.into(),
             detour: if self.detours { detour.into() } else { Vec::new() },
             qpn: other.qpn,
@@ -126,28 +129,28 @@ impl Triangle {
         };
         let links = hosts_of(n).map(to_host).chain([across]).collect();
         let bridge = forward::Config::bridge(1, 1);
-        let config = super::keeper(Incarnation::Host, Pace::Passing, switch_at(n, 0), bridge, links);
+        let config = super::keeper(Incarnation::Host, Pace::Passing, switch_addresses(n, 0), bridge, links);
         Config { dead_after_intervals: 20, ..config }
     }
 
-    /// Builds it. The one link in `uplinks` is that between switches 0 and 1.
+    /// Builds the network. The only link in `uplinks` is that between switches 0 and 1.
     pub fn build(&self, seed: u64) -> Made {
         let mut world = World::new(seed);
-        let mut chance = Chance::stream(seed, 1 << 33);
-        let mut clock = || Clock::new(chance.below(2 * self.skew_ns + 1) as i64 - self.skew_ns as i64, 0);
+        let mut rng = Chance::stream(seed, 1 << 33);
+        let mut clock = || Clock::new(rng.below(2 * self.skew_ns + 1) as i64 - self.skew_ns as i64, 0);
         let (mut hosts, mut switches) = (Vec::new(), Vec::new());
         for n in [0, 1] {
             for host in hosts_of(n) {
-                let place = Place {
+                let position = Position {
                     hosts: 2 * HOSTS,
-                    tor: switch_at(n, host % HOSTS),
+                    tor: switch_addresses(n, host % HOSTS),
                     every: self.every,
                     until: EPOCH + self.lasts,
                     barriers_in_messages: false,
                 };
                 hosts.push(world.add(
                     &format!("host {host}"),
-                    Host::new(host, place, Habits::default(), seed),
+                    Host::new(host, position, Habits::default(), seed),
                     clock(),
                 ));
             }
@@ -160,7 +163,7 @@ impl Triangle {
         let third = world.add("switch 2", Switch::new(switch_between), clock());
         let keepers = [0, 1].map(|n| {
             let config = self.config(n);
-            let make = move || Representative::new(config.clone()).expect("a configuration that can be");
+            let make = move || Representative::new(config.clone()).expect("the configuration is valid");
             world.add(&format!("representative {n}"), Switch::new(make), clock())
         });
         let connect = |(n, &host): (usize, &_)| world.connect(switches[n / HOSTS], host, self.link);

@@ -1,12 +1,15 @@
-//! What sharing remote memory costs, in virtual time, over whatever switch the caller has: the experiments of Swordbox's
-//! paper (Grant et al.), with clients of our own. The same run gives the same numbers, on any machine.
+//! Costs of sharing remote memory, in virtual time, over any switch: the experiments of Swordbox's paper
+//! (Grant et al.) with clients of our own. The same run gives the same numbers on any machine.
 //!
-//! Over a switch that only [forwards](super::forward), the shape is what the authors measured without Swordbox: success
-//! falls, and bytes for each operation and the tail of latencies grow with the number of threads. How far it falls is no
-//! finding of its own: the server's rates are the measured ones, and one number of the clients is fitted to the authors' curve
-//! (see [`Options::default`](swordbox::clients::clover::Options)). What compares is two switches under the same clients.
+//! Over a switch that only [forwards](super::forward), the shape is what the authors measured without
+//! Swordbox: with the number of threads, the success rate falls, and the bytes per operation and the tail
+//! latency grow. How far the rate falls is not an independent result: the server's rates are the measured
+//! ones, and one parameter of the clients is fitted to the authors' curve (see
+//! [`Options::default`](swordbox::clients::clover::Options)). Meaningful is the comparison of two switches
+//! with the same clients.
 //!
-//! Only operations that end within the time that is measured count, so a latency that comes near to it is too short.
+//! Only operations that end within the measured time count, so a latency close to that time is
+//! underestimated.
 
 use super::{Outcome, Rack, RackConfig};
 use crate::{Costs, Link, Node};
@@ -17,38 +20,39 @@ use swordbox::clients::sherman::{self, Sherman};
 use swordbox::clients::ycsb::{Mix, Workload, Zipf, scattered};
 use swordbox::clients::{Memory, Program};
 
-/// Where the locks lie, of [`locks()`] and of [`sherman()`]: region 0 of the server
+/// Virtual address of the locks of [`locks()`] and [`sherman()`]: region 0 of the server
 pub const LOCKS_VA: u64 = 0x1000_0000;
-/// Bytes of the table of locks: as much as fits into the memory of a NIC
+/// Size of the table of locks (bytes): as much as fits into the memory of a NIC
 pub const LOCKS_LEN: usize = 128 << 10;
-/// Where Clover's index lies: region 0 of the server
+/// Virtual address of Clover's index: region 0 of the server
 pub const INDEX_VA: u64 = 0x2000_0000;
-/// Where Clover's nodes lie: region 1
+/// Virtual address of Clover's nodes: region 1
 pub const NODES_VA: u64 = 0x7000_0000_0000;
-/// Where Sherman's tree lies: region 1
+/// Virtual address of Sherman's tree: region 1
 pub const TREE_VA: u64 = 0x6000_0000_0000;
-/// More updates a second than a server executes
+/// Upper bound of the updates per second that a server executes
 const MOST_UPDATES: u64 = 60_000_000;
 
-/// How a run is made.
+/// Parameters of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// For everything that is drawn
+    /// Seed of everything that is drawn
     pub seed: u64,
-    /// Client machines: the switch has a port for each, and one for the server in front of them
+    /// Number of client machines; the switch needs a port for each, after one for the server
     pub machines: usize,
-    /// Threads of all machines together, as even as can be
+    /// Number of threads, distributed evenly over the machines
     pub threads: usize,
     /// Whether locks are in the memory of the NIC, whose atomics are faster
     pub device: bool,
-    /// For so long nothing is measured,
+    /// Time before the measurement
     pub warm_up: Nanos,
-    /// and then for so long
+    /// Duration of the measurement
     pub span: Nanos,
 }
 
 impl Run {
-    /// So many threads on up to eight machines, as the authors had; 10 ms after 10 ms.
+    /// Returns a run with this number of threads on up to eight machines, as the authors had; it measures 10
+    /// ms after 10 ms.
     pub fn new(threads: usize) -> Self {
         let (warm_up, span) = (Nanos::from_millis(10), Nanos::from_millis(10));
         Self { seed: 1, machines: threads.clamp(1, 8), threads, device: false, warm_up, span }
@@ -71,7 +75,7 @@ impl Run {
             machines: self.machines,
             threads: self.threads.div_ceil(self.machines),
             costs: Some(Costs::connect_x5(on_device)),
-            // A little chance, so that threads do not march in step; room for everything that is under way.
+            // Some jitter, so that threads do not synchronize, and queues that never overflow.
             link: Link { jitter: Nanos(300), queue: 1 << 24, ..Link::default() },
             ..RackConfig::default()
         };
@@ -79,10 +83,11 @@ impl Run {
     }
 }
 
-/// Threads take and release so many locks, by Zipf's law with this theta; with a single one, all want the same.
+/// Runs threads that take and release locks, chosen by Zipf's law with exponent `theta`; with a single lock,
+/// all threads contend for it.
 ///
 /// # Errors
-/// What went wrong with the run.
+/// What went wrong in the run.
 pub fn locks(
     run: &Run,
     locks: usize,
@@ -95,10 +100,10 @@ pub fn locks(
     run.measure(vec![Memory::zeroed(LOCKS_VA, LOCKS_LEN)], switch, program)
 }
 
-/// Threads read and update keys of the store of lists.
+/// Runs threads that read and update keys of Clover, the store of lists.
 ///
 /// # Errors
-/// What went wrong with the run.
+/// What went wrong in the run.
 pub fn clover(
     run: &Run,
     mix: Mix,
@@ -117,15 +122,15 @@ pub fn clover(
     run.measure(layout.memory(INDEX_VA, NODES_VA, keys + run.updates()), switch, program)
 }
 
-/// Threads look up and set keys of the tree, all of which it has at the beginning.
+/// Runs threads that look up and set keys of Sherman's tree, which contains all keys from the beginning.
 ///
 /// # Errors
-/// What went wrong with the run.
+/// What went wrong in the run.
 pub fn sherman(run: &Run, mix: Mix, keys: usize, theta: f64, switch: impl Node) -> Result<Outcome, String> {
     let workload = Workload { mix, keys: Zipf::new(keys, theta) };
     let mut entries: Vec<_> = (0..keys as u64).map(|key| (scattered(key), 0)).collect();
     entries.sort_unstable();
-    // No key is new, so no node is split; each thread takes space nevertheless.
+    // No key is new, so no node is split; each thread allocates space nevertheless.
     let memory = sherman::memory(LOCKS_VA, LOCKS_LEN / 8, TREE_VA, entries, run.threads * 64);
     run.measure(memory, switch, |machine| Sherman::new(workload.clone(), machine as u64, run.seed))
 }

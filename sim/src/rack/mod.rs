@@ -1,10 +1,10 @@
-//! A rack of disaggregated memory: a memory server, client machines, and one switch between them, which may know more of
-//! what goes through it than a switch usually does. The same clients run over any switch: what one is worth is the
-//! difference.
+//! A rack of disaggregated memory: a memory server, client machines, and a switch between them, which may
+//! interpret the traffic further than switches usually do. The same clients run over any switch; the
+//! difference shows the benefit of a switch.
 //!
 //! ```text
 //!   machine 0: threads --+
-//!   machine 1: threads --+-- switch -- memory server, whose NIC needs time
+//!   machine 1: threads --+-- switch -- memory server, whose NIC takes time to execute
 //!   ...                  |
 //! ```
 
@@ -12,7 +12,7 @@ pub mod costs;
 pub mod steering;
 
 use crate::host::draws_forgetful;
-use crate::{Clock, Costs, Host, Liar, LiarConfig, Link, LinkId, Node, NodeId, OVERHEAD, Switch, World};
+use crate::{Clock, Costs, Forger, ForgerConfig, Host, Link, LinkId, Node, NodeId, OVERHEAD, Switch, World};
 use core::fmt;
 use core::net::IpAddr;
 use rnic::{Access, Interface, Modify, Path, PathMtu, ReadyToReceive, ReadyToSend, Rnic};
@@ -25,47 +25,49 @@ use swordbox::clients::{
     Account, Connect, Kind, Memory, Program, Server, SharedAccount, Tally, Threads, ThreadsConfig,
 };
 
-/// The port at which the server listens
+/// Port on which the server accepts connections
 pub const PORT: u16 = 18_515;
-/// The switch's port to the server; machine `n` is at port `n + 1`
+/// Switch port of the server; machine `n` is at port `n + 1`
 pub const SERVER_PORT: u16 = 0;
 
-/// A rack to be made.
+/// Parameters of a rack.
 #[derive(Clone, Debug)]
 pub struct RackConfig {
-    /// For everything that is drawn
+    /// Seed of everything that is drawn
     pub seed: u64,
-    /// Client machines
+    /// Number of client machines
     pub machines: usize,
-    /// Threads of each, each with a connection of its own
+    /// Threads of each machine, each with a connection of its own
     pub threads: usize,
-    /// What requests cost the server's NIC; nothing, if it is not said
+    /// Execution times of the server's NIC; `None` for none
     pub costs: Option<Costs>,
-    /// Everybody's to the switch
+    /// Link of each host to the switch
     pub link: Link,
-    /// By how much frames overtake one another on the machines' links, if not as on the server's
+    /// [`Link::reorder_by`] of the machines' links, if it differs from that of the server's link
     pub late: Option<Nanos>,
     /// Path MTU
     pub mtu: PathMtu,
-    /// First PSN of both ends of a connection that the communication manager does not make, if it is not drawn
+    /// First PSN of both ends of a connection that is set up without the communication manager; random if
+    /// `None`
     pub first_psn: Option<Psn>,
-    /// Whether the communication manager connects; if not, QPNs and PSNs are exchanged by other means
+    /// Whether the communication manager sets up the connections; if not, the simulator exchanges QPNs and
+    /// PSNs
     pub cm: bool,
-    /// The share of hosts whose NICs forget old READs and atomics, as soft-RoCE does
+    /// Share of hosts whose NICs forget old READs and atomics, as soft-RoCE does
     pub forgetful: Share,
-    /// How long client NICs wait for an acknowledgement: 4.096 us times two to this
+    /// ACK timeout of the clients' NICs: 4.096 us * 2^`ack_timeout`
     pub ack_timeout: u8,
-    /// How often they try again; [`ReadyToSend::NO_LIMIT`] for no limit
+    /// Retry limit of the clients' NICs; [`ReadyToSend::NO_LIMIT`] for none
     pub retry_count: u8,
-    /// A thread that lost its connection begins anew after so long, if it is said
+    /// Time after which a thread reconnects when it has lost its connection; `None` for never
     pub reconnect_after: Option<Nanos>,
-    /// Whether the server's regions have the same R_keys after a restart
+    /// Whether the server's regions have the same R_Keys after a restart
     pub keys_again: bool,
-    /// Whether the server's memory has the contents that it had after a restart, and not those of the beginning
+    /// Whether the server's memory survives a restart; otherwise it has its initial contents again
     pub keeps_memory: bool,
-    /// Packets of a host that is no party, at one more port of the switch
+    /// Rounds of forged packets of an outsider, which is connected to one more port of the switch
     pub lies: u32,
-    /// What they are about: so many words of the server's memory from an address
+    /// First virtual address of the forged requests, and the number of words from there
     pub lies_about: (u64, u64),
 }
 
@@ -94,7 +96,7 @@ impl Default for RackConfig {
     }
 }
 
-/// A server, client machines, and a switch.
+/// A memory server, client machines, and a switch.
 #[derive(Debug)]
 pub struct Rack<P> {
     /// The network
@@ -103,38 +105,38 @@ pub struct Rack<P> {
     pub switch: NodeId,
     /// The memory server
     pub server: NodeId,
-    /// The client machines
+    /// Client machines
     pub machines: Vec<NodeId>,
-    /// Their links to the switch, and the server's
+    /// Links of the machines to the switch, and of the server
     pub links: (Vec<LinkId>, LinkId),
-    /// What all threads together have done
+    /// Totals of all threads
     pub account: SharedAccount,
     config: RackConfig,
     program: core::marker::PhantomData<fn() -> P>,
 }
 
-/// The address of the server, or of a machine
+/// Returns the IP address of the server (`None`), or of a machine.
 pub fn ip(machine: Option<usize>) -> IpAddr {
     let host = machine.map_or(1, |machine| machine as u16 + 256);
     let [high, low] = host.to_be_bytes();
     [10, 0, high, low].into()
 }
 
-/// Its MAC address
+/// Returns the MAC address of the server (`None`), or of a machine.
 pub fn mac(machine: Option<usize>) -> MacAddr {
     let host = machine.map_or(1, |machine| machine as u16 + 256);
     let [high, low] = host.to_be_bytes();
     MacAddr([2, 0, 0, 0, high, low])
 }
 
-/// A switch that forwards by MAC addresses, and knows nothing of RDMA
+/// Returns a switch that forwards by MAC addresses and does not interpret RDMA.
 pub fn forward(machines: usize) -> Switch<Forward> {
     let config = ForwardConfig::bridge(machines as u16 + 1, 2 * machines + 2);
     Switch::new(move || Forward::new(&config))
 }
 
 impl<P: Program> Rack<P> {
-    /// A rack whose server gives this memory and whose machines run the programs that `program` makes.
+    /// Creates a rack. The server provides `memory`, and each machine runs the program that `program` makes.
     pub fn new(
         config: RackConfig,
         memory: Vec<Memory>,
@@ -149,7 +151,7 @@ impl<P: Program> Rack<P> {
             let host = machine.map_or(0, |machine| machine as u64 + 1);
             let forgetful = draws_forgetful(config.seed, host, config.forgetful);
             let mtu = config.mtu;
-            // Room for every thread of a rack, and those that are just leaving
+            // Capacity for every thread of a rack, and for connections that are being closed
             let key_seed = (machine.is_none() && config.keys_again).then_some(seed);
             let config = rnic::Config { seed, key_seed, mtu, forgetful, ..rnic::Config::new(interface) };
             crate::nic(rnic::Config { max_qps: 4096, ..config })
@@ -182,19 +184,19 @@ impl<P: Program> Rack<P> {
         }
         if config.lies > 0 {
             let address = |machine| (ip(machine), mac(machine));
-            let liar = Liar::new(LiarConfig {
+            let forger = Forger::new(ForgerConfig {
                 seed: config.seed,
                 own: address(Some(config.machines)),
                 targets: vec![address(None)],
                 switch: None,
-                claims: (0..config.machines).map(|machine| address(Some(machine))).collect(),
+                impersonated: (0..config.machines).map(|machine| address(Some(machine))).collect(),
                 words: config.lies_about,
                 by_cm: config.cm,
-                lies: config.lies,
+                rounds: config.lies,
                 from: Nanos::from_micros(1),
             });
-            let liar = world.add("liar", liar, Clock::default());
-            world.connect(liar, switch, config.link);
+            let forger = world.add("forger", forger, Clock::default());
+            world.connect(forger, switch, config.link);
         }
         let program = core::marker::PhantomData;
         let mut rack =
@@ -205,18 +207,21 @@ impl<P: Program> Rack<P> {
         rack
     }
 
-    /// Connects every thread, as if QPNs and PSNs had been exchanged by other means.
+    /// Connects every thread without the communication manager.
     fn connect(&mut self) {
-        let mut chance = Chance::stream(self.config.seed, 0x7261_636b);
+        let mut rng = Chance::stream(self.config.seed, 0x7261_636b);
         for (machine, node) in self.machines.clone().into_iter().enumerate() {
             for thread in 0..self.config.threads {
-                let drawn = [(); 2].map(|()| Psn::new(chance.bits() as u32));
+                let drawn = [(); 2].map(|()| Psn::new(rng.bits() as u32));
                 let psns = self.config.first_psn.map_or(drawn, |first| [first; 2]);
                 let own = self.world.with::<Host<Threads<P>>, _>(node, |host, _| {
-                    host.app.prepare(&mut host.nic, thread).expect("room for every thread")
+                    host.app.prepare(&mut host.nic, thread).expect("the NIC has room for every thread")
                 });
                 let (qpn, regions) = self.world.with::<Host<Server>, _>(self.server, |host, _| {
-                    (host.app.prepare(&mut host.nic).expect("room for every client"), host.app.regions())
+                    (
+                        host.app.prepare(&mut host.nic).expect("the NIC has room for every client"),
+                        host.app.regions(),
+                    )
                 });
                 let config = &self.config;
                 self.world.with::<Host<Server>, _>(self.server, |host, _| {
@@ -232,31 +237,31 @@ impl<P: Program> Rack<P> {
         }
     }
 
-    /// A machine's threads
+    /// Returns the threads of a machine.
     pub fn threads(&self, machine: usize) -> &Threads<P> {
         &self.world.node::<Host<Threads<P>>>(self.machines[machine]).app
     }
 
-    /// Threads of all machines that are done
+    /// Returns the number of threads of all machines that have finished.
     pub fn done(&self) -> usize {
         (0..self.machines.len()).map(|machine| self.threads(machine).done()).sum()
     }
 
-    /// The server
+    /// Returns the server.
     pub fn server(&self) -> &Host<Server> {
         self.world.node(self.server)
     }
 
-    /// What a region of the server's memory holds
+    /// Returns the contents of a region of the server's memory.
     pub fn memory(&self, region: usize) -> &[u8] {
         let host = self.server();
         host.app.buffer(region).map_or(&[], |buffer| host.nic.bytes(buffer))
     }
 
-    /// Says what is wrong, if a thread has ended that was not done.
+    /// Checks that no thread has ended before it finished.
     ///
     /// # Errors
-    /// The first of them, and why.
+    /// The first thread that has, and why.
     pub fn check(&self) -> Result<(), String> {
         for machine in 0..self.machines.len() {
             if let Some((thread, why)) = self.threads(machine).stopped().next() {
@@ -266,25 +271,26 @@ impl<P: Program> Rack<P> {
         Ok(())
     }
 
-    /// Lets all threads come to their end.
+    /// Runs until all threads have finished.
     ///
     /// # Errors
-    /// A thread has ended that was not done, or time is up.
+    /// If a thread ends before, or not all have finished after `within`.
     pub fn finish(&mut self, within: Nanos) -> Result<(), String> {
         let (until, all) = (self.world.now() + within, self.config.machines * self.config.threads);
         while self.done() < all {
             self.check()?;
-            // Looking at every thread takes longer than a step.
+            // Polling every thread takes longer than a step.
             let next = self.world.now() + Nanos::from_micros(100);
             self.world.run_until(next.min(until));
             if self.world.now() >= until && self.done() < all {
-                return Err(format!("{} of {all} threads are done after {within:?}", self.done()));
+                return Err(format!("{} of {all} threads have finished after {within:?}", self.done()));
             }
         }
         Ok(())
     }
 
-    /// Bytes on the wire so far, with what Ethernet adds: of the machines' links and of the server's, both directions
+    /// Returns the bytes on the machines' links and on the server's so far, in both directions, including
+    /// Ethernet's overhead.
     fn wire_bytes(&self) -> (u64, u64) {
         let of = |link: LinkId| -> u64 {
             let counters = self.world.counters(link);
@@ -293,10 +299,10 @@ impl<P: Program> Rack<P> {
         (self.links.0.iter().copied().map(of).sum(), of(self.links.1))
     }
 
-    /// Runs for a while, then tells what is done in the time after it.
+    /// Runs for `warm_up`, then measures for `span`.
     ///
     /// # Errors
-    /// A thread has ended.
+    /// If a thread has ended.
     pub fn measure(&mut self, warm_up: Nanos, span: Nanos) -> Result<Outcome, String> {
         self.world.run_until(self.world.now() + warm_up);
         self.account.lock().clear();
@@ -321,7 +327,7 @@ impl<P: Program> Rack<P> {
     }
 }
 
-/// Leads a queue pair to RTS; the PSNs are the first that it sends and the first that it receives.
+/// Brings a queue pair to RTS. `psns` are the first PSN that it sends and the first that it receives.
 fn ready(nic: &mut Rnic, qpn: Qpn, path: Path, dest_qp: Qpn, psns: [Psn; 2], config: &RackConfig) {
     let rtr = ReadyToReceive {
         path,
@@ -340,20 +346,20 @@ fn ready(nic: &mut Rnic, qpn: Qpn, path: Path, dest_qp: Qpn, psns: [Psn; 2], con
         flow_control: false,
     };
     for modify in [Modify::Init { access: Access::ALL, qkey: 0 }, Modify::Rtr(rtr), Modify::Rts(rts)] {
-        nic.modify_qp(qpn, modify).expect("a new queue pair, and a path that begins here");
+        nic.modify_qp(qpn, modify).expect("a new queue pair with a path from this host can be connected");
     }
 }
 
-/// How long operations of a kind took.
+/// Latencies of one kind of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Latency {
-    /// How many there were
+    /// Number of operations
     pub operations: u64,
-    /// The median
+    /// Median
     pub p50: Nanos,
-    /// Of a hundred, all but one were faster.
+    /// 99th percentile
     pub p99: Nanos,
-    /// The longest
+    /// Maximum
     pub max: Nanos,
 }
 
@@ -369,31 +375,31 @@ impl Latency {
     }
 }
 
-/// What was done in a time.
+/// Results of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
     /// Locks taken, and keys read, written and scanned
     pub operations: u64,
-    /// The same, a second
+    /// Operations per second
     pub operations_per_s: f64,
-    /// Requests, and how many of them were in vain
+    /// Requests, and how many of them succeeded
     pub tally: Tally,
-    /// Bytes on the machines' links for each operation, with Ethernet's preamble and gap, there and back
+    /// Bytes per operation on the machines' links, in both directions, with Ethernet's preamble and gap
     pub bytes_per_operation: f64,
-    /// The same on the server's link
+    /// Bytes per operation on the server's link
     pub server_bytes_per_operation: f64,
     latencies: [Latency; Kind::ALL.len()],
 }
 
 impl Outcome {
-    /// How long operations of a kind took
+    /// Returns the latencies of one kind of operations.
     pub fn latency(&self, kind: Kind) -> Latency {
         self.latencies[kind as usize]
     }
 }
 
 impl fmt::Display for Outcome {
-    /// The numbers of a run, in a line
+    /// Writes the results in one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,

@@ -1,5 +1,6 @@
-//! A rack whose switch is a Swordbox that steers, and what that is worth for the store of lists: the experiments of
-//! Swordbox's paper on Clover (success, bandwidth, tail latency, and how many keys have to be tracked).
+//! A rack whose switch is a Swordbox that steers, and the benefit of that for Clover, the store of lists: the
+//! experiments of Swordbox's paper on Clover (success rate, bandwidth, tail latency, and the number of keys
+//! to track).
 
 use super::costs::{NODES_VA, Run, clover};
 use super::{Outcome, forward, ip};
@@ -16,11 +17,11 @@ use swordbox::clients::ycsb::Mix;
 use swordbox::steering::{ListsConfig, Structure};
 use swordbox::{Config, Connection, Control, Journal, Layers, Server, Swordbox};
 
-/// What a Swordbox has written down, which outlives it.
+/// Journal of a Swordbox in memory, which survives crashes of the Swordbox.
 #[derive(Clone, Debug, Default)]
-pub struct Written(Arc<Mutex<BTreeSet<Connection>>>);
+pub struct MemoryJournal(Arc<Mutex<BTreeSet<Connection>>>);
 
-impl Journal for Written {
+impl Journal for MemoryJournal {
     fn add(&mut self, connection: Connection) -> io::Result<()> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(connection);
         Ok(())
@@ -31,9 +32,9 @@ impl Journal for Written {
     }
 }
 
-/// A Swordbox with this configuration, whose journal outlives its crashes.
+/// Returns a Swordbox with this configuration, whose journal survives its crashes.
 pub fn swordbox(config: Config) -> Controlled<Control> {
-    let written = Written::default();
+    let written = MemoryJournal::default();
     let journal = written.clone();
     Controlled::new(
         move || {
@@ -44,7 +45,8 @@ pub fn swordbox(config: Config) -> Controlled<Control> {
     )
 }
 
-/// The configuration of one for a rack with so many machines, whose server has these structures.
+/// Returns the configuration of a Swordbox for a rack with this number of machines, whose server has these
+/// structures.
 pub fn config(machines: usize, layers: Layers, structures: Vec<Structure>) -> Config {
     let server = Server { structures, rd_atomic: 16, ..Server::new(ip(None)) };
     Config {
@@ -56,14 +58,15 @@ pub fn config(machines: usize, layers: Layers, structures: Vec<Structure>) -> Co
     }
 }
 
-/// What one may know of the lists of [`clover`]: it keeps so many keys, and remembers so many nodes.
+/// Returns a configuration for the lists of [`clover`] that tracks `tracked` keys and remembers `remembered`
+/// nodes.
 pub fn lists(layout: Layout, tracked: usize, remembered: usize) -> ListsConfig {
-    // More than any run here writes
+    // More nodes than any run here writes
     let nodes = NODES_VA..NODES_VA + (layout.node_len as u64 * (1 << 24));
     ListsConfig { tracked, remembered, ..ListsConfig::new(layout, nodes) }
 }
 
-/// One that steers in these lists.
+/// Returns a Swordbox that steers in these lists.
 pub fn steer(run: &Run, lists: ListsConfig, layers: Layers) -> Controlled<Control> {
     swordbox(config(run.machines, layers, vec![Structure::Lists(lists)]))
 }
@@ -71,9 +74,9 @@ pub fn steer(run: &Run, lists: ListsConfig, layers: Layers) -> Controlled<Contro
 /// A row of the comparison.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// What is compared
+    /// Variant
     pub name: String,
-    /// How it fared
+    /// Results of the variant
     pub outcome: Outcome,
 }
 
@@ -83,17 +86,17 @@ impl fmt::Display for Row {
     }
 }
 
-/// Threads that read and update lists, without Swordbox and with it: alone, all together, layer by layer, and with fewer and
-/// fewer keys tracked. `tell` gets each row when it is there.
+/// Compares threads that read and update lists, without Swordbox and with it: a single thread, all threads,
+/// layer by layer, and with fewer and fewer tracked keys. Calls `tell` for each row when it is measured.
 ///
 /// # Errors
-/// What went wrong with a run.
+/// What went wrong in a run.
 pub fn compare(run: &Run, mix: Mix, mut tell: impl FnMut(&Row)) -> Result<Vec<Row>, String> {
     let layout = Layout { keys: 1024, node_len: 128 };
     let keys = layout.keys as usize;
     let alone = Run { threads: 1, machines: 1, ..*run };
     let writes = Layers { steer_reads: false, ..Layers::STEER };
-    // Nodes that any thread may still take for the last one; and as many as the paper remembers
+    // Nodes that any thread may still take for the last one of a list; and as many as in the paper
     let (many, few) = (256 * keys, 3 * keys);
     let runs = [
         ("alone, without", &alone, 0.99, None),
@@ -124,7 +127,7 @@ pub fn compare(run: &Run, mix: Mix, mut tell: impl FnMut(&Row)) -> Result<Vec<Ro
     Ok(rows)
 }
 
-/// The slowest percent of reads and updates, as multiples of the median
+/// Returns the 99th percentiles of reads and updates as multiples of their medians.
 pub fn tails(outcome: &Outcome) -> [f64; 2] {
     [Kind::Read, Kind::Write].map(|kind| {
         let latency = outcome.latency(kind);

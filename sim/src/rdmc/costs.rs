@@ -1,4 +1,5 @@
-//! What a transfer costs, packet by packet, in virtual time: the same run gives the same numbers on any machine.
+//! Costs of a transfer, packet by packet, in virtual time: the same run gives the same numbers on any
+//! machine.
 
 use super::{Cluster, Now, Setup};
 use crate::{Fault, Link};
@@ -6,58 +7,58 @@ use ::rdmc::{Algorithm, GroupConfig};
 use rnic::PathMtu;
 use switch::Nanos;
 
-/// A transfer.
+/// Costs of a transfer.
 #[derive(Clone, Copy, Debug)]
 pub struct Took {
-    /// From the call of `send` until the last member had everything (seconds)
+    /// Time from the call of `send` until the last member has received everything (seconds)
     pub time: f64,
-    /// Bytes that the root put on its wire, headers and acknowledgements among them
+    /// Bytes that the root put on its link, including headers and acknowledgements
     pub root_out: u64,
-    /// The same of all hosts together
+    /// Bytes that all hosts together put on their links
     pub hosts_out: u64,
 }
 
-/// Links as wide as the experiments': 4,096 bytes in a packet
+/// Returns a link like those of the experiments, with packets of 4,096 bytes.
 pub fn wide(rate_bps: u64) -> Link {
     Link { rate_bps, mtu: 4200, queue: 1 << 24, ..Link::default() }
 }
 
-/// A host that stands still for a while.
+/// A pause of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pause {
-    /// Which one
+    /// Host that pauses
     pub host: u16,
-    /// So long after the call of `send`
+    /// Time from the call of `send` to the pause
     pub after: Nanos,
-    /// For so long
+    /// Duration
     pub lasts: Nanos,
 }
 
 /// An object that is sent to all hosts.
 #[derive(Clone, Debug)]
 pub struct Transfer {
-    /// In which order blocks go
+    /// Order in which blocks are sent
     pub algorithm: Algorithm,
-    /// Hosts, the root among them
+    /// Number of hosts, including the root
     pub hosts: u16,
-    /// Bytes of the object
+    /// Size of the object (bytes)
     pub bytes: u32,
-    /// Bytes of a block
+    /// Size of a block (bytes)
     pub block_bytes: u32,
-    /// Everybody's link
+    /// Link of each host
     pub link: Link,
-    /// Hosts that have another
+    /// Hosts with links of their own
     pub others: Vec<(u16, Link)>,
-    /// A host that stands still meanwhile
+    /// A host that pauses during the transfer, if any
     pub pause: Option<Pause>,
-    /// For everything that is drawn
+    /// Seed of everything that is drawn
     pub seed: u64,
 }
 
-/// Sends an object of so many bytes to all hosts, of which some have other links.
+/// Sends an object to all hosts, of which `others` have links of their own.
 ///
 /// # Errors
-/// What was wrong with the run.
+/// What went wrong in the run.
 pub fn transfer(
     algorithm: Algorithm,
     hosts: u16,
@@ -71,10 +72,10 @@ pub fn transfer(
 }
 
 impl Transfer {
-    /// Does it.
+    /// Runs the transfer.
     ///
     /// # Errors
-    /// What was wrong with the run.
+    /// What went wrong in the run.
     pub fn run(&self) -> Result<Took, String> {
         let &Self { hosts, bytes, block_bytes, link, pause, seed, .. } = self;
         let (algorithm, links) = (self.algorithm.clone(), self.others.clone());
@@ -87,9 +88,9 @@ impl Transfer {
         let end = Nanos::from_secs(60);
         let open = |cluster: &Cluster| all.iter().all(|host| cluster.now(*host, 1) == Now::Open);
         if !cluster.run_while(end, |cluster| !open(cluster)) {
-            return Err("the group does not open".into());
+            return Err("the group does not open within 60 s".into());
         }
-        // What receivers say beforehand has been heard.
+        // Lets the receivers' initial announcements arrive.
         let begun = cluster.world.now() + Nanos::from_micros(50);
         cluster.world.run_until(begun);
         let out = |cluster: &Cluster, host: u16| {
@@ -106,7 +107,7 @@ impl Transfer {
         cluster.send(0, 1, bytes).map_err(|error| error.to_string())?;
         let complete = |cluster: &Cluster| all[1..].iter().all(|host| cluster.member(*host).messages(1) == 1);
         if !cluster.run_while(end, |cluster| !complete(cluster)) {
-            return Err("the object does not arrive".into());
+            return Err("the object does not arrive within 60 s".into());
         }
         let time = (cluster.world.now().0 - begun.0) as f64 / 1e9;
         cluster.world.run_until(cluster.world.now() + Nanos::from_micros(100));

@@ -1,4 +1,5 @@
-//! Hosts that deliver an object of any length to each other ([`rdmc::delivery`]), and what is right about it.
+//! Hosts that deliver an object of any length to each other ([`rdmc::delivery`]), and checks of what is
+//! delivered.
 
 use super::{Setup, ip, node_config};
 use crate::{App, Clock, Host, NodeId, World};
@@ -8,111 +9,111 @@ use rnic::Rnic;
 use switch::Nanos;
 use switch::table::mix;
 
-/// The bytes of a segment
+/// Returns the contents of a segment.
 fn segment(number: u64, len: usize) -> Vec<u8> {
     (0..len).map(|at| (mix(number << 32 | (at / 8) as u64) >> (at % 8 * 8)) as u8).collect()
 }
 
-/// A digest, of no strength
+/// Returns a digest, which is not cryptographic.
 fn digest(bytes: &[u8]) -> [u8; DIGEST] {
     let mut sums = [0_u64; 4];
     for (at, byte) in bytes.iter().enumerate() {
         sums[at % 4] = mix(sums[at % 4] ^ u64::from(*byte) ^ (at as u64) << 8);
     }
     let mut digest = [0; DIGEST];
-    for (place, sum) in digest.chunks_mut(8).zip(sums) {
-        place.copy_from_slice(&sum.to_be_bytes());
+    for (chunk, sum) in digest.chunks_mut(8).zip(sums) {
+        chunk.copy_from_slice(&sum.to_be_bytes());
     }
     digest
 }
 
-/// What is wrong with a receiver, on purpose
+/// Behaviour of a receiver, perhaps faulty
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Habit {
-    /// Nothing
+    /// Works
     Sound,
-    /// It has no space.
+    /// Has no disk space
     Full,
-    /// It writes something else.
+    /// Writes a wrong byte
     Careless,
-    /// It writes a segment each time it is asked so often.
+    /// Writes a segment only at every n-th call
     Slow(u32),
-    /// Its disk takes so long for a segment.
+    /// Needs this time to write a segment
     Disk(Nanos),
-    /// It writes so many segments, and then none.
+    /// Writes this number of segments, then none
     Stuck(u64),
-    /// Its disk takes so long to begin.
+    /// Needs this time to create the file
     Begins(Nanos),
-    /// The receiver's memory for segments, in bytes.
+    /// Has this much memory for segments (bytes)
     Small(u64),
-    /// It is not there.
+    /// Does not run
     Absent,
 }
 
-/// The root.
+/// The root of a delivery.
 #[derive(Debug)]
 pub struct Root {
     give: Box<Give>,
-    /// Segments that it has read, and that it can read
+    /// Number of segments read
     read: u64,
-    most: u64,
+    read_limit: u64,
 }
 
 /// A receiver.
 #[derive(Debug)]
 pub struct Receiver {
     take: Box<Take>,
-    made_with: Box<(Config, TakeConfig)>,
+    configs: Box<(Config, TakeConfig)>,
     habit: Habit,
     written: Vec<u8>,
-    /// Object whose digest was right: it stays on the disk when the receiver crashes
+    /// Object whose digest was right; it stays on the disk when the receiver crashes
     stored: Vec<u8>,
     segments: u64,
-    asked: u32,
-    /// For [`Habit::Disk`]: a segment is being written until then
-    busy: Option<Nanos>,
-    /// It begins until then, if something was offered
-    begins: Option<Nanos>,
+    polls: u32,
+    /// For [`Habit::Disk`]: end of the write in progress
+    writing_until: Option<Nanos>,
+    /// Time at which the receiver accepts or refuses, once an object was offered
+    begins_at: Option<Nanos>,
     begun: bool,
-    /// Segments that had come and were not written, at most
+    /// Largest number of segments that had arrived and were not written
     most_unwritten: u64,
 }
 
 impl Receiver {
-    fn new(made_with: Box<(Config, TakeConfig)>, habit: Habit) -> Self {
-        let take = Box::new(Take::new(made_with.0.clone(), made_with.1.clone()));
+    fn new(configs: Box<(Config, TakeConfig)>, habit: Habit) -> Self {
+        let take = Box::new(Take::new(configs.0.clone(), configs.1.clone()));
         Self {
             take,
-            made_with,
+            configs,
             habit,
             written: Vec::new(),
             stored: Vec::new(),
             segments: 0,
-            asked: 0,
-            busy: None,
-            begins: None,
+            polls: 0,
+            writing_until: None,
+            begins_at: None,
             begun: false,
             most_unwritten: 0,
         }
     }
 
-    /// Whether it writes a segment now.
+    /// Returns whether the receiver can write a segment now.
     fn writes(&mut self, now: Nanos) -> bool {
         match self.habit {
-            Habit::Slow(every) => self.asked.is_multiple_of(every),
+            Habit::Slow(every) => self.polls.is_multiple_of(every),
             Habit::Stuck(after) => self.segments < after,
-            Habit::Disk(_) => self.busy.is_none_or(|until| until <= now),
+            Habit::Disk(_) => self.writing_until.is_none_or(|until| until <= now),
             _ => true,
         }
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         self.take.run(nic, now);
-        if self.take.offered().is_some() && self.begins.is_none() {
-            let takes = if let Habit::Begins(takes) = self.habit { takes } else { Nanos::ZERO };
-            self.begins = Some(now + takes);
+        if self.take.offered().is_some() && self.begins_at.is_none() {
+            let duration = if let Habit::Begins(duration) = self.habit { duration } else { Nanos::ZERO };
+            self.begins_at = Some(now + duration);
         }
-        if self.begins.is_some_and(|at| at <= now) && !self.begun {
+        if self.begins_at.is_some_and(|at| at <= now) && !self.begun {
             self.begun = true;
             if self.habit == Habit::Full {
                 self.take.refuse(nic, Refusal::NoSpace, now);
@@ -121,9 +122,9 @@ impl Receiver {
             }
         }
         self.most_unwritten = self.most_unwritten.max(self.take.unwritten());
-        self.asked += 1;
-        // What the disk had to do is done.
-        if self.busy.take_if(|until| *until <= now).is_some() {
+        self.polls += 1;
+        // The disk has finished its write.
+        if self.writing_until.take_if(|until| *until <= now).is_some() {
             self.take.written(nic);
         }
         while self.writes(now)
@@ -135,7 +136,7 @@ impl Receiver {
                 self.written[0] ^= 1;
             }
             match self.habit {
-                Habit::Disk(takes) => self.busy = Some(now + takes),
+                Habit::Disk(duration) => self.writing_until = Some(now + duration),
                 _ => self.take.written(nic),
             }
         }
@@ -149,30 +150,30 @@ impl Receiver {
     }
 }
 
-/// A host's part.
+/// Role of a host.
 #[derive(Debug)]
-pub enum Courier {
-    /// It sends
+pub enum Role {
+    /// Sends
     Root(Root),
-    /// It receives
+    /// Receives
     Receiver(Receiver),
 }
 
-impl App for Courier {
+impl App for Role {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
         match self {
-            // Both can fail only if the NIC has no room, which the outcome would not tell.
-            Self::Root(root) => root.give.start(nic, now).expect("room for a node"),
+            // Both fail only if the NIC lacks resources, which no outcome would report.
+            Self::Root(root) => root.give.start(nic, now).expect("the NIC has room for a node"),
             Self::Receiver(Receiver { habit: Habit::Absent, .. }) => {}
-            Self::Receiver(receiver) => receiver.take.start(nic, now).expect("room for a node"),
+            Self::Receiver(receiver) => receiver.take.start(nic, now).expect("the NIC has room for a node"),
         }
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         match self {
-            Self::Root(Root { give, read, most }) => {
+            Self::Root(Root { give, read, read_limit }) => {
                 give.run(nic, now);
-                while *read < *most
+                while *read < *read_limit
                     && let Some(wanted) = give.wants()
                 {
                     *read += 1;
@@ -191,10 +192,10 @@ impl App for Courier {
     }
 
     fn crash(&mut self, _nic: &Rnic) {
-        // Its operator starts it anew.
+        // The operator starts the receiver again.
         if let Self::Receiver(receiver) = self {
             let stored = core::mem::take(&mut receiver.stored);
-            *receiver = Receiver { stored, ..Receiver::new(receiver.made_with.clone(), receiver.habit) };
+            *receiver = Receiver { stored, ..Receiver::new(receiver.configs.clone(), receiver.habit) };
         }
     }
 
@@ -202,8 +203,8 @@ impl App for Courier {
         match self {
             Self::Root(root) => root.give.next_timer(),
             Self::Receiver(Receiver { habit: Habit::Absent, .. }) => None,
-            Self::Receiver(Receiver { take, busy, begins, begun, .. }) => {
-                [take.next_timer(), *busy, begins.filter(|_| !begun)].into_iter().flatten().min()
+            Self::Receiver(Receiver { take, writing_until, begins_at, begun, .. }) => {
+                [take.next_timer(), *writing_until, begins_at.filter(|_| !begun)].into_iter().flatten().min()
             }
         }
     }
@@ -214,7 +215,7 @@ impl App for Courier {
 pub struct Delivery {
     /// The network
     pub world: World,
-    /// By their numbers
+    /// Hosts, by number
     pub hosts: Vec<NodeId>,
     /// The switch
     pub switch: NodeId,
@@ -222,10 +223,11 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// Hosts that are about to begin. `receivers` says what each is like; `change` may change what is delivered.
+    /// Creates the hosts. `receivers` gives the behaviour of each receiver; `change` may change the
+    /// configuration of the delivery.
     ///
     /// # Errors
-    /// If the delivery cannot be.
+    /// If the configuration is invalid.
     pub fn new(
         setup: &Setup,
         len: u64,
@@ -246,21 +248,17 @@ impl Delivery {
         let len = give.len;
         let patience = give.patience;
         let give = Box::new(Give::new(node_config(setup, 0), give)?);
-        let root = Courier::Root(Root { give, read: 0, most: u64::MAX });
+        let root = Role::Root(Root { give, read: 0, read_limit: u64::MAX });
         let receiver = |(host, habit): (u16, &Habit)| {
             let max_memory = if let Habit::Small(bytes) = habit { *bytes } else { TakeConfig::MEMORY };
-            let made_with = (node_config(setup, host), TakeConfig { from: ip(0), patience, max_memory });
-            Courier::Receiver(Receiver::new(Box::new(made_with), *habit))
+            let configs = (node_config(setup, host), TakeConfig { from: ip(0), patience, max_memory });
+            Role::Receiver(Receiver::new(Box::new(configs), *habit))
         };
         let all = core::iter::once(root).chain((1..).zip(receivers).map(receiver));
         let hosts: Vec<_> = (0..)
             .zip(all)
-            .map(|(host, courier)| {
-                world.add(
-                    &format!("host {host}"),
-                    Host::new(super::nic(setup, host), courier),
-                    Clock::default(),
-                )
+            .map(|(host, role)| {
+                world.add(&format!("host {host}"), Host::new(super::nic(setup, host), role), Clock::default())
             })
             .collect();
         for (host, node) in (0..).zip(&hosts) {
@@ -269,70 +267,70 @@ impl Delivery {
         Ok(Self { world, hosts, switch, len })
     }
 
-    fn courier(&self, host: u16) -> &Courier {
-        &self.world.node::<Host<Courier>>(self.hosts[usize::from(host)]).app
+    fn role(&self, host: u16) -> &Role {
+        &self.world.node::<Host<Role>>(self.hosts[usize::from(host)]).app
     }
 
-    /// What became of it at the root
+    /// Returns the outcome at the root, once there is one.
     pub fn given(&self) -> Option<&Result<Given, GiveError>> {
-        match self.courier(0) {
-            Courier::Root(root) => root.give.outcome(),
-            Courier::Receiver(_) => None,
+        match self.role(0) {
+            Role::Root(root) => root.give.outcome(),
+            Role::Receiver(_) => None,
         }
     }
 
-    /// Segments that the root has read: again after a failure
+    /// Returns the number of segments that the root has read; it reads segments again after a failure.
     pub fn read(&self) -> u64 {
-        match self.courier(0) {
-            Courier::Root(root) => root.read,
-            Courier::Receiver(_) => 0,
+        match self.role(0) {
+            Role::Root(root) => root.read,
+            Role::Receiver(_) => 0,
         }
     }
 
-    /// The application of a host gives up.
+    /// Makes the application of a host give up.
     pub fn stop(&mut self, host: u16) {
         let node = self.hosts[usize::from(host)];
-        self.world.with::<Host<Courier>, _>(node, |host, now| match &mut host.app {
-            Courier::Root(root) => root.give.stop(&mut host.nic, now),
-            Courier::Receiver(receiver) => receiver.take.refuse(&mut host.nic, Refusal::Stopped, now),
+        self.world.with::<Host<Role>, _>(node, |host, now| match &mut host.app {
+            Role::Root(root) => root.give.stop(&mut host.nic, now),
+            Role::Receiver(receiver) => receiver.take.refuse(&mut host.nic, Refusal::Stopped, now),
         });
     }
 
-    /// The root reads so many segments, and then none.
+    /// Makes the root stop reading after this number of segments.
     pub fn read_at_most(&mut self, segments: u64) {
         let node = self.hosts[0];
-        self.world.with::<Host<Courier>, _>(node, |host, _| {
-            if let Courier::Root(root) = &mut host.app {
-                root.most = segments;
+        self.world.with::<Host<Role>, _>(node, |host, _| {
+            if let Role::Root(root) = &mut host.app {
+                root.read_limit = segments;
             }
         });
     }
 
-    /// What became of it at a receiver
+    /// Returns the outcome at a receiver, once there is one.
     pub fn taken(&self, host: u16) -> Option<&Result<(), TakeError>> {
-        match self.courier(host) {
-            Courier::Receiver(receiver) => receiver.take.outcome(),
-            Courier::Root(_) => None,
+        match self.role(host) {
+            Role::Receiver(receiver) => receiver.take.outcome(),
+            Role::Root(_) => None,
         }
     }
 
-    /// Segments that a receiver had and had not written, at most
+    /// Returns the largest number of segments that a receiver had and had not written.
     pub fn most_unwritten(&self, host: u16) -> u64 {
-        match self.courier(host) {
-            Courier::Receiver(receiver) => receiver.most_unwritten,
-            Courier::Root(_) => 0,
+        match self.role(host) {
+            Role::Receiver(receiver) => receiver.most_unwritten,
+            Role::Root(_) => 0,
         }
     }
 
-    /// Whether what a receiver has stored is the object.
+    /// Returns whether a receiver has stored exactly the object.
     pub fn is_right(&self, host: u16) -> bool {
-        let Courier::Receiver(Receiver { stored, .. }) = self.courier(host) else { return false };
-        let Courier::Root(Root { give, .. }) = self.courier(0) else { return false };
+        let Role::Receiver(Receiver { stored, .. }) = self.role(host) else { return false };
+        let Role::Root(Root { give, .. }) = self.role(0) else { return false };
         let object = (0..give.segments()).flat_map(|n| segment(n, give.segment_len(n) as usize));
         stored.len() as u64 == self.len && object.eq(stored.iter().copied())
     }
 
-    /// Lets the world go on until the root and these receivers know how it ended. False if one does not by then.
+    /// Runs until the root and these receivers have an outcome. Returns false if one has none by `until`.
     pub fn settle(&mut self, until: Nanos, receivers: &[u16]) -> bool {
         loop {
             if self.given().is_some() && receivers.iter().all(|host| self.taken(*host).is_some()) {

@@ -1,4 +1,4 @@
-//! A host's application: it sends objects that everybody can tell from each other, and looks at what it gets.
+//! A host's application: sends distinguishable objects, and checks those that it receives.
 
 use crate::App;
 use ::rdmc::{CallError, Config, Counters, Event, Failure, GroupConfig, Memory, Node};
@@ -8,34 +8,34 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use switch::Nanos;
 use switch::table::mix;
 
-/// Where messages begin in their regions, so that an address of 0 is not taken for another
+/// Virtual address of messages; not 0, so that a wrong address of 0 is detected
 const VA: u64 = 0x4000_0000;
 
-/// What a group is at a member.
+/// State of a group at a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Now {
-    /// Never heard of, or forgotten in a crash
+    /// Never created, or lost in a crash
     Unknown,
-    /// Created
+    /// Created; not all members are connected
     Forming,
-    /// All members are there
+    /// All members are connected
     Open,
-    /// Closed well
+    /// Closed without a failure
     Closed,
     /// Failed
     Failed(Failure),
 }
 
-/// What a member has seen of its groups.
+/// Observations of a member about its groups.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// By group: what it is
+    /// State of each group
     groups: BTreeMap<u32, Now>,
-    /// By group: since when it is that
+    /// Time of the last change of that state
     since: BTreeMap<u32, Nanos>,
-    /// By group: lengths of the messages that are complete
+    /// Lengths of the complete messages, by group
     pub complete: BTreeMap<u32, Vec<u32>>,
-    /// When the last one was
+    /// Time of the last complete message
     pub last: Nanos,
     buffers: BTreeMap<u32, Buffer>,
     wrong: Option<String>,
@@ -43,7 +43,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    fn say(&mut self, wrong: String) {
+    fn report(&mut self, wrong: String) {
         self.wrong.get_or_insert(wrong);
     }
 }
@@ -63,18 +63,18 @@ fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
     seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Eight bytes of the message of this number in a group
+/// Returns eight bytes of a message of a group.
 fn pattern(group: u32, message: u64, word: usize) -> [u8; 8] {
     mix(u64::from(group) << 40 ^ message << 32 ^ word as u64).to_le_bytes()
 }
 
 fn fill(group: u32, message: u64, bytes: &mut [u8]) {
-    for (word, place) in bytes.chunks_mut(8).enumerate() {
-        place.copy_from_slice(&pattern(group, message, word)[..place.len()]);
+    for (word, chunk) in bytes.chunks_mut(8).enumerate() {
+        chunk.copy_from_slice(&pattern(group, message, word)[..chunk.len()]);
     }
 }
 
-/// The length of the message of this number in a group whose messages are drawn: from one byte to `most`
+/// Returns the pseudorandom length of a message of a group: 1 to `most` bytes.
 pub fn len_of(group: u32, message: u64, most: u32) -> u32 {
     (mix(u64::from(group) << 32 | message) % u64::from(most)) as u32 + 1
 }
@@ -88,7 +88,7 @@ fn free(nic: &mut Rnic, seen: &mut Seen, memory: Memory) {
     _ = nic.deregister(memory.mr);
     match seen.buffers.remove(&memory.mr.0) {
         Some(buffer) => _ = nic.free(buffer),
-        None => seen.say(format!("{memory:?} is given back, and was not out")),
+        None => seen.report(format!("{memory:?} was returned, but is not in use")),
     }
 }
 
@@ -98,22 +98,22 @@ impl Member {
         Self { node: Node::new(config.clone()), config, room, sent: BTreeMap::new(), seen }
     }
 
-    /// What it has seen in this life
+    /// Returns the observations since the last start, with the complete messages of all incarnations.
     pub fn seen(&self) -> MutexGuard<'_, Seen> {
         lock(&self.seen)
     }
 
-    /// What is wrong, if anything ever was
+    /// Returns the first violation, if any.
     pub fn wrong(&self) -> Option<String> {
         self.seen().wrong.clone()
     }
 
-    /// What a group is
+    /// Returns the state of a group.
     pub fn now(&self, group: u32) -> Now {
         self.seen().groups.get(&group).copied().unwrap_or(Now::Unknown)
     }
 
-    /// Why a group failed, and when, by its own clock
+    /// Returns why and when a group failed, by the host's own clock.
     pub fn failure(&self, group: u32) -> Option<(Failure, Nanos)> {
         let seen = self.seen();
         match (seen.groups.get(&group), seen.since.get(&group)) {
@@ -122,17 +122,17 @@ impl Member {
         }
     }
 
-    /// How many messages of a group are complete
+    /// Returns the number of complete messages of a group.
     pub fn messages(&self, group: u32) -> usize {
         self.seen().complete.get(&group).map_or(0, Vec::len)
     }
 
-    /// What its node has counted
+    /// Returns the counters of the node.
     pub fn counters(&self) -> Counters {
         self.node.counters()
     }
 
-    /// Memory that messages have taken and not given back
+    /// Returns the number of message buffers in use.
     pub fn buffers(&self) -> usize {
         self.seen().buffers.len()
     }
@@ -140,7 +140,7 @@ impl Member {
     /// Creates a group.
     ///
     /// # Errors
-    /// What the node says to it.
+    /// The error of the node.
     pub fn create(&mut self, nic: &mut Rnic, config: GroupConfig, now: Nanos) -> Result<(), CallError> {
         let Some(pd) = self.node.pd() else { return Err(CallError::NotStarted) };
         let (number, room) = (config.number, self.room);
@@ -165,8 +165,8 @@ impl Member {
             };
             let wrong = if bytes.len() == len as usize { differs() } else { Some(bytes.len()) };
             if let Some(at) = wrong {
-                seen.say(format!(
-                    "message {message} of group {number}, {len} bytes, is wrong from byte {at} on"
+                seen.report(format!(
+                    "message {message} of group {number} ({len} bytes) is wrong from byte {at} on"
                 ));
             }
             seen.complete.entry(number).or_default().push(len);
@@ -185,7 +185,7 @@ impl Member {
     /// Sends the next message of a group.
     ///
     /// # Errors
-    /// What the node says to it.
+    /// The error of the node.
     pub fn send(&mut self, nic: &mut Rnic, group: u32, len: u32) -> Result<(), CallError> {
         let Some(pd) = self.node.pd() else { return Err(CallError::NotStarted) };
         let Some((buffer, memory)) = memory(nic, pd, len, Access::LOCAL_READ) else {
@@ -206,7 +206,7 @@ impl Member {
     /// Closes a group.
     ///
     /// # Errors
-    /// What the node says to it.
+    /// The error of the node.
     pub fn destroy(&mut self, group: u32) -> Result<(), CallError> {
         self.node.destroy_group(group)
     }
@@ -222,20 +222,20 @@ impl Member {
                 }
                 (group, Now::Failed(failure))
             }
-            // It calls nobody.
+            // This application makes no calls of its own that these events answer.
             Event::Reached(_) | Event::Lost(_) | Event::Note(..) => return,
         };
         let now = seen.now;
         seen.since.insert(group, now);
         let before = seen.groups.insert(group, next);
-        let follows = match next {
+        let is_valid = match next {
             Now::Open => before == Some(Now::Forming),
             Now::Closed => before == Some(Now::Open),
             Now::Failed(_) => matches!(before, Some(Now::Forming | Now::Open)),
             Now::Unknown | Now::Forming => false,
         };
-        if !follows {
-            seen.say(format!("group {group} is {next:?} after {before:?}"));
+        if !is_valid {
+            seen.report(format!("group {group} changed from {before:?} to {next:?}"));
         }
     }
 }
@@ -243,7 +243,7 @@ impl Member {
 impl App for Member {
     fn start(&mut self, nic: &mut Rnic, _now: Nanos) {
         if let Err(error) = self.node.start(nic) {
-            self.seen().say(error.to_string());
+            self.seen().report(error.to_string());
         }
     }
 
@@ -259,7 +259,7 @@ impl App for Member {
         self.node = Node::new(self.config.clone());
         self.sent.clear();
         let mut seen = lock(&self.seen);
-        // What was wrong before stays so, and what it had when it crashed is still of interest.
+        // Violations remain, and so do the messages that were complete at the crash.
         let (wrong, complete) = (seen.wrong.take(), core::mem::take(&mut seen.complete));
         *seen = Seen { complete, wrong, ..Seen::default() };
     }

@@ -1,9 +1,9 @@
-//! Hosts that send objects to groups of each other by RDMC ([`rdmc::Node`]), around a switch that bridges, and copies for
-//! those who ask it to. What is checked:
+//! Hosts that send objects to groups of each other by RDMC ([`rdmc::Node`]), around a switch that forwards as
+//! a bridge, and replicates for roots that request it. The checks:
 //!
-//! * what is complete is bit-exact, and comes once, in the order in which it was sent;
-//! * a group that closes has brought everything to everyone;
-//! * when a member fails, every survivor learns of it.
+//! * each complete message is bit-exact, and is delivered once and in the order of sending;
+//! * when a group closes, all members have received all messages;
+//! * when a member fails, every surviving member is notified.
 
 pub mod costs;
 pub mod courier;
@@ -11,7 +11,7 @@ mod member;
 
 pub use member::{Member, Now, Seen, len_of};
 
-use crate::{Clock, Controlled, Host, Liar, LiarConfig, Link, NicCounters, NodeId, Queues, World};
+use crate::{Clock, Controlled, Forger, ForgerConfig, Host, Link, NicCounters, NodeId, Queues, World};
 use ::rdmc::{CallError, Config, Failure, GroupConfig, Through};
 use core::net::IpAddr;
 use p4ce::{Control, ControlConfig, P4ce};
@@ -23,42 +23,42 @@ use switch::forward::Config as ForwardConfig;
 
 const SWITCH_PORT: u16 = 18_515;
 
-/// Hosts to be made.
+/// Parameters of the hosts and the switch.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// For everything that is drawn
+    /// Seed of everything that is drawn
     pub seed: u64,
-    /// How many hosts
+    /// Number of hosts
     pub hosts: u16,
-    /// Each host's to the switch
+    /// Link of each host to the switch
     pub link: Link,
-    /// The path MTU of all
+    /// Path MTU of all hosts
     pub mtu: PathMtu,
-    /// How long NICs wait for an acknowledgement: 4.096 us times two to this
+    /// ACK timeout of the NICs: 4.096 us * 2^`ack_timeout`
     pub ack_timeout: u8,
-    /// Between the switch's function and its control plane
+    /// Queues between the switch's function and its control plane
     pub queues: Queues,
-    /// Groups that a host may be in, about: how much it has room for
+    /// Approximate number of groups that a host has resources for
     pub groups: usize,
-    /// How long members have to come together
+    /// Time within which all members of a group have to connect
     pub create_timeout: Nanos,
-    /// Where roots look for the switch that copies
+    /// Address at which roots expect the switch that replicates
     pub copies_at: IpAddr,
-    /// Hosts whose links are others than the rest's
+    /// Hosts with links of their own
     pub links: Vec<(u16, Link)>,
-    /// Hosts that cannot reach each other: each takes somebody else for the other one
+    /// Pairs of hosts that cannot reach each other: each has a wrong MAC address for the other
     pub apart: Vec<(u16, u16)>,
-    /// What a member says when a message begins: whether it has memory for so many bytes
+    /// Longest message that a member provides memory for (bytes)
     pub room: u32,
-    /// Packets of a host that is in no group
+    /// Rounds of forged packets of a host that is in no group
     pub lies: u32,
     /// Whether NICs give memory the same keys after a restart
     pub keys_again: bool,
-    /// Queue pairs that the switch has room for
+    /// Queue pairs that the switch has capacity for
     pub queue_pairs: usize,
-    /// The first PSN of the switch's connections; random if not said
+    /// First PSN of the switch's connections; random if `None`
     pub first_psn: Option<Psn>,
-    /// A planted bug, at all hosts
+    /// Bug to plant in all nodes
     #[cfg(debug_assertions)]
     pub bug: Option<::rdmc::Bug>,
 }
@@ -90,18 +90,18 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// The switch that copies
+    /// Returns the address of the switch that replicates.
     pub fn through(&self) -> Through {
         Through { address: self.copies_at, port: SWITCH_PORT }
     }
 
-    /// The link of a host
+    /// Returns the link of a host.
     pub fn link(&self, host: u16) -> Link {
         self.links.iter().find(|(other, _)| *other == host).map_or(self.link, |(_, link)| *link)
     }
 }
 
-/// The address of a host
+/// Returns the address of a host.
 pub fn ip(host: u16) -> IpAddr {
     let [high, low] = host.to_be_bytes();
     [10, 0, 1 + high, low].into()
@@ -111,7 +111,7 @@ fn switch_ip() -> IpAddr {
     [10, 0, 0, 254].into()
 }
 
-/// A node as these hosts have: failures are found within 30 ms.
+/// Returns the configuration of a host's node, with failure detection within 30 ms.
 pub fn node_config(setup: &Setup, host: u16) -> Config {
     Config {
         connections: setup.groups * 32,
@@ -128,22 +128,22 @@ pub fn node_config(setup: &Setup, host: u16) -> Config {
     }
 }
 
-/// A host's MAC address
+/// Returns the MAC address of a host.
 pub const fn mac(host: u16) -> MacAddr {
     let [high, low] = host.to_be_bytes();
     MacAddr([2, 0, 0, 2, high, low])
 }
 
-/// The switch's MAC address
+/// MAC address of the switch
 pub const SWITCH_MAC: MacAddr = MacAddr([2, 0, 0, 1, 0, 254]);
 
-/// What makes a host's NIC, another one in each life
+/// Returns a factory of a host's NIC, with another seed in each incarnation.
 fn nic(setup: &Setup, host: u16) -> impl FnMut() -> Rnic + Send + use<> {
     let both = setup.apart.iter().flat_map(|(a, b)| [(*a, *b), (*b, *a)]);
     let apart = both.filter(|(own, _)| *own == host).map(|(_, other)| other);
     let mut interface = Interface::new(mac(host), ip(host), 16);
-    let nobody = MacAddr([2, 0, 0, 3, 0, 0]);
-    interface.neighbours.extend(apart.map(|other| (ip(other), nobody)));
+    let wrong_mac = MacAddr([2, 0, 0, 3, 0, 0]);
+    interface.neighbours.extend(apart.map(|other| (ip(other), wrong_mac)));
     let seed = setup.seed ^ u64::from(host) << 8;
     crate::nic(rnic::Config {
         seed,
@@ -167,7 +167,7 @@ fn switch(setup: &Setup) -> Controlled<Control> {
         bug: None,
     };
     let Setup { seed, create_timeout: setup_timeout, queue_pairs, first_psn, .. } = *setup;
-    let control = move |life| {
+    let control = move |incarnation| {
         Control::new(ControlConfig {
             interface: Interface::new(SWITCH_MAC, switch_ip(), 16),
             port: SWITCH_PORT,
@@ -179,7 +179,7 @@ fn switch(setup: &Setup) -> Controlled<Control> {
             limits: p4ce::Limits::default(),
             setup_timeout,
             max_lag: p4ce::gather::MAX_LAG,
-            seed: seed ^ 0x7377 ^ life << 32,
+            seed: seed ^ 0x7377 ^ incarnation << 32,
             first_psn,
         })
     };
@@ -191,7 +191,7 @@ fn switch(setup: &Setup) -> Controlled<Control> {
 pub struct Cluster {
     /// The network
     pub world: World,
-    /// By their numbers
+    /// Hosts, by number
     pub hosts: Vec<NodeId>,
     /// The switch
     pub switch: NodeId,
@@ -199,7 +199,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Hosts without groups.
+    /// Creates the hosts and the switch, without groups.
     pub fn new(setup: &Setup) -> Self {
         let mut world = World::new(setup.seed);
         let switch = world.add("switch", switch(setup), Clock::default());
@@ -213,24 +213,24 @@ impl Cluster {
         }
         if setup.lies > 0 {
             let all: Vec<_> = (0..setup.hosts).map(|host| (ip(host), mac(host))).collect();
-            let config = LiarConfig {
+            let config = ForgerConfig {
                 seed: setup.seed,
                 own: (ip(setup.hosts), mac(setup.hosts)),
                 targets: all.clone(),
                 switch: Some(((switch_ip(), SWITCH_MAC), setup.queue_pairs)),
-                claims: all,
+                impersonated: all,
                 words: (0, 1 << 20),
                 by_cm: true,
-                lies: setup.lies,
+                rounds: setup.lies,
                 from: Nanos::from_micros(1),
             };
-            let liar = world.add("liar", Liar::new(config), Clock::default());
-            world.connect(liar, switch, Link::default());
+            let forger = world.add("forger", Forger::new(config), Clock::default());
+            world.connect(forger, switch, Link::default());
         }
         Self { world, hosts, switch, through: setup.through() }
     }
 
-    /// The application of a host
+    /// Returns the application of a host.
     pub fn member(&self, host: u16) -> &Member {
         &self.world.node::<Host<Member>>(self.hosts[usize::from(host)]).app
     }
@@ -241,21 +241,21 @@ impl Cluster {
         Some((failure, self.world.when(self.hosts[usize::from(host)], at)))
     }
 
-    /// What a host's NIC has counted in this life
+    /// Returns the counters of a host's NIC since its last start.
     pub fn nic(&self, host: u16) -> &NicCounters {
         self.world.node::<Host<Member>>(self.hosts[usize::from(host)]).nic.counters()
     }
 
-    /// Does something with a host's application.
+    /// Calls a host's application from outside.
     pub fn with<R>(&mut self, host: u16, act: impl FnOnce(&mut Member, &mut Rnic, Nanos) -> R) -> R {
         let node = self.hosts[usize::from(host)];
         self.world.with::<Host<Member>, _>(node, |host, now| act(&mut host.app, &mut host.nic, now))
     }
 
-    /// Has all members create a group; the first host is the root.
+    /// Makes all members create a group; the first host is the root.
     ///
     /// # Errors
-    /// What a member says to it.
+    /// The error of the first member that refuses.
     pub fn create(&mut self, config: &GroupConfig, hosts: &[u16]) -> Result<(), CallError> {
         let members = hosts.iter().map(|host| ip(*host)).collect();
         let config = GroupConfig { members, through: Some(self.through), ..config.clone() };
@@ -265,28 +265,29 @@ impl Cluster {
         Ok(())
     }
 
-    /// Has the root send the next message of a group.
+    /// Makes the root send the next message of a group.
     ///
     /// # Errors
-    /// What it says to it.
+    /// The error of the root's node.
     pub fn send(&mut self, root: u16, group: u32, len: u32) -> Result<(), CallError> {
         self.with(root, |member, nic, _| member.send(nic, group, len))
     }
 
-    /// Has everybody close a group.
+    /// Makes all hosts close a group.
     pub fn destroy(&mut self, group: u32, hosts: &[u16]) {
         for host in hosts {
-            // Where it has failed, that is told otherwise, too.
+            // If the group has failed at this host, the host reports that in another way, too.
             self.with(*host, |member, _, _| _ = member.destroy(group));
         }
     }
 
-    /// What a group is at a host
+    /// Returns the state of a group at a host.
     pub fn now(&self, host: u16, group: u32) -> Now {
         self.member(host).now(group)
     }
 
-    /// Lets the world go on until something is so. False if it is not by then.
+    /// Runs while `goes_on` returns true. Returns false if it still does at `until`, or when no event is
+    /// left.
     pub fn run_while(&mut self, until: Nanos, mut goes_on: impl FnMut(&Self) -> bool) -> bool {
         while goes_on(self) {
             if !self.world.step(until) {
@@ -296,7 +297,7 @@ impl Cluster {
         true
     }
 
-    /// Lets the world go on until none of these hosts waits for the group to close or to fail. False if one still does.
+    /// Runs until the group is closed or failed at all of these hosts. Returns false if it is not by `until`.
     pub fn settle(&mut self, until: Nanos, group: u32, hosts: &[u16]) -> bool {
         let ended = |cluster: &Self| {
             hosts.iter().all(|host| matches!(cluster.now(*host, group), Now::Closed | Now::Failed(_)))
@@ -304,12 +305,12 @@ impl Cluster {
         self.run_while(until, |cluster| !ended(cluster))
     }
 
-    /// Says what is wrong with the end of a group in which its root was to send so many messages: if any member has heard
-    /// that it was closed, everybody had everything, also who has crashed since; who has not crashed has heard how it
-    /// ended.
+    /// Checks the end of a group whose root was to send `messages` messages. If the group is closed at any
+    /// member, every member has received everything, including members that have crashed since; and at every
+    /// host that has not crashed the group is closed or failed.
     ///
     /// # Errors
-    /// The first thing that must not be.
+    /// The first violation.
     pub fn check_end(
         &self,
         group: u32,
@@ -323,22 +324,25 @@ impl Cluster {
         let lacking = hosts.iter().find(|host| has(host) < messages);
         if let (Some(closed), Some(lacking)) = (closed, lacking) {
             let had = has(lacking);
-            return Err(format!("{closed} has closed, and {lacking} had {had} of {messages} messages"));
+            return Err(format!(
+                "closed at host {closed}, but host {lacking} received only {had} of {messages} messages"
+            ));
         }
         for host in hosts.iter().filter(|host| !crashed.contains(host)) {
             let now = self.now(*host, group);
             if !matches!(now, Now::Closed | Now::Failed(_)) {
-                return Err(format!("host {host} has not heard how it ended: {now:?}"));
+                return Err(format!("the group is neither closed nor failed at host {host}: {now:?}"));
             }
         }
         Ok(())
     }
 
-    /// Says which of these hosts has not got back what groups have taken of its NIC, when all groups have ended: memory of
-    /// messages and of first blocks, queue pairs, and words by which members say that they are ready.
+    /// Checks that these hosts have released the NIC resources of all groups, which have to have ended:
+    /// memory of messages and of first blocks, queue pairs, and words in which members announce that they are
+    /// ready.
     ///
     /// # Errors
-    /// The first one.
+    /// The first host that has not.
     pub fn check_memory(&self, hosts: &[u16]) -> Result<(), String> {
         for host in hosts {
             let (member, node) = (self.member(*host), self.hosts[usize::from(*host)]);
@@ -346,17 +350,18 @@ impl Cluster {
             let (buffers, words) = (member.buffers(), member.node.words());
             if (buffers, words) != (0, 0) || held != expected {
                 return Err(format!(
-                    "host {host} has {buffers} messages, {words} words, and {held:?} instead of {expected:?}"
+                    "host {host} holds {buffers} messages, {words} words, {held:?} instead of {expected:?}"
                 ));
             }
         }
         Ok(())
     }
 
-    /// Says what is wrong, if anything ever was. A block that came before its receive was posted is, too.
+    /// Checks everything that was observed so far. A block that arrived before its receive request was posted
+    /// is a violation, too.
     ///
     /// # Errors
-    /// The first thing that a member saw and that must not be.
+    /// The first violation.
     pub fn check(&self) -> Result<(), String> {
         for host in 0..self.hosts.len() as u16 {
             if let Some(wrong) = self.member(host).wrong() {
@@ -364,7 +369,9 @@ impl Cluster {
             }
             let unready = self.nic(host).rnr_naks_sent;
             if unready > 0 {
-                return Err(format!("host {host} was not ready {unready} times"));
+                return Err(format!(
+                    "host {host} sent {unready} RNR NAKs: receive requests were posted late"
+                ));
             }
         }
         Ok(())

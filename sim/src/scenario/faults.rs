@@ -1,4 +1,4 @@
-//! What a scenario's faults are in its world.
+//! Translation of a scenario's faults to faults of its world.
 
 use super::parts::mac_of;
 use super::{FaultKind, Scenario};
@@ -7,12 +7,13 @@ use crate::world::{LinkId, NodeId};
 use rocev2::ethernet::MacAddr;
 use switch::Nanos;
 
-/// How often a host that has another port at its switch says so, and how far apart: as it may be lost, or the host be stopped
+/// Number of announcements of a host at another port of its switch, and the interval between them. Several,
+/// because announcements may be lost, or the host may be paused
 const ANNOUNCEMENTS: u64 = 20;
-const APART: Nanos = Nanos::from_millis(1);
+const ANNOUNCEMENT_INTERVAL: Nanos = Nanos::from_millis(1);
 
-/// Returns what hosts send after a fault that gives them other ports, and how long after it: gratuitous ARP, also where packets
-/// are IPv6, as a switch looks at the source address only.
+/// Returns the frames that hosts send after a fault that gives them other ports, with the times after it.
+/// They are gratuitous ARP even where packets are IPv6, since a switch inspects the source address only.
 pub(super) fn announcements(
     kind: &FaultKind,
     scenario: &Scenario,
@@ -25,10 +26,10 @@ pub(super) fn announcements(
         let mut frame = [[0xff; 6], mac].concat();
         frame.extend([8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
         frame.extend(mac);
-        // Of no address, so that no neighbour takes it for one
+        // Unspecified addresses, so that no neighbour learns from them
         frame.extend([0; 4 + 6 + 4]);
         frame.resize(60, 0);
-        Some((1..=ANNOUNCEMENTS).map(move |n| (Nanos(APART.0 * n), frame.clone())))
+        Some((1..=ANNOUNCEMENTS).map(move |n| (Nanos(ANNOUNCEMENT_INTERVAL.0 * n), frame.clone())))
     };
     hosts
         .iter()
@@ -37,7 +38,8 @@ pub(super) fn announcements(
         .collect()
 }
 
-/// Returns what a fault brings about, each with what ends it. Links are in the scenario's order.
+/// Returns the world's faults for a fault of the scenario, each with the fault that ends it. `links` are in
+/// the scenario's order.
 pub(super) fn of(
     kind: &FaultKind,
     scenario: &Scenario,
@@ -75,9 +77,9 @@ pub(super) fn of(
             pair.map(|(a, b)| (Fault::Part(a, b), Some(Fault::Join(a, b)))).into_iter().collect()
         }
         FaultKind::Mtu(ends, least) => {
-            let narrow = scenario.links.iter().zip(links).filter(|(link, _)| link.joins(ends));
+            let affected = scenario.links.iter().zip(links).filter(|(link, _)| link.joins(ends));
             let bytes = |mtu: &super::Between| mtu.value().max(0) as usize;
-            narrow
+            affected
                 .map(|(link, id)| (Fault::Mtu(*id, bytes(least)), Some(Fault::Mtu(*id, bytes(&link.mtu)))))
                 .collect()
         }
@@ -91,7 +93,7 @@ pub(super) fn of(
         FaultKind::Rehash(name, salt) => {
             vec![(Fault::Rehash(node(name), salt.value() as u16), Some(Fault::Rehash(node(name), 0)))]
         }
-        // A node of its own
+        // Added as a node of its own
         FaultKind::Stranger(..) => Vec::new(),
         FaultKind::ClockStep(name, by) => vec![(Fault::ClockStep(node(name), by.value()), None)],
         FaultKind::ClockDrift(name, by) => vec![(Fault::ClockDrift(node(name), by.value()), None)],

@@ -1,5 +1,5 @@
-//! Scenarios: a network, what its hosts do, and what happens to them. Every number may be a range, from which the seed
-//! draws, so that one scenario is as many worlds as there are seeds.
+//! Scenarios: a network, the workload of its hosts, and faults. Every number may be a range, from which the
+//! seed draws, so that a scenario describes one world for each seed.
 
 mod faults;
 mod parts;
@@ -20,48 +20,48 @@ use switch::Chance;
 /// A number, or a range from which the seed draws one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Between {
-    /// The least
+    /// Lower bound, inclusive
     pub low: i64,
-    /// The greatest
+    /// Upper bound, inclusive
     pub high: i64,
 }
 
 impl Between {
-    /// No range.
+    /// Returns a fixed number.
     pub const fn just(value: i64) -> Self {
         Self { low: value, high: value }
     }
 
-    /// The number, once it is drawn
+    /// Returns the number, once it is drawn.
     pub const fn value(self) -> i64 {
         self.low
     }
 
-    /// Yes or no, once it is drawn: 1 or 0
+    /// Returns a drawn flag: true unless 0.
     pub const fn is_true(self) -> bool {
         self.low != 0
     }
 
-    fn draw(&mut self, chance: &mut Chance) {
+    fn draw(&mut self, rng: &mut Chance) {
         let span = self.high.abs_diff(self.low);
-        *self = Self::just(self.low.saturating_add_unsigned(chance.between(0, span)));
+        *self = Self::just(self.low.saturating_add_unsigned(rng.between(0, span)));
     }
 }
 
-/// A network, what its hosts do, and what happens to them.
+/// A network, the workload of its hosts, and faults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scenario {
-    /// When everything has to be done (nanoseconds of the world)
+    /// Time by which everything has to be done (ns of the world)
     pub limit: Between,
     /// Hosts with a NIC
     pub hosts: Vec<HostSpec>,
     /// Switches
     pub switches: Vec<SwitchSpec>,
-    /// What joins them
+    /// Links between hosts and switches
     pub links: Vec<LinkSpec>,
-    /// What the hosts do
+    /// Workload of the hosts
     pub work: Work,
-    /// What happens when
+    /// Faults and their times
     pub faults: Vec<FaultSpec>,
 }
 
@@ -70,19 +70,19 @@ pub struct Scenario {
 pub struct HostSpec {
     /// Its name
     pub name: String,
-    /// Its address and the length of its network's prefix
+    /// IP address and prefix length
     pub address: (IpAddr, u8),
-    /// How far its clock is ahead (nanoseconds)
+    /// Offset of its clock (ns); positive is ahead
     pub clock_offset: Between,
-    /// How much too fast it runs (billionths)
+    /// Drift of its clock (parts per billion); positive is fast
     pub clock_drift: Between,
-    /// Packets under way on a connection
+    /// Packets in flight per connection at most
     pub window: Between,
     /// When it acknowledges
     pub ack: AckSpec,
-    /// Whether it announces credits
+    /// Whether it announces end-to-end credits
     pub credits: Between,
-    /// Whether it slows down by DCQCN
+    /// Whether it limits its rate by DCQCN
     pub dcqcn: Between,
     /// Whether it forgets old READs and atomics, as soft-RoCE does
     pub forgetful: Between,
@@ -91,17 +91,17 @@ pub struct HostSpec {
 /// When a host acknowledges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AckSpec {
-    /// One of the others, as the seed has it
+    /// One of the others, drawn by the seed
     Any,
     /// Every packet
     EveryPacket,
-    /// When asked to
+    /// When the requester requests it
     OnRequest,
     /// Coalesced
     Every {
-        /// Acknowledgements owed
+        /// Number of packets after which it acknowledges
         packets: u32,
-        /// Nanoseconds
+        /// Time after which it acknowledges (ns)
         time: u64,
     },
 }
@@ -111,38 +111,38 @@ pub enum AckSpec {
 pub struct LinkSpec {
     /// Names of the nodes at its ends
     pub ends: [String; 2],
-    /// Bits a second
+    /// Bits per second
     pub rate: Between,
-    /// Delay
+    /// Propagation delay
     pub delay: Between,
-    /// Jitter
+    /// Upper bound of the random extra delay
     pub jitter: Between,
-    /// Loss
+    /// Share of lost frames
     pub loss: Between,
-    /// Duplication
+    /// Share of duplicated frames
     pub duplicate: Between,
-    /// Reordering
+    /// Share of reordered frames
     pub reorder: Between,
-    /// By how much
+    /// Upper bound of a reordered frame's extra delay
     pub reorder_by: Between,
-    /// Corruption
+    /// Share of corrupted frames
     pub corrupt: Between,
-    /// Longest IP packet
+    /// Longest IP packet (bytes)
     pub mtu: Between,
-    /// Bytes
+    /// Capacity of the send queue (bytes)
     pub queue: Between,
-    /// Marks by the length of the queue
+    /// ECN marking by queue length
     pub ecn: Option<EcnSpec>,
 }
 
 /// See [`Ecn`](crate::Ecn).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EcnSpec {
-    /// Bytes
+    /// Queue length below which nothing is marked (bytes)
     pub min: Between,
-    /// Bytes
+    /// Queue length from which on everything is marked (bytes)
     pub max: Between,
-    /// Billionths
+    /// Share that is marked just below `max` (billionths)
     pub share: Between,
 }
 
@@ -151,69 +151,72 @@ pub struct EcnSpec {
 pub struct SwitchSpec {
     /// Its name
     pub name: String,
-    /// What it does
+    /// Its function
     pub kind: SwitchKind,
 }
 
-/// What a switch does.
+/// Function of a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SwitchKind {
-    /// It is a learning bridge.
+    /// Learning bridge
     Bridge,
-    /// It is that, and replicates what the leaders of groups write.
+    /// Learning bridge that also replicates what leaders of groups write
     P4ce {
-        /// The address at which it is asked for groups, and the length of its network's prefix
+        /// IP address for requests of groups, and prefix length
         address: (IpAddr, u8),
-        /// For how long a replica that owes acknowledgements is silent until it is excluded (nanoseconds); 0 for ever
+        /// Time after which a silent replica that owes acknowledgements is excluded (ns); 0 for never
         silent_after: Between,
     },
 }
 
-/// Something that happens.
+/// A fault at a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FaultSpec {
-    /// When (nanoseconds of the world)
+    /// Time of the fault (ns of the world)
     pub at: Between,
-    /// What
+    /// The fault
     pub kind: FaultKind,
-    /// For how long (nanoseconds); for ever if not said. Of no use to clocks.
+    /// Duration (ns); for ever if `None`. Ignored for clocks
     pub lasts: Option<Between>,
 }
 
-/// What happens.
+/// Kind of a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// A host or switch goes down.
+    /// A host or switch goes down
     Crash(String),
-    /// It does nothing.
+    /// A node is suspended
     Pause(String),
-    /// All links between these nodes and the others are cut.
+    /// All links between these nodes and all others are cut
     Partition(Vec<String>),
-    /// What these nodes send to the others is lost, on all links between them; what the others send arrives.
+    /// Frames from these nodes to all others are lost on the links between them; frames in the other
+    /// direction arrive
     Mute(Vec<String>),
-    /// Two hosts do not receive what the other one sends, on whatever way; others reach both.
+    /// Two hosts do not receive each other's frames on any path; all other hosts reach both
     Part([String; 2]),
-    /// A link carries IP packets of up to this many bytes only.
+    /// A link carries only IP packets of up to this many bytes
     Mtu([String; 2], Between),
-    /// At a switch, a host that is no party sends so many packets: requests and answers, as itself and as others.
+    /// An outsider, connected to a switch, sends this many rounds of forged packets: requests and responses,
+    /// from its own and from hosts' addresses
     Stranger(String, Between),
-    /// Two hosts at the same switch change their ports there, and say so.
+    /// Two hosts at the same switch exchange their ports there, and announce it
     Swap([String; 2]),
-    /// A host's packets have other UDP source ports from now on, which this number decides (0 to 65,535).
+    /// A host uses other UDP source ports from now on, chosen by this salt (0 to 65,535)
     Rehash(String, Between),
-    /// A clock jumps (nanoseconds).
+    /// A clock jumps (ns)
     ClockStep(String, Between),
-    /// A clock runs too fast (billionths).
+    /// Drift of a clock (parts per billion)
     ClockDrift(String, Between),
 }
 
 impl Scenario {
-    /// The world of a seed: no number is a range any more.
+    /// Returns the scenario of one seed, in which all numbers are drawn.
     #[must_use]
     pub fn drawn(&self, seed: u64) -> Self {
         let mut drawn = self.clone();
         let mut streams = 0u64..;
-        // A stream for each part, so that a part that is left out does not change the others.
+        // Each part has its own random stream, so that removing a part does not change the draws of the
+        // others.
         let mut stream = || Chance::stream(seed, 0x7363_0000 + streams.next().unwrap_or(0));
         drawn.limit.draw(&mut stream());
         drawn.work.draw(&mut stream());
@@ -234,12 +237,13 @@ impl Scenario {
         drawn
     }
 
-    /// Whether this is a switch that forgets nothing that matters.
+    /// Returns whether this node is a bridge, which has no state that matters.
     fn is_bridge(&self, node: &str) -> bool {
         self.switches.iter().any(|switch| switch.name == node && switch.kind == SwitchKind::Bridge)
     }
 
-    /// Whether operations may fail: a host forgets what it knew, rights are taken away, or tries come to an end.
+    /// Returns whether operations may fail: a host or a P4CE switch crashes, rights are revoked, or retries
+    /// are limited.
     pub fn may_fail(&self) -> bool {
         !self.work.never_gives_up()
             || self.work.revokes()
@@ -251,7 +255,7 @@ impl Scenario {
 }
 
 impl HostSpec {
-    /// A host with an exact clock and a NIC as most are.
+    /// Returns a host with an exact clock and a typical NIC.
     pub fn new(name: &str, address: IpAddr, prefix: u8) -> Self {
         Self {
             name: name.into(),
@@ -266,7 +270,7 @@ impl HostSpec {
         }
     }
 
-    fn draw(&mut self, chance: &mut Chance) {
+    fn draw(&mut self, rng: &mut Chance) {
         for number in [
             &mut self.clock_offset,
             &mut self.clock_drift,
@@ -274,18 +278,18 @@ impl HostSpec {
             &mut self.credits,
             &mut self.dcqcn,
         ] {
-            number.draw(chance);
+            number.draw(rng);
         }
         if self.ack == AckSpec::Any {
             let every = AckSpec::Every { packets: 4, time: 20_000 };
-            self.ack = *chance.pick(&[AckSpec::EveryPacket, AckSpec::OnRequest, every]);
+            self.ack = *rng.pick(&[AckSpec::EveryPacket, AckSpec::OnRequest, every]);
         }
-        self.forgetful.draw(chance);
+        self.forgetful.draw(rng);
     }
 }
 
 impl LinkSpec {
-    /// A link as [`Link::default`](crate::Link::default) says.
+    /// Returns a link with the parameters of [`Link::default`](crate::Link::default).
     pub fn new(a: &str, b: &str) -> Self {
         Self {
             ends: [a.into(), b.into()],
@@ -308,7 +312,7 @@ impl LinkSpec {
         self.ends == [a.as_str(), b] || self.ends == [b.as_str(), a]
     }
 
-    fn draw(&mut self, chance: &mut Chance) {
+    fn draw(&mut self, rng: &mut Chance) {
         for number in [
             &mut self.rate,
             &mut self.delay,
@@ -321,28 +325,28 @@ impl LinkSpec {
             &mut self.mtu,
             &mut self.queue,
         ] {
-            number.draw(chance);
+            number.draw(rng);
         }
         if let Some(ecn) = &mut self.ecn {
             for number in [&mut ecn.min, &mut ecn.max, &mut ecn.share] {
-                number.draw(chance);
+                number.draw(rng);
             }
         }
     }
 }
 
 impl FaultSpec {
-    fn draw(&mut self, chance: &mut Chance) {
-        self.at.draw(chance);
+    fn draw(&mut self, rng: &mut Chance) {
+        self.at.draw(rng);
         if let Some(lasts) = &mut self.lasts {
-            lasts.draw(chance);
+            lasts.draw(rng);
         }
         match &mut self.kind {
             FaultKind::ClockStep(_, number)
             | FaultKind::Rehash(_, number)
             | FaultKind::ClockDrift(_, number)
             | FaultKind::Mtu(_, number)
-            | FaultKind::Stranger(_, number) => number.draw(chance),
+            | FaultKind::Stranger(_, number) => number.draw(rng),
             FaultKind::Crash(_)
             | FaultKind::Pause(_)
             | FaultKind::Partition(_)

@@ -1,4 +1,4 @@
-//! What a scenario's network is made of.
+//! Parts of a scenario's network: links, switches, NICs and outsiders.
 
 use super::{
     AckSpec, Between, FaultKind, FaultSpec, HostSpec, LinkSpec, Planted, Scenario, SwitchKind, SwitchSpec,
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::clock::Clock;
 use crate::controlled::Controlled;
-use crate::liar::{Liar, LiarConfig};
+use crate::forger::{Forger, ForgerConfig};
 use crate::link::{Ecn, Link};
 use crate::switch_node::Switch;
 use crate::world::{NodeId, World};
@@ -20,13 +20,13 @@ use rocev2::ethernet::MacAddr;
 use switch::forward::{Config as ForwardConfig, Forward};
 use switch::{Chance, Nanos, Share};
 
-/// Stations that a switch has room for
-const STATIONS: usize = 4096;
-/// Addresses of a host that is no party: for documentation (RFC 5737, RFC 3849)
-const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 66));
-const STRANGER_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x66));
-/// How long a switch tries to set up a group: a bad wire needs many tries of a connection manager
-const SETUP: Nanos = Nanos::from_secs(60);
+/// MAC addresses that a switch has capacity for
+const MAX_STATIONS: usize = 4096;
+/// Addresses of outsiders, from the blocks for documentation (RFC 5737, RFC 3849)
+const OUTSIDER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 66));
+const OUTSIDER_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x66));
+/// Time limit for the set-up of a group; a lossy link needs many repetitions by the communication manager
+const SETUP_TIMEOUT: Nanos = Nanos::from_secs(60);
 
 fn share(billionths: i64) -> Share {
     Share::new(billionths as f64 / 1e9).unwrap_or(Share::NEVER)
@@ -66,17 +66,17 @@ pub(super) fn add_switch(
     seed: u64,
 ) -> NodeId {
     let linked = scenario.links.iter().filter(|link| link.ends.contains(&spec.name)).count();
-    let ports = (linked + strangers(scenario, &spec.name).count()) as u16;
-    let forward = ForwardConfig::bridge(ports, STATIONS);
+    let ports = (linked + outsiders(scenario, &spec.name).count()) as u16;
+    let forward = ForwardConfig::bridge(ports, MAX_STATIONS);
     let SwitchKind::P4ce { address, silent_after } = spec.kind else {
         return world.add(&spec.name, Switch::new(move || Forward::new(&forward)), Clock::default());
     };
     let mac = mac_of(1, number);
     let replicas: Vec<_> = replicas(scenario).map(|host| host.address.0).collect();
-    let (groups, queue_pairs) = places(scenario);
-    let mut chance = Chance::stream(switch::table::mix(seed ^ number as u64), 0x7034_6365);
-    // Often just before the end of all PSNs, where things break
-    let near = Psn::new(0u32.wrapping_sub(chance.between(1, 64) as u32));
+    let (groups, queue_pairs) = capacity(scenario);
+    let mut rng = Chance::stream(switch::table::mix(seed ^ number as u64), 0x7034_6365);
+    // Often just below 2^24, so that the PSN wraps around soon
+    let near = Psn::new(0u32.wrapping_sub(rng.between(1, 64) as u32));
     let control = p4ce::ControlConfig {
         interface: Interface::new(mac, address.0, address.1),
         port: groups::SWITCH_PORT,
@@ -86,10 +86,10 @@ pub(super) fn add_switch(
         lists: [(groups::LIST, replicas)].into(),
         limits: p4ce::Limits::default(),
         secret: None,
-        setup_timeout: SETUP,
+        setup_timeout: SETUP_TIMEOUT,
         max_lag: p4ce::gather::MAX_LAG,
-        seed: chance.bits(),
-        first_psn: (chance.below(2) == 0).then_some(near),
+        seed: rng.bits(),
+        first_psn: (rng.below(2) == 0).then_some(near),
     };
     let config = p4ce::Config {
         forward,
@@ -101,8 +101,8 @@ pub(super) fn add_switch(
         #[cfg(debug_assertions)]
         bug: None,
     };
-    let made = move |life| {
-        p4ce::Control::new(p4ce::ControlConfig { seed: control.seed ^ life << 32, ..control.clone() })
+    let made = move |incarnation| {
+        p4ce::Control::new(p4ce::ControlConfig { seed: control.seed ^ incarnation << 32, ..control.clone() })
     };
     world.add(&spec.name, Controlled::new(move || P4ce::new(config.clone()), made), Clock::default())
 }
@@ -118,27 +118,27 @@ fn replicas(scenario: &Scenario) -> impl Iterator<Item = &HostSpec> {
     scenario.hosts.iter().filter(|host| !leaders(scenario).contains(&host.name))
 }
 
-/// Groups and queue pairs that a switch has room for
-fn places(scenario: &Scenario) -> (usize, usize) {
+/// Returns the number of groups and queue pairs that a switch has capacity for.
+fn capacity(scenario: &Scenario) -> (usize, usize) {
     let each = match &scenario.work {
         Work::Groups(work) => work.groups.value() as usize,
         Work::Verbs(_) => 0,
     };
-    // A group that is asked for again while the switch still has it takes another place.
+    // A group that is requested again while the switch still has it takes another slot.
     let groups = 2 * leaders(scenario).len() * each;
     (groups, groups * (replicas(scenario).count() + 1))
 }
 
-/// Faults that are a stranger at a switch, and how many packets each sends
-fn strangers<'a>(scenario: &'a Scenario, switch: &'a str) -> impl Iterator<Item = (&'a FaultSpec, u32)> {
+/// Returns the faults that add an outsider to a switch, with its number of rounds.
+fn outsiders<'a>(scenario: &'a Scenario, switch: &'a str) -> impl Iterator<Item = (&'a FaultSpec, u32)> {
     scenario.faults.iter().filter_map(move |fault| match &fault.kind {
-        FaultKind::Stranger(at, lies) if at == switch => Some((fault, lies.value().max(0) as u32)),
+        FaultKind::Stranger(at, rounds) if at == switch => Some((fault, rounds.value().max(0) as u32)),
         _ => None,
     })
 }
 
-/// Plugs in the strangers of a switch.
-pub(super) fn add_strangers(
+/// Adds the outsiders of a switch.
+pub(super) fn add_outsiders(
     world: &mut World,
     scenario: &Scenario,
     (switch, number, node): (&SwitchSpec, usize, NodeId),
@@ -147,25 +147,25 @@ pub(super) fn add_strangers(
     let hosts: Vec<_> =
         (0..).zip(&scenario.hosts).map(|(number, host)| (host.address.0, mac_of(0, number))).collect();
     let is_v6 = hosts.first().is_some_and(|(address, _)| address.is_ipv6());
-    for (stranger, (fault, lies)) in strangers(scenario, &switch.name).enumerate() {
-        let config = LiarConfig {
-            seed: switch::table::mix(seed ^ (stranger as u64) << 32 ^ (number as u64) << 40),
-            own: (if is_v6 { STRANGER_V6 } else { STRANGER }, mac_of(2 + number as u8, stranger)),
+    for (outsider, (fault, rounds)) in outsiders(scenario, &switch.name).enumerate() {
+        let config = ForgerConfig {
+            seed: switch::table::mix(seed ^ (outsider as u64) << 32 ^ (number as u64) << 40),
+            own: (if is_v6 { OUTSIDER_V6 } else { OUTSIDER }, mac_of(2 + number as u8, outsider)),
             targets: hosts.clone(),
             switch: match switch.kind {
                 SwitchKind::P4ce { address, .. } => {
-                    Some(((address.0, mac_of(1, number)), places(scenario).1))
+                    Some(((address.0, mac_of(1, number)), capacity(scenario).1))
                 }
                 SwitchKind::Bridge => None,
             },
-            claims: hosts.clone(),
+            impersonated: hosts.clone(),
             words: (verbs::WORDS_VA, 16),
             by_cm: matches!(scenario.work, Work::Groups(_)),
-            lies,
+            rounds,
             from: Nanos(fault.at.value().max(0) as u64),
         };
-        let stranger = world.add("stranger", Liar::new(config), Clock::default());
-        world.connect(stranger, node, Link::default());
+        let outsider = world.add("outsider", Forger::new(config), Clock::default());
+        world.connect(outsider, node, Link::default());
     }
 }
 

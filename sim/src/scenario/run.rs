@@ -1,6 +1,6 @@
-//! A scenario becomes a world, and what came of it.
+//! Runs of scenarios: from a scenario to a world and its outcome.
 
-use super::parts::{add_strangers, add_switch, link_of, nic_of};
+use super::parts::{add_outsiders, add_switch, link_of, nic_of};
 use super::work::{self, Workload};
 use super::{Scenario, SwitchKind, faults};
 use crate::controlled::Controlled;
@@ -12,91 +12,94 @@ use std::io::Write;
 use switch::Nanos;
 use switch::forward::Forward;
 
-/// Things that happen between two looks at whether the run is over
-const GLANCE: u32 = 256;
-/// What comes after everything is done: late duplicates, last timers
-const AFTERWARDS: Nanos = Nanos::from_secs(5);
+/// Number of events between two checks of whether the run is over
+const EVENTS_PER_CHECK: u32 = 256;
+/// Time that the run continues after everything is done, for late duplicates and timers
+const DRAIN: Nanos = Nanos::from_secs(5);
 
-/// What came of a run.
+/// Results of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// What decided it
+    /// Seed of the run
     pub seed: u64,
-    /// Equal for equal runs
+    /// [`World::digest`]: equal for identical runs
     pub digest: u64,
-    /// How long it took in the world
+    /// Time of the world at the end
     pub time: Nanos,
-    /// Things that happened
+    /// Number of events
     pub events: u64,
-    /// Frames that arrived somewhere
+    /// Number of frames that arrived at a node
     pub packets: u64,
-    /// Operations that completed, by what they are
+    /// Number of completed operations, by name
     pub operations: Vec<(&'static str, u64)>,
-    /// Ends of connections that failed
+    /// Number of ends of connections that failed
     pub broken: u64,
-    /// The links
+    /// Counters of the links
     pub links: Vec<LinkReport>,
-    /// The hosts
+    /// Counters of the hosts
     pub hosts: Vec<HostReport>,
-    /// The switches
+    /// Counters of the switches
     pub switches: Vec<SwitchReport>,
-    /// What is wrong, if anything
+    /// First violation, if any
     pub violation: Option<String>,
 }
 
 impl Outcome {
-    /// Operations that completed, whatever they are
+    /// Returns the number of completed operations of all kinds.
     pub fn operations_in_all(&self) -> u64 {
         self.operations.iter().map(|(_, count)| count).sum()
     }
 }
 
-/// A link's frames.
+/// Counters of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkReport {
-    /// From where to where, in the first direction
+    /// Names of the nodes at its ends; the first direction is from the first to the second
     pub ends: [String; 2],
-    /// Both directions
+    /// Counters of both directions
     pub counters: [Counters; 2],
 }
 
-/// A host's packets.
+/// Counters of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostReport {
     /// Its name
     pub name: String,
-    /// What its NIC counted, since its last start
+    /// Counters of its NIC since the last start
     pub counters: rnic::Counters,
 }
 
-/// A switch's frames.
+/// Counters of a switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchReport {
     /// Its name
     pub name: String,
-    /// What it counted
+    /// Its counters
     pub counters: SwitchCounters,
 }
 
-/// What is planted in every NIC: nothing, unless the program is built to try out its tests.
+/// Bug to plant in every NIC; only builds with debug assertions have any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Planted {
-    /// A bug
+    /// The bug, if any
     #[cfg(debug_assertions)]
     pub bug: Option<rnic::Bug>,
 }
 
-/// Where a capture of a link, by its number, goes.
+/// Destination of the capture of a link, with the link's index.
 pub type CaptureTo = (usize, Box<dyn Write + Send>);
 
-/// Runs the world that a scenario is for a seed. Captures are of links by their number.
+/// Runs a scenario with a seed, and writes captures of links.
+///
+/// # Panics
+/// If `captures` names a link that does not exist.
 pub fn run(scenario: &Scenario, seed: u64, planted: Planted, captures: Vec<CaptureTo>) -> Outcome {
     let scenario = scenario.drawn(seed);
     let mut run = Run::new(&scenario, seed, planted);
     for (link, to) in captures {
         run.world.capture(run.links[link], to);
     }
-    // Now, and not before: the first frames leave.
+    // Started only now, so that the captures have the first frames.
     run.work.begin(&mut run.world);
     let mut violation = run.until_done(Nanos(scenario.limit.value().max(0) as u64));
     if violation.is_none() {
@@ -142,7 +145,7 @@ impl Run {
             .map(|link| world.connect(node(&link.ends[0]), node(&link.ends[1]), link_of(link)))
             .collect();
         for (number, (spec, (switch, _))) in scenario.switches.iter().zip(&switches).enumerate() {
-            add_strangers(&mut world, scenario, (spec, number, *switch), seed);
+            add_outsiders(&mut world, scenario, (spec, number, *switch), seed);
         }
         for fault in &scenario.faults {
             let at = Nanos(fault.at.value().max(0) as u64);
@@ -153,19 +156,19 @@ impl Run {
                     world.schedule(end, last);
                 }
             }
-            for (after, says) in faults::announcements(&fault.kind, scenario, node) {
+            for (after, announcement) in faults::announcements(&fault.kind, scenario, node) {
                 for at in [Some(at), end].into_iter().flatten() {
-                    world.schedule(at + after, says.clone());
+                    world.schedule(at + after, announcement.clone());
                 }
             }
         }
         Self { world, work, hosts, switches, links }
     }
 
-    /// Runs until everything is done and nothing is left to happen; what is wrong, if anything.
+    /// Runs until the workload is done and the network idle. Returns a violation, if any.
     fn until_done(&mut self, limit: Nanos) -> Option<String> {
         while !self.work.is_done() {
-            for _ in 0..GLANCE {
+            for _ in 0..EVENTS_PER_CHECK {
                 if !self.world.step(limit) {
                     break;
                 }
@@ -173,23 +176,23 @@ impl Run {
                     return None;
                 }
             }
-            self.work.spread(&mut self.world);
+            self.work.notify_broken(&mut self.world);
             if self.work.is_done() {
                 break;
             }
             if self.world.is_over() {
-                return Some("nothing is left to happen, and something is left to do".into());
+                return Some("no event is left, but the workload is not done".into());
             }
             if self.world.next_at().is_none_or(|at| at > limit) {
                 return Some(format!("not done after {} ms", limit.0 / 1_000_000));
             }
         }
-        let until = self.world.now() + AFTERWARDS;
+        let until = self.world.now() + DRAIN;
         while self.world.step(until) && !self.work.is_wrong(&self.world) {}
         self.check_links()
     }
 
-    /// What was given to links has ended somehow.
+    /// Checks that every frame that was given to a link is accounted for.
     fn check_links(&mut self) -> Option<String> {
         if !self.world.is_over() {
             return None;
@@ -200,7 +203,7 @@ impl Run {
             .find(|link| self.world.counters(**link).iter().any(|counters| counters.under_way() != 0));
         left.map(|link| {
             let [a, b] = self.world.ends(*link).map(|node| self.world.name(node).to_owned());
-            format!("frames between {a} and {b} are not accounted for")
+            format!("frames between {a} and {b} are unaccounted for")
         })
     }
 

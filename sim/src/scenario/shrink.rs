@@ -1,20 +1,21 @@
-//! Makes a scenario that breaks something smaller, as long as it still breaks something.
+//! Shrinking: reduces a scenario with a violation as long as the violation remains.
 
 use super::run::Planted;
 use super::{AckSpec, Between, FaultKind, GroupsSpec, Outcome, Scenario, VerbsSpec, Work, run};
 
-/// A smaller scenario in which something is wrong, too.
+/// A reduced scenario with a violation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shrunk {
-    /// The scenario; it has no ranges
+    /// The scenario, without ranges
     pub scenario: Scenario,
-    /// What comes of it
+    /// Outcome of its run
     pub outcome: Outcome,
-    /// How many scenarios were tried
+    /// Number of scenarios tried
     pub tried: u32,
 }
 
-/// Tries up to `limit` smaller scenarios with the same seed. `None` if nothing is wrong to begin with.
+/// Tries up to `limit` scenarios with the same seed. Returns `None` if the scenario has no violation to begin
+/// with.
 pub fn shrink(scenario: &Scenario, seed: u64, planted: Planted, limit: u32) -> Option<Shrunk> {
     let mut best = scenario.drawn(seed);
     let mut outcome = run(&best, seed, planted, Vec::new());
@@ -26,9 +27,9 @@ pub fn shrink(scenario: &Scenario, seed: u64, planted: Planted, limit: u32) -> O
                 break 'again;
             }
             tried += 1;
-            let of_it = run(&smaller, seed, planted, Vec::new());
-            if of_it.violation.is_some() {
-                (best, outcome) = (smaller, of_it);
+            let smaller_outcome = run(&smaller, seed, planted, Vec::new());
+            if smaller_outcome.violation.is_some() {
+                (best, outcome) = (smaller, smaller_outcome);
                 continue 'again;
             }
         }
@@ -37,10 +38,10 @@ pub fn shrink(scenario: &Scenario, seed: u64, planted: Planted, limit: u32) -> O
     Some(Shrunk { scenario: best, outcome, tried })
 }
 
-/// Scenarios that have a little less, those with much less first.
+/// Returns scenarios that are reduced in one respect, the largest reductions first.
 fn smaller(scenario: &Scenario) -> Vec<Scenario> {
     let mut all = Vec::new();
-    let mut put = |change: &dyn Fn(&mut Scenario)| {
+    let mut add = |change: &dyn Fn(&mut Scenario)| {
         let mut smaller = scenario.clone();
         change(&mut smaller);
         if smaller != *scenario {
@@ -48,34 +49,34 @@ fn smaller(scenario: &Scenario) -> Vec<Scenario> {
         }
     };
     for number in 0..scenario.faults.len() {
-        put(&|s| {
+        add(&|s| {
             s.faults.remove(number);
         });
     }
     for host in scenario.hosts.iter().filter(|host| can_do_without(scenario, &host.name)) {
-        put(&|s| remove(s, &host.name));
+        add(&|s| remove(s, &host.name));
     }
     let works: Vec<Work> = match &scenario.work {
-        Work::Verbs(verbs) => less_verbs(verbs).into_iter().map(Work::Verbs).collect(),
-        Work::Groups(groups) => less_groups(groups).into_iter().map(Work::Groups).collect(),
+        Work::Verbs(verbs) => smaller_verbs(verbs).into_iter().map(Work::Verbs).collect(),
+        Work::Groups(groups) => smaller_groups(groups).into_iter().map(Work::Groups).collect(),
     };
     for work in works {
-        put(&|s| s.work = work.clone());
+        add(&|s| s.work = work.clone());
     }
     for number in 0..scenario.links.len() {
-        put(&|s| s.links[number].loss = Between::just(0));
-        put(&|s| s.links[number].duplicate = Between::just(0));
-        put(&|s| s.links[number].reorder = Between::just(0));
-        put(&|s| s.links[number].corrupt = Between::just(0));
-        put(&|s| s.links[number].jitter = Between::just(0));
-        put(&|s| s.links[number].ecn = None);
+        add(&|s| s.links[number].loss = Between::just(0));
+        add(&|s| s.links[number].duplicate = Between::just(0));
+        add(&|s| s.links[number].reorder = Between::just(0));
+        add(&|s| s.links[number].corrupt = Between::just(0));
+        add(&|s| s.links[number].jitter = Between::just(0));
+        add(&|s| s.links[number].ecn = None);
     }
     for number in 0..scenario.hosts.len() {
-        put(&|s| s.hosts[number].ack = AckSpec::OnRequest);
-        put(&|s| s.hosts[number].credits = Between::just(0));
-        put(&|s| s.hosts[number].dcqcn = Between::just(0));
-        put(&|s| s.hosts[number].forgetful = Between::just(0));
-        put(&|s| {
+        add(&|s| s.hosts[number].ack = AckSpec::OnRequest);
+        add(&|s| s.hosts[number].credits = Between::just(0));
+        add(&|s| s.hosts[number].dcqcn = Between::just(0));
+        add(&|s| s.hosts[number].forgetful = Between::just(0));
+        add(&|s| {
             s.hosts[number].clock_offset = Between::just(0);
             s.hosts[number].clock_drift = Between::just(0);
         });
@@ -83,7 +84,7 @@ fn smaller(scenario: &Scenario) -> Vec<Scenario> {
     all
 }
 
-/// A number half as large, but for this at least.
+/// Halves a number, but not below `least`.
 fn half(number: &mut Between, least: i64) {
     let value = number.value();
     *number = Between::just(if value > least { (value / 2).max(least) } else { value });
@@ -97,11 +98,11 @@ fn set(number: &mut Between, value: i64) {
     *number = Between::just(value);
 }
 
-fn less_verbs(verbs: &VerbsSpec) -> Vec<VerbsSpec> {
+fn smaller_verbs(verbs: &VerbsSpec) -> Vec<VerbsSpec> {
     let without = (0..verbs.verbs.len()).filter(|_| verbs.verbs.len() > 1).map(|number| {
-        let mut less = verbs.clone();
-        less.verbs.remove(number);
-        less
+        let mut smaller = verbs.clone();
+        smaller.verbs.remove(number);
+        smaller
     });
     let changes: [fn(&mut VerbsSpec); 12] = [
         |s| set(&mut s.connections, 1),
@@ -120,7 +121,7 @@ fn less_verbs(verbs: &VerbsSpec) -> Vec<VerbsSpec> {
     without.chain(changed(verbs, &changes)).collect()
 }
 
-fn less_groups(groups: &GroupsSpec) -> Vec<GroupsSpec> {
+fn smaller_groups(groups: &GroupsSpec) -> Vec<GroupsSpec> {
     let changes: [fn(&mut GroupsSpec); 8] = [
         |s| half(&mut s.groups, 1),
         |s| half(&mut s.operations, 1),
@@ -136,13 +137,13 @@ fn less_groups(groups: &GroupsSpec) -> Vec<GroupsSpec> {
 
 fn changed<T: Clone>(from: &T, changes: &[fn(&mut T)]) -> impl Iterator<Item = T> {
     changes.iter().map(|change| {
-        let mut less = from.clone();
-        change(&mut less);
-        less
+        let mut smaller = from.clone();
+        change(&mut smaller);
+        smaller
     })
 }
 
-/// Whether something is left to do without a host.
+/// Returns whether the workload is still possible without a host.
 fn can_do_without(scenario: &Scenario, name: &str) -> bool {
     let Work::Groups(groups) = &scenario.work else { return scenario.hosts.len() > 2 };
     if groups.leaders.iter().any(|leader| leader == name) {
@@ -152,7 +153,7 @@ fn can_do_without(scenario: &Scenario, name: &str) -> bool {
     replicas > groups.quorum.value().max(1)
 }
 
-/// Takes a host away, with what is said of it.
+/// Removes a host, with its links and faults.
 fn remove(scenario: &mut Scenario, name: &str) {
     scenario.hosts.retain(|host| host.name != name);
     if let Work::Groups(groups) = &mut scenario.work {

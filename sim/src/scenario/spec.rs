@@ -1,4 +1,4 @@
-//! What the hosts of a scenario do.
+//! Workloads of scenarios.
 
 use super::Between;
 use crate::groups::Groups;
@@ -6,12 +6,12 @@ use crate::verbs::{Verb, Verbs};
 use rnic::{PathMtu, ReadyToSend};
 use switch::Chance;
 
-/// What the hosts do.
+/// Workload of the hosts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// Each two of them use every verb.
+    /// Each two hosts use every verb
     Verbs(VerbsSpec),
-    /// Some lead groups, of which the others are the replicas.
+    /// Some hosts lead groups, of which the others are the replicas
     Groups(GroupsSpec),
 }
 
@@ -20,71 +20,71 @@ pub enum Work {
 pub struct VerbsSpec {
     /// Reliable connections between each two hosts
     pub connections: Between,
-    /// Unreliable ones
+    /// Unreliable connections between each two hosts
     pub unreliable: Between,
     /// Operations of each end
     pub operations: Between,
-    /// Requests outstanding
+    /// Outstanding requests of each end
     pub depth: Between,
-    /// Longest message
+    /// Longest message (bytes)
     pub max_size: Between,
     /// Verbs in use
     pub verbs: Vec<Verb>,
     /// Binary logarithm of the path MTU
     pub mtu_log2: Between,
-    /// ACK time-out, as an exponent
+    /// ACK timeout: 4.096 us * 2^`timeout`
     pub timeout: Between,
-    /// Retries; [`ReadyToSend::NO_LIMIT`] for no limit
+    /// Retry limit; [`ReadyToSend::NO_LIMIT`] for none
     pub retry_count: Between,
-    /// Receive requests posted at once
+    /// Receive requests that each end keeps posted
     pub receives: Between,
-    /// Microseconds until a used receive request is posted again, at most
+    /// Upper bound of the time until a used receive request is posted again (us)
     pub repost_us: Between,
-    /// RNR timer, a code of IB table 45
+    /// Minimum RNR NAK timer, as encoded (IB table 45)
     pub rnr_timer: Between,
-    /// READs and atomics outstanding
+    /// Outstanding READs and atomics of each end
     pub max_rd_atomic: Between,
-    /// Words for atomics at a host
+    /// Words for atomics at each host
     pub words: Between,
-    /// Whether ends share a receive queue
+    /// Whether all ends of a host share one receive queue
     pub srq: Between,
-    /// Credits
+    /// Whether end-to-end credits are used
     pub flow_control: Between,
-    /// Whether one end of each connection reads until the other end has done everything
+    /// Whether one end of each connection reads until the other end has finished
     pub background_reads: Between,
-    /// Microseconds within which each host takes the rights of a connection away; 0 for never
+    /// Time within which each host revokes the rights of one connection (us); 0 for never
     pub revoke_us: Between,
 }
 
 impl Default for VerbsSpec {
-    /// As [`Verbs::default`] says.
+    /// Values of [`Verbs::default`].
     fn default() -> Self {
-        let plain = Verbs::default();
+        let defaults = Verbs::default();
         Self {
-            connections: Between::just(plain.connections.into()),
-            unreliable: Between::just(plain.unreliable.into()),
-            operations: Between::just(plain.operations.into()),
-            depth: Between::just(plain.depth.into()),
-            max_size: Between::just(plain.max_size.into()),
+            connections: Between::just(defaults.connections.into()),
+            unreliable: Between::just(defaults.unreliable.into()),
+            operations: Between::just(defaults.operations.into()),
+            depth: Between::just(defaults.depth.into()),
+            max_size: Between::just(defaults.max_size.into()),
             verbs: Verb::ALL.to_vec(),
-            mtu_log2: Between::just(plain.mtu.bytes().ilog2().into()),
-            timeout: Between::just(plain.timeout.into()),
-            retry_count: Between::just(plain.retry_count.into()),
-            receives: Between::just(plain.receives.into()),
-            repost_us: Between::just(plain.repost_us.into()),
-            rnr_timer: Between::just(plain.rnr_timer.into()),
-            max_rd_atomic: Between::just(plain.max_rd_atomic.into()),
-            words: Between::just(plain.words.into()),
-            srq: Between::just(plain.srq.into()),
-            flow_control: Between::just(plain.flow_control.into()),
-            background_reads: Between::just(plain.background_reads.into()),
-            revoke_us: Between::just(plain.revoke_us.into()),
+            mtu_log2: Between::just(defaults.mtu.bytes().ilog2().into()),
+            timeout: Between::just(defaults.timeout.into()),
+            retry_count: Between::just(defaults.retry_count.into()),
+            receives: Between::just(defaults.receives.into()),
+            repost_us: Between::just(defaults.repost_us.into()),
+            rnr_timer: Between::just(defaults.rnr_timer.into()),
+            max_rd_atomic: Between::just(defaults.max_rd_atomic.into()),
+            words: Between::just(defaults.words.into()),
+            srq: Between::just(defaults.srq.into()),
+            flow_control: Between::just(defaults.flow_control.into()),
+            background_reads: Between::just(defaults.background_reads.into()),
+            revoke_us: Between::just(defaults.revoke_us.into()),
         }
     }
 }
 
 impl VerbsSpec {
-    /// In the order in which they are drawn
+    /// Returns the numbers in the order in which they are drawn.
     fn numbers(&mut self) -> Vec<&mut Between> {
         vec![
             &mut self.connections,
@@ -107,7 +107,7 @@ impl VerbsSpec {
         ]
     }
 
-    /// The workload, once it is drawn.
+    /// Returns the workload, once the numbers are drawn.
     pub fn workload(&self) -> Verbs {
         Verbs {
             connections: self.connections.value() as u32,
@@ -135,49 +135,49 @@ impl VerbsSpec {
 /// See [`Groups`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupsSpec {
-    /// Names of the hosts that lead; the others are replicas
+    /// Names of the leaders; all other hosts are replicas
     pub leaders: Vec<String>,
     /// Groups of each leader
     pub groups: Between,
     /// Operations of each group
     pub operations: Between,
-    /// Requests outstanding
+    /// Outstanding operations of each group
     pub depth: Between,
-    /// Longest message
+    /// Longest operation (bytes)
     pub max_size: Between,
     /// Binary logarithm of the path MTU
     pub mtu_log2: Between,
-    /// ACK time-out of leaders, as an exponent
+    /// ACK timeout of the leaders: 4.096 us * 2^`timeout`
     pub timeout: Between,
-    /// Their retries; [`ReadyToSend::NO_LIMIT`] for no limit
+    /// Retry limit of the leaders; [`ReadyToSend::NO_LIMIT`] for none
     pub retry_count: Between,
     /// Replicas that have to acknowledge; 0 for a majority
     pub quorum: Between,
-    /// Whether a quorum outvotes the others
+    /// Whether a quorum outvotes the other replicas' NAKs
     pub outvote: Between,
-    /// Receive requests posted at once
+    /// Receive requests that a replica posts for each group
     pub receives: Between,
-    /// Of so many operations, one is a message; 0 for none
+    /// Average number of operations per message; 0 for no messages
     pub messages: Between,
 }
 
 impl Work {
-    pub(super) fn draw(&mut self, chance: &mut Chance) {
+    pub(super) fn draw(&mut self, rng: &mut Chance) {
         let numbers = match self {
             Self::Verbs(verbs) => verbs.numbers(),
             Self::Groups(groups) => groups.numbers(),
         };
         for number in numbers {
-            number.draw(chance);
+            number.draw(rng);
         }
     }
 
-    /// Whether rights are taken away.
+    /// Returns whether access rights are revoked.
     pub(super) fn revokes(&self) -> bool {
         matches!(self, Self::Verbs(verbs) if verbs.revoke_us.high > 0)
     }
 
-    /// Whether ends try for ever.
+    /// Returns whether retries are unlimited.
     pub(super) fn never_gives_up(&self) -> bool {
         let retry_count = match self {
             Self::Verbs(verbs) => verbs.retry_count,
@@ -188,26 +188,26 @@ impl Work {
 }
 
 impl GroupsSpec {
-    /// Groups of these leaders, as [`Groups::default`] says.
+    /// Returns groups of these leaders, with the values of [`Groups::default`].
     pub fn new(leaders: Vec<String>) -> Self {
-        let plain = Groups::default();
+        let defaults = Groups::default();
         Self {
             leaders,
-            groups: Between::just(plain.groups.into()),
-            operations: Between::just(plain.operations.into()),
-            depth: Between::just(plain.depth.into()),
-            max_size: Between::just(plain.max_size.into()),
-            mtu_log2: Between::just(plain.mtu.bytes().ilog2().into()),
-            timeout: Between::just(plain.timeout.into()),
-            retry_count: Between::just(plain.retry_count.into()),
-            quorum: Between::just(plain.quorum.into()),
-            outvote: Between::just(plain.outvote.into()),
-            receives: Between::just(plain.receives.into()),
-            messages: Between::just(plain.messages.into()),
+            groups: Between::just(defaults.groups.into()),
+            operations: Between::just(defaults.operations.into()),
+            depth: Between::just(defaults.depth.into()),
+            max_size: Between::just(defaults.max_size.into()),
+            mtu_log2: Between::just(defaults.mtu.bytes().ilog2().into()),
+            timeout: Between::just(defaults.timeout.into()),
+            retry_count: Between::just(defaults.retry_count.into()),
+            quorum: Between::just(defaults.quorum.into()),
+            outvote: Between::just(defaults.outvote.into()),
+            receives: Between::just(defaults.receives.into()),
+            messages: Between::just(defaults.messages.into()),
         }
     }
 
-    /// In the order in which they are drawn
+    /// Returns the numbers in the order in which they are drawn.
     fn numbers(&mut self) -> Vec<&mut Between> {
         vec![
             &mut self.groups,
@@ -224,7 +224,7 @@ impl GroupsSpec {
         ]
     }
 
-    /// The workload, once it is drawn.
+    /// Returns the workload, once the numbers are drawn.
     pub fn workload(&self) -> Groups {
         Groups {
             groups: self.groups.value() as u32,
@@ -243,7 +243,7 @@ impl GroupsSpec {
     }
 }
 
-/// The path MTU of this binary logarithm, once that is drawn.
+/// Returns the path MTU of a drawn binary logarithm.
 fn path_mtu(log2: Between) -> PathMtu {
     PathMtu::of_bytes(1 << log2.value()).unwrap_or(PathMtu::B1024)
 }

@@ -1,10 +1,10 @@
-//! A scenario as it is written in a file.
+//! Scenarios as TOML files.
 
 use super::{AckSpec, Between, FaultKind, GroupsSpec, Scenario, SwitchKind, VerbsSpec, Work};
 use core::fmt::Write as _;
 use rnic::ReadyToSend;
 
-/// The file of a scenario. Read again it is the same scenario.
+/// Returns a scenario as a TOML file; parsing the file yields the same scenario.
 pub fn to_toml(scenario: &Scenario) -> String {
     let mut text = Text::default();
     text.line("[sim]");
@@ -97,7 +97,7 @@ pub fn to_toml(scenario: &Scenario) -> String {
     text.0
 }
 
-/// A number, or both ends of a range, in units of so much
+/// Returns a number, or the bounds of a range, in multiples of `unit`.
 fn value(between: Between, unit: f64) -> String {
     let [low, high] = [between.low, between.high].map(|number| number as f64 / unit);
     if between.low == between.high { format!("{low}") } else { format!("[{low}, {high}]") }
@@ -113,7 +113,7 @@ impl Text {
     }
 
     fn quoted(&mut self, key: &str, value: &str) {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         _ = writeln!(self.0, "{key} = {value:?}");
     }
 

@@ -1,4 +1,4 @@
-//! The application of a host: its ends, and the memory that they share.
+//! The application of a host: its ends of connections, and the memory that they share.
 
 use super::end::{
     Atomic, Connection, Context, End, LANDING_VA, Memory, PATTERN_VA, PeerMemory, RECEIVE_VA, TARGET_VA,
@@ -17,10 +17,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use switch::{Chance, Nanos};
 
-/// Completions that wait to be polled at most
+/// Capacity of the completion queue
 const COMPLETIONS: usize = 1 << 16;
 
-/// What is made when the NIC is there.
+/// Objects created on the NIC by the first end.
 #[derive(Debug)]
 struct Resources {
     pd: Pd,
@@ -30,7 +30,7 @@ struct Resources {
     shared_receives: Option<(Srq, Receives)>,
 }
 
-/// Receive requests, and the memory of each.
+/// Receive requests with the memory of each.
 #[derive(Clone, Copy, Debug)]
 struct Receives {
     buffer: Buffer,
@@ -57,7 +57,7 @@ impl Receives {
     }
 }
 
-/// A host's part in the workload.
+/// The part of one host in the workload.
 #[derive(Debug)]
 pub struct VerbsApp {
     verbs: Verbs,
@@ -66,33 +66,33 @@ pub struct VerbsApp {
     may_fail: bool,
     resources: Option<Resources>,
     ends: Vec<End>,
-    /// By queue pair number, with the receives of each
+    /// UC ends by queue pair number, with the receive requests of each
     unreliable: BTreeMap<u32, (Unreliable, Receives)>,
     receives: Vec<Option<Receives>>,
     by_qpn: BTreeMap<u32, usize>,
-    /// By the host whose words they are on
+    /// Atomics on other hosts' words, by host
     atomics: Vec<Vec<Atomic>>,
-    /// Receive requests to be posted again: when, of which end, which
+    /// Receive requests to be posted again: due time and serial number, then the end and the slot
     reposts: BTreeMap<(Nanos, u64), (usize, u32)>,
-    reposted: u64,
-    chance: Chance,
+    repost_count: u64,
+    rng: Chance,
     wrong: Option<String>,
-    unposted: VecDeque<usize>,
-    /// When rights are taken away
+    ready_ends: VecDeque<usize>,
+    /// When access rights are to be revoked
     revoke_at: Option<Nanos>,
     revoked: Option<Revoked>,
-    /// The connection whose rights were taken away, by its number
-    refused: Option<u64>,
+    /// Number of the connection whose rights were revoked
+    revoked_connection: Option<u64>,
 }
 
-/// Memory to which the other end has lost its rights.
+/// Memory to which the other end's access was revoked.
 #[derive(Debug)]
 struct Revoked {
     target: Buffer,
-    /// What it held then
-    held: Vec<u8>,
-    /// Memory registered in its place, which no end knows of
-    successor: Option<Buffer>,
+    /// Contents at that time
+    contents: Vec<u8>,
+    /// Memory registered at the same address afterwards, whose key no other host has
+    replacement: Option<Buffer>,
 }
 
 impl VerbsApp {
@@ -116,22 +116,22 @@ impl VerbsApp {
             by_qpn: BTreeMap::new(),
             atomics: Vec::new(),
             reposts: BTreeMap::new(),
-            reposted: 0,
-            chance: Chance::stream(seed, 0x7265_7600 + host as u64),
+            repost_count: 0,
+            rng: Chance::stream(seed, 0x7265_7600 + host as u64),
             wrong: None,
-            unposted: VecDeque::new(),
+            ready_ends: VecDeque::new(),
             revoke_at: None,
             revoked: None,
-            refused: None,
+            revoked_connection: None,
         }
     }
 
-    /// What is wrong, if anything
+    /// Returns the first violation, if any.
     pub fn wrong(&self) -> Option<&str> {
         self.wrong.as_deref()
     }
 
-    /// Operations that completed, in the order of [`Verb::ALL`]
+    /// Returns the number of completed operations, in the order of [`Verb::ALL`].
     pub fn totals(&self) -> [u64; Verb::ALL.len()] {
         self.ends.iter().fold([0; Verb::ALL.len()], |mut sum, end| {
             sum.iter_mut().zip(end.totals).for_each(|(sum, n)| *sum += n);
@@ -139,7 +139,7 @@ impl VerbsApp {
         })
     }
 
-    /// How many of the ends are of connections that failed
+    /// Returns the number of ends whose connection has failed.
     pub fn broken(&self) -> usize {
         self.ends.iter().filter(|end| end.is_broken()).count()
     }
@@ -152,33 +152,36 @@ impl VerbsApp {
         self.verbs.words
     }
 
-    /// What a word of this host holds
+    /// Returns the value of a word of this host.
     pub(super) fn word(&self, nic: &Rnic, word: u32) -> u64 {
         let Some(resources) = &self.resources else { return 0 };
         let bytes = &nic.bytes(resources.words.0)[word as usize * 8..];
         bytes.first_chunk().map_or(0, |word| u64::from_le_bytes(*word))
     }
 
-    /// What its ends did with the words of a host
+    /// Returns the atomics of this host on the words of `host`.
     pub(super) fn atomics_of(&self, host: usize) -> &[Atomic] {
         self.atomics.get(host).map_or(&[], Vec::as_slice)
     }
 
-    /// What came that nobody sent
+    /// Reports completions that are left over.
     pub(super) fn check_left_over(&self, nic: &Rnic) -> Option<String> {
         let resources = self.resources.as_ref()?;
-        nic.cq_has_some(resources.cq).then(|| "completions are left that nobody looked at".to_owned())
+        nic.cq_has_some(resources.cq).then(|| "completions are left in the queue at the end".to_owned())
     }
 
     fn resources(&mut self, nic: &mut Rnic) -> (Pd, Cq, Mr, Mr, Option<Srq>) {
         let resources = self.resources.get_or_insert_with(|| {
             let pd = nic.alloc_pd();
-            let cq = nic.create_cq(COMPLETIONS).expect("room for a completion queue");
+            let cq = nic.create_cq(COMPLETIONS).expect("the NIC has room for a completion queue");
             let pattern = memory(nic, pd, self.pattern.to_vec(), PATTERN_VA).1;
             let words = memory(nic, pd, vec![0; self.verbs.words as usize * 8], WORDS_VA);
             let shared_receives = self.verbs.srq.then(|| {
                 let count = self.verbs.receives as usize;
-                (nic.create_srq(count).expect("room for a queue"), Receives::new(nic, pd, &self.verbs))
+                (
+                    nic.create_srq(count).expect("the NIC has room for a shared receive queue"),
+                    Receives::new(nic, pd, &self.verbs),
+                )
             });
             Resources { pd, cq, pattern, words, shared_receives }
         });
@@ -186,7 +189,7 @@ impl VerbsApp {
         (resources.pd, resources.cq, resources.pattern, resources.words.1, srq)
     }
 
-    /// Makes a queue pair, which the other end is told about.
+    /// Creates a queue pair. Returns its number and the keys for the other end.
     pub(super) fn add_end(&mut self, nic: &mut Rnic, connection: Connection) -> (Qpn, PeerMemory) {
         let peer_host = connection.peer_host;
         let (pd, cq, pattern, words, srq) = self.resources(nic);
@@ -206,7 +209,7 @@ impl VerbsApp {
         (qpn, PeerMemory { target: target_mr, words })
     }
 
-    /// The same for an unreliable connection.
+    /// Creates a queue pair of an unreliable connection. Returns its number and the keys for the other end.
     pub(super) fn add_unreliable(&mut self, nic: &mut Rnic, seeds: [u64; 2]) -> (Qpn, PeerMemory) {
         let (pd, cq, pattern, words, _) = self.resources(nic);
         let verbs = &self.verbs;
@@ -227,7 +230,7 @@ impl VerbsApp {
         self.ends[end].connect(peer);
     }
 
-    /// Posts receives, and the first requests.
+    /// Posts the receive requests and the first requests.
     pub(super) fn begin(&mut self, nic: &mut Rnic, now: Nanos) {
         if let Some(Resources { shared_receives: Some((_, receives)), .. }) = &self.resources {
             for slot in 0..receives.count {
@@ -240,59 +243,64 @@ impl VerbsApp {
                     self.repost(nic, end, slot);
                 }
             }
-            self.unposted.push_back(end);
+            self.ready_ends.push_back(end);
         }
         for (end, receives) in self.unreliable.values() {
             for slot in 0..receives.count {
-                nic.post_recv(end.qpn, receives.request(slot)).expect("a new queue pair has room");
+                nic.post_recv(end.qpn, receives.request(slot))
+                    .expect("a new queue pair has room for its receive requests");
             }
         }
         if self.verbs.revoke_us > 0 {
-            self.revoke_at = Some(now + Nanos(self.chance.below(u64::from(self.verbs.revoke_us) * 1000)));
+            self.revoke_at = Some(now + Nanos(self.rng.below(u64::from(self.verbs.revoke_us) * 1000)));
         }
         self.run(nic, now);
     }
 
-    /// Takes the rights of the other end of a connection away: the region is gone and another one has its place, or the
-    /// queue pair allows nothing any more.
+    /// Revokes the access of the other end of one connection: deregisters the region and registers another
+    /// one at the same address, or removes all remote access from the queue pair.
     fn revoke(&mut self, nic: &mut Rnic) {
         let (Some(resources), false) = (&self.resources, self.ends.is_empty()) else { return };
-        let end = &self.ends[self.chance.below(self.ends.len() as u64) as usize];
+        let end = &self.ends[self.rng.below(self.ends.len() as u64) as usize];
         let (target, mr) = (end.target(), end.target_mr());
-        let held = nic.bytes(target).to_vec();
-        let successor = if self.chance.below(2) == 0 {
-            nic.deregister(mr).expect("a region of its own");
-            Some(memory(nic, resources.pd, vec![0; held.len()], TARGET_VA).0)
+        let contents = nic.bytes(target).to_vec();
+        let replacement = if self.rng.below(2) == 0 {
+            nic.deregister(mr).expect("the region is registered");
+            Some(memory(nic, resources.pd, vec![0; contents.len()], TARGET_VA).0)
         } else {
-            // One that has failed allows nothing anyway.
+            // Fails if the queue pair is in the error state, which grants no access either.
             _ = nic.modify_qp(end.qpn, Modify::Access(Access::LOCAL_READ));
             None
         };
-        self.refused = Some(end.connection);
-        self.revoked = Some(Revoked { target, held, successor });
+        self.revoked_connection = Some(end.connection);
+        self.revoked = Some(Revoked { target, contents, replacement });
     }
 
-    /// What was changed without a right
+    /// Reports a change of memory after the access to it was revoked.
     pub(super) fn check_revoked(&self, nic: &Rnic) -> Option<String> {
         let revoked = self.revoked.as_ref()?;
         let untouched =
-            revoked.successor.is_none_or(|buffer| nic.bytes(buffer).iter().all(|byte| *byte == 0));
+            revoked.replacement.is_none_or(|buffer| nic.bytes(buffer).iter().all(|byte| *byte == 0));
         if !untouched {
-            return Some("memory that took the place of a region was written to".to_owned());
+            return Some("memory that replaced a deregistered region was written to".to_owned());
         }
-        (nic.bytes(revoked.target) != revoked.held)
+        (nic.bytes(revoked.target) != revoked.contents)
             .then(|| "memory was written to after the right to it was taken away".to_owned())
     }
 
-    /// Returns how a connection failed without a reason: rights that were taken away, or an end of retries.
+    /// Reports a connection that failed without a cause: neither revoked rights nor a limit of retries.
     pub(super) fn check_failures(&self, apps: &[&Host<Self>]) -> Option<String> {
         let limited = self.verbs.retry_count != ReadyToSend::NO_LIMIT;
         let is_explained = |end: &End| {
-            let refused = [self, &apps[end.peer_host].app].map(|app| app.refused == Some(end.connection));
+            let refused =
+                [self, &apps[end.peer_host].app].map(|app| app.revoked_connection == Some(end.connection));
             end.failed.is_none_or(|status| explains(status, limited, refused))
         };
         let end = self.ends.iter().find(|end| !is_explained(end))?;
-        Some(format!("queue pair {}: {:?}: nothing that happened explains this", end.qpn, end.failed))
+        Some(format!(
+            "queue pair {}: failed with {:?}: nothing that happened explains this status",
+            end.qpn, end.failed
+        ))
     }
 
     fn receives(&self, end: usize) -> Option<Receives> {
@@ -320,7 +328,7 @@ impl VerbsApp {
         self.wrong.get_or_insert(wrong);
     }
 
-    /// A completion of an unreliable connection. What is received is posted again at once.
+    /// Handles a completion of an unreliable connection. Posts a used receive request again at once.
     fn on_unreliable(&mut self, nic: &mut Rnic, completion: &Completion) -> Result<(), String> {
         let Some((end, receives)) = self.unreliable.get_mut(&completion.qpn.get()) else { return Ok(()) };
         if !matches!(completion.of, Completed::Recv | Completed::RecvWriteImm) {
@@ -336,7 +344,7 @@ impl VerbsApp {
             .map_err(|error| format!("a receive request cannot be posted: {error}"))
     }
 
-    /// Goes on with the unreliable connections.
+    /// Posts requests of the unreliable connections, and counts those that are finished.
     fn run_unreliable(&mut self, nic: &mut Rnic) {
         let mut wrong = None;
         for (end, _) in self.unreliable.values_mut().filter(|(end, _)| !end.counted) {
@@ -377,34 +385,34 @@ impl VerbsApp {
         if let Err(wrong) = result {
             self.fail(format!("queue pair {qpn}: {wrong}"));
         }
-        // A queue pair that has failed would flush its own at once.
+        // A failed queue pair would flush its own receive requests at once.
         let is_shared = self.receives.get(number).is_some_and(Option::is_none);
         if is_receive && (is_shared || completion.status == Status::Success) {
-            let after = Nanos(self.chance.below(u64::from(self.verbs.repost_us) * 1000 + 1));
+            let after = Nanos(self.rng.below(u64::from(self.verbs.repost_us) * 1000 + 1));
             if after == Nanos::ZERO {
                 self.repost(nic, number, completion.id as u32);
             } else {
-                self.reposted += 1;
-                self.reposts.insert((now + after, self.reposted), (number, completion.id as u32));
+                self.repost_count += 1;
+                self.reposts.insert((now + after, self.repost_count), (number, completion.id as u32));
             }
         }
-        self.unposted.push_back(number);
+        self.ready_ends.push_back(number);
     }
 }
 
-/// Returns whether a queue pair may fail with this status where retries are limited, or where this end or the other one has
-/// taken rights away.
+/// Returns whether a queue pair may fail with this status if retries are limited, or if its own end or the
+/// other end has revoked access rights.
 const fn explains(status: Status, limited: bool, [own, other]: [bool; 2]) -> bool {
     match status {
         Status::RetryExceeded => limited,
-        // The other end asked for what it had no right to.
+        // The other end requested an access that was revoked here.
         Status::Flushed => own,
         Status::RemoteAccess | Status::RemoteInvalidRequest => other,
         _ => false,
     }
 }
 
-/// A queue pair that the other side may do anything with.
+/// Creates a queue pair with all access rights.
 fn queue_pair(nic: &mut Rnic, transport: Transport, pd: Pd, cq: Cq, srq: Option<Srq>, verbs: &Verbs) -> Qpn {
     let init = QpInit {
         transport,
@@ -415,20 +423,21 @@ fn queue_pair(nic: &mut Rnic, transport: Transport, pd: Pd, cq: Cq, srq: Option<
         max_send: verbs.depth as usize,
         max_recv: verbs.receives as usize,
     };
-    let qpn = nic.create_qp(init).expect("room for a queue pair");
-    nic.modify_qp(qpn, Modify::Init { access: Access::ALL, qkey: 0 }).expect("a new queue pair");
+    let qpn = nic.create_qp(init).expect("the NIC has room for a queue pair");
+    nic.modify_qp(qpn, Modify::Init { access: Access::ALL, qkey: 0 })
+        .expect("a new queue pair can be initialized");
     qpn
 }
 
 impl App for VerbsApp {
     fn start(&mut self, _nic: &mut Rnic, _now: Nanos) {
-        // After a crash nothing is left of its connections; the other ends find out.
+        // No connection survives a crash; the other ends detect that by themselves.
         self.by_qpn.clear();
         self.unreliable.clear();
         self.resources = None;
         (self.revoke_at, self.revoked) = (None, None);
         self.reposts.clear();
-        self.unposted.extend(0..self.ends.len());
+        self.ready_ends.extend(0..self.ends.len());
     }
 
     fn crash(&mut self, _nic: &Rnic) {
@@ -437,7 +446,7 @@ impl App for VerbsApp {
         }
         for (end, _) in self.unreliable.values_mut() {
             end.has_failed = true;
-            // Its host may never come back to say so.
+            // Counted here, because the host may never restart.
             if !core::mem::replace(&mut end.counted, true) {
                 self.shared.done.fetch_add(1, Relaxed);
             }
@@ -460,7 +469,7 @@ impl App for VerbsApp {
         }
         while nic.poll_event().is_some() {}
         self.run_unreliable(nic);
-        while let Some(number) = self.unposted.pop_front() {
+        while let Some(number) = self.ready_ends.pop_front() {
             let end = &mut self.ends[number];
             let mut context = Context {
                 nic,
@@ -471,7 +480,7 @@ impl App for VerbsApp {
             };
             let result = end.post(&mut context);
             if end.is_done() && !end.counted {
-                end.finish_all();
+                end.mark_finished();
                 self.shared.done.fetch_add(1, Relaxed);
             }
             if let Err(wrong) = result {
@@ -487,7 +496,7 @@ impl App for VerbsApp {
 }
 
 impl End {
-    /// Whether the memory of the other host, which this end wrote to, is as it should be.
+    /// Reports a difference between the model and the memory of the other host that this end wrote to.
     pub(super) fn check_memory(&self, other: &Rnic, others: &VerbsApp, number: usize) -> Option<String> {
         let theirs =
             others.ends.iter().find(|end| end.peer_host == number && end.connection == self.connection)?;
@@ -496,11 +505,11 @@ impl End {
 }
 
 impl Host<VerbsApp> {
-    /// Marks connections whose other end has failed as over.
-    pub fn notice_broken(&mut self, now: Nanos) {
+    /// Finishes the ends of connections whose other end has failed.
+    pub fn notify_broken(&mut self, now: Nanos) {
         for (number, end) in self.app.ends.iter().enumerate() {
             if end.is_broken() && !end.counted {
-                self.app.unposted.push_back(number);
+                self.app.ready_ends.push_back(number);
             }
         }
         self.app.run(&mut self.nic, now);
@@ -512,7 +521,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_that_nothing_explains_are_refused() {
+    fn only_revocations_and_retry_limits_explain_failures() {
         assert!(explains(Status::RetryExceeded, true, [false; 2]));
         assert!(!explains(Status::RetryExceeded, false, [true; 2]));
         for refusal in [Status::RemoteAccess, Status::RemoteInvalidRequest] {

@@ -1,4 +1,4 @@
-//! One end of a connection: what it has asked for, and what it expects.
+//! One end of a reliable connection: its outstanding requests, and the messages that it expects.
 
 use super::stream::{Op, Stream};
 use super::{Shared, Verb, Verbs};
@@ -11,36 +11,36 @@ use rocev2::Qpn;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Virtual addresses of what a host registers
+/// Virtual addresses of the regions that a host registers
 pub(super) const PATTERN_VA: u64 = 0x1_0000_0000;
 pub(super) const TARGET_VA: u64 = 0x2_0000_0000;
 pub(crate) const WORDS_VA: u64 = 0x3_0000_0000;
 pub(super) const LANDING_VA: u64 = 0x4_0000_0000;
 pub(super) const RECEIVE_VA: u64 = 0x5_0000_0000;
 
-/// What an end is told about the other side's memory.
+/// Keys of the other end's memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PeerMemory {
     pub(super) target: Mr,
     pub(super) words: Mr,
 }
 
-/// What an end is made with.
+/// Parameters of one end of a connection.
 #[derive(Clone, Debug)]
 pub(super) struct Connection {
     pub(super) number: u64,
     pub(super) peer_host: usize,
-    /// Of what this end does, and of what the other one does
+    /// Seed of this end's operations, and of the other end's
     pub(super) seeds: [u64; 2],
-    /// One of both ends has failed
+    /// Set when either end has failed
     pub(super) broken: Arc<AtomicBool>,
-    /// This end has done everything
+    /// Set when this end has finished
     pub(super) finished: Arc<AtomicBool>,
-    /// When its own operations are posted it reads until this is true
+    /// After its own operations are posted, this end reads until this is set
     pub(super) reads_until: Option<Arc<AtomicBool>>,
 }
 
-/// Atomic operation on a word of the other side's host.
+/// An atomic operation on a word of the other end's host.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Atomic {
     pub(super) word: u32,
@@ -52,64 +52,64 @@ pub(super) struct Atomic {
 struct Pending {
     id: u64,
     op: Op,
-    /// Where in the landing zone what is fetched goes
+    /// Slot of the landing zone for the fetched data
     slot: Option<u32>,
-    /// What a READ has to see
+    /// Data that a READ has to return
     expected: Vec<u8>,
-    /// Which of the atomics it is
+    /// Index in the atomics of the host
     atomic: Option<usize>,
 }
 
-/// Memory that an end uses.
+/// Memory of an end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Memory {
     pub(super) pattern: Mr,
-    /// What the other side writes to
+    /// Memory that the other end writes to
     pub(super) target: (Buffer, Mr),
     pub(super) landing: (Buffer, Mr),
 }
 
-/// One end of a connection.
+/// One end of a reliable connection.
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) qpn: Qpn,
     pub(super) peer_host: usize,
-    /// Its number, the same at both ends
+    /// The connection's number, the same at both ends
     pub(super) connection: u64,
     memory: Memory,
     peer: Option<PeerMemory>,
-    /// What it does
+    /// Operations of this end
     own: Stream,
     next: Option<Op>,
-    /// What the other side sends
+    /// Operations of the other end
     incoming: Stream,
     expected: Option<Op>,
-    /// What the other side's target holds when all is executed that was posted
+    /// Contents of the other end's target after the execution of everything posted
     model: Vec<u8>,
     pending: VecDeque<Pending>,
     posted: u64,
     free_slots: Vec<u32>,
     slot_size: u32,
     depth: usize,
-    /// The values seen last, by word
-    seen: Vec<u64>,
-    /// One end has failed: what comes is not what was agreed any more
+    /// Latest known value of each word
+    latest: Vec<u64>,
+    /// Set when either end has failed; from then on this end expects nothing particular
     broken: Arc<AtomicBool>,
     finished: Arc<AtomicBool>,
     reads_until: Option<Arc<AtomicBool>>,
     max_size: u32,
-    /// How its queue pair failed, if it did: its first error
+    /// First error of its queue pair
     pub(super) failed: Option<Status>,
     pub(super) counted: bool,
     pub(super) totals: [u64; Verb::ALL.len()],
 }
 
-/// What an end needs of its host.
+/// State of the host that an end uses.
 pub(super) struct Context<'a> {
     pub(super) nic: &'a mut Rnic,
     pub(super) shared: &'a Shared,
     pub(super) pattern: &'a [u8],
-    /// Atomics on the words of the other side's host
+    /// Atomics on the words of the other end's host
     pub(super) atomics: &'a mut Vec<Atomic>,
     pub(super) may_fail: bool,
 }
@@ -138,7 +138,7 @@ impl End {
             free_slots: (0..verbs.depth).rev().collect(),
             slot_size: verbs.max_size.max(8),
             depth: verbs.depth as usize,
-            seen: vec![0; verbs.words as usize],
+            latest: vec![0; verbs.words as usize],
             broken: connection.broken,
             finished: connection.finished,
             reads_until: connection.reads_until,
@@ -153,7 +153,7 @@ impl End {
         self.peer = Some(peer);
     }
 
-    /// Whether one of both ends has failed.
+    /// Returns whether either end has failed.
     pub(super) fn is_broken(&self) -> bool {
         self.broken.load(Relaxed)
     }
@@ -162,31 +162,32 @@ impl End {
         self.broken.store(true, Relaxed);
     }
 
-    /// Whether nothing is left to do or to come.
+    /// Returns whether this end has finished: nothing is left to send or to receive, or the connection has
+    /// failed.
     pub(super) fn is_done(&self) -> bool {
         let is_idle = self.next.is_none() && self.pending.is_empty() && self.expected.is_none();
-        self.is_broken() || (is_idle && !self.reads_on())
+        self.is_broken() || (is_idle && !self.reads_in_background())
     }
 
-    /// Tells the other end that nothing is left to do or to come here.
-    pub(super) fn finish_all(&mut self) {
+    /// Marks this end as counted and finished; the other end sees that and stops its background READs.
+    pub(super) fn mark_finished(&mut self) {
         self.counted = true;
         self.finished.store(true, Relaxed);
     }
 
-    /// Whether it reads in the background.
-    fn reads_on(&self) -> bool {
+    /// Returns whether this end reads in the background.
+    fn reads_in_background(&self) -> bool {
         self.reads_until.as_ref().is_some_and(|finished| !finished.load(Relaxed))
     }
 
-    /// Posts as much as may be outstanding.
+    /// Posts requests up to the depth.
     pub(super) fn post(&mut self, context: &mut Context<'_>) -> Result<(), String> {
         while self.pending.len() < self.depth && !self.is_broken() {
-            let background = self.reads_on().then(|| Op::read_all(self.max_size));
+            let background = self.reads_in_background().then(|| Op::read_all(self.max_size));
             let (Some(op), Some(peer)) = (self.next.or(background), self.peer) else { return Ok(()) };
             match self.post_one(op, peer, context) {
                 Ok(()) => self.next = self.own.next(),
-                // It went into the error state, and its completions are about to say so.
+                // The queue pair is in the error state; error completions follow.
                 Err(QpError::State(_)) if context.may_fail => return Ok(()),
                 Err(error) => return Err(format!("{op:?} cannot be posted: {error}")),
             }
@@ -198,7 +199,7 @@ impl End {
         let data = &context.pattern[op.source as usize..][..op.len as usize];
         let remote = Remote { va: TARGET_VA + u64::from(op.at), rkey: peer.target.0 };
         let word = Remote { va: WORDS_VA + u64::from(op.word) * 8, rkey: peer.words.0 };
-        let compare = if op.hopeful { self.seen[op.word as usize] } else { op.add };
+        let compare = if op.expects_latest { self.latest[op.word as usize] } else { op.add };
         let swap = compare.wrapping_add(op.add);
         let operation = match op.verb {
             Verb::Write => Operation::Write(remote),
@@ -253,7 +254,7 @@ impl End {
         Ok(())
     }
 
-    /// A request has completed.
+    /// Handles the completion of a request.
     pub(super) fn on_sent(
         &mut self,
         completion: &Completion,
@@ -261,20 +262,23 @@ impl End {
     ) -> Result<(), String> {
         if completion.status != Status::Success {
             if !context.may_fail {
-                return Err(format!("{completion:?}: nothing may fail here"));
+                return Err(format!("{completion:?}: no operation may fail in this scenario"));
             }
             self.failed.get_or_insert(completion.status);
             self.set_broken();
             return Ok(());
         }
-        // What asked for no completion is done when what follows it is.
+        // A completion also completes the unsignaled requests before it.
         loop {
             let Some(pending) = self.pending.pop_front() else {
-                return Err(format!("{completion:?}: nothing is outstanding"));
+                return Err(format!("{completion:?}: no request is outstanding"));
             };
             let last = pending.id == completion.id;
             if !last && pending.op.signaled {
-                return Err(format!("{completion:?}, but {:?} came before it", pending.op));
+                return Err(format!(
+                    "{completion:?}, but {:?} was posted earlier and has not completed",
+                    pending.op
+                ));
             }
             self.finish(&pending, if last { Some(completion) } else { None }, context)?;
             if last {
@@ -300,7 +304,7 @@ impl End {
         if let Some(completion) = completion
             && (completion.of, completion.len) != (of, len)
         {
-            return Err(format!("{completion:?} for {op:?}"));
+            return Err(format!("{completion:?} does not match the request {op:?}"));
         }
         self.totals[Verb::ALL.iter().position(|verb| *verb == op.verb).unwrap_or(0)] += 1;
         let Some(slot) = pending.slot else { return Ok(()) };
@@ -310,16 +314,16 @@ impl End {
             let value = fetched.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
             let record = &mut context.atomics[atomic].op;
             record.done = Some(Done { at: context.shared.tick(), fetched: value });
-            self.seen[op.word as usize] = record.after(value);
+            self.latest[op.word as usize] = record.after(value);
         } else if fetched != pending.expected {
             let at = fetched.iter().zip(&pending.expected).position(|(is, was)| is != was);
-            return Err(format!("{op:?} read something else than was there, from byte {at:?} on"));
+            return Err(format!("{op:?} returned other data than memory held, from byte {at:?} on"));
         }
         self.free_slots.push(slot);
         Ok(())
     }
 
-    /// A message has come, into this memory.
+    /// Handles the completion of a receive request; `bytes` is the received message.
     pub(super) fn on_received(
         &mut self,
         completion: &Completion,
@@ -328,14 +332,14 @@ impl End {
     ) -> Result<(), String> {
         if completion.status != Status::Success {
             if !context.may_fail {
-                return Err(format!("{completion:?}: nothing may fail here"));
+                return Err(format!("{completion:?}: no operation may fail in this scenario"));
             }
             self.failed.get_or_insert(completion.status);
             self.set_broken();
             return Ok(());
         }
         let Some(op) = self.expected else {
-            return Err(format!("{completion:?}: no further message was sent"));
+            return Err(format!("{completion:?}: the other end sent no further message"));
         };
         self.expected = next_message(&mut self.incoming);
         let sent = &context.pattern[op.source as usize..][..op.len as usize];
@@ -344,20 +348,21 @@ impl End {
         if (completion.of, completion.len, completion.immediate, completion.solicited)
             != (of, op.len, immediate, op.solicited)
         {
-            return Err(format!("{completion:?} for {op:?}"));
+            return Err(format!("{completion:?} does not match the message {op:?}"));
         }
         let is = match op.verb {
-            // The target holds it at this moment: what follows it has not been looked at.
+            // The target holds the message now: later messages are not executed before this completion is
+            // polled.
             Verb::WriteImm => &context.nic.bytes(self.memory.target.0)[op.at as usize..][..op.len as usize],
             _ => &bytes[..op.len as usize],
         };
         if is != sent {
-            return Err(format!("{op:?} brought something else than was sent"));
+            return Err(format!("{op:?} delivered other data than was sent"));
         }
         Ok(())
     }
 
-    /// What the other side's memory has to hold in the end.
+    /// Reports a difference between the model and the other end's target at the end of the run.
     pub(super) fn check_target(&self, target: &[u8]) -> Option<String> {
         let at = target.iter().zip(&self.model).position(|(is, was)| is != was)?;
         Some(format!("queue pair {}: the target differs from the model from byte {at} on", self.qpn))

@@ -1,10 +1,10 @@
-//! A workload that uses every verb, and checks that each does what it is for: completions exactly once and in order,
-//! messages as they were sent, memory as a model has it, READs that see what was there, atomics in one order that
-//! explains them all (linearizable).
+//! A workload that uses every verb, and checks the effect of each: completions exactly once and in order,
+//! messages as they were sent, memory as in a model, READs that return the modelled contents, and atomics in
+//! one order that explains all results (linearizable).
 //!
-//! Both ends of a connection know from the seed what the other will do ([`Stream`](stream::Stream)), so that a receiver
-//! knows what comes next. What an end writes to lies in memory that only its connection writes to; words for atomics are
-//! shared by all connections to a host.
+//! Both ends of a connection derive from the seed what the other end does (`stream.rs`), so a
+//! receiver expects particular messages. Each end writes to memory of its own that no other connection writes
+//! to; words for atomics are shared by all connections to a host.
 
 mod app;
 mod end;
@@ -26,44 +26,44 @@ use rocev2::{Psn, Qpn};
 use std::sync::Arc;
 use switch::Chance;
 
-/// What the connections do.
+/// Parameters of the workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verbs {
-    /// Reliable connections between each two hosts
+    /// Reliable connections (RC) between each two hosts
     pub connections: u32,
-    /// Unreliable ones (UC), beside them
+    /// Unreliable connections (UC) between each two hosts, in addition
     pub unreliable: u32,
     /// Operations of each end of a connection
     pub operations: u32,
-    /// Requests outstanding at once
+    /// Outstanding requests of each end
     pub depth: u32,
-    /// The longest message; a length is as likely to be short as to be long (bytes)
+    /// Longest message in bytes; all powers of two up to it are equally likely
     pub max_size: u32,
-    /// How often each verb is used, in the order of [`Verb::ALL`]
+    /// Relative frequency of each verb, in the order of [`Verb::ALL`]
     pub mix: [u32; Verb::ALL.len()],
     /// Path MTU
     pub mtu: PathMtu,
-    /// ACK time-out: 4.096 us times two to this
+    /// ACK timeout: 4.096 us * 2^`timeout`
     pub timeout: u8,
-    /// [`ReadyToSend::NO_LIMIT`] for no limit: then no operation may fail
+    /// Retry limit. With [`ReadyToSend::NO_LIMIT`] there is none, and no operation may fail
     pub retry_count: u8,
-    /// Receive requests that each end posts at once
+    /// Receive requests that each end keeps posted
     pub receives: u32,
-    /// The time after which a receive request that was used is posted again, at most; makes receivers that are not ready
+    /// Upper bound of the time until a used receive request is posted again (us); causes RNR NAKs
     pub repost_us: u32,
-    /// For how long a sender waits for such a receiver (IB table 45)
+    /// Minimum RNR NAK timer, as encoded (IB table 45)
     pub rnr_timer: u8,
-    /// READs and atomics outstanding at once
+    /// Outstanding READs and atomics of each end
     pub max_rd_atomic: u8,
     /// Words for atomics at each host
     pub words: u32,
-    /// Whether the ends of a host share one receive queue
+    /// Whether all ends of a host share one receive queue
     pub srq: bool,
-    /// Credits
+    /// Whether end-to-end credits are used
     pub flow_control: bool,
-    /// Whether one end of each connection keeps READs under way until the other end has done everything
+    /// Whether one end of each connection keeps READs outstanding until the other end has finished
     pub background_reads: bool,
-    /// Each host takes the rights of one of its connections away within so long (microseconds); 0 for never
+    /// Each host revokes the access rights of one of its connections within this time (us); 0 for never
     pub revoke_us: u32,
 }
 
@@ -112,7 +112,7 @@ pub enum Verb {
 }
 
 impl Verb {
-    /// Every verb.
+    /// All verbs, in the order of [`Verbs::mix`].
     pub const ALL: [Self; 7] = [
         Self::Write,
         Self::WriteImm,
@@ -123,7 +123,7 @@ impl Verb {
         Self::FetchAdd,
     ];
 
-    /// Its name in scenarios
+    /// Returns the verb's name in scenarios.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Write => "write",
@@ -136,19 +136,19 @@ impl Verb {
         }
     }
 
-    /// Whether it takes a receive request of the other side.
+    /// Returns whether the verb consumes a receive request of the other end.
     const fn takes_receive(self) -> bool {
         matches!(self, Self::WriteImm | Self::Send | Self::SendImm)
     }
 }
 
-/// What all hosts of a workload share.
+/// State that all hosts of a workload share.
 #[derive(Debug, Default)]
 pub struct Shared {
-    /// Counts what happens, in the order in which it happens
+    /// Logical clock: counts invocations and results of atomics
     ticks: AtomicU64,
     wrong: AtomicBool,
-    /// Ends that have nothing left to do
+    /// Ends that have finished
     done: AtomicU64,
     ends: AtomicU64,
 }
@@ -158,47 +158,47 @@ impl Shared {
         self.ticks.fetch_add(1, Relaxed)
     }
 
-    /// Something is wrong: the run may end.
+    /// Returns whether a check has failed, so that the run may end.
     pub fn is_wrong(&self) -> bool {
         self.wrong.load(Relaxed)
     }
 
-    /// Everything is done.
+    /// Returns whether all ends have finished.
     pub fn is_done(&self) -> bool {
         self.done.load(Relaxed) == self.ends.load(Relaxed)
     }
 }
 
-/// What stands in the memory that messages are taken from: the same at every host.
+/// Returns the contents of the memory that messages are sent from; the same at every host.
 fn pattern(seed: u64, len: usize) -> Arc<[u8]> {
-    let mut chance = Chance::stream(seed, 0x7061_7474);
+    let mut rng = Chance::stream(seed, 0x7061_7474);
     let mut bytes = Vec::with_capacity(len + 8);
     while bytes.len() < len {
-        bytes.extend(chance.bits().to_le_bytes());
+        bytes.extend(rng.bits().to_le_bytes());
     }
     bytes.truncate(len);
     bytes.into()
 }
 
-/// Makes the applications of a workload, one a host.
+/// Creates the applications of a workload, one per host. `may_fail` allows operations to fail.
 pub fn apps(verbs: &Verbs, seed: u64, hosts: usize, may_fail: bool) -> (Vec<VerbsApp>, Arc<Shared>) {
     let shared = Arc::new(Shared::default());
-    let pattern = pattern(seed, verbs.max_size as usize + stream::SPREAD as usize);
+    let pattern = pattern(seed, verbs.max_size as usize + stream::SOURCE_OFFSETS as usize);
     let apps =
         (0..hosts).map(|host| VerbsApp::new(verbs, seed, host, pattern.clone(), shared.clone(), may_fail));
     (apps.collect(), shared)
 }
 
-/// Connects every two hosts, as if their numbers had been exchanged by another way.
+/// Connects every two hosts with given queue pair numbers and PSNs, without the communication manager.
 pub fn connect(world: &mut World, hosts: &[(NodeId, IpAddr)], verbs: &Verbs, seed: u64) {
-    let mut chance = Chance::stream(seed, 0x636f_6e6e);
+    let mut rng = Chance::stream(seed, 0x636f_6e6e);
     let mut number = 0;
     for (transport, count) in [(Transport::Rc, verbs.connections), (Transport::Uc, verbs.unreliable)] {
         for first in 0..hosts.len() {
             for second in first + 1..hosts.len() {
                 for _ in 0..count {
                     let pair = Pair { transport, hosts: [first, second], number };
-                    connect_two(world, hosts, &pair, verbs, seed, &mut chance);
+                    connect_two(world, hosts, &pair, verbs, seed, &mut rng);
                     number += 1;
                 }
             }
@@ -213,12 +213,12 @@ struct Pair {
     number: u64,
 }
 
-/// A PSN to begin with: often just before the end of all PSNs, where things break.
-fn first_psn(chance: &mut Chance) -> Psn {
-    if chance.below(2) == 0 {
-        Psn::new((0u32).wrapping_sub(chance.between(1, 64) as u32))
+/// Draws an initial PSN: in half of the cases just below 2^24, so that it wraps around soon.
+fn first_psn(rng: &mut Chance) -> Psn {
+    if rng.below(2) == 0 {
+        Psn::new((0u32).wrapping_sub(rng.between(1, 64) as u32))
     } else {
-        Psn::new(chance.bits() as u32)
+        Psn::new(rng.bits() as u32)
     }
 }
 
@@ -228,9 +228,9 @@ fn connect_two(
     &Pair { transport, hosts: pair, number }: &Pair,
     verbs: &Verbs,
     seed: u64,
-    chance: &mut Chance,
+    rng: &mut Chance,
 ) {
-    let psns = [first_psn(chance), first_psn(chance)];
+    let psns = [first_psn(rng), first_psn(rng)];
     let broken = Arc::new(AtomicBool::new(false));
     let finished = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
     let made: [(Qpn, PeerMemory); 2] = [0, 1].map(|side| {
@@ -267,39 +267,39 @@ fn connect_two(
         world.with(host, |host: &mut Host<VerbsApp>, _| {
             let qpn = made[side].0;
             for modify in [Modify::Rtr(ready_to_receive), Modify::Rts(ready_to_send)] {
-                host.nic.modify_qp(qpn, modify).expect("a queue pair that was just made");
+                host.nic.modify_qp(qpn, modify).expect("a new queue pair can be connected");
             }
             host.app.connected(qpn, memory);
         });
     }
 }
 
-/// Lets the applications begin.
+/// Starts the applications.
 pub fn begin(world: &mut World, hosts: &[(NodeId, IpAddr)]) {
     for (host, _) in hosts {
         world.with(*host, |host: &mut Host<VerbsApp>, now| host.app.begin(&mut host.nic, now));
     }
 }
 
-/// What is wrong at the end, if anything: what the applications saw, and what memory and the atomics tell.
+/// Returns the first violation: what the applications found, then memory and the order of the atomics.
 pub fn check(world: &World, hosts: &[(NodeId, IpAddr)]) -> Option<String> {
     let apps: Vec<&Host<VerbsApp>> = hosts.iter().map(|(host, _)| world.node(*host)).collect();
     if let Some(wrong) = apps.iter().find_map(|host| host.app.wrong()) {
         return Some(wrong.to_owned());
     }
     for (number, host) in apps.iter().enumerate() {
-        // What the memory of a host that restarted held is forgotten. What was seen of it is not.
-        let remembers = host.lives == 1;
+        // The memory of a host that restarted is lost. Results of atomics on it remain.
+        let kept_memory = host.starts == 1;
         if let Some(wrong) = host.app.check_failures(&apps) {
             return Some(wrong);
         }
-        if remembers && let Some(wrong) = check_host(&apps, number) {
+        if kept_memory && let Some(wrong) = check_host(&apps, number) {
             return Some(wrong);
         }
         for word in 0..host.app.words() {
             let atomics = apps.iter().flat_map(|other| other.app.atomics_of(number));
             let ops: Vec<_> = atomics.filter(|atomic| atomic.word == word).map(|atomic| atomic.op).collect();
-            let last = remembers.then(|| host.app.word(&host.nic, word));
+            let last = kept_memory.then(|| host.app.word(&host.nic, word));
             if let Err(wrong) = linear::check(&ops, 0, last, Rules::default()) {
                 return Some(format!("word {word} of host {number}: {wrong}"));
             }
@@ -308,21 +308,21 @@ pub fn check(world: &World, hosts: &[(NodeId, IpAddr)]) -> Option<String> {
     None
 }
 
-/// Returns what is wrong with what a host received, and with what it wrote to others.
+/// Returns what is wrong with what a host received, or with what it wrote to other hosts.
 fn check_host(apps: &[&Host<VerbsApp>], number: usize) -> Option<String> {
     let host = apps[number];
     let wrong = host.app.check_left_over(&host.nic).or(host.app.check_revoked(&host.nic));
     let wrong_memory = |end: &end::End| {
         let other = apps[end.peer_host];
-        let intact = !end.is_broken() && other.lives == 1;
+        let intact = !end.is_broken() && other.starts == 1;
         intact.then(|| end.check_memory(&other.nic, &other.app, number)).flatten()
     };
     wrong.or_else(|| host.app.ends().iter().find_map(wrong_memory))
 }
 
-/// A buffer and a region on all of it.
+/// Allocates a buffer, and registers a region on all of it.
 fn memory(nic: &mut Rnic, pd: rnic::Pd, bytes: Vec<u8>, va: u64) -> (rnic::Buffer, rnic::Mr) {
     let len = bytes.len();
-    let buffer = nic.alloc(bytes).expect("room for a buffer");
-    (buffer, nic.register(pd, buffer, 0..len, va, Access::ALL).expect("room for a region"))
+    let buffer = nic.alloc(bytes).expect("the NIC has room for a buffer");
+    (buffer, nic.register(pd, buffer, 0..len, va, Access::ALL).expect("the NIC has room for a region"))
 }

@@ -1,8 +1,8 @@
-//! One end of an unreliable connection (UC). Nothing is promised of its messages but that each comes whole or not at
-//! all, once at most, and in order.
+//! One end of an unreliable connection (UC). UC guarantees only that each message arrives as a whole or not
+//! at all, at most once, and in order.
 //!
-//! Messages are numbered, and carry their number as immediate data. WRITEs without it come between them, and are seen
-//! by what they leave to those that have it: nothing.
+//! Messages are numbered, and carry their number as immediate data. WRITEs without immediate data are mixed
+//! with them, and are checked indirectly: the messages around them have to be intact.
 
 use super::end::{PATTERN_VA, PeerMemory, TARGET_VA};
 use super::stream::{Op, Stream};
@@ -15,19 +15,19 @@ use rocev2::Qpn;
 pub(super) struct Unreliable {
     pub(super) qpn: Qpn,
     pattern: Mr,
-    /// What the other side writes to
+    /// Memory that the other end writes to
     target: Buffer,
     peer: Option<PeerMemory>,
-    /// What it does, and what the other side does
+    /// Operations of this end, and of the other end
     own: Stream,
     incoming: Stream,
     operations: u32,
     depth: u32,
     posted: u32,
     sent: u32,
-    /// The number of the message that would come if none were lost
+    /// Number of the message that arrives next if none is lost
     next: u32,
-    /// The queue pair, or its host, has failed
+    /// Set when the queue pair or its host has failed
     pub(super) has_failed: bool,
     pub(super) counted: bool,
 }
@@ -56,12 +56,12 @@ impl Unreliable {
         self.peer = Some(peer);
     }
 
-    /// Whether nothing is left to be sent. What is to come may never come.
+    /// Returns whether nothing is left to be sent. Messages that are still expected may be lost.
     pub(super) fn is_done(&self) -> bool {
         self.has_failed || self.sent == self.operations
     }
 
-    /// Posts as much as may be outstanding.
+    /// Posts requests up to the depth.
     pub(super) fn post(&mut self, nic: &mut Rnic, pattern: &[u8]) -> Result<(), String> {
         let Some(peer) = self.peer else { return Ok(()) };
         while self.posted - self.sent < self.depth && !self.has_failed {
@@ -86,19 +86,19 @@ impl Unreliable {
         Ok(())
     }
 
-    /// A request has left.
+    /// Handles the completion of a send request.
     pub(super) fn on_sent(&mut self, completion: &Completion) -> Result<(), String> {
         match completion.status {
             Status::Success if completion.id == u64::from(self.sent) => self.sent += 1,
-            Status::Success => return Err(format!("{completion:?}, but {} comes first", self.sent)),
-            // Nobody said where the other side is: that was lost as well, each time.
+            Status::Success => return Err(format!("{completion:?}, but {} was next", self.sent)),
+            // The neighbour's address could not be resolved: each query or reply was lost.
             Status::RetryExceeded | Status::Flushed => self.has_failed = true,
-            _ => return Err(format!("{completion:?}: nothing else may fail here")),
+            _ => return Err(format!("{completion:?}: this status is not possible here")),
         }
         Ok(())
     }
 
-    /// A message has come, into this memory.
+    /// Handles the completion of a receive request; `bytes` is the received message.
     pub(super) fn on_received(
         &mut self,
         completion: &Completion,
@@ -110,23 +110,23 @@ impl Unreliable {
             self.has_failed = true;
             return Ok(());
         }
-        let Some(ahead) = completion.immediate.unwrap_or(u32::MAX).checked_sub(self.next) else {
-            return Err(format!("{completion:?} came twice, or after what followed it"));
+        let Some(missing) = completion.immediate.unwrap_or(u32::MAX).checked_sub(self.next) else {
+            return Err(format!("{completion:?} arrived twice, or after a later message"));
         };
-        // What is in between was lost.
-        let Some(op) = self.incoming.nth(ahead as usize) else {
-            return Err(format!("{completion:?}: nobody sent this"));
+        // The messages in between were lost.
+        let Some(op) = self.incoming.nth(missing as usize) else {
+            return Err(format!("{completion:?}: the other end sent no such message"));
         };
-        self.next += ahead + 1;
+        self.next += missing + 1;
         let is_write = op.verb == Verb::WriteImm;
         let of = if is_write { Completed::RecvWriteImm } else { Completed::Recv };
         let is = (completion.status, completion.of, completion.len, completion.solicited);
         if op.verb == Verb::Write || is != (Status::Success, of, op.len, op.solicited) {
-            return Err(format!("{completion:?} for {op:?}"));
+            return Err(format!("{completion:?} does not match the message {op:?}"));
         }
-        let there = if is_write { &nic.bytes(self.target)[op.at as usize..] } else { bytes };
-        if there[..op.len as usize] != *bytes_of(&op, pattern) {
-            return Err(format!("{op:?} brought something else than was sent"));
+        let received = if is_write { &nic.bytes(self.target)[op.at as usize..] } else { bytes };
+        if received[..op.len as usize] != *bytes_of(&op, pattern) {
+            return Err(format!("{op:?} delivered other data than was sent"));
         }
         Ok(())
     }

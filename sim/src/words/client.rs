@@ -1,9 +1,9 @@
-//! A client: its connections, and what they have left to do.
+//! A client: its connections, and the work left to do on them.
 
-use super::connect::{Joined, Memory, SECTION_REQUESTS, join, queue_pair};
+use super::connect::{Endpoint, Memory, SECTION_REQUESTS, connect_qp, queue_pair};
 use super::end::{Context, End, LANDING_VA};
+use super::history::Shared;
 use super::plan::Plan;
-use super::truth::Shared;
 use super::{Config, PORT};
 use crate::App;
 use core::net::IpAddr;
@@ -13,30 +13,32 @@ use rocev2::Qpn;
 use std::collections::{BTreeMap, VecDeque};
 use switch::Nanos;
 
-/// Completions that wait to be polled at most
+/// Capacity of the completion queue
 const COMPLETIONS: usize = 1 << 14;
 
-/// What a client does at a server, by one connection after another.
+/// The work of a client at a server, done on one connection after another.
 #[derive(Debug)]
-struct Work {
+struct Task {
     server: usize,
     plan: Plan,
     sections: u32,
     end: Option<End>,
-    /// How often it was connected
-    made: u32,
-    /// Connections that broke when something had been done on them
+    /// Number of connections so far
+    setups: u32,
+    /// Connections that broke after an operation had completed on them
     interrupted: u32,
-    /// Connections that broke since then, on which nothing was done
-    useless: u32,
+    /// Connections since then that broke before any operation completed
+    unused: u32,
 }
 
-impl Work {
-    /// Notes that its connection has broken.
-    fn note_break(&mut self) {
+impl Task {
+    /// Counts a break of the connection.
+    fn count_break(&mut self) {
         match &self.end {
-            Some(end) if end.was_of_use() => (self.interrupted, self.useless) = (self.interrupted + 1, 0),
-            _ => self.useless += 1,
+            Some(end) if end.has_completed_any() => {
+                (self.interrupted, self.unused) = (self.interrupted + 1, 0);
+            }
+            _ => self.unused += 1,
         }
     }
 
@@ -48,127 +50,136 @@ impl Work {
     }
 }
 
-/// A client.
+/// The application of a client.
 #[derive(Debug)]
 pub struct ClientApp {
     config: Config,
     number: usize,
-    truth: Shared,
+    history: Shared,
     resources: Option<(Pd, Cq)>,
-    works: Vec<Work>,
-    /// Ends of connections that are over
-    ended: Vec<End>,
+    tasks: Vec<Task>,
+    /// Ends of broken connections
+    broken_ends: Vec<End>,
     by_qpn: BTreeMap<u32, usize>,
-    /// Works that may have something to post
-    ready: VecDeque<usize>,
-    lives: u64,
+    /// Work items that may have something to post
+    ready_tasks: VecDeque<usize>,
+    starts: u64,
     up: bool,
     now: Nanos,
 }
 
 impl ClientApp {
-    pub(super) fn new(config: &Config, number: usize, truth: Shared) -> Self {
-        let work = |server: usize, connection: u32| {
+    pub(super) fn new(config: &Config, number: usize, history: Shared) -> Self {
+        let task = |server: usize, connection: u32| {
             let name = (number as u64) << 32 | (server as u64) << 24 | u64::from(connection);
             let seed = config.seed ^ switch::table::mix(name + 1);
-            Work {
+            Task {
                 server,
                 plan: Plan::new(config, seed),
                 sections: config.sections,
                 end: None,
-                made: 0,
+                setups: 0,
                 interrupted: 0,
-                useless: 0,
+                unused: 0,
             }
         };
         let servers = 0..usize::from(config.servers);
-        let works = servers.flat_map(|server| (0..config.connections).map(move |n| (server, n)));
+        let tasks = servers.flat_map(|server| (0..config.connections).map(move |n| (server, n)));
         Self {
             config: config.clone(),
             number,
-            truth,
+            history,
             resources: None,
-            works: works.map(|(server, connection)| work(server, connection)).collect(),
-            ended: Vec::new(),
+            tasks: tasks.map(|(server, connection)| task(server, connection)).collect(),
+            broken_ends: Vec::new(),
             by_qpn: BTreeMap::new(),
-            ready: VecDeque::new(),
-            lives: 0,
+            ready_tasks: VecDeque::new(),
+            starts: 0,
             up: false,
             now: Nanos::ZERO,
         }
     }
 
-    /// How many connections it has at once
-    pub(super) fn works(&self) -> usize {
-        self.works.len()
+    /// Returns the number of connections at once.
+    pub(super) fn task_count(&self) -> usize {
+        self.tasks.len()
     }
 
-    /// The server that one of its connections goes to
-    pub(super) fn server_of(&self, work: usize) -> usize {
-        self.works[work].server
+    /// Returns the server of a connection.
+    pub(super) fn server_of(&self, task: usize) -> usize {
+        self.tasks[task].server
     }
 
-    /// One of its connections, which may have broken
-    pub(super) fn end(&self, work: usize) -> Option<&End> {
-        self.works[work].end.as_ref()
+    /// Returns the end of a connection, which may be broken.
+    pub(super) fn end(&self, task: usize) -> Option<&End> {
+        self.tasks[task].end.as_ref()
     }
 
-    /// How often one of its connections was made
-    pub(super) fn made(&self, work: usize) -> u32 {
-        self.works[work].made
+    /// Returns how often a connection was set up.
+    pub(super) fn setups(&self, task: usize) -> u32 {
+        self.tasks[task].setups
     }
 
-    /// Connections that broke: those on which something had been done, and those without since the last of these
-    pub(super) fn breaks(&self, work: usize) -> [u32; 2] {
-        [self.works[work].interrupted, self.works[work].useless]
+    /// Returns the number of breaks of a connection: those after an operation had completed, and those since
+    /// then before any did.
+    pub(super) fn breaks(&self, task: usize) -> [u32; 2] {
+        [self.tasks[task].interrupted, self.tasks[task].unused]
     }
 
-    /// Whether it has nothing left to do. Who is down does nothing.
+    /// Returns whether nothing is left to do, as for a client that is down.
     pub(super) fn is_done(&self) -> bool {
-        !self.up || self.works.iter().all(Work::is_done)
+        !self.up || self.tasks.iter().all(Task::is_done)
     }
 
-    /// Whether a connection of it is to be made anew
-    pub(super) fn lacks(&self, work: usize) -> bool {
-        self.up && self.works[work].end.as_ref().is_none_or(|end| end.broken)
+    /// Returns whether a connection has to be set up (again).
+    pub(super) fn needs_connection(&self, task: usize) -> bool {
+        self.up && self.tasks[task].end.as_ref().is_none_or(|end| end.broken)
     }
 
-    /// The lines of all its connections, those that are over first; and whether they are
+    /// Returns the ends of all connections: broken ones first, then those of the present.
     pub(super) fn ends(&self) -> impl Iterator<Item = &End> {
-        self.ended.iter().chain(self.works.iter().filter_map(|work| work.end.as_ref()))
+        self.broken_ends.iter().chain(self.tasks.iter().filter_map(|task| task.end.as_ref()))
     }
 
-    /// Makes its end of a connection; the end that it had, if any.
-    pub(super) fn open(&mut self, nic: &mut Rnic, work: usize, line: u32) -> Qpn {
-        let (pd, cq) = self.resources.expect("it has started");
+    /// Creates this client's end of a connection. The previous end, if any, is kept for the checks.
+    pub(super) fn open(&mut self, nic: &mut Rnic, task: usize, conn_id: u32) -> Qpn {
+        let (pd, cq) = self.resources.expect("the client has started");
         let config = &self.config;
         let qpn = queue_pair(nic, pd, cq, config.depth + SECTION_REQUESTS, 1);
         let size = End::slots(config) as usize * End::slot_size(config);
-        let landing = nic.register_new(pd, size, LANDING_VA, Access::ALL).expect("room for memory");
-        let end = End::new(config, line, self.works[work].server, qpn, landing);
-        self.ended.extend(self.works[work].end.replace(end));
-        self.works[work].made += 1;
-        self.by_qpn.insert(qpn.get(), work);
+        let landing =
+            nic.register_new(pd, size, LANDING_VA, Access::ALL).expect("the NIC has room for memory");
+        let end = End::new(config, conn_id, self.tasks[task].server, qpn, landing);
+        self.broken_ends.extend(self.tasks[task].end.replace(end));
+        self.tasks[task].setups += 1;
+        self.by_qpn.insert(qpn.get(), task);
         qpn
     }
 
-    /// The connection stands.
-    pub(super) fn joined(&mut self, nic: &mut Rnic, work: usize, own: Joined, other: Joined, memory: Memory) {
-        join(nic, own, other, &self.config);
-        self.stands(work, memory);
+    /// Connects the queue pair to the server's, and starts the work.
+    pub(super) fn connected(
+        &mut self,
+        nic: &mut Rnic,
+        task: usize,
+        own: Endpoint,
+        other: Endpoint,
+        memory: Memory,
+    ) {
+        connect_qp(nic, own, other, &self.config);
+        self.established(task, memory);
     }
 
-    fn stands(&mut self, work: usize, memory: Memory) {
-        if let Some(end) = &mut self.works[work].end {
+    fn established(&mut self, task: usize, memory: Memory) {
+        if let Some(end) = &mut self.tasks[task].end {
             end.memory = Some(memory);
-            end.store = self.truth.get().memory_of(end.server);
+            end.memory_id = self.history.get().memory_of(end.server);
         }
-        self.ready.push_back(work);
+        self.ready_tasks.push_back(task);
     }
 
-    /// Asks a server for a connection.
-    pub(super) fn connect(&mut self, nic: &mut Rnic, work: usize, line: u32, to: IpAddr, now: Nanos) {
-        let qpn = self.open(nic, work, line);
+    /// Sends a server a connection request.
+    pub(super) fn connect(&mut self, nic: &mut Rnic, task: usize, conn_id: u32, to: IpAddr, now: Nanos) {
+        let qpn = self.open(nic, task, conn_id);
         let config = &self.config;
         let param = ConnParam {
             responder_resources: config.max_rd_atomic,
@@ -176,21 +187,21 @@ impl ClientApp {
             retry_count: config.retry_count,
             rnr_retry_count: 7,
             ack_timeout: config.timeout,
-            private_data: line.to_be_bytes().to_vec(),
+            private_data: conn_id.to_be_bytes().to_vec(),
             ..ConnParam::default()
         };
         let service = service_id_of(PortSpace::Tcp, PORT);
         let conn = nic.connect(qpn, to, service, param, now);
-        if let Some(end) = &mut self.works[work].end {
+        if let Some(end) = &mut self.tasks[task].end {
             end.conn = conn.ok();
         }
     }
 
-    /// Ends all connections that stand.
+    /// Disconnects all established connections.
     pub(super) fn disconnect(&mut self, nic: &mut Rnic, now: Nanos) {
-        for work in &mut self.works {
-            if let Some(conn) = work.end.as_mut().filter(|end| !end.broken).and_then(|end| end.conn.take()) {
-                // It may be over already.
+        for task in &mut self.tasks {
+            if let Some(conn) = task.end.as_mut().filter(|end| !end.broken).and_then(|end| end.conn.take()) {
+                // The connection may be over already.
                 _ = nic.disconnect(conn, &[], now);
             }
         }
@@ -204,83 +215,83 @@ impl ClientApp {
         {
             _ = nic.destroy_qp(end.qpn);
         }
-        let of = |work: &Work| work.end.as_ref().is_some_and(|end| end.conn == Some(conn) && !end.broken);
-        let Some(work) = self.works.iter().position(of) else { return };
+        let of = |task: &Task| task.end.as_ref().is_some_and(|end| end.conn == Some(conn) && !end.broken);
+        let Some(task) = self.tasks.iter().position(of) else { return };
         match event {
             CmEvent::Replied { reply, .. } => {
                 if let Some(memory) = Memory::from_bytes(&reply.private_data) {
-                    self.stands(work, memory);
+                    self.established(task, memory);
                 }
             }
-            _ if event.is_last() => self.fail(nic, work, event),
+            _ if event.is_last() => self.fail(nic, task, event),
             _ => {}
         }
     }
 
-    fn fail(&mut self, nic: &mut Rnic, work: usize, why: &CmEvent) {
-        let truth = self.truth.clone();
-        let mut truth = truth.get();
-        if let Some(end) = self.works[work].end.as_mut().filter(|end| !end.broken) {
+    fn fail(&mut self, nic: &mut Rnic, task: usize, why: &CmEvent) {
+        let history = self.history.clone();
+        let mut history = history.get();
+        if let Some(end) = self.tasks[task].end.as_mut().filter(|end| !end.broken) {
             let (client, config, now) = (self.number, &self.config, self.now);
-            end.fail(why, None, &mut Context { nic, truth: &mut truth, config, client, now });
-            truth.broken.push((self.number, work));
-            self.works[work].note_break();
+            end.fail(why, None, &mut Context { nic, history: &mut history, config, client, now });
+            history.broken.push((self.number, task));
+            self.tasks[task].count_break();
         }
     }
 
     fn on_completions(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some((_, cq)) = self.resources else { return };
-        let truth = self.truth.clone();
+        let history = self.history.clone();
         while let Some(completion) = nic.poll_cq(cq) {
-            let Some(work) = self.by_qpn.get(&completion.qpn.get()).copied() else { continue };
-            let mut truth = truth.get();
-            let Some(end) = self.works[work].end.as_mut().filter(|end| end.qpn == completion.qpn) else {
+            let Some(task) = self.by_qpn.get(&completion.qpn.get()).copied() else { continue };
+            let mut history = history.get();
+            let Some(end) = self.tasks[task].end.as_mut().filter(|end| end.qpn == completion.qpn) else {
                 continue;
             };
             let was_broken = end.broken;
             let (client, config) = (self.number, &self.config);
-            let mut context = Context { nic, truth: &mut truth, config, client, now: self.now };
+            let mut context = Context { nic, history: &mut history, config, client, now: self.now };
             end.on_completion(&completion, &mut context);
             if end.broken && !was_broken {
-                truth.broken.push((self.number, work));
+                history.broken.push((self.number, task));
                 match end.conn {
-                    // The other side is told.
+                    // Notifies the server.
                     Some(conn) => _ = nic.disconnect(conn, &[], now),
                     None => _ = nic.destroy_qp(completion.qpn),
                 }
-                self.works[work].note_break();
+                self.tasks[task].count_break();
             }
-            self.ready.push_back(work);
+            self.ready_tasks.push_back(task);
         }
     }
 
-    /// Posts as much as may be outstanding.
+    /// Posts requests up to the depth.
     fn post(&mut self, nic: &mut Rnic) {
-        let truth = self.truth.clone();
-        while let Some(work) = self.ready.pop_front() {
-            let mut truth = truth.get();
-            let work = &mut self.works[work];
-            let Some(end) = work.end.as_mut().filter(|end| !end.broken && end.memory.is_some()) else {
+        let history = self.history.clone();
+        while let Some(task) = self.ready_tasks.pop_front() {
+            let mut history = history.get();
+            let task = &mut self.tasks[task];
+            let Some(end) = task.end.as_mut().filter(|end| !end.broken && end.memory.is_some()) else {
                 continue;
             };
             let (client, config) = (self.number, &self.config);
-            let mut context = Context { nic, truth: &mut truth, config, client, now: self.now };
-            if work.sections > 0 && end.section.is_none() && end.chance.below(2) == 0 {
-                work.sections -= 1;
+            let mut context = Context { nic, history: &mut history, config, client, now: self.now };
+            if task.sections > 0 && end.section.is_none() && end.rng.below(2) == 0 {
+                task.sections -= 1;
                 end.begin_section(&mut context);
             }
             while end.outstanding() < self.config.depth as usize
-                && let Some(want) = work.plan.next()
+                && let Some(op) = task.plan.next()
             {
-                end.post(&want, &mut context);
+                end.post(&op, &mut context);
             }
-            if end.outstanding() == 0 && work.sections > 0 {
-                // Nothing else would bring it on.
-                work.sections -= 1;
+            if end.outstanding() == 0 && task.sections > 0 {
+                // No completion would trigger it otherwise.
+                task.sections -= 1;
                 end.begin_section(&mut context);
             }
-            if work.is_done() {
-                truth.news = true;
+            if task.is_done() {
+                history.check_needed = true;
             }
         }
     }
@@ -290,31 +301,31 @@ impl App for ClientApp {
     fn start(&mut self, nic: &mut Rnic, _now: Nanos) {
         let pd = nic.alloc_pd();
         self.resources = nic.create_cq(COMPLETIONS).ok().map(|cq| (pd, cq));
-        (self.up, self.lives) = (true, self.lives + 1);
-        let mut truth = self.truth.get();
-        truth.news = true;
-        if self.lives > 1 {
-            let undone = (0..self.works.len()).filter(|work| !self.works[*work].is_done());
-            truth.broken.extend(undone.map(|work| (self.number, work)));
+        (self.up, self.starts) = (true, self.starts + 1);
+        let mut history = self.history.get();
+        history.check_needed = true;
+        if self.starts > 1 {
+            let undone = (0..self.tasks.len()).filter(|task| !self.tasks[*task].is_done());
+            history.broken.extend(undone.map(|task| (self.number, task)));
         }
     }
 
     fn crash(&mut self, _nic: &Rnic) {
         self.up = false;
         self.by_qpn.clear();
-        self.ready.clear();
-        let mut truth = self.truth.get();
-        truth.news = true;
-        for work in &mut self.works {
-            let Some(end) = work.end.as_mut().filter(|end| !end.broken) else { continue };
-            truth.counts.broken += 1;
+        self.ready_tasks.clear();
+        let mut history = self.history.get();
+        history.check_needed = true;
+        for task in &mut self.tasks {
+            let Some(end) = task.end.as_mut().filter(|end| !end.broken) else { continue };
+            history.counts.broken += 1;
             end.broken = true;
-            work.note_break();
+            task.count_break();
         }
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
-        self.now = self.truth.get().now;
+        self.now = self.history.get().now;
         while let Some(event) = nic.poll_cm_event() {
             self.on_cm(nic, &event);
         }

@@ -1,12 +1,12 @@
-//! Clients and memory servers around a switch that the caller brings.
+//! Clients and memory servers around a switch that the caller supplies.
 
-use super::connect::Joined;
+use super::connect::Endpoint;
+use super::history::{Affected, Shared};
 use super::linear::Rules;
-use super::truth::{Shared, Touched};
 use super::{ClientApp, Config, ServerApp, TABLE_VA, Verb};
 use crate::clock::EPOCH;
 use crate::host::draws_forgetful;
-use crate::{Clock, Fault, Host, Liar, LiarConfig, NicCounters, NodeId, World};
+use crate::{Clock, Fault, Forger, ForgerConfig, Host, NicCounters, NodeId, World};
 use core::net::IpAddr;
 use rnic::{Interface, Rnic};
 use rocev2::Psn;
@@ -14,23 +14,23 @@ use rocev2::ethernet::MacAddr;
 use std::collections::BTreeMap;
 use switch::{Chance, Nanos};
 
-/// How often a connection is made anew at most: what hosts have room for
-const MADE: u32 = 50;
-/// Connections on which nothing is done that follow one another at most. From one to the next a client waits twice as long,
-/// up to a second. A question for an address that is lost is asked again half a second later: ten or eleven, and some more
-/// where several are lost.
-const USELESS: u32 = 16;
-/// How often a connection breaks at most as lost packets exhaust three or more retries, by chance
-const BY_CHANCE: u32 = 10;
-/// What comes after everything is done: late duplicates, last timers
-const AFTERWARDS: Nanos = Nanos::from_millis(5);
+/// Limit of set-ups of one connection; hosts have resources for this number
+const MAX_SETUPS: u32 = 50;
+/// Limit of consecutive connections on which no operation completes. A client doubles its pause after each,
+/// up to a second. A lost ARP or neighbour solicitation is repeated half a second later, which spans ten or
+/// eleven attempts; the margin is for several losses.
+const MAX_UNUSED: u32 = 16;
+/// Limit of breaks of a connection by random loss, where lost packets exhaust three or more retries
+const MAX_BREAKS_BY_LOSS: u32 = 10;
+/// Time that the run continues after the last operation, for late duplicates and timers
+const DRAIN: Nanos = Nanos::from_millis(5);
 
-/// Where hosts are to be plugged in: at one switch, or at one each side.
+/// Nodes that hosts are connected to: one switch, or one for each side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sides {
-    /// The node of the clients, whose ports come after those of the servers if both are one
+    /// Node of the clients; if it is the servers' node, too, the clients' ports follow the servers'
     pub clients: NodeId,
-    /// The node of the servers
+    /// Node of the servers
     pub servers: NodeId,
 }
 
@@ -40,10 +40,10 @@ impl From<NodeId> for Sides {
     }
 }
 
-/// What a switch is told of the hosts.
+/// Information about the hosts for the switch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wiring {
-    /// Ports: one for each host, the servers first
+    /// Number of ports: one for each host, servers first
     pub ports: u16,
     /// Addresses of the servers
     pub servers: Vec<IpAddr>,
@@ -51,31 +51,32 @@ pub struct Wiring {
     pub clients: Vec<IpAddr>,
 }
 
-/// What has been done.
+/// Totals of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Totals {
-    /// Operations that completed, in the order of [`Verb::ALL`]
+    /// Completed operations, in the order of [`Verb::ALL`]
     pub operations: [u64; Verb::ALL.len()],
-    /// `CmpSwap`s among them that stored something
+    /// `CmpSwap`s among them that stored a value
     pub swapped: u64,
-    /// Sections that had their lock
+    /// Critical sections that got their lock
     pub sections: u64,
-    /// `CmpSwap`s by which sections tried to get it
+    /// `CmpSwap`s of critical sections on locks
     pub tries: u64,
     /// Connections that broke
     pub broken: u64,
     /// Operations on single words, of all verbs
     pub recorded: u64,
-    /// Those among them of which nobody knows whether they took effect
+    /// Operations among these with an unknown outcome
     pub unknown: u64,
-    /// Frames that arrived somewhere
+    /// Frames that arrived at a node
     pub packets: u64,
-    /// The longest time that an operation took, but for those of a starved connection, and the first ones of each
+    /// Longest latency of an operation, without those of a starved connection and the first ones of each
+    /// connection
     pub longest_wait: Nanos,
 }
 
 impl Totals {
-    /// Adds what another run did.
+    /// Adds the totals of another run.
     pub fn add(&mut self, other: &Self) {
         self.operations.iter_mut().zip(other.operations).for_each(|(sum, n)| *sum += n);
         self.swapped += other.swapped;
@@ -89,18 +90,18 @@ impl Totals {
     }
 }
 
-/// Something that is done from outside, at its time.
+/// Action of the simulator that is due at a time of the world.
 #[derive(Clone, Copy, Debug)]
-enum Due {
-    /// A connection is made.
-    Connect { client: usize, work: usize },
-    /// It is looked whether all is over.
-    Look,
-    /// A host's packets come from other UDP source ports.
+enum Action {
+    /// Sets up a connection
+    Connect { client: usize, task: usize },
+    /// Checks whether everything is over
+    Check,
+    /// Changes the UDP source ports of a host
     Rehash,
-    /// A server revokes the rights of a connection.
+    /// Revokes the rights of a connection at a server
     Revoke,
-    /// Somebody does something to the switch.
+    /// Calls the operator's function on the switch
     Operate(fn(&mut World, NodeId, u64), u64),
 }
 
@@ -109,21 +110,21 @@ enum Due {
 pub struct Cluster {
     /// The network
     pub world: World,
-    /// By their numbers
+    /// Clients, by number
     pub clients: Vec<NodeId>,
-    /// By their numbers
+    /// Servers, by number
     pub servers: Vec<NodeId>,
-    /// Where they are plugged in
+    /// Nodes that the hosts are connected to
     pub sides: Sides,
     config: Config,
     wiring: Wiring,
-    truth: Shared,
-    chance: Chance,
-    lines: u32,
-    agenda: BTreeMap<(Nanos, u64), Due>,
-    entries: u64,
+    history: Shared,
+    rng: Chance,
+    next_conn_id: u32,
+    actions: BTreeMap<(Nanos, u64), Action>,
+    action_count: u64,
     first_psn: Psn,
-    /// When the last fault happens
+    /// Time of the last fault
     faults_until: Nanos,
 }
 
@@ -136,7 +137,7 @@ pub(super) fn address(config: &Config, host: u16) -> (IpAddr, u8) {
     }
 }
 
-/// Returns the MAC address of a host: servers come first, then clients.
+/// Returns the MAC address of a host: servers are numbered first, then clients.
 pub(super) const fn mac(host: u16) -> MacAddr {
     let [high, low] = host.to_be_bytes();
     MacAddr([2, 0, 0, 1, high, low])
@@ -157,16 +158,17 @@ fn nic_of(config: &Config, host: u16, max_qps: usize) -> impl FnMut() -> Rnic + 
         ..rnic::Config::new(interface)
     };
     let seed = config.seed ^ u64::from(host) << 16;
-    let mut lives = 0;
-    let restarts_alike = config.keys_again && host < config.servers;
+    let mut starts = 0;
+    let keeps_keys = config.keys_again && host < config.servers;
     move || {
-        lives += u64::from(lives == 0 || !restarts_alike);
-        Rnic::new(rnic::Config { seed: seed ^ lives << 40, ..nic.clone() })
+        starts += u64::from(starts == 0 || !keeps_keys);
+        Rnic::new(rnic::Config { seed: seed ^ starts << 40, ..nic.clone() })
     }
 }
 
 impl Cluster {
-    /// Hosts around a switch, which `switch` adds to the world, and which carry on only when they are told to.
+    /// Builds the hosts around a switch, which `switch` adds to the world. The hosts do nothing before
+    /// [`run`](Self::run).
     pub fn new<S: Into<Sides>>(config: &Config, switch: impl FnOnce(&mut World, &Wiring) -> S) -> Self {
         let mut world = World::new(config.seed);
         let addresses = |hosts: core::ops::Range<u16>| hosts.map(|host| address(config, host).0).collect();
@@ -176,14 +178,14 @@ impl Cluster {
             clients: addresses(config.servers..config.servers + config.clients),
         };
         let sides = switch(&mut world, &wiring).into();
-        let truth = Shared::new(config);
+        let history = Shared::new(config);
         let all = usize::from(config.clients) * config.connections as usize;
-        // Ends of connections that broke may stay, and those of lanes that the switch gave up.
-        let spare = if config.may_fail { MADE as usize } else { 1 };
-        let room = all * spare + config.lanes * MADE as usize + 1;
+        // Ends of broken connections may stay, and those of connections that the switch gave up.
+        let spare = if config.may_fail { MAX_SETUPS as usize } else { 1 };
+        let room = all * spare + config.lanes * MAX_SETUPS as usize + 1;
         let servers: Vec<_> = (0..config.servers)
             .map(|n| {
-                let app = ServerApp::new(config, n.into(), truth.clone());
+                let app = ServerApp::new(config, n.into(), history.clone());
                 let host = Host::new(nic_of(config, n, room), app);
                 world.add(&format!("server {n}"), host, Clock::default())
             })
@@ -191,7 +193,7 @@ impl Cluster {
         let own = config.connections as usize * usize::from(config.servers);
         let clients: Vec<_> = (0..config.clients)
             .map(|n| {
-                let app = ClientApp::new(config, n.into(), truth.clone());
+                let app = ClientApp::new(config, n.into(), history.clone());
                 let host = Host::new(nic_of(config, config.servers + n, own * spare + 1), app);
                 world.add(&format!("client {n}"), host, Clock::default())
             })
@@ -206,22 +208,22 @@ impl Cluster {
             let interfaces =
                 |hosts: core::ops::Range<u16>| hosts.map(|n| (address(config, n).0, mac(n))).collect();
             let hosts = config.servers + config.clients;
-            let liar = Liar::new(LiarConfig {
+            let forger = Forger::new(ForgerConfig {
                 seed: config.seed,
                 own: (address(config, hosts).0, mac(hosts)),
                 targets: interfaces(0..config.servers),
                 switch: None,
-                claims: interfaces(config.servers..hosts),
+                impersonated: interfaces(config.servers..hosts),
                 words: (TABLE_VA, config.table_size() as u64 / 8),
                 by_cm: config.by_cm,
-                lies: config.lies,
+                rounds: config.lies,
                 from: Nanos::from_micros(1),
             });
-            let liar = world.add("liar", liar, Clock::default());
-            world.connect(liar, sides.clients, config.client_link);
+            let forger = world.add("forger", forger, Clock::default());
+            world.connect(forger, sides.clients, config.client_link);
         }
-        let mut chance = Chance::stream(config.seed, 0x636c_7573);
-        let first_psn = first_psn(&mut chance);
+        let mut rng = Chance::stream(config.seed, 0x636c_7573);
+        let first_psn = first_psn(&mut rng);
         Self {
             world,
             clients,
@@ -229,61 +231,63 @@ impl Cluster {
             sides,
             config: config.clone(),
             wiring,
-            truth,
-            chance,
-            lines: 0,
-            agenda: BTreeMap::new(),
-            entries: 0,
+            history,
+            rng,
+            next_conn_id: 0,
+            actions: BTreeMap::new(),
+            action_count: 0,
             first_psn,
             faults_until: Nanos::ZERO,
         }
     }
 
-    /// What it was made with
+    /// Returns the parameters.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Returns the seed that everything here was drawn from.
+    /// Returns the seed of this run.
     pub fn seed(&self) -> u64 {
         self.config.seed
     }
 
-    /// Lets something happen at a time of the world; the run is not over before.
+    /// Schedules a fault at a time of the world; the run does not end before that.
     pub fn schedule(&mut self, at: Nanos, fault: Fault) {
-        self.truth.get().faults.extend(self.touched(&fault).map(|touched| (at + EPOCH, touched)));
+        self.history.get().faults.extend(self.affected(&fault).map(|affected| (at + EPOCH, affected)));
         self.world.schedule(at, fault);
         self.faults_until = self.faults_until.max(at);
-        self.enter(at + Nanos(1), Due::Look);
+        self.enter(at + Nanos(1), Action::Check);
     }
 
-    /// Lets a client and a server, which others reach, not reach each other for a while.
+    /// Partitions a client from a server for a while; both still reach all other hosts.
     pub fn part(&mut self, client: u16, server: u16, at: Nanos, until: Nanos) {
         let (client, server) = (mac(self.config.servers + client), mac(server));
-        // A connection that others share may be dead, and neither of its ends can tell the switch. Until the switch gives it up,
-        // the others connect again in vain; and once more if it is first used when the two reach each other again.
+        // A shared connection of the switch may be dead while neither host can notify the switch. Until the
+        // switch gives the connection up, the other clients reconnect in vain, and once more if the
+        // connection is first used when the partition ends.
         if self.config.shares_fate {
-            let vain = Nanos(self.config.outlives.0 * 2) + until.since(at);
-            let more = vain.0 / self.config.in_vain().0;
-            self.truth.get().faults.extend((0..more).map(|_| (at + EPOCH, Touched::All)));
+            let dead_for = Nanos(self.config.outlives.0 * 2) + until.since(at);
+            let more = dead_for.0 / self.config.retry_interval().0;
+            self.history.get().faults.extend((0..more).map(|_| (at + EPOCH, Affected::All)));
         }
         self.schedule(at, Fault::Part(client, server));
         self.schedule(until, Fault::Join(client, server));
     }
 
-    /// Lets an operator do something, which `what` says more of, to the switch at a time of the world.
+    /// Schedules a call of an operator's function, with the argument `what`, on the servers' switch.
     pub fn operate(&mut self, at: Nanos, operate: fn(&mut World, NodeId, u64), what: u64) {
-        self.enter(at, Due::Operate(operate, what));
+        self.enter(at, Action::Operate(operate, what));
     }
 
-    /// What a fault happens to: a host, or the switch and so all; nothing if it only ends another one.
-    fn touched(&self, fault: &Fault) -> Option<Touched> {
+    /// Returns what a fault affects: a host, or the switch and so all hosts. None if the fault only ends
+    /// another one.
+    fn affected(&self, fault: &Fault) -> Option<Affected> {
         let at = |nodes: &[NodeId]| {
-            let client = self.clients.iter().position(|client| nodes.contains(client)).map(Touched::Client);
+            let client = self.clients.iter().position(|client| nodes.contains(client)).map(Affected::Client);
             let server =
-                || self.servers.iter().position(|server| nodes.contains(server)).map(Touched::Server);
+                || self.servers.iter().position(|server| nodes.contains(server)).map(Affected::Server);
             let own = client.or_else(server).filter(|_| !self.config.shares_fate);
-            own.unwrap_or(Touched::All)
+            own.unwrap_or(Affected::All)
         };
         match fault {
             Fault::Crash(node) | Fault::Pause(node) => Some(at(&[*node])),
@@ -295,38 +299,38 @@ impl Cluster {
                 let of = |n: usize| mac(self.config.servers + n as u16);
                 (0..self.clients.len()).find(|n| [*a, *b].contains(&of(*n))).map(|n| at(&[self.clients[n]]))
             }
-            Fault::Swap(..) => Some(Touched::All),
+            Fault::Swap(..) => Some(Affected::All),
             _ => None,
         }
     }
 
-    /// Returns all hosts and switches of the cluster.
+    /// Returns all hosts and switches.
     pub fn nodes(&self) -> Vec<NodeId> {
         let sides = [self.sides.clients, self.sides.servers];
         let switches = &sides[..if sides[0] == sides[1] { 1 } else { 2 }];
         [&self.clients[..], &self.servers[..], switches].concat()
     }
 
-    /// A client
+    /// Returns a client.
     pub fn client(&self, number: usize) -> &Host<ClientApp> {
         self.world.node(self.clients[number])
     }
 
-    /// A server
+    /// Returns a server.
     pub fn server(&self, number: usize) -> &Host<ServerApp> {
         self.world.node(self.servers[number])
     }
 
-    /// What a server's NIC has counted in this life
+    /// Returns the counters of a server's NIC since its last start.
     pub fn server_counters(&self, number: usize) -> &NicCounters {
         self.server(number).nic.counters()
     }
 
-    /// What has been done so far
+    /// Returns the totals so far.
     pub fn totals(&self) -> Totals {
-        let truth = self.truth.get();
-        let (recorded, unknown) = truth.recorded();
-        let counts = truth.counts;
+        let history = self.history.get();
+        let (recorded, unknown) = history.recorded();
+        let counts = history.counts;
         Totals {
             operations: counts.operations,
             swapped: counts.swapped,
@@ -343,17 +347,19 @@ impl Cluster {
     /// Runs to the end, and checks everything.
     ///
     /// # Errors
-    /// The first thing that must not be; also if it is not over at `limit`.
+    /// The first violation, or the list of the clients that are not done at `limit`.
     pub fn run(&mut self, limit: Nanos) -> Result<(), String> {
         for client in 0..self.clients.len() {
-            for work in 0..self.client(client).app.works() {
-                self.enter(self.config.begin_at, Due::Connect { client, work });
+            for task in 0..self.client(client).app.task_count() {
+                self.enter(self.config.begin_at, Action::Connect { client, task });
             }
         }
-        let mut chance = Chance::stream(self.config.seed, 0x0070_6174_6873);
-        for (due, count) in [(Due::Rehash, self.config.rehashes), (Due::Revoke, self.config.revocations)] {
+        let mut rng = Chance::stream(self.config.seed, 0x0070_6174_6873);
+        for (due, count) in
+            [(Action::Rehash, self.config.rehashes), (Action::Revoke, self.config.revocations)]
+        {
             for _ in 0..count {
-                self.enter(Nanos::from_micros(chance.between(20, 400)), due);
+                self.enter(Nanos::from_micros(rng.between(20, 400)), due);
             }
         }
         self.run_until_done(limit)?;
@@ -363,139 +369,144 @@ impl Cluster {
                     .with(node, |host: &mut Host<ClientApp>, now| host.app.disconnect(&mut host.nic, now));
             }
         }
-        self.world.run_until(self.world.now() + AFTERWARDS);
+        self.world.run_until(self.world.now() + DRAIN);
         self.check()
     }
 
     fn run_until_done(&mut self, limit: Nanos) -> Result<(), String> {
-        // Hosts begin.
+        // Starts the hosts.
         self.world.next_at();
         loop {
-            let due = self.agenda.first_key_value().map(|((at, _), _)| *at);
+            let due = self.actions.first_key_value().map(|((at, _), _)| *at);
             let next = self.world.next_at();
             if let Some(at) = due
                 && next.is_none_or(|next| next >= at)
             {
-                self.truth.get().now = at + EPOCH;
+                self.history.get().now = at + EPOCH;
                 self.world.run_until(at);
-                match self.agenda.pop_first() {
-                    Some((_, Due::Connect { client, work })) => self.connect(client, work),
-                    Some((_, Due::Rehash)) => self.rehash(),
-                    Some((_, Due::Revoke)) => self.revoke(),
-                    Some((_, Due::Operate(operate, what))) => {
+                match self.actions.pop_first() {
+                    Some((_, Action::Connect { client, task })) => self.connect(client, task),
+                    Some((_, Action::Rehash)) => self.rehash(),
+                    Some((_, Action::Revoke)) => self.revoke(),
+                    Some((_, Action::Operate(operate, what))) => {
                         operate(&mut self.world, self.sides.servers, what);
                     }
-                    Some((_, Due::Look)) | None => {}
+                    Some((_, Action::Check)) | None => {}
                 }
-                self.truth.get().news = true;
+                self.history.get().check_needed = true;
             } else {
-                self.truth.get().now = next.unwrap_or(limit) + EPOCH;
+                self.history.get().now = next.unwrap_or(limit) + EPOCH;
                 if !self.world.step(limit) {
-                    return Err(self.undone());
+                    return Err(self.not_done());
                 }
             }
-            if core::mem::take(&mut self.truth.get().news) && self.attend()? {
+            if core::mem::take(&mut self.history.get().check_needed) && self.reconnect_broken()? {
                 return Ok(());
             }
         }
     }
 
-    /// Does what hosts cannot do by themselves. Whether everything is over.
-    fn attend(&mut self) -> Result<bool, String> {
+    /// Reconnects broken connections. Returns whether everything is over.
+    fn reconnect_broken(&mut self) -> Result<bool, String> {
         let broken = {
-            let mut truth = self.truth.get();
-            if let Some(wrong) = &truth.wrong {
+            let mut history = self.history.get();
+            if let Some(wrong) = &history.wrong {
                 return Err(wrong.clone());
             }
-            core::mem::take(&mut truth.broken)
+            core::mem::take(&mut history.broken)
         };
-        for (client, work) in broken {
-            self.tell_server(client, work);
-            let [_, useless] = self.client(client).app.breaks(work);
-            let after = Nanos(self.config.reconnect_after.0 << useless.min(12));
-            self.enter(self.world.now() + after, Due::Connect { client, work });
+        for (client, task) in broken {
+            self.notify_server(client, task);
+            let [_, unused] = self.client(client).app.breaks(task);
+            let after = Nanos(self.config.reconnect_after.0 << unused.min(12));
+            self.enter(self.world.now() + after, Action::Connect { client, task });
         }
-        let connects = self.agenda.values().any(|due| matches!(due, Due::Connect { .. }));
+        let connects = self.actions.values().any(|due| matches!(due, Action::Connect { .. }));
         let over = !connects && self.world.now() > self.faults_until;
         Ok(over && (0..self.clients.len()).all(|client| self.client(client).app.is_done()))
     }
 
-    fn undone(&self) -> String {
-        let undone: Vec<_> =
+    fn not_done(&self) -> String {
+        let not_done: Vec<_> =
             (0..self.clients.len()).filter(|client| !self.client(*client).app.is_done()).collect();
-        format!("at {:?}, clients {undone:?} are not done", self.world.now())
+        format!("at {:?}, clients {not_done:?} are not done", self.world.now())
     }
 
-    fn enter(&mut self, at: Nanos, due: Due) {
-        self.entries += 1;
-        self.agenda.insert((at, self.entries), due);
+    fn enter(&mut self, at: Nanos, due: Action) {
+        self.action_count += 1;
+        self.actions.insert((at, self.action_count), due);
     }
 
-    /// A server hears that connections of a client are over. Of the last one it may have to find out by itself.
-    fn tell_server(&mut self, client: usize, work: usize) {
+    /// Notifies a server that connections of a client are over. The server may have to detect the end of the
+    /// last one by itself.
+    fn notify_server(&mut self, client: usize, task: usize) {
         let host = self.client(client);
-        let server = host.app.server_of(work);
-        // A client that begins anew uses the numbers of its queue pairs again: what its server's old ones say would be
-        // taken for the new ones' words.
-        let stays =
-            if self.config.linger && host.lives == 1 { host.app.end(work).map(|end| end.line) } else { None };
+        let server = host.app.server_of(task);
+        // A client that restarts reuses its queue pair numbers. Packets of the server's old queue pairs would
+        // be mistaken for packets of the new ones.
+        let stays = if self.config.linger && host.starts == 1 {
+            host.app.end(task).map(|end| end.conn_id)
+        } else {
+            None
+        };
         let over =
-            host.app.ends().filter(|end| end.broken && end.server == server && Some(end.line) != stays);
-        let lines: Vec<u32> = over.map(|end| end.line).collect();
-        for line in lines {
-            self.truth.get().now = self.world.now() + EPOCH;
+            host.app.ends().filter(|end| end.broken && end.server == server && Some(end.conn_id) != stays);
+        let conn_ids: Vec<u32> = over.map(|end| end.conn_id).collect();
+        for conn_id in conn_ids {
+            self.history.get().now = self.world.now() + EPOCH;
             self.world.with(self.servers[server], |host: &mut Host<ServerApp>, _| {
-                host.app.drop_line(&mut host.nic, line);
+                host.app.drop_connection(&mut host.nic, conn_id);
             });
         }
     }
 
-    /// Returns why no fault explains how often a connection broke.
-    fn breaks_too_often(&self, client: usize, work: usize) -> Option<String> {
+    /// Returns a violation if a connection broke more often than the faults explain.
+    fn breaks_too_often(&self, client: usize, task: usize) -> Option<String> {
         let app = &self.client(client).app;
-        let server = app.server_of(work);
-        let [interrupted, useless] = app.breaks(work);
-        let faults = self.truth.get().touches(client, server, self.world.now() + EPOCH) as u32;
-        let chance = if self.config.harms() { BY_CHANCE } else { 0 };
-        let most = faults + self.config.revocations + chance;
-        let too_often = interrupted > most || useless > USELESS || app.made(work) >= MADE;
+        let server = app.server_of(task);
+        let [interrupted, unused] = app.breaks(task);
+        let faults = self.history.get().faults_affecting(client, server, self.world.now() + EPOCH) as u32;
+        let by_loss = if self.config.costs_retries() { MAX_BREAKS_BY_LOSS } else { 0 };
+        let most = faults + self.config.revocations + by_loss;
+        let too_often = interrupted > most || unused > MAX_UNUSED || app.setups(task) >= MAX_SETUPS;
         too_often.then(|| {
             format!(
-                "a connection of client {client} with server {server} broke {interrupted} times in use, and {useless} times since then: {faults} faults do not explain this"
+                "a connection of client {client} with server {server} broke {interrupted} times in use, \
+                 and {unused} times since then without use: {faults} faults do not explain this"
             )
         })
     }
 
-    /// Makes a connection, unless one end is down.
-    fn connect(&mut self, client: usize, work: usize) {
+    /// Sets up a connection, unless an end is down.
+    fn connect(&mut self, client: usize, task: usize) {
         let host = self.client(client);
-        if !host.app.lacks(work) {
+        if !host.app.needs_connection(task) {
             return;
         }
-        let (lives, server) = (host.lives, host.app.server_of(work));
-        if let Some(why) = self.breaks_too_often(client, work) {
-            self.truth.get().fail(|| why);
+        let (starts, server) = (host.starts, host.app.server_of(task));
+        if let Some(reason) = self.breaks_too_often(client, task) {
+            self.history.get().fail(|| reason);
             return;
         }
         if !self.server(server).app.is_up() {
-            self.enter(self.world.now() + Nanos::from_millis(1), Due::Connect { client, work });
+            self.enter(self.world.now() + Nanos::from_millis(1), Action::Connect { client, task });
             return;
         }
-        self.lines += 1;
-        let line = self.lines;
+        self.next_conn_id += 1;
+        let conn_id = self.next_conn_id;
         let (client_node, server_node) = (self.clients[client], self.servers[server]);
         let addresses = [self.wiring.clients[client], self.wiring.servers[server]];
         if self.config.by_cm {
             self.world.with(client_node, |host: &mut Host<ClientApp>, now| {
-                host.app.connect(&mut host.nic, work, line, addresses[1], now);
+                host.app.connect(&mut host.nic, task, conn_id, addresses[1], now);
             });
             return;
         }
         let psns = [(); 2].map(|()| {
-            let psn = first_psn(&mut self.chance);
-            // Late packets for a queue pair whose number comes again must not fit.
-            let random = Psn::new(self.chance.bits() as u32);
-            match (lives > 1 || self.server(server).lives > 1, self.config.equal_psns) {
+            let psn = first_psn(&mut self.rng);
+            // Late packets for a reused queue pair number must not have a valid PSN.
+            let random = Psn::new(self.rng.bits() as u32);
+            match (starts > 1 || self.server(server).starts > 1, self.config.equal_psns) {
                 (true, _) => random,
                 (false, true) => self.first_psn,
                 (false, false) => psn,
@@ -503,27 +514,27 @@ impl Cluster {
         });
         let qpn = self
             .world
-            .with(client_node, |host: &mut Host<ClientApp>, _| host.app.open(&mut host.nic, work, line));
-        let own = Joined { address: addresses[0], qpn, psn: psns[0] };
-        let made = self.world.with(server_node, |host: &mut Host<ServerApp>, _| {
-            let (qpn, memory) = host.app.serve(&mut host.nic, line)?;
-            let other = Joined { address: addresses[1], qpn, psn: psns[1] };
-            host.app.joined(&mut host.nic, other, own);
+            .with(client_node, |host: &mut Host<ClientApp>, _| host.app.open(&mut host.nic, task, conn_id));
+        let own = Endpoint { address: addresses[0], qpn, psn: psns[0] };
+        let accepted = self.world.with(server_node, |host: &mut Host<ServerApp>, _| {
+            let (qpn, memory) = host.app.serve(&mut host.nic, conn_id)?;
+            let other = Endpoint { address: addresses[1], qpn, psn: psns[1] };
+            host.app.connected(&mut host.nic, other, own);
             Some((other, memory))
         });
-        if let Some((other, memory)) = made {
+        if let Some((other, memory)) = accepted {
             self.world.with(client_node, |host: &mut Host<ClientApp>, now| {
-                host.app.joined(&mut host.nic, work, own, other, memory);
+                host.app.connected(&mut host.nic, task, own, other, memory);
                 crate::App::run(&mut host.app, &mut host.nic, now);
             });
         }
     }
 
-    /// Some host's packets come from other UDP source ports from now on.
+    /// Changes the UDP source ports of a random host.
     fn rehash(&mut self) {
-        let salt = self.chance.bits() as u16;
+        let salt = self.rng.bits() as u16;
         let hosts = self.clients.len() + self.servers.len();
-        let host = self.chance.below(hosts as u64) as usize;
+        let host = self.rng.below(hosts as u64) as usize;
         if let Some(client) = self.clients.get(host) {
             self.world.with(*client, |host: &mut Host<ClientApp>, _| host.nic.set_path_salt(salt));
             return;
@@ -532,38 +543,40 @@ impl Cluster {
         self.world.with(server, |host: &mut Host<ServerApp>, _| host.nic.set_path_salt(salt));
     }
 
-    /// A server takes its rights away from some connection.
+    /// Revokes the rights of a random connection at a random server.
     fn revoke(&mut self) {
-        let server = self.servers[self.chance.below(self.servers.len() as u64) as usize];
-        let nth = self.chance.bits();
-        let line =
+        let server = self.servers[self.rng.below(self.servers.len() as u64) as usize];
+        let nth = self.rng.bits();
+        let conn_id =
             self.world.with(server, |host: &mut Host<ServerApp>, _| host.app.revoke(&mut host.nic, nth));
-        if let Some(line) = line {
+        if let Some(conn_id) = conn_id {
             let now = self.world.now() + EPOCH;
-            let mut truth = self.truth.get();
-            truth.revoke(line, now + self.config.revoked_within);
-            truth.faults.extend(self.config.shares_fate.then_some((now, Touched::All)));
+            let mut history = self.history.get();
+            history.revoke(conn_id, now + self.config.revoked_within);
+            history.faults.extend(self.config.shares_fate.then_some((now, Affected::All)));
         }
     }
 
-    /// What must hold in the end.
+    /// Checks everything that has to hold at the end.
     fn check(&self) -> Result<(), String> {
-        let truth = self.truth.get();
-        if let Some(wrong) = &truth.wrong {
+        let history = self.history.get();
+        if let Some(wrong) = &history.wrong {
             return Err(wrong.clone());
         }
         let rules = Rules { reads_in_order: self.config.keeps_order() };
-        truth.lost().try_for_each(|memory| truth.check(memory, None, rules))?;
+        history.lost().try_for_each(|memory| history.check(memory, None, rules))?;
         for number in 0..self.servers.len() {
             let host = self.server(number);
-            truth.check(truth.memory_of(number), Some(host.app.table(&host.nic)), rules)?;
+            history.check(history.memory_of(number), Some(host.app.table(&host.nic)), rules)?;
             let failed = host.app.failed(&host.nic);
             if !self.config.may_fail && !self.config.by_cm && failed > 0 {
-                return Err(format!("{failed} connections have failed at server {number}"));
+                return Err(format!(
+                    "server {number}: {failed} queue pairs are in the error state at the end"
+                ));
             }
             for client in 0..self.clients.len() {
                 for end in self.client(client).app.ends().filter(|end| end.server == number) {
-                    if let Some((own, messages)) = host.app.of_line(&host.nic, end.line) {
+                    if let Some((own, messages)) = host.app.of_connection(&host.nic, end.conn_id) {
                         end.check(own, messages)?;
                     }
                 }
@@ -573,9 +586,9 @@ impl Cluster {
     }
 }
 
-/// A PSN to begin with: often just before the end of all PSNs, where things break.
-fn first_psn(chance: &mut Chance) -> Psn {
-    let near = 0u32.wrapping_sub(chance.between(1, 64) as u32);
-    let any = chance.bits() as u32;
-    Psn::new(if chance.below(2) == 0 { near } else { any })
+/// Draws an initial PSN: in half of the cases just below 2^24, so that it wraps around soon.
+fn first_psn(rng: &mut Chance) -> Psn {
+    let near = 0u32.wrapping_sub(rng.between(1, 64) as u32);
+    let any = rng.bits() as u32;
+    Psn::new(if rng.below(2) == 0 { near } else { any })
 }

@@ -1,4 +1,4 @@
-//! What both ends of a connection tell each other before they use it, and how they are joined by hand.
+//! Parameters that both ends of a connection exchange, and the set-up without the communication manager.
 
 use super::{Config, fill};
 use core::net::IpAddr;
@@ -7,17 +7,17 @@ use rocev2::aeth::RnrTimer;
 use rocev2::{Psn, Qpn};
 use switch::table::mix;
 
-/// How long a sender waits for a receiver that is not ready: 10 us (IB table 45)
+/// Minimum RNR NAK timer: 10 us (IB table 45)
 pub(super) const RNR_TIMER: RnrTimer = RnrTimer(1);
-/// Requests of a section that are outstanding at once
+/// Outstanding requests of a critical section at most
 pub(super) const SECTION_REQUESTS: u32 = 3;
 
-/// What a client is told of a server's memory.
+/// A server's memory, as announced to a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Memory {
     pub(super) table: Remote,
     pub(super) pages: Remote,
-    /// The connection's own
+    /// Memory of the connection's own
     pub(super) own: Remote,
 }
 
@@ -27,10 +27,10 @@ impl Memory {
         [bytes(self.table), bytes(self.pages), bytes(self.own)].concat()
     }
 
-    /// What stands at the beginning of a reply's private data
+    /// Parses the beginning of a reply's private data.
     pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let at = |place: usize| {
-            let bytes = bytes.get(place * 12..place * 12 + 12)?;
+        let at = |index: usize| {
+            let bytes = bytes.get(index * 12..index * 12 + 12)?;
             let (va, rkey) = (*bytes.first_chunk()?, *bytes.last_chunk()?);
             Some(Remote { va: u64::from_be_bytes(va), rkey: u32::from_be_bytes(rkey) })
         };
@@ -38,36 +38,37 @@ impl Memory {
     }
 }
 
-/// How a message comes
+/// Way of sending a message
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// By SEND
+    /// SEND
     Send,
-    /// By SEND with its number as immediate data
+    /// SEND with the message's number as immediate data
     SendImm,
-    /// By RDMA WRITE to the beginning of the connection's own memory, with its number as immediate data
+    /// RDMA WRITE to the beginning of the connection's own memory, with the message's number as immediate
+    /// data
     WriteImm,
 }
 
-/// How the n-th message of a connection comes
-pub(super) const fn kind(line: u32, number: u64) -> Kind {
-    match mix((line as u64) << 32 | number) >> 32 & 3 {
+/// Returns how the n-th message of a connection is sent.
+pub(super) const fn kind(conn_id: u32, number: u64) -> Kind {
+    match mix((conn_id as u64) << 32 | number) >> 32 & 3 {
         0 => Kind::SendImm,
         1 => Kind::WriteImm,
         _ => Kind::Send,
     }
 }
 
-/// The n-th message of a connection
-pub(super) fn message(line: u32, number: u64, max_size: u32) -> Vec<u8> {
-    let name = mix(mix(u64::from(line) << 32 | number) | 1);
-    // Each power of two as likely as the next
+/// Returns the contents of the n-th message of a connection.
+pub(super) fn message(conn_id: u32, number: u64, max_size: u32) -> Vec<u8> {
+    let name = mix(mix(u64::from(conn_id) << 32 | number) | 1);
+    // All powers of two are equally likely.
     let bits = name % u64::from(33 - max_size.leading_zeros());
     let len = (name >> 8) & ((1 << bits) - 1);
     fill(name | 1, len.min(max_size.into()) as usize)
 }
 
-/// A queue pair to which the other side may do anything.
+/// Creates a queue pair with all access rights.
 pub(super) fn queue_pair(nic: &mut Rnic, pd: Pd, cq: Cq, max_send: u32, max_recv: u32) -> Qpn {
     let init = QpInit {
         transport: Transport::Rc,
@@ -78,22 +79,23 @@ pub(super) fn queue_pair(nic: &mut Rnic, pd: Pd, cq: Cq, max_send: u32, max_recv
         max_send: max_send as usize,
         max_recv: max_recv as usize,
     };
-    let qpn = nic.create_qp(init).expect("room for a queue pair");
-    nic.modify_qp(qpn, Modify::Init { access: Access::ALL, qkey: 0 }).expect("a new queue pair");
+    let qpn = nic.create_qp(init).expect("the NIC has room for a queue pair");
+    nic.modify_qp(qpn, Modify::Init { access: Access::ALL, qkey: 0 })
+        .expect("a new queue pair can be initialized");
     qpn
 }
 
-/// One end of a connection as it is told to its NIC.
+/// Parameters of one end of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Joined {
+pub(super) struct Endpoint {
     pub(super) address: IpAddr,
     pub(super) qpn: Qpn,
-    /// The PSN with which it begins to send
+    /// Initial PSN of its requests
     pub(super) psn: Psn,
 }
 
-/// Joins an end to the other one.
-pub(super) fn join(nic: &mut Rnic, own: Joined, other: Joined, config: &Config) {
+/// Connects a queue pair to the other end's.
+pub(super) fn connect_qp(nic: &mut Rnic, own: Endpoint, other: Endpoint, config: &Config) {
     let receive = ReadyToReceive {
         path: Path::new(own.address, other.address),
         dest_qp: other.qpn,
@@ -111,6 +113,6 @@ pub(super) fn join(nic: &mut Rnic, own: Joined, other: Joined, config: &Config) 
         flow_control: false,
     };
     for modify in [Modify::Rtr(receive), Modify::Rts(send)] {
-        nic.modify_qp(own.qpn, modify).expect("a queue pair that was just made");
+        nic.modify_qp(own.qpn, modify).expect("a new queue pair can be connected");
     }
 }

@@ -1,10 +1,10 @@
-//! A client's end of a connection: what it has asked for, and what it expects.
+//! A client's end of a connection: its outstanding requests, and the results that it expects.
 
 use super::connect::{Kind, Memory, kind, message};
+use super::history::{History, Recorded};
 use super::linear::Action;
-use super::plan::{Guess, Want};
+use super::plan::{Guess, PlannedOp};
 use super::section::Section;
-use super::truth::{Recorded, Truth};
 use super::{Config, STARVED, Verb, fill, unique};
 use core::fmt::Debug;
 use rnic::cm::Conn;
@@ -13,41 +13,42 @@ use rocev2::Qpn;
 use std::collections::VecDeque;
 use switch::{Chance, Nanos};
 
-/// Where what is fetched lands
+/// Virtual address of the landing zone of fetched data
 pub(super) const LANDING_VA: u64 = 0x3000_0000_0000;
 
-/// What an end needs of its host.
+/// State of the host that an end uses.
 pub(super) struct Context<'a> {
     pub(super) nic: &'a mut Rnic,
-    pub(super) truth: &'a mut Truth,
+    pub(super) history: &'a mut History,
     pub(super) config: &'a Config,
-    /// The client, by number
+    /// Number of the client
     pub(super) client: usize,
     pub(super) now: Nanos,
 }
 
-/// What a request is for.
+/// Purpose of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum What {
-    /// Words: what is known of each of them, what a `CmpSwap` expects, and how many bytes are fetched before them
+pub(super) enum Purpose {
+    /// Words: their recorded operations, the expected value of a `CmpSwap`, and the number of bytes fetched
+    /// before them
     Words(Verb, Vec<Recorded>, Option<u64>, usize),
-    /// Memory of its own: from here on, and what is written
+    /// WRITE to memory of its own: offset and data
     Write(usize, Vec<u8>),
-    /// Memory of its own: from here on, and what has to be there
+    /// READ of memory of its own: offset and expected data
     Read(usize, Vec<u8>),
-    /// A message, and whether it is written to the beginning of its own memory
+    /// A message; with its data if it is written to the beginning of its own memory
     Message(Option<Vec<u8>>),
-    /// A section's lock
+    /// Attempt to take the lock of a critical section
     Lock(Recorded),
-    /// A section's page
+    /// READ of the page of a critical section
     Page,
-    /// What a section writes
+    /// WRITE of the page of a critical section
     WritePage,
-    /// A section's lock given back, by `CmpSwap` from this or by WRITE
+    /// Release of the lock of a critical section, by `CmpSwap` from this value, or by WRITE
     Unlock(Recorded, Option<u64>),
 }
 
-impl What {
+impl Purpose {
     const fn completed(&self) -> Completed {
         match self {
             Self::Words(Verb::CompareSwap, ..) | Self::Lock(_) | Self::Unlock(_, Some(_)) => {
@@ -65,8 +66,8 @@ impl What {
     }
 }
 
-impl What {
-    /// What it writes to its own memory, and where
+impl Purpose {
+    /// Returns the offset and the data of a write to its own memory.
     fn written(&self) -> Option<(usize, &[u8])> {
         match self {
             Self::Write(at, bytes) => Some((*at, bytes)),
@@ -80,13 +81,13 @@ impl What {
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) operation: Operation,
-    /// What it sends; nothing if it fetches
+    /// Data to send; empty if the request fetches
     pub(super) data: Vec<u8>,
-    /// Bytes that it fetches
+    /// Bytes to fetch
     pub(super) fetch: usize,
     pub(super) signaled: bool,
     pub(super) fence: bool,
-    pub(super) what: What,
+    pub(super) purpose: Purpose,
 }
 
 /// A request that has not completed.
@@ -94,24 +95,24 @@ pub(super) struct Request {
 struct Pending {
     id: u64,
     posted: Nanos,
-    what: What,
+    purpose: Purpose,
     slot: Option<u32>,
     fetch: usize,
     signaled: bool,
 }
 
-/// An end.
+/// A client's end of a connection.
 #[derive(Debug)]
 pub(super) struct End {
-    /// A number for this connection, and no other one ever
-    pub(super) line: u32,
+    /// Serial number of this connection, which is never reused
+    pub(super) conn_id: u32,
     pub(super) server: usize,
-    /// That server's memory when the connection stood, by number
-    pub(super) store: usize,
+    /// Number of the server's memory at the time of the connection set-up
+    pub(super) memory_id: usize,
     pub(super) qpn: Qpn,
-    /// The server's memory, when it is connected
+    /// Announced memory of the server, once connected
     pub(super) memory: Option<Memory>,
-    /// If the communication manager makes it
+    /// Handle, if the communication manager sets up the connection
     pub(super) conn: Option<Conn>,
     pub(super) broken: bool,
     landing: (Buffer, Mr),
@@ -119,29 +120,29 @@ pub(super) struct End {
     free: Vec<u32>,
     pending: VecDeque<Pending>,
     posted: u64,
-    /// The first request whose time is measured: the first that was posted after one was done
-    measured: u64,
-    /// Requests posted since one that tells when it is done
-    silent: u32,
-    /// Its own memory when all is executed that was posted, and as far as it has completed
+    /// First request whose latency is measured: the first one posted after a completion
+    first_measured: u64,
+    /// Requests posted since the last signaled one
+    unsignaled: u32,
+    /// Its own memory after the execution of everything posted
     model: Vec<u8>,
     confirmed: Vec<u8>,
-    /// Messages posted, and completed
+    /// Number of messages posted, and of those completed
     sent: [u64; 2],
-    /// What it has seen or written last, by word
-    pub(super) seen: Vec<u64>,
-    pub(super) chance: Chance,
+    /// Latest known value of each word
+    pub(super) latest: Vec<u64>,
+    pub(super) rng: Chance,
     pub(super) section: Option<Section>,
 }
 
 impl End {
-    /// An end whose queue pair and landing zone are there.
-    pub(super) fn new(config: &Config, line: u32, server: usize, qpn: Qpn, landing: (Buffer, Mr)) -> Self {
+    /// Creates an end with its queue pair and landing zone.
+    pub(super) fn new(config: &Config, conn_id: u32, server: usize, qpn: Qpn, landing: (Buffer, Mr)) -> Self {
         let own = vec![0; config.max_size as usize];
         Self {
-            line,
+            conn_id,
             server,
-            store: server,
+            memory_id: server,
             qpn,
             memory: None,
             conn: None,
@@ -151,28 +152,28 @@ impl End {
             free: (0..Self::slots(config)).rev().collect(),
             pending: VecDeque::new(),
             posted: 0,
-            measured: u64::MAX,
-            silent: 0,
+            first_measured: u64::MAX,
+            unsignaled: 0,
             model: own.clone(),
             confirmed: own,
             sent: [0; 2],
-            seen: vec![0; config.words as usize],
-            chance: Chance::stream(config.seed, 0x656e_6400 | u64::from(line) << 32),
+            latest: vec![0; config.words as usize],
+            rng: Chance::stream(config.seed, 0x656e_6400 | u64::from(conn_id) << 32),
             section: None,
         }
     }
 
-    /// Requests that fetch something, at once
+    /// Returns the number of outstanding requests that fetch data at most.
     pub(super) const fn slots(config: &Config) -> u32 {
         config.depth + super::connect::SECTION_REQUESTS
     }
 
-    /// Bytes that a request fetches at most
+    /// Returns the largest number of bytes that a request fetches.
     pub(super) fn slot_size(config: &Config) -> usize {
         config.table_size().max(config.page_size as usize).max(config.max_size as usize).max(8)
     }
 
-    /// Requests outstanding
+    /// Returns the number of outstanding requests.
     pub(super) fn outstanding(&self) -> usize {
         self.pending.len()
     }
@@ -181,121 +182,123 @@ impl End {
         Remote { va: base.va + bytes as u64, ..base }
     }
 
-    /// The place of a word, or of a lock
+    /// Returns the address of a word, or of a lock.
     pub(super) fn word_at(&self, word: usize) -> Remote {
         self.memory.map_or(Remote { va: 0, rkey: 0 }, |memory| Self::remote(memory.table, word * 8))
     }
 
-    /// The place of a page
+    /// Returns the address of a page.
     pub(super) fn page_at(&self, page: usize, config: &Config) -> Remote {
         let size = config.page_size as usize;
         self.memory.map_or(Remote { va: 0, rkey: 0 }, |memory| Self::remote(memory.pages, page * size))
     }
 
     /// Posts an operation.
-    pub(super) fn post(&mut self, want: &Want, context: &mut Context<'_>) {
-        let request = match want.verb {
-            Verb::Write | Verb::Read | Verb::Send => self.own_request(want, context.config),
-            _ => self.words_request(want, context.truth, context.config),
+    pub(super) fn post(&mut self, op: &PlannedOp, context: &mut Context<'_>) {
+        let request = match op.verb {
+            Verb::Write | Verb::Read | Verb::Send => self.own_request(op, context.config),
+            _ => self.words_request(op, context.history, context.config),
         };
-        let signaled = want.signaled || self.silent + 1 >= context.config.depth;
+        let signaled = op.signaled || self.unsignaled + 1 >= context.config.depth;
         self.submit(Request { signaled, ..request }, context);
     }
 
-    fn own_request(&mut self, want: &Want, config: &Config) -> Request {
-        let (mut at, mut len) = (want.at as usize, want.len as usize);
+    fn own_request(&mut self, op: &PlannedOp, config: &Config) -> Request {
+        let (mut at, mut len) = (op.at as usize, op.len as usize);
         let base = self.memory.map_or(Remote { va: 0, rkey: 0 }, |memory| memory.own);
-        let place = Self::remote(base, at);
-        let (operation, data, fetch, what) = match want.verb {
+        let address = Self::remote(base, at);
+        let (operation, data, fetch, purpose) = match op.verb {
             Verb::Write => {
-                let bytes = fill(unique(self.line, self.posted), len);
-                (Operation::Write(place), bytes.clone(), 0, What::Write(at, bytes))
+                let bytes = fill(unique(self.conn_id, self.posted), len);
+                (Operation::Write(address), bytes.clone(), 0, Purpose::Write(at, bytes))
             }
             Verb::Read => {
                 let expected = self.model[at..at + len].to_vec();
-                (Operation::Read(place), Vec::new(), len, What::Read(at, expected))
+                (Operation::Read(address), Vec::new(), len, Purpose::Read(at, expected))
             }
             _ => {
                 let number = self.sent[0];
                 self.sent[0] += 1;
-                let bytes = message(self.line, number, config.max_size);
+                let bytes = message(self.conn_id, number, config.max_size);
                 (at, len) = (0, bytes.len());
-                let (operation, written) = match kind(self.line, number) {
+                let (operation, written) = match kind(self.conn_id, number) {
                     Kind::Send => (Operation::Send, None),
                     Kind::SendImm => (Operation::SendImm(number as u32), None),
                     Kind::WriteImm => (Operation::WriteImm(base, number as u32), Some(bytes.clone())),
                 };
-                (operation, bytes, 0, What::Message(written))
+                (operation, bytes, 0, Purpose::Message(written))
             }
         };
-        let written = what.written();
+        let written = purpose.written();
         if let Some((at, bytes)) = written {
             self.model[at..at + bytes.len()].copy_from_slice(bytes);
         }
-        // Memory that a READ looks at is written to when the READ is over: the order of the two is not said.
-        let meets = |pending: &Pending| match &pending.what {
-            What::Read(from, bytes) => *from < at + len && at < *from + bytes.len(),
+        // A WRITE to memory that an outstanding READ reads is fenced: the order of the two is undefined
+        // otherwise.
+        let overlaps = |pending: &Pending| match &pending.purpose {
+            Purpose::Read(from, bytes) => *from < at + len && at < *from + bytes.len(),
             _ => false,
         };
-        let fence = want.fence || (written.is_some() && self.pending.iter().any(meets));
-        Request { operation, data, fetch, signaled: true, fence, what }
+        let fence = op.fence || (written.is_some() && self.pending.iter().any(overlaps));
+        Request { operation, data, fetch, signaled: true, fence, purpose }
     }
 
-    fn words_request(&mut self, want: &Want, truth: &mut Truth, config: &Config) -> Request {
-        let (first, len) = (want.at as usize, want.len as usize);
+    fn words_request(&mut self, op: &PlannedOp, history: &mut History, config: &Config) -> Request {
+        let (first, len) = (op.at as usize, op.len as usize);
         let mut at = self.word_at(first);
-        let (mut lead, mut fetch) = (0, len * 8);
-        let (line, server, fence) = (self.line, self.store, want.fence);
+        let (mut lead_bytes, mut fetch) = (0, len * 8);
+        let (conn_id, server, fence) = (self.conn_id, self.memory_id, op.fence);
         let (mut data, mut expected) = (Vec::new(), None);
-        let (operation, recorded) = match want.verb {
+        let (operation, recorded) = match op.verb {
             Verb::CompareSwap => {
-                let swap = truth.fresh();
-                let compare = match want.guess {
-                    Guess::Own => self.seen[first],
-                    Guess::Newest => truth.newest(server, first),
-                    Guess::Wrong => truth.fresh(),
+                let swap = history.unique_value();
+                let compare = match op.guess {
+                    Guess::Own => self.latest[first],
+                    Guess::Newest => history.newest(server, first),
+                    Guess::Wrong => history.unique_value(),
                 };
-                // The next one may build on it before it is known whether it succeeds.
-                if self.chance.below(2) == 0 {
-                    self.seen[first] = swap;
+                // The next operation may build on the new value before it is known whether this one succeeds.
+                if self.rng.below(2) == 0 {
+                    self.latest[first] = swap;
                 }
                 expected = Some(compare);
                 let action = Action::CompareSwap { compare, swap };
-                let recorded = vec![truth.post(server, first, line, fence, action)];
+                let recorded = vec![history.post(server, first, conn_id, fence, action)];
                 (Operation::CompareSwap { at, compare, swap }, recorded)
             }
             Verb::FetchAdd => {
-                let add = if want.adds { truth.add(server, first, config.may_fail) } else { 0 };
-                let recorded = vec![truth.post(server, first, line, fence, Action::FetchAdd(add))];
+                let add = if op.adds { history.add(server, first, config.may_fail) } else { 0 };
+                let recorded = vec![history.post(server, first, conn_id, fence, Action::FetchAdd(add))];
                 (Operation::FetchAdd { at, add }, recorded)
             }
             Verb::WriteWord | Verb::WriteWords => {
                 let write = |word: usize| {
-                    let value = truth.fresh();
+                    let value = history.unique_value();
                     data.extend(value.to_le_bytes());
-                    self.seen[word] = value;
-                    truth.post(server, word, line, fence, Action::Write(value))
+                    self.latest[word] = value;
+                    history.post(server, word, conn_id, fence, Action::Write(value))
                 };
                 (Operation::Write(at), (first..first + len).map(write).collect())
             }
             _ => {
-                if want.verb == Verb::ReadWords && first > 0 && fetch + 7 <= config.mtu.bytes() {
-                    // It may begin within the word before. Of a word that two packets share, each part is read by itself.
-                    lead = self.chance.below(8) as usize;
-                    (at.va, fetch) = (at.va - lead as u64, fetch + lead);
+                if op.verb == Verb::ReadWords && first > 0 && fetch + 7 <= config.mtu.bytes() {
+                    // A READ may begin within the preceding word. Of a word that spans two packets, each part
+                    // may be read at another time.
+                    lead_bytes = self.rng.below(8) as usize;
+                    (at.va, fetch) = (at.va - lead_bytes as u64, fetch + lead_bytes);
                 }
-                let read = |word| truth.post(server, word, line, fence, Action::Read);
+                let read = |word| history.post(server, word, conn_id, fence, Action::Read);
                 (Operation::Read(at), (first..first + len).map(read).collect())
             }
         };
         let fetch = if data.is_empty() { fetch } else { 0 };
-        let what = What::Words(want.verb, recorded, expected, lead);
-        Request { operation, data, fetch, signaled: true, fence, what }
+        let purpose = Purpose::Words(op.verb, recorded, expected, lead_bytes);
+        Request { operation, data, fetch, signaled: true, fence, purpose }
     }
 
     /// Posts a request.
     pub(super) fn submit(&mut self, request: Request, context: &mut Context<'_>) {
-        let Request { operation, data, fetch, signaled, fence, what } = request;
+        let Request { operation, data, fetch, signaled, fence, purpose } = request;
         let slot = if fetch > 0 { self.free.pop() } else { None };
         let data = match slot {
             Some(slot) => {
@@ -308,15 +311,17 @@ impl End {
         let id = self.posted;
         let posted = SendRequest { signaled, fence, ..SendRequest::new(id, operation, data) };
         if let Err(error) = context.nic.post_send(self.qpn, posted) {
-            context.truth.fail(|| format!("line {}: {what:?} cannot be posted: {error}", self.line));
+            context
+                .history
+                .fail(|| format!("connection {}: {purpose:?} cannot be posted: {error}", self.conn_id));
             return;
         }
         self.posted += 1;
-        self.silent = if signaled { 0 } else { self.silent + 1 };
-        self.pending.push_back(Pending { id, posted: context.now, what, slot, fetch, signaled });
+        self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
+        self.pending.push_back(Pending { id, posted: context.now, purpose, slot, fetch, signaled });
     }
 
-    /// A request has completed.
+    /// Handles a completion.
     pub(super) fn on_completion(&mut self, completion: &Completion, context: &mut Context<'_>) {
         if self.broken {
             return;
@@ -325,16 +330,24 @@ impl End {
             self.fail(completion, Some(completion.status), context);
             return;
         }
-        // What asked for no completion is done when what follows it is.
+        // A completion also completes the unsignaled requests before it.
         loop {
             let Some(pending) = self.pending.pop_front() else {
-                context.truth.fail(|| format!("line {}: {completion:?}: nothing is outstanding", self.line));
+                context.history.fail(|| {
+                    format!("connection {}: {completion:?}: no request is outstanding", self.conn_id)
+                });
                 return;
             };
             let last = pending.id == completion.id;
-            let fits = (completion.of, completion.len as usize) == (pending.what.completed(), pending.fetch);
+            let fits =
+                (completion.of, completion.len as usize) == (pending.purpose.completed(), pending.fetch);
             if (last && !fits) || (!last && pending.signaled) {
-                context.truth.fail(|| format!("line {}: {completion:?} for {pending:?}", self.line));
+                context.history.fail(|| {
+                    format!(
+                        "connection {}: {completion:?} does not match the oldest request {pending:?}",
+                        self.conn_id
+                    )
+                });
                 return;
             }
             self.finish(pending, context);
@@ -344,43 +357,48 @@ impl End {
         }
     }
 
-    /// The connection is broken, as a completion with this status or, without one, the communication manager says.
-    pub(super) fn fail(&mut self, why: &dyn Debug, status: Option<Status>, context: &mut Context<'_>) {
+    /// Marks the connection as broken, because of a completion with this status, or of an event of the
+    /// communication manager if there is none.
+    pub(super) fn fail(&mut self, cause: &dyn Debug, status: Option<Status>, context: &mut Context<'_>) {
         self.broken = true;
-        context.truth.news = true;
-        context.truth.counts.broken += 1;
+        context.history.check_needed = true;
+        context.history.counts.broken += 1;
         let explained = context.config.may_fail && self.is_explained(status, context);
         if !explained {
-            context
-                .truth
-                .fail(|| format!("line {}: {why:?}: nothing that happened explains this", self.line));
+            context.history.fail(|| {
+                format!(
+                    "connection {}: broken by {cause:?}: nothing that happened explains this",
+                    self.conn_id
+                )
+            });
         }
     }
 
-    /// Whether something that happened explains how the connection broke.
+    /// Returns whether a fault explains the break.
     fn is_explained(&self, status: Option<Status>, context: &Context<'_>) -> bool {
         match status {
             None | Some(Status::RetryExceeded) => {
-                let touches = context.truth.touches(context.client, self.server, context.now);
-                context.config.harms() || touches > 0
+                let faults_affecting =
+                    context.history.faults_affecting(context.client, self.server, context.now);
+                context.config.costs_retries() || faults_affecting > 0
             }
-            Some(Status::RemoteInvalidRequest) => context.truth.is_revoked(self.line, context.config),
+            Some(Status::RemoteInvalidRequest) => context.history.is_revoked(self.conn_id, context.config),
             Some(_) => false,
         }
     }
 
-    /// Whether something was done on it
-    pub(super) fn was_of_use(&self) -> bool {
-        self.measured != u64::MAX
+    /// Returns whether an operation has completed on this connection.
+    pub(super) fn has_completed_any(&self) -> bool {
+        self.first_measured != u64::MAX
     }
 
     fn finish(&mut self, pending: Pending, context: &mut Context<'_>) {
-        if self.measured == u64::MAX {
-            self.measured = self.posted;
+        if self.first_measured == u64::MAX {
+            self.first_measured = self.posted;
         }
-        // The first of a connection may wait for the neighbour's address.
-        if pending.id >= self.measured && (self.line != STARVED || context.config.starve.is_none()) {
-            let longest = &mut context.truth.counts.longest_wait;
+        // The first requests of a connection may wait for the neighbour's address.
+        if pending.id >= self.first_measured && (self.conn_id != STARVED || context.config.starve.is_none()) {
+            let longest = &mut context.history.counts.longest_wait;
             *longest = (*longest).max(context.now.since(pending.posted));
         }
         let fetched = pending.slot.map(|slot| {
@@ -392,71 +410,75 @@ impl End {
             let bytes = bytes.get(at..).and_then(|bytes| bytes.first_chunk());
             bytes.map_or(0, |bytes| u64::from_le_bytes(*bytes))
         };
-        let truth = &mut *context.truth;
-        match pending.what {
-            What::Words(verb, recorded, compare, lead) => {
-                truth.counts.operations[verb as usize] += 1;
+        let history = &mut *context.history;
+        match pending.purpose {
+            Purpose::Words(verb, recorded, compare, lead_bytes) => {
+                history.counts.operations[verb as usize] += 1;
                 let swapped = compare.is_some_and(|compare| compare == word(0));
-                truth.counts.swapped += u64::from(swapped);
+                history.counts.swapped += u64::from(swapped);
                 for (number, recorded) in recorded.into_iter().enumerate() {
-                    truth.complete(recorded, word(lead + number * 8));
-                    if let Some(seen) = self.seen.get_mut(recorded.word).filter(|_| !bytes.is_empty()) {
-                        *seen = truth.newest(recorded.memory, recorded.word);
+                    history.complete(recorded, word(lead_bytes + number * 8));
+                    if let Some(latest) = self.latest.get_mut(recorded.word).filter(|_| !bytes.is_empty()) {
+                        *latest = history.newest(recorded.memory, recorded.word);
                     }
                 }
             }
-            What::Write(at, written) => {
-                truth.counts.operations[Verb::Write as usize] += 1;
+            Purpose::Write(at, written) => {
+                history.counts.operations[Verb::Write as usize] += 1;
                 self.confirmed[at..at + written.len()].copy_from_slice(&written);
             }
-            What::Read(at, expected) => {
-                truth.counts.operations[Verb::Read as usize] += 1;
+            Purpose::Read(at, expected) => {
+                history.counts.operations[Verb::Read as usize] += 1;
                 if let Some(byte) = bytes.iter().zip(&expected).position(|(is, was)| is != was) {
-                    let (line, len) = (self.line, expected.len());
-                    truth.fail(|| {
+                    let (conn_id, len) = (self.conn_id, expected.len());
+                    history.fail(|| {
                         format!(
-                            "line {line}: a READ of {len} bytes at {at} of its own memory differs at {byte}"
+                            "connection {conn_id}: byte {byte} of a READ of {len} own bytes at {at} is wrong"
                         )
                     });
                 }
             }
-            What::Message(written) => {
-                truth.counts.operations[Verb::Send as usize] += 1;
+            Purpose::Message(written) => {
+                history.counts.operations[Verb::Send as usize] += 1;
                 self.sent[1] += 1;
                 if let Some(bytes) = written {
                     self.confirmed[..bytes.len()].copy_from_slice(&bytes);
                 }
             }
-            What::Lock(recorded) => {
-                truth.complete(recorded, word(0));
+            Purpose::Lock(recorded) => {
+                history.complete(recorded, word(0));
                 self.on_lock(word(0), context);
             }
-            What::Page => self.on_page(&bytes, context),
-            What::WritePage => {}
-            What::Unlock(recorded, expected) => {
-                truth.complete(recorded, word(0));
-                let line = self.line;
+            Purpose::Page => self.on_page(&bytes, context),
+            Purpose::WritePage => {}
+            Purpose::Unlock(recorded, expected) => {
+                history.complete(recorded, word(0));
+                let conn_id = self.conn_id;
                 if let Some(id) = expected.filter(|id| *id != word(0)) {
                     let found = word(0);
-                    truth.fail(|| format!("line {line}: the lock that {id:#x} has held {found:#x}"));
+                    history.fail(|| {
+                        format!(
+                            "connection {conn_id}: a release of the lock held by {id:#x} found {found:#x}"
+                        )
+                    });
                 }
             }
         }
     }
 
-    /// What is wrong with its own memory, which holds this in the end, and with messages, of which so many came.
+    /// Checks its own memory at the end, and the number of messages that the server received.
     pub(super) fn check(&self, own: &[u8], messages: u64) -> Result<(), String> {
         let [sent, acknowledged] = self.sent;
         let expected = if self.broken { acknowledged..=sent } else { sent..=sent };
         if !expected.contains(&messages) {
             return Err(format!(
-                "line {}: {messages} of {sent} messages came, {acknowledged} by its account",
-                self.line
+                "connection {}: {messages} of {sent} messages arrived, {acknowledged} were acknowledged",
+                self.conn_id
             ));
         }
-        // What was under way when it broke may have been written, or not.
+        // Requests that were outstanding when the connection broke may or may not have been executed.
         let maybe = |byte: usize, is: u8| {
-            let mut written = self.pending.iter().filter_map(|pending| pending.what.written());
+            let mut written = self.pending.iter().filter_map(|pending| pending.purpose.written());
             written.any(|(at, bytes)| byte.checked_sub(at).and_then(|byte| bytes.get(byte)) == Some(&is))
         };
         let wrong = own
@@ -464,7 +486,10 @@ impl End {
             .enumerate()
             .find(|(byte, is)| **is != self.confirmed[*byte] && !(self.broken && maybe(*byte, **is)));
         wrong.map_or(Ok(()), |(byte, _)| {
-            Err(format!("line {}: its own memory differs from the model from byte {byte} on", self.line))
+            Err(format!(
+                "connection {}: its own memory differs from the model from byte {byte} on",
+                self.conn_id
+            ))
         })
     }
 }

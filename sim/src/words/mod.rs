@@ -1,29 +1,31 @@
-//! Clients that contend for words of remote memory, and what must hold of them whatever stands between them and the
-//! memory servers. A switch that answers for a server is judged by what clients see; a plain bridge has to pass, too.
+//! A workload of clients that contend for words of remote memory, and the guarantees that have to hold for
+//! any switch between them and the memory servers. A switch that responds in place of a server is judged by
+//! what the clients observe; a plain bridge has to pass, too.
 //!
-//! Every connection keeps a number of requests outstanding, of all verbs: on words that all clients share, on memory of
-//! its own, messages, and sections as Sherman has them (Wang et al., SIGMOD 2022): a lock is taken by `CmpSwap`, a page
-//! read, written, and the lock given back right behind it, without waiting. What is checked:
+//! Every connection keeps a number of requests outstanding, of all verbs: on words that all clients share, on
+//! memory of its own, messages, and critical sections like those of Sherman (Wang et al., SIGMOD 2022): a
+//! client takes a lock by `CmpSwap`, reads a page, then posts the WRITE of the page and the release of the
+//! lock back to back, without waiting for the first. The checks:
 //!
-//! * the operations on each word can be explained by one order, with the memory in the end ([`linear`]), in which those of
-//!   a connection keep theirs;
-//! * no lock has two holders, and whoever gets it finds the page as the last holder wrote it;
-//! * a connection reads from memory of its own what it wrote, and in the end it holds that;
-//! * messages come once and in order, as they were sent;
-//! * completions come once and in order; unless something crashes, none is an error.
+//! * one order explains the operations on each word and the memory at the end ([`linear`]), and it keeps the
+//!   order of each connection's operations;
+//! * no lock has two holders, and each holder finds the page as the previous holder wrote it;
+//! * a connection reads from memory of its own what it wrote, and the memory holds that at the end;
+//! * messages arrive once, in order and as they were sent;
+//! * completions arrive once and in order; without faults, none is an error.
 //!
-//! A connection that breaks leaves operations of which nobody knows whether they took effect; its client goes on with a
-//! new one.
+//! A connection that breaks leaves operations with an unknown outcome behind: they may or may not have taken
+//! effect. Its client continues with a new connection.
 
 mod client;
 mod cluster;
 mod connect;
 mod end;
+mod history;
 pub mod linear;
 mod plan;
 mod section;
 mod server;
-mod truth;
 
 pub use client::ClientApp;
 pub use cluster::{Cluster, Sides, Totals, Wiring};
@@ -34,113 +36,115 @@ use crate::Link;
 use rnic::{AckPolicy, PathMtu, ReadyToSend};
 use switch::{Nanos, Share};
 
-/// The virtual address of a server's words, with the locks of its pages behind them
+/// Virtual address of a server's words, which the locks of its pages follow
 pub const TABLE_VA: u64 = 0x1000_0000_0000;
-/// The virtual address of a server's pages, where they have a key of their own; behind the locks otherwise
+/// Virtual address of a server's pages, if they have a key of their own; otherwise they follow the locks
 pub const PAGES_VA: u64 = 0x2000_0000_0000;
 
-/// What is to be run.
+/// Parameters of the workload.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub struct Config {
-    /// For everything that is drawn
+    /// Seed of everything that is drawn
     pub seed: u64,
-    /// Clients
+    /// Number of clients
     pub clients: u16,
-    /// Memory servers
+    /// Number of memory servers
     pub servers: u16,
     /// Connections from each client to each server
     pub connections: u32,
-    /// Operations of each connection, beside its sections
+    /// Operations of each connection, in addition to its critical sections
     pub operations: u32,
-    /// Requests outstanding at once, beside those of a section
+    /// Outstanding requests of each connection, in addition to those of a critical section
     pub depth: u32,
-    /// READs and atomics outstanding at once
+    /// Outstanding READs and atomics of each connection
     pub max_rd_atomic: u8,
-    /// Words of each server that all share
+    /// Words of each server that all clients share
     pub words: u32,
-    /// How much more some words are used than others: the exponent of Zipf's law; 0 for all alike
+    /// Skew of the words' popularity: the exponent of Zipf's law; 0 for uniform
     pub zipf: f64,
-    /// How often each verb is used, in the order of [`Verb::ALL`]
+    /// Relative frequency of each verb, in the order of [`Verb::ALL`]
     pub mix: [u32; Verb::ALL.len()],
-    /// Sections of each connection
+    /// Critical sections of each connection
     pub sections: u32,
     /// Pages of each server
     pub pages: u32,
     /// Bytes of a page
     pub page_size: u32,
-    /// How often a section tries to get its lock
+    /// Attempts of a critical section to take its lock
     pub tries: u32,
-    /// The memory of a connection's own, and the longest message (bytes)
+    /// Size of the memory of a connection's own, and of the longest message (bytes)
     pub max_size: u32,
     /// Path MTU
     pub mtu: PathMtu,
-    /// Whether each connection is told keys of its own for words and pages
+    /// Whether each connection gets keys of its own for words and pages
     pub own_keys: bool,
-    /// Whether pages have another key than words, and lie elsewhere
+    /// Whether pages have another key than words, and addresses apart from them
     pub separate_keys: bool,
-    /// Whether connections are made by the communication manager; by hand otherwise
+    /// Whether connections are set up by the communication manager; otherwise the simulator exchanges the
+    /// numbers
     pub by_cm: bool,
-    /// Whether all connections made by hand begin with the same PSN
+    /// Whether all connections begin with the same PSN, if they are set up without the communication manager
     pub equal_psns: bool,
-    /// Whether everything is IPv6
+    /// Whether all addresses are IPv6
     pub v6: bool,
-    /// ACK time-out: 4.096 us times two to this
+    /// ACK timeout: 4.096 us * 2^`timeout`
     pub timeout: u8,
-    /// [`ReadyToSend::NO_LIMIT`] for no limit
+    /// Retry limit; [`ReadyToSend::NO_LIMIT`] for none
     pub retry_count: u8,
-    /// Packets under way on a connection at most
+    /// Packets in flight per connection at most
     pub window: u32,
     /// When servers acknowledge
     pub ack: AckPolicy,
-    /// The share of hosts whose NICs forget old READs and atomics, as soft-RoCE does
+    /// Share of hosts whose NICs forget old READs and atomics, as soft-RoCE does
     pub forgetful: Share,
-    /// Receive requests that a server has posted for each connection
+    /// Receive requests that a server keeps posted for each connection
     pub receives: u32,
-    /// The time after which a receive request that was used is posted again, at most (microseconds)
+    /// Upper bound of the time until a used receive request is posted again (us)
     pub repost_us: u32,
-    /// For how long the server posts no receive request again on the first connection, which has one to begin with
+    /// Time for which the server posts no further receive request on the first connection, which starts with
+    /// one
     pub starve: Option<Nanos>,
-    /// When clients begin
+    /// Start of the clients
     pub begin_at: Nanos,
-    /// Connections that a switch has at each server at once
+    /// Connections of the switch's own at each server at once
     pub lanes: usize,
-    /// Whether connections may break: something crashes, or retries are limited
+    /// Whether connections may break: there are faults, or retries are limited
     pub may_fail: bool,
-    /// How long it takes until a connection that broke is made anew
+    /// Time from the break of a connection to its re-establishment
     pub reconnect_after: Nanos,
-    /// Whether a server keeps its end of a connection that broke, if the client is still there
+    /// Whether a server keeps its end of a broken connection if the client has not restarted
     pub linger: bool,
-    /// How often a host's UDP source ports change, as a network's paths may
+    /// Number of changes of a host's UDP source ports, as when a network's paths change
     pub rehashes: u32,
-    /// How many connections lose their right to words; needs `may_fail`
+    /// Number of connections that lose the right to write words; needs `may_fail`
     pub revocations: u32,
-    /// For how long they may go on after that at most
+    /// Time after the revocation for which such a connection's requests may still be executed
     pub revoked_within: Nanos,
-    /// Whether connections share what the switch has, so that what happens to one may end another
+    /// Whether connections share state in the switch, so that a fault of one may break another
     pub shares_fate: bool,
-    /// For how long a connection's operations may still be done when its server's queue pair is gone: what a switch has of
-    /// them it may pass on
+    /// Time for which a connection's requests may still be executed after its queue pair at the server is
+    /// gone: the switch may forward those that it holds
     pub outlives: Nanos,
-    /// Packets of a host that has neither rights nor scruples
+    /// Rounds of forged packets of a host without access rights
     pub lies: u32,
-    /// Whether a server that restarts has what stood in its memory: its process began anew, or the memory is persistent
+    /// Whether a server's memory survives its restart: only its process restarts, or the memory is persistent
     pub keeps_memory: bool,
-    /// Words at the end of those that clients use which the server's program writes, too, without the network
+    /// Number of words, the last ones, that the server's program writes locally, too
     pub local_words: u32,
-    /// Servers that restart give their regions the keys that they had before
+    /// Whether restarted servers give their regions the same keys again
     pub keys_again: bool,
-    /// Each client's link to the switch
+    /// Link of each client to the switch
     pub client_link: Link,
-    /// Each server's
+    /// Link of each server to the switch
     pub server_link: Link,
-    /// A bug that is planted in every NIC, to see whether it is found
+    /// Bug to plant in every NIC, to test whether the checks find it
     #[cfg(debug_assertions)]
     pub bug: Option<rnic::Bug>,
 }
 
 impl Default for Config {
-    /// Four clients at one server with fast links on which nothing bad happens.
+    /// Four clients and one server, fast links, no faults.
     fn default() -> Self {
         Self {
             seed: 1,
@@ -194,21 +198,21 @@ impl Default for Config {
     }
 }
 
-/// What a switch that asks a server for a connection of its own is to get.
+/// How a server treats a switch's request for a connection of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
-    /// A queue pair as clients have it
+    /// Accepts it with a queue pair like those of clients
     Good,
-    /// A queue pair of another protection domain: no key is good there
+    /// Accepts it with a queue pair of another protection domain, in which no key is valid
     OtherDomain,
-    /// A refusal
+    /// Rejects it
     Refused,
 }
 
 impl Lane {
     const ALL: [Self; 3] = [Self::Good, Self::OtherDomain, Self::Refused];
 
-    /// What it writes into its REQ's private data
+    /// Returns the private data of a REQ that requests this treatment.
     pub const fn private_data(self) -> &'static [u8] {
         match self {
             Self::Good => b"lane: good",
@@ -217,49 +221,50 @@ impl Lane {
         }
     }
 
-    /// What a REQ with this private data asks for, if it is a switch's.
-    fn asked_by(private_data: &[u8]) -> Option<Self> {
+    /// Returns the treatment that a REQ with this private data requests; None if the REQ is not a switch's.
+    fn requested_by(private_data: &[u8]) -> Option<Self> {
         Self::ALL.into_iter().find(|lane| private_data.starts_with(lane.private_data()))
     }
 }
 
-/// The port of `rdma_cm` at which servers accept connections
+/// `rdma_cm` port on which servers accept connections
 pub const PORT: u16 = 9000;
-/// The connection that is starved
+/// Connection to which [`Config::starve`] applies
 const STARVED: u32 = 1;
 
 impl Config {
-    /// Bytes of a server's words and locks
+    /// Returns the size of a server's words and locks (bytes).
     pub fn table_size(&self) -> usize {
         (self.words + self.pages) as usize * 8
     }
 
-    /// Bytes of a server's pages
+    /// Returns the size of a server's pages (bytes).
     pub fn pages_size(&self) -> usize {
         self.pages as usize * self.page_size as usize
     }
 
-    /// Ports that a switch needs for all hosts
+    /// Returns the number of switch ports for all hosts.
     pub fn ports(&self) -> u16 {
         self.clients + self.servers + u16::from(self.lies > 0)
     }
 
-    /// Shortest time from when a connection is made in vain until it is made again: its retries, and a pause
-    fn in_vain(&self) -> Nanos {
+    /// Returns the shortest time from one failed attempt to connect to the next: all retries, and the pause.
+    fn retry_interval(&self) -> Nanos {
         let wait = 4096 << self.timeout;
         Nanos(wait * (u64::from(self.retry_count) + 1) + self.reconnect_after.0)
     }
 
-    /// Whether the wires lose frames, damage them, change their order or have short queues: all of this costs retries.
-    fn harms(&self) -> bool {
-        let harms = |link: &Link| {
+    /// Returns whether the links lose, corrupt or reorder frames, or have short queues; each of these costs
+    /// retries.
+    fn costs_retries(&self) -> bool {
+        let costs_retries = |link: &Link| {
             link.queue < Link::default().queue
                 || [link.loss, link.corrupt, link.reorder].iter().any(|share| !share.is_never())
         };
-        harms(&self.client_link) || harms(&self.server_link)
+        costs_retries(&self.client_link) || costs_retries(&self.server_link)
     }
 
-    /// Whether the wires keep the order of frames.
+    /// Returns whether the links keep the order of frames and duplicate none.
     fn keeps_order(&self) -> bool {
         [&self.client_link, &self.server_link]
             .iter()
@@ -267,7 +272,7 @@ impl Config {
     }
 }
 
-/// Bytes that a number stands for: all zero for 0.
+/// Returns contents derived from a number: all zero for 0.
 fn fill(number: u64, len: usize) -> Vec<u8> {
     if number == 0 {
         return vec![0; len];
@@ -282,7 +287,7 @@ fn fill(number: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// A number for the n-th thing that a connection writes: no two are equal, and none is 0.
-fn unique(line: u32, number: u64) -> u64 {
-    (u64::from(line) << 40 | (number + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+/// Returns a number for the n-th write of a connection: never 0, and no two are equal.
+fn unique(conn_id: u32, number: u64) -> u64 {
+    (u64::from(conn_id) << 40 | (number + 1)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

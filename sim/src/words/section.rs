@@ -1,35 +1,35 @@
-//! Sections as Sherman has them: a lock is taken by `CmpSwap`, a page read and written, and the lock given back right
-//! behind it, without waiting for either.
+//! Critical sections like those of Sherman: a client takes a lock by `CmpSwap`, reads the page, then posts
+//! the WRITE of the page and the release of the lock back to back, without waiting for the first.
 
-use super::end::{Context, End, Request, What};
+use super::end::{Context, End, Purpose, Request};
 use super::fill;
 use super::linear::Action;
 use rnic::Operation;
 
-/// A section under way.
+/// A critical section in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Section {
     page: usize,
-    /// What the lock holds when it has it
+    /// Value of the lock while this section holds it
     id: u64,
-    /// How often it may try again
+    /// Remaining attempts to take the lock
     tries: u32,
 }
 
 impl End {
-    /// Begins a section.
+    /// Starts a critical section.
     pub(super) fn begin_section(&mut self, context: &mut Context<'_>) {
-        let page = self.chance.below(context.config.pages.into()) as usize;
+        let page = self.rng.below(context.config.pages.into()) as usize;
         self.try_lock(Section { page, id: 0, tries: context.config.tries }, context);
     }
 
     fn try_lock(&mut self, section: Section, context: &mut Context<'_>) {
         let section =
-            Section { id: context.truth.fresh(), tries: section.tries.saturating_sub(1), ..section };
-        context.truth.counts.tries += 1;
-        let (line, word) = (self.line, context.config.words as usize + section.page);
+            Section { id: context.history.unique_value(), tries: section.tries.saturating_sub(1), ..section };
+        context.history.counts.tries += 1;
+        let (conn_id, word) = (self.conn_id, context.config.words as usize + section.page);
         let action = Action::CompareSwap { compare: 0, swap: section.id };
-        let recorded = context.truth.post(self.store, word, line, false, action);
+        let recorded = context.history.post(self.memory_id, word, conn_id, false, action);
         let at = self.word_at(word);
         let request = Request {
             operation: Operation::CompareSwap { at, compare: 0, swap: section.id },
@@ -37,13 +37,13 @@ impl End {
             fetch: 8,
             signaled: true,
             fence: false,
-            what: What::Lock(recorded),
+            purpose: Purpose::Lock(recorded),
         };
         self.section = Some(section);
         self.submit(request, context);
     }
 
-    /// The lock held this.
+    /// Handles the result of the `CmpSwap` on the lock, which held `found`.
     pub(super) fn on_lock(&mut self, found: u64, context: &mut Context<'_>) {
         let Some(section) = self.section else { return };
         if found != 0 {
@@ -54,43 +54,46 @@ impl End {
             }
             return;
         }
-        context.truth.lock(self.store, section.page, section.id);
+        context.history.lock(self.memory_id, section.page, section.id);
         let operation = Operation::Read(self.page_at(section.page, context.config));
         let fetch = context.config.page_size as usize;
-        let what = What::Page;
+        let purpose = Purpose::Page;
         self.submit(
-            Request { operation, data: Vec::new(), fetch, signaled: true, fence: false, what },
+            Request { operation, data: Vec::new(), fetch, signaled: true, fence: false, purpose },
             context,
         );
     }
 
-    /// The page held this.
+    /// Handles the contents of the page: checks them, then posts the WRITE and the release.
     pub(super) fn on_page(&mut self, found: &[u8], context: &mut Context<'_>) {
         let Some(section) = self.section.take() else { return };
-        let (line, page, id) = (self.line, section.page, section.id);
-        let newest = context.truth.page(self.store, page);
+        let (conn_id, page, id) = (self.conn_id, section.page, section.id);
+        let newest = context.history.page(self.memory_id, page);
         let expected = fill(newest, found.len());
         if let Some(byte) = found.iter().zip(&expected).position(|(is, was)| is != was) {
-            context.truth.fail(|| {
-                format!("line {line}: {id:#x} has the lock of page {page}, which differs from what {newest:#x} wrote from byte {byte} on")
+            context.history.fail(|| {
+                format!(
+                    "connection {conn_id}: section {id:#x} holds the lock of page {page}, \
+                     which differs from what section {newest:#x} wrote from byte {byte} on"
+                )
             });
         }
         let operation = Operation::Write(self.page_at(page, context.config));
         let data = fill(id, context.config.page_size as usize);
-        let signaled = self.chance.below(2) == 0;
-        let what = What::WritePage;
-        self.submit(Request { operation, data, fetch: 0, signaled, fence: false, what }, context);
+        let signaled = self.rng.below(2) == 0;
+        let purpose = Purpose::WritePage;
+        self.submit(Request { operation, data, fetch: 0, signaled, fence: false, purpose }, context);
         self.unlock(section, context);
-        context.truth.unlock(self.store, page, id);
+        context.history.unlock(self.memory_id, page, id);
     }
 
     fn unlock(&mut self, section: Section, context: &mut Context<'_>) {
-        let (line, word) = (self.line, context.config.words as usize + section.page);
+        let (conn_id, word) = (self.conn_id, context.config.words as usize + section.page);
         let at = self.word_at(word);
-        let by_swap = self.chance.below(3) == 0;
+        let by_swap = self.rng.below(3) == 0;
         let action =
             if by_swap { Action::CompareSwap { compare: section.id, swap: 0 } } else { Action::Write(0) };
-        let recorded = context.truth.post(self.store, word, line, false, action);
+        let recorded = context.history.post(self.memory_id, word, conn_id, false, action);
         let request = if by_swap {
             Request {
                 operation: Operation::CompareSwap { at, compare: section.id, swap: 0 },
@@ -98,7 +101,7 @@ impl End {
                 fetch: 8,
                 signaled: true,
                 fence: false,
-                what: What::Unlock(recorded, Some(section.id)),
+                purpose: Purpose::Unlock(recorded, Some(section.id)),
             }
         } else {
             Request {
@@ -107,7 +110,7 @@ impl End {
                 fetch: 0,
                 signaled: true,
                 fence: false,
-                what: What::Unlock(recorded, None),
+                purpose: Purpose::Unlock(recorded, None),
             }
         };
         self.submit(request, context);

@@ -1,8 +1,9 @@
-//! A memory server: words and pages that all connections share, memory of each connection's own, and receives.
+//! A memory server: words and pages that all connections share, memory of each connection's own, and receive
+//! requests.
 
-use super::connect::{Joined, Kind, Memory, RNR_TIMER, join, kind, message, queue_pair};
+use super::connect::{Endpoint, Kind, Memory, RNR_TIMER, connect_qp, kind, message, queue_pair};
+use super::history::Shared;
 use super::linear::Action;
-use super::truth::Shared;
 use super::{Config, Lane, PAGES_VA, PORT, STARVED, TABLE_VA};
 use crate::App;
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, RemoteRequest};
@@ -17,78 +18,79 @@ use switch::{Chance, Nanos};
 
 const OWN_VA: u64 = 0x4000_0000_0000;
 const RECEIVE_VA: u64 = 0x5000_0000_0000;
-/// How often the program writes words itself in each of its lives, and within how many nanoseconds
+/// Number of words that the server's program writes locally after each start, and the time span for it (ns)
 const LOCAL_WRITES: u32 = 24;
-const LOCALLY_UNTIL: u64 = 4_000_000;
-/// Completions that wait to be polled at most
+const LOCAL_WRITES_SPAN_NS: u64 = 4_000_000;
+/// Capacity of the completion queue
 const COMPLETIONS: usize = 1 << 16;
 
-/// What all connections share.
+/// NIC objects that all connections share.
 #[derive(Clone, Copy, Debug)]
 struct Resources {
     pd: Pd,
     cq: Cq,
     /// Words, locks and pages
     memory: Buffer,
-    /// The keys that all connections use, of words and of pages
+    /// Keys of words and of pages, for connections without keys of their own
     keys: [Mr; 2],
 }
 
-/// A connection.
+/// A server's end of a connection.
 #[derive(Debug)]
 struct Served {
-    line: u32,
+    conn_id: u32,
     conn: Option<Conn>,
     own: Buffer,
     receives: (Buffer, Mr),
-    /// Messages that came
+    /// Messages received
     messages: u64,
-    /// The server was told that it is no more.
-    over: bool,
+    /// Whether the server was notified that the connection is over
+    is_over: bool,
 }
 
-/// A memory server.
+/// The application of a memory server.
 #[derive(Debug)]
 pub struct ServerApp {
     config: Config,
     number: usize,
-    truth: Shared,
+    history: Shared,
     resources: Option<Resources>,
-    /// By the number of the queue pair in this life
+    /// Ends of connections, by the queue pair number since the last start
     served: BTreeMap<u32, Served>,
-    /// Queue pairs of a switch's own connections
-    lanes: BTreeMap<Conn, Qpn>,
-    by_line: BTreeMap<u32, u32>,
-    /// Lines that an earlier incarnation served: of those whose REQ came once more, it lacks what the client has been told
+    /// Queue pairs of the switch's own connections
+    switch_qps: BTreeMap<Conn, Qpn>,
+    by_conn_id: BTreeMap<u32, u32>,
+    /// Connections that an earlier incarnation served. If the REQ of one arrives again, its new end lacks the
+    /// state that the client already relies on
     lost: BTreeSet<u32>,
     reposts: BTreeMap<(Nanos, u64), (u32, u64)>,
-    reposted: u64,
-    /// When the program writes words itself
+    repost_count: u64,
+    /// Times of the program's local writes
     writes: BTreeSet<Nanos>,
-    /// What stood in its memory when it crashed, if it keeps that
-    kept: Option<Vec<u8>>,
-    chance: Chance,
-    lives: u64,
+    /// Memory at the time of the crash, if it survives
+    kept_memory: Option<Vec<u8>>,
+    rng: Chance,
+    starts: u64,
     up: bool,
 }
 
 impl ServerApp {
-    pub(super) fn new(config: &Config, number: usize, truth: Shared) -> Self {
+    pub(super) fn new(config: &Config, number: usize, history: Shared) -> Self {
         Self {
             config: config.clone(),
             number,
-            truth,
+            history,
             resources: None,
             served: BTreeMap::new(),
-            lanes: BTreeMap::new(),
-            by_line: BTreeMap::new(),
+            switch_qps: BTreeMap::new(),
+            by_conn_id: BTreeMap::new(),
             lost: BTreeSet::new(),
             reposts: BTreeMap::new(),
-            reposted: 0,
+            repost_count: 0,
             writes: BTreeSet::new(),
-            kept: None,
-            chance: Chance::stream(config.seed, 0x7365_7276_0000 + number as u64),
-            lives: 0,
+            kept_memory: None,
+            rng: Chance::stream(config.seed, 0x7365_7276_0000 + number as u64),
+            starts: 0,
             up: false,
         }
     }
@@ -97,23 +99,25 @@ impl ServerApp {
         self.up
     }
 
-    /// What stands in its words and locks
+    /// Returns the contents of the words and locks.
     pub(super) fn table<'a>(&self, nic: &'a Rnic) -> &'a [u8] {
         let Some(resources) = &self.resources else { return &[] };
         &nic.bytes(resources.memory)[..self.config.table_size()]
     }
 
-    /// What stands in the memory of a connection's own, and how many messages came by it
-    pub(super) fn of_line<'a>(&self, nic: &'a Rnic, line: u32) -> Option<(&'a [u8], u64)> {
-        let served = self.served.get(self.by_line.get(&line)?).filter(|_| !self.lost.contains(&line))?;
+    /// Returns the memory of a connection's own, and the number of messages that it received.
+    pub(super) fn of_connection<'a>(&self, nic: &'a Rnic, conn_id: u32) -> Option<(&'a [u8], u64)> {
+        let served =
+            self.served.get(self.by_conn_id.get(&conn_id)?).filter(|_| !self.lost.contains(&conn_id))?;
         Some((nic.bytes(served.own), served.messages))
     }
 
-    /// Keys for words and pages
+    /// Registers keys for words and pages.
     fn keys(config: &Config, nic: &mut Rnic, pd: Pd, memory: Buffer) -> [Mr; 2] {
         let (table, pages) = (config.table_size(), config.pages_size());
-        let mut register =
-            |range, va| nic.register(pd, memory, range, va, Access::ALL).expect("room for a region");
+        let mut register = |range, va| {
+            nic.register(pd, memory, range, va, Access::ALL).expect("the NIC has room for a region")
+        };
         if config.separate_keys {
             [register(0..table, TABLE_VA), register(table..table + pages, PAGES_VA)]
         } else {
@@ -121,8 +125,8 @@ impl ServerApp {
         }
     }
 
-    /// Makes its end of a connection.
-    pub(super) fn serve(&mut self, nic: &mut Rnic, line: u32) -> Option<(Qpn, Memory)> {
+    /// Creates the server's end of a connection.
+    pub(super) fn serve(&mut self, nic: &mut Rnic, conn_id: u32) -> Option<(Qpn, Memory)> {
         let Resources { pd, cq, memory, keys } = self.resources?;
         let config = &self.config;
         let keys = if config.own_keys { Self::keys(config, nic, pd, memory) } else { keys };
@@ -130,16 +134,16 @@ impl ServerApp {
         let (own, own_key) = nic.register_new(pd, config.max_size as usize, OWN_VA, Access::ALL).ok()?;
         let size = (config.receives * config.max_size) as usize;
         let receives = nic.register_new(pd, size, RECEIVE_VA, Access::ALL).ok()?;
-        let served = Served { line, conn: None, own, receives, messages: 0, over: false };
-        self.by_line.insert(line, qpn.get());
-        self.truth.get().grant(line);
+        let served = Served { conn_id, conn: None, own, receives, messages: 0, is_over: false };
+        self.by_conn_id.insert(conn_id, qpn.get());
+        self.history.get().grant(conn_id);
         self.served.insert(qpn.get(), served);
-        let receives = if self.is_starved(line) { 1 } else { self.config.receives };
+        let receives = if self.is_starved(conn_id) { 1 } else { self.config.receives };
         for slot in 0..receives {
             self.repost(nic, qpn.get(), slot.into());
         }
-        let behind = TABLE_VA + self.config.table_size() as u64;
-        let pages = if self.config.separate_keys { PAGES_VA } else { behind };
+        let after_table = TABLE_VA + self.config.table_size() as u64;
+        let pages = if self.config.separate_keys { PAGES_VA } else { after_table };
         let memory = Memory {
             table: Remote { va: TABLE_VA, rkey: keys[0].0 },
             pages: Remote { va: pages, rkey: keys[1].0 },
@@ -148,80 +152,83 @@ impl ServerApp {
         Some((qpn, memory))
     }
 
-    /// Joins a connection by hand.
-    pub(super) fn joined(&mut self, nic: &mut Rnic, own: Joined, other: Joined) {
-        join(nic, own, other, &self.config);
+    /// Connects a queue pair to the client's.
+    pub(super) fn connected(&mut self, nic: &mut Rnic, own: Endpoint, other: Endpoint) {
+        connect_qp(nic, own, other, &self.config);
     }
 
-    /// It is told that a connection is no more.
-    pub(super) fn drop_line(&mut self, nic: &mut Rnic, line: u32) {
-        if let Some(qpn) = self.by_line.get(&line) {
-            // It may be gone.
+    /// Destroys the end of a connection that is over.
+    pub(super) fn drop_connection(&mut self, nic: &mut Rnic, conn_id: u32) {
+        if let Some(qpn) = self.by_conn_id.get(&conn_id) {
+            // The queue pair may be gone.
             _ = nic.destroy_qp(Qpn::new(*qpn));
-            self.truth.get().end(line);
+            self.history.get().end_connection(conn_id);
             if let Some(served) = self.served.get_mut(qpn) {
-                served.over = true;
+                served.is_over = true;
             }
         }
     }
 
-    fn is_starved(&self, line: u32) -> bool {
-        line == STARVED && self.config.starve.is_some()
+    fn is_starved(&self, conn_id: u32) -> bool {
+        conn_id == STARVED && self.config.starve.is_some()
     }
 
-    /// Takes the right to write to words away from a connection; its line, if it has one so far.
+    /// Revokes the right to write words from a connection. Returns the connection's number; None if there is
+    /// none.
     pub(super) fn revoke(&mut self, nic: &mut Rnic, nth: u64) -> Option<u32> {
         let (qpn, served) = self.served.iter().nth((nth % self.served.len().max(1) as u64) as usize)?;
         nic.modify_qp(Qpn::new(*qpn), Modify::Access(Access::REMOTE_READ)).ok()?;
-        Some(served.line)
+        Some(served.conn_id)
     }
 
     fn repost(&mut self, nic: &mut Rnic, qpn: u32, slot: u64) {
         let Some(served) = self.served.get(&qpn) else { return };
         let size = self.config.max_size;
         let data = Sge { mr: served.receives.1, va: RECEIVE_VA + slot * u64::from(size), len: size };
-        // A connection that is over takes none.
+        // Fails if the connection is over.
         _ = nic.post_recv(Qpn::new(qpn), RecvRequest { id: slot, data: Some(data) });
     }
 
     fn on_completion(&mut self, nic: &mut Rnic, completion: &Completion, now: Nanos) {
         let qpn = completion.qpn.get();
         let Some(served) = self.served.get_mut(&qpn) else { return };
-        let (line, number) = (served.line, served.messages);
+        let (conn_id, number) = (served.conn_id, served.messages);
         if completion.status != Status::Success {
-            // The client has gone, or has said so, or has asked for what it had no right to.
-            let ended = served.over || self.truth.get().is_revoked(line, &self.config);
+            // The client is gone or has disconnected, or it requested an access that was revoked.
+            let ended = served.is_over || self.history.get().is_revoked(conn_id, &self.config);
             if completion.status != Status::Flushed || !ended {
-                self.truth.get().fail(|| format!("line {line}, at the server: {completion:?}"));
+                self.history
+                    .get()
+                    .fail(|| format!("connection {conn_id}, at the server: {completion:?} without a cause"));
             }
             return;
         }
         served.messages += 1;
         let size = self.config.max_size;
-        let expected = message(line, number, size);
+        let expected = message(conn_id, number, size);
         let len = completion.len.min(size) as usize;
-        let (of, immediate) = match kind(line, number) {
+        let (of, immediate) = match kind(conn_id, number) {
             Kind::Send => (Completed::Recv, None),
             Kind::SendImm => (Completed::Recv, Some(number as u32)),
             Kind::WriteImm => (Completed::RecvWriteImm, Some(number as u32)),
         };
-        let came = match of {
-            // It is there at this moment: what follows has not been looked at.
+        let received = match of {
+            // The data is in place now: later messages are not executed before this completion is polled.
             Completed::RecvWriteImm => &nic.bytes(served.own)[..len],
             _ => &nic.bytes(served.receives.0)[completion.id as usize * size as usize..][..len],
         };
-        if came != expected || (completion.of, completion.immediate) != (of, immediate) {
-            self.truth
-                .get()
-                .fail(|| format!("line {line}: message {number} came as something else: {completion:?}"));
+        if received != expected || (completion.of, completion.immediate) != (of, immediate) {
+            self.history.get().fail(|| {
+                format!("connection {conn_id}: message {number} differs from what was sent: {completion:?}")
+            });
         }
-        let after = Nanos(self.chance.below(u64::from(self.config.repost_us) * 1000 + 1));
-        let after = self.config.starve.filter(|_| line == STARVED).unwrap_or(after);
+        let after = Nanos(self.rng.below(u64::from(self.config.repost_us) * 1000 + 1));
+        let after = self.config.starve.filter(|_| conn_id == STARVED).unwrap_or(after);
         if after == Nanos::ZERO {
             self.repost(nic, qpn, completion.id);
         } else {
-            self.reposted += 1;
-            self.reposts.insert((now + after, self.reposted), (qpn, completion.id));
+            self.repost_count += 1;
+            self.reposts.insert((now + after, self.repost_count), (qpn, completion.id));
         }
     }
 
@@ -230,19 +237,22 @@ impl ServerApp {
         match event {
             CmEvent::Requested { request, .. } => {
                 let accepted = self.accept(nic, conn, request, now);
-                // There is no room, or it is nobody's request.
+                // No resources are left, or the private data is unknown.
                 _ = accepted.ok_or(()).or_else(|()| nic.reject(conn, RejReason::CONSUMER, &[], now));
             }
-            _ if event.is_last() && self.lanes.contains_key(&conn) => {
-                if let Some(qpn) = self.lanes.remove(&conn) {
+            _ if event.is_last() && self.switch_qps.contains_key(&conn) => {
+                if let Some(qpn) = self.switch_qps.remove(&conn) {
                     _ = nic.destroy_qp(qpn);
                 }
             }
             _ if event.is_last() => {
-                let line =
-                    self.served.values().find(|served| served.conn == Some(conn)).map(|served| served.line);
-                if let Some(line) = line {
-                    self.drop_line(nic, line);
+                let conn_id = self
+                    .served
+                    .values()
+                    .find(|served| served.conn == Some(conn))
+                    .map(|served| served.conn_id);
+                if let Some(conn_id) = conn_id {
+                    self.drop_connection(nic, conn_id);
                 }
             }
             _ => {}
@@ -250,11 +260,11 @@ impl ServerApp {
     }
 
     fn accept(&mut self, nic: &mut Rnic, conn: Conn, request: &RemoteRequest, now: Nanos) -> Option<()> {
-        if let Some(lane) = Lane::asked_by(&request.private_data) {
-            return self.accept_lane(nic, conn, lane, now);
+        if let Some(lane) = Lane::requested_by(&request.private_data) {
+            return self.accept_switch_qp(nic, conn, lane, now);
         }
-        let line = u32::from_be_bytes(*request.private_data.first_chunk()?);
-        let (qpn, memory) = self.serve(nic, line)?;
+        let conn_id = u32::from_be_bytes(*request.private_data.first_chunk()?);
+        let (qpn, memory) = self.serve(nic, conn_id)?;
         let param = ConnParam {
             responder_resources: self.config.max_rd_atomic,
             initiator_depth: self.config.max_rd_atomic,
@@ -267,8 +277,8 @@ impl ServerApp {
         nic.accept(conn, qpn, param, now).ok()
     }
 
-    /// Accepts a connection of a switch's own.
-    fn accept_lane(&mut self, nic: &mut Rnic, conn: Conn, lane: Lane, now: Nanos) -> Option<()> {
+    /// Accepts a connection of the switch's own.
+    fn accept_switch_qp(&mut self, nic: &mut Rnic, conn: Conn, lane: Lane, now: Nanos) -> Option<()> {
         let Resources { pd, cq, .. } = self.resources?;
         let pd = match lane {
             Lane::Good => pd,
@@ -283,25 +293,25 @@ impl ServerApp {
             min_rnr_timer: RNR_TIMER,
             ..ConnParam::default()
         };
-        self.lanes.insert(conn, qpn);
+        self.switch_qps.insert(conn, qpn);
         nic.accept(conn, qpn, param, now).ok()
     }
 
-    /// The program writes one of its words.
+    /// Writes one of the local words.
     fn write_locally(&mut self, nic: &mut Rnic) {
         let Some(resources) = &self.resources else { return };
         let of = self.config.local_words;
-        let word = (self.config.words - of) as usize + self.chance.below(of.into()) as usize;
-        let mut truth = self.truth.get();
-        let (value, memory) = (truth.fresh(), truth.memory_of(self.number));
-        // A line that no client has
-        let line = u32::MAX - self.number as u32;
-        let recorded = truth.post(memory, word, line, false, Action::Write(value));
+        let word = (self.config.words - of) as usize + self.rng.below(of.into()) as usize;
+        let mut history = self.history.get();
+        let (value, memory) = (history.unique_value(), history.memory_of(self.number));
+        // A connection number that no client has
+        let conn_id = u32::MAX - self.number as u32;
+        let recorded = history.post(memory, word, conn_id, false, Action::Write(value));
         nic.bytes_mut(resources.memory)[word * 8..][..8].copy_from_slice(&value.to_le_bytes());
-        truth.complete(recorded, 0);
+        history.complete(recorded, 0);
     }
 
-    /// Queue pairs that have failed
+    /// Returns the number of queue pairs in the error state.
     pub(super) fn failed(&self, nic: &Rnic) -> usize {
         self.served.keys().filter(|qpn| nic.qp_state(Qpn::new(**qpn)) == Some(State::Error)).count()
     }
@@ -310,36 +320,36 @@ impl ServerApp {
 impl App for ServerApp {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
         let pd = nic.alloc_pd();
-        let cq = nic.create_cq(COMPLETIONS).expect("room for a completion queue");
+        let cq = nic.create_cq(COMPLETIONS).expect("the NIC has room for a completion queue");
         let size = self.config.table_size() + self.config.pages_size();
-        let memory = self.kept.take().unwrap_or_else(|| vec![0; size]);
-        let memory = nic.alloc(memory).expect("room for memory");
+        let memory = self.kept_memory.take().unwrap_or_else(|| vec![0; size]);
+        let memory = nic.alloc(memory).expect("the NIC has room for memory");
         let keys = Self::keys(&self.config, nic, pd, memory);
         self.resources = Some(Resources { pd, cq, memory, keys });
-        (self.up, self.lives) = (true, self.lives + 1);
+        (self.up, self.starts) = (true, self.starts + 1);
         if self.config.local_words > 0 {
-            let mut at = || now + Nanos(self.chance.between(1_000, LOCALLY_UNTIL));
+            let mut at = || now + Nanos(self.rng.between(1_000, LOCAL_WRITES_SPAN_NS));
             self.writes = (0..LOCAL_WRITES).map(|_| at()).collect();
         }
-        // Nobody listens yet.
+        // Cannot fail: the port of a new NIC is free.
         _ = nic.listen(PortSpace::Tcp, PORT);
     }
 
     fn crash(&mut self, nic: &Rnic) {
         self.up = false;
-        let mut truth = self.truth.get();
+        let mut history = self.history.get();
         if self.config.keeps_memory {
-            // It may crash again before it has begun anew.
+            // The server may crash again before it has started.
             let memory = self.resources.map(|resources| nic.bytes(resources.memory).to_vec());
-            self.kept = memory.or_else(|| self.kept.take());
-            self.by_line.keys().for_each(|line| truth.end_now(*line));
+            self.kept_memory = memory.or_else(|| self.kept_memory.take());
+            self.by_conn_id.keys().for_each(|conn_id| history.end_connection_now(*conn_id));
         } else {
-            truth.forget(self.number);
+            history.lose_memory(self.number);
         }
-        drop(truth);
+        drop(history);
         self.served.clear();
-        self.lanes.clear();
-        self.lost.extend(core::mem::take(&mut self.by_line).into_keys());
+        self.switch_qps.clear();
+        self.lost.extend(core::mem::take(&mut self.by_conn_id).into_keys());
         self.reposts.clear();
         self.writes.clear();
         self.resources = None;

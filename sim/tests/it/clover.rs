@@ -1,5 +1,6 @@
-//! The key-value store of lists: what is read is what the lists say, in one order that explains all, whatever the network
-//! does; and how it fares when many want the same keys, which is what Swordbox is for.
+//! The Clover key-value store, which keeps a list of versions per key. What clients read agrees with the
+//! lists in one order that explains all observations, whatever the network does. Also its cost under
+//! contention, which Swordbox is meant to reduce.
 
 use sim::rack::{Outcome, Rack, RackConfig, forward};
 use sim::registers::{History, Observed};
@@ -13,8 +14,8 @@ use swordbox::clients::{Kind, Start, Stopped, Thread};
 const INDEX_VA: u64 = 0x1000_0000;
 const NODES_VA: u64 = 0x7000_0000_0000;
 
-/// Every thread reads and updates keys, and what it saw is kept.
-async fn observe(
+/// Reads and updates random keys, and records what was observed.
+async fn run_thread(
     start: Start,
     layout: Layout,
     options: Options,
@@ -24,18 +25,18 @@ async fn observe(
     let verbs = start.verbs;
     let mut store = Store::new(verbs.clone(), &start.regions, layout, options, tails)?;
     let thread = (machine * 1000 + start.number) as u64;
-    let mut chance = Chance::stream(seed, thread);
+    let mut rng = Chance::stream(seed, thread);
     for time in 0..times {
-        let key = chance.below(layout.keys);
+        let key = rng.below(layout.keys);
         let began = verbs.now();
-        if chance.below(2) == 0 {
+        if rng.below(2) == 0 {
             let value = (thread << 32) + time + 1;
             store.put(key, &value.to_le_bytes()).await?;
             let written = Observed { value, began, ended: verbs.now() };
             history.lock().unwrap().wrote(key, written);
         } else {
             let bytes = store.get(key).await?;
-            // The value of the beginning is empty.
+            // The initial value is empty.
             let value = bytes.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
             history.lock().unwrap().read(key, Observed { value, began, ended: verbs.now() });
         }
@@ -52,7 +53,7 @@ fn check(config: RackConfig, layout: Layout, options: Options, times: u64) {
         let (tails, history) = (Tails::new(layout.keys), shared.clone());
         move |start: Start| -> Thread {
             let tails = if options.shared_tails { tails.clone() } else { Tails::new(layout.keys) };
-            Box::pin(observe(start, layout, options, (machine, times, seed), (tails, history.clone())))
+            Box::pin(run_thread(start, layout, options, (machine, times, seed), (tails, history.clone())))
         }
     };
     let memory = layout.memory(INDEX_VA, NODES_VA, threads * (times as usize + 200));
@@ -70,7 +71,7 @@ fn check(config: RackConfig, layout: Layout, options: Options, times: u64) {
 }
 
 #[test]
-fn what_is_read_is_what_was_written() {
+fn reads_return_what_was_written() {
     for (node_len, shared_tails, cm) in [(128, true, true), (1024, false, false), (64, false, true)] {
         let config = RackConfig { machines: 4, threads: 4, cm, ..RackConfig::default() };
         let options = Options { shared_tails, nodes_at_once: 3, shortcut_after: 8, ..Options::default() };
@@ -79,7 +80,7 @@ fn what_is_read_is_what_was_written() {
 }
 
 #[test]
-fn what_is_read_is_what_was_written_on_a_bad_wire_and_with_costs() {
+fn reads_return_what_was_written_on_a_lossy_link_and_with_costs() {
     let percent = Share::percent;
     for seed in 0..20 {
         let link = Link {
@@ -105,7 +106,7 @@ fn what_is_read_is_what_was_written_on_a_bad_wire_and_with_costs() {
 }
 
 #[test]
-fn memory_that_is_used_up_ends_a_thread() {
+fn a_thread_stops_when_memory_is_used_up() {
     let layout = Layout { keys: 1, node_len: 128 };
     let workload = Workload::new(Mix::W, 1);
     let config = RackConfig { machines: 1, ..RackConfig::default() };
@@ -117,7 +118,7 @@ fn memory_that_is_used_up_ends_a_thread() {
 }
 
 #[test]
-fn threads_connect_again_when_their_machine_begins_anew() {
+fn threads_reconnect_after_their_machine_restarts() {
     let layout = Layout { keys: 16, node_len: 128 };
     let workload = Workload::new(Mix::A, 16);
     let reconnect_after = Some(Nanos::from_millis(1));
@@ -134,7 +135,7 @@ fn threads_connect_again_when_their_machine_begins_anew() {
     assert_eq!((0..4).map(|machine| rack.threads(machine).running()).collect::<Vec<_>>(), [2; 4]);
     let list = |key| layout.list(rack.memory(0), rack.memory(1), NODES_VA, key).unwrap();
     let updates: usize = (0..16).map(|key| list(key).len() - 1).sum();
-    // What a machine had under way when it crashed may be there, and nobody has counted it.
+    // Operations in flight when the machine crashed may have taken effect although they were not counted.
     let counted = rack.account.lock().operations(Kind::Write) as usize;
     assert!((counted..=counted + 10).contains(&updates), "{updates} {counted}");
 }
@@ -156,7 +157,7 @@ fn more_threads_fail_more_often() {
     assert!(few.tally.hit_share() > 3.0 * many.tally.hit_share(), "{few:?} {many:?}");
     assert!(many.bytes_per_operation > 2.0 * few.bytes_per_operation);
     assert!(many.latency(Kind::Write).p99 > few.latency(Kind::Write).p99);
-    // Nobody is in the way of those that only read.
+    // Readers do not contend.
     let readers = contend(16, Mix::C);
     assert!(readers.tally.hit_share() > 0.999 && readers.tally.cas_failed == 0, "{readers:?}");
 }

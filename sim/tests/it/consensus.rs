@@ -1,4 +1,5 @@
-//! Consensus in the simulator: servers, a bridge between them, and values that are proposed wherever somebody leads.
+//! Consensus in the simulator: servers, a bridge between them, and values that are proposed wherever a server
+//! leads.
 
 mod exhaustive;
 mod majorities;
@@ -11,28 +12,28 @@ use sim::{Fault, Host, Link, LinkId};
 use switch::{Nanos, Share};
 
 #[test]
-fn values_are_decided_everywhere() {
+fn values_are_decided_at_all_servers() {
     let mut net = Cluster::new(&ClusterConfig { wanted: 500, ..ClusterConfig::default() });
     net.run_until(Nanos::from_millis(20));
     net.check().unwrap();
-    assert!(net.app(0).server().leads(), "the lowest number");
+    assert!(net.app(0).server().leads(), "server 0 does not lead, although it has the lowest number");
     for app in net.apps() {
         assert_eq!(app.next(), 500);
     }
 }
 
 #[test]
-fn a_switch_replicates_and_is_done_without_when_it_fails() {
+fn a_leader_replicates_through_the_switch_and_without_it_when_it_fails() {
     let mut net = Cluster::new(&ClusterConfig { through: true, ..ClusterConfig::default() });
     net.run_until(Nanos::from_millis(20));
     assert!(net.app(0).server().replicates_through());
     let before = net.app(0).next();
-    let at_first = net.copies();
+    let copies_before = net.copies();
     net.run_until(Nanos::from_millis(30));
     let decided = net.app(0).next() - before;
     assert!(decided > 1000, "{decided}");
-    assert!(net.copies() - at_first >= 2 * decided);
-    // It comes back and knows nothing.
+    assert!(net.copies() - copies_before >= 2 * decided);
+    // The switch restarts with empty state.
     net.world.schedule(Nanos::from_millis(30), Fault::Crash(net.switch));
     net.world.schedule(Nanos::from_micros(30_050), Fault::Restart(net.switch));
     net.run_until(Nanos::from_millis(40));
@@ -46,7 +47,7 @@ fn a_switch_replicates_and_is_done_without_when_it_fails() {
 }
 
 #[test]
-fn a_leader_that_crashes_is_followed_by_the_next() {
+fn the_next_server_leads_after_the_leader_crashes() {
     let mut net = Cluster::new(&ClusterConfig { servers: 5, ..ClusterConfig::default() });
     net.world.schedule(Nanos::from_millis(10), Fault::Crash(net.servers[0]));
     net.run_until(Nanos::from_millis(10));
@@ -59,16 +60,16 @@ fn a_leader_that_crashes_is_followed_by_the_next() {
 }
 
 #[test]
-fn who_forgot_everything_becomes_a_member_again() {
+fn a_server_that_lost_its_memory_becomes_a_member_again() {
     let mut net = Cluster::new(&ClusterConfig::default());
     net.world.schedule(Nanos::from_millis(10), Fault::Crash(net.servers[2]));
     net.world.schedule(Nanos::from_millis(12), Fault::Restart(net.servers[2]));
     net.run_until(Nanos::from_millis(11));
     let before = net.app(0).next();
-    assert!(before > 1000, "more than the log holds, {before}");
+    assert!(before > 1000, "too few entries to exceed the log: {before}");
     net.run_until(Nanos::from_millis(30));
     assert_eq!((net.app(2).server().standing(), net.app(2).installed()), (Standing::Member, 1));
-    // It counts: there is no majority without it.
+    // The server counts: there is no majority without it.
     net.world.schedule(Nanos::from_millis(30), Fault::Crash(net.servers[1]));
     net.run_until(Nanos::from_millis(32));
     let before = net.app(2).next();
@@ -78,16 +79,19 @@ fn who_forgot_everything_becomes_a_member_again() {
 }
 
 #[test]
-fn who_forgot_everything_gets_into_the_group_again() {
+fn a_server_that_lost_its_memory_rejoins_the_switch_group() {
     let mut net = Cluster::new(&ClusterConfig { through: true, ..ClusterConfig::default() });
     net.world.schedule(Nanos::from_millis(20), Fault::Crash(net.servers[2]));
     net.world.schedule(Nanos::from_millis(25), Fault::Restart(net.servers[2]));
     net.run_until(Nanos::from_millis(24));
-    assert!(net.app(0).server().replicates_through(), "with one replica");
+    assert!(
+        net.app(0).server().replicates_through(),
+        "the leader should replicate through the switch to one replica"
+    );
     net.run_until(Nanos::from_millis(60));
     assert_eq!(net.app(2).server().standing(), Standing::Member);
     assert!(net.app(0).server().replicates_through());
-    // The group has it: two copies of each packet.
+    // The group includes the restarted server: two copies of each packet.
     let (copies, entries) = (net.copies(), net.entries());
     net.run_until(Nanos::from_millis(61));
     assert!(net.copies() - copies >= 2 * (net.entries() - entries).saturating_sub(16));
@@ -95,9 +99,9 @@ fn who_forgot_everything_gets_into_the_group_again() {
 }
 
 #[test]
-fn who_forgot_everything_becomes_a_member_again_through_a_switch() {
+fn a_server_that_lost_its_memory_becomes_a_member_again_through_a_switch() {
     let mut net = Cluster::new(&ClusterConfig { through: true, ..ClusterConfig::default() });
-    // One that is missed, and one that is back before it is.
+    // One server that is missed while it is down, and one that is back before it is missed
     for (n, down_us) in [(1, 2000), (2, 300)] {
         let at = Nanos::from_millis(100 * n as u64 - 80);
         net.world.schedule(at, Fault::Crash(net.servers[n]));
@@ -125,32 +129,32 @@ fn a_leader_that_restarts_leads_again() {
 }
 
 #[test]
-fn who_forgot_everything_does_not_count() {
+fn a_server_that_lost_its_memory_does_not_count_for_a_majority() {
     let mut net = Cluster::new(&ClusterConfig::default());
-    let alone: Vec<_> = net.world.links().skip(2).take(1).collect();
-    net.world.schedule(Nanos::from_millis(10), Fault::Cut(alone.clone()));
+    let cut_links: Vec<_> = net.world.links().skip(2).take(1).collect();
+    net.world.schedule(Nanos::from_millis(10), Fault::Cut(cut_links.clone()));
     net.world.schedule(Nanos::from_millis(10), Fault::Crash(net.servers[1]));
     net.world.schedule(Nanos::from_millis(11), Fault::Restart(net.servers[1]));
     net.run_until(Nanos::from_millis(20));
     let before = net.app(0).next();
     net.run_until(Nanos::from_millis(50));
-    assert_eq!(net.app(0).next(), before, "one of three, and one that knows nothing");
+    assert_eq!(net.app(0).next(), before, "one member and a blank server are no majority of three");
     assert_eq!(net.app(1).server().standing(), Standing::Blank);
-    net.world.schedule(Nanos::from_millis(50), Fault::Heal(alone));
+    net.world.schedule(Nanos::from_millis(50), Fault::Heal(cut_links));
     net.run_until(Nanos::from_millis(90));
     assert!(net.app(0).next() > before + 1000, "{} after {before}", net.app(0).next());
     assert_eq!(net.app(1).server().standing(), Standing::Member);
     net.check().unwrap();
 }
 
-/// Links of servers, in the order of their numbers.
+/// Returns the links of the given servers, in the same order.
 fn links_of(net: &Cluster, servers: &[usize]) -> Vec<LinkId> {
     let links: Vec<_> = net.world.links().collect();
     servers.iter().map(|server| links[*server]).collect()
 }
 
 #[test]
-fn what_lies_below_a_snapshot_is_from_before() {
+fn entries_below_a_snapshot_are_not_taken_for_decided() {
     let mut installed = 0;
     for (phase, wanted) in (0..12).flat_map(|phase| [57, 58, 59].map(|wanted| (phase, wanted))) {
         let config = ClusterConfig { servers: 5, window: 16, wanted, ..ClusterConfig::default() };
@@ -165,21 +169,21 @@ fn what_lies_below_a_snapshot_is_from_before() {
             at = at + Nanos(500);
             net.run_until(at);
         }
-        // 0 writes to 3 alone what is not decided, ...
+        // Server 0 writes entries to server 3 only, so they are not decided, ...
         change(&mut net, at, &[1, 2, 4], &[]);
         at = at + Nanos::from_micros(300);
-        // ... and the others decide something else in its place.
+        // ... and servers 1, 2 and 4 decide other values for these slots.
         change(&mut net, at, &[0, 3], &[1, 2, 4]);
         while net.app(2).next() < 38 && at < Nanos::from_millis(60) {
             at = at + Nanos(50);
             net.run_until(at);
         }
-        // 2 lacks what comes then, and 3 gets a snapshot when it is back.
+        // Server 2 misses the following entries, and server 3 gets a snapshot when it is reconnected.
         change(&mut net, at, &[2], &[0]);
         at = at + Nanos::from_millis(50);
         change(&mut net, at, &[], &[3]);
         at = at + Nanos::from_millis(40) + Nanos::from_micros(100 * phase);
-        // 2 leads, and what 3 held before must not be taken for what was decided.
+        // Server 2 leads, and must not take what server 3 held before for decided values.
         change(&mut net, at, &[], &[2]);
         for server in [0, 1] {
             net.world.schedule(at, Fault::Crash(net.servers[server]));
@@ -188,11 +192,11 @@ fn what_lies_below_a_snapshot_is_from_before() {
         installed += net.app(3).installed();
         net.check().unwrap_or_else(|wrong| panic!("{phase}, {wanted}: {wrong}"));
     }
-    assert!(installed > 10, "{installed}");
+    assert!(installed > 10, "only {installed} snapshots were installed");
 }
 
 #[test]
-fn who_has_promised_more_to_itself_is_asked_in_a_later_term() {
+fn a_server_with_a_higher_promise_of_its_own_is_asked_in_a_later_term() {
     for us in (0..16_000).step_by(2000) {
         let mut net = Cluster::new(&ClusterConfig::default());
         let link = links_of(&net, &[2]);
@@ -200,14 +204,14 @@ fn who_has_promised_more_to_itself_is_asked_in_a_later_term() {
         let heal = Nanos::from_micros(20_000 + us);
         net.world.schedule(heal, Fault::Heal(link));
         net.run_until(heal + Nanos::from_millis(20));
-        let lacks = net.app(0).next() - net.app(2).next();
-        assert!(lacks < 200, "healed after {us} us, it lacks {lacks} entries");
+        let missing_entries = net.app(0).next() - net.app(2).next();
+        assert!(missing_entries < 200, "healed after {us} us, it lacks {missing_entries} entries");
         net.check().unwrap();
     }
 }
 
 #[test]
-fn a_link_that_comes_and_goes_leaves_nothing_behind() {
+fn a_flapping_link_leaks_no_queue_pairs() {
     let mut net = Cluster::new(&ClusterConfig { wanted: 10, ..ClusterConfig::default() });
     let mut at = Nanos::from_millis(10);
     for _ in 0..60 {
@@ -224,7 +228,7 @@ fn a_link_that_comes_and_goes_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_copy_that_is_lost_behind_the_switch_stops_nobody() {
+fn a_copy_lost_behind_the_switch_does_not_stop_the_group() {
     for (loss, servers) in [(0.01, 3), (0.0001, 3), (0.0001, 5)] {
         let link = Link { loss: Share::new(loss).unwrap(), ..Link::default() };
         let config = ClusterConfig { seed: 7, through: true, link, servers, ..ClusterConfig::default() };
@@ -233,7 +237,11 @@ fn a_copy_that_is_lost_behind_the_switch_stops_nobody() {
         let mut before = net.entries();
         for ms in (20..=60).step_by(10) {
             net.run_until(Nanos::from_millis(ms));
-            assert!(net.entries() > before, "{loss}, {servers} servers: nothing since {} ms", ms - 10);
+            assert!(
+                net.entries() > before,
+                "{loss}, {servers} servers: no entry decided since {} ms",
+                ms - 10
+            );
             before = net.entries();
         }
         net.check().unwrap();
@@ -241,7 +249,7 @@ fn a_copy_that_is_lost_behind_the_switch_stops_nobody() {
 }
 
 #[test]
-fn requests_of_a_host_that_is_no_server_change_nothing() {
+fn requests_of_a_host_that_is_not_a_server_change_nothing() {
     for through in [false, true] {
         let config =
             ClusterConfig { through, stranger: Some(Nanos::from_micros(50)), ..ClusterConfig::default() };
@@ -252,12 +260,16 @@ fn requests_of_a_host_that_is_no_server_change_nothing() {
         net.run_until(Nanos::from_millis(60));
         net.check().unwrap();
         assert!(net.entries() > before + 2000, "{} after {before}", net.entries());
-        assert_eq!(net.apps().map(|app| app.server().term()).collect::<Vec<_>>(), terms, "no other leader");
+        assert_eq!(
+            net.apps().map(|app| app.server().term()).collect::<Vec<_>>(),
+            terms,
+            "the leader has changed"
+        );
         assert!(net.app(0).server().leads() && net.app(0).server().replicates_through() == through);
         let refused: u64 = net.apps().map(|app| app.server().refused()).sum();
-        let node = net.stranger.expect("there is one");
-        let asked = net.world.node::<Host<Stranger>>(node).app.asked;
-        assert!(asked > 500 && refused > asked / 2, "{refused} of {asked} requests");
+        let node = net.stranger.expect("the cluster has an outsider");
+        let request_count = net.world.node::<Host<Stranger>>(node).app.asked;
+        assert!(request_count > 500 && refused > request_count / 2, "{refused} of {request_count} requests");
     }
 }
 
@@ -272,7 +284,7 @@ fn servers_and_switch_that_share_a_secret_work_together() {
 }
 
 #[test]
-fn a_server_with_another_secret_takes_no_part_and_says_why() {
+fn a_server_with_another_secret_is_refused_and_reports_it() {
     let config = ClusterConfig { secret: true, odd: Some(1), ..ClusterConfig::default() };
     let mut net = Cluster::new(&config);
     net.run_until(Nanos::from_millis(30));
@@ -296,12 +308,12 @@ fn servers_that_all_lost_their_memory_wait_for_the_operator() {
     net.run_until(Nanos::from_millis(200));
     net.check().unwrap();
     let after = net.entries();
-    assert!(after < before + 100, "what was decided before the last of them was down");
+    assert!(after < before + 100, "more entries than could be decided before the last crash");
     for app in net.apps() {
         assert_eq!((app.server().standing(), app.next()), (Standing::Blank, 0));
         assert_eq!(app.server().waits_for(), Some(Waiting::Bootstrap));
     }
-    // The operator's word, to any of them, or to two at once
+    // The operator's bootstrap, at any server or at two at once
     net.bootstrap(1);
     net.bootstrap(2);
     net.run_until(Nanos::from_millis(240));
@@ -312,12 +324,12 @@ fn servers_that_all_lost_their_memory_wait_for_the_operator() {
 }
 
 #[test]
-fn servers_begin_when_they_are_told_to() {
+fn servers_bootstrap_only_on_command() {
     let mut net = Cluster::new(&ClusterConfig { begins: false, ..ClusterConfig::default() });
     net.world.schedule(Nanos::ZERO, Fault::Crash(net.servers[2]));
     net.run_until(Nanos::from_millis(20));
     assert_eq!(net.app(0).server().waits_for(), Some(Waiting::Server(2)));
-    // The word is kept until all are there.
+    // The bootstrap command is kept until all servers run.
     net.bootstrap(0);
     net.run_until(Nanos::from_millis(30));
     assert_eq!((net.beginnings(), net.app(0).server().standing()), (0, Standing::Blank));
@@ -328,7 +340,7 @@ fn servers_begin_when_they_are_told_to() {
 }
 
 #[test]
-fn a_word_to_begin_is_void_while_a_member_lives() {
+fn a_bootstrap_command_is_void_while_a_member_lives() {
     let mut net = Cluster::new(&ClusterConfig::default());
     let crash = |net: &mut Cluster, servers: &[usize], at: Nanos| {
         for server in servers {
@@ -341,24 +353,25 @@ fn a_word_to_begin_is_void_while_a_member_lives() {
     assert_eq!(net.app(1).server().waits_for(), Some(Waiting::Admission(0)));
     net.bootstrap(1);
     net.run_until(Nanos::from_millis(40));
-    // The last one that held anything is gone, and the word was not kept.
+    // The last server with entries crashes, and the bootstrap command was not kept.
     crash(&mut net, &[0], Nanos::from_millis(40));
     net.run_until(Nanos::from_millis(80));
     net.check().unwrap();
     assert_eq!(net.beginnings(), 1);
-    // The last member had permission to write to the others.
+    // The last member had permission to write to the other servers.
     let waits: Vec<_> = net.apps().map(|app| app.server().waits_for()).collect();
     assert_eq!(waits, [1, 1, 2].map(|server| Some(Waiting::Restart(server))));
 }
 
-/// Runs until this server's NIC has sent so many frames more, and something is so, or until a time.
+/// Runs until this server's NIC has sent `frames` more frames, or until `end`.
 fn run_for_frames(net: &mut Cluster, server: usize, frames: u64, end: Nanos) {
     let sent = |net: &Cluster| net.nic_counters(server).sent;
     let until = sent(net) + frames;
     while sent(net) < until && net.step(end) {}
 }
 
-/// The server that has just become a candidate or a leader, or leads: the one that has promised itself most.
+/// Returns the server that has promised itself the highest term: it leads, or has just become a candidate or
+/// leader.
 fn candidate(net: &Cluster) -> Option<usize> {
     let term = net.apps().map(|app| app.server().term()).max()?;
     (0..net.servers.len())

@@ -1,4 +1,5 @@
-//! What a leader saves with the switch, and that nothing takes longer with it (virtual time: the same on any machine).
+//! What a leader saves with the switch, and that no failover takes longer with it. Times are virtual, so the
+//! results are the same on any machine.
 
 use sim::consensus::costs::{Failure, pace, pause};
 use switch::Nanos;
@@ -6,10 +7,10 @@ use switch::Nanos;
 const RATE: u64 = 10_000_000_000;
 
 #[test]
-fn a_value_is_one_packet_out_and_one_in() {
+fn with_the_switch_a_value_is_one_packet_out_and_one_in() {
     for replicas in [2, 4] {
         let through = pace(replicas, 64, true, RATE).unwrap();
-        // The rest is heartbeats.
+        // The remainder is heartbeats.
         assert!((1.0..1.02).contains(&through.packets_out), "{through:?}");
         assert!((1.0..1.02).contains(&through.packets_in), "{through:?}");
     }
@@ -18,7 +19,7 @@ fn a_value_is_one_packet_out_and_one_in() {
 }
 
 #[test]
-fn a_leader_decides_as_many_times_more_as_it_has_replicas() {
+fn goodput_with_the_switch_grows_with_the_number_of_replicas() {
     let ratio = |replicas, size| {
         let goodput = |through| pace(replicas, size, through, RATE).unwrap().goodput_bps;
         goodput(true) / goodput(false)
@@ -28,12 +29,12 @@ fn a_leader_decides_as_many_times_more_as_it_has_replicas() {
 }
 
 #[test]
-fn a_failure_takes_no_longer_with_the_switch() {
+fn a_failover_takes_no_longer_with_the_switch() {
     for failure in Failure::ALL {
         let (directly, _) = pause(failure, false, 2, 1, 1).unwrap();
         let (through, _) = pause(failure, true, 2, 1, 1).unwrap();
-        // A packet more or less is no failure.
+        // A difference of one packet is tolerated.
         let most = directly.0 * 11 / 10 + Nanos::from_micros(1).0;
-        assert!(through.0 <= most, "{failure:?}: {through:?} after {directly:?}");
+        assert!(through.0 <= most, "{failure:?}: {through:?} through the switch, {directly:?} without it");
     }
 }

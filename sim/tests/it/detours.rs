@@ -1,4 +1,5 @@
-//! Representatives that are not beside their switches (1Pipe, section 6.2.3): beacons go around, and pass the link that they speak of.
+//! 1Pipe representatives that are not next to their switches (1Pipe, section 6.2.3): beacons take a detour
+//! over the link whose barrier they carry.
 
 use representative::Refusal;
 use rocev2::ethernet::Ethernet;
@@ -8,7 +9,8 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 use switch::{Nanos, Share};
 
-/// A triangle in which the seed chooses what is lost and how long the link between the switches is
+/// Builds and runs a triangle of switches. The seed selects the loss and the delay of the link between the
+/// switches.
 fn lossy(detours: bool, seed: u64) -> Made {
     let mut triangle = Triangle::new(detours);
     triangle.between.delay = Nanos(500 + seed % 16 * 1_000);
@@ -24,12 +26,16 @@ fn lossy(detours: bool, seed: u64) -> Made {
 }
 
 #[test]
-fn no_barrier_is_too_high_wherever_representatives_are() {
+fn barriers_are_never_too_high_wherever_representatives_are() {
     for seed in 0..32 {
         let made = lossy(true, seed);
         assert_eq!(made.check(None), Ok(()), "seed {seed}");
         for host in made.each_host() {
-            assert!(host.delivered.len() > 30, "seed {seed}: {} delivered", host.delivered.len());
+            assert!(
+                host.delivered.len() > 30,
+                "seed {seed}: only {} messages delivered",
+                host.delivered.len()
+            );
         }
         assert!(made.check_fates().is_ok(), "seed {seed}: {:?}", made.check_fates());
         for why in Refusal::ALL {
@@ -38,11 +44,12 @@ fn no_barrier_is_too_high_wherever_representatives_are() {
     }
 }
 
-/// What the paper warns of is real: a beacon that goes another way overtakes the messages that it speaks of.
+/// Without detours, the hazard that the paper warns of occurs: a beacon on another route overtakes the
+/// messages that its barrier covers.
 #[test]
 fn without_detours_barriers_are_too_high() {
     let too_high = (0..32).filter(|&seed| lossy(false, seed).check(None).is_err()).count();
-    assert!(too_high > 16, "in {too_high} of 32");
+    assert!(too_high > 16, "barriers are too high in only {too_high} of 32 seeds");
 }
 
 /// A capture in memory
@@ -60,11 +67,11 @@ impl Write for Shared {
     }
 }
 
-/// A frame on a link: when, and what
-type Seen = (u64, Vec<u8>);
+/// A captured frame: its time in nanoseconds, and its bytes
+type CapturedFrame = (u64, Vec<u8>);
 
 impl Shared {
-    fn frames(&self) -> Vec<Seen> {
+    fn frames(&self) -> Vec<CapturedFrame> {
         let bytes = self.0.lock().unwrap();
         let mut rest = &bytes[24..];
         let mut frames = Vec::new();
@@ -79,7 +86,8 @@ impl Shared {
     }
 }
 
-/// How many IP headers a frame has, and the addresses of the innermost packet; `None` if that is no beacon that is a WRITE.
+/// Returns the number of IP headers of a frame, the addresses of its innermost packet and its PSN, or `None`
+/// if it is not a beacon sent as a WRITE.
 fn beacon(frame: &[u8]) -> Option<(usize, [u8; 4], [u8; 4], u32)> {
     let mut at = Ethernet::LEN;
     let mut headers = 1;
@@ -94,9 +102,9 @@ fn beacon(frame: &[u8]) -> Option<(usize, [u8; 4], [u8; 4], u32)> {
     write.then(|| (headers, ip.src, ip.dst, packet.bth().psn().get()))
 }
 
-/// The way of the first beacon from one representative to the other: the nodes that it passed, as links join them, and with how many
-/// IP headers it was on each link.
-fn way(detours: bool, from: u8, to: u8) -> Vec<(String, usize)> {
+/// Returns the route of the first beacon from one representative to another: the links that it passed, each
+/// as the names of its two ends, and its number of IP headers on each.
+fn route(detours: bool, from: u8, to: u8) -> Vec<(String, usize)> {
     let mut triangle = Triangle::new(detours);
     triangle.lasts = Nanos(1);
     let mut made = triangle.build(1);
@@ -106,29 +114,29 @@ fn way(detours: bool, from: u8, to: u8) -> Vec<(String, usize)> {
     }
     made.world.run_until(Nanos::from_micros(100));
     made.world.finish_captures().unwrap();
-    let mut way = Vec::new();
+    let mut route = Vec::new();
     for (link, file) in links {
         let [a, b] = made.world.ends(link).map(|end| made.world.name(end).to_owned());
         for (at, frame) in file.frames() {
             if let Some((headers, src, dst, 0)) = beacon(&frame)
                 && (src, dst) == ([10, 1, 0, from], [10, 1, 0, to])
             {
-                way.push((at, format!("{a} - {b}"), headers));
+                route.push((at, format!("{a} - {b}"), headers));
             }
         }
     }
-    // Whoever got beacons took them for what they are.
+    // Both representatives have accepted beacons.
     for keeper in 0..2 {
         let counters = made.counters(keeper);
-        assert!(counters.writes.get() > 10, "{} taken", counters.writes.get());
+        assert!(counters.writes.get() > 10, "only {} beacons accepted", counters.writes.get());
     }
     assert!(Refusal::ALL.iter().all(|&why| made.refused(why) == 0));
-    way.sort_unstable();
-    way.into_iter().map(|(_, link, headers)| (link, headers)).collect()
+    route.sort_unstable();
+    route.into_iter().map(|(_, link, headers)| (link, headers)).collect()
 }
 
 #[test]
-fn a_beacon_passes_the_link_that_it_speaks_of() {
+fn a_beacon_passes_the_link_that_it_covers() {
     for (from, to) in [(0, 1), (1, 0)] {
         let expected = vec![
             (format!("switch 2 - representative {from}"), 3),
@@ -137,11 +145,11 @@ fn a_beacon_passes_the_link_that_it_speaks_of() {
             (format!("switch 2 - switch {to}"), 1),
             (format!("switch 2 - representative {to}"), 1),
         ];
-        assert_eq!(way(true, from, to), expected);
-        let straight = vec![
+        assert_eq!(route(true, from, to), expected);
+        let without_detour = vec![
             (format!("switch 2 - representative {from}"), 1),
             (format!("switch 2 - representative {to}"), 1),
         ];
-        assert_eq!(way(false, from, to), straight);
+        assert_eq!(route(false, from, to), without_detour);
     }
 }

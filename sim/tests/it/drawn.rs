@@ -1,119 +1,127 @@
-//! What a seed of the words' workload runs, whatever stands between clients and servers.
+//! What a seed of the word workload draws, independent of the switch between clients and servers.
 
 use rnic::{AckPolicy, PathMtu};
 use sim::words::{Cluster, Config};
 use sim::{Fault, Link};
 use switch::{Chance, Nanos, Share};
 
-/// Microseconds that a request may be on its way from the switch to a server: less than the least `settle` of any suite
-const LATEST: u64 = 300;
-/// For how long a right counts as proven where some are revoked
-pub(crate) const PROOF: Nanos = Nanos::from_micros(100);
+/// Longest time in microseconds that a request may take from the switch to a server. It is below the smallest
+/// `settle` of all suites.
+const MAX_REQUEST_DELAY_US: u64 = 300;
+/// How long an access right counts as proven where some are revoked
+pub(crate) const PROOF_LIFETIME: Nanos = Nanos::from_micros(100);
 
-/// A wire that harms each frame with a share of up to `most` in each way that is drawn.
-fn bad(chance: &mut Chance, most: f64) -> Link {
+/// Draws a link with four impairments. Each is absent in half of the cases, and otherwise affects a share of
+/// up to `max` of all frames.
+fn draw_link(rng: &mut Chance, max: f64) -> Link {
     let mut share = || {
-        let share = Share::new(chance.below(1000) as f64 / 1000.0 * most).unwrap();
-        if chance.below(2) == 0 { Share::NEVER } else { share }
+        let share = Share::new(rng.below(1000) as f64 / 1000.0 * max).unwrap();
+        if rng.below(2) == 0 { Share::NEVER } else { share }
     };
     Link { loss: share(), duplicate: share(), reorder: share(), corrupt: share(), ..Link::default() }
 }
 
-/// What a seed runs. Some have many clients that do little. This share of the NICs is forgetful.
+/// Draws the configuration of a seed. Some have many clients with few operations each. `forgetful` is the
+/// share of NICs that do not keep the results of old READs and atomics.
 pub(crate) fn drawn(seed: u64, forgetful: Share) -> (Config, Chance) {
-    let mut chance = Chance::new(seed);
-    let many = chance.below(40) == 0;
-    let clients = if many { chance.between(64, 256) } else { chance.between(2, 16) } as u16;
-    let depth = if many { chance.between(1, 4) } else { 1 << chance.below(7) } as u32;
+    let mut rng = Chance::new(seed);
+    let many = rng.below(40) == 0;
+    let clients = if many { rng.between(64, 256) } else { rng.between(2, 16) } as u16;
+    let depth = if many { rng.between(1, 4) } else { 1 << rng.below(7) } as u32;
     let mut config = Config {
         seed,
         clients,
-        servers: if chance.below(5) == 0 { chance.between(2, 3) as u16 } else { 1 },
-        connections: if many { 1 } else { chance.between(1, 3) as u32 },
-        operations: if many { chance.between(3, 8) } else { chance.between(10, 40) } as u32,
+        servers: if rng.below(5) == 0 { rng.between(2, 3) as u16 } else { 1 },
+        connections: if many { 1 } else { rng.between(1, 3) as u32 },
+        operations: if many { rng.between(3, 8) } else { rng.between(10, 40) } as u32,
         depth,
-        max_rd_atomic: [1, 2, 4, 16][chance.below(4) as usize],
-        words: if chance.below(3) == 0 { chance.between(1, 80) } else { chance.between(1, 4) } as u32,
-        zipf: [0.0, 0.99][chance.below(2) as usize],
-        mix: match chance.below(4) {
+        max_rd_atomic: [1, 2, 4, 16][rng.below(4) as usize],
+        words: if rng.below(3) == 0 { rng.between(1, 80) } else { rng.between(1, 4) } as u32,
+        zipf: [0.0, 0.99][rng.below(2) as usize],
+        mix: match rng.below(4) {
             0 => [1, 0, 0, 0, 0, 0, 0, 0, 0],
             1 => [4, 4, 4, 4, 0, 0, 0, 0, 0],
             _ => [4, 3, 3, 3, 1, 1, 1, 1, 1],
         },
-        sections: if many { 1 } else { chance.below(8) as u32 },
-        pages: chance.between(1, 4) as u32,
-        page_size: chance.between(8, 3000) as u32,
-        max_size: chance.between(8, 3000) as u32,
-        mtu: PathMtu::ALL[chance.below(3) as usize],
-        own_keys: chance.below(3) == 0,
-        separate_keys: chance.below(2) == 0,
-        by_cm: chance.below(4) == 0,
-        equal_psns: chance.below(4) == 0,
-        v6: chance.below(4) == 0,
-        timeout: chance.between(5, 8) as u8,
-        window: chance.between(4, 64) as u32,
-        ack: match chance.below(3) {
+        sections: if many { 1 } else { rng.below(8) as u32 },
+        pages: rng.between(1, 4) as u32,
+        page_size: rng.between(8, 3000) as u32,
+        max_size: rng.between(8, 3000) as u32,
+        mtu: PathMtu::ALL[rng.below(3) as usize],
+        own_keys: rng.below(3) == 0,
+        separate_keys: rng.below(2) == 0,
+        by_cm: rng.below(4) == 0,
+        equal_psns: rng.below(4) == 0,
+        v6: rng.below(4) == 0,
+        timeout: rng.between(5, 8) as u8,
+        window: rng.between(4, 64) as u32,
+        ack: match rng.below(3) {
             0 => AckPolicy::EveryPacket,
             1 => AckPolicy::OnRequest,
             _ => AckPolicy::Every {
-                packets: chance.between(2, 16) as u32,
-                time: Nanos::from_micros(chance.between(1, 20)),
+                packets: rng.between(2, 16) as u32,
+                time: Nanos::from_micros(rng.between(1, 20)),
             },
         },
         forgetful,
-        receives: chance.between(1, 16) as u32,
-        repost_us: if chance.below(4) == 0 { 20 } else { 0 },
-        client_link: if chance.below(4) == 0 { Link::default() } else { bad(&mut chance, 0.05) },
-        server_link: if chance.below(4) == 0 { Link::default() } else { bad(&mut chance, 0.05) },
+        receives: rng.between(1, 16) as u32,
+        repost_us: if rng.below(4) == 0 { 20 } else { 0 },
+        client_link: if rng.below(4) == 0 { Link::default() } else { draw_link(&mut rng, 0.05) },
+        server_link: if rng.below(4) == 0 { Link::default() } else { draw_link(&mut rng, 0.05) },
         ..Config::default()
     };
-    // Of their own: what else a seed draws does not depend on them.
+    // Separate streams from here on: other draws of the seed do not depend on these.
     let mut paths = Chance::stream(seed, 0x7061_7468);
     config.rehashes = paths.below(5) as u32;
     config.lies = if paths.below(3) == 0 { paths.between(1, 40) } else { 0 } as u32;
-    // Late ones, and second copies of what was sent long before
+    // Late frames, and duplicates of frames that were sent long before
     let mut late = Chance::stream(seed, 0x6c61_7465);
     if late.below(4) == 0 {
         config.client_link.reorder_by = Nanos::from_micros(late.between(20, 5000));
-        config.server_link.reorder_by = Nanos::from_micros(late.between(20, LATEST));
+        config.server_link.reorder_by = Nanos::from_micros(late.between(20, MAX_REQUEST_DELAY_US));
     }
-    // Of the switch's ports to clients; a server's port, at which all clients meet, has room for a window of each.
+    // Short queues at the switch's ports to clients. A server's port, where the traffic of all clients meets,
+    // has room for a window of each.
     crate::environment::short_queue(&mut config.client_link, seed);
     let mut local = Chance::stream(seed, 0x6c6f_6361);
     config.local_words = if local.below(8) == 0 { local.between(1, config.words.into()) } else { 0 } as u32;
-    // Messages of up to 64 KB, of few clients: memory is for as many as may be outstanding.
+    // Messages of up to 64 KB, of few clients only: memory is reserved for every message that may be
+    // outstanding.
     let mut long = Chance::stream(seed, 0x6c6f_6e67);
     if long.below(20) == 0 {
         config.max_size = long.between(3000, 65536) as u32;
         (config.clients, config.depth) = (config.clients.min(4), config.depth.min(4));
         (config.connections, config.receives) = (1, config.receives.min(4));
     }
-    (config, chance)
+    (config, rng)
 }
 
-/// The same where things crash, and connections may break.
-pub(crate) fn may_fail(config: &Config, chance: &mut Chance) -> Config {
+/// Returns `config` for a network in which nodes crash and connections may fail.
+pub(crate) fn may_fail(config: &Config, rng: &mut Chance) -> Config {
     let mut rights = Chance::stream(config.seed, 0x7269_6768);
     let revocations = if rights.below(3) == 0 { rights.between(1, 3) } else { 0 } as u32;
     let mut config = config.clone();
-    if restarts(config.seed).is_some() {
-        // Many lines, so that some are left as they were when the first operations after a restart go their own way.
-        let mut chance = Chance::stream(config.seed, 0x776f_7264);
-        config.words = chance.between(16, 80) as u32;
+    if restart_rng(config.seed).is_some() {
+        // Many words, so that some still have their state from before the restart when the first operations
+        // after it bypass the switch's cache.
+        let mut rng = Chance::stream(config.seed, 0x776f_7264);
+        config.words = rng.between(16, 80) as u32;
         config.local_words = config.local_words.min(config.words);
-        // The NIC's whole seed is repeated: the communication manager would draw its ids and PSNs again, too.
-        config.keys_again = !config.by_cm && chance.below(2) == 0;
-        config.keeps_memory = chance.below(3) == 0;
+        // The whole seed of the NIC repeats: with the communication manager, its ids and PSNs would repeat,
+        // too.
+        config.keys_again = !config.by_cm && rng.below(2) == 0;
+        config.keeps_memory = rng.below(3) == 0;
     }
-    let retry_count = chance.between(3, 7);
-    let mut timeout = chance.between(3, 6) as u8;
-    // All may want one word, which is read and written once in a round trip of 2 us or more: nobody is to give up before its turn.
+    let retry_count = rng.between(3, 7);
+    let mut timeout = rng.between(3, 6) as u8;
+    // All clients may contend for one word, which takes a round trip of 2 us or more per read and write. No
+    // request may time out before its turn.
     let turns = 8_000 * u64::from(config.clients) * u64::from(config.connections);
     while (4096 << timeout) * (retry_count + 1) < turns {
         timeout += 1;
     }
-    // A queue pair that is made anew relies on that nothing of the old one is on its way any more: CM's TIMEWAIT is as long as
-    // the ACK time-out says that packets take.
+    // A new queue pair relies on it that no packet of the old one is in flight any more: the CM's TIMEWAIT
+    // lasts as long as the ACK timeout assumes for the lifetime of packets.
     let latest = Nanos((4096 << timeout) / 2).max(Link::default().reorder_by);
     for link in [&mut config.client_link, &mut config.server_link] {
         link.reorder_by = link.reorder_by.min(latest);
@@ -121,35 +129,36 @@ pub(crate) fn may_fail(config: &Config, chance: &mut Chance) -> Config {
     Config {
         may_fail: true,
         revocations,
-        revoked_within: PROOF + Nanos(PROOF.0 / 2),
+        revoked_within: PROOF_LIFETIME + Nanos(PROOF_LIFETIME.0 / 2),
         retry_count: retry_count as u8,
         timeout,
-        linger: chance.below(2) == 0,
-        reconnect_after: Nanos::from_micros(chance.between(200, 500)),
+        linger: rng.below(2) == 0,
+        reconnect_after: Nanos::from_micros(rng.between(200, 500)),
         ..config
     }
 }
 
-/// Lets clocks of hosts and switches drift in some seeds.
+/// Makes the clocks of hosts and switches drift in some seeds.
 pub(crate) fn drift(net: &mut Cluster) {
     let (nodes, seed) = (net.nodes(), net.seed());
     crate::environment::drift(&mut net.world, &nodes, seed, Nanos::from_micros(500));
 }
 
-/// Things that happen to clients, to the switch, and now and then to a server.
-pub(crate) fn disturb(net: &mut Cluster, chance: &mut Chance) {
-    for _ in 0..chance.between(1, 4) {
-        let at = Nanos::from_micros(chance.between(1, 200));
-        let until = at + Nanos::from_micros(chance.between(1, 2000));
-        let client = net.clients[chance.below(net.clients.len() as u64) as usize];
+/// Schedules one to four faults of clients, of the switch and, rarely, of a server, then restarts of servers
+/// and partitions of pairs of hosts.
+pub(crate) fn schedule_faults(net: &mut Cluster, rng: &mut Chance) {
+    for _ in 0..rng.between(1, 4) {
+        let at = Nanos::from_micros(rng.between(1, 200));
+        let until = at + Nanos::from_micros(rng.between(1, 2000));
+        let client = net.clients[rng.below(net.clients.len() as u64) as usize];
         let links: Vec<_> = net.world.links().collect();
-        let link = links[chance.below(links.len() as u64) as usize];
-        let (first, then) = match chance.below(16) {
+        let link = links[rng.below(links.len() as u64) as usize];
+        let (first, then) = match rng.below(16) {
             0..3 => (Fault::Crash(client), None),
             3..8 => (Fault::Crash(client), Some(Fault::Restart(client))),
             8..12 => (Fault::Crash(net.sides.servers), Some(Fault::Restart(net.sides.servers))),
             12 => {
-                let server = net.servers[chance.below(net.servers.len() as u64) as usize];
+                let server = net.servers[rng.below(net.servers.len() as u64) as usize];
                 (Fault::Crash(server), Some(Fault::Restart(server)))
             }
             13 => (Fault::Pause(client), Some(Fault::Resume(client))),
@@ -167,36 +176,37 @@ pub(crate) fn disturb(net: &mut Cluster, chance: &mut Chance) {
     part(net);
 }
 
-/// Returns what a client and a server that do not reach each other for a while are drawn from, in a quarter of the seeds.
-pub(crate) fn parted(seed: u64) -> Option<Chance> {
-    // A stream of its own, so that what else is drawn stays what it was.
-    let mut chance = Chance::stream(seed, 0x7061_7274);
-    (chance.below(4) == 0).then_some(chance)
+/// Returns the stream from which a temporary partition between one client and one server is drawn, in a
+/// quarter of the seeds.
+pub(crate) fn partition_rng(seed: u64) -> Option<Chance> {
+    // A separate stream, so that all other draws of the seed stay the same.
+    let mut rng = Chance::stream(seed, 0x7061_7274);
+    (rng.below(4) == 0).then_some(rng)
 }
 
 fn part(net: &mut Cluster) {
-    let Some(mut chance) = parted(net.seed()) else { return };
-    let at = Nanos::from_micros(chance.between(1, 200));
-    let until = at + Nanos::from_micros(chance.between(1, 2000));
-    let [client, server] = [&net.clients, &net.servers].map(|hosts| chance.below(hosts.len() as u64) as u16);
+    let Some(mut rng) = partition_rng(net.seed()) else { return };
+    let at = Nanos::from_micros(rng.between(1, 200));
+    let until = at + Nanos::from_micros(rng.between(1, 2000));
+    let [client, server] = [&net.clients, &net.servers].map(|hosts| rng.below(hosts.len() as u64) as u16);
     net.part(client, server, at, until);
 }
 
-/// Returns what restarts of servers are drawn from, in a third of the seeds.
-fn restarts(seed: u64) -> Option<Chance> {
-    let mut chance = Chance::stream(seed, 0x7265_7374);
-    (chance.below(3) == 0).then_some(chance)
+/// Returns the stream from which restarts of servers are drawn, in a third of the seeds.
+fn restart_rng(seed: u64) -> Option<Chance> {
+    let mut rng = Chance::stream(seed, 0x7265_7374);
+    (rng.below(3) == 0).then_some(rng)
 }
 
-/// Restarts servers with empty memory again and again, some of them before any client notices.
+/// Restarts servers with empty memory repeatedly, sometimes before any client notices.
 fn restart_servers(net: &mut Cluster) {
-    let Some(mut chance) = restarts(net.seed()) else { return };
-    let mut at = Nanos::from_micros(chance.between(20, 400));
-    for _ in 0..chance.between(1, 4) {
-        let server = net.servers[chance.below(net.servers.len() as u64) as usize];
+    let Some(mut rng) = restart_rng(net.seed()) else { return };
+    let mut at = Nanos::from_micros(rng.between(20, 400));
+    for _ in 0..rng.between(1, 4) {
+        let server = net.servers[rng.below(net.servers.len() as u64) as usize];
         net.schedule(at, Fault::Crash(server));
-        at = at + Nanos::from_micros(1 << chance.between(0, 8));
+        at = at + Nanos::from_micros(1 << rng.between(0, 8));
         net.schedule(at, Fault::Restart(server));
-        at = at + Nanos::from_micros(chance.between(300, 3000));
+        at = at + Nanos::from_micros(rng.between(300, 3000));
     }
 }

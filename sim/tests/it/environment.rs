@@ -1,19 +1,26 @@
-//! Which seeds a test runs, and faults that several suites draw.
+//! Selection of the seeds that a test runs, and faults that several suites draw from a seed.
 
 use rocev2::Psn;
 use sim::{Fault, Link, LinkId, NodeId, World};
 use switch::{Chance, Nanos};
 
-/// Seeds that have failed: a suite and a seed per line, which `make soak` adds
+/// Seeds that have failed, one per line with its suite. `make soak` appends to them.
 const FAILED: &str = include_str!("../seeds.txt");
 
 fn read(name: &str) -> Option<u64> {
     let value = std::env::var(name).ok()?;
-    Some(value.parse().unwrap_or_else(|_| panic!("{name} has to be a number, not {value:?}")))
+    Some(
+        value
+            .parse()
+            .unwrap_or_else(|_| panic!("invalid environment variable {name}={value:?}: write a number")),
+    )
 }
 
-/// Returns the seeds of a test: those with which a test of this suite has failed, and `count` from 1 on. If the environment
-/// sets `FROM=1000000 SEEDS=50000`, returns those instead.
+/// Returns the seeds of a test: those with which a test of this suite has failed before, then `count` seeds
+/// from 1 on. If the environment sets `FROM` or `SEEDS` (as in `FROM=1000000 SEEDS=50000`), returns those
+/// seeds instead.
+///
+/// Panics if one of these variables is not a number.
 pub(crate) fn seeds(suite: &'static str, count: u64) -> impl Iterator<Item = u64> {
     let from = read("FROM");
     let range = from.unwrap_or(1)..from.unwrap_or(1) + read("SEEDS").unwrap_or(count);
@@ -22,50 +29,50 @@ pub(crate) fn seeds(suite: &'static str, count: u64) -> impl Iterator<Item = u64
     failed.chain(range)
 }
 
-/// Draws how a link fails at a time, and what ends that: in both directions, in one of them, for long packets only, or in that
-/// it changes places with another link of its switch.
+/// Draws a fault of a link at time `at`, and the fault that ends it. The fault is a cut in both directions or
+/// in one of them, an MTU that is too small for long packets, or a swap with another link of the same switch.
 pub(crate) fn cut(world: &World, link: LinkId, at: Nanos) -> (Fault, Fault) {
-    // A stream of its own, so that what else is drawn stays what it was.
-    let mut chance = Chance::stream(at.0, 0x6375_7473);
+    // A separate stream, so that all other draws of the seed stay the same.
+    let mut rng = Chance::stream(at.0, 0x6375_7473);
     let links = vec![link];
-    match chance.below(6) {
+    match rng.below(6) {
         0 => {
-            let mtu = *chance.pick(&[128, 300, 700, 1100]);
+            let mtu = *rng.pick(&[128, 300, 700, 1100]);
             return (Fault::Mtu(link, mtu), Fault::Mtu(link, world.mtu(link)));
         }
         1 => {
-            let beside: Vec<_> = world
+            let links_of_switch: Vec<_> = world
                 .links()
                 .filter(|other| *other != link && world.ends(*other)[1] == world.ends(link)[1])
                 .collect();
-            if !beside.is_empty() {
-                let other = *chance.pick(&beside);
+            if !links_of_switch.is_empty() {
+                let other = *rng.pick(&links_of_switch);
                 return (Fault::Swap(link, other), Fault::Swap(link, other));
             }
         }
         _ => {}
     }
-    match world.ends(link).get(chance.below(4) as usize) {
+    match world.ends(link).get(rng.below(4) as usize) {
         Some(end) => (Fault::Mute(*end, links.clone()), Fault::Unmute(*end, links)),
         None => (Fault::Cut(links.clone()), Fault::Heal(links)),
     }
 }
 
-/// Lets the clocks of a third of the seeds run too fast or too slow, from the beginning and by another rate from some time
-/// before `until` on: those of two nodes in three, by up to 200 ppm, now and then by 1 %. Returns whether they do. These clocks
-/// are those of CLOCK_MONOTONIC or of a CPU's cycles, which nobody sets.
+/// Draws clock drift in a third of the seeds. Two thirds of the nodes then run too fast or too slow by up to
+/// 200 ppm, or by up to 1 % in an eighth of cases; the rate changes once before `until`. Returns whether
+/// clocks drift. These clocks stand for CLOCK_MONOTONIC or a CPU's cycle counter, which are never stepped.
 pub(crate) fn drift(world: &mut World, nodes: &[NodeId], seed: u64, until: Nanos) -> bool {
-    // A stream of its own, so that what else is drawn stays what it was.
-    let mut chance = Chance::stream(seed, 0x6472_6966);
-    if chance.below(3) > 0 {
+    // A separate stream, so that all other draws of the seed stay the same.
+    let mut rng = Chance::stream(seed, 0x6472_6966);
+    if rng.below(3) > 0 {
         return false;
     }
     for node in nodes {
-        let most = if chance.below(8) == 0 { 10_000_000 } else { 200_000 };
-        let mut ppb = || chance.below(2 * most + 1) as i64 - most as i64;
+        let max = if rng.below(8) == 0 { 10_000_000 } else { 200_000 };
+        let mut ppb = || rng.below(2 * max + 1) as i64 - max as i64;
         let [first, then] = [ppb(), ppb()];
-        let at = Nanos(chance.between(1, until.0));
-        if chance.below(3) > 0 {
+        let at = Nanos(rng.between(1, until.0));
+        if rng.below(3) > 0 {
             world.schedule(Nanos::ZERO, Fault::ClockDrift(*node, first));
             world.schedule(at, Fault::ClockDrift(*node, then));
         }
@@ -73,53 +80,55 @@ pub(crate) fn drift(world: &mut World, nodes: &[NodeId], seed: u64, until: Nanos
     true
 }
 
-/// Lets UDP source ports of some hosts change before `until`, one to four times, in a third of the seeds.
+/// Changes the UDP source ports of some hosts one to four times before `until`, in a third of the seeds.
 pub(crate) fn rehash(world: &mut World, hosts: &[NodeId], seed: u64, until: Nanos) {
-    // A stream of its own, so that what else is drawn stays what it was.
-    let mut chance = Chance::stream(seed, 0x7265_6861);
-    if chance.below(3) > 0 {
+    // A separate stream, so that all other draws of the seed stay the same.
+    let mut rng = Chance::stream(seed, 0x7265_6861);
+    if rng.below(3) > 0 {
         return;
     }
-    for _ in 0..chance.between(1, 4) {
-        let (host, salt) = (*chance.pick(hosts), chance.bits() as u16);
-        world.schedule(Nanos(chance.between(1, until.0)), Fault::Rehash(host, salt));
+    for _ in 0..rng.between(1, 4) {
+        let (host, salt) = (*rng.pick(hosts), rng.bits() as u16);
+        world.schedule(Nanos(rng.between(1, until.0)), Fault::Rehash(host, salt));
     }
 }
 
-/// Lets some frames of a link come milliseconds late, and copies of others long after them, in a quarter of the seeds: up to
-/// `most`, which is 1 ms or more.
-pub(crate) fn late(link: &mut Link, seed: u64, most: Nanos) -> bool {
-    // A stream of its own, so that what else is drawn stays what it was.
-    let mut chance = Chance::stream(seed, 0x6c61_7465);
-    let is_late = chance.below(4) == 0;
+/// In a quarter of the seeds, delays reordered frames and duplicates of a link by 1 ms up to `max`. Returns
+/// whether it does. `max` has to be at least 1 ms.
+pub(crate) fn late(link: &mut Link, seed: u64, max: Nanos) -> bool {
+    // A separate stream, so that all other draws of the seed stay the same.
+    let mut rng = Chance::stream(seed, 0x6c61_7465);
+    let is_late = rng.below(4) == 0;
     if is_late {
-        link.reorder_by = Nanos(chance.between(1_000_000, most.0));
+        link.reorder_by = Nanos(rng.between(1_000_000, max.0));
     }
     is_late
 }
 
-/// Gives a link, and so the ports of a switch that are its ends, a short queue in a quarter of the seeds: one of some packets.
+/// Gives a link, and thereby the switch ports at its ends, a short queue (6,000 to 60,000 bytes) in a quarter
+/// of the seeds.
 pub(crate) fn short_queue(link: &mut Link, seed: u64) {
-    // A stream of its own, so that what else is drawn stays what it was.
-    let mut chance = Chance::stream(seed, 0x7175_6575);
-    if chance.below(4) == 0 {
-        link.queue = chance.between(6_000, 60_000) as usize;
+    // A separate stream, so that all other draws of the seed stay the same.
+    let mut rng = Chance::stream(seed, 0x7175_6575);
+    if rng.below(4) == 0 {
+        link.queue = rng.between(6_000, 60_000) as usize;
     }
 }
 
-/// Draws the first PSN of a switch's connections in a third of the seeds: just before the end of all PSNs.
+/// Draws the first PSN of a switch's connections in a third of the seeds: 1 to 64 before the PSN wraps.
 pub(crate) fn psns_near_the_wrap(seed: u64) -> Option<Psn> {
-    let mut chance = Chance::stream(seed, 0x7772_6170);
-    (chance.below(3) == 0).then(|| Psn::new(0u32.wrapping_sub(chance.between(1, 64) as u32)))
+    let mut rng = Chance::stream(seed, 0x7772_6170);
+    (rng.below(3) == 0).then(|| Psn::new(0u32.wrapping_sub(rng.between(1, 64) as u32)))
 }
 
-/// Draws whether the NICs of a seed give memory the same keys after a restart, as they give queue pairs the same numbers: in a
-/// third of the seeds.
+/// Draws whether the NICs of a seed assign the same R_keys after a restart, as they assign the same queue
+/// pair numbers: in a third of the seeds.
 pub(crate) fn keys_again(seed: u64) -> bool {
     Chance::stream(seed, 0x6b65_7973).below(3) == 0
 }
 
-/// Returns whether a test runs all of its own seeds: then it asserts how often each thing that it is for has happened.
-pub(crate) fn are_default() -> bool {
+/// Returns whether a test runs its own seeds only. If so, it also asserts how often the events occur that it
+/// is meant to cover.
+pub(crate) fn selects_default_seeds() -> bool {
     read("FROM").is_none() && read("SEEDS").is_none()
 }

@@ -1,9 +1,10 @@
-//! The table of docs/TESTING.md that says which suite draws which fault is that of the suites' sources.
+//! Generates the table in docs/TESTING.md that lists which suite draws which fault, and checks it against the
+//! sources of the suites.
 
 use std::fmt::Write;
 use std::path::Path;
 
-/// Suites that take seeds, and the files that say what those draw
+/// Suites that take seeds, and the files that contain their draws
 const SUITES: [(&str, &[&str]); 8] = [
     ("verbs", &["tests/it/verbs.rs", "src/verbs/mod.rs"]),
     ("words", &["tests/it/words.rs", "tests/it/drawn.rs", "src/words/cluster.rs"]),
@@ -15,25 +16,25 @@ const SUITES: [(&str, &[&str]); 8] = [
     ("1Pipe", &["tests/it/onepipe/seeds.rs"]),
 ];
 
-/// A fault
+/// A row of the table: one fault.
 struct Row {
     name: &'static str,
-    /// Words of a source that draws it
+    /// Substrings of a suite's sources that show that it draws the fault
     words: &'static [&'static str],
-    /// Suites in which it cannot happen, and why not
-    cannot: &'static [(&'static [&'static str], &'static str)],
+    /// Suites in which the fault cannot occur, with the reason
+    exempt: &'static [(&'static [&'static str], &'static str)],
 }
 
 const fn all(name: &'static str, words: &'static [&'static str]) -> Row {
-    Row { name, words, cannot: &[] }
+    Row { name, words, exempt: &[] }
 }
 
 const fn row(
     name: &'static str,
     words: &'static [&'static str],
-    cannot: &'static [(&'static [&'static str], &'static str)],
+    exempt: &'static [(&'static [&'static str], &'static str)],
 ) -> Row {
-    Row { name, words, cannot }
+    Row { name, words, exempt }
 }
 
 const FAULTS: [Row; 31] = [
@@ -42,7 +43,7 @@ const FAULTS: [Row; 31] = [
     all("frames out of order", &["reorder"]),
     all("frames duplicated", &["duplicate"]),
     all(
-        "frames come milliseconds late",
+        "frames are milliseconds late",
         &["late.below", "reorder_by = Between", "environment::late", "late(seed, may_fail"],
     ),
     all("short queues of links and switch ports", &["queue = ", "short_queue"]),
@@ -55,91 +56,88 @@ const FAULTS: [Row; 31] = [
         &["first_psn"],
         &[(
             &["1Pipe"],
-            "a process draws its first PSN of 2^24 and sends some hundred packets; its timestamps wrap in every run, and its tests \
-             in `representative` begin just before the last PSN",
+            "a process draws its first PSN from 2^24 values and sends some hundred packets. Its timestamps wrap in every run, and its tests \
+             in `representative` begin just before the PSN wraps",
         )],
     ),
     all("a node crashes", &["Fault::Crash", "FaultKind::Crash"]),
     all("a node restarts with empty memory", &["Fault::Restart", "FaultKind::Crash"]),
     row(
-        "a node restarts with the memory that it had",
+        "a node restarts with its old memory",
         &["keeps_memory"],
         &[
-            (&["verbs"], "a host that restarts takes no further part: its connections are not made again"),
+            (&["verbs"], "a host that restarts does not reconnect"),
             (
                 &["P4CE"],
-                "a replica that restarts is in none of its groups any more, and a group's memory is written once",
+                "a replica that restarts is no longer a member of its groups, and a group's memory is written once",
             ),
-            (&["consensus"], "a server keeps its log in its process's memory: one that restarts is blank"),
+            (&["consensus"], "a server keeps its log in the memory of its process, so a restart empties it"),
             (
                 &["RDMC"],
-                "a host that restarts is in none of its groups any more, and each has memory of its own",
+                "a host that restarts is no longer a member of its groups, and each group has its own memory",
             ),
-            (&["1Pipe"], "neither processes nor switches keep anything that a restart survives"),
+            (&["1Pipe"], "neither processes nor switches have state that survives a restart"),
         ],
     ),
     row(
-        "queue pairs and R_keys have the same numbers after a restart",
+        "QPNs and R_keys are the same after a restart",
         &["keys_again"],
         &[
-            (&["verbs"], "a host that restarts makes neither queue pairs nor memory regions"),
-            (
-                &["1Pipe"],
-                "its queue pairs and keys have the numbers that the configuration says, after a restart too",
-            ),
+            (&["verbs"], "a host that restarts creates neither queue pairs nor memory regions"),
+            (&["1Pipe"], "its QPNs and R_keys are configured, so they are always the same after a restart"),
         ],
     ),
-    all("a process is stopped for a while", &["Fault::Pause", "FaultKind::Pause"]),
+    all("a process is paused", &["Fault::Pause", "FaultKind::Pause"]),
     all("clocks drift", &["environment::drift", "FaultKind::ClockDrift", "drift_ppb"]),
     row(
-        "clocks are set",
+        "clocks are stepped",
         &["Fault::ClockStep"],
         &[(
             &["verbs", "words", "Swordbox", "steering", "P4CE", "consensus", "RDMC"],
-            "their time is CLOCK_MONOTONIC or a CPU's cycles, which are not set; a machine that is suspended is a process that is \
-             stopped",
+            "their time is CLOCK_MONOTONIC or a CPU's cycle counter, which are never stepped; a suspended machine counts as a paused \
+             process",
         )],
     ),
     all("a link is cut", &["Fault::Cut", "FaultKind::Partition", "environment::cut"]),
     all("a link is cut in one direction", &["Fault::Mute", "FaultKind::Mute", "environment::cut"]),
-    all("two hosts cannot hear each other", &["Fault::Part", "FaultKind::Part", ".part("]),
+    all("two hosts cannot reach each other", &["Fault::Part", "FaultKind::Part", ".part("]),
     all("the MTU of a link changes", &["Fault::Mtu", "FaultKind::Mtu", "environment::cut"]),
-    all("hosts change ports", &["Fault::Swap", "FaultKind::Swap", ".swap(", "environment::cut"]),
+    all("hosts swap switch ports", &["Fault::Swap", "FaultKind::Swap", ".swap(", "environment::cut"]),
     row(
         "UDP source ports change",
         &["rehashes", "set_path_salt", "environment::rehash", "FaultKind::Rehash"],
         &[(
             &["1Pipe"],
-            "a process sends to another one from one UDP source port for good: what barriers say holds on one path",
+            "a process always sends to a peer from the same UDP source port, because a barrier is valid for one path only",
         )],
     ),
     row(
-        "responders forget old READs",
+        "responders do not keep results of old READs and atomics",
         &["forgetful", "FORGETFUL"],
-        &[(&["P4CE", "RDMC", "1Pipe"], "nothing there sends READs or atomics")],
+        &[(&["P4CE", "RDMC", "1Pipe"], "no node sends READs or atomics")],
     ),
     row(
-        "receives are missing for a while, or receivers are slow",
+        "receive buffers are missing for a while, or receivers are slow",
         &["starve", "repost_us", "receives:", "Habit::Disk", "reads_every"],
         &[(
             &["steering", "consensus"],
-            "nodes and logs are written into memory: nothing sends messages that need receives",
+            "nodes and logs are written into memory: no message needs a receive buffer",
         )],
     ),
     row(
-        "rights are revoked",
+        "access rights are revoked",
         &["revocations", "revoke_us", "revoke_after", "fn changes("],
         &[
             (
                 &["steering"],
-                "a steered request stays on its client's connection, where the server's NIC checks its rights as those of any other",
+                "a steered request stays on its client's connection, and the server's NIC checks its rights as usual",
             ),
-            (&["RDMC"], "members may write until their group ends, and nothing takes that back before"),
-            (&["1Pipe"], "its messages are datagrams, which need no right to memory"),
+            (&["RDMC"], "members may write until their group ends; no right is revoked before"),
+            (&["1Pipe"], "its messages are datagrams, which need no memory access rights"),
         ],
     ),
     all(
-        "a host lies, floods or is no member",
+        "a host forges packets, floods or is not a member",
         &[
             "lies: if",
             "setup.lies",
@@ -151,42 +149,45 @@ const FAULTS: [Row; 31] = [
         ],
     ),
     row(
-        "the control plane is slow, its queue short",
+        "the control plane is slow or its queue is short",
         &["Queues::drawn"],
         &[
             (&["verbs", "words"], "a bridge has no control plane"),
             (
                 &["1Pipe"],
-                "best-effort delivery does not wait for the control plane, which only hears of links",
+                "best-effort delivery does not wait for the control plane, which only receives link events",
             ),
         ],
     ),
     row(
-        "few places in the switch's tables",
-        &["fn small", "queue_pairs:", "queue_pairs =", "few_stations", "connections: if"],
+        "few entries in the switch's tables",
+        &["fn small", "queue_pairs:", "queue_pairs =", "small_mac_table", "connections: if"],
         &[
-            (&["verbs"], "the switch is the bridge of the suite of words, which has few places there"),
-            (&["1Pipe"], "hosts and links are configured, and tables have as many places"),
+            (&["verbs"], "the switch is the bridge of the words suite, which draws small tables"),
+            (&["1Pipe"], "hosts and links are configured, and tables are sized for them"),
         ],
     ),
     row(
         "the server's program writes shared words",
         &["local_words"],
         &[
-            (&["verbs"], "atomics are atomic to each other, not to a host's own program (IB 9.4.5)"),
+            (
+                &["verbs"],
+                "atomics are atomic with respect to each other, not to the host's own CPU (IB 9.4.5)",
+            ),
             (
                 &["steering"],
-                "its program appends nothing; connections that find no place in the table append unseen",
+                "its program appends nothing; connections without a table entry append without the switch's tracking",
             ),
             (&["P4CE", "consensus", "RDMC", "1Pipe"], "no words are shared: memory has one writer at a time"),
         ],
     ),
     row(
-        "an operator changes what the switch does",
-        &["set_layers", "Order::Give"],
+        "an operator changes the switch's settings",
+        &["set_layers", "OperatorAction::Command"],
         &[
             (&["verbs", "words"], "a bridge has no settings"),
-            (&["P4CE", "consensus", "RDMC"], "P4CE's switch has no setting that changes while it runs"),
+            (&["P4CE", "consensus", "RDMC"], "P4CE's switch has no setting that can change while it runs"),
         ],
     ),
     row(
@@ -202,7 +203,7 @@ const FAULTS: [Row; 31] = [
         &[],
         &[(
             &["verbs", "words", "Swordbox", "steering", "P4CE", "consensus", "RDMC", "1Pipe"],
-            "one worker owns a function's state; `dataplane` tests with loom how it is handed over",
+            "one worker owns a function's state; `dataplane` tests the hand-over with loom",
         )],
     ),
 ];
@@ -210,23 +211,27 @@ const FAULTS: [Row; 31] = [
 const BEGIN: &str = "<!-- made by sim/tests/it/faults.rs -->\n";
 const END: &str = "<!-- end -->\n";
 
-/// Returns whether a suite, whose sources these are, draws a fault. One that does not has a reason.
+/// Returns whether a suite with the given sources draws a fault.
+///
+/// Panics if the suite does not draw it and has no reason, or draws it and has one.
 fn is_drawn(row: &Row, suite: &str, source: &str) -> bool {
     let is_drawn = row.words.iter().any(|word| source.contains(word));
-    let has_reason = row.cannot.iter().any(|(suites, _)| suites.contains(&suite));
+    let has_reason = row.exempt.iter().any(|(suites, _)| suites.contains(&suite));
     match (is_drawn, has_reason) {
-        (true, true) => panic!("{suite} draws, and has a reason not to: {}", row.name),
-        (false, false) => panic!("{suite} does not draw, and has no reason not to: {}", row.name),
+        (true, true) => {
+            panic!("{suite} draws the fault {:?}, but has a reason not to; remove the reason", row.name)
+        }
+        (false, false) => panic!("{suite} does not draw the fault {:?}; draw it or give a reason", row.name),
         (is_drawn, _) => is_drawn,
     }
 }
 
-/// Returns the table, and the reasons below it.
+/// Returns the table, followed by the reasons.
 fn table(root: &Path) -> String {
     let source = |file: &&str| std::fs::read_to_string(root.join(file)).unwrap();
     let sources = SUITES.map(|(name, files)| (name, files.iter().map(source).collect::<String>()));
     let mut table = format!(
-        "| drawn |{}\n|---|{}\n",
+        "| fault |{}\n|---|{}\n",
         SUITES.map(|(name, _)| format!(" {name} |")).concat(),
         ":-:|".repeat(8)
     );
@@ -236,45 +241,47 @@ fn table(root: &Path) -> String {
             |(suite, source): &(&str, String)| if is_drawn(row, suite, source) { " x |" } else { " - |" };
         let marks = sources.each_ref().map(mark);
         writeln!(table, "| {} |{}", row.name, marks.concat()).unwrap();
-        for (suites, why) in row.cannot {
+        for (suites, why) in row.exempt {
             writeln!(reasons, "- {} ({}): {why}.", row.name, suites.join(", ")).unwrap();
         }
     }
     format!("{table}\nWhy a fault cannot happen in a suite (`-`):\n\n{reasons}")
 }
 
-/// Names in constants are those of suites and faults.
+/// The suites named in reasons exist.
 #[test]
-fn reasons_are_of_suites_and_faults_that_exist() {
+fn reasons_name_existing_suites() {
     let is_suite = |name: &&str| SUITES.iter().any(|(suite, _)| suite == name);
-    assert!(FAULTS.iter().flat_map(|row| row.cannot).all(|(suites, _)| suites.iter().all(&is_suite)));
+    assert!(FAULTS.iter().flat_map(|row| row.exempt).all(|(suites, _)| suites.iter().all(&is_suite)));
 }
 
-/// With UPDATE in the environment, the table is written anew.
+/// With UPDATE in the environment, rewrites the table instead of comparing it.
 #[test]
-fn table_of_faults_in_the_docs_is_that_of_the_suites() {
+fn the_table_of_faults_in_the_docs_matches_the_suites() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let docs = root.join("../docs/TESTING.md");
     let text = std::fs::read_to_string(&docs).unwrap();
-    let (before, rest) = text.split_once(BEGIN).expect("the table's place");
-    let (written, after) = rest.split_once(END).expect("the table's end");
+    let (before, rest) = text.split_once(BEGIN).expect("no line marks the beginning of the table");
+    let (written, after) = rest.split_once(END).expect("no line marks the end of the table");
     let table = table(root);
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write(&docs, format!("{before}{BEGIN}{table}{END}{after}")).unwrap();
         return;
     }
-    assert_eq!(written, table, "write it anew: UPDATE=1 cargo test -p sim faults::");
+    assert_eq!(written, table, "the table is out of date; run UPDATE=1 cargo test -p sim --test it faults::");
 }
 
-/// A line that is misspelt would never be run.
+/// A line with a misspelt suite would never be run.
 #[test]
-fn seeds_that_are_kept_are_of_a_test_that_runs_them() {
+fn recorded_failing_seeds_name_an_existing_test() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     for line in include_str!("../seeds.txt").lines() {
-        let (test, seed) = line.split_once(' ').unwrap_or_else(|| panic!("no seed: {line:?}"));
-        assert!(seed.parse::<u64>().is_ok(), "no seed: {line:?}");
+        let (test, seed) = line
+            .split_once(' ')
+            .unwrap_or_else(|| panic!("invalid line in seeds.txt: {line:?}; write a test and a seed"));
+        assert!(seed.parse::<u64>().is_ok(), "invalid seed in seeds.txt: {line:?}; write a number");
         let places =
             [root.join("tests/it").join(test).with_extension("rs"), root.join("../configs/sim").join(test)];
-        assert!(places.iter().any(|place| place.exists()), "no such test: {line:?}");
+        assert!(places.iter().any(|place| place.exists()), "no such test in seeds.txt: {line:?}");
     }
 }

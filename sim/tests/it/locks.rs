@@ -1,4 +1,5 @@
-//! Locks in remote memory exclude, whatever the network does, and what they cost when nothing helps them.
+//! Locks in remote memory: they exclude whatever the network does, and what they cost without help from a
+//! switch.
 
 use sim::rack::{Outcome, Rack, RackConfig, forward};
 use sim::{Costs, Fault, Link};
@@ -21,13 +22,14 @@ fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word))
 }
 
-/// Every thread takes locks so many times, and counts under them.
+/// Runs threads of which each takes locks `locks.times` times and increments a counter while it holds one.
+/// Checks that no increment is lost.
 fn count(config: RackConfig, locks: &Locks) -> Rack<Locks> {
     let threads = (config.machines * config.threads) as u64;
     let mut rack = rack(config, locks);
     rack.finish(Nanos::from_secs(10)).unwrap();
-    assert_eq!(words(rack.memory(1)).sum::<u64>(), threads * locks.times, "each was alone");
-    assert!(rack.memory(0).iter().all(|byte| *byte == 0), "nobody holds anything");
+    assert_eq!(words(rack.memory(1)).sum::<u64>(), threads * locks.times, "an increment was lost");
+    assert!(rack.memory(0).iter().all(|byte| *byte == 0), "a lock is still held");
     let account = rack.account.lock();
     assert_eq!(account.operations(Kind::Lock), threads * locks.times);
     assert_eq!(account.operations(Kind::Unlock), threads * locks.times);
@@ -37,18 +39,18 @@ fn count(config: RackConfig, locks: &Locks) -> Rack<Locks> {
 }
 
 #[test]
-fn a_lock_excludes() {
+fn a_lock_excludes_all_other_threads() {
     let zipf = Zipf::new(1, 0.0);
     for (unlock, cm) in [(Unlock::Write, true), (Unlock::CompareSwap, false)] {
         let locks = Locks { unlock, under: Under::Count, times: 50, ..Locks::new(zipf.clone(), 0, 1) };
         let config = RackConfig { machines: 4, threads: 4, cm, ..RackConfig::default() };
         let rack = count(config, &locks);
-        assert!(rack.account.lock().tally.cas_failed > 100, "all want the same");
+        assert!(rack.account.lock().tally.cas_failed > 100, "too little contention");
     }
 }
 
 #[test]
-fn a_lock_excludes_on_a_bad_wire_and_with_costs() {
+fn a_lock_excludes_on_a_lossy_link_and_with_costs() {
     let percent = Share::percent;
     let (duplicate, reorder, corrupt) = (percent(2), percent(5), percent(1));
     for seed in 0..20 {
@@ -69,7 +71,7 @@ fn a_lock_excludes_on_a_bad_wire_and_with_costs() {
 }
 
 #[test]
-fn a_run_repeats_to_the_byte() {
+fn a_run_is_reproducible_to_the_byte() {
     let digest = || {
         let locks = Locks { times: 20, ..Locks::new(Zipf::new(8, 0.99), 0, 3) };
         let mut rack = rack(RackConfig { threads: 2, ..RackConfig::default() }, &locks);
@@ -80,7 +82,7 @@ fn a_run_repeats_to_the_byte() {
 }
 
 #[test]
-fn threads_connect_again_when_the_server_begins_anew() {
+fn threads_reconnect_after_the_server_restarts() {
     let locks = Locks { under: Under::Hold(Nanos::from_micros(3)), ..Locks::new(Zipf::new(16, 0.0), 0, 3) };
     let config = RackConfig {
         threads: 2,
@@ -95,7 +97,10 @@ fn threads_connect_again_when_the_server_begins_anew() {
     rack.world.run_until(Nanos::from_millis(100));
     let before = rack.account.lock().operations(Kind::Lock);
     rack.world.run_until(Nanos::from_millis(101));
-    assert!(rack.account.lock().operations(Kind::Lock) > before + 100, "they go on");
+    assert!(
+        rack.account.lock().operations(Kind::Lock) > before + 100,
+        "too few locks were taken after the restart"
+    );
     assert_eq!((0..8).map(|machine| rack.threads(machine).running()).sum::<usize>(), 16);
     assert_eq!(rack.server().app.clients(), 16);
 }
@@ -111,12 +116,12 @@ fn contend(threads: usize, device: bool) -> Outcome {
 fn more_threads_take_fewer_locks() {
     for device in [false, true] {
         let runs = [1, 4, 16].map(|threads| contend(threads, device));
-        // Each release waits for all tries before it, and all but one of those are in vain.
+        // Each release waits for all CASes before it, of which all but one fail.
         assert!(runs[0].operations_per_s.min(runs[1].operations_per_s) > 3.0 * runs[2].operations_per_s);
-        assert!(runs[2].tally.cas_share() < 0.01, "of 128 threads one succeeds");
+        assert!(runs[2].tally.cas_share() < 0.01, "more than one of 128 CASes succeeds");
         let (alone, many) = (runs[0].latency(Kind::Lock), runs[2].latency(Kind::Lock));
         assert!(many.p99.0 > 10 * alone.p99.0, "{alone:?} {many:?}");
-        // What the NIC executes is what was measured: it has no time for anything else.
+        // The NIC executes requests at its measured rate: it is the bottleneck.
         let mops = runs[2].tally.requests() as f64 / 5e3;
         assert!((mops / if device { 8.97 } else { 2.93 } - 1.0).abs() < 0.03, "{mops}");
     }

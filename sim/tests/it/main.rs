@@ -1,9 +1,10 @@
-//! The simulator against itself, and every suite of seeds: one program, a module a suite.
+//! Integration tests of the simulator, and the suites that run a workload for many seeds. They are one
+//! program with one module per suite.
 
-mod acted;
 mod clover;
 mod consensus;
 mod costs;
+mod counter_totals;
 mod detours;
 mod drawn;
 mod environment;

@@ -1,4 +1,4 @@
-//! 1Pipe's barriers in trees of switches: none is ever too high, and they do not dawdle.
+//! 1Pipe's barriers in trees of switches: no barrier is ever too high, and barriers rise in time.
 
 use crate::environment;
 use representative::Refusal;
@@ -11,7 +11,7 @@ mod seeds;
 
 const ALL: [Incarnation; 3] = [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host];
 
-/// A tree that the seed chooses, in which messages and beacons are lost
+/// Returns a tree that the seed selects, in which messages and beacons are lost.
 fn lossy(incarnation: Incarnation, seed: u64) -> Tree {
     let mut tree = Tree::new(incarnation, 1 + seed as u32 % 3, 2 + seed as usize % 2);
     tree.pace = if seed % 4 == 3 { Pace::Instants } else { Pace::Passing };
@@ -25,7 +25,7 @@ fn lossy(incarnation: Incarnation, seed: u64) -> Tree {
 }
 
 #[test]
-fn no_barrier_exceeds_what_is_under_way() {
+fn no_barrier_passes_a_message_in_flight() {
     for incarnation in ALL {
         for seed in 0..16 {
             let mut made = lossy(incarnation, seed).build(seed);
@@ -34,7 +34,11 @@ fn no_barrier_exceeds_what_is_under_way() {
             assert_eq!(made.check(None), Ok(()), "{context}");
             assert!(made.check_fates().is_ok(), "{context}: {:?}", made.check_fates());
             for host in made.each_host() {
-                assert!(host.delivered.len() > 30, "{context}: {} delivered", host.delivered.len());
+                assert!(
+                    host.delivered.len() > 30,
+                    "{context}: only {} messages delivered",
+                    host.delivered.len()
+                );
             }
             for why in Refusal::ALL {
                 assert_eq!(made.refused(why), 0, "{context}: {why:?}");
@@ -43,17 +47,17 @@ fn no_barrier_exceeds_what_is_under_way() {
     }
 }
 
-/// When a link is cut, and when all is over
+/// Time at which a link is cut, and time at which the run ends
 const CUT: Nanos = Nanos::from_micros(60);
 const END: Nanos = Nanos::from_micros(400);
 
-/// A link will be cut for 20 us, in which it does not die, or for longer.
+/// Schedules a cut of a link: for 20 us, after which it is not yet dead, or for longer.
 fn cut_for(made: &mut Made, link: LinkId, seed: u64) {
     made.world.schedule(CUT, Fault::Cut(vec![link]));
     made.world.schedule(CUT + Nanos::from_micros(seed % 3 * 40 + 20), Fault::Heal(vec![link]));
 }
 
-/// A tree of which a link is cut for a while
+/// Builds and runs a tree in which one link is cut for a while.
 fn cut(tree: &Tree, seed: u64, link: impl Fn(&Made) -> LinkId) -> Made {
     let mut made = tree.build(seed);
     let link = link(&made);
@@ -63,14 +67,15 @@ fn cut(tree: &Tree, seed: u64, link: impl Fn(&Made) -> LinkId) -> Made {
 }
 
 #[test]
-fn a_link_that_dies_stalls_the_others_for_ten_intervals() {
+fn a_dead_link_stalls_other_hosts_for_ten_intervals() {
     for incarnation in ALL {
         for seed in 0..12 {
             let mut made = lossy(incarnation, seed).build(seed);
             let context = format!("{incarnation:?} seed {seed}");
             let (access, died) = (made.access[0], seed % 3 > 0);
             cut_for(&mut made, access, seed);
-            // Ten intervals after it was last heard, of which one may be cut short where timestamps begin anew
+            // A link is dead ten intervals after its last beacon. One of the intervals may be shorter, where
+            // timestamps wrap.
             made.world.run_until(CUT + Nanos(8 * BEACON_INTERVAL.0));
             assert_eq!(made.counters(0).dead.get(), 0, "{context}");
             made.world.run_until(CUT + Nanos(12 * BEACON_INTERVAL.0));
@@ -84,16 +89,16 @@ fn a_link_that_dies_stalls_the_others_for_ten_intervals() {
                 stall.is_some_and(|stall| stall < 16),
                 "{context}: {stall:?} intervals without a barrier"
             );
-            // What it says afterwards is heard again.
+            // Messages sent after the link has rejoined are delivered again.
             let later = Made::time(Nanos::from_micros(200));
-            let heard = |host: &Host| host.delivered.iter().any(|&(ns, from, _)| from == 0 && ns > later);
-            assert!(made.each_host().any(heard), "{context}");
+            let received = |host: &Host| host.delivered.iter().any(|&(ns, from, _)| from == 0 && ns > later);
+            assert!(made.each_host().any(received), "{context}");
         }
     }
 }
 
 #[test]
-fn what_was_cut_in_two_becomes_one_again() {
+fn a_tree_that_was_cut_in_two_becomes_one_again() {
     for incarnation in ALL {
         for seed in 0..6 {
             let mut tree = lossy(incarnation, seed);
@@ -101,19 +106,23 @@ fn what_was_cut_in_two_becomes_one_again() {
             let made = cut(&tree, seed, |made| made.uplinks[0]);
             let context = format!("{incarnation:?} seed {seed}");
             assert_eq!(made.check_rising().and_then(|()| made.check_order()), Ok(()), "{context}");
-            // In the end, those on one side hear of those on the other, and in time.
+            // In the end, hosts on one side receive messages from the other side, and in time.
             let later = Made::time(Nanos::from_micros(250));
             for host in made.each_host() {
                 let near = |number: usize| number < tree.fanout;
-                let far = |&&(ns, from, _): &&Message| ns > later && near(from) != near(host.number());
-                let heard = host.delivered.iter().filter(far).count();
-                assert!(heard > 0 || !near(host.number()), "{context}: host {} hears nobody", host.number());
+                let from_far = |&&(ns, from, _): &&Message| ns > later && near(from) != near(host.number());
+                let received = host.delivered.iter().filter(from_far).count();
+                assert!(
+                    received > 0 || !near(host.number()),
+                    "{context}: host {} receives nothing from the other side",
+                    host.number()
+                );
             }
         }
     }
 }
 
-/// The mean time from sending to delivery, in nanoseconds
+/// Returns the mean time from sending to delivery, in nanoseconds.
 fn mean_delay(tree: &Tree) -> f64 {
     let mut made = tree.build(5);
     made.world.run_until(tree.lasts + Nanos::from_micros(100));
@@ -124,19 +133,25 @@ fn mean_delay(tree: &Tree) -> f64 {
 #[test]
 fn barriers_cost_half_an_interval() {
     for levels in 1..=3 {
-        // Few messages, so that nearly all barriers come in beacons
+        // With few messages, nearly all barriers arrive in beacons.
         let mut tree = Tree::new(Incarnation::Chip, levels, 3);
         tree.every = Nanos::from_micros(40);
         tree.lasts = Nanos::from_micros(1500);
-        // A barrier comes from the farthest host: up and down, a link each.
+        // A barrier comes from the farthest host: one link per level up, and one down.
         let hop = tree.link.delay.0 as f64 + ((90 + sim::OVERHEAD) * 8) as f64 / 100.0;
         let expected = 2.0 * f64::from(levels) * hop + BEACON_INTERVAL.0 as f64 / 2.0;
         let chip = mean_delay(&tree);
-        assert!((chip - expected).abs() < 0.1 * expected, "{levels} levels: {chip:.0} ns, not {expected:.0}");
-        // A representative is a link away: there and back at each switch that a barrier passes.
+        assert!(
+            (chip - expected).abs() < 0.1 * expected,
+            "{levels} levels: {chip:.0} ns, expected {expected:.0}"
+        );
+        // A representative adds a link to it and a link back, at each switch that a barrier passes.
         tree.incarnation = Incarnation::Host;
         let expected = expected + (2.0 * f64::from(levels) - 1.0) * 2.0 * hop;
         let host = mean_delay(&tree);
-        assert!((host - expected).abs() < 0.1 * expected, "{levels} levels: {host:.0} ns, not {expected:.0}");
+        assert!(
+            (host - expected).abs() < 0.1 * expected,
+            "{levels} levels: {host:.0} ns, expected {expected:.0}"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! 1Pipe in fat trees, where every flow takes one of several ways: barriers hold, and delivery takes as long as the paper says.
+//! 1Pipe in fat trees, where each flow takes one of several paths: barriers hold, and delivery takes as long
+//! as the paper predicts.
 
 use representative::Refusal;
 use representative::config::{Incarnation, Pace};
@@ -12,7 +13,7 @@ const HOPS: [u32; 3] = [1, 3, 5];
 const BEACON: u64 = 94;
 
 #[test]
-fn no_barrier_exceeds_what_is_under_way() {
+fn no_barrier_passes_a_message_in_flight() {
     for incarnation in ALL {
         for seed in 0..3 {
             let mut tree = FatTree::testbed(incarnation);
@@ -27,9 +28,13 @@ fn no_barrier_exceeds_what_is_under_way() {
             assert_eq!(made.check(None), Ok(()), "{context}");
             let far =
                 made.each_host().flat_map(|host| &host.delivered).filter(|message| message.1 >= 16).count();
-            assert!(far > 200, "{context}: {far} messages of the second pod were delivered");
+            assert!(far > 200, "{context}: only {far} messages of the second pod were delivered");
             for host in made.each_host() {
-                assert!(host.delivered.len() > 10, "{context}: {} delivered", host.delivered.len());
+                assert!(
+                    host.delivered.len() > 10,
+                    "{context}: only {} messages delivered",
+                    host.delivered.len()
+                );
             }
             assert!(made.check_fates().is_ok(), "{context}: {:?}", made.check_fates());
             for why in Refusal::ALL {
@@ -40,12 +45,12 @@ fn no_barrier_exceeds_what_is_under_way() {
 }
 
 #[test]
-fn every_way_is_taken() {
+fn every_path_is_used() {
     let mut made = FatTree::testbed(Incarnation::Chip).build(3);
     made.world.run_until(Nanos::from_micros(250));
     for keeper in 0..made.keepers.len() {
         let messages = made.counters(keeper).messages.get();
-        assert!(messages > 50, "switch {keeper} has seen {messages} messages");
+        assert!(messages > 50, "switch {keeper} forwarded only {messages} messages");
     }
 }
 
@@ -57,39 +62,45 @@ fn delay(tree: &FatTree) -> f64 {
 }
 
 #[test]
-fn barriers_cost_half_an_interval_and_hosts_their_forwarding() {
+fn barriers_cost_half_an_interval_and_host_representatives_their_links() {
     for hops in HOPS {
         let mut tree = FatTree::of_hops(Incarnation::Chip, hops);
-        // Few messages, so that nearly all barriers come in beacons
+        // With few messages, nearly all barriers arrive in beacons.
         tree.every = Nanos::from_micros(40);
         tree.lasts = Nanos::from_micros(400);
-        // A barrier comes from the farthest host: a link more than hops.
+        // A barrier comes from the farthest host: one link more than hops.
         let link = tree.link.delay.0 as f64 + ((90 + OVERHEAD) * 8) as f64 / 100.0;
         let expected = f64::from(hops + 1) * link + BEACON_INTERVAL.0 as f64 / 2.0;
         let chip = delay(&tree);
-        assert!((chip - expected).abs() < 0.1 * expected, "{hops} hops: {chip:.0} ns, not {expected:.0}");
-        // A representative is a link away: there and back at each switch that a barrier passes.
+        assert!(
+            (chip - expected).abs() < 0.1 * expected,
+            "{hops} hops: {chip:.0} ns, expected {expected:.0}"
+        );
+        // A representative adds a link to it and a link back, at each switch that a barrier passes.
         tree.incarnation = Incarnation::Host;
         let expected = expected + f64::from(hops) * 2.0 * link;
         let host = delay(&tree);
-        assert!((host - expected).abs() < 0.1 * expected, "{hops} hops: {host:.0} ns, not {expected:.0}");
+        assert!(
+            (host - expected).abs() < 0.1 * expected,
+            "{hops} hops: {host:.0} ns, expected {expected:.0}"
+        );
     }
 }
 
-/// The part of a link's bandwidth that the beacons of switches take
+/// Returns the share of a link's bandwidth that the beacons of switches take.
 fn beacon_share(tree: &FatTree, made: &mut Made) -> f64 {
     let sent = |made: &Made| (0..made.keepers.len()).map(|n| made.counters(n).beacons.get()).sum::<u64>();
     made.world.run_until(Nanos::from_micros(60));
     let before = sent(made);
     made.world.run_until(Nanos::from_micros(360));
-    // Each link has two ends, of which hosts have theirs.
+    // Each link has two outputs, but those of hosts are not counted.
     let outputs = made.access.len() + 2 * made.uplinks.len();
     let beacons = (sent(made) - before) as f64 / outputs as f64;
     beacons * BEACON as f64 * 8.0 / (300e-6 * tree.link.rate_bps as f64)
 }
 
 #[test]
-fn beacons_take_little_of_a_link() {
+fn beacons_take_less_than_three_thousandths_of_a_link() {
     for incarnation in ALL {
         let mut tree = FatTree::testbed(incarnation);
         tree.lasts = Nanos::ZERO;

@@ -1,5 +1,6 @@
-//! Over a switch that only forwards, sharing costs more the more threads share, as the authors of Swordbox measured it (virtual
-//! time: the same on any machine). Short runs: bounds, not their numbers, one of which the clients are fitted to.
+//! Over a switch that only forwards, sharing gets more expensive with the number of threads, as the authors
+//! of Swordbox measured. Times are virtual, so the results are the same on any machine. Runs are short, so
+//! the tests check bounds instead of the paper's numbers; the clients are fitted to one of them.
 
 use sim::rack::costs::{Run, clover, locks, sherman};
 use sim::rack::{Outcome, forward};
@@ -23,23 +24,23 @@ fn lists(threads: usize, mix: Mix, theta: f64) -> Outcome {
 }
 
 #[test]
-fn success_falls_with_the_number_of_threads() {
+fn the_share_of_successful_cas_falls_with_the_number_of_threads() {
     let runs = [1, 6, 24, 240].map(|threads| lists(threads, Mix::A, 0.99));
     let [alone, few, some, many] = &runs;
-    assert!(alone.tally.hit_share() > 0.999, "nobody is in the way");
+    assert!(alone.tally.hit_share() > 0.999, "a single thread fails");
     // Paper: 32 %, 18 %, 3.7 %
     assert!((0.25..0.45).contains(&few.tally.hit_share()), "{few}");
     assert!((0.10..0.25).contains(&some.tally.hit_share()), "{some}");
-    // Here 4.1 %, and 3.8 % when it runs for longer
+    // Here 4.1 %, and 3.8 % in a longer run
     assert!(many.tally.hit_share() < 0.05, "{many}");
-    // Paper: up to 16 times the bytes and 300 times the latency of the slowest percent, compared with Swordbox
+    // Paper: up to 16 times the bytes and 300 times the 99th percentile of latency, compared with Swordbox
     assert!(many.bytes_per_operation > 10.0 * alone.bytes_per_operation);
     assert!(many.latency(Kind::Write).p99.0 > 20 * alone.latency(Kind::Write).p99.0);
     assert!(many.latency(Kind::Read).p99.0 > 10 * alone.latency(Kind::Read).p99.0);
 }
 
 #[test]
-fn what_is_only_read_scales() {
+fn read_only_workloads_scale() {
     let (few, many) = (lists(8, Mix::C, 0.99), lists(128, Mix::C, 0.99));
     assert!(many.operations_per_s > 12.0 * few.operations_per_s);
     assert!(many.tally.hit_share() > 0.999);
@@ -47,13 +48,13 @@ fn what_is_only_read_scales() {
 }
 
 #[test]
-fn keys_that_all_want_make_it_worse() {
+fn hot_keys_lower_the_throughput() {
     let [even, hot] = [0.0, 1.5].map(|theta| lists(48, Mix::A, theta));
     assert!(even.operations_per_s > 2.0 * hot.operations_per_s, "{even} {hot}");
 }
 
 #[test]
-fn a_lock_that_all_want_is_slower_in_the_hosts_memory() {
+fn a_contended_lock_is_slower_in_host_memory() {
     let take = |device, unlock| {
         let run = Run { device, ..run(64) };
         let outcome = locks(&run, 1, 0.0, unlock, forward(run.machines)).unwrap();
@@ -69,7 +70,7 @@ fn a_lock_that_all_want_is_slower_in_the_hosts_memory() {
 }
 
 #[test]
-fn a_tree_whose_leaves_all_want_is_slow() {
+fn a_tree_with_hot_leaves_is_slow() {
     let tree = |threads, theta| {
         let run = Run { device: true, ..run(threads) };
         let outcome = sherman(&run, Mix::A, 10_000, theta, forward(run.machines)).unwrap();

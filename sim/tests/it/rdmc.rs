@@ -1,18 +1,17 @@
-//! RDMC in the simulator: groups of hosts around a switch, and objects for all of them.
+//! RDMC in the simulator: groups of hosts around a switch, and objects that are sent to all members.
 
 mod costs;
 mod deliveries;
 mod delivery;
 mod seeds;
 
-use crate::environment;
 use p4ce::consensus::Through;
 use rdmc::{Algorithm, CallError, Failure, GroupConfig, Racks};
 use sim::rdmc::{Cluster, Now, SWITCH_MAC, Setup, ip, mac};
 use sim::{Fault, Link};
 use switch::Nanos;
 
-/// By then everything is over.
+/// Time by which every test is over
 const END: Nanos = Nanos::from_secs(5);
 
 fn group(number: u32, algorithm: Algorithm, block_bytes: u32) -> GroupConfig {
@@ -31,8 +30,9 @@ fn algorithms(n: u16) -> Vec<Algorithm> {
     ]
 }
 
-/// Every algorithm, groups of many sizes, messages of all kinds of lengths: all arrive in order, once, bit by bit; nobody is
-/// ever told to wait because a receive was missing; queue pairs, regions, memory and words are given back.
+/// Runs every algorithm with groups of many sizes and messages of all kinds of lengths. All messages arrive
+/// in order, once, and unchanged. No RNR NAK is ever sent, as a receive is always posted. Queue pairs,
+/// regions, memory and words are released.
 #[test]
 fn messages_arrive_and_groups_close() {
     for n in [2, 3, 4, 5, 7, 8, 11, 16] {
@@ -41,8 +41,8 @@ fn messages_arrive_and_groups_close() {
             let hosts: Vec<u16> = (0..n).collect();
             let name = format!("{} of {n}", algorithm.name());
             cluster.create(&group(7, algorithm, 3000), &hosts).unwrap();
-            let lens = [1, 2999, 3000, 3001, 6000, 40_000, 7, 100_001];
-            for len in lens {
+            let lengths = [1, 2999, 3000, 3001, 6000, 40_000, 7, 100_001];
+            for len in lengths {
                 cluster.send(0, 7, len).unwrap();
             }
             cluster.destroy(7, &hosts);
@@ -51,7 +51,7 @@ fn messages_arrive_and_groups_close() {
             cluster.check_memory(&hosts).unwrap_or_else(|wrong| panic!("{name}: {wrong}"));
             for host in hosts {
                 assert_eq!(cluster.now(host, 7), Now::Closed, "{name}, host {host}");
-                assert_eq!(cluster.member(host).seen().complete[&7], lens, "{name}, host {host}");
+                assert_eq!(cluster.member(host).seen().complete[&7], lengths, "{name}, host {host}");
                 assert_eq!(cluster.nic(host).rnr_naks_sent, 0, "{name}, host {host}");
                 assert_eq!(cluster.nic(host).retransmitted, 0, "{name}, host {host}");
             }
@@ -60,7 +60,7 @@ fn messages_arrive_and_groups_close() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_calls_are_refused_with_the_reason() {
     let mut cluster = Cluster::new(&Setup { hosts: 3, ..Setup::default() });
     let base = GroupConfig::new(1, vec![ip(0), ip(1)]);
     let mut refused = |config: GroupConfig| {
@@ -68,12 +68,12 @@ fn what_cannot_be_is_refused() {
     };
     assert_eq!(
         refused(GroupConfig { members: vec![ip(0)], ..base.clone() }).to_string(),
-        "a group of 1 has nobody to send to: two members at least"
+        "a group of 1 has no receiver; use at least 2 members"
     );
-    let twice = GroupConfig { members: vec![ip(0), ip(1), ip(1)], ..base.clone() };
-    assert_eq!(refused(twice), CallError::Twice(ip(1)));
-    let others = GroupConfig { members: vec![ip(1), ip(2)], ..base.clone() };
-    assert_eq!(refused(others), CallError::NotAMember(ip(0)));
+    let duplicated = GroupConfig { members: vec![ip(0), ip(1), ip(1)], ..base.clone() };
+    assert_eq!(refused(duplicated), CallError::Twice(ip(1)));
+    let without_self = GroupConfig { members: vec![ip(1), ip(2)], ..base.clone() };
+    assert_eq!(refused(without_self), CallError::NotAMember(ip(0)));
     let v6 = "fd00::1".parse().unwrap();
     assert_eq!(refused(GroupConfig { members: vec![ip(0), v6], ..base.clone() }), CallError::Family(v6));
     assert_eq!(refused(GroupConfig { block_bytes: 0, ..base.clone() }), CallError::Block(0));
@@ -110,9 +110,9 @@ fn what_cannot_be_is_refused() {
     cluster.check().unwrap();
 }
 
-/// A member that never creates the group; one that has another idea of it; one that has no memory.
+/// One member never creates the group, one has another configuration of it, and one has no memory.
 #[test]
-fn members_that_do_not_play_their_part_are_named() {
+fn members_that_do_not_take_part_are_named() {
     let hosts = [0, 1, 2, 3];
     let mut cluster = Cluster::new(&Setup { room: 5000, ..Setup::default() });
     let members: Vec<_> = hosts.iter().map(|host| ip(*host)).collect();
@@ -124,7 +124,7 @@ fn members_that_do_not_play_their_part_are_named() {
     for host in [0, 1, 3] {
         assert_eq!(cluster.now(host, 1), Now::Failed(Failure::Silent(ip(2))), "host {host}");
     }
-    // Too late: it hears that there is nothing left.
+    // The group is created too late: the other members have already failed.
     cluster.with(2, |member, nic, now| member.create(nic, config, now)).unwrap();
     assert!(cluster.settle(END, 1, &[2]));
     assert!(matches!(cluster.now(2, 1), Now::Failed(Failure::Silent(_))), "{:?}", cluster.now(2, 1));
@@ -144,16 +144,16 @@ fn members_that_do_not_play_their_part_are_named() {
     cluster.send(0, 3, 5001).unwrap();
     assert!(cluster.settle(END, 3, &hosts));
     for host in hosts {
-        let Now::Failed(Failure::NoMemory(who)) = cluster.now(host, 3) else { panic!("{host}") };
-        assert_ne!(who, ip(0));
+        let Now::Failed(Failure::NoMemory(named)) = cluster.now(host, 3) else { panic!("{host}") };
+        assert_ne!(named, ip(0));
         assert_eq!(cluster.member(host).seen().complete[&3], [5000], "host {host}");
         assert_eq!(cluster.member(host).buffers(), 0);
-        // The failure is told when the group is destroyed, too; after that it is forgotten.
+        // Destroying the group also returns the failure, and then forgets it.
         let destroyed = cluster.with(host, |member, _, _| member.destroy(3));
-        assert_eq!(destroyed, Err(CallError::Failed(Failure::NoMemory(who))));
+        assert_eq!(destroyed, Err(CallError::Failed(Failure::NoMemory(named))));
         assert_eq!(cluster.with(host, |member, _, _| member.destroy(3)), Err(CallError::Unknown(3)));
     }
-    // A group of the same number can be made anew.
+    // A group of the same number can be created again.
     cluster.create(&group(3, Algorithm::Chain, 1000), &hosts).unwrap();
     cluster.send(0, 3, 4000).unwrap();
     cluster.destroy(3, &[0]);
@@ -162,9 +162,9 @@ fn members_that_do_not_play_their_part_are_named() {
     cluster.check().unwrap();
 }
 
-/// Nobody has anything to send: the survivors learn of it all the same.
+/// There is nothing to send; the survivors are notified anyway.
 #[test]
-fn an_idle_group_notices_that_a_member_is_gone() {
+fn an_idle_group_notices_that_a_member_has_crashed() {
     for victim in 0..5 {
         let hosts = [0, 1, 2, 3, 4];
         let mut cluster = Cluster::new(&Setup { hosts: 5, ..Setup::default() });
@@ -183,9 +183,10 @@ fn an_idle_group_notices_that_a_member_is_gone() {
     }
 }
 
-/// A member stops at any moment, from before the group stands until after it is closed: all others hear how it ends, what is
-/// complete is right, and a group is closed only if everybody has everything. Those who are left make a new group at once.
-/// Moments are one event in `every`; a step of the schedule has more than that.
+/// Crashes a member at any moment, from before the group is open until after it is closed. All other members
+/// learn how the group ended, complete messages are correct, and a group is closed only if all members have
+/// all messages. The survivors create a new group at once. Moments are one event in `every`; a step of the
+/// schedule has more events than that.
 fn crash_at_moments(algorithm: &Algorithm, every: u64) {
     let hosts = [0, 1, 2, 3, 4];
     let begin = |number| {
@@ -235,38 +236,39 @@ fn crash_at_moments(algorithm: &Algorithm, every: u64) {
 }
 
 #[test]
-fn members_of_a_pipeline_crash_at_any_moment() {
+fn a_group_survives_crashes_of_a_pipeline_at_any_moment() {
     crash_at_moments(&Algorithm::Pipeline, 17);
 }
 
 #[test]
-fn members_of_a_chain_crash_at_any_moment() {
+fn a_group_survives_crashes_of_a_chain_at_any_moment() {
     crash_at_moments(&Algorithm::Chain, 29);
 }
 
 #[test]
-fn members_of_a_sequence_crash_at_any_moment() {
+fn a_group_survives_crashes_of_a_sequence_at_any_moment() {
     crash_at_moments(&Algorithm::Sequential, 41);
 }
 
 #[test]
-fn members_in_racks_crash_at_any_moment() {
+fn a_group_survives_crashes_in_racks_at_any_moment() {
     let racks = Racks::new(&["a", "a", "b", "b", "b"]).unwrap();
     crash_at_moments(&Algorithm::Hybrid(racks), 41);
 }
 
 #[test]
-fn members_of_a_tree_crash_at_any_moment() {
+fn a_group_survives_crashes_of_a_tree_at_any_moment() {
     crash_at_moments(&Algorithm::Tree, 29);
 }
 
 #[test]
-fn members_behind_a_switch_that_copies_crash_at_any_moment() {
+fn a_group_survives_crashes_behind_a_copying_switch_at_any_moment() {
     crash_at_moments(&Algorithm::InNetwork, 29);
 }
 
-/// A host behind a slow link passes its part of a short message on late, when others are through with it: a later message
-/// never overtakes an earlier one, though the two come from different members where two nodes share a vertex of the pipeline.
+/// A host behind a slow link relays its part of a short message late, when the other members are done with
+/// it. A later message never overtakes an earlier one, although the two come from different members where two
+/// nodes share a vertex of the pipeline.
 #[test]
 fn messages_keep_their_order_behind_a_slow_link() {
     for n in [6, 7, 10] {
@@ -276,8 +278,8 @@ fn messages_keep_their_order_behind_a_slow_link() {
             let mut cluster =
                 Cluster::new(&Setup { hosts: n, links: vec![(slow, link)], ..Setup::default() });
             cluster.create(&group(1, Algorithm::Pipeline, 300), &hosts).unwrap();
-            let lens = [1, 600, 1, 2, 900, 3];
-            for len in lens {
+            let lengths = [1, 600, 1, 2, 900, 3];
+            for len in lengths {
                 cluster.send(0, 1, len).unwrap();
             }
             cluster.destroy(1, &hosts);
@@ -285,16 +287,16 @@ fn messages_keep_their_order_behind_a_slow_link() {
             for host in &hosts {
                 let context = format!("{host} of {n}, {slow} is slow");
                 assert_eq!(cluster.now(*host, 1), Now::Closed, "{context}");
-                assert_eq!(cluster.member(*host).seen().complete[&1], lens, "{context}");
+                assert_eq!(cluster.member(*host).seen().complete[&1], lengths, "{context}");
             }
             cluster.check().unwrap();
         }
     }
 }
 
-/// Nobody is at the switch's address: that is what is told, and no member is blamed.
+/// No host has the switch's address: the failure names the switch, and no member.
 #[test]
-fn a_switch_that_is_not_there_is_named() {
+fn an_absent_switch_is_named() {
     let hosts = [0, 1, 2, 3];
     let mut cluster = Cluster::new(&Setup { copies_at: ip(99), ..Setup::default() });
     cluster.create(&group(1, Algorithm::InNetwork, 1000), &hosts).unwrap();
@@ -305,7 +307,8 @@ fn a_switch_that_is_not_there_is_named() {
     cluster.check().unwrap();
 }
 
-/// The switch connects all members but one. The root and that member wait for the switch, so neither of them is blamed.
+/// The switch connects all members but one. The root and that member wait for the switch, so neither of them
+/// is named.
 #[test]
 fn a_switch_that_cannot_reach_a_member_is_named() {
     let hosts = [0, 1, 2, 3];
@@ -322,9 +325,9 @@ fn a_switch_that_cannot_reach_a_member_is_named() {
     }
 }
 
-/// Two members that cannot reach each other accuse each other; nobody accuses a third.
+/// Two members that cannot reach each other name each other. No member names a third one.
 #[test]
-fn members_that_are_apart_are_named() {
+fn members_that_cannot_reach_each_other_are_named() {
     for (a, b) in [(1, 3), (3, 4), (2, 4)] {
         let hosts = [0, 1, 2, 3, 4];
         let mut cluster = Cluster::new(&Setup { hosts: 5, apart: vec![(a, b)], ..Setup::default() });
@@ -332,18 +335,18 @@ fn members_that_are_apart_are_named() {
         assert!(cluster.settle(END, 1, &hosts));
         for host in hosts {
             let now = cluster.now(host, 1);
-            let Now::Failed(Failure::Silent(who) | Failure::Unjoined(who)) = now else {
+            let Now::Failed(Failure::Silent(named) | Failure::Unjoined(named)) = now else {
                 panic!("{a} and {b} are apart; {host}: {now:?}");
             };
-            assert!([ip(a), ip(b)].contains(&who), "{a} and {b} are apart; {host}: {now:?}");
+            assert!([ip(a), ip(b)].contains(&named), "{a} and {b} are apart; {host}: {now:?}");
         }
         cluster.check().unwrap();
     }
 }
 
-/// A group that another member gave up long ago does not make the next one of its number fail.
+/// A group that another member gave up long ago does not make the next group of the same number fail.
 #[test]
-fn what_failed_long_ago_is_forgotten() {
+fn a_failure_long_ago_does_not_affect_a_new_group() {
     let mut cluster = Cluster::new(&Setup { hosts: 2, ..Setup::default() });
     let config = GroupConfig { members: vec![ip(0), ip(1)], ..group(1, Algorithm::Chain, 1000) };
     cluster.with(0, |member, nic, now| member.create(nic, config.clone(), now)).unwrap();
@@ -357,12 +360,13 @@ fn what_failed_long_ago_is_forgotten() {
     assert_eq!(cluster.member(1).counters().forgotten, 0);
 }
 
-/// The switch that copies stops and forgets everything: the group fails, and the next one is made without it.
+/// The switch that copies restarts with empty state. The group fails, and the next one is created without the
+/// switch.
 #[test]
-fn the_switch_crashes() {
+fn members_agree_on_the_end_after_a_crash_of_the_switch() {
     let hosts = [0, 1, 2, 3];
     for at in [2_u64, 20, 60, 100, 200, 400] {
-        // A question for a MAC address that is lost is asked again after half a second.
+        // A lost ARP request is repeated after half a second.
         let mut cluster = Cluster::new(&Setup { create_timeout: Nanos::from_secs(3), ..Setup::default() });
         cluster.create(&group(1, Algorithm::InNetwork, 1000), &hosts).unwrap();
         for _ in 0..20 {
@@ -387,16 +391,17 @@ fn the_switch_crashes() {
     }
 }
 
-/// One process in a thousand groups at once, as the root of a third of them; 15 others in some of them each.
+/// One process is in a thousand groups at once, and is the root of a third of them. 15 other processes are in
+/// some of them each.
 #[test]
-fn a_thousand_overlapping_groups() {
+fn a_thousand_overlapping_groups_complete() {
     let mut cluster = Cluster::new(&Setup { hosts: 16, groups: 1100, ..Setup::default() });
-    let mut chance = switch::Chance::new(5);
+    let mut rng = switch::Chance::new(5);
     let mut groups = Vec::new();
     for number in 1..=1000 {
         let mut hosts = vec![0];
         while hosts.len() < 4 {
-            let host = chance.between(1, 15) as u16;
+            let host = rng.between(1, 15) as u16;
             if !hosts.contains(&host) {
                 hosts.push(host);
             }

@@ -1,4 +1,5 @@
-//! A server whose NIC needs time executes what was measured, and in the order of each connection.
+//! A server whose NIC has processing costs: its rates match the measured ones, and requests of a connection
+//! execute in order.
 
 use sim::rack::{Rack, RackConfig, forward};
 use sim::{Costs, Link};
@@ -18,20 +19,20 @@ enum Verb {
     FetchAdd,
 }
 
-/// What queue pairs send.
+/// The load: the verb and target of all requests, and the number of queue pairs.
 #[derive(Clone, Copy, Debug)]
 struct Flood {
     verb: Verb,
     device: bool,
-    /// Whether all use one word, or each one of its own
+    /// Whether all queue pairs use the same word, or each one its own
     one_word: bool,
     queue_pairs: usize,
     depth: usize,
 }
 
-type Doing = core::pin::Pin<Box<dyn Future<Output = Result<(), Stopped>> + Send>>;
+type PendingRequest = core::pin::Pin<Box<dyn Future<Output = Result<(), Stopped>> + Send>>;
 
-fn post(verbs: &Verbs, verb: Verb, at: rnic::Remote) -> Doing {
+fn post(verbs: &Verbs, verb: Verb, at: rnic::Remote) -> PendingRequest {
     match verb {
         Verb::Write => Box::pin(verbs.write(at, vec![1; 8])),
         Verb::Read => {
@@ -54,12 +55,12 @@ impl Flood {
         Box::pin(async move {
             let region = start.regions[usize::from(self.device)];
             let at = region.at(if self.one_word { 0 } else { start.number as u64 * 64 });
-            let mut doing = VecDeque::new();
+            let mut pending = VecDeque::new();
             loop {
-                while doing.len() < self.depth {
-                    doing.push_back(post(&start.verbs, self.verb, at));
+                while pending.len() < self.depth {
+                    pending.push_back(post(&start.verbs, self.verb, at));
                 }
-                if let Some(first) = doing.pop_front() {
+                if let Some(first) = pending.pop_front() {
                     first.await?;
                 }
             }
@@ -71,7 +72,7 @@ impl Flood {
             machines: 1,
             threads: self.queue_pairs,
             costs,
-            // Nothing but the server limits anything.
+            // Only the server limits the rate.
             link: Link { rate_bps: 0, delay: Nanos(100), ..Link::default() },
             ..RackConfig::default()
         };
@@ -90,25 +91,25 @@ impl Flood {
 
 #[track_caller]
 fn expect(flood: Flood, mops: f64) {
-    let is = flood.rate_mops();
-    assert!((is / mops - 1.0).abs() < 0.02, "{flood:?}: {is:.2} M/s, not {mops}");
+    let measured = flood.rate_mops();
+    assert!((measured / mops - 1.0).abs() < 0.02, "{flood:?}: {measured:.2} M/s, expected {mops}");
 }
 
 #[test]
-fn one_word_is_as_fast_as_measured() {
+fn requests_to_one_word_run_at_the_measured_rate() {
     for (device, cas, write) in [(false, 2.93, 18.26), (true, 8.97, 22.14)] {
         let flood = Flood { verb: Verb::CompareSwap, device, one_word: true, queue_pairs: 32, depth: 1 };
         expect(flood, cas);
         expect(Flood { depth: 8, ..flood }, cas);
         expect(Flood { verb: Verb::FetchAdd, ..flood }, cas);
         expect(Flood { verb: Verb::Write, queue_pairs: 1, depth: 100, ..flood }, write);
-        // Another connection is of no help.
+        // A second connection does not raise the rate.
         expect(Flood { verb: Verb::Write, depth: 4, ..flood }, write);
     }
 }
 
 #[test]
-fn many_words_are_as_fast_as_measured() {
+fn requests_to_many_words_run_at_the_measured_rates() {
     let one = Flood { verb: Verb::FetchAdd, device: false, one_word: false, queue_pairs: 1, depth: 16 };
     expect(one, 2.7);
     expect(Flood { queue_pairs: 10, ..one }, 27.0);
@@ -119,11 +120,11 @@ fn many_words_are_as_fast_as_measured() {
 }
 
 #[test]
-fn without_costs_nothing_takes_time() {
+fn without_costs_the_server_takes_no_time() {
     let flood = Flood { verb: Verb::CompareSwap, device: false, one_word: true, queue_pairs: 32, depth: 1 };
     let mut rack = flood.rack(None);
     let outcome = rack.measure(Nanos::from_millis(1), Nanos::from_micros(400)).unwrap();
-    // Four links of 100 ns there and back
+    // A request and its response pass four links of 100 ns.
     assert_eq!(outcome.tally.requests(), 32 * 1000);
     assert_eq!(rack.server().executed(), None);
 }

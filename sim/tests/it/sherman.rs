@@ -1,5 +1,6 @@
-//! The tree: with one thread it is a map, with many every key is a register, whatever the network does; nothing that was
-//! inserted is lost, and in the end the tree is whole.
+//! The Sherman tree on remote memory. With one thread it behaves as a map; with many threads every key
+//! behaves as a register, whatever the network does. No insertion is lost, and the tree is well-formed in the
+//! end.
 
 use rnic::PathMtu;
 use sim::rack::{Rack, RackConfig, forward};
@@ -17,7 +18,7 @@ const LOCKS_VA: u64 = 0x1000_0000;
 const TREE_VA: u64 = 0x7000_0000_0000;
 
 #[test]
-fn one_thread_sees_a_map() {
+fn one_thread_observes_a_map() {
     for (mtu, keys) in [(PathMtu::B1024, 3000), (PathMtu::B256, 700), (PathMtu::B4096, 90)] {
         let model = Arc::<Mutex<BTreeMap<u64, u64>>>::default();
         let shared = model.clone();
@@ -27,10 +28,10 @@ fn one_thread_sees_a_map() {
                 let model = model.clone();
                 Box::pin(async move {
                     let mut tree = Tree::new(start.verbs, &start.regions, 8, 1, Unlock::Write)?;
-                    let mut chance = Chance::new(keys);
+                    let mut rng = Chance::new(keys);
                     for time in 0..6000 {
-                        let key = chance.below(keys) * 7;
-                        match chance.below(10) {
+                        let key = rng.below(keys) * 7;
+                        match rng.below(10) {
                             0..=5 => {
                                 let before = tree.put(key, time).await?;
                                 assert_eq!(before, model.lock().unwrap().insert(key, time));
@@ -40,7 +41,7 @@ fn one_thread_sees_a_map() {
                                 assert_eq!(value, model.lock().unwrap().get(&key).copied());
                             }
                             _ => {
-                                let count = chance.below(200) as usize;
+                                let count = rng.below(200) as usize;
                                 let entries = tree.scan(key, count).await?;
                                 let model = model.lock().unwrap();
                                 let right = model.range(key..).take(count).map(|(key, value)| (*key, *value));
@@ -60,11 +61,11 @@ fn one_thread_sees_a_map() {
     }
 }
 
-/// What all threads of a run saw
+/// What all threads of a run observed
 #[derive(Debug, Default)]
-struct Seen {
+struct Observations {
     history: History,
-    /// By key, the values that an insertion found
+    /// By key, the previous values that insertions returned
     replaced: BTreeMap<u64, BTreeSet<u64>>,
 }
 
@@ -73,43 +74,46 @@ struct Run {
     keys: u64,
     times: u64,
     unlock: Unlock,
-    /// Whether keys ascend, so that all are inserted at the right end
+    /// Whether keys ascend, so that all insertions are at the right edge of the tree
     ascend: bool,
 }
 
-async fn observe(
+async fn run_thread(
     start: Start,
     run: Run,
-    (machine, chance): (usize, u64),
-    seen: Arc<Mutex<Seen>>,
+    (machine, seed): (usize, u64),
+    observations: Arc<Mutex<Observations>>,
 ) -> Result<(), Stopped> {
     let Start { number, life, verbs, regions } = start;
     let thread = tag(machine as u64, number, life);
     let mut tree = Tree::new(verbs.clone(), &regions, 8, thread, run.unlock)?;
-    let mut chance = Chance::stream(chance, thread);
+    let mut rng = Chance::stream(seed, thread);
     for time in 0..run.times {
-        let key = if run.ascend { run.keys * time / run.times } else { chance.below(run.keys) };
+        let key = if run.ascend { run.keys * time / run.times } else { rng.below(run.keys) };
         let began = verbs.now();
         let observed = |value| Observed { value, began, ended: verbs.now() };
-        match chance.below(if run.ascend { 6 } else { 10 }) {
+        match rng.below(if run.ascend { 6 } else { 10 }) {
             0..=5 => {
                 let value = (thread << 20) + time + 1;
                 let before = tree.put(key, value).await?;
-                let all = &mut *seen.lock().unwrap();
-                all.history.wrote(key, observed(value));
+                let observations = &mut *observations.lock().unwrap();
+                observations.history.wrote(key, observed(value));
                 if let Some(before) = before {
-                    assert!(all.replaced.entry(key).or_default().insert(before), "replaced twice");
+                    assert!(
+                        observations.replaced.entry(key).or_default().insert(before),
+                        "a value was replaced twice"
+                    );
                 }
             }
             6..=8 => {
                 let value = tree.get(key).await?.unwrap_or(0);
-                seen.lock().unwrap().history.read(key, observed(value));
+                observations.lock().unwrap().history.read(key, observed(value));
             }
             _ => {
                 let entries = tree.scan(key, 70).await?;
                 assert!(entries.is_sorted_by(|one, other| one.0 < other.0));
                 for (key, value) in entries {
-                    seen.lock().unwrap().history.read(key, observed(value));
+                    observations.lock().unwrap().history.read(key, observed(value));
                 }
             }
         }
@@ -119,36 +123,39 @@ async fn observe(
 
 fn check(config: RackConfig, run: Run) {
     let threads = config.machines * config.threads;
-    let all = Arc::<Mutex<Seen>>::default();
-    let (seed, shared) = (config.seed, all.clone());
+    let observations = Arc::<Mutex<Observations>>::default();
+    let (seed, shared) = (config.seed, observations.clone());
     let program = move |machine| {
-        let all = shared.clone();
-        move |start: Start| -> Thread { Box::pin(observe(start, run, (machine, seed), all.clone())) }
+        let observations = shared.clone();
+        move |start: Start| -> Thread {
+            Box::pin(run_thread(start, run, (machine, seed), observations.clone()))
+        }
     };
     let memory = memory(LOCKS_VA, 16, TREE_VA, vec![], 100 * threads);
     let switch = forward(config.machines);
     let mut rack = Rack::new(config, memory, switch, program);
     rack.finish(Nanos::from_secs(20)).unwrap();
-    assert!(rack.memory(0).iter().all(|byte| *byte == 0), "nobody holds a lock");
-    let mut all = all.lock().unwrap();
-    let left: BTreeMap<_, _> = walk(rack.memory(1), TREE_VA).unwrap().into_iter().collect();
+    assert!(rack.memory(0).iter().all(|byte| *byte == 0), "a lock is still held");
+    let mut observations = observations.lock().unwrap();
+    let final_entries: BTreeMap<_, _> = walk(rack.memory(1), TREE_VA).unwrap().into_iter().collect();
     let now = rack.world.clock(rack.server);
     for key in 0..run.keys {
-        let value = left.get(&key).copied().unwrap_or(0);
-        all.history.read(key, Observed { value, began: now, ended: now });
+        let value = final_entries.get(&key).copied().unwrap_or(0);
+        observations.history.read(key, Observed { value, began: now, ended: now });
     }
-    all.history.check().unwrap();
-    assert!(!all.history.is_empty());
+    observations.history.check().unwrap();
+    assert!(!observations.history.is_empty());
 }
 
 const RUN: Run = Run { keys: 1500, times: 150, unlock: Unlock::Write, ascend: false };
 
 #[test]
-fn many_threads_see_registers() {
+fn many_threads_observe_registers() {
     for (run, cm, mtu) in [
         (RUN, true, PathMtu::B1024),
         (Run { unlock: Unlock::CompareSwap, ..RUN }, false, PathMtu::B1024),
-        // Few keys: all want the same leaves, and read while they are written, in four packets
+        // With few keys, all threads contend for the same leaves and read them while they are written, in
+        // four packets.
         (Run { keys: 200, ..RUN }, true, PathMtu::B256),
         (Run { ascend: true, ..RUN }, true, PathMtu::B1024),
     ] {
@@ -157,7 +164,7 @@ fn many_threads_see_registers() {
 }
 
 #[test]
-fn many_threads_see_registers_on_a_bad_wire_and_with_costs() {
+fn many_threads_observe_registers_on_a_lossy_link_and_with_costs() {
     let percent = Share::percent;
     for seed in 0..10 {
         let link = Link {
@@ -183,7 +190,7 @@ fn many_threads_see_registers_on_a_bad_wire_and_with_costs() {
 }
 
 #[test]
-fn a_workload_runs() {
+fn a_ycsb_workload_completes_and_keeps_all_keys() {
     let mut entries: Vec<_> = (0..5000).map(|key| (scattered(key), 0)).collect();
     entries.sort_unstable();
     let workload = Workload::new(Mix::A, 5000);
@@ -198,5 +205,5 @@ fn a_workload_runs() {
         [Kind::Read, Kind::Write, Kind::Scan].map(|kind| outcome.latency(kind).operations > 100) == [true; 3]
     );
     let keys = |entries: &[(u64, u64)]| entries.iter().map(|(key, _)| *key).collect::<Vec<_>>();
-    assert_eq!(keys(&walk(rack.memory(1), TREE_VA).unwrap()), keys(&entries), "all keys were there");
+    assert_eq!(keys(&walk(rack.memory(1), TREE_VA).unwrap()), keys(&entries), "the set of keys changed");
 }

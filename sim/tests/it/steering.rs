@@ -1,7 +1,8 @@
-//! The store of lists through a Swordbox that steers, whatever happens: what clients see can be explained by one order of
-//! all reads and updates, and in the end every list is whole and holds what was acknowledged, once.
+//! The Clover store of lists through a Swordbox that steers, under all kinds of faults. One order of all
+//! reads and updates explains what clients observe. In the end every list is well-formed, and contains each
+//! acknowledged update exactly once.
 
-use crate::acted::Acted;
+use crate::counter_totals::CounterTotals;
 use crate::environment;
 use sim::rack::steering::{config, swordbox};
 use sim::rack::{Rack, RackConfig};
@@ -16,8 +17,8 @@ use swordbox::clients::{Start, Stopped, Thread};
 use swordbox::steering::{ListsConfig, Structure};
 use swordbox::{Control, Layers, Table};
 
-/// What the Swordbox counts at least in 100 seeds: half of what it does, or less
-const LEAST: [(&str, u64); 13] = [
+/// Minimum of Swordbox counters over 100 seeds: at most half of the observed values
+const MIN_COUNTERS: [(&str, u64); 13] = [
     ("steered", 3000),
     ("steered_reads", 2000),
     ("stale", 250),
@@ -30,32 +31,32 @@ const LEAST: [(&str, u64); 13] = [
     ("decided", 75),
     ("learnt", 10),
     ("lanes", 10),
-    // Without lies it is 600 at most.
+    // Without forged packets, the count is 600 at most.
     ("forged", 750),
 ];
 const INDEX_VA: u64 = 0x1000_0000;
 const NODES_VA: u64 = 0x7000_0000_0000;
-/// The communication manager of a host that was not heard takes its time.
+/// Time limit of a run. The communication manager of a host that was unreachable needs long timeouts.
 const LIMIT: Nanos = Nanos::from_secs(60);
 
-/// Paths and clocks change until then.
-const DISTURBED: Nanos = Nanos::from_millis(2);
+/// Paths and clocks change until this time.
+const FAULTS_END: Nanos = Nanos::from_millis(2);
 
-/// What all clients have seen, and what each has done.
+/// What all clients have observed, and how much each has done
 #[derive(Debug, Default)]
-struct Seen {
-    /// Updates and reads that are done, by key
+struct Observations {
+    /// Completed updates and reads, with their keys
     updates: Vec<(u64, Observed)>,
     reads: Vec<(u64, Observed)>,
-    /// Operations done, by thread
+    /// Number of completed operations, by thread
     done: BTreeMap<u64, u64>,
-    /// Updates of which nobody knows whether they took effect, or not yet: value, key, and when they began
-    open: BTreeMap<u64, (u64, Nanos)>,
+    /// Updates that have not completed, or whose effect is unknown: key and start time by value
+    unresolved: BTreeMap<u64, (u64, Nanos)>,
 }
 
-type Shared = Arc<Mutex<Seen>>;
+type Shared = Arc<Mutex<Observations>>;
 
-/// What a thread does, in as many lives as it takes.
+/// The work of a thread, including after restarts
 #[derive(Clone, Copy, Debug)]
 struct Work {
     layout: Layout,
@@ -65,103 +66,105 @@ struct Work {
     seed: u64,
 }
 
-async fn observe(
+async fn run_thread(
     start: Start,
     work: Work,
     machine: usize,
     tails: Tails,
-    seen: Shared,
+    observations: Shared,
 ) -> Result<(), Stopped> {
     let verbs = start.verbs;
     let mut store = Store::new(verbs.clone(), &start.regions, work.layout, work.options, tails)?;
     let thread = (machine * 1000 + start.number) as u64;
-    let life = u64::from(start.life);
-    let mut chance = Chance::stream(work.seed, thread << 16 | life);
+    let incarnation = u64::from(start.life);
+    let mut rng = Chance::stream(work.seed, thread << 16 | incarnation);
     let mut number = 0;
-    while seen.lock().unwrap().done.get(&thread).copied().unwrap_or(0) < work.times {
-        let key = chance.below(work.layout.keys);
+    while observations.lock().unwrap().done.get(&thread).copied().unwrap_or(0) < work.times {
+        let key = rng.below(work.layout.keys);
         let began = verbs.now();
-        if chance.below(100) < work.reads_percent {
+        if rng.below(100) < work.reads_percent {
             let bytes = store.get(key).await?;
-            // The value of the beginning is empty.
+            // The initial value is empty.
             let value = bytes.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
-            assert!(bytes.chunks(8).all(|word| word == value.to_le_bytes()), "torn: {bytes:x?}");
-            seen.lock().unwrap().reads.push((key, Observed { value, began, ended: verbs.now() }));
+            assert!(bytes.chunks(8).all(|word| word == value.to_le_bytes()), "torn value: {bytes:x?}");
+            observations.lock().unwrap().reads.push((key, Observed { value, began, ended: verbs.now() }));
         } else {
             number += 1;
-            let value = (thread + 1) << 32 | life << 16 | number;
-            seen.lock().unwrap().open.insert(value, (key, began));
+            let value = (thread + 1) << 32 | incarnation << 16 | number;
+            observations.lock().unwrap().unresolved.insert(value, (key, began));
             let bytes = value.to_le_bytes().repeat(work.layout.max_value() / 8);
             store.put(key, &bytes).await?;
-            let mut seen = seen.lock().unwrap();
-            seen.open.remove(&value);
-            seen.updates.push((key, Observed { value, began, ended: verbs.now() }));
+            let mut observations = observations.lock().unwrap();
+            observations.unresolved.remove(&value);
+            observations.updates.push((key, Observed { value, began, ended: verbs.now() }));
         }
-        *seen.lock().unwrap().done.entry(thread).or_default() += 1;
+        *observations.lock().unwrap().done.entry(thread).or_default() += 1;
     }
     Ok(())
 }
 
-/// Values of each key, oldest first
+/// Values in the list of each key, oldest first
 type Lists = Vec<Vec<u64>>;
 
 type Threads = Box<dyn FnMut(Start) -> Thread + Send>;
 
 struct Net {
     rack: Rack<Threads>,
-    seen: Shared,
+    observations: Shared,
     layout: Layout,
-    /// Machines that never come back
-    gone: BTreeSet<usize>,
-    /// Times at which the memory server crashes and loses its memory, and at which it restarts with that of the beginning
+    /// Machines that never restart
+    never_restarted: BTreeSet<usize>,
+    /// Times at which the memory server crashes and loses its memory, and at which it restarts with the
+    /// initial memory
     restarts: Vec<(Nanos, Nanos)>,
-    /// Values in each list when the server crashed, by crash
-    lost: Vec<Lists>,
-    /// Whether it restarts with what its memory held
+    /// Values in each list just before each crash of the server
+    lists_at_crash: Vec<Lists>,
+    /// Whether the server restarts with the contents of its memory
     keeps_memory: bool,
 }
 
-/// What a seed runs.
+/// What a seed has drawn.
 #[derive(Clone, Debug)]
 struct Drawn {
     rack: RackConfig,
     work: Work,
-    box_config: swordbox::Config,
+    swordbox_config: swordbox::Config,
 }
 
-/// Draws whether frames of machines come milliseconds late. Where connections are made anew, no later than half of the ACK
-/// time-out: CM's TIMEWAIT is as long as that says that packets take.
+/// Draws the longest delay of late frames of the machines, in a quarter of the seeds. Where connections are
+/// re-established, it is at most half of the ACK timeout: the CM's TIMEWAIT lasts as long as that timeout
+/// assumes for the lifetime of packets.
 fn late(seed: u64, may_fail: bool, ack_timeout: u8) -> Option<Nanos> {
-    // A stream of its own, so that what else is drawn stays what it was.
+    // A separate stream, so that all other draws of the seed stay the same.
     let mut late = Chance::stream(seed, 0x6c61_7465);
-    let most = if may_fail { (4096 << ack_timeout) / 2000 } else { 5000 };
-    (late.below(4) == 0).then(|| Nanos::from_micros(late.between(20, most)))
+    let max = if may_fail { (4096 << ack_timeout) / 2000 } else { 5000 };
+    (late.below(4) == 0).then(|| Nanos::from_micros(late.between(20, max)))
 }
 
 fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
-    let mut chance = Chance::stream(seed, 0x7374_6565);
-    // A stream of its own, so that what else is drawn stays what it was.
+    let mut rng = Chance::stream(seed, 0x7374_6565);
+    // A separate stream, so that all other draws of the seed stay the same.
     let mut lies = Chance::stream(seed, 0x6c69_6573);
-    let share = |most: f64, chance: &mut Chance| {
-        let share = Share::new(chance.below(1000) as f64 / 1000.0 * most).unwrap();
-        if chance.below(2) == 0 { Share::NEVER } else { share }
+    let share = |max: f64, rng: &mut Chance| {
+        let share = Share::new(rng.below(1000) as f64 / 1000.0 * max).unwrap();
+        if rng.below(2) == 0 { Share::NEVER } else { share }
     };
     let mut link = Link {
-        jitter: Nanos(chance.below(600)),
-        loss: share(0.04, &mut chance),
-        duplicate: share(0.04, &mut chance),
-        reorder: share(0.06, &mut chance),
-        corrupt: share(0.02, &mut chance),
+        jitter: Nanos(rng.below(600)),
+        loss: share(0.04, &mut rng),
+        duplicate: share(0.04, &mut rng),
+        reorder: share(0.06, &mut rng),
+        corrupt: share(0.02, &mut rng),
         ..Link::default()
     };
     environment::short_queue(&mut link, seed);
-    let many = chance.below(20) == 0;
-    let machines = if many { 8 } else { chance.between(1, 4) as usize };
-    let threads = if many { 8 } else { chance.between(1, 4) as usize };
-    let layout = Layout { keys: chance.between(1, 4), node_len: [64, 128, 1024][chance.below(3) as usize] };
-    let costs = (chance.below(3) == 0).then(|| Costs {
-        overtaken: Share::percent(chance.below(20)),
-        overtaken_by: Nanos(chance.below(20_000)),
+    let is_large = rng.below(20) == 0;
+    let machines = if is_large { 8 } else { rng.between(1, 4) as usize };
+    let threads = if is_large { 8 } else { rng.between(1, 4) as usize };
+    let layout = Layout { keys: rng.between(1, 4), node_len: [64, 128, 1024][rng.below(3) as usize] };
+    let costs = (rng.below(3) == 0).then(|| Costs {
+        overtaken: Share::percent(rng.below(20)),
+        overtaken_by: Nanos(rng.below(20_000)),
         seed,
         ..Costs::connect_x5(None)
     });
@@ -170,16 +173,16 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
         machines,
         threads,
         costs,
-        link: if chance.below(5) == 0 { Link::default() } else { link },
-        mtu: rnic::PathMtu::ALL[chance.below(3) as usize],
-        // Only then is there somebody who connects anew.
-        cm: may_fail || chance.below(2) == 0,
-        ack_timeout: chance.between(5, 7) as u8,
+        link: if rng.below(5) == 0 { Link::default() } else { link },
+        mtu: rnic::PathMtu::ALL[rng.below(3) as usize],
+        // Only connections made by the CM can be re-established.
+        cm: may_fail || rng.below(2) == 0,
+        ack_timeout: rng.between(5, 7) as u8,
         late: None,
         first_psn: environment::psns_near_the_wrap(seed),
-        retry_count: if may_fail { chance.between(4, 7) as u8 } else { rnic::ReadyToSend::NO_LIMIT },
+        retry_count: if may_fail { rng.between(4, 7) as u8 } else { rnic::ReadyToSend::NO_LIMIT },
         forgetful: Share::percent(50),
-        reconnect_after: may_fail.then(|| Nanos::from_micros(chance.between(100, 500))),
+        reconnect_after: may_fail.then(|| Nanos::from_micros(rng.between(100, 500))),
         keys_again: Chance::stream(seed, 0x6b65_7973).below(2) == 0,
         keeps_memory: Chance::stream(seed, 0x6b65_6570).below(3) == 0,
         lies: if lies.below(3) == 0 { lies.between(10, 100) } else { 0 } as u32,
@@ -190,49 +193,51 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Chance) {
         layout,
         options: Options {
             shared_tails: false,
-            pipelined: chance.below(3) == 0,
-            shortcut_after: [2, 8, u32::MAX][chance.below(3) as usize],
-            nodes_at_once: chance.between(1, 8),
+            pipelined: rng.below(3) == 0,
+            shortcut_after: [2, 8, u32::MAX][rng.below(3) as usize],
+            nodes_at_once: rng.between(1, 8),
         },
-        times: if many { 12 } else { chance.between(10, 40) },
-        reads_percent: [0, 30, 50, 90][chance.below(4) as usize],
+        times: if is_large { 12 } else { rng.between(10, 40) },
+        reads_percent: [0, 30, 50, 90][rng.below(4) as usize],
         seed,
     };
-    let layers = match chance.below(8) {
+    let layers = match rng.below(8) {
         0 => Layers { steer_reads: false, ..Layers::STEER },
         1 => Layers { steer_writes: false, ..Layers::STEER },
         _ => Layers::STEER,
     };
     let nodes = NODES_VA..NODES_VA + (node_count(machines * threads, &work) * layout.node_len) as u64;
     let lists = ListsConfig {
-        firsts: [0, layout.keys][chance.below(2) as usize],
-        remembered: [4, layout.keys as usize * 3, 1 << 16][chance.below(3) as usize],
-        tracked: chance.between(1, layout.keys) as usize,
-        hot: chance.between(1, 3) as u32,
+        firsts: [0, layout.keys][rng.below(2) as usize],
+        remembered: [4, layout.keys as usize * 3, 1 << 16][rng.below(3) as usize],
+        tracked: rng.between(1, layout.keys) as usize,
+        hot: rng.between(1, 3) as u32,
         ..ListsConfig::new(layout, nodes)
     };
-    // Words of the index, and those that are wanted most, may take shared connections.
-    let lanes = chance.below(4) == 0;
-    let layers = if lanes { Layers { remap: true, cas_to_write: true, ..layers } } else { layers };
+    // Words of the index, and the most contended words, may use shared connections.
+    let shared_qps = rng.below(4) == 0;
+    let layers = if shared_qps { Layers { remap: true, cas_to_write: true, ..layers } } else { layers };
     let mut plain = config(machines, layers, vec![Structure::Lists(lists)]);
-    if lanes {
+    if shared_qps {
         let range = INDEX_VA..INDEX_VA + 8;
         plain.servers[0].tables = vec![Table { rkey: None, range, stride: 8, writable: true }];
-        plain.servers[0].detect = [0, 2, 8][chance.below(3) as usize];
+        plain.servers[0].detect = [0, 2, 8][rng.below(3) as usize];
         plain.settle = Nanos::from_micros(if may_fail { 100 } else { 60 });
     }
     plain.forward = ForwardConfig::bridge(machines as u16 + 2, 2 * machines + 4);
-    let box_config = swordbox::Config {
-        // Now and then there is no room for all connections: others pass untouched.
-        connections: if chance.below(6) == 0 { chance.between(1, 4) as usize } else { 256 },
-        appends: [4, 64, 4096][chance.below(3) as usize],
-        withheld: [1, 256][chance.below(2) as usize],
-        replay_after: Nanos::from_micros(chance.between(20, 100)),
-        // A connection that waits in vain ends: not where none may.
-        dead_after: Nanos::from_micros(if may_fail { chance.between(300, 8_000) } else { 2_000_000 }),
+    let swordbox_config = swordbox::Config {
+        // In some seeds, the table has no room for all connections. The remaining ones pass through
+        // untouched.
+        connections: if rng.below(6) == 0 { rng.between(1, 4) as usize } else { 256 },
+        appends: [4, 64, 4096][rng.below(3) as usize],
+        withheld: [1, 256][rng.below(2) as usize],
+        replay_after: Nanos::from_micros(rng.between(20, 100)),
+        // A connection that waits for longer than this is ended. Where no connection may fail, the limit is
+        // not reached.
+        dead_after: Nanos::from_micros(if may_fail { rng.between(300, 8_000) } else { 2_000_000 }),
         ..plain
     };
-    (Drawn { rack, work, box_config }, chance)
+    (Drawn { rack, work, swordbox_config }, rng)
 }
 
 fn node_count(threads: usize, work: &Work) -> usize {
@@ -240,25 +245,26 @@ fn node_count(threads: usize, work: &Work) -> usize {
 }
 
 fn build(drawn: &Drawn) -> Net {
-    let seen = Shared::default();
-    let (work, shared) = (drawn.work, seen.clone());
+    let observations = Shared::default();
+    let (work, shared) = (drawn.work, observations.clone());
     let program = move |machine| -> Threads {
-        let seen = shared.clone();
+        let observations = shared.clone();
         Box::new(move |start: Start| -> Thread {
-            Box::pin(observe(start, work, machine, Tails::new(work.layout.keys), seen.clone()))
+            Box::pin(run_thread(start, work, machine, Tails::new(work.layout.keys), observations.clone()))
         })
     };
     let nodes = node_count(drawn.rack.machines * drawn.rack.threads, &work);
     let memory = work.layout.memory(INDEX_VA, NODES_VA, nodes);
-    let switch = swordbox(drawn.box_config.clone()).with_queues(Queues::drawn(drawn.rack.seed));
+    let switch = swordbox(drawn.swordbox_config.clone()).with_queues(Queues::drawn(drawn.rack.seed));
     let keeps_memory = drawn.rack.keeps_memory;
     let mut rack = Rack::new(drawn.rack.clone(), memory, switch, program);
     let hosts = [&rack.machines[..], &[rack.server]].concat();
-    environment::rehash(&mut rack.world, &hosts, drawn.rack.seed, DISTURBED);
-    // Machines' clocks are those of the history.
-    environment::drift(&mut rack.world, &[rack.switch, rack.server], drawn.rack.seed, DISTURBED);
-    let (layout, gone, restarts, lost) = (work.layout, BTreeSet::new(), Vec::new(), Vec::new());
-    Net { rack, seen, layout, gone, restarts, lost, keeps_memory }
+    environment::rehash(&mut rack.world, &hosts, drawn.rack.seed, FAULTS_END);
+    // Machines' clocks do not drift, because they timestamp the history.
+    environment::drift(&mut rack.world, &[rack.switch, rack.server], drawn.rack.seed, FAULTS_END);
+    let (layout, never_restarted, restarts, lists_at_crash) =
+        (work.layout, BTreeSet::new(), Vec::new(), Vec::new());
+    Net { rack, observations, layout, never_restarted, restarts, lists_at_crash, keeps_memory }
 }
 
 impl Net {
@@ -266,15 +272,17 @@ impl Net {
         self.rack.world.node(self.rack.switch)
     }
 
-    /// Lets all threads come to their end, but those that are gone; `at` is asked what happens next.
+    /// Runs until all threads are done except those on machines that stay down, applies the changes of layers
+    /// at their times, and checks the result.
     fn run(&mut self, mut changes: Vec<(Nanos, Layers)>) -> Result<(), String> {
-        let alive: Vec<_> = (0..self.rack.machines.len()).filter(|n| !self.gone.contains(n)).collect();
+        let live_machines: Vec<_> =
+            (0..self.rack.machines.len()).filter(|n| !self.never_restarted.contains(n)).collect();
         let threads = |net: &Self, n: usize| net.rack.threads(n).done();
-        let all: usize = alive.len() * self.rack_threads();
+        let all: usize = live_machines.len() * self.rack_threads();
         changes.sort_by_key(|(at, _)| *at);
         let mut changes = changes.into_iter().peekable();
-        while alive.iter().map(|n| threads(self, *n)).sum::<usize>() < all {
-            for machine in &alive {
+        while live_machines.iter().map(|n| threads(self, *n)).sum::<usize>() < all {
+            for machine in &live_machines {
                 if let Some((thread, why)) = self.rack.threads(*machine).stopped().next() {
                     return Err(format!("thread {thread} of machine {machine}: {why}"));
                 }
@@ -287,21 +295,21 @@ impl Net {
             }
             self.run_until(next)?;
             if next > LIMIT {
-                return Err(format!("not done: {:?}", self.seen.lock().unwrap().done));
+                return Err(format!("not done: {:?}", self.observations.lock().unwrap().done));
             }
         }
-        // What is still on its way arrives.
+        // Frames that are still in flight arrive.
         self.run_until(self.rack.world.now() + Nanos::from_millis(1))?;
         self.check()
     }
 
-    /// Runs until then, and keeps what the memory holds just before each crash of the server.
+    /// Runs until `until`. Records the contents of the lists just before each crash of the server.
     fn run_until(&mut self, until: Nanos) -> Result<(), String> {
-        while let Some((crash, _)) = self.restarts.get(self.lost.len()).copied()
+        while let Some((crash, _)) = self.restarts.get(self.lists_at_crash.len()).copied()
             && crash <= until
         {
             self.rack.world.run_until(Nanos(crash.0 - 1));
-            self.lost.push(self.lists()?);
+            self.lists_at_crash.push(self.lists()?);
         }
         self.rack.world.run_until(until);
         Ok(())
@@ -316,8 +324,8 @@ impl Net {
         (0..self.layout.keys).map(list).collect()
     }
 
-    /// Returns what is wrong with what the seed ran and what the Swordbox counted and knew.
-    fn explain(&self, wrong: &str, drawn: &Drawn) -> String {
+    /// Returns a violation together with the seed's draws, and the counters and the state of the Swordbox.
+    fn describe(&self, wrong: &str, drawn: &Drawn) -> String {
         let function = &self.switch().switch.function;
         let counters: Vec<_> = function.counters().all().filter(|(_, count)| *count > 0).collect();
         format!("{wrong}\n{drawn:?}\n{counters:?}\n{function:?}")
@@ -328,26 +336,29 @@ impl Net {
         threads.threads()
     }
 
-    /// In each incarnation of the memory, every list is whole and has each acknowledged update once, and the history is that of one
-    /// order.
+    /// Checks each incarnation of the memory: every list is well-formed and has each acknowledged update
+    /// once, and one order explains the history.
     fn check(&self) -> Result<(), String> {
-        let seen = self.seen.lock().unwrap();
+        let observations = self.observations.lock().unwrap();
         let now = EPOCH + self.rack.world.now();
-        // A connection, and an operation with it, does not outlive the server.
+        // Neither a connection nor an operation on it survives a restart of the server.
         let incarnation_of =
             |at: Nanos| self.restarts.iter().filter(|(_, restart)| EPOCH + *restart <= at.min(now)).count();
         let present = self.lists()?;
-        for (incarnation, lists) in (0..=incarnation_of(now)).zip(self.lost.iter().chain([&present])) {
-            let of_this = |(_, observed): &&(u64, Observed)| incarnation_of(observed.began) == incarnation;
+        for (incarnation, lists) in
+            (0..=incarnation_of(now)).zip(self.lists_at_crash.iter().chain([&present]))
+        {
+            let is_of_incarnation =
+                |(_, observed): &&(u64, Observed)| incarnation_of(observed.began) == incarnation;
             let mut history = History::default();
-            for (key, update) in seen.updates.iter().filter(of_this) {
+            for (key, update) in observations.updates.iter().filter(is_of_incarnation) {
                 history.wrote(*key, *update);
             }
-            for (key, read) in seen.reads.iter().filter(of_this) {
+            for (key, read) in observations.reads.iter().filter(is_of_incarnation) {
                 history.read(*key, *read);
             }
-            // What is in a list took effect, whether or not its client knows.
-            for (&value, &(key, began)) in &seen.open {
+            // An update in a list took effect, whether or not its client has seen the completion.
+            for (&value, &(key, began)) in &observations.unresolved {
                 if lists[key as usize].contains(&value) && incarnation_of(began) == incarnation {
                     history.wrote(key, Observed { value, began, ended: Nanos(u64::MAX) });
                 }
@@ -362,48 +373,49 @@ impl Net {
     }
 }
 
-/// The n-th of the parts of so many seeds, or of as many as the environment says.
-fn seeds(part: u64, parts: u64, count: u64) -> impl Iterator<Item = u64> {
-    crate::environment::seeds("steering", count).filter(move |seed| seed % parts == part)
+/// Returns the seeds of one of `parts` parts of the first `count` seeds, or of those that the environment
+/// selects.
+fn seeds(partition: u64, parts: u64, count: u64) -> impl Iterator<Item = u64> {
+    crate::environment::seeds("steering", count).filter(move |seed| seed % parts == partition)
 }
 
-fn bad_wires(part: u64) {
-    let mut acted = Acted::default();
-    for seed in seeds(part, 2, 200) {
+fn bad_wires(partition: u64) {
+    let mut counter_totals = CounterTotals::default();
+    for seed in seeds(partition, 2, 200) {
         let (drawn, _) = drawn(seed, false);
         let mut net = build(&drawn);
-        net.run(Vec::new()).unwrap_or_else(|wrong| panic!("seed {seed}: {}", net.explain(&wrong, &drawn)));
-        acted.add(&net.switch().switch.function.counters());
-        acted.add_forged(net.rack.server().nic.counters());
+        net.run(Vec::new()).unwrap_or_else(|wrong| panic!("seed {seed}: {}", net.describe(&wrong, &drawn)));
+        counter_totals.add(&net.switch().switch.function.counters());
+        counter_totals.add_forged(net.rack.server().nic.counters());
     }
-    acted.check(&LEAST);
+    counter_totals.check(&MIN_COUNTERS);
 }
 
 #[test]
-fn bad_wires_in_the_first_half_of_the_seeds() {
+fn bad_wires_leave_lists_correct_in_the_first_half_of_the_seeds() {
     bad_wires(0);
 }
 
 #[test]
-fn bad_wires_in_the_second_half_of_the_seeds() {
+fn bad_wires_leave_lists_correct_in_the_second_half_of_the_seeds() {
     bad_wires(1);
 }
 
-fn disturb(net: &mut Net, chance: &mut Chance, seed: u64) -> Vec<(Nanos, Layers)> {
+fn schedule_faults(net: &mut Net, rng: &mut Chance, seed: u64) -> Vec<(Nanos, Layers)> {
     let mut changes = Vec::new();
-    for _ in 0..chance.between(1, 5) {
-        let at = Nanos::from_micros(chance.between(20, 600));
-        let until = at + Nanos::from_micros(chance.between(1, 2000));
-        let machine = chance.below(net.rack.machines.len() as u64) as usize;
+    for _ in 0..rng.between(1, 5) {
+        let at = Nanos::from_micros(rng.between(20, 600));
+        let until = at + Nanos::from_micros(rng.between(1, 2000));
+        let machine = rng.below(net.rack.machines.len() as u64) as usize;
         let client = net.rack.machines[machine];
         let mut links = net.rack.links.0.clone();
         links.push(net.rack.links.1);
-        let link = links[chance.below(links.len() as u64) as usize];
+        let link = links[rng.below(links.len() as u64) as usize];
         let layers = [Layers::PASS, Layers::STEER, Layers { steer_reads: false, ..Layers::STEER }]
-            [chance.below(3) as usize];
-        let (first, then) = match chance.below(14) {
-            0 if net.gone.len() + 1 < net.rack.machines.len() => {
-                net.gone.insert(machine);
+            [rng.below(3) as usize];
+        let (first, then) = match rng.below(14) {
+            0 if net.never_restarted.len() + 1 < net.rack.machines.len() => {
+                net.never_restarted.insert(machine);
                 (Fault::Crash(client), None)
             }
             0..4 => (Fault::Crash(client), Some(Fault::Restart(client))),
@@ -423,39 +435,40 @@ fn disturb(net: &mut Net, chance: &mut Chance, seed: u64) -> Vec<(Nanos, Layers)
             net.rack.world.schedule(until, then);
         }
     }
-    part(net, seed);
+    partition(net, seed);
     restart_server(net, seed);
     changes
 }
 
-/// In a third of the seeds, the memory server restarts, once or several times.
+/// In a third of the seeds, restarts the memory server once or several times.
 fn restart_server(net: &mut Net, seed: u64) {
-    // A stream of its own, so that what else is drawn stays what it was.
-    let mut chance = Chance::stream(seed, 0x7265_7374);
-    if chance.below(3) != 0 {
+    // A separate stream, so that all other draws of the seed stay the same.
+    let mut rng = Chance::stream(seed, 0x7265_7374);
+    if rng.below(3) != 0 {
         return;
     }
-    let mut at = Nanos::from_micros(chance.between(20, 600));
-    for _ in 0..chance.between(1, 3) {
+    let mut at = Nanos::from_micros(rng.between(20, 600));
+    for _ in 0..rng.between(1, 3) {
         let crash = at;
         net.rack.world.schedule(crash, Fault::Crash(net.rack.server));
-        at = at + Nanos::from_micros(1 << chance.between(0, 8));
+        at = at + Nanos::from_micros(1 << rng.between(0, 8));
         net.rack.world.schedule(at, Fault::Restart(net.rack.server));
         if !net.keeps_memory {
             net.restarts.push((crash, at));
         }
-        at = at + Nanos::from_micros(chance.between(300, 3000));
+        at = at + Nanos::from_micros(rng.between(300, 3000));
     }
 }
 
-/// In a quarter of the seeds, a machine and the memory server, which others reach, do not reach each other for a while.
-fn part(net: &mut Net, seed: u64) {
-    // A stream of its own, so that what else is drawn stays what it was.
-    let mut chance = Chance::stream(seed, 0x7061_7274);
-    if chance.below(4) == 0 {
-        let at = Nanos::from_micros(chance.between(20, 600));
-        let until = at + Nanos::from_micros(chance.between(1, 2000));
-        let machine = chance.below(net.rack.machines.len() as u64) as usize;
+/// In a quarter of the seeds, a machine and the memory server cannot reach each other for a while, whereas
+/// all other paths work.
+fn partition(net: &mut Net, seed: u64) {
+    // A separate stream, so that all other draws of the seed stay the same.
+    let mut rng = Chance::stream(seed, 0x7061_7274);
+    if rng.below(4) == 0 {
+        let at = Nanos::from_micros(rng.between(20, 600));
+        let until = at + Nanos::from_micros(rng.between(1, 2000));
+        let machine = rng.below(net.rack.machines.len() as u64) as usize;
         let [machine, memory] = [Some(machine), None].map(sim::rack::mac);
         net.rack.world.schedule(at, Fault::Part(machine, memory));
         net.rack.world.schedule(until, Fault::Join(machine, memory));
@@ -464,38 +477,38 @@ fn part(net: &mut Net, seed: u64) {
 
 /// Runs a seed in which machines, the switch and the memory server fail.
 fn with_crashes(seed: u64, plant: impl FnOnce(&mut Drawn)) -> Result<Net, String> {
-    let (mut drawn, mut chance) = drawn(seed, true);
+    let (mut drawn, mut rng) = drawn(seed, true);
     plant(&mut drawn);
     let mut net = build(&drawn);
-    let changes = disturb(&mut net, &mut chance, seed);
-    net.run(changes).map_err(|wrong| net.explain(&wrong, &drawn))?;
+    let changes = schedule_faults(&mut net, &mut rng, seed);
+    net.run(changes).map_err(|wrong| net.describe(&wrong, &drawn))?;
     Ok(net)
 }
 
-fn crashes(part: u64) {
-    let mut acted = Acted::default();
-    for seed in seeds(part, 2, 200) {
+fn crashes(partition: u64) {
+    let mut counter_totals = CounterTotals::default();
+    for seed in seeds(partition, 2, 200) {
         let net = with_crashes(seed, |_| {}).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
-        acted.add(&net.switch().switch.function.counters());
-        acted.add_forged(net.rack.server().nic.counters());
+        counter_totals.add(&net.switch().switch.function.counters());
+        counter_totals.add_forged(net.rack.server().nic.counters());
     }
-    acted.check(&[&LEAST[..], &[("structures_forgotten", 10)]].concat());
+    counter_totals.check(&[&MIN_COUNTERS[..], &[("structures_forgotten", 10)]].concat());
 }
 
 #[test]
-fn crashes_in_the_first_half_of_the_seeds() {
+fn crashes_leave_lists_correct_in_the_first_half_of_the_seeds() {
     crashes(0);
 }
 
 #[test]
-fn crashes_in_the_second_half_of_the_seeds() {
+fn crashes_leave_lists_correct_in_the_second_half_of_the_seeds() {
     crashes(1);
 }
 
 #[cfg(debug_assertions)]
 #[test]
 fn planted_structures_kept_after_a_restart_are_found() {
-    let wrong = |seed, bug| with_crashes(seed, |drawn| drawn.box_config.bug = bug).err();
+    let wrong = |seed, bug| with_crashes(seed, |drawn| drawn.swordbox_config.bug = bug).err();
     let found = (1..=200).find_map(|seed| Some((seed, wrong(seed, Some(swordbox::Bug::KeptStructure))?)));
     let (seed, what) = found.expect("the bug is found within 200 seeds");
     assert_eq!(wrong(seed, None), None);

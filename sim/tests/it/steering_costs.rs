@@ -1,5 +1,6 @@
-//! What steering is worth for the store of lists, against the goals (virtual time: the same on any machine). Short runs:
-//! `sim::rack::steering::compare` has all of it.
+//! Benefit of steering for the Clover store of lists, compared with the goals. Times are virtual, so the
+//! results are the same on any machine. Runs are short; `sim::rack::steering::compare` does the full
+//! comparison.
 
 use sim::rack::costs::{Run, clover};
 use sim::rack::steering::{lists, steer, tails};
@@ -11,7 +12,8 @@ use swordbox::clients::ycsb::Mix;
 
 const LAYOUT: Layout = Layout { keys: 1024, node_len: 128 };
 
-/// With this theta. Long enough before it is measured that each key has been appended to, or each that counts
+/// Returns a run with this number of threads. The warm-up is long enough for each key to be appended to, or
+/// with a large theta for each hot key.
 fn run(threads: usize, theta: f64) -> Run {
     let warm_up = Nanos::from_millis(if theta > 1.0 { 2 } else { 5 });
     Run { warm_up, span: Nanos::from_millis(1), ..Run::new(threads) }
@@ -33,18 +35,18 @@ fn plain(threads: usize, theta: f64) -> Outcome {
 }
 
 #[test]
-fn nothing_fails_when_all_keys_are_steered() {
+fn no_cas_fails_when_all_keys_are_steered() {
     let (alone, many) = (plain(1, 0.99), steered(240, 0.99, 1024, 1 << 18));
     assert_eq!(many.tally.cas_failed, 0);
     assert!(many.tally.hit_share() > 0.9999, "{many}");
     let bytes = many.bytes_per_operation / alone.bytes_per_operation;
-    assert!((0.95..1.05).contains(&bytes), "{bytes} times as many bytes");
+    assert!((0.95..1.05).contains(&bytes), "{bytes} times the bytes per operation");
     let tails = tails(&many);
     assert!(tails.iter().all(|tail| *tail < 3.0), "{tails:?}");
 }
 
 #[test]
-fn who_reads_what_is_not_remembered_finds_the_way_at_the_second_try() {
+fn reads_of_forgotten_nodes_find_the_tail_at_the_second_try() {
     let few = steered(240, 0.99, 1024, 3 * 1024);
     assert!(few.tally.cas_share() > 0.999, "{few}");
     assert!(few.tally.hit_share() > 0.75, "{few}");
@@ -53,7 +55,7 @@ fn who_reads_what_is_not_remembered_finds_the_way_at_the_second_try() {
 }
 
 #[test]
-fn a_few_hot_keys_are_worth_most() {
+fn steering_a_few_hot_keys_gains_most() {
     let without = plain(240, 1.5).operations_per_s;
     let [some, more, all] =
         [8, 64, 1024].map(|tracked| steered(240, 1.5, tracked, 1 << 18).operations_per_s / without);

@@ -1,4 +1,5 @@
-//! Every verb of every two hosts, through a Swordbox that takes each host for a memory server.
+//! All verbs between every two hosts, through a Swordbox that is configured with each host as a memory
+//! server.
 
 use crate::drawn;
 use crate::environment;
@@ -17,11 +18,11 @@ use switch::forward::Config as ForwardConfig;
 use switch::{Chance, Nanos, Share};
 use swordbox::{Config, Connect, Connection, Control, FailedCas, Journal, Layers, Server, Swordbox, Table};
 
-/// What a Swordbox has written down, which outlives it
+/// Journal of a Swordbox, which survives its restarts.
 #[derive(Clone, Debug, Default)]
-struct Written(Arc<Mutex<BTreeSet<Connection>>>);
+struct MemoryJournal(Arc<Mutex<BTreeSet<Connection>>>);
 
-impl Journal for Written {
+impl Journal for MemoryJournal {
     fn add(&mut self, connection: Connection) -> io::Result<()> {
         self.0.lock().unwrap().insert(connection);
         Ok(())
@@ -36,9 +37,9 @@ fn ip(n: u8) -> IpAddr {
     [10, 0, 0, n + 1].into()
 }
 
-/// Connections that a Swordbox has room for
+/// Capacity of the Swordbox's connection table
 const CONNECTIONS: usize = 2048;
-/// Where the workload has its words
+/// Virtual address of the workload's words
 const WORDS: u64 = 0x3_0000_0000;
 
 fn switch(hosts: u8, layers: Layers, queues: Queues) -> Controlled<Control> {
@@ -60,10 +61,10 @@ fn swordbox(ports: u16, servers: Vec<Server>, layers: Layers, queues: Queues) ->
     controlled(config, queues)
 }
 
-/// With a journal that outlives it.
+/// Returns a Swordbox with its control plane, and with a journal that survives restarts.
 fn controlled(config: Config, queues: Queues) -> Controlled<Control> {
-    let written = Written::default();
-    let journal = written.clone();
+    let kept_journal = MemoryJournal::default();
+    let journal = kept_journal.clone();
     let config = Config {
         settle: Nanos::from_micros(500),
         connect_timeout: Nanos::from_micros(200),
@@ -71,22 +72,22 @@ fn controlled(config: Config, queues: Queues) -> Controlled<Control> {
         probe_after: Nanos::from_micros(500),
         ..config
     };
-    let lanes = config.clone();
+    let shared_qp_config = config.clone();
     Controlled::new(
         move || {
-            let ended = written.0.lock().unwrap().iter().copied().collect();
+            let ended = kept_journal.0.lock().unwrap().iter().copied().collect();
             Swordbox::new(Config { ended, ..config.clone() })
         },
-        move |life| Control::new(Box::new(journal.clone())).with_lanes(&lanes, life),
+        move |incarnation| Control::new(Box::new(journal.clone())).with_lanes(&shared_qp_config, incarnation),
     )
     .with_queues(queues)
 }
 
 mod exhaustive;
-use crate::acted::Acted;
-use crate::drawn::{disturb, drawn, drift, may_fail};
+use crate::counter_totals::CounterTotals;
+use crate::drawn::{drawn, drift, may_fail, schedule_faults};
 
-/// The share of NICs that forget old READs and atomics, as soft-RoCE does
+/// Share of NICs that do not keep the results of old READs and atomics, as soft-RoCE does not
 const FORGETFUL: Share = Share::percent(50);
 
 struct Rack {
@@ -96,19 +97,19 @@ struct Rack {
     shared: Arc<verbs::Shared>,
 }
 
-fn rack(seed: u64, chance: &mut Chance, layers: Layers) -> Rack {
-    let count = chance.between(2, 4) as u8;
-    let percent = |chance: &mut Chance| match chance.below(2) {
+fn rack(seed: u64, rng: &mut Chance, layers: Layers) -> Rack {
+    let count = rng.between(2, 4) as u8;
+    let percent = |rng: &mut Chance| match rng.below(2) {
         0 => Share::NEVER,
-        _ => Share::new(chance.below(50) as f64 / 1000.0).unwrap(),
+        _ => Share::new(rng.below(50) as f64 / 1000.0).unwrap(),
     };
     let work = Verbs {
-        connections: chance.between(1, 3) as u32,
-        operations: chance.between(10, 60) as u32,
-        depth: chance.between(1, 16) as u32,
-        max_size: 1 << chance.between(3, 13),
-        timeout: chance.between(6, 9) as u8,
-        words: chance.between(1, 4) as u32,
+        connections: rng.between(1, 3) as u32,
+        operations: rng.between(10, 60) as u32,
+        depth: rng.between(1, 16) as u32,
+        max_size: 1 << rng.between(3, 13),
+        timeout: rng.between(6, 9) as u8,
+        words: rng.between(1, 4) as u32,
         mix: [1, 1, 1, 1, 1, 4, 4],
         ..Verbs::default()
     };
@@ -123,11 +124,11 @@ fn rack(seed: u64, chance: &mut Chance, layers: Layers) -> Rack {
         };
         let node = world.add(&format!("host {n}"), Host::new(nic, app), Clock::default());
         let link = Link {
-            jitter: Nanos(chance.below(1000)),
-            loss: percent(chance),
-            duplicate: percent(chance),
-            reorder: percent(chance),
-            corrupt: percent(chance),
+            jitter: Nanos(rng.below(1000)),
+            loss: percent(rng),
+            duplicate: percent(rng),
+            reorder: percent(rng),
+            corrupt: percent(rng),
             ..Link::default()
         };
         world.connect(node, switch, link);
@@ -140,8 +141,8 @@ fn rack(seed: u64, chance: &mut Chance, layers: Layers) -> Rack {
 }
 
 fn run(seed: u64, layers: Layers) -> Vec<(&'static str, u64)> {
-    let mut chance = Chance::stream(seed, 0x7377_6f72);
-    let mut rack = rack(seed, &mut chance, layers);
+    let mut rng = Chance::stream(seed, 0x7377_6f72);
+    let mut rack = rack(seed, &mut rng, layers);
     let end = Nanos::from_secs(20);
     while !rack.shared.is_done() && !rack.shared.is_wrong() && rack.world.step(end) {}
     let switch = rack.world.node::<Controlled<Control>>(rack.switch);
@@ -156,7 +157,7 @@ fn run(seed: u64, layers: Layers) -> Vec<(&'static str, u64)> {
     counters.all().collect()
 }
 
-/// Writes what is on each link to a file, if the environment names a folder.
+/// Captures each link to a file, if the environment variable PCAP names a folder.
 fn capture(world: &mut World) {
     let Ok(folder) = std::env::var("PCAP") else { return };
     for (n, link) in world.links().enumerate() {
@@ -164,76 +165,79 @@ fn capture(world: &mut World) {
     }
 }
 
-/// Clients and memory servers around a Swordbox that knows where the words are.
-fn words(config: &words::Config, lane: Option<words::Lane>) -> words::Cluster {
-    words_with(config, |swordbox| own_lanes(swordbox, lane, config.v6, config.seed))
+/// Builds clients and memory servers around a Swordbox that is configured with the address range of the
+/// words.
+fn words(config: &words::Config, shared_qp: Option<words::Lane>) -> words::Cluster {
+    words_with(config, |swordbox| configure_own_shared_qps(swordbox, shared_qp, config.v6, config.seed))
 }
 
-/// Lanes that a switch of its own connects at each server
-const OWN_LANES: usize = 2;
-/// The longest that an operation may take in bad wires without a reason that was drawn: lost packets, and a lane that is given
-/// up after `dead_after`, cost some time-outs
+/// Shared QPs that the switch itself connects to each server
+const OWN_SHARED_QPS: usize = 2;
+/// The longest that an operation may take on lossy links unless the seed has drawn a reason: lost packets,
+/// and a shared QP that is given up after `dead_after`, cost some timeouts.
 const LONGEST_WAIT: Nanos = Nanos::from_millis(60);
-/// A shared connection without an answer for so long is given up
+/// A shared connection without a response for this long is given up.
 const DEAD_AFTER: Nanos = Nanos::from_millis(100);
 
-/// Returns after which time without an answer a shared connection is given up.
+/// Returns the time without a response after which a shared connection is given up.
 fn dead_after(config: &words::Config) -> Nanos {
-    let mut chance = Chance::stream(config.seed, 0x6465_6164);
+    let mut rng = Chance::stream(config.seed, 0x6465_6164);
     match () {
-        // Before all lines have been asked for on a lane that is dead
-        () if config.keys_again => Nanos::from_millis(chance.between(2, 20)),
-        // Until then, all that need the lane connect again in vain.
-        () if config.may_fail && drawn::parted(config.seed).is_some() => {
-            Nanos::from_millis(chance.between(2, 6))
+        // Before all words have been requested on a dead shared QP
+        () if config.keys_again => Nanos::from_millis(rng.between(2, 20)),
+        // Until then, all connections that need the shared QP reconnect in vain.
+        () if config.may_fail && drawn::partition_rng(config.seed).is_some() => {
+            Nanos::from_millis(rng.between(2, 6))
         }
         () => DEAD_AFTER,
     }
 }
 
-/// Draws whether the switch has lanes of its own, and what servers give it when it asks for one; and a connection whose SENDs
-/// wait for their receives for longer than anything else may take.
-fn with_lanes(config: &words::Config) -> (words::Config, Option<words::Lane>) {
-    let mut chance = Chance::stream(config.seed, 0x6c61_6e65);
-    let lane = match chance.below(8) {
+/// Draws whether the switch has shared QPs of its own, and how servers respond to its connection requests.
+/// Draws also a connection whose SENDs wait for a receive buffer for longer than any other operation may
+/// take.
+fn draw_shared_qps(config: &words::Config) -> (words::Config, Option<words::Lane>) {
+    let mut rng = Chance::stream(config.seed, 0x6c61_6e65);
+    let shared_qp = match rng.below(8) {
         0..4 => Some(words::Lane::Good),
         4 => Some(words::Lane::OtherDomain),
         5 => Some(words::Lane::Refused),
         _ => None,
     };
-    let begin_at = if lane.is_some() && chance.below(2) == 0 { Nanos::from_millis(1) } else { Nanos::ZERO };
-    let starve = (chance.below(8) == 0).then(|| DEAD_AFTER + DEAD_AFTER);
+    let begin_at = if shared_qp.is_some() && rng.below(2) == 0 { Nanos::from_millis(1) } else { Nanos::ZERO };
+    let starve = (rng.below(8) == 0).then(|| DEAD_AFTER + DEAD_AFTER);
     let config = words::Config {
         begin_at,
         starve,
-        lanes: OWN_LANES,
+        lanes: OWN_SHARED_QPS,
         shares_fate: true,
         // The switch's clock may be slow by 1 %.
         outlives: Nanos(dead_after(config).0 / 100 * 101),
         ..config.clone()
     };
-    if starve.is_some() && lane.is_none() && chance.below(2) == 0 {
-        // The owner of a lane that all need waits for a receive.
+    if starve.is_some() && shared_qp.is_none() && rng.below(2) == 0 {
+        // The owner of a shared QP that all connections need waits for a receive buffer.
         let words = words::Config { words: 1, local_words: config.local_words.min(1), ..config };
-        return (words::Config { sections: 0, mix: [8, 0, 0, 0, 0, 0, 0, 0, 1], ..words }, lane);
+        return (words::Config { sections: 0, mix: [8, 0, 0, 0, 0, 0, 0, 0, 1], ..words }, shared_qp);
     }
-    (config, lane)
+    (config, shared_qp)
 }
 
-/// What the switch is told of lanes of its own.
-fn own_lanes(config: Config, lane: Option<words::Lane>, v6: bool, seed: u64) -> Config {
-    let Some(lane) = lane else { return config };
-    // A question to the network that is lost is asked again half a second later, when most runs are over.
-    let asks = seed.is_multiple_of(4);
+/// Adds the configuration of the switch's own shared QPs.
+fn configure_own_shared_qps(config: Config, shared_qp: Option<words::Lane>, v6: bool, seed: u64) -> Config {
+    let Some(shared_qp) = shared_qp else { return config };
+    // A lost ARP request is repeated half a second later, when most runs are over. So only a quarter of the
+    // seeds resolve addresses.
+    let resolves_addresses = seed.is_multiple_of(4);
     let servers = config.servers.iter().map(|server| server.host);
     let neighbours = servers.zip(0u8..).map(|(host, n)| (host, MacAddr([2, 0, 0, 1, 0, n])));
-    let neighbours = if asks { Vec::new() } else { neighbours.collect() };
+    let neighbours = if resolves_addresses { Vec::new() } else { neighbours.collect() };
     let (address, prefix) =
         if v6 { ([0xfd00, 0, 0, 0, 0, 0, 0, 0xffff].into(), 64) } else { ([10, 0, 255, 254].into(), 16) };
     let connect = Connect {
         service: service_id_of(PortSpace::Tcp, words::PORT),
-        private_data: lane.private_data().to_vec(),
-        lanes: OWN_LANES,
+        private_data: shared_qp.private_data().to_vec(),
+        lanes: OWN_SHARED_QPS,
     };
     let servers = config.servers.into_iter();
     let servers = servers.map(|server| Server { connect: Some(connect.clone()), ..server }).collect();
@@ -242,7 +246,7 @@ fn own_lanes(config: Config, lane: Option<words::Lane>, v6: bool, seed: u64) -> 
     Config { servers, interface, ..config }
 }
 
-/// Returns where the words are that a server's program writes itself.
+/// Returns the address range of the words that a server's own program writes.
 fn local_words(config: &words::Config) -> Range<u64> {
     let end = words::TABLE_VA + u64::from(config.words) * 8;
     end - u64::from(config.local_words) * 8..end
@@ -267,58 +271,58 @@ fn words_with(config: &words::Config, change: impl FnOnce(Config) -> Config) -> 
             ..Config::new(bridge)
         };
         if config.revocations > 0 {
-            swordbox.proof = drawn::PROOF;
+            swordbox.proof = drawn::PROOF_LIFETIME;
         }
         let swordbox = change(small(swordbox, config));
         world.add("swordbox", controlled(swordbox, Queues::drawn(config.seed)), Clock::default())
     })
 }
 
-/// Draws how a Swordbox is configured in every second seed: with few places everywhere, with other layers, and without the
-/// tables that it is told of otherwise.
+/// Draws another configuration of the Swordbox in half of the seeds: small tables, other layers, or no
+/// declared word tables.
 fn small(swordbox: Config, config: &words::Config) -> Config {
-    let mut chance = Chance::stream(config.seed, 0x736d_616c_6c00);
-    if chance.below(2) == 0 {
+    let mut rng = Chance::stream(config.seed, 0x736d_616c_6c00);
+    if rng.below(2) == 0 {
         return swordbox;
     }
-    let mut one_in = |n| chance.below(n) == 0;
-    // An answer from the switch may come for `settle` after the server has lost its memory.
-    let answers = one_in(2) && !config.may_fail;
-    let failed_cas = if answers { FailedCas::Answer } else { FailedCas::Write };
+    let mut one_in = |n| rng.below(n) == 0;
+    // A response from the switch may arrive up to `settle` after the server has lost its memory.
+    let switch_may_respond = one_in(2) && !config.may_fail;
+    let failed_cas = if switch_may_respond { FailedCas::Answer } else { FailedCas::Write };
     let layers = match () {
         () if one_in(16) => Layers::PASS,
         () if one_in(8) => Layers { cas_to_write: false, ..Layers::CAS_TO_WRITE },
         () => Layers::CAS_TO_WRITE,
     };
-    let [detects, readonly, keeps_apart] = [one_in(4), one_in(4), one_in(16)];
+    let [detects, readonly, does_not_share] = [one_in(4), one_in(4), one_in(16)];
     let servers = swordbox.servers.into_iter().map(|server| Server {
         tables: match server.tables {
             _ if detects => Vec::new(),
             tables => tables.into_iter().map(|table| Table { writable: !readonly, ..table }).collect(),
         },
-        detect: if detects { chance.between(1, 4) as u32 } else { 0 },
-        lanes: chance.between(1, 4) as usize,
-        rd_atomic: chance.between(1, config.max_rd_atomic.into()) as u8,
-        share: !keeps_apart,
+        detect: if detects { rng.between(1, 4) as u32 } else { 0 },
+        lanes: rng.between(1, 4) as usize,
+        rd_atomic: rng.between(1, config.max_rd_atomic.into()) as u8,
+        share: !does_not_share,
         ..server
     });
     let servers = servers.collect();
-    let mut some = |few, many| if chance.below(2) == 0 { few } else { many };
-    let (lines, held) = (some(8, 16_384), some(32, 4_096));
-    let (in_flight, connections) = (some(16, 1_024), some(24, CONNECTIONS as u64));
+    let mut small_or_large = |few, many| if rng.below(2) == 0 { few } else { many };
+    let (lines, held) = (small_or_large(8, 16_384), small_or_large(32, 4_096));
+    let (in_flight, connections) = (small_or_large(16, 1_024), small_or_large(24, CONNECTIONS as u64));
     Config {
         failed_cas,
         layers,
         servers,
-        lines: chance.between(1, lines) as usize,
-        held: (chance.between(1, held) as usize).max(2),
-        in_flight: (chance.between(1, in_flight) as usize).next_power_of_two(),
-        connections: chance.between(2, connections) as usize,
-        per_host: chance.between(2, connections) as usize,
-        rd_atomic: chance.between(config.max_rd_atomic.into(), 16) as usize,
-        replay_after: Nanos::from_micros(chance.between(20, 200)),
-        // Longer than a client waits until it sends something again
-        ageing: Nanos::from_millis(chance.between(20, 200)),
+        lines: rng.between(1, lines) as usize,
+        held: (rng.between(1, held) as usize).max(2),
+        in_flight: (rng.between(1, in_flight) as usize).next_power_of_two(),
+        connections: rng.between(2, connections) as usize,
+        per_host: rng.between(2, connections) as usize,
+        rd_atomic: rng.between(config.max_rd_atomic.into(), 16) as usize,
+        replay_after: Nanos::from_micros(rng.between(20, 200)),
+        // Longer than a client's retransmission timeout
+        ageing: Nanos::from_millis(rng.between(20, 200)),
         ..swordbox
     }
 }
@@ -327,8 +331,8 @@ fn counters(net: &words::Cluster) -> Arc<swordbox::Counters> {
     net.world.node::<Controlled<Control>>(net.sides.servers).switch.function.counters()
 }
 
-/// What the Swordbox counts at least in 200 seeds: half of what it does, or less
-const LEAST: [(&str, u64); 11] = [
+/// Minimum of Swordbox counters over 200 seeds: at most half of the observed values
+const MIN_COUNTERS: [(&str, u64); 11] = [
     ("decided", 120),
     ("coalesced", 110),
     ("remapped", 13_000),
@@ -343,24 +347,25 @@ const LEAST: [(&str, u64); 11] = [
 ];
 
 #[test]
-fn a_swordbox_that_decides_nothing_is_found() {
-    let mut acted = Acted::default();
+fn an_inactive_swordbox_mechanism_is_reported() {
+    let mut counter_totals = CounterTotals::default();
     for seed in 1..=3 {
-        let (config, lane) = with_lanes(&drawn(seed, FORGETFUL).0);
+        let (config, shared_qp) = draw_shared_qps(&drawn(seed, FORGETFUL).0);
         let plain = Layers { cas_to_write: false, ..Layers::CAS_TO_WRITE };
         let mut net = words_with(&config, |swordbox| Config {
             layers: plain,
-            ..own_lanes(swordbox, lane, config.v6, config.seed)
+            ..configure_own_shared_qps(swordbox, shared_qp, config.v6, config.seed)
         });
         net.run(Nanos::from_secs(100)).unwrap();
-        acted.add(&counters(&net));
+        counter_totals.add(&counters(&net));
     }
-    assert_eq!(acted.idle(&[("decided", 1), ("remapped", 1)]), ["decided"]);
+    assert_eq!(counter_totals.below_minimum(&[("decided", 1), ("remapped", 1)]), ["decided"]);
 }
 
-/// Words that a server's program writes have to be declared: otherwise clients are answered from what the switch remembers.
+/// Words that a server's own program writes have to be declared. Otherwise the switch responds to clients
+/// with stale cached values.
 #[test]
-fn words_that_are_written_locally_and_not_declared_are_found() {
+fn undeclared_words_that_the_server_writes_are_found() {
     let found = (1..=20).find_map(|seed| {
         let plain = words::Config { lies: 0, own_keys: false, ..drawn(seed, FORGETFUL).0 };
         let config = words::Config { words: 1, local_words: 1, zipf: 0.0, ..plain };
@@ -374,16 +379,16 @@ fn words_that_are_written_locally_and_not_declared_are_found() {
         run(true).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
         run(false).err()
     });
-    let wrong = found.expect("a wrong value in 20 seeds");
+    let wrong = found.expect("no wrong value was found in 20 seeds");
     assert!(wrong.starts_with("word 0 of memory"), "{wrong}");
 }
 
-/// Returns the seeds of one of `parts` tests: 1 to `count`, or those that FROM and SEEDS name.
+/// Returns the seeds of one of `parts` tests: 1 to `count`, or those that FROM and SEEDS select.
 fn seeds(part: u64, parts: u64, count: u64) -> impl Iterator<Item = u64> {
     environment::seeds("swordbox", count).filter(move |seed| seed % parts == part)
 }
 
-/// The layers that [`operate`] draws from; the last ones are in force in the end.
+/// The layers that [`operate`] draws from. The last ones are in force in the end.
 const SETTINGS: [Layers; 4] = [
     Layers::PASS,
     Layers { cas_to_write: false, ..Layers::CAS_TO_WRITE },
@@ -391,10 +396,10 @@ const SETTINGS: [Layers; 4] = [
     Layers::CAS_TO_WRITE,
 ];
 
-/// In a sixth of the seeds, an operator switches layers off and on.
+/// In a sixth of the seeds, an operator changes the layers several times.
 fn operate(net: &mut words::Cluster) {
-    let mut chance = Chance::stream(net.seed(), 0x6c61_7965);
-    if chance.below(6) > 0 {
+    let mut rng = Chance::stream(net.seed(), 0x6c61_7965);
+    if rng.below(6) > 0 {
         return;
     }
     let set = |world: &mut World, switch: NodeId, what: u64| {
@@ -402,19 +407,19 @@ fn operate(net: &mut words::Cluster) {
             switch.control.set_layers(SETTINGS[what as usize]);
         });
     };
-    for _ in 0..chance.between(1, 4) {
-        let at = Nanos::from_micros(chance.between(1, 600));
-        net.operate(at, set, chance.below(SETTINGS.len() as u64));
-        net.operate(at + Nanos::from_micros(chance.between(1, 1000)), set, SETTINGS.len() as u64 - 1);
+    for _ in 0..rng.between(1, 4) {
+        let at = Nanos::from_micros(rng.between(1, 600));
+        net.operate(at, set, rng.below(SETTINGS.len() as u64));
+        net.operate(at + Nanos::from_micros(rng.between(1, 1000)), set, SETTINGS.len() as u64 - 1);
     }
 }
 
 fn bad_wires(part: u64) {
     let mut all = words::Totals::default();
-    let mut acted = Acted::default();
+    let mut counter_totals = CounterTotals::default();
     for seed in seeds(part, 3, 600) {
-        let (config, lane) = with_lanes(&drawn(seed, FORGETFUL).0);
-        let mut net = words(&config, lane);
+        let (config, shared_qp) = draw_shared_qps(&drawn(seed, FORGETFUL).0);
+        let mut net = words(&config, shared_qp);
         drift(&mut net);
         capture(&mut net.world);
         operate(&mut net);
@@ -424,8 +429,8 @@ fn bad_wires(part: u64) {
             let counters: Vec<_> = function.counters().all().filter(|(_, count)| *count > 0).collect();
             panic!("seed {seed}: {wrong}\n{config:?}\n{counters:?}\n{function:?}");
         }
-        acted.add(&counters(&net));
-        acted.add_forged(net.server_counters(0));
+        counter_totals.add(&counters(&net));
+        counter_totals.add_forged(net.server_counters(0));
         let totals = net.totals();
         assert_eq!((totals.broken, totals.unknown), (0, 0), "seed {seed}");
         if totals.longest_wait > LONGEST_WAIT {
@@ -435,38 +440,39 @@ fn bad_wires(part: u64) {
         all.add(&totals);
     }
     println!("{all:?}");
-    // Lanes are left where their owners wait for receives.
-    acted.check(
-        &[&LEAST[..], &[("decided", 1000), ("lanes_left", 2), ("answered", 10), ("forged", 300)]].concat(),
+    // Shared QPs are left where their owners wait for receive buffers.
+    counter_totals.check(
+        &[&MIN_COUNTERS[..], &[("decided", 1000), ("lanes_left", 2), ("answered", 10), ("forged", 300)]]
+            .concat(),
     );
 }
 
 #[test]
-fn bad_wires_in_the_first_third_of_the_seeds() {
+fn bad_wires_leave_words_correct_in_the_first_third_of_the_seeds() {
     bad_wires(0);
 }
 
 #[test]
-fn bad_wires_in_the_second_third_of_the_seeds() {
+fn bad_wires_leave_words_correct_in_the_second_third_of_the_seeds() {
     bad_wires(1);
 }
 
 #[test]
-fn bad_wires_in_the_last_third_of_the_seeds() {
+fn bad_wires_leave_words_correct_in_the_last_third_of_the_seeds() {
     bad_wires(2);
 }
 
 fn crashes(part: u64) {
     let mut all = words::Totals::default();
-    let mut acted = Acted::default();
+    let mut counter_totals = CounterTotals::default();
     for seed in seeds(part, 2, 400) {
-        let (config, mut chance) = drawn(seed, FORGETFUL);
-        let (config, lane) = with_lanes(&may_fail(&config, &mut chance));
-        let mut net = words(&config, lane);
+        let (config, mut rng) = drawn(seed, FORGETFUL);
+        let (config, shared_qp) = draw_shared_qps(&may_fail(&config, &mut rng));
+        let mut net = words(&config, shared_qp);
         drift(&mut net);
         capture(&mut net.world);
         operate(&mut net);
-        disturb(&mut net, &mut chance);
+        schedule_faults(&mut net, &mut rng);
         if let Err(wrong) = net.run(Nanos::from_secs(100)) {
             let switch = net.world.node::<Controlled<Control>>(net.sides.servers);
             let function = &switch.switch.function;
@@ -474,24 +480,24 @@ fn crashes(part: u64) {
             panic!("seed {seed}: {wrong}\n{config:?}\n{counters:?}\n{function:?}");
         }
         all.add(&net.totals());
-        acted.add(&counters(&net));
+        counter_totals.add(&counters(&net));
     }
     println!("{all:?}");
-    acted.check(&LEAST);
+    counter_totals.check(&MIN_COUNTERS);
 }
 
 #[test]
-fn crashes_in_the_first_half_of_the_seeds() {
+fn crashes_leave_words_correct_in_the_first_half_of_the_seeds() {
     crashes(0);
 }
 
 #[test]
-fn crashes_in_the_second_half_of_the_seeds() {
+fn crashes_leave_words_correct_in_the_second_half_of_the_seeds() {
     crashes(1);
 }
 
 #[test]
-fn every_verb_through_a_swordbox() {
+fn every_verb_completes_correctly_through_a_swordbox() {
     let mut sum = std::collections::BTreeMap::<&str, u64>::new();
     for seed in environment::seeds("swordbox", 100) {
         for (name, value) in run(seed, Layers::CAS_TO_WRITE) {
@@ -501,53 +507,57 @@ fn every_verb_through_a_swordbox() {
     assert!(sum["decided"] > 0 && sum["coalesced"] > 0);
 }
 
-/// What a seed runs where nothing breaks, and where things do
+/// Whether a run has lossy links only, or also crashes and failing connections
 #[cfg(debug_assertions)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Runs {
-    Whole,
-    Broken,
+enum Conditions {
+    Lossy,
+    Crashing,
 }
 
-/// What a run came to: what is wrong, if anything, and requests that clients had to repeat.
+/// Returns the violation found in a run, if any, and how many requests clients had to repeat.
 #[cfg(debug_assertions)]
-fn outcome(seed: u64, runs: Runs, bug: Option<swordbox::Bug>) -> (Option<String>, u64) {
-    let (mut config, mut chance) = drawn(seed, FORGETFUL);
-    if runs == Runs::Broken {
-        config = may_fail(&config, &mut chance);
+fn outcome(seed: u64, conditions: Conditions, bug: Option<swordbox::Bug>) -> (Option<String>, u64) {
+    let (mut config, mut rng) = drawn(seed, FORGETFUL);
+    if conditions == Conditions::Crashing {
+        config = may_fail(&config, &mut rng);
     }
-    let (config, lane) = with_lanes(&config);
-    let mut net =
-        words_with(&config, |swordbox| Config { bug, ..own_lanes(swordbox, lane, config.v6, config.seed) });
+    let (config, shared_qp) = draw_shared_qps(&config);
+    let mut net = words_with(&config, |swordbox| Config {
+        bug,
+        ..configure_own_shared_qps(swordbox, shared_qp, config.v6, config.seed)
+    });
     drift(&mut net);
-    if runs == Runs::Broken {
-        disturb(&mut net, &mut chance);
+    if conditions == Conditions::Crashing {
+        schedule_faults(&mut net, &mut rng);
     }
     let wrong = net.run(Nanos::from_secs(20)).err();
-    let waited = net.totals().longest_wait;
+    let longest_wait = net.totals().longest_wait;
     let wrong = wrong.or_else(|| {
-        (runs == Runs::Whole && waited > LONGEST_WAIT).then(|| format!("an operation took {waited:?}"))
+        (conditions == Conditions::Lossy && longest_wait > LONGEST_WAIT)
+            .then(|| format!("an operation took {longest_wait:?}"))
     });
     let switch = net.world.node::<Controlled<Control>>(net.sides.servers);
     (wrong, switch.switch.function.counters().repeated.get())
 }
 
-/// Whether one of so many seeds shows a planted bug, and nothing without it.
+/// Returns whether one of the first `seeds` seeds shows a planted bug, and no violation without it.
 #[cfg(debug_assertions)]
-fn is_found(bug: swordbox::Bug, runs: Runs, seeds: u64) -> bool {
+fn finds_bug(bug: swordbox::Bug, conditions: Conditions, seeds: u64) -> bool {
     (1..=seeds).any(|seed| {
-        let (wrong, repeated) = outcome(seed, runs, Some(bug));
-        // An answer that is lost is asked for again: that nobody has to on good wires is what is wrong then.
-        let shows = match &wrong {
-            // A client that waits for ever for its READ
+        let (wrong, repeated) = outcome(seed, conditions, Some(bug));
+        // A lost response is requested again. On good links no client should have to, so a repeated request
+        // shows the bug.
+        let shows_bug = match &wrong {
+            // With this bug, a client waits forever for its READ.
             Some(wrong) => {
                 bug == swordbox::Bug::OldRead
                     || (!wrong.contains("not done") && !wrong.contains("again and again"))
             }
             None => bug == swordbox::Bug::LostAck && repeated > 0,
         };
-        let (without, repeats) = if shows { outcome(seed, runs, None) } else { (None, 0) };
-        let found = shows && without.is_none() && (wrong.is_some() || repeats == 0);
+        let (without, repeats) = if shows_bug { outcome(seed, conditions, None) } else { (None, 0) };
+        let found = shows_bug && without.is_none() && (wrong.is_some() || repeats == 0);
         if found {
             println!("{bug:?}: seed {seed}: {wrong:?}, {repeated} repeated");
         }
@@ -558,41 +568,41 @@ fn is_found(bug: swordbox::Bug, runs: Runs, seeds: u64) -> bool {
 #[cfg(debug_assertions)]
 #[test]
 fn planted_stale_words_are_found() {
-    assert!(is_found(swordbox::Bug::StaleWord, Runs::Whole, 1000));
+    assert!(finds_bug(swordbox::Bug::StaleWord, Conditions::Lossy, 1000));
 }
 
 #[cfg(debug_assertions)]
 #[test]
-fn planted_losses_of_acknowledgements_are_found() {
-    assert!(is_found(swordbox::Bug::LostAck, Runs::Whole, 1000));
+fn planted_lost_acknowledgements_are_found() {
+    assert!(finds_bug(swordbox::Bug::LostAck, Conditions::Lossy, 1000));
 }
 
 #[cfg(debug_assertions)]
 #[test]
-fn planted_second_decisions_are_found() {
-    assert!(is_found(swordbox::Bug::DecidedAnew, Runs::Whole, 1000));
+fn planted_double_decisions_are_found() {
+    assert!(finds_bug(swordbox::Bug::DecidedAnew, Conditions::Lossy, 1000));
 }
 
 #[cfg(debug_assertions)]
 #[test]
-fn planted_connections_by_port_are_found() {
-    assert!(is_found(swordbox::Bug::NewPort, Runs::Whole, 1000));
+fn planted_connection_lookup_by_port_is_found() {
+    assert!(finds_bug(swordbox::Bug::NewPort, Conditions::Lossy, 1000));
 }
 
 #[cfg(debug_assertions)]
 #[test]
-fn planted_rights_that_never_end_are_found() {
-    assert!(is_found(swordbox::Bug::KeptRight, Runs::Broken, 1000));
+fn planted_kept_access_rights_are_found() {
+    assert!(finds_bug(swordbox::Bug::KeptRight, Conditions::Crashing, 1000));
 }
 
 #[cfg(debug_assertions)]
 #[test]
 fn planted_old_reads_are_found() {
-    assert!(is_found(swordbox::Bug::OldRead, Runs::Whole, 1000));
+    assert!(finds_bug(swordbox::Bug::OldRead, Conditions::Lossy, 1000));
 }
 
 #[cfg(debug_assertions)]
 #[test]
-fn planted_stuck_lanes_are_found() {
-    assert!(is_found(swordbox::Bug::StuckLane, Runs::Whole, 1000));
+fn planted_stuck_shared_qps_are_found() {
+    assert!(finds_bug(swordbox::Bug::StuckLane, Conditions::Lossy, 1000));
 }

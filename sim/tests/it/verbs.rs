@@ -1,4 +1,4 @@
-//! Two NICs, all verbs, a bad wire.
+//! Two NICs that use all verbs over an unreliable link.
 
 use crate::environment;
 use sim::scenario::{
@@ -44,7 +44,8 @@ fn scenario() -> Scenario {
     }
 }
 
-/// The same through a switch whose link to the second host is slow, and marks: DCQCN has something to do.
+/// Returns [`scenario`] with a switch whose link to the second host is slow and marks packets, so that DCQCN
+/// has to act.
 fn congested() -> Scenario {
     let plain = scenario();
     let hosts = plain.hosts.iter().map(|host| HostSpec {
@@ -70,7 +71,7 @@ fn congested() -> Scenario {
 }
 
 #[test]
-fn verbs_do_what_they_are_for() {
+fn verbs_complete_correctly_on_lossy_links() {
     let scenario = scenario();
     for seed in environment::seeds("verbs", 100) {
         let outcome = run(&scenario, seed, Planted::default(), Vec::new());
@@ -79,7 +80,7 @@ fn verbs_do_what_they_are_for() {
 }
 
 #[test]
-fn verbs_do_what_they_are_for_where_the_network_is_congested() {
+fn verbs_complete_correctly_in_a_congested_network() {
     let scenario = congested();
     let mut cnps = 0;
     for seed in environment::seeds("verbs", 100) {
@@ -87,11 +88,11 @@ fn verbs_do_what_they_are_for_where_the_network_is_congested() {
         assert_eq!(outcome.violation, None, "seed {seed}");
         cnps += outcome.hosts.iter().map(|host| host.counters.cnps_received).sum::<u64>();
     }
-    // A single seed, run again, need not have any.
-    assert!(!environment::are_default() || cnps > 1000, "{cnps} notifications");
+    // A single seed that is run again need not have any.
+    assert!(!environment::selects_default_seeds() || cnps > 1000, "only {cnps} CNPs were received");
 }
 
-/// The plain scenario, in which each host takes the rights of one of its connections away.
+/// Returns [`scenario`] in which each host revokes the access rights of one of its connections.
 fn revoking() -> Scenario {
     let mut scenario = scenario();
     if let Work::Verbs(verbs) = &mut scenario.work {
@@ -101,7 +102,7 @@ fn revoking() -> Scenario {
 }
 
 #[test]
-fn memory_is_not_written_to_without_a_right() {
+fn memory_is_not_written_without_a_right() {
     let scenario = revoking();
     for seed in environment::seeds("verbs", 100) {
         let outcome = run(&scenario, seed, Planted::default(), Vec::new());
@@ -109,7 +110,7 @@ fn memory_is_not_written_to_without_a_right() {
     }
 }
 
-/// The same with few retries; one host restarts.
+/// Returns [`revoking`] with few retries and a restart of one host.
 fn failing() -> Scenario {
     let mut scenario = revoking();
     if let Work::Verbs(verbs) = &mut scenario.work {
@@ -121,7 +122,7 @@ fn failing() -> Scenario {
 }
 
 #[test]
-fn connections_fail_for_a_reason() {
+fn connections_fail_only_for_a_reason() {
     let scenario = failing();
     let mut broken = 0;
     for seed in environment::seeds("verbs", 100) {
@@ -129,19 +130,22 @@ fn connections_fail_for_a_reason() {
         assert_eq!(outcome.violation, None, "seed {seed}");
         broken += outcome.broken;
     }
-    assert!(!environment::are_default() || broken > 100, "{broken} ends of connections failed");
+    assert!(
+        !environment::selects_default_seeds() || broken > 100,
+        "only {broken} ends of connections failed"
+    );
 }
 
-/// The plain scenario with a switch, and one to four faults that a seed draws; everything is well again after each.
-fn troubled(seed: u64) -> Scenario {
+/// Returns [`congested`] with one to four faults that the seed draws. Each fault ends.
+fn with_faults(seed: u64) -> Scenario {
     let mut scenario = congested();
-    let mut chance = Chance::stream(seed, 0x7472_6f75);
-    // Some frames come late, others a second time long after.
+    let mut rng = Chance::stream(seed, 0x7472_6f75);
+    // Some frames are late, and some duplicates arrive long after the original.
     for link in &mut scenario.links {
         link.reorder_by = Between { low: 20_000, high: 3_000_000 };
     }
-    let mut short = Chance::stream(seed, 0x7175_6575);
-    if short.below(4) == 0 {
+    let mut queue_rng = Chance::stream(seed, 0x7175_6575);
+    if queue_rng.below(4) == 0 {
         scenario.links[1].queue = Between { low: 10_000, high: 100_000 };
     }
     let [a, b] = ["a", "b"].map(String::from);
@@ -159,24 +163,22 @@ fn troubled(seed: u64) -> Scenario {
         FaultKind::Mtu(ends(), Between { low: 1100, high: 4200 }),
     ];
     let [at, lasts] = [Between { low: 0, high: 2_000_000 }, Between { low: 0, high: 3_000_000 }];
-    let faults = (0..chance.between(1, 4)).map(|_| FaultSpec {
-        at,
-        kind: chance.pick(&kinds).clone(),
-        lasts: Some(lasts),
-    });
+    let faults =
+        (0..rng.between(1, 4)).map(|_| FaultSpec { at, kind: rng.pick(&kinds).clone(), lasts: Some(lasts) });
     scenario.faults = faults.collect();
-    scenario.faults.extend(worn(seed));
+    scenario.faults.extend(draw_path_and_clock_faults(seed));
     scenario
 }
 
-/// Draws, from a stream of its own, hosts that change their ports and packets that come from other UDP source ports, in a third of
-/// the seeds each; and clocks that drift, by up to 200 ppm and now and then by 1 %, from the beginning and by another rate later.
-fn worn(seed: u64) -> Vec<FaultSpec> {
-    let mut chance = Chance::stream(seed, 0x776f_726e);
+/// Draws, from a separate stream, hosts that swap their switch ports and changes of UDP source ports, each in
+/// a third of the seeds. In another third, clocks drift by up to 200 ppm, or by up to 1 % in an eighth of
+/// cases, from the beginning and at another rate later.
+fn draw_path_and_clock_faults(seed: u64) -> Vec<FaultSpec> {
+    let mut rng = Chance::stream(seed, 0x776f_726e);
     let [a, b] = ["a", "b"].map(String::from);
     let later = Between { low: 1, high: 3_000_000 };
-    let [swaps, rehashes, drifts] = [(); 3].map(|()| chance.below(3) == 0);
-    let most = if chance.below(8) == 0 { 10_000_000 } else { 200_000 };
+    let [swaps, rehashes, drifts] = [(); 3].map(|()| rng.below(3) == 0);
+    let most = if rng.below(8) == 0 { 10_000_000 } else { 200_000 };
     let drift = Between { low: -most, high: most };
     let salt = Between { low: 0, high: 65_535 };
     let kinds = [
@@ -192,17 +194,18 @@ fn worn(seed: u64) -> Vec<FaultSpec> {
     drawn.map(|(_, at, kind)| FaultSpec { at, kind, lasts }).collect()
 }
 
-/// With retries without end, all operations are done, whatever happened in between.
+/// With unlimited retries, all operations complete, whatever faults occurred before.
 #[test]
-fn verbs_are_done_when_links_and_hosts_are_well_again() {
+fn verbs_complete_after_links_and_hosts_have_recovered() {
     let mut refused = 0;
     for seed in environment::seeds("verbs", 200) {
-        let outcome = run(&troubled(seed), seed, Planted::default(), Vec::new());
+        let outcome = run(&with_faults(seed), seed, Planted::default(), Vec::new());
         assert_eq!(outcome.violation, None, "seed {seed}");
         refused += outcome.hosts.iter().map(|host| host.counters.no_qp).sum::<u64>();
     }
-    // Forged packets reach the hosts, and name queue pairs that there are but none that is the sender's.
-    assert!(!environment::are_default() || refused > 1000, "{refused} packets were refused");
+    // Forged packets reach the hosts. They name existing queue pairs, but none that is connected to their
+    // sender.
+    assert!(!environment::selects_default_seeds() || refused > 1000, "only {refused} packets were refused");
 }
 
 #[cfg(debug_assertions)]
@@ -219,10 +222,11 @@ fn planted_neglect_of_access_rights_is_found() {
     println!("AnyAccess: seed {seed}: {wrong}");
 }
 
-/// A bug in atomics is found where connections fail, too: an operation with an unknown outcome excuses nothing else.
+/// A bug in atomics is found even where connections fail: an operation with an unknown outcome excuses no
+/// other violation.
 #[cfg(debug_assertions)]
 #[test]
-fn planted_second_executions_are_found_where_connections_fail() {
+fn planted_double_execution_is_found_where_connections_fail() {
     let scenario = revoking();
     let found = (0..100).find_map(|seed| {
         let outcome = run(&scenario, seed, Planted { bug: Some(rnic::Bug::AtomicTwice) }, Vec::new());
@@ -233,11 +237,12 @@ fn planted_second_executions_are_found_where_connections_fail() {
     println!("AtomicTwice: seed {seed}: {wrong}");
 }
 
-/// Whether one of a thousand seeds shows a planted bug, by a run that does not come to its end, and nothing without it.
+/// Checks that the planted bug makes one of a thousand seeds stall, and that the same seed completes without
+/// the bug.
 #[cfg(debug_assertions)]
 #[track_caller]
 fn stalls(scenario: &Scenario, bug: rnic::Bug) {
-    // 100 ms: some seeds that slow down need longer without a bug, too.
+    // The limit is 100 ms. Seeds that draw slow links may need longer without the bug, too.
     let scenario = Scenario { limit: Between::just(100_000_000), ..scenario.clone() };
     let violation = |seed, bug| run(&scenario, seed, Planted { bug }, Vec::new()).violation;
     let found = (0..1000).find_map(|seed| {

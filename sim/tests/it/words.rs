@@ -8,24 +8,25 @@ use switch::Nanos;
 use switch::forward::{Config as ForwardConfig, Forward};
 use switch::{Chance, Frame, Function, Output, PortId, Share, Verdict};
 
-use crate::drawn::{disturb, drawn, drift, may_fail};
+use crate::drawn::{drawn, drift, may_fail, schedule_faults};
 
 const LIMIT: Nanos = Nanos::from_secs(100);
 
-/// Draws a bridge that knows a few stations at most, in a quarter of the seeds: frames for others go to all ports.
-fn few_stations(seed: u64) -> Option<usize> {
-    let mut chance = Chance::stream(seed, 0x7374_6174);
-    (chance.below(4) == 0).then(|| chance.between(1, 4) as usize)
+/// Draws the capacity of the bridge's MAC table in a quarter of the seeds: one to four addresses. Frames to
+/// other addresses are flooded.
+fn small_mac_table(seed: u64) -> Option<usize> {
+    let mut rng = Chance::stream(seed, 0x7374_6174);
+    (rng.below(4) == 0).then(|| rng.between(1, 4) as usize)
 }
 
 fn forward(config: &Config) -> Forward {
-    Forward::new(&ForwardConfig::bridge(config.ports(), few_stations(config.seed).unwrap_or(1024)))
+    Forward::new(&ForwardConfig::bridge(config.ports(), small_mac_table(config.seed).unwrap_or(1024)))
 }
 
-/// The share of NICs that forget old READs and atomics, as soft-RoCE does
+/// Share of NICs that do not keep the results of old READs and atomics, as soft-RoCE does not
 const FORGETFUL: Share = Share::percent(50);
 
-/// Hosts around a plain bridge
+/// Builds a cluster around a plain bridge.
 fn bridge(config: &Config) -> Cluster {
     Cluster::new(config, |world, _| {
         let config = config.clone();
@@ -33,8 +34,8 @@ fn bridge(config: &Config) -> Cluster {
     })
 }
 
-/// Runs a seed. Returns what its clients did, and how many packets the first server refused as it knows no such queue pair of
-/// their sender: forged ones.
+/// Runs a seed. Returns the totals of its clients, and how many packets the first server refused because it
+/// has no such queue pair connected to their sender. These packets were forged.
 fn run(config: &Config, prepare: impl FnOnce(&mut Cluster)) -> (Totals, u64) {
     let mut net = bridge(config);
     drift(&mut net);
@@ -44,12 +45,12 @@ fn run(config: &Config, prepare: impl FnOnce(&mut Cluster)) -> (Totals, u64) {
 }
 
 #[test]
-fn a_seed_is_a_run() {
+fn a_seed_determines_the_whole_run() {
     let digest = |seed| {
-        let (config, mut chance) = drawn(seed, FORGETFUL);
+        let (config, mut rng) = drawn(seed, FORGETFUL);
         let mut net = bridge(&Config { may_fail: true, retry_count: 7, timeout: 6, ..config });
         drift(&mut net);
-        disturb(&mut net, &mut chance);
+        schedule_faults(&mut net, &mut rng);
         net.run(LIMIT).unwrap();
         (net.world.digest(), net.totals())
     };
@@ -59,7 +60,7 @@ fn a_seed_is_a_run() {
 }
 
 #[test]
-fn contended_words_and_locks() {
+fn contended_words_and_locks_need_no_fault_to_be_consistent() {
     let (totals, _) = run(&Config { operations: 200, sections: 20, depth: 3, ..Config::default() }, |_| {});
     assert_eq!((totals.broken, totals.unknown), (0, 0));
     for (verb, count) in Verb::ALL.into_iter().zip(totals.operations) {
@@ -69,7 +70,7 @@ fn contended_words_and_locks() {
 }
 
 #[test]
-fn a_switch_of_their_own_for_each_side() {
+fn clients_and_servers_may_have_a_switch_each() {
     let config = Config { clients: 6, servers: 2, ..Config::default() };
     let mut net = Cluster::new(&config, |world, wiring| {
         assert_eq!((wiring.ports, wiring.servers.len(), wiring.clients.len()), (8, 2, 6));
@@ -85,7 +86,7 @@ fn a_switch_of_their_own_for_each_side() {
 }
 
 #[test]
-fn bad_wires() {
+fn bad_wires_break_no_connection() {
     let (mut all, mut forged) = (Totals::default(), 0);
     for seed in environment::seeds("words", 120) {
         let (config, _) = drawn(seed, FORGETFUL);
@@ -95,99 +96,99 @@ fn bad_wires() {
         all.add(&totals);
     }
     println!("{all:?}, {forged} forged");
-    // A single seed, run again, need not have all of it.
+    // A single seed that is run again need not cover everything.
     assert!(
-        !environment::are_default() || all.swapped.min(all.sections) > 1000 && forged > 200,
+        !environment::selects_default_seeds() || all.swapped.min(all.sections) > 1000 && forged > 200,
         "{all:?}, {forged} forged"
     );
 }
 
 #[test]
-fn crashes() {
+fn crashes_leave_words_consistent() {
     let mut all = Totals::default();
     for seed in environment::seeds("words", 80) {
-        let (config, mut chance) = drawn(seed, FORGETFUL);
-        let config = may_fail(&config, &mut chance);
-        all.add(&run(&config, |net| disturb(net, &mut chance)).0);
+        let (config, mut rng) = drawn(seed, FORGETFUL);
+        let config = may_fail(&config, &mut rng);
+        all.add(&run(&config, |net| schedule_faults(net, &mut rng)).0);
     }
     println!("{all:?}");
-    assert!(!environment::are_default() || all.broken.min(all.unknown) > 500, "{all:?}");
+    assert!(!environment::selects_default_seeds() || all.broken.min(all.unknown) > 500, "{all:?}");
 }
 
-/// What a switch does that answers for a server and gets it wrong, now and then.
+/// An error of a switch that responds for a server. It occurs now and then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lie {
-    /// An atomic fetches what the one before it fetched: a cached word is stale.
+enum Forgery {
+    /// The response to an atomic carries the previous atomic's original value: a stale cached word.
     StaleAtomic,
-    /// A READ of a word sees what the READ before it saw.
+    /// A READ of a word returns what the previous READ returned.
     StaleRead,
-    /// A WRITE of a word writes what the one before it wrote.
-    OldWrite,
-    /// A `FetchAdd` adds twice.
+    /// A WRITE of a word writes what the previous WRITE wrote.
+    StaleWrite,
+    /// A `FetchAdd` adds twice its operand.
     AddTwice,
-    /// A `CmpSwap` that failed is told that it succeeded.
+    /// The response to a `CmpSwap` that failed reports success.
     FalseSuccess,
-    /// A page keeps what it held: bytes of a long WRITE are lost.
+    /// A page keeps its old contents: bytes of a long WRITE are lost.
     LostPage,
-    /// The answer to an atomic goes to a queue pair that is not there.
-    Silence,
-    /// An acknowledgement becomes a NAK: remote access error.
-    Refusal,
+    /// The response to an atomic goes to a queue pair that does not exist.
+    LostAtomicResponse,
+    /// An acknowledgement becomes a NAK with a remote access error.
+    ForgedNak,
 }
 
-/// A bridge that lies.
-struct Liar {
+/// A bridge that forges packets.
+struct Forger {
     bridge: Forward,
-    lie: Lie,
-    chance: Chance,
-    before: [u8; 8],
-    /// What the last `CmpSwap` expected
+    forgery: Forgery,
+    rng: Chance,
+    previous: [u8; 8],
+    /// The value that the last `CmpSwap` compared with
     compared: [u8; 8],
 }
 
-impl Liar {
-    fn new(config: &Config, lie: Lie) -> Self {
-        let chance = Chance::new(config.seed);
-        Self { bridge: forward(config), lie, chance, before: [0; 8], compared: [0; 8] }
+impl Forger {
+    fn new(config: &Config, forgery: Forgery) -> Self {
+        let rng = Chance::new(config.seed);
+        Self { bridge: forward(config), forgery, rng, previous: [0; 8], compared: [0; 8] }
     }
 
-    /// Bytes of a packet that the lie is about, and what they become
-    fn lie(&mut self, packet: &Packet<'_>) -> Option<(usize, [u8; 8])> {
+    /// Returns the offset of the eight bytes of a packet that are forged, and their new value.
+    fn forgery(&mut self, packet: &Packet<'_>) -> Option<(usize, [u8; 8])> {
         let (opcode, at) = (packet.bth().opcode(), packet.layout().payload());
         let bytes = |at: usize| *packet.bytes()[at..].first_chunk().unwrap();
         let is_word = packet.payload().len() == 8;
-        let at = match self.lie {
-            Lie::StaleAtomic | Lie::FalseSuccess if opcode == Opcode::RC_ATOMIC_ACKNOWLEDGE => at - 8,
-            Lie::StaleRead if opcode == Opcode::RC_READ_RESPONSE_ONLY && is_word => at,
-            Lie::OldWrite if opcode == Opcode::RC_WRITE_ONLY && is_word => at,
-            Lie::AddTwice if opcode == Opcode::RC_FETCH_ADD => at - 16,
-            Lie::LostPage if opcode == Opcode::RC_WRITE_FIRST => at,
-            Lie::Silence if opcode == Opcode::RC_ATOMIC_ACKNOWLEDGE => at - 20,
-            Lie::Refusal if opcode == Opcode::RC_ACKNOWLEDGE => at - 4,
-            Lie::FalseSuccess if opcode == Opcode::RC_COMPARE_SWAP => {
+        let at = match self.forgery {
+            Forgery::StaleAtomic | Forgery::FalseSuccess if opcode == Opcode::RC_ATOMIC_ACKNOWLEDGE => at - 8,
+            Forgery::StaleRead if opcode == Opcode::RC_READ_RESPONSE_ONLY && is_word => at,
+            Forgery::StaleWrite if opcode == Opcode::RC_WRITE_ONLY && is_word => at,
+            Forgery::AddTwice if opcode == Opcode::RC_FETCH_ADD => at - 16,
+            Forgery::LostPage if opcode == Opcode::RC_WRITE_FIRST => at,
+            Forgery::LostAtomicResponse if opcode == Opcode::RC_ATOMIC_ACKNOWLEDGE => at - 20,
+            Forgery::ForgedNak if opcode == Opcode::RC_ACKNOWLEDGE => at - 4,
+            Forgery::FalseSuccess if opcode == Opcode::RC_COMPARE_SWAP => {
                 self.compared = bytes(at - 8);
                 return None;
             }
             _ => return None,
         };
         let now = bytes(at);
-        let said = match self.lie {
-            Lie::AddTwice => (u64::from_be_bytes(now) * 2).to_be_bytes(),
-            Lie::FalseSuccess => self.compared,
-            Lie::LostPage => [0; 8],
-            // Reserved bits and the number of the queue pair, behind which the PSN stands; and a syndrome
-            Lie::Silence => {
+        let forged = match self.forgery {
+            Forgery::AddTwice => (u64::from_be_bytes(now) * 2).to_be_bytes(),
+            Forgery::FalseSuccess => self.compared,
+            Forgery::LostPage => [0; 8],
+            // Reserved byte and destination QPN, followed by the A bit and the PSN
+            Forgery::LostAtomicResponse => {
                 [[0, 0xff, 0xff, 0xff], [now[4], now[5], now[6], now[7]]].concat().try_into().unwrap()
             }
-            Lie::Refusal => [0x62, now[1], now[2], now[3], now[4], now[5], now[6], now[7]],
-            _ => self.before,
+            Forgery::ForgedNak => [0x62, now[1], now[2], now[3], now[4], now[5], now[6], now[7]],
+            _ => self.previous,
         };
-        self.before = now;
-        (self.chance.below(8) == 0).then_some((at, said))
+        self.previous = now;
+        (self.rng.below(8) == 0).then_some((at, forged))
     }
 }
 
-impl Function for Liar {
+impl Function for Forger {
     type Command = <Forward as Function>::Command;
     type Event = <Forward as Function>::Event;
 
@@ -199,10 +200,10 @@ impl Function for Liar {
         out: &mut O,
     ) -> Verdict {
         if let Class::Roce(layout) = classify(frame.bytes())
-            && let Some((at, said)) = self.lie(&Packet::new(frame.bytes(), layout))
+            && let Some((at, forged)) = self.forgery(&Packet::new(frame.bytes(), layout))
         {
             let bytes = frame.bytes_mut();
-            bytes[at..at + 8].copy_from_slice(&said);
+            bytes[at..at + 8].copy_from_slice(&forged);
             let icrc = rocev2::icrc::compute(bytes, &layout).to_le_bytes();
             bytes[layout.icrc()..layout.icrc() + 4].copy_from_slice(&icrc);
         }
@@ -227,31 +228,38 @@ impl Function for Liar {
 }
 
 #[test]
-fn lies_are_found() {
-    let lies =
-        [Lie::StaleAtomic, Lie::StaleRead, Lie::OldWrite, Lie::AddTwice, Lie::FalseSuccess, Lie::LostPage];
-    for lie in lies {
+fn forged_packets_are_found() {
+    let forgeries = [
+        Forgery::StaleAtomic,
+        Forgery::StaleRead,
+        Forgery::StaleWrite,
+        Forgery::AddTwice,
+        Forgery::FalseSuccess,
+        Forgery::LostPage,
+    ];
+    for forgery in forgeries {
         let mut found = 0;
         for seed in 1..=20 {
             let config = Config { seed, sections: 10, ..Config::default() };
             let mut net = Cluster::new(&config, |world, _| {
                 let config = config.clone();
-                let liar = move || Liar::new(&config, lie);
-                world.add("switch", Switch::new(liar), Clock::default())
+                let forger = move || Forger::new(&config, forgery);
+                world.add("switch", Switch::new(forger), Clock::default())
             });
             found += u32::from(net.run(LIMIT).is_err());
         }
-        assert!(found >= 18, "{lie:?} was found {found} times of 20");
+        assert!(found >= 18, "{forgery:?} was found in {found} of 20 seeds");
     }
 }
 
-/// Returns what is wrong where a switch lies and connections may break. The one fault is that a client is stopped for a moment.
-fn broken_by(lie: Lie, shares_fate: bool) -> String {
+/// Returns the violation that is found where a switch forges packets and connections may break. The only
+/// fault is a short pause of one client.
+fn violation_with(forgery: Forgery, shares_fate: bool) -> String {
     let plain = Config { operations: 400, sections: 0, ..Config::default() };
     let config = Config { may_fail: true, retry_count: 0, timeout: 5, shares_fate, ..plain };
     let mut net = Cluster::new(&config, |world, _| {
         let config = config.clone();
-        world.add("switch", Switch::new(move || Liar::new(&config, lie)), Clock::default())
+        world.add("switch", Switch::new(move || Forger::new(&config, forgery)), Clock::default())
     });
     net.schedule(Nanos(1), Fault::Pause(net.clients[0]));
     net.schedule(Nanos(2), Fault::Resume(net.clients[0]));
@@ -259,20 +267,21 @@ fn broken_by(lie: Lie, shares_fate: bool) -> String {
 }
 
 #[test]
-fn breaks_that_no_fault_explains_are_found() {
-    let wrong = broken_by(Lie::Silence, false);
+fn connection_failures_without_a_cause_are_found() {
+    let wrong = violation_with(Forgery::LostAtomicResponse, false);
     assert!(wrong.contains("RetryExceeded") && wrong.contains("nothing that happened"), "{wrong}");
-    let wrong = broken_by(Lie::Refusal, true);
+    let wrong = violation_with(Forgery::ForgedNak, true);
     assert!(wrong.contains("RemoteAccess") && wrong.contains("nothing that happened"), "{wrong}");
-    // One fault explains one break of a connection.
-    let wrong = broken_by(Lie::Silence, true);
+    // One fault explains only one failure of a connection.
+    let wrong = violation_with(Forgery::LostAtomicResponse, true);
     assert!(wrong.contains("broke 2 times in use") && wrong.contains("1 faults"), "{wrong}");
 }
 
 #[cfg(debug_assertions)]
 #[test]
 fn planted_bugs_are_found() {
-    // Servers have no requests of their own that could starve, and take no right away. `tests/verbs.rs` finds these bugs.
+    // Servers send no requests of their own that could starve, and revoke no rights. `tests/it/verbs.rs`
+    // finds these bugs.
     let elsewhere = [rnic::Bug::ResponsesFirst, rnic::Bug::PaceExcuses, rnic::Bug::AnyAccess];
     for bug in rnic::Bug::ALL.into_iter().filter(|bug| !elsewhere.contains(bug)) {
         let found = (1..=1000).find_map(|seed| {

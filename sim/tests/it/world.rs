@@ -1,4 +1,4 @@
-//! The network itself: what links, faults and clocks do, and that a run repeats.
+//! Tests of the simulated network: the effects of links, faults and clocks, and that a run is reproducible.
 
 use rocev2::ethernet::MacAddr;
 use sim::{Clock, EPOCH, Ecn, Fault, Link, LinkId, Node, NodeId, OVERHEAD, Ports, Switch, World};
@@ -9,45 +9,45 @@ use switch::forward::config::{Config, MacTable, Topology};
 use switch::memory::MemoryFrame;
 use switch::{Frame, Nanos, Output, PortId, Share};
 
-/// Sends frames with a number, one each `every`, and notes what it gets.
-struct Talker {
+/// A node that sends `count` numbered frames, one each `every`, and records what it receives.
+struct Numberer {
     len: usize,
     count: u64,
     every: Nanos,
     next: Option<Nanos>,
     sent: u64,
-    /// Numbers, and when they came by its own clock
-    heard: Vec<(u64, Nanos)>,
+    /// Numbers of the frames received, and their times of arrival by the node's own clock
+    received: Vec<(u64, Nanos)>,
     starts: u32,
 }
 
-impl Talker {
+impl Numberer {
     fn new(len: usize, count: u64, every: u64) -> Self {
         let every = Nanos(every);
-        Self { len, count, every, next: None, sent: 0, heard: Vec::new(), starts: 0 }
+        Self { len, count, every, next: None, sent: 0, received: Vec::new(), starts: 0 }
     }
 
-    fn silent() -> Self {
+    fn receiver() -> Self {
         Self::new(0, 0, 1)
     }
 }
 
 fn numbered(number: u64, len: usize) -> Vec<u8> {
-    // To another station, from one of its own; of an EtherType for experiments
+    // Destination and source MAC address, and an EtherType for local experiments
     let mut frame = vec![2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 0x88, 0xb5];
     frame.extend(number.to_be_bytes());
     frame.resize(len, 0);
     frame
 }
 
-impl Node for Talker {
+impl Node for Numberer {
     fn on_frame(&mut self, frame: MemoryFrame, _port: PortId, now: Nanos, _out: &mut Ports<'_>) {
         let number = frame.bytes().get(14..).and_then(|bytes| bytes.first_chunk());
-        self.heard.push((number.map_or(u64::MAX, |bytes| u64::from_be_bytes(*bytes)), now));
+        self.received.push((number.map_or(u64::MAX, |bytes| u64::from_be_bytes(*bytes)), now));
     }
 
     fn on_timer(&mut self, now: Nanos, out: &mut Ports<'_>) {
-        // A queue that is full drops.
+        // A full queue drops the frame.
         _ = out.send(MemoryFrame::new(numbered(self.sent, self.len)), PortId(0));
         self.sent += 1;
         self.next = (self.sent < self.count).then(|| now + self.every);
@@ -64,91 +64,90 @@ impl Node for Talker {
     }
 }
 
-/// One that talks, one that listens, and a link.
-fn pair(seed: u64, talker: Talker, link: Link) -> (World, NodeId, NodeId, LinkId) {
+/// Builds a network of a sender, a receiver and a link between them.
+fn pair(seed: u64, talker: Numberer, link: Link) -> (World, NodeId, NodeId, LinkId) {
     let mut world = World::new(seed);
     let a = world.add("a", talker, Clock::default());
-    let b = world.add("b", Talker::silent(), Clock::default());
+    let b = world.add("b", Numberer::receiver(), Clock::default());
     let link = world.connect(a, b, link);
     (world, a, b, link)
 }
 
-fn heard(world: &World, node: NodeId) -> Vec<u64> {
-    world.node::<Talker>(node).heard.iter().map(|(number, _)| *number).collect()
+fn received(world: &World, node: NodeId) -> Vec<u64> {
+    world.node::<Numberer>(node).received.iter().map(|(number, _)| *number).collect()
 }
 
 const LATER: Nanos = Nanos::from_secs(10);
 
 #[test]
-fn frames_take_their_time() {
+fn frames_take_their_serialization_and_propagation_time() {
     let link = Link { rate_bps: 10_000_000_000, delay: Nanos(700), ..Link::default() };
-    // Three at once: the second and third wait for the link.
-    let (mut world, _, b, link) = pair(1, Talker::new(1000, 3, 0), link);
+    // Three frames at the same time: the second and the third wait for the link.
+    let (mut world, _, b, link) = pair(1, Numberer::new(1000, 3, 0), link);
     world.run_until(LATER);
     let each = ((1000 + OVERHEAD as u64) * 8).div_ceil(10);
-    let times: Vec<_> = world.node::<Talker>(b).heard.iter().map(|(_, at)| at.since(EPOCH).0).collect();
+    let times: Vec<_> = world.node::<Numberer>(b).received.iter().map(|(_, at)| at.since(EPOCH).0).collect();
     assert_eq!(times, [each + 700, 2 * each + 700, 3 * each + 700]);
     let counters = world.counters(link)[0];
     assert_eq!((counters.sent, counters.arrived, counters.longest_queue), (3, 3, 2000));
 }
 
 #[test]
-fn queues_are_full_and_mtus_hold() {
+fn full_queues_and_mtus_drop_frames() {
     let link = Link { rate_bps: 1_000_000, queue: 2500, ..Link::default() };
-    let (mut world, _, b, link) = pair(1, Talker::new(1000, 5, 0), link);
+    let (mut world, _, b, link) = pair(1, Numberer::new(1000, 5, 0), link);
     world.run_until(LATER);
-    assert_eq!(heard(&world, b), [0, 1, 2], "one on the link, two in the queue");
+    assert_eq!(received(&world, b), [0, 1, 2], "one is on the link and two are in the queue");
     assert_eq!(world.counters(link)[0].queue_full, 2);
-    let (mut world, _, b, link) = pair(1, Talker::new(1515, 2, 10), Link::default());
+    let (mut world, _, b, link) = pair(1, Numberer::new(1515, 2, 10), Link::default());
     world.run_until(LATER);
-    assert!(heard(&world, b).is_empty());
+    assert!(received(&world, b).is_empty());
     assert_eq!(world.counters(link)[0].too_long, 2);
 }
 
-/// A link, and what it counts of its harm
-type Harm = (Link, fn(&sim::LinkCounters) -> u64);
+/// A link with one impairment, and the counter of that impairment
+type Impairment = (Link, fn(&sim::LinkCounters) -> u64);
 
 #[test]
-fn harm_is_done_as_often_as_said() {
+fn impairments_occur_at_the_configured_rate() {
     let share = Share::percent(10);
-    let harms: [Harm; 4] = [
+    let impairments: [Impairment; 4] = [
         (Link { loss: share, ..Link::default() }, |c| c.lost),
         (Link { duplicate: share, ..Link::default() }, |c| c.duplicated),
         (Link { reorder: share, ..Link::default() }, |c| c.reordered),
         (Link { corrupt: share, ..Link::default() }, |c| c.corrupted),
     ];
-    for (number, (link, count)) in harms.into_iter().enumerate() {
-        let (mut world, _, b, link) = pair(3, Talker::new(100, 10_000, 1000), link);
+    for (number, (link, count)) in impairments.into_iter().enumerate() {
+        let (mut world, _, b, link) = pair(3, Numberer::new(100, 10_000, 1000), link);
         world.run_until(LATER);
         let counters = world.counters(link)[0];
         assert!((850..1150).contains(&count(&counters)), "{number}: {counters:?}");
         assert_eq!((counters.offered, counters.under_way()), (10_000, 0));
-        let heard = heard(&world, b);
-        assert_eq!(heard.len() as u64, counters.arrived);
-        let in_order = heard.windows(2).all(|pair| pair[0] < pair[1]);
+        let received = received(&world, b);
+        assert_eq!(received.len() as u64, counters.arrived);
+        let in_order = received.windows(2).all(|pair| pair[0] < pair[1]);
         assert_eq!(in_order, number == 0, "{number}");
     }
 }
 
 #[test]
-fn jitter_alone_changes_no_order() {
+fn jitter_alone_keeps_the_order() {
     let link = Link { jitter: Nanos::from_micros(50), ..Link::default() };
-    let (mut world, _, b, _) = pair(1, Talker::new(100, 1000, 100), link);
+    let (mut world, _, b, _) = pair(1, Numberer::new(100, 1000, 100), link);
     world.run_until(LATER);
-    assert_eq!(heard(&world, b), (0..1000).collect::<Vec<_>>());
+    assert_eq!(received(&world, b), (0..1000).collect::<Vec<_>>());
 }
 
 #[test]
-fn long_queues_mark() {
+fn frames_that_are_not_ip_are_not_ecn_marked() {
     let ecn = Ecn { min: 3000, max: 6000, share: Share::percent(50) };
     let link = Link { rate_bps: 1_000_000_000, ecn: Some(ecn), ..Link::default() };
-    // Frames that are no IP packets cannot be marked.
-    let (mut world, _, _, link) = pair(1, Talker::new(1000, 20, 0), link);
+    let (mut world, _, _, link) = pair(1, Numberer::new(1000, 20, 0), link);
     world.run_until(LATER);
     assert_eq!(world.counters(link)[0].marked, 0);
 }
 
-fn bad() -> Link {
+fn impaired_link() -> Link {
     let share = Share::percent(10);
     Link {
         loss: share,
@@ -161,20 +160,21 @@ fn bad() -> Link {
 }
 
 #[test]
-fn a_seed_decides_everything() {
+fn a_seed_determines_the_whole_run() {
     let run = |seed| {
-        let (mut world, _, b, _) = pair(seed, Talker::new(200, 2000, 300), bad());
+        let (mut world, _, b, _) = pair(seed, Numberer::new(200, 2000, 300), impaired_link());
         world.run_until(LATER);
-        (world.digest(), heard(&world, b), world.events())
+        (world.digest(), received(&world, b), world.events())
     };
     assert_eq!(run(7), run(7));
     assert_ne!(run(7).1, run(8).1);
 }
 
 #[test]
-fn one_harm_does_not_disturb_another() {
+fn one_impairment_does_not_change_the_draws_of_another() {
     let lost = |duplicate| {
-        let (mut world, .., link) = pair(5, Talker::new(100, 2000, 300), Link { duplicate, ..bad() });
+        let (mut world, .., link) =
+            pair(5, Numberer::new(100, 2000, 300), Link { duplicate, ..impaired_link() });
         world.run_until(LATER);
         world.counters(link)[0].lost
     };
@@ -182,7 +182,7 @@ fn one_harm_does_not_disturb_another() {
 }
 
 #[test]
-fn captures_open_and_are_complete() {
+fn captures_are_complete_pcap_files() {
     #[derive(Clone, Default)]
     struct Shared(Arc<Mutex<Vec<u8>>>);
     impl std::io::Write for Shared {
@@ -195,14 +195,18 @@ fn captures_open_and_are_complete() {
         }
     }
     let file = Shared::default();
-    let (mut world, _, _, link) = pair(1, Talker::new(60, 3, 1_500_000_000), Link::default());
+    let (mut world, _, _, link) = pair(1, Numberer::new(60, 3, 1_500_000_000), Link::default());
     world.capture(link, file.clone());
     world.run_until(LATER);
     world.finish_captures().unwrap();
     let bytes = file.0.lock().unwrap();
     assert_eq!(bytes.len(), 24 + 3 * (16 + 60));
     let word_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
-    assert_eq!((word_at(0), word_at(20)), (0xa1b2_3c4d, 1), "nanoseconds, Ethernet");
+    assert_eq!(
+        (word_at(0), word_at(20)),
+        (0xa1b2_3c4d, 1),
+        "magic number of nanosecond pcap, link type Ethernet"
+    );
     for (number, at) in (0..3).map(|n| (n, 24 + n * 76)) {
         let nanos = number as u64 * 1_500_000_000;
         assert_eq!(
@@ -215,88 +219,89 @@ fn captures_open_and_are_complete() {
 }
 
 #[test]
-fn a_host_that_crashes_hears_nothing_and_begins_anew() {
-    let (mut world, a, b, link) = pair(1, Talker::new(100, 10, 1_000_000), Link::default());
+fn a_crashed_host_receives_nothing_and_restarts_from_the_beginning() {
+    let (mut world, a, b, link) = pair(1, Numberer::new(100, 10, 1_000_000), Link::default());
     world.schedule(Nanos::from_micros(2500), Fault::Crash(b));
     world.schedule(Nanos::from_micros(4500), Fault::Restart(b));
     world.run_until(LATER);
-    assert_eq!(heard(&world, b), [0, 1, 2, 5, 6, 7, 8, 9]);
-    assert_eq!((world.counters(link)[0].unheard, world.node::<Talker>(b).starts), (2, 2));
-    // One that talks begins to talk anew.
-    let (mut world, a2, b, _) = pair(1, Talker::new(100, 3, 1_000_000), Link::default());
+    assert_eq!(received(&world, b), [0, 1, 2, 5, 6, 7, 8, 9]);
+    assert_eq!((world.counters(link)[0].unheard, world.node::<Numberer>(b).starts), (2, 2));
+    // A sender that restarts sends all of its frames again.
+    let (mut world, a2, b, _) = pair(1, Numberer::new(100, 3, 1_000_000), Link::default());
     assert_eq!(a, a2);
     world.schedule(Nanos::from_micros(1500), Fault::Crash(a));
     world.schedule(Nanos::from_micros(9000), Fault::Restart(a));
     world.run_until(LATER);
-    assert_eq!(heard(&world, b), [0, 1, 0, 1, 2]);
+    assert_eq!(received(&world, b), [0, 1, 0, 1, 2]);
 }
 
 #[test]
-fn a_host_that_was_stopped_finds_what_came() {
-    let (mut world, _, b, link) = pair(1, Talker::new(100, 2000, 1_000), Link::default());
+fn a_resumed_host_receives_the_frames_that_were_queued() {
+    let (mut world, _, b, link) = pair(1, Numberer::new(100, 2000, 1_000), Link::default());
     world.schedule(Nanos::from_micros(100), Fault::Pause(b));
     world.schedule(Nanos::from_micros(5000), Fault::Resume(b));
     world.run_until(LATER);
     let unheard = world.counters(link)[0].unheard;
-    assert!(unheard > 500, "more than waits came: {unheard}");
-    assert_eq!(heard(&world, b).len() as u64 + unheard, 2000);
+    assert!(unheard > 500, "more frames arrived than the receive queue holds: {unheard} were lost");
+    assert_eq!(received(&world, b).len() as u64 + unheard, 2000);
     let resumed = EPOCH + Nanos::from_micros(5000);
-    let at_once = world.node::<Talker>(b).heard.iter().filter(|(_, at)| *at == resumed).count();
+    let at_once = world.node::<Numberer>(b).received.iter().filter(|(_, at)| *at == resumed).count();
     assert_eq!(at_once, 1024);
 }
 
 #[test]
-fn a_cut_link_carries_nothing_not_even_what_is_on_its_way() {
+fn a_cut_link_loses_frames_in_flight() {
     let link = Link { delay: Nanos::from_millis(2), ..Link::default() };
-    let (mut world, _, b, link) = pair(1, Talker::new(100, 10, 1_000_000), link);
+    let (mut world, _, b, link) = pair(1, Numberer::new(100, 10, 1_000_000), link);
     world.schedule(Nanos::from_micros(2500), Fault::Cut(vec![link]));
     world.schedule(Nanos::from_micros(5500), Fault::Heal(vec![link]));
     world.run_until(LATER);
-    // Sent at 0 to 2 ms, those of 1 and 2 ms were still flying; those of 3 to 5 ms were not sent; of 3 ms on none arrived.
-    assert_eq!(heard(&world, b), [0, 6, 7, 8, 9]);
+    // Frames are sent every millisecond from 0 ms on and take 2 ms. Those sent at 1 and 2 ms were in flight
+    // when the link was cut; those sent at 3 to 5 ms did not get onto it.
+    assert_eq!(received(&world, b), [0, 6, 7, 8, 9]);
     assert_eq!((world.counters(link)[0].cut, world.counters(link)[0].under_way()), (5, 0));
 }
 
 #[test]
-fn muted_node_is_not_heard_and_hears() {
+fn a_muted_node_receives_but_is_not_received() {
     for muted in [0, 1] {
-        let (mut world, a, b, link) = pair(1, Talker::new(100, 10, 1_000_000), Link::default());
+        let (mut world, a, b, link) = pair(1, Numberer::new(100, 10, 1_000_000), Link::default());
         let node = [a, b][muted];
         world.schedule(Nanos::from_micros(1500), Fault::Mute(node, vec![link]));
         world.schedule(Nanos::from_micros(3500), Fault::Unmute(node, vec![link]));
         world.run_until(LATER);
         let expected: &[u64] =
             if muted == 0 { &[0, 1, 4, 5, 6, 7, 8, 9] } else { &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9] };
-        assert_eq!(heard(&world, b), expected);
+        assert_eq!(received(&world, b), expected);
     }
 }
 
 #[test]
-fn parted_interfaces_do_not_reach_each_other_and_others_do() {
+fn parted_interfaces_lose_only_each_others_frames() {
     let interface = |last| MacAddr([2, 0, 0, 0, 0, last]);
     for other in [1, 3] {
-        let (mut world, _, b, _) = pair(1, Talker::new(100, 10, 1_000_000), Link::default());
+        let (mut world, _, b, _) = pair(1, Numberer::new(100, 10, 1_000_000), Link::default());
         world.schedule(Nanos::from_micros(1500), Fault::Part(interface(other), interface(2)));
         world.schedule(Nanos::from_micros(3500), Fault::Join(interface(2), interface(other)));
         world.run_until(LATER);
         let expected: &[u64] =
             if other == 1 { &[0, 1, 4, 5, 6, 7, 8, 9] } else { &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9] };
-        assert_eq!(heard(&world, b), expected);
+        assert_eq!(received(&world, b), expected);
     }
 }
 
 #[test]
-fn link_whose_mtu_shrinks_loses_what_is_too_long() {
-    let (mut world, _, b, link) = pair(1, Talker::new(100, 10, 1_000_000), Link::default());
+fn a_link_with_a_smaller_mtu_drops_longer_frames() {
+    let (mut world, _, b, link) = pair(1, Numberer::new(100, 10, 1_000_000), Link::default());
     world.schedule(Nanos::from_micros(1500), Fault::Mtu(link, 85));
     world.schedule(Nanos::from_micros(3500), Fault::Mtu(link, 86));
     world.run_until(LATER);
-    assert_eq!(heard(&world, b), [0, 1, 4, 5, 6, 7, 8, 9]);
+    assert_eq!(received(&world, b), [0, 1, 4, 5, 6, 7, 8, 9]);
     assert_eq!(world.counters(link)[0].too_long, 2);
 }
 
 #[test]
-fn faults_that_overlap_last_until_all_have_ended() {
+fn overlapping_faults_last_until_all_have_ended() {
     type Pair = (fn(NodeId, LinkId) -> Fault, fn(NodeId, LinkId) -> Fault);
     let faults: [Pair; 3] = [
         (|_, link| Fault::Cut(vec![link]), |_, link| Fault::Heal(vec![link])),
@@ -304,22 +309,22 @@ fn faults_that_overlap_last_until_all_have_ended() {
         (|node, _| Fault::Pause(node), |node, _| Fault::Resume(node)),
     ];
     for (begin, end) in faults {
-        let (mut world, _, b, link) = pair(1, Talker::new(100, 10, 1_000_000), Link::default());
+        let (mut world, _, b, link) = pair(1, Numberer::new(100, 10, 1_000_000), Link::default());
         for (at, fault) in [(1500, begin), (2500, begin), (3500, end), (6500, end)] {
             world.schedule(Nanos::from_micros(at), fault(b, link));
         }
-        // One that ends what has not begun changes nothing.
+        // The end of a fault that has not begun has no effect.
         world.schedule(Nanos::from_micros(500), end(b, link));
         world.run_until(Nanos::from_micros(6400));
-        assert_eq!(heard(&world, b), [0, 1], "{:?}", begin(b, link));
+        assert_eq!(received(&world, b), [0, 1], "{:?}", begin(b, link));
         world.run_until(LATER);
-        assert_eq!(heard(&world, b).last(), Some(&9), "{:?}", begin(b, link));
+        assert_eq!(received(&world, b).last(), Some(&9), "{:?}", begin(b, link));
     }
 }
 
 #[test]
-fn a_host_that_comes_back_while_it_is_stopped_waits() {
-    let (mut world, _, b, _) = pair(1, Talker::new(100, 10, 1_000_000), Link::default());
+fn a_host_that_restarts_while_it_is_paused_stays_paused() {
+    let (mut world, _, b, _) = pair(1, Numberer::new(100, 10, 1_000_000), Link::default());
     for (at, fault) in [
         (1500, Fault::Crash(b)),
         (2500, Fault::Pause(b)),
@@ -329,32 +334,32 @@ fn a_host_that_comes_back_while_it_is_stopped_waits() {
         world.schedule(Nanos::from_micros(at), fault);
     }
     world.run_until(Nanos::from_micros(6400));
-    assert_eq!(heard(&world, b), [0, 1]);
+    assert_eq!(received(&world, b), [0, 1]);
     world.run_until(LATER);
-    assert_eq!(heard(&world, b), [0, 1, 4, 5, 6, 7, 8, 9]);
+    assert_eq!(received(&world, b), [0, 1, 4, 5, 6, 7, 8, 9]);
 }
 
 #[test]
-fn timers_go_by_the_hosts_own_clock() {
+fn timers_follow_the_hosts_own_clock() {
     let mut world = World::new(1);
     let clock = Clock::new(-3_000, 100_000); // 100 ppm too fast
-    let a = world.add("a", Talker::new(60, 1001, 1_000_000), clock);
-    let b = world.add("b", Talker::silent(), Clock::default());
+    let a = world.add("a", Numberer::new(60, 1001, 1_000_000), clock);
+    let b = world.add("b", Numberer::receiver(), Clock::default());
     world.connect(a, b, Link { rate_bps: 0, delay: Nanos::ZERO, ..Link::default() });
     world.schedule(Nanos::from_millis(1500), Fault::ClockStep(a, 7_000));
     world.run_until(LATER);
-    let last = world.node::<Talker>(b).heard.last().unwrap().1.since(EPOCH);
-    // A second of its own is 100 us short.
+    let last = world.node::<Numberer>(b).received.last().unwrap().1.since(EPOCH);
+    // A second of the fast clock is 100 us too short.
     assert!(last.0.abs_diff(1_000_000_000 - 99_990) < 20, "{last:?}");
     let ahead = world.clock(a).0 - world.clock(b).0;
     assert_eq!(ahead, 10_000_000_000 / 10_000 - 3_000 + 7_000);
 }
 
 #[test]
-fn switches_are_functions() {
+fn a_switch_runs_a_switch_function() {
     let mut world = World::new(1);
-    let a = world.add("a", Talker::new(100, 4, 1_000), Clock::default());
-    let [b, c] = ["b", "c"].map(|name| world.add(name, Talker::silent(), Clock::default()));
+    let a = world.add("a", Numberer::new(100, 4, 1_000), Clock::default());
+    let [b, c] = ["b", "c"].map(|name| world.add(name, Numberer::receiver(), Clock::default()));
     let make = || {
         Forward::new(&Config {
             ports: 3,
@@ -374,7 +379,7 @@ fn switches_are_functions() {
         world.connect(node, bridge, Link::default());
     }
     world.run_until(LATER);
-    assert_eq!((heard(&world, b).len(), heard(&world, c)), (0, vec![0, 1, 2, 3]));
+    assert_eq!((received(&world, b).len(), received(&world, c)), (0, vec![0, 1, 2, 3]));
     let counters = &world.node::<Switch<Forward>>(bridge).counters;
     assert_eq!((counters.received, counters.forwarded, counters.dropped.iter().sum()), (4, 4, 0u64));
 }

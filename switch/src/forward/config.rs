@@ -1,4 +1,4 @@
-//! What the forwarding function is asked for.
+//! Configuration of the forwarding function.
 
 use crate::drop::FaultSet;
 use crate::{Nanos, PortId};
@@ -10,23 +10,25 @@ use rocev2::ethernet::MacAddr;
 /// Configuration of [`Forward`](super::Forward).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Number of ports; every [`PortId`] below is smaller
+    /// Count of ports; every [`PortId`] below is smaller
     pub ports: u16,
-    /// Where frames go
+    /// How frames are forwarded
     pub topology: Topology,
-    /// Malformed frames that are dropped; the others are counted and go their way
+    /// Faults whose frames are dropped; other malformed frames are counted and forwarded
     pub drop: FaultSet,
-    /// Verify the ICRC of every packet
+    /// Whether to verify the ICRC of every packet
     pub verify_icrc: bool,
-    /// Verify the UDP checksum of every packet that has one
+    /// Whether to verify the UDP checksum of every packet that has one
     pub verify_udp_checksum: bool,
-    /// Queue pairs that are counted one by one, 0 for none; packets to further ones are counted together
+    /// Count of queue pairs with counters of their own, 0 for none; packets to any further queue pairs are
+    /// counted together
     pub counted_qps: usize,
 }
 
 impl Config {
-    /// A learning bridge that drops nothing, looks at nothing twice, and counts no queue pairs by themselves. Stations are
-    /// forgotten after five minutes, as IEEE 802.1Q has it.
+    /// Returns the configuration of a learning bridge that drops no malformed frames, verifies neither ICRC
+    /// nor UDP checksum, and has no counters per queue pair. Stations age out after five minutes, the default
+    /// of IEEE 802.1Q.
     pub const fn bridge(ports: u16, capacity: usize) -> Self {
         let ageing = Nanos::from_secs(300);
         Self {
@@ -40,59 +42,60 @@ impl Config {
     }
 }
 
-/// Where frames go.
+/// How frames are forwarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Topology {
-    /// Wires: what comes in on one leaves on the other. Each port is in one pair; a port paired with itself
-    /// reflects.
+    /// Point-to-point wires: a frame received on one port of a pair is sent on the other. Each port is in one
+    /// pair; a port paired with itself reflects its frames
     Pairs(Vec<(PortId, PortId)>),
     /// A learning bridge
     Mac(MacTable),
-    /// A router without a control plane: what is no IP packet, or has no route, goes no further
+    /// A router without a control plane: frames that are not IP, or that no route matches, are dropped
     Routes(RouteTable),
 }
 
-/// A router's table.
+/// Routing table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RouteTable {
-    /// The router's MAC address: what it sends to next hops that have one has to have come to it, and goes out from it
+    /// MAC address of the router. Frames for a next hop with a MAC address have to be addressed to it, and
+    /// are sent with it as source
     pub mac: MacAddr,
-    /// Whether a hop is counted
+    /// Whether forwarding decrements the TTL
     pub ttl: Ttl,
-    /// Which of equal next hops a flow takes depends on it; each switch had better have another
+    /// Seed of the hash that selects one of several equal-cost next hops; it should differ between switches
     pub seed: u64,
-    /// The routes; of two to one prefix, the later one counts
+    /// Routes; the later of two with the same prefix takes precedence
     pub routes: Vec<Route>,
 }
 
-/// What becomes of the TTL, or hop limit, of packets.
+/// Treatment of the TTL or hop limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ttl {
-    /// It stays: the switch cannot be seen. Routes must not have loops
+    /// Unchanged: the switch is invisible to traceroute. Routes must not contain loops
     Keep,
-    /// It is counted down, and a packet with none left is dropped, without a word to its sender
+    /// Decremented; a packet whose TTL is used up is dropped without an ICMP message to its sender
     Decrement,
 }
 
 /// A route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Which addresses it is for
+    /// Destination prefix
     pub to: Prefix,
-    /// Equal next hops, of which a flow takes one; without any, packets are dropped
+    /// Equal-cost next hops, of which each flow uses one; if empty, packets are dropped
     pub via: Vec<NextHop>,
 }
 
-/// Where a packet goes next.
+/// A next hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NextHop {
-    /// Through which port
+    /// Output port
     pub port: PortId,
-    /// To which MAC address; both stay as they are without
+    /// MAC address of the next hop; without one, both MAC addresses of the frame are left unchanged
     pub mac: Option<MacAddr>,
 }
 
-/// The first bits of IP addresses, written `10.0.0.0/8`.
+/// An IP prefix, such as `10.0.0.0/8`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Prefix {
     address: IpAddr,
@@ -100,7 +103,8 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// The addresses that have their first `len` bits in common with this one, all of whose others have to be zero.
+    /// Returns the prefix of `len` bits, or `None` if `len` exceeds the address's length or one of the bits
+    /// behind the prefix is set.
     pub fn new(address: IpAddr, len: u8) -> Option<Self> {
         let (bits, width) = match address {
             IpAddr::V4(v4) => (u128::from(v4.to_bits()) << 96, 32),
@@ -109,18 +113,18 @@ impl Prefix {
         (len <= width && bits.trailing_zeros() >= 128 - u32::from(len)).then_some(Self { address, len })
     }
 
-    /// The first address
+    /// First address of the prefix
     pub const fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// How many bits count
-    #[expect(clippy::len_without_is_empty, reason = "of bits, not of elements")]
+    /// Length of the prefix, in bits
+    #[expect(clippy::len_without_is_empty, reason = "counts bits, not elements")]
     pub const fn len(&self) -> u8 {
         self.len
     }
 
-    /// Whether it is one of these addresses.
+    /// Returns whether the prefix contains an address.
     pub fn contains(&self, other: IpAddr) -> bool {
         match (self.address, other) {
             (IpAddr::V4(own), IpAddr::V4(other)) => {
@@ -134,7 +138,7 @@ impl Prefix {
     }
 }
 
-/// Not a prefix: no address with a length, or bits behind it
+/// The text is not a prefix: the length is missing or too large, or bits behind the prefix are set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a prefix such as 10.0.0.0/8 or fd00::/16")]
 pub struct NoPrefix;
@@ -155,13 +159,13 @@ impl fmt::Display for Prefix {
     }
 }
 
-/// A bridge's table of stations.
+/// MAC address table of a bridge.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MacTable {
-    /// Stations that are learnt at most
+    /// Maximum count of learnt stations
     pub capacity: usize,
-    /// A station not heard of for so long is forgotten
+    /// Time after which a station that sends nothing is removed
     pub ageing: Nanos,
-    /// Stations that are known from the start and stay where they are
+    /// Static entries, which neither move nor age out
     pub fixed: Vec<(MacAddr, PortId)>,
 }

@@ -1,4 +1,4 @@
-//! What the forwarding function counts.
+//! Counters of the forwarding function.
 
 use crate::Full;
 use crate::counters::{Counter, FrameCounter};
@@ -7,27 +7,27 @@ use core::net::IpAddr;
 use rocev2::{Fault, Packet, Qpn};
 use std::sync::OnceLock;
 
-/// Counters of one instance: written by its worker, read by anyone.
+/// Counters of one instance: written by its worker, read by any thread.
 #[derive(Debug)]
 pub struct Counters {
-    /// What came in on each port
+    /// Received frames, by port
     pub ports: Box<[Seen]>,
     /// RoCEv2 packets by opcode
     pub opcodes: Box<[FrameCounter; 256]>,
-    /// Malformed frames by fault, dropped or not
+    /// Malformed frames by fault, whether dropped or not
     pub faults: [Counter; Fault::ALL.len()],
     /// RoCEv2 packets by destination queue pair
     pub qps: QpCounters,
 }
 
-/// What came in on a port. Every frame is one of the three.
+/// Frames received on one port. Each frame is counted in one of the three fields.
 #[derive(Debug, Default)]
 pub struct Seen {
-    /// RoCEv2 packets that parse
+    /// Well-formed RoCEv2 packets
     pub roce: FrameCounter,
-    /// Frames that are no RoCEv2 packets
+    /// Frames that are not RoCEv2 packets
     pub other: FrameCounter,
-    /// Frames that do not parse
+    /// Malformed frames
     pub malformed: FrameCounter,
 }
 
@@ -45,11 +45,11 @@ impl Counters {
     }
 }
 
-/// Packets by the queue pair that they are for, in the order in which these were first seen.
+/// Packets by destination queue pair, in the order of the first packet of each.
 #[derive(Debug)]
 pub struct QpCounters {
     entries: Box<[QpCounter]>,
-    /// Packets to queue pairs beyond the number that is counted one by one
+    /// Packets to queue pairs beyond those with counters of their own
     pub others: FrameCounter,
 }
 
@@ -63,7 +63,7 @@ pub struct QpCounter {
 impl QpCounters {
     #[expect(
         clippy::inline_always,
-        reason = "a frame pays 24 instructions for the call; there are two copies of its caller"
+        reason = "the call costs 24 instructions a frame; the caller exists in two copies"
     )]
     #[inline(always)]
     pub(super) fn count(&self, index: &mut Index<HostQp>, qp: HostQp, len: usize) {
@@ -77,7 +77,7 @@ impl QpCounters {
         }
     }
 
-    /// Makes a queue pair known, once.
+    /// Adds a queue pair. Called once for each.
     #[cold]
     fn add(&self, index: &mut Index<HostQp>, qp: HostQp) -> Option<u32> {
         match index.get_or_insert(qp) {
@@ -89,7 +89,7 @@ impl QpCounters {
         }
     }
 
-    /// The queue pairs seen: address of the host, number, packets, bytes.
+    /// Returns the queue pairs seen so far: address of the host, QPN, packets, bytes.
     pub fn iter(&self) -> impl Iterator<Item = (IpAddr, Qpn, u64, u64)> {
         self.entries.iter().map_while(|entry| {
             let &(host, qpn) = entry.qp.get()?;
@@ -99,19 +99,19 @@ impl QpCounters {
     }
 }
 
-/// A queue pair at its host. A QPN means nothing without the host's address: hosts often use the same.
+/// A queue pair and its host. A QPN is unique only within its host: hosts often use the same numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostQp {
-    /// The address, an IPv4 one mapped into ::ffff:0:0/96, as two words
+    /// The host's address as two words; IPv4 addresses are mapped into ::ffff:0:0/96
     address: [u64; 2],
     qpn: u32,
 }
 
-/// ::ffff:0:0/96, the lower word
+/// Lower word of ::ffff:0:0/96
 const MAPPED: u64 = 0xffff_0000_0000;
 
 impl HostQp {
-    /// The queue pair of this number at `host`.
+    /// Returns the queue pair with this number at `host`.
     pub fn new(host: IpAddr, qpn: Qpn) -> Self {
         let address = match host {
             IpAddr::V4(ip) => [0, MAPPED | u64::from(u32::from(ip))],
@@ -120,7 +120,7 @@ impl HostQp {
         Self { address, qpn: qpn.get() }
     }
 
-    /// The queue pair that `packet` is for.
+    /// Returns the destination queue pair of `packet`.
     #[inline]
     pub fn destination_of(packet: &Packet<'_>) -> Self {
         let qpn = packet.bth().dest_qp().get();
@@ -133,7 +133,7 @@ impl HostQp {
         Self { address, qpn }
     }
 
-    /// The host's address
+    /// Address of the host
     pub fn host(&self) -> IpAddr {
         match self.address {
             [0, low] if low & !0xffff_ffff == MAPPED => IpAddr::V4((low as u32).into()),
@@ -141,7 +141,7 @@ impl HostQp {
         }
     }
 
-    /// Its number there
+    /// Queue pair number
     pub fn qpn(&self) -> Qpn {
         Qpn::new(self.qpn)
     }
@@ -150,7 +150,8 @@ impl HostQp {
 impl Key for HostQp {
     #[inline]
     fn hash(&self) -> u64 {
-        // The upper half of an address is the same for the hosts of a network; it must not cancel the lower out.
+        // The upper half of an address is the same for all hosts of a network; it must not cancel the lower
+        // half.
         let [high, low] = self.address;
         mix(low ^ high.rotate_left(17) ^ u64::from(self.qpn) << 40)
     }

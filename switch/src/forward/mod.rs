@@ -1,5 +1,6 @@
-//! Forwarding: a wire with eyes. Every frame is parsed, counted by opcode, queue pair and fault, its ICRC verified if
-//! wanted, and sent on: unchanged between pairs of ports or by a table of MAC addresses, or as a router does.
+//! The forwarding function. [`Forward`] parses every frame, counts it by opcode, queue pair and fault,
+//! optionally verifies its ICRC, and forwards it: between pairs of ports, as a learning bridge, or as a
+//! router.
 
 pub mod config;
 pub mod counters;
@@ -24,7 +25,7 @@ use std::sync::Arc;
 /// The forwarding function.
 pub struct Forward {
     ports: u16,
-    route: Route,
+    table: Table,
     drop: FaultSet,
     verify_icrc: bool,
     verify_udp_checksum: bool,
@@ -32,72 +33,77 @@ pub struct Forward {
     counters: Arc<Counters>,
 }
 
-enum Route {
-    /// The other end of each port's wire
+enum Table {
+    /// The other port of each port's pair
     Pairs(Vec<PortId>),
     Mac(Stations),
     Ip(Routes),
 }
 
-/// What the control plane tells the forwarding function.
+/// A command of the control plane to the forwarding function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Another worker has heard this station on this port.
+    /// Learns a station that another worker has seen on this port.
     Learn(MacAddr, PortId),
 }
 
-/// What the forwarding function tells the control plane.
+/// An event of the forwarding function for the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A station was heard on this port: for the first time, somewhere else than before, or again after a while.
+    /// A station was seen on this port: for the first time, on another port than before, or again after a
+    /// quarter of the ageing time.
     Heard(MacAddr, PortId),
 }
 
 impl Forward {
-    /// A function of this configuration, one of several workers' maybe. What it counts can be read from
-    /// [`counters`](Self::counters) by others.
+    /// Creates an instance. Several workers each have one. Other threads can read
+    /// [`counters`](Self::counters).
     ///
     /// # Panics
     /// If a port in `config` is not below `config.ports`.
     pub fn new(config: &Config) -> Self {
-        Self::told(config, true)
+        Self::with_events(config, true)
     }
 
-    /// The same, for a function that forwards besides, on one worker: it has no [events](Event), so nobody has to ask for
-    /// them. Packets in which [`verify_icrc`](Config::verify_icrc) or [`verify_udp_checksum`](Config::verify_udp_checksum) finds
-    /// a fault are dropped: a NIC takes one with a wrong UDP checksum, and it would pass without what the function does to it.
+    /// Creates an instance for use within another function, on one worker. It generates no [events](Event),
+    /// so the caller need not poll them. Packets in which [`verify_icrc`](Config::verify_icrc) or
+    /// [`verify_udp_checksum`](Config::verify_udp_checksum) finds a fault are dropped: a NIC accepts a packet
+    /// with a wrong UDP checksum, which would then bypass the enclosing function.
     pub fn alone(config: &Config) -> Self {
         let drop = config.drop.with(Fault::Icrc).with(Fault::UdpChecksum);
-        Self::told(&Config { drop, ..config.clone() }, false)
+        Self::with_events(&Config { drop, ..config.clone() }, false)
     }
 
-    /// Whether others are to be told of the stations that this one hears
-    fn told(config: &Config, others: bool) -> Self {
-        let route = match &config.topology {
+    /// Creates an instance. `events` selects whether it generates events about the stations that it sees.
+    fn with_events(config: &Config, events: bool) -> Self {
+        let table = match &config.topology {
             Topology::Pairs(pairs) => {
                 let mut peers: Vec<_> = (0..config.ports).map(PortId).collect();
                 for &(a, b) in pairs {
                     peers[a.index()] = b;
                     peers[b.index()] = a;
                 }
-                Route::Pairs(peers)
+                Table::Pairs(peers)
             }
             Topology::Mac(table) => {
                 assert!(
                     table.fixed.iter().all(|(_, port)| port.0 < config.ports),
-                    "a port that does not exist"
+                    "a static entry names a port that does not exist"
                 );
-                Route::Mac(Stations::new(table, others))
+                Table::Mac(Stations::new(table, events))
             }
             Topology::Routes(table) => {
                 let mut hops = table.routes.iter().flat_map(|route| &route.via);
-                assert!(hops.all(|hop| hop.port.0 < config.ports), "a port that does not exist");
-                Route::Ip(Routes::new(table))
+                assert!(
+                    hops.all(|hop| hop.port.0 < config.ports),
+                    "a route names a port that does not exist"
+                );
+                Table::Ip(Routes::new(table))
             }
         };
         Self {
             ports: config.ports,
-            route,
+            table,
             drop: config.drop,
             verify_icrc: config.verify_icrc,
             verify_udp_checksum: config.verify_udp_checksum,
@@ -106,12 +112,12 @@ impl Forward {
         }
     }
 
-    /// Salts the tables of what packets name, stations and queue pairs. The seed has to be random where hosts are not
-    /// trusted (see [`Salt::new`]).
+    /// Salts the tables whose keys come from packets: stations and queue pairs. The seed has to be random if
+    /// hosts are not trusted (see [`Salt::new`]).
     #[must_use]
     pub fn salted(mut self, seed: u64) -> Self {
         let salt = Salt::new(seed);
-        if let Route::Mac(stations) = &mut self.route {
+        if let Table::Mac(stations) = &mut self.table {
             stations.set_salt(salt);
         }
         if let Some(qps) = &mut self.qps {
@@ -120,13 +126,14 @@ impl Forward {
         self
     }
 
-    /// What this instance has counted so far, and goes on to count.
+    /// Returns the counters of this instance, which it continues to update.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
     }
 
-    /// Parses, checks and counts a frame: where its headers lie if it is a RoCEv2 packet, a fault if it is malformed.
-    #[expect(clippy::inline_always, reason = "its caller looks at the layout in registers")]
+    /// Parses, checks and counts a frame. Returns its layout if it is a RoCEv2 packet, `None` if it is
+    /// something else, or the fault if it is malformed.
+    #[expect(clippy::inline_always, reason = "the caller keeps the layout in registers")]
     #[inline(always)]
     fn inspect(&mut self, frame: &impl Frame, port: PortId) -> Result<Option<Layout>, Fault> {
         let bytes = frame.bytes();
@@ -156,7 +163,7 @@ impl Forward {
 
 impl Forward {
     /// Counts a RoCEv2 packet.
-    #[expect(clippy::inline_always, reason = "it is part of `inspect`")]
+    #[expect(clippy::inline_always, reason = "part of `inspect`")]
     #[inline(always)]
     fn count(&mut self, packet: &Packet<'_>, port: PortId) {
         let len = packet.bytes().len();
@@ -167,9 +174,10 @@ impl Forward {
         }
     }
 
-    /// Parses, checks and counts a frame: where the headers of a RoCEv2 packet lie, or what becomes of a frame that goes
-    /// no further. For functions that do more with a frame than to forward it.
-    #[expect(clippy::inline_always, reason = "its caller looks at the layout in registers")]
+    /// Parses, checks and counts a frame, for functions that do more than forwarding. Returns the layout of a
+    /// RoCEv2 packet, `None` for any other frame that is to be forwarded, or the verdict for a frame that is
+    /// not.
+    #[expect(clippy::inline_always, reason = "the caller keeps the layout in registers")]
     #[inline(always)]
     pub fn admit(&mut self, frame: &impl Frame, port: PortId) -> Result<Option<Layout>, Verdict> {
         self.inspect(frame, port).or_else(|fault| {
@@ -178,41 +186,43 @@ impl Forward {
         })
     }
 
-    /// Counts a frame that has all headers of one that was [admitted](Self::admit) with this layout, a right ICRC, and no UDP
-    /// checksum or a right one: it would be, too.
+    /// Counts a frame without parsing it. All its headers have to equal those of a frame that was
+    /// [admitted](Self::admit) with this layout; its ICRC has to be right, and its UDP checksum right or
+    /// absent, so that it would be admitted too.
     #[inline]
     pub fn admit_like(&mut self, frame: &[u8], layout: Layout, port: PortId) {
         self.count(&Packet::new(frame, layout), port);
     }
 
-    /// Where a frame that was [admitted](Self::admit) goes, if that is one place, and makes it ready for that; `None` is
-    /// everywhere. For functions that write something else on each link.
-    #[expect(clippy::inline_always, reason = "a wire's other end is one look-up")]
+    /// Returns the verdict for a frame that was [admitted](Self::admit), and rewrites the frame as forwarding
+    /// requires; `None` if it is to be flooded. For functions that write different contents for each link.
+    #[expect(clippy::inline_always, reason = "for wires this is a single table access")]
     #[inline(always)]
     pub fn find_route(&mut self, frame: &mut impl Frame, port: PortId, now: Nanos) -> Option<Verdict> {
-        match &mut self.route {
-            Route::Pairs(peers) => Some(Verdict::Forward(peers[port.index()])),
-            Route::Mac(stations) => stations.route(frame.bytes(), port, now),
-            Route::Ip(routes) => Some(routes.route(frame.bytes_mut(), port)),
+        match &mut self.table {
+            Table::Pairs(peers) => Some(Verdict::Forward(peers[port.index()])),
+            Table::Mac(stations) => stations.route(frame.bytes(), port, now),
+            Table::Ip(routes) => Some(routes.route(frame.bytes_mut(), port)),
         }
     }
 
-    /// Returns the port at which a bridge heard a station last; `None` if it has not, or is no bridge.
+    /// Returns the port on which a bridge last saw a station, or `None` if it has not seen the station or the
+    /// function is not a bridge.
     pub fn find_station(&self, mac: MacAddr) -> Option<PortId> {
-        match &self.route {
-            Route::Mac(stations) => stations.find(mac),
-            Route::Pairs(_) | Route::Ip(_) => None,
+        match &self.table {
+            Table::Mac(stations) => stations.find(mac),
+            Table::Pairs(_) | Table::Ip(_) => None,
         }
     }
 
-    /// Whether a frame to the switch's own MAC address is for the switch itself, which has these IP addresses: a router's is that
-    /// of the next hop of everything.
+    /// Returns whether a frame addressed to the switch's MAC address is for the switch itself, which has the
+    /// IP addresses `addresses`. A router's MAC address is also that of the next hop of transit packets.
     pub fn ends_here(&self, frame: &[u8], addresses: &[IpAddr]) -> bool {
-        !matches!(self.route, Route::Ip(_))
+        !matches!(self.table, Table::Ip(_))
             || routes::destination(frame).is_none_or(|destination| addresses.contains(&destination))
     }
 
-    /// Where a frame that was [admitted](Self::admit) goes.
+    /// Forwards a frame that was [admitted](Self::admit).
     #[inline]
     pub fn route<O: Output>(
         &mut self,
@@ -224,12 +234,13 @@ impl Forward {
         self.find_route(frame, port, now).unwrap_or_else(|| self.flood(frame, port, out))
     }
 
-    /// Sends a frame everywhere but where it came from; the verdict is for the last copy.
+    /// Sends a frame through all ports but the one on which it was received. The verdict is for the last
+    /// copy.
     pub fn flood<O: Output>(&self, frame: &O::Frame, port: PortId, out: &mut O) -> Verdict {
         self.flood_to(frame, port, |_| true, out)
     }
 
-    /// The same, to those ports alone that it may go to.
+    /// Floods a frame through those ports for which `may` returns `true`.
     pub fn flood_to<O: Output>(
         &self,
         frame: &O::Frame,
@@ -241,7 +252,7 @@ impl Forward {
         let Some(last) = others.next_back() else { return Verdict::Drop(DropReason::SamePort) };
         for other in others {
             match out.copy(frame) {
-                // The runner counts what does not fit.
+                // The runner counts a copy that does not fit.
                 Ok(copy) => _ = out.send(copy, other),
                 Err(crate::Full) => return Verdict::Drop(DropReason::NoBuffer),
             }
@@ -269,35 +280,35 @@ impl Function for Forward {
     }
 
     fn on_timer<O: Output>(&mut self, now: Nanos, _out: &mut O) {
-        match &mut self.route {
-            Route::Pairs(_) | Route::Ip(_) => {}
-            Route::Mac(stations) => stations.age(now),
+        match &mut self.table {
+            Table::Pairs(_) | Table::Ip(_) => {}
+            Table::Mac(stations) => stations.age(now),
         }
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        match &self.route {
-            Route::Pairs(_) | Route::Ip(_) => None,
-            Route::Mac(stations) => Some(stations.next_ageing),
+        match &self.table {
+            Table::Pairs(_) | Table::Ip(_) => None,
+            Table::Mac(stations) => Some(stations.next_ageing),
         }
     }
 
     fn on_command(&mut self, command: Command, now: Nanos) {
-        match (&mut self.route, command) {
-            (Route::Mac(stations), Command::Learn(mac, port)) => stations.learn(mac, port, now),
-            (Route::Pairs(_) | Route::Ip(_), Command::Learn(..)) => {}
+        match (&mut self.table, command) {
+            (Table::Mac(stations), Command::Learn(mac, port)) => stations.learn(mac, port, now),
+            (Table::Pairs(_) | Table::Ip(_), Command::Learn(..)) => {}
         }
     }
 
     fn poll_event(&mut self) -> Option<Event> {
-        match &mut self.route {
-            Route::Pairs(_) | Route::Ip(_) => None,
-            Route::Mac(stations) => stations.poll_event(),
+        match &mut self.table {
+            Table::Pairs(_) | Table::Ip(_) => None,
+            Table::Mac(stations) => stations.poll_event(),
         }
     }
 }
 
-/// Source and destination address of a frame, if it is long enough to have them.
+/// Returns source and destination address of a frame, or `None` if the frame is too short.
 fn addresses(bytes: &[u8]) -> Option<(MacAddr, MacAddr)> {
     let (dst, rest) = bytes.split_first_chunk()?;
     let src = rest.first_chunk()?;

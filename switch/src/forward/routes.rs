@@ -1,13 +1,16 @@
-//! Routes by IP address: longest prefix, and one of several equal next hops by the flow's hash (ECMP, RFC 2992).
+//! Routing by IP address: longest prefix match, and ECMP among equal-cost next hops by a hash of the flow
+//! (RFC 2992).
 //!
-//! A packet's flow is its addresses, protocol and ports; packets of a flow take one way, so they keep their order. The hash has a
-//! seed: switches that all had the same would leave half of the ways above them unused.
+//! A flow is a packet's addresses, protocol and ports. All packets of a flow take the same path, so they keep
+//! their order. The hash is seeded: if all switches used the same hash, half of the paths above them would be
+//! unused.
 //!
-//! A router takes what is sent to its MAC address. Where a bridge floods, each of its neighbours sees frames for another; a router
-//! that took those too would double them. Next hops without a MAC address make the switch one that nobody sees, and that takes all.
+//! A router accepts only frames addressed to its MAC address. Where a bridge floods, each neighbour receives
+//! frames for other stations; a router that accepted those as well would duplicate them. Next hops without a
+//! MAC address make the switch transparent: it then accepts every frame.
 //!
-//! What a router changes: with [`Ttl::Decrement`], the TTL (IPv4, with its header checksum) or hop limit, and with a next
-//! hop that has a MAC address, both MAC addresses. The ICRC covers none of them.
+//! A router changes the TTL (IPv4, with its header checksum) or hop limit if [`Ttl::Decrement`] is
+//! configured, and both MAC addresses if the next hop has one. The ICRC covers none of these fields.
 
 use super::config::{NextHop, RouteTable, Ttl};
 use crate::table::{Index, Key, Salt, mix};
@@ -19,17 +22,17 @@ use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
 use rocev2::ipv4::Ipv4;
 use rocev2::ipv6::Ipv6;
 
-/// TCP and UDP, whose ports tell flows apart
-const WITH_PORTS: [u8; 2] = [6, 17];
-/// Seeds are few and small; none of those may leave a word as it is
-const SEEDLESS: u64 = 0x5eed_1e55_0000_0001;
-/// Tags that are looked behind: a customer's in a provider's
+/// TCP and UDP: the protocols whose ports identify flows
+const PROTOCOLS_WITH_PORTS: [u8; 2] = [6, 17];
+/// Mixed into seeds, which are few and small, so that no usual seed leaves the hashed words unchanged
+const SEED_OFFSET: u64 = 0x5eed_1e55_0000_0001;
+/// Maximum count of VLAN tags that are skipped: a customer tag within a service tag
 const MAX_TAGS: usize = 2;
-/// Where the TTL and the protocol stand in an IPv4 header, in front of its checksum
+/// Offset of the TTL in an IPv4 header; the protocol and the checksum follow it
 const TTL: usize = 8;
 const HOP_LIMIT: usize = 7;
 
-/// The first bits of an address, of which the others are zero
+/// A prefix as an index key; the bits behind the prefix are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Network {
     bits: u128,
@@ -50,7 +53,7 @@ impl Key for Network {
     }
 }
 
-/// An address as bits from the left
+/// Returns an address as left-aligned bits.
 const fn bits_of(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(v4) => (v4.to_bits() as u128) << 96,
@@ -65,10 +68,10 @@ const fn first_bits(bits: u128, len: u8) -> u128 {
     }
 }
 
-/// A packet, as far as it is routed by it
+/// The fields of a packet that determine its route
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Flow {
-    /// Where its IP header begins
+    /// Offset of the IP header
     l3: usize,
     src: IpAddr,
     dst: IpAddr,
@@ -97,7 +100,7 @@ impl Flow {
                 if header[0] >> 4 != 4 || len < Ipv4::LEN {
                     return None;
                 }
-                // Only the first fragment has ports, and all shall go one way.
+                // Only the first fragment has ports, and all fragments have to take the same path.
                 let fragment = u16::from_be_bytes([header[6], header[7]]) & 0x3fff != 0;
                 let l4 = if fragment { usize::MAX } else { len };
                 (octets(12)?.into(), octets(16)?.into(), header[9], l4)
@@ -114,22 +117,23 @@ impl Flow {
             _ => return None,
         };
         let ports = packet.get(l4..).and_then(|l4| l4.first_chunk().copied());
-        let ports = ports.filter(|_| WITH_PORTS.contains(&protocol)).map_or(0, u32::from_be_bytes);
+        let ports = ports.filter(|_| PROTOCOLS_WITH_PORTS.contains(&protocol)).map_or(0, u32::from_be_bytes);
         Some(Self { l3, src, dst, transport: u64::from(protocol) << 32 | u64::from(ports) })
     }
 
-    /// Whether it is for many, or for a neighbour: no router sends that on.
-    fn stays_on_its_link(&self) -> bool {
+    /// Returns whether the destination is a group or a link-local address, to which routers do not forward.
+    fn is_link_scope(&self) -> bool {
         match self.dst {
             IpAddr::V4(v4) => v4.is_multicast() || v4.is_broadcast() || v4.is_link_local(),
             IpAddr::V6(v6) => v6.is_multicast() || v6.is_unicast_link_local(),
         }
     }
 
-    /// The seed is what is multiplied by, twice for each word: switches with other seeds choose as if they had never met.
+    /// Hashes the flow. The multiplier depends on the seed and is applied twice for each word, so that the
+    /// choices of switches with different seeds are independent.
     fn hash(&self, seed: u64) -> u64 {
         let (src, dst) = (bits_of(self.src), bits_of(self.dst));
-        let by = u128::from(mix(mix(seed ^ SEEDLESS)) | 1);
+        let by = u128::from(mix(mix(seed ^ SEED_OFFSET)) | 1);
         let times = |word: u64| {
             let product = u128::from(word) * by;
             product as u64 ^ (product >> 64) as u64
@@ -140,34 +144,34 @@ impl Flow {
     }
 }
 
-/// Where an IP packet goes to; `None` of another frame, or one too short to tell.
+/// Returns the destination of an IP packet, or `None` if the frame is not IP or is too short.
 pub(super) fn destination(frame: &[u8]) -> Option<IpAddr> {
     Flow::of(frame).map(|flow| flow.dst)
 }
 
-/// The table.
+/// The routing table.
 pub(super) struct Routes {
     mac: MacAddr,
     ttl: Ttl,
     seed: u64,
     networks: Index<Network>,
-    /// By the index's id: the next hops
-    ways: Vec<Range<usize>>,
+    /// Ranges of `hops`, by the index's ID
+    hop_ranges: Vec<Range<usize>>,
     hops: Vec<NextHop>,
-    /// Lengths of prefixes, longest first
+    /// Prefix lengths in the table, longest first
     lens_v4: Vec<u8>,
     lens_v6: Vec<u8>,
 }
 
 impl Routes {
-    /// A table; of two routes to one prefix, the later one counts.
+    /// Builds a table. The later of two routes with the same prefix takes precedence.
     pub(super) fn new(table: &RouteTable) -> Self {
         let mut routes = Self {
             mac: table.mac,
             ttl: table.ttl,
             seed: table.seed,
             networks: Index::with_capacity(2 * table.routes.len()),
-            ways: Vec::new(),
+            hop_ranges: Vec::new(),
             hops: Vec::new(),
             lens_v4: Vec::new(),
             lens_v6: Vec::new(),
@@ -177,12 +181,14 @@ impl Routes {
             let network = Network { bits: bits_of(address), len, v6: address.is_ipv6() };
             let first = routes.hops.len();
             routes.hops.extend(&route.via);
-            let way = first..routes.hops.len();
-            let id = routes.networks.get_or_insert(network).expect("twice the room that is needed") as usize;
-            if id < routes.ways.len() {
-                routes.ways[id] = way;
+            let range = first..routes.hops.len();
+            let id =
+                routes.networks.get_or_insert(network).expect("the index has twice the required capacity")
+                    as usize;
+            if id < routes.hop_ranges.len() {
+                routes.hop_ranges[id] = range;
             } else {
-                routes.ways.push(way);
+                routes.hop_ranges.push(range);
             }
             let lens = if network.v6 { &mut routes.lens_v6 } else { &mut routes.lens_v4 };
             if !lens.contains(&len) {
@@ -193,16 +199,16 @@ impl Routes {
         routes
     }
 
-    /// The next hops of the longest prefix that an address has
+    /// Returns the next hops of the longest prefix that contains an address.
     #[inline]
     fn find(&self, address: IpAddr) -> &[NextHop] {
         let (bits, v6) = (bits_of(address), address.is_ipv6());
         let lens = if v6 { &self.lens_v6 } else { &self.lens_v4 };
         let network = |&len: &u8| self.networks.get(&Network { bits: first_bits(bits, len), len, v6 });
-        lens.iter().find_map(network).map_or(&[], |id| &self.hops[self.ways[id as usize].clone()])
+        lens.iter().find_map(network).map_or(&[], |id| &self.hops[self.hop_ranges[id as usize].clone()])
     }
 
-    /// Where a frame goes, and makes it ready for that.
+    /// Returns the verdict for a frame, and rewrites the frame as routing requires.
     #[inline]
     pub(super) fn route(&self, frame: &mut [u8], port: PortId) -> Verdict {
         let Some(flow) = Flow::of(frame) else { return Verdict::Drop(DropReason::NoRoute) };
@@ -217,7 +223,7 @@ impl Routes {
             if frame.first_chunk() != Some(&self.mac.0) {
                 return Verdict::Drop(DropReason::OtherStation);
             }
-            if flow.stays_on_its_link() {
+            if flow.is_link_scope() {
                 return Verdict::Drop(DropReason::NoRoute);
             }
         }
@@ -229,7 +235,7 @@ impl Routes {
                 frame[..6].copy_from_slice(&mac.0);
                 frame[6..12].copy_from_slice(&self.mac.0);
             }
-            // Who sent it would get its own frame back.
+            // The sender would receive its own frame.
             None if to == port => return Verdict::Drop(DropReason::SamePort),
             None => {}
         }
@@ -237,7 +243,7 @@ impl Routes {
     }
 }
 
-/// Counts a hop. Whether the packet may go on
+/// Decrements the TTL or hop limit. Returns `false`, without any change, if it is used up.
 fn decrement(packet: &mut [u8], v6: bool) -> bool {
     let at = if v6 { HOP_LIMIT } else { TTL };
     if packet[at] <= 1 {
@@ -275,7 +281,7 @@ mod tests {
         RouteTable { mac: OWN, ttl: Ttl::Keep, seed: 7, routes: routes.iter().map(route).collect() }
     }
 
-    /// To the router
+    /// Returns a frame addressed to the router.
     fn frame(src: &str, dst: &str, ports: u32) -> Vec<u8> {
         let mut frame = [OWN.0, [2; 6]].concat();
         match (src.parse().unwrap(), dst.parse().unwrap()) {
@@ -297,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_prefix_wins() {
+    fn longest_prefix_wins() {
         let routes = Routes::new(&table(&[
             ("0.0.0.0/0", &[0]),
             ("10.0.0.0/8", &[1]),
@@ -310,7 +316,7 @@ mod tests {
             let mut packet = frame("10.9.9.9", dst, 1);
             let before = packet.clone();
             assert_eq!(routes.route(&mut packet, PortId(9)), Verdict::Forward(PortId(port)), "{dst}");
-            assert_eq!(packet, before, "nothing was to be changed");
+            assert_eq!(packet, before, "the packet is unchanged");
             assert_eq!(destination(&packet), dst.parse().ok());
         }
         for (dst, port) in [("fd00::2", Some(4)), ("fd00::1", Some(5)), ("fe00::1", None)] {
@@ -325,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_router_counts_the_hop_and_writes_the_next_ones_address() {
+    fn router_decrements_the_ttl_and_sets_both_mac_addresses() {
         let mut table = table(&[("10.0.0.0/8", &[1]), ("fd00::/16", &[1])]);
         table.ttl = Ttl::Decrement;
         for route in &mut table.routes {
@@ -339,7 +345,7 @@ mod tests {
                 let l3 = Ethernet::LEN + tag.len();
                 for left in (1..64).rev() {
                     packet[..6].copy_from_slice(&OWN.0);
-                    // Through the port that it came from as well: it may be the way.
+                    // Through the port on which it was received as well: the next hop may be there.
                     assert_eq!(routes.route(&mut packet, PortId(1)), Verdict::Forward(PortId(1)));
                     assert_eq!(packet[l3 + ttl], left);
                     assert_eq!(packet[..12], [[2, 0, 0, 0, 0, 5], OWN.0].concat());
@@ -355,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_for_a_link_is_not_routed() {
+    fn link_local_and_group_destinations_are_not_routed() {
         let mut table = table(&[("0.0.0.0/0", &[1]), ("::/0", &[1])]);
         for route in &mut table.routes {
             route.via = vec![NextHop { port: PortId(1), mac: Some(MacAddr([2, 0, 0, 0, 0, 5])) }];
@@ -368,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_router_takes_what_is_sent_to_it() {
+    fn router_accepts_only_frames_addressed_to_it() {
         let table = table(&[("0.0.0.0/0", &[1]), ("::/0", &[1])]);
         let through = |mac: Option<MacAddr>, to: MacAddr, dst: &str| {
             let mut table = table.clone();
@@ -389,34 +395,39 @@ mod tests {
             assert_eq!(through(next, OWN, dst), Verdict::Forward(PortId(1)));
             for to in [other, group] {
                 assert_eq!(through(next, to, dst), Verdict::Drop(DropReason::OtherStation), "{to}");
-                assert_eq!(through(None, to, dst), Verdict::Forward(PortId(1)), "nobody sees this switch");
+                assert_eq!(
+                    through(None, to, dst),
+                    Verdict::Forward(PortId(1)),
+                    "a transparent switch accepts every frame"
+                );
             }
         }
     }
 
     #[test]
-    fn flows_are_spread_and_keep_their_way() {
+    fn flows_are_spread_and_keep_their_path() {
         let via: Vec<u16> = (0..4).collect();
         let routes =
             |seed| Routes::new(&RouteTable { seed, ..table(&[("0.0.0.0/0", &via), ("::/0", &via)]) });
         let (one, other) = (routes(0), routes(2));
         for (src, dst) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
-            let mut taken = [[0; 4]; 4];
+            let mut counts = [[0; 4]; 4];
             for ports in 0..4000 {
-                let way = |routes: &Routes| match routes
+                let path = |routes: &Routes| match routes
                     .route(&mut frame(src, dst, ports << 16 | 0x12b7), PortId(9))
                 {
                     Verdict::Forward(PortId(port)) => usize::from(port),
                     verdict => panic!("{verdict:?}"),
                 };
-                assert_eq!(way(&one), way(&one));
-                taken[way(&one)][way(&other)] += 1;
+                assert_eq!(path(&one), path(&one));
+                counts[path(&one)][path(&other)] += 1;
             }
-            // 250 in each place, if those who have gone one way here go every way there
-            let all: Vec<_> = taken.as_flattened().to_vec();
+            // 250 in each cell on average, if flows that share a path at one switch spread over all paths at
+            // the other
+            let all: Vec<_> = counts.as_flattened().to_vec();
             assert!(all.iter().all(|count| (180..320).contains(count)), "{all:?}");
         }
-        // Fragments of a datagram go one way, although only the first has ports.
+        // All fragments of a datagram take the same path, although only the first has ports.
         let fragment = |ports| {
             let mut packet = frame("10.0.0.1", "10.0.0.2", ports);
             packet[20] = 0x20;
@@ -427,7 +438,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn as_one_that_looks_at_all_routes(
+        fn lookup_equals_a_linear_search(
             routes in prop::collection::vec((any::<bool>(), any::<u128>(), 0u8..=128, 0u16..8), 0..40),
             flip in prop::collection::vec((any::<prop::sample::Index>(), 0u32..128), 1..40),
         ) {
@@ -435,32 +446,33 @@ mod tests {
                 let len = if v6 { len } else { len % 33 };
                 let bits = first_bits(bits, len);
                 let address = if v6 { IpAddr::V6(Ipv6Addr::from_bits(bits)) } else { IpAddr::V4(Ipv4Addr::from_bits((bits >> 96) as u32)) };
-                Prefix::new(address, len).expect("it has no bits behind")
+                Prefix::new(address, len).expect("no bit behind the prefix is set")
             };
             let config: Vec<_> = routes.iter().map(|route| Route { to: prefix(route), via: vec![hop(route.3)] }).collect();
-            let made = Routes::new(&RouteTable { routes: config.clone(), ..table(&[]) });
+            let table = Routes::new(&RouteTable { routes: config.clone(), ..table(&[]) });
             for (route, bit) in flip {
-                // Next to a prefix, within and without
+                // Addresses inside and outside of a prefix, next to its limits
                 let Some(route) = (!routes.is_empty()).then(|| route.get(&routes)) else { break };
                 let address = match prefix(route).address() {
                     IpAddr::V4(v4) => IpAddr::V4(Ipv4Addr::from_bits(v4.to_bits() ^ 1 << (bit % 32))),
                     IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() ^ 1 << bit)),
                 };
                 let longest = config.iter().rev().filter(|route| route.to.contains(address)).max_by_key(|route| {
-                    // Of equals the later one, which `rev` puts first and `max_by_key` last.
-                    let place = config.iter().rposition(|other| other.to == route.to);
-                    (route.to.len(), place)
+                    // Of equal prefixes the later takes precedence; `rev` puts it first, and `max_by_key`
+                    // returns the last maximum.
+                    let position = config.iter().rposition(|other| other.to == route.to);
+                    (route.to.len(), position)
                 });
                 let expected = longest.and_then(|longest| config.iter().rev().find(|route| route.to == longest.to));
-                prop_assert_eq!(made.find(address), expected.map_or(&[][..], |route| &route.via[..]));
+                prop_assert_eq!(table.find(address), expected.map_or(&[][..], |route| &route.via[..]));
             }
         }
 
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0usize..4) {
+        fn routing_arbitrary_bytes_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..80), kind in 0usize..4) {
             let mut bytes = bytes;
-            if let Some(place) = bytes.get_mut(12..14) {
-                place.copy_from_slice(&[[8, 0], [0x86, 0xdd], [0x81, 0], [8, 6]][kind]);
+            if let Some(ethertype) = bytes.get_mut(12..14) {
+                ethertype.copy_from_slice(&[[8, 0], [0x86, 0xdd], [0x81, 0], [8, 6]][kind]);
             }
             let mut table = table(&[("0.0.0.0/0", &[0]), ("::/0", &[0])]);
             table.ttl = Ttl::Decrement;

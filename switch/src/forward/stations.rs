@@ -1,4 +1,4 @@
-//! A learning bridge's table of stations (IEEE 802.1D 7.8, 7.9).
+//! MAC address table of a learning bridge (IEEE 802.1D 7.8, 7.9).
 
 use super::config::MacTable;
 use super::{Event, addresses};
@@ -14,132 +14,135 @@ impl Key for MacAddr {
     }
 }
 
-/// Events that wait for the control plane. While there is no room for another, nothing new is learnt: the station's
-/// next frame tries again.
-const EVENTS: usize = 64;
-/// Stations that one call of [`age`](Stations::age) looks at
-const AGED_AT_ONCE: u32 = 128;
+/// Maximum count of events that wait for the control plane. While the queue is full, no station is learnt;
+/// the station's next frame tries again.
+const EVENT_CAPACITY: usize = 64;
+/// Count of entries that one call of [`age`](Stations::age) examines
+const AGED_PER_CALL: u32 = 128;
 
-/// Which station is on which port.
+/// The port of each station.
 pub(super) struct Stations {
     index: Index<MacAddr>,
-    /// By the index's id
-    places: Vec<Place>,
+    /// Entries by the index's ID
+    entries: Vec<Entry>,
     ageing: Nanos,
-    /// The next id to be looked at for its age
+    /// Next ID to examine for its age
     next_aged: u32,
-    /// When to look
+    /// Time of the next examination
     pub(super) next_ageing: Nanos,
-    /// `None` if there is nobody to tell
+    /// `None` if events are disabled
     events: Option<VecDeque<Event>>,
 }
 
 #[derive(Clone, Copy)]
-struct Place {
+struct Entry {
     port: PortId,
-    heard: Nanos,
-    told: Nanos,
+    last_seen: Nanos,
+    last_reported: Nanos,
     fixed: bool,
 }
 
 impl Stations {
-    pub(super) fn new(table: &MacTable, others: bool) -> Self {
+    pub(super) fn new(table: &MacTable, report: bool) -> Self {
         let capacity = table.capacity + table.fixed.len();
-        let vacant = Place { port: PortId(0), heard: Nanos::ZERO, told: Nanos::ZERO, fixed: false };
+        let unused =
+            Entry { port: PortId(0), last_seen: Nanos::ZERO, last_reported: Nanos::ZERO, fixed: false };
         let mut stations = Self {
             index: Index::with_capacity(capacity),
-            places: vec![vacant; capacity],
+            entries: vec![unused; capacity],
             ageing: table.ageing,
             next_aged: 0,
             next_ageing: Nanos::ZERO,
-            events: others.then(|| VecDeque::with_capacity(EVENTS)),
+            events: report.then(|| VecDeque::with_capacity(EVENT_CAPACITY)),
         };
         for &(mac, port) in &table.fixed {
             if let Ok(id) = stations.index.get_or_insert(mac) {
-                stations.places[id as usize] = Place { port, fixed: true, ..vacant };
+                stations.entries[id as usize] = Entry { port, fixed: true, ..unused };
             }
         }
         stations
     }
 
-    /// Salts the hashes of stations' addresses, those that are known already included.
+    /// Salts the hashes of stations' addresses, including those already in the table.
     pub(super) fn set_salt(&mut self, salt: Salt) {
         self.index.set_salt(salt);
     }
 
-    /// Learns the sender and says where the frame goes; `None` is everywhere.
+    /// Learns the sender and returns the verdict; `None` if the frame is to be flooded.
     pub(super) fn route(&mut self, bytes: &[u8], port: PortId, now: Nanos) -> Option<Verdict> {
         let (src, dst) = addresses(bytes)?;
-        self.hear(src, port, now);
+        self.learn_source(src, port, now);
         if let [0x01, 0x80, 0xc2, 0, 0, 0..=0x0f] = dst.0 {
             return Some(Verdict::Drop(DropReason::LinkLocal));
         }
         if dst.is_group() {
             return None;
         }
-        match self.places[self.index.get(&dst)? as usize].port {
-            known if known == port => Some(Verdict::Drop(DropReason::SamePort)),
-            known => Some(Verdict::Forward(known)),
+        match self.entries[self.index.get(&dst)? as usize].port {
+            to if to == port => Some(Verdict::Drop(DropReason::SamePort)),
+            to => Some(Verdict::Forward(to)),
         }
     }
 
-    fn hear(&mut self, mac: MacAddr, port: PortId, now: Nanos) {
+    fn learn_source(&mut self, mac: MacAddr, port: PortId, now: Nanos) {
         if mac.is_group() {
             return;
         }
         if let Some(id) = self.index.get(&mac) {
-            let place = &mut self.places[id as usize];
-            // Other workers hear of a station only through events: a quarter of the ageing time keeps it alive there.
-            let told_lately = place.port == port && now.since(place.told) < Nanos(self.ageing.0 / 4);
-            if place.fixed || told_lately {
-                place.heard = now;
+            let entry = &mut self.entries[id as usize];
+            // Other workers learn about a station only through events. An event every quarter of the ageing
+            // time keeps their entries alive.
+            let reported_recently =
+                entry.port == port && now.since(entry.last_reported) < Nanos(self.ageing.0 / 4);
+            if entry.fixed || reported_recently {
+                entry.last_seen = now;
                 return;
             }
         }
-        let full = self.events.as_ref().is_some_and(|events| events.len() >= EVENTS);
+        let full = self.events.as_ref().is_some_and(|events| events.len() >= EVENT_CAPACITY);
         if !full
-            && self.put(mac, port, now)
+            && self.insert(mac, port, now)
             && let Some(events) = &mut self.events
         {
             events.push_back(Event::Heard(mac, port));
         }
     }
 
-    /// Returns the port at which a station was heard last.
+    /// Returns the port on which a station was last seen.
     pub(super) fn find(&self, mac: MacAddr) -> Option<PortId> {
-        self.index.get(&mac).map(|id| self.places[id as usize].port)
+        self.index.get(&mac).map(|id| self.entries[id as usize].port)
     }
 
-    /// Another worker heard this station.
+    /// Learns a station that another worker has seen.
     pub(super) fn learn(&mut self, mac: MacAddr, port: PortId, now: Nanos) {
-        self.put(mac, port, now);
+        self.insert(mac, port, now);
     }
 
-    /// Whether there was room.
-    fn put(&mut self, mac: MacAddr, port: PortId, now: Nanos) -> bool {
+    /// Inserts or updates an entry. Returns whether there was room.
+    fn insert(&mut self, mac: MacAddr, port: PortId, now: Nanos) -> bool {
         let Ok(id) = self.index.get_or_insert(mac) else { return false };
-        let place = &mut self.places[id as usize];
-        if !place.fixed {
-            *place = Place { port, heard: now, told: now, fixed: false };
+        let entry = &mut self.entries[id as usize];
+        if !entry.fixed {
+            *entry = Entry { port, last_seen: now, last_reported: now, fixed: false };
         }
         true
     }
 
-    /// Forgets stations not heard of for too long, some at a time.
+    /// Removes stations that have sent nothing for the ageing time; examines some entries per call.
     pub(super) fn age(&mut self, now: Nanos) {
         let ids = self.index.ids();
-        for _ in 0..AGED_AT_ONCE.min(ids) {
+        for _ in 0..AGED_PER_CALL.min(ids) {
             self.next_aged = (self.next_aged + 1) % ids;
-            let place = self.places[self.next_aged as usize];
-            if !place.fixed
-                && now.since(place.heard) >= self.ageing
+            let entry = self.entries[self.next_aged as usize];
+            if !entry.fixed
+                && now.since(entry.last_seen) >= self.ageing
                 && let Some(&mac) = self.index.key(self.next_aged)
             {
                 self.index.remove(&mac);
             }
         }
-        // Once round the table in a quarter of the ageing time.
-        let calls = ids.div_ceil(AGED_AT_ONCE).max(1);
+        // The whole table is examined once in a quarter of the ageing time.
+        let calls = ids.div_ceil(AGED_PER_CALL).max(1);
         self.next_ageing = now + Nanos((self.ageing.0 / 4 / u64::from(calls)).max(1));
     }
 

@@ -30,12 +30,12 @@ fn mac(n: u16) -> MacAddr {
     MacAddr([2, 0, 0, 0, a, b])
 }
 
-/// A frame that is not RoCE, between these stations.
+/// Returns a frame between two stations that is not RoCE.
 fn frame(dst: MacAddr, src: MacAddr) -> Vec<u8> {
     [&dst.0[..], &src.0, &[0x08, 0x06], &[0; 46]].concat()
 }
 
-/// The acknowledgement of a ConnectX NIC, to QP 0x6ca9 at 192.168.1.13.
+/// Returns an acknowledgement of a ConnectX NIC, to QP 0x6ca9 at 192.168.1.13.
 fn acknowledgement() -> Vec<u8> {
     let mut frame = vec![2; 12];
     frame.extend([0x08, 0, 0x45, 2, 0, 0x30, 0x2a, 0x2b, 0x40, 0, 0x40, 0x11, 0, 0]);
@@ -50,12 +50,12 @@ fn acknowledgement() -> Vec<u8> {
 
 fn run(forward: &mut Forward, frame: &[u8], port: PortId) -> (Verdict, Vec<PortId>) {
     let (verdict, frames) = run_frame(forward, frame, port, Nanos::ZERO);
-    assert!(frames.iter().all(|(bytes, _)| bytes == frame), "forwarding changes nothing");
+    assert!(frames.iter().all(|(bytes, _)| bytes == frame), "forwarding leaves the frame unchanged");
     (verdict, frames.into_iter().map(|(_, port)| port).collect())
 }
 
 #[test]
-fn a_bridge_that_nobody_asks_for_events_goes_on_learning() {
+fn bridge_without_events_keeps_learning() {
     let mut forward = Forward::alone(&bridge(3, 1000));
     for n in 100..600 {
         run(&mut forward, &frame(mac(99), mac(n)), RIGHT);
@@ -71,10 +71,14 @@ fn a_bridge_that_nobody_asks_for_events_goes_on_learning() {
 }
 
 #[test]
-fn a_wire_has_two_ends() {
+fn wire_forwards_to_the_other_port_of_its_pair() {
     let mut forward = Forward::new(&wire());
     assert_eq!(run(&mut forward, &acknowledgement(), LEFT).0, Verdict::Forward(RIGHT));
-    assert_eq!(run(&mut forward, &[], RIGHT).0, Verdict::Forward(LEFT), "even what is no frame at all");
+    assert_eq!(
+        run(&mut forward, &[], RIGHT).0,
+        Verdict::Forward(LEFT),
+        "an empty frame is forwarded as well"
+    );
     let mut mirror =
         Forward::new(&Config { ports: 1, topology: Topology::Pairs(vec![(LEFT, LEFT)]), ..wire() });
     assert_eq!(run(&mut mirror, &acknowledgement(), LEFT).0, Verdict::Forward(LEFT));
@@ -86,7 +90,7 @@ fn frames_are_counted_by_kind_opcode_and_queue_pair() {
         Forward::new(&Config { counted_qps: 1, verify_icrc: true, verify_udp_checksum: true, ..wire() });
     let ack = acknowledgement();
     let mut other_qp = ack.clone();
-    other_qp[49] ^= 1; // and the ICRC is wrong now
+    other_qp[49] ^= 1; // which also makes the ICRC wrong
     for (frame, port) in
         [(&ack, LEFT), (&ack, RIGHT), (&other_qp, RIGHT), (&frame(mac(1), mac(2)), LEFT), (&vec![0; 9], LEFT)]
     {
@@ -99,13 +103,13 @@ fn frames_are_counted_by_kind_opcode_and_queue_pair() {
     assert_eq!(counters.opcodes[0x11].get(), (3, 3 * len));
     let host: IpAddr = [192, 168, 1, 13].into();
     assert_eq!(counters.qps.iter().collect::<Vec<_>>(), [(host, Qpn::new(0x6ca9), 2, 2 * len)]);
-    assert_eq!(counters.qps.others.get(), (1, len), "there is room for one");
+    assert_eq!(counters.qps.others.get(), (1, len), "only one queue pair has a counter of its own");
     assert_eq!(counters.faults[Fault::Icrc as usize].get(), 1);
     assert_eq!(counters.faults[Fault::Truncated as usize].get(), 1);
 }
 
 #[test]
-fn what_is_malformed_is_dropped_only_on_demand() {
+fn malformed_frames_are_dropped_only_if_configured() {
     let mut bad_icrc = acknowledgement();
     *bad_icrc.last_mut().unwrap() ^= 1;
     let mut bad_udp_checksum = acknowledgement();
@@ -118,14 +122,14 @@ fn what_is_malformed_is_dropped_only_on_demand() {
     assert_eq!(
         run(&mut forward, &bad_icrc[..50], LEFT).0,
         Verdict::Forward(RIGHT),
-        "truncated, but not to be dropped"
+        "truncated frames are not configured to be dropped"
     );
-    let mut blind = Forward::new(&Config { drop: FaultSet::ALL, ..wire() });
-    assert_eq!(run(&mut blind, &bad_icrc, LEFT).0, Verdict::Forward(RIGHT), "nobody looked");
+    let mut unverified = Forward::new(&Config { drop: FaultSet::ALL, ..wire() });
+    assert_eq!(run(&mut unverified, &bad_icrc, LEFT).0, Verdict::Forward(RIGHT), "the ICRC is not verified");
 }
 
 #[test]
-fn other_functions_drop_what_verification_finds_wrong() {
+fn embedded_forwarding_drops_packets_that_fail_verification() {
     let mut bad_udp_checksum = acknowledgement();
     bad_udp_checksum[41] = 1;
     let verified = Config { verify_icrc: true, verify_udp_checksum: true, ..wire() };
@@ -135,7 +139,7 @@ fn other_functions_drop_what_verification_finds_wrong() {
 }
 
 #[test]
-fn the_beginning_of_a_long_frame_is_oversized_not_truncated() {
+fn truncated_buffer_of_a_long_frame_counts_as_oversized() {
     let mut forward = Forward::new(&Config { drop: FaultSet::ALL, ..wire() });
     let mut frame = MemoryFrame::beginning(&acknowledgement()[..60]);
     let verdict = forward.on_frame(&mut frame, LEFT, Nanos::ZERO, &mut Sent::with_room(0));
@@ -143,13 +147,13 @@ fn the_beginning_of_a_long_frame_is_oversized_not_truncated() {
 }
 
 #[test]
-fn a_bridge_learns_and_floods() {
+fn bridge_learns_and_floods() {
     let mut forward = Forward::new(&bridge(4, 16));
     let out = |ports: &[u16]| ports.iter().map(|&p| PortId(p)).collect::<Vec<_>>();
     assert_eq!(
         run(&mut forward, &frame(mac(2), mac(1)), PortId(0)).1,
         out(&[1, 2, 3]),
-        "unknown: everywhere else"
+        "an unknown destination is flooded"
     );
     assert_eq!(run(&mut forward, &frame(mac(1), mac(2)), PortId(2)).1, out(&[0]), "learnt");
     assert_eq!(run(&mut forward, &frame(mac(2), mac(1)), PortId(0)).1, out(&[2]));
@@ -161,15 +165,19 @@ fn a_bridge_learns_and_floods() {
     assert_eq!(
         run(&mut forward, &frame(mac(99), mac(1)), PortId(0)).1,
         out(&[3]),
-        "what is fixed does not move"
+        "static entries do not move"
     );
     let bpdu = MacAddr([0x01, 0x80, 0xc2, 0, 0, 0]);
     assert_eq!(run(&mut forward, &frame(bpdu, mac(1)), PortId(0)).0, Verdict::Drop(DropReason::LinkLocal));
-    assert_eq!(run(&mut forward, &[1, 2, 3], PortId(0)).1, out(&[1, 2, 3]), "no address, no place");
+    assert_eq!(
+        run(&mut forward, &[1, 2, 3], PortId(0)).1,
+        out(&[1, 2, 3]),
+        "a frame without addresses is flooded"
+    );
 }
 
 #[test]
-fn a_bridge_without_buffers_says_so() {
+fn flooding_without_buffers_drops_with_no_buffer() {
     let mut forward = Forward::new(&bridge(3, 4));
     let mut frame = MemoryFrame::new(frame(mac(1), mac(2)));
     let verdict = forward.on_frame(&mut frame, LEFT, Nanos::ZERO, &mut Sent::with_room(0));
@@ -177,20 +185,20 @@ fn a_bridge_without_buffers_says_so() {
 }
 
 #[test]
-fn a_lonely_bridge_has_nowhere_to_flood() {
+fn flooding_with_one_port_drops_with_same_port() {
     let mut forward = Forward::new(&bridge(1, 4));
     assert_eq!(run(&mut forward, &frame(mac(1), mac(2)), LEFT).0, Verdict::Drop(DropReason::SamePort));
 }
 
 #[test]
-fn stations_are_forgotten_when_silent() {
+fn silent_stations_age_out() {
     let mut forward = Forward::new(&bridge(3, 1000));
     let mut out = Sent::with_room(10);
     for n in 0..500 {
         run_frame(&mut forward, &frame(MacAddr::BROADCAST, mac(1000 + n)), LEFT, Nanos::ZERO);
         while forward.poll_event().is_some() {}
     }
-    // One station speaks on.
+    // One station continues to send.
     forward.on_timer(Nanos::ZERO, &mut out);
     let mut timer = forward.next_timer().expect("a bridge ages");
     while timer < Nanos::from_secs(299) {
@@ -198,18 +206,18 @@ fn stations_are_forgotten_when_silent() {
         forward.on_timer(timer, &mut out);
         timer = forward.next_timer().unwrap();
     }
-    assert_eq!(run(&mut forward, &frame(mac(1001), mac(3)), RIGHT).1, [LEFT], "not yet");
+    assert_eq!(run(&mut forward, &frame(mac(1001), mac(3)), RIGHT).1, [LEFT], "not aged out yet");
     while timer < Nanos::from_secs(400) {
         forward.on_timer(timer, &mut out);
         timer = forward.next_timer().unwrap();
     }
-    assert_eq!(run(&mut forward, &frame(mac(1001), mac(3)), RIGHT).1.len(), 2, "forgotten");
-    assert_eq!(run(&mut forward, &frame(mac(1007), mac(3)), RIGHT).1, [LEFT], "heard lately");
-    assert_eq!(run(&mut forward, &frame(mac(99), mac(3)), RIGHT).1, [PortId(2)], "fixed");
+    assert_eq!(run(&mut forward, &frame(mac(1001), mac(3)), RIGHT).1.len(), 2, "aged out");
+    assert_eq!(run(&mut forward, &frame(mac(1007), mac(3)), RIGHT).1, [LEFT], "seen recently");
+    assert_eq!(run(&mut forward, &frame(mac(99), mac(3)), RIGHT).1, [PortId(2)], "static");
 }
 
 #[test]
-fn workers_hear_of_each_others_stations() {
+fn events_teach_other_workers() {
     let (mut one, mut two) = (Forward::new(&bridge(3, 16)), Forward::new(&bridge(3, 16)));
     let hello = frame(MacAddr::BROADCAST, mac(1));
     run_frame(&mut one, &hello, LEFT, Nanos::ZERO);
@@ -218,7 +226,7 @@ fn workers_hear_of_each_others_stations() {
     assert_eq!(one.poll_event(), None);
     two.on_command(Command::Learn(mac(1), LEFT), Nanos::ZERO);
     assert_eq!(run(&mut two, &frame(mac(1), mac(2)), RIGHT).1, [LEFT]);
-    // Told again only after a quarter of the ageing time, so that the other does not forget.
+    // Reported again only after a quarter of the ageing time, so that other workers keep the entry.
     run_frame(&mut one, &hello, LEFT, Nanos::from_secs(74));
     assert_eq!(one.poll_event(), None);
     run_frame(&mut one, &hello, LEFT, Nanos::from_secs(75));
@@ -226,20 +234,20 @@ fn workers_hear_of_each_others_stations() {
 }
 
 #[test]
-fn more_events_than_fit_wait_for_the_next_frame() {
+fn stations_beyond_the_event_queue_are_learnt_later() {
     let mut forward = Forward::new(&bridge(3, 1000));
     for n in 0..200 {
         run_frame(&mut forward, &frame(MacAddr::BROADCAST, mac(1000 + n)), LEFT, Nanos::ZERO);
     }
-    let told = std::iter::from_fn(|| forward.poll_event()).count();
-    assert!(told < 200);
+    let reported = std::iter::from_fn(|| forward.poll_event()).count();
+    assert!(reported < 200);
     run_frame(&mut forward, &frame(MacAddr::BROADCAST, mac(1199)), LEFT, Nanos::ZERO);
     assert_eq!(forward.poll_event(), Some(Event::Heard(mac(1199), LEFT)));
 }
 
 #[test]
-fn queue_pairs_chosen_to_collide_find_places_under_every_salt() {
-    // What is added to the address is what the number takes away.
+fn chosen_colliding_queue_pairs_are_indexed_under_every_salt() {
+    // The change of the address cancels that of the number.
     let chosen = |n: u32| HostQp::new(IpAddr::V6((u128::from(n) << 40 | 0xfd << 120).into()), Qpn::new(n));
     assert!((1..1000).all(|n| chosen(n).hash() == chosen(0).hash()), "they collide without a salt");
     for seed in 0..100 {
@@ -250,7 +258,7 @@ fn queue_pairs_chosen_to_collide_find_places_under_every_salt() {
 }
 
 #[test]
-fn fixed_stations_are_known_to_a_salted_bridge() {
+fn static_stations_survive_salting() {
     let config = Config {
         topology: Topology::Mac(MacTable {
             capacity: 4,
@@ -267,7 +275,7 @@ fn fixed_stations_are_known_to_a_salted_bridge() {
 }
 
 #[test]
-fn queue_pairs_of_many_hosts_hash_apart() {
+fn queue_pairs_of_different_hosts_hash_apart() {
     let mut index = Index::with_capacity(65_536);
     let packet = acknowledgement();
     for host in 0..=255u8 {

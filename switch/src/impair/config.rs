@@ -1,4 +1,4 @@
-//! What the impairing function is asked for.
+//! Configuration of the impairing function.
 
 use super::matching::Match;
 use crate::{Nanos, PortId, Share};
@@ -6,89 +6,93 @@ use crate::{Nanos, PortId, Share};
 /// Configuration of [`Impair`](super::Impair).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Number of ports; every [`PortId`] below is smaller
+    /// Count of ports; every [`PortId`] below is smaller
     pub ports: u16,
-    /// Wires: what comes in on one leaves on the other. Each port is in one pair; a port paired with itself reflects.
+    /// Point-to-point wires: a frame received on one port of a pair is sent on the other. Each port is in one
+    /// pair; a port paired with itself reflects its frames.
     pub pairs: Vec<(PortId, PortId)>,
-    /// What all chance comes from
+    /// Seed of all random choices
     pub seed: u64,
-    /// Frames that are held back at once
+    /// Maximum count of frames that are held back at one time
     pub held: usize,
-    /// Bytes of the longest frame that can be held back
+    /// Maximum length of a frame that can be held back, in bytes
     pub frame_len: usize,
-    /// Flows of which the first PSN is remembered, for [`Match::psn_offset`]
+    /// Maximum count of flows whose first PSN is stored, for [`Match::psn_offset`]
     pub flows: usize,
-    /// Queue pairs that are counted one by one, 0 for none; packets to further ones are counted together
+    /// Count of queue pairs with counters of their own, 0 for none; packets to any further queue pairs are
+    /// counted together
     pub counted_qps: usize,
-    /// What is done to which packets, in order
+    /// Rules, in the order in which they are applied
     pub rules: Vec<Rule>,
 }
 
-/// What is done to some packets.
+/// An action and the packets to which it applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// What reports call it. Its chance comes from the seed and this name, and no two rules have the same: then a rule
-    /// that comes or goes changes nothing in what the others choose.
+    /// Name in reports. The rule's random choices depend on the seed and this name only, and names are
+    /// unique: adding or removing a rule therefore does not change the choices of other rules.
     pub name: String,
-    /// Which packets it is for
+    /// Condition that a packet has to meet
     pub matching: Match,
-    /// How many of those it acts on
+    /// Probability of acting on a matching packet
     pub share: Share,
-    /// How many that match are left alone, to begin with
+    /// Count of matching packets to ignore at first
     pub skip: u64,
-    /// How often it acts at most
+    /// Maximum count of packets to act on
     pub times: u64,
-    /// What it does
+    /// Action on these packets
     pub action: Action,
 }
 
-/// What is done to a packet.
+/// An action on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// It is lost.
+    /// Drops the packet.
     Drop,
-    /// It is held back for a while. Packets that come later may overtake it.
+    /// Holds the packet back for some time. Later packets may overtake it.
     Delay {
-        /// For so long
+        /// Minimum delay
         by: Nanos,
-        /// And up to so much longer, every span being equally likely
+        /// Maximum additional delay; uniformly distributed from zero
         jitter: Nanos,
     },
-    /// It is sent several times.
+    /// Sends the packet several times.
     Duplicate {
-        /// How often beside the packet itself
+        /// Count of additional copies
         copies: u32,
     },
-    /// It is held back until others have overtaken it. Those count that are sent on at once: not what is itself lost or
-    /// held back, nor frames that are no RoCEv2 packets.
+    /// Holds the packet back until others have overtaken it. Only packets that are forwarded immediately
+    /// count: neither packets that are themselves dropped or held back, nor frames that are not RoCEv2
+    /// packets.
     Reorder {
-        /// So many later packets of the same direction
+        /// Count of later packets in the same direction that have to overtake it
         behind: u64,
-        /// And no longer than that, if no others come
+        /// Maximum time to hold it back if fewer packets follow
         at_most: Nanos,
     },
-    /// A bit of it flips.
+    /// Flips a bit of the packet.
     Corrupt(Field),
-    /// It gets the ECN codepoint "congestion experienced", if it is ECN capable.
+    /// Sets the ECN codepoint to "congestion experienced" if the packet is ECN-capable.
     Mark {
-        /// Even if it is not
+        /// Marks the packet even if it is not ECN-capable
         force: bool,
     },
 }
 
-/// Where a bit flips. The ICRC is not corrected, and is wrong afterwards as behind a bad cable.
+/// The field in which a bit is flipped. The ICRC is not updated, so it is wrong afterwards, as after damage
+/// on a cable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
-    /// In the payload without its padding
+    /// Payload without its padding
     Payload,
-    /// In the BTH, but for the byte that the ICRC leaves out
+    /// BTH, but for the byte that the ICRC does not cover
     Header,
-    /// In the ICRC itself
+    /// ICRC
     Icrc,
 }
 
 impl Action {
-    /// A word for it, as in configurations and reports.
+    /// Returns the name used in configurations and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Drop => "drop",

@@ -1,37 +1,37 @@
-//! What the impairing function counts.
+//! Counters of the impairing function.
 
 use crate::counters::Counter;
 use crate::forward;
 use std::sync::Arc;
 
-/// Counters of one instance: written by its worker, read by anyone.
+/// Counters of one instance: written by its worker, read by any thread.
 #[derive(Debug)]
 pub struct Counters {
-    /// What came in, as [`Forward`](crate::forward::Forward) counts it
+    /// Received frames, as [`Forward`](crate::forward::Forward) counts them
     pub seen: Arc<forward::Counters>,
-    /// By rule, in their order
+    /// Counters of the rules, in their order
     pub rules: Box<[RuleCounters]>,
-    /// Frames held back
+    /// Frames that were held back
     pub held: Counter,
-    /// Of these, those sent since
+    /// Held frames that have been sent since
     pub released: Counter,
-    /// Most frames held back at once
+    /// Maximum count of frames held back at one time
     pub held_peak: Counter,
-    /// Frames that were to be held back and passed at once, because there was no place to hold one more
+    /// Frames that should have been held back but were forwarded, because no slot was free
     pub held_full: Counter,
-    /// Packets of flows whose first PSN there was no place to remember: no rule with an offset matches them
+    /// Packets of flows whose first PSN could not be stored, which no rule with an offset matches
     pub flows_full: Counter,
 }
 
-/// What became of a rule.
+/// Counters of one rule.
 #[derive(Debug, Default)]
 pub struct RuleCounters {
-    /// Packets that it is for
+    /// Packets that matched
     pub matched: Counter,
-    /// Packets that it acted on
+    /// Packets on which the rule acted
     pub acted: Counter,
-    /// Packets that it was to act on and could not: no place to hold one, no buffer for a copy, no payload to corrupt, not
-    /// ECN capable or marked already
+    /// Packets on which the rule should have acted but could not: no slot to hold one, no buffer for a copy,
+    /// no payload to corrupt, not ECN-capable, or marked already
     pub unable: Counter,
 }
 
@@ -48,9 +48,9 @@ impl Counters {
         }
     }
 
-    /// Frames held back now.
+    /// Returns the count of frames that are held back now.
     pub fn held_now(&self) -> u64 {
-        // Whoever reads while the worker writes may see the second number newer than the first.
+        // A concurrent reader may see `released` newer than `held`.
         self.held.get().saturating_sub(self.released.get())
     }
 

@@ -1,54 +1,55 @@
-//! Frames that are held back: copies in places that are there from the start, given out again by time or by the number of
-//! frames that have passed since.
+//! Held frames: copies in preallocated slots, released when their time has come or when enough later frames
+//! have passed.
 
 use crate::heap::Heap;
 use crate::{Frame, Full, Nanos, Output, PortId};
 
-/// For how long a frame waits that is due while its port has no room, before it is offered again
+/// Time until a due frame is offered again after its port had no room
 const RETRY: Nanos = Nanos::from_micros(1);
 
-/// Frames held back, for each port that they are for.
+/// Held frames, with a queue for each output port.
 pub(super) struct Held {
     bytes: Box<[u8]>,
     slot_len: usize,
-    /// Length of the frame in each slot
+    /// Length of the frame in each slot, in bytes
     lens: Box<[usize]>,
     free: Vec<u32>,
-    lanes: Box<[Lane]>,
-    /// Frames held back so far: what comes earlier, leaves earlier at the same time
+    queues: Box<[PortQueue]>,
+    /// Count of frames held so far: frames that are due at the same time leave in the order in which they
+    /// were held
     count: u64,
 }
 
-/// What is on its way to one port.
-struct Lane {
-    /// Every frame held back, by the time when it is due
+/// The held frames of one output port.
+struct PortQueue {
+    /// All held frames, by due time
     by_time: Heap,
-    /// Those among them that wait for others to pass, by how many have to
+    /// Those that wait for later frames to pass, by the count of passed frames that releases them
     by_passed: Heap,
-    /// Frames that passed so far
+    /// Count of frames that have passed
     passed: u64,
-    /// Frames that are due are not offered before, because the port had no room
+    /// Time before which due frames are not offered, because the port had no room
     retry: Nanos,
 }
 
-impl Lane {
+impl PortQueue {
     fn next(&self) -> Option<Nanos> {
         self.by_time.first().map(|(due, _)| Nanos(due).max(self.retry))
     }
 }
 
-/// Until when a frame is held back.
+/// When a held frame is released.
 #[derive(Clone, Copy)]
-pub(super) struct Until {
+pub(super) struct Release {
     pub(super) due: Nanos,
-    /// Or until so many frames have passed
+    /// Count of later frames whose passing releases the frame before it is due
     pub(super) behind: Option<u64>,
 }
 
 impl Held {
-    /// Places for `slots` frames of up to `slot_len` bytes, for `ports` ports.
+    /// Allocates `slots` slots of `slot_len` bytes for `ports` ports.
     pub(super) fn new(slots: usize, slot_len: usize, ports: u16) -> Self {
-        let lane = |_| Lane {
+        let queue = |_| PortQueue {
             by_time: Heap::new(slots),
             by_passed: Heap::new(slots),
             passed: 0,
@@ -59,13 +60,16 @@ impl Held {
             slot_len,
             lens: vec![0; slots].into(),
             free: (0..slots as u32).rev().collect(),
-            lanes: (0..ports).map(lane).collect(),
+            queues: (0..ports).map(queue).collect(),
             count: 0,
         }
     }
 
-    /// Holds back a copy of `frame`, which is for `port`.
-    pub(super) fn hold(&mut self, frame: &[u8], port: PortId, until: Until) -> Result<(), Full> {
+    /// Holds back a copy of `frame`, which is to be sent through `port`.
+    ///
+    /// # Errors
+    /// [`Full`] if no slot is free or the frame is longer than a slot.
+    pub(super) fn hold(&mut self, frame: &[u8], port: PortId, release: Release) -> Result<(), Full> {
         if frame.len() > self.slot_len {
             return Err(Full);
         }
@@ -73,41 +77,43 @@ impl Held {
         let at = slot as usize * self.slot_len;
         self.bytes[at..at + frame.len()].copy_from_slice(frame);
         self.lens[slot as usize] = frame.len();
-        let lane = &mut self.lanes[port.index()];
-        lane.by_time.insert(slot, (until.due.0, self.count));
-        if let Some(behind) = until.behind {
-            lane.by_passed.insert(slot, (lane.passed.saturating_add(behind), self.count));
+        let queue = &mut self.queues[port.index()];
+        queue.by_time.insert(slot, (release.due.0, self.count));
+        if let Some(behind) = release.behind {
+            queue.by_passed.insert(slot, (queue.passed.saturating_add(behind), self.count));
         }
         self.count += 1;
         Ok(())
     }
 
-    /// A frame passes on to `port`. What waited for it is due from now on, and leaves before the next frame.
+    /// Records that a frame is forwarded to `port`. Held frames that this releases become due, and leave
+    /// before the next frame.
     #[inline]
     pub(super) fn pass(&mut self, port: PortId, now: Nanos) {
-        let lane = &mut self.lanes[port.index()];
-        lane.passed += 1;
-        while let Some((target, order)) = lane.by_passed.first().filter(|(target, _)| *target <= lane.passed)
+        let queue = &mut self.queues[port.index()];
+        queue.passed += 1;
+        while let Some((target, order)) =
+            queue.by_passed.first().filter(|(target, _)| *target <= queue.passed)
         {
-            debug_assert_eq!(target, lane.passed, "every frame that passes is looked at");
-            let Some(slot) = lane.by_passed.pop() else { break };
-            lane.by_time.remove(slot);
-            lane.by_time.insert(slot, (now.0, order));
+            debug_assert_eq!(target, queue.passed, "pass() is called for every frame");
+            let Some(slot) = queue.by_passed.pop() else { break };
+            queue.by_time.remove(slot);
+            queue.by_time.insert(slot, (now.0, order));
         }
     }
 
-    /// When the next frame is due.
+    /// Returns when the next frame is due.
     pub(super) fn next(&self) -> Option<Nanos> {
-        self.lanes.iter().filter_map(Lane::next).min()
+        self.queues.iter().filter_map(PortQueue::next).min()
     }
 
-    /// Sends what is due on `port`, as long as there is room; how many frames that was.
+    /// Sends the due frames of `port` while there is room. Returns their count.
     #[inline]
     pub(super) fn release<O: Output>(&mut self, port: PortId, now: Nanos, out: &mut O) -> u64 {
         let mut released = 0;
-        while self.lanes[port.index()].next().is_some_and(|due| due <= now) {
+        while self.queues[port.index()].next().is_some_and(|due| due <= now) {
             if self.release_first(port, out).is_err() {
-                self.lanes[port.index()].retry = now + RETRY;
+                self.queues[port.index()].retry = now + RETRY;
                 break;
             }
             released += 1;
@@ -115,25 +121,25 @@ impl Held {
         released
     }
 
-    /// Sends what is due on any port; how many frames that was.
+    /// Sends the due frames of all ports. Returns their count.
     pub(super) fn release_all<O: Output>(&mut self, now: Nanos, out: &mut O) -> u64 {
-        (0..self.lanes.len() as u16).map(|port| self.release(PortId(port), now, out)).sum()
+        (0..self.queues.len() as u16).map(|port| self.release(PortId(port), now, out)).sum()
     }
 
     #[cold]
     fn release_first<O: Output>(&mut self, port: PortId, out: &mut O) -> Result<(), Full> {
-        let lane = &mut self.lanes[port.index()];
-        let Some(slot) = lane.by_time.slot() else { return Err(Full) };
+        let queue = &mut self.queues[port.index()];
+        let Some(slot) = queue.by_time.slot() else { return Err(Full) };
         if out.room(port) == 0 {
             return Err(Full);
         }
         let (at, len) = (slot as usize * self.slot_len, self.lens[slot as usize]);
         let mut frame = out.make(len)?;
         frame.bytes_mut().copy_from_slice(&self.bytes[at..at + len]);
-        lane.by_time.remove(slot);
-        lane.by_passed.remove(slot);
+        queue.by_time.remove(slot);
+        queue.by_passed.remove(slot);
         self.free.push(slot);
-        // There was room; should there be none after all, the runner counts the frame.
+        // `room` was checked above; if the port still refuses the frame, the runner counts it.
         _ = out.send(frame, port);
         Ok(())
     }

@@ -1,26 +1,28 @@
-//! Which packets a rule is for.
+//! Conditions by which rules select packets.
 
 use crate::PortId;
 use core::net::IpAddr;
 use rocev2::{Opcode, Packet, Psn, Qpn};
 
-/// What a packet has to be. It matches if all is true that is asked for; with nothing asked for, every RoCEv2 packet does.
+/// Condition of a rule. A packet matches if it meets every criterion that is set; without criteria, every
+/// RoCEv2 packet matches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Match {
-    /// One of these operations
+    /// Operation
     pub operations: Option<Operations>,
-    /// To one of these queue pairs; to any, if there is none
+    /// Destination queue pairs; any, if empty
     pub qpns: Vec<Qpn>,
-    /// From a host in this network
+    /// Source network
     pub src: Option<Network>,
-    /// To a host in this network
+    /// Destination network
     pub dst: Option<Network>,
-    /// Received on this port
+    /// Port on which the packet was received
     pub port: Option<PortId>,
-    /// With one of these PSNs
+    /// PSN
     pub psn: Option<PsnRange>,
-    /// So far behind the first packet of its flow, in PSNs. A flow is what one queue pair is sent: requests and responses
-    /// each, for they have PSNs of their own. CNPs have none, and do not match.
+    /// Distance of the PSN from that of the first packet of the flow. The requests to one queue pair are a
+    /// flow, and so are the responses to it, because each have PSNs of their own. CNPs have no PSN and do not
+    /// match.
     pub psn_offset: Option<PsnRange>,
 }
 
@@ -28,17 +30,17 @@ pub struct Match {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Operations {
     opcodes: [u64; 4],
-    /// Whether the communication manager's messages are in it, which are UD SENDs to QP 1
+    /// Whether the set contains the messages of the communication manager (CM), which are UD SENDs to QP 1
     cm: bool,
 }
 
 impl Operations {
-    /// Words for sets of operations.
+    /// Names of operation classes.
     pub const CLASSES: [&'static str; 8] =
         ["request", "response", "ack", "read", "write", "send", "atomic", "cm"];
 
-    /// The set that one of [`CLASSES`](Self::CLASSES) stands for. The communication manager's messages are in `cm` alone:
-    /// who wants SENDs lost seldom means that nothing should connect.
+    /// Returns the set of a class in [`CLASSES`](Self::CLASSES), or `None` for another word. CM messages are
+    /// in `cm` only: a rule that drops SENDs is seldom meant to prevent connections.
     pub fn class(word: &str) -> Option<Self> {
         let in_class: fn(Opcode) -> bool = match word {
             "request" => |op| !is_response(op) && op != Opcode::CNP,
@@ -58,14 +60,14 @@ impl Operations {
         Some(known.fold(Self::default(), |set, op| Self { cm: false, ..set.and(Self::only(op)) }))
     }
 
-    /// Packets of this opcode, the communication manager's included.
+    /// Returns the set of packets with this opcode, including CM messages.
     pub fn only(opcode: Opcode) -> Self {
         let mut opcodes = [0; 4];
         opcodes[usize::from(opcode.0 / 64)] = 1 << (opcode.0 % 64);
         Self { opcodes, cm: opcode == Opcode::UD_SEND_ONLY }
     }
 
-    /// What is in either set.
+    /// Returns the union of two sets.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -74,7 +76,7 @@ impl Operations {
         }
     }
 
-    /// Whether it has the packets of this opcode to this queue pair.
+    /// Returns whether the set contains packets with this opcode to this queue pair.
     #[inline]
     pub fn has(&self, opcode: Opcode, to: Qpn) -> bool {
         if opcode == Opcode::UD_SEND_ONLY && to == Qpn::GSI {
@@ -84,12 +86,12 @@ impl Operations {
     }
 }
 
-/// Whether a responder sends it.
+/// Returns whether responders send packets with this opcode.
 pub(super) fn is_response(opcode: Opcode) -> bool {
     (Opcode::RC_READ_RESPONSE_FIRST..=Opcode::RC_ATOMIC_ACKNOWLEDGE).contains(&opcode)
 }
 
-/// The hosts whose addresses begin alike.
+/// A network: hosts whose addresses have a common prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network {
     address: u128,
@@ -97,7 +99,8 @@ pub struct Network {
 }
 
 impl Network {
-    /// The addresses that have the first `prefix` bits of `address`; `None` if an address has not so many bits.
+    /// Returns the network of the first `prefix` bits of `address`, or `None` if `prefix` exceeds the
+    /// address's length.
     pub fn new(address: IpAddr, prefix: u32) -> Option<Self> {
         let (bits, unused) = match address {
             IpAddr::V4(_) => (32, 96),
@@ -106,17 +109,17 @@ impl Network {
         if prefix > bits {
             return None;
         }
-        // An IPv4 address is written into ::ffff:0:0/96.
+        // IPv4 addresses are mapped into ::ffff:0:0/96.
         let mask = u128::MAX.checked_shl(128 - prefix - unused).unwrap_or(0);
         Some(Self { address: number(address) & mask, mask })
     }
 
-    /// One host.
+    /// Returns the network of a single host.
     pub fn host(address: IpAddr) -> Self {
         Self { address: number(address), mask: u128::MAX }
     }
 
-    /// Whether `address` is one of them.
+    /// Returns whether the network contains `address`.
     pub fn has(&self, address: IpAddr) -> bool {
         self.has_number(number(address))
     }
@@ -126,13 +129,13 @@ impl Network {
         address & self.mask == self.address
     }
 
-    /// The first of them.
+    /// Returns the first address of the network.
     pub fn first(&self) -> IpAddr {
         IpAddr::V6(self.address.into()).to_canonical()
     }
 }
 
-/// ::ffff:0:0/96, where IPv4 addresses are written among those of IPv6
+/// ::ffff:0:0/96, into which IPv4 addresses are mapped
 const MAPPED: u128 = 0xffff_0000_0000;
 
 fn number(address: IpAddr) -> u128 {
@@ -142,37 +145,38 @@ fn number(address: IpAddr) -> u128 {
     }
 }
 
-/// PSNs from one to another, both included, on the way up round the circle.
+/// An inclusive range of PSNs, which may wrap around.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PsnRange {
-    /// The first
+    /// First PSN
     pub first: Psn,
-    /// The last, which may be a smaller number
+    /// Last PSN, which is a smaller number if the range wraps around
     pub last: Psn,
 }
 
 impl PsnRange {
-    /// Whether `psn` is one of them.
+    /// Returns whether the range contains `psn`.
     #[inline]
     pub fn has(&self, psn: Psn) -> bool {
         psn.sub(self.first.get()).get() <= self.last.sub(self.first.get()).get()
     }
 }
 
-/// What rules look at, taken from the packet as it arrived: what one rule changes, no other sees.
+/// The fields that rules compare, taken from the packet as received: a rule does not see the changes of
+/// earlier rules.
 #[derive(Clone, Copy)]
-pub(super) struct Facts {
+pub(super) struct PacketFields {
     port: PortId,
     opcode: Opcode,
     to: Qpn,
     psn: Psn,
-    /// From the first PSN of the flow; `None` if nobody asks, or the flow is not known
+    /// Distance from the first PSN of the flow; `None` if no rule needs it, or the flow is unknown
     offset: Option<Psn>,
     src: u128,
     dst: u128,
 }
 
-impl Facts {
+impl PacketFields {
     #[inline]
     pub(super) fn of(packet: &Packet<'_>, port: PortId, offset: Option<Psn>) -> Self {
         let bth = packet.bth();
@@ -190,13 +194,13 @@ impl Facts {
 
 impl Match {
     #[inline]
-    pub(super) fn has(&self, facts: &Facts) -> bool {
-        self.port.is_none_or(|port| port == facts.port)
-            && self.operations.is_none_or(|some| some.has(facts.opcode, facts.to))
-            && (self.qpns.is_empty() || self.qpns.contains(&facts.to))
-            && self.psn.is_none_or(|range| range.has(facts.psn))
-            && self.psn_offset.is_none_or(|range| facts.offset.is_some_and(|offset| range.has(offset)))
-            && self.src.is_none_or(|network| network.has_number(facts.src))
-            && self.dst.is_none_or(|network| network.has_number(facts.dst))
+    pub(super) fn has(&self, fields: &PacketFields) -> bool {
+        self.port.is_none_or(|port| port == fields.port)
+            && self.operations.is_none_or(|some| some.has(fields.opcode, fields.to))
+            && (self.qpns.is_empty() || self.qpns.contains(&fields.to))
+            && self.psn.is_none_or(|range| range.has(fields.psn))
+            && self.psn_offset.is_none_or(|range| fields.offset.is_some_and(|offset| range.has(offset)))
+            && self.src.is_none_or(|network| network.has_number(fields.src))
+            && self.dst.is_none_or(|network| network.has_number(fields.dst))
     }
 }

@@ -1,13 +1,15 @@
-//! Impairing: a wire that loses, delays, duplicates, reorders, damages and ECN-marks RoCEv2 packets, as rules say and a
-//! seed decides, and counts what it did. Everything else passes untouched, malformed frames included.
+//! The impairing function: a wire that drops, delays, duplicates, reorders, corrupts and ECN-marks RoCEv2
+//! packets by rules and a seed, and counts its actions. All other frames pass unchanged, malformed ones
+//! included.
 //!
-//! Every packet meets the rules in their order. A rule acts on it or leaves it alone, and the packet goes on to the next
-//! rule, until one drops it or holds it back: so a packet can be marked, then duplicated, then delayed. All rules look at
-//! the packet as it arrived. A copy is the packet as it is when it meets the rule that copies it; it leaves at once, and
-//! meets no further rule. What was held back meets no further rule either.
+//! The rules are applied in order. A rule acts on the packet or ignores it, and the packet continues with the
+//! next rule until one drops it or holds it back: a packet can be marked, then duplicated, then delayed. All
+//! rules match the packet as received. A copy has the changes of the rules before the one that copies; it is
+//! sent immediately, and no further rule applies to it. Nor do further rules apply to a packet that was held
+//! back.
 //!
-//! A rule counts, skips and chooses by itself in each instance: with several workers, what a rule does `times` times
-//! happens so often on each of them. Frames still held back when a run ends are lost.
+//! Each instance counts, skips and chooses independently: with several workers, a rule with `times` acts that
+//! many times on each of them. Frames still held back when a run ends are lost.
 
 pub mod config;
 pub mod counters;
@@ -25,8 +27,8 @@ use crate::forward::{self, Forward};
 use crate::table::{Index, Salt, mix};
 use crate::{Chance, DropReason, Frame, Full, Function, Nanos, Output, PortId, Verdict};
 use counters::RuleCounters;
-use held::{Held, Until};
-use matching::{Facts, is_response};
+use held::{Held, Release};
+use matching::{PacketFields, is_response};
 use rocev2::rewrite::Rewriter;
 use rocev2::{Bth, Layout, Opcode, Packet, Psn};
 use std::sync::Arc;
@@ -37,47 +39,48 @@ const CE: u8 = 3;
 
 /// The impairing function.
 pub struct Impair {
-    /// Parses and counts
-    wire: Forward,
-    /// The other end of each port's wire
+    /// Parses and counts frames
+    forward: Forward,
+    /// The other port of each port's pair
     peers: Box<[PortId]>,
-    rules: Box<[Acting]>,
+    rules: Box<[ActiveRule]>,
     held: Held,
     flows: Option<Flows>,
     counters: Arc<Counters>,
 }
 
-/// A rule at work.
-struct Acting {
+/// A rule and its state.
+struct ActiveRule {
     rule: Rule,
-    /// Whether to act: drawn once for every packet that matches
-    choice: Chance,
-    /// How to act: apart, so that what an action draws does not change which packets are chosen
-    manner: Chance,
+    /// Random numbers that decide whether to act, one for each matching packet
+    choice_rng: Chance,
+    /// Random numbers for the action itself; separate, so that an action's draws do not change which packets
+    /// are chosen
+    action_rng: Chance,
     matched: u64,
     acted: u64,
 }
 
-/// What becomes of a packet behind an action.
-enum Fate {
-    /// It goes on to the next rule.
-    Goes,
-    /// Nothing could be done to it; it goes on too.
+/// Result of an action.
+enum Effect {
+    /// The packet continues with the next rule.
+    Continue,
+    /// The action was not possible; the packet continues with the next rule.
     Unable,
-    /// It was held back.
+    /// The packet was held back.
     Held,
-    /// It is lost.
-    Lost,
+    /// The packet is dropped.
+    Dropped,
 }
 
 impl Impair {
-    /// A function of this configuration, for one of several workers: each draws chances of its own. What it counts can be
-    /// read from [`counters`](Self::counters) by others.
+    /// Creates an instance for one of several workers; each worker draws different random numbers. Other
+    /// threads can read [`counters`](Self::counters).
     ///
     /// # Panics
     /// If a port in `config` is not below `config.ports`.
     pub fn new(config: &Config, worker: usize) -> Self {
-        let wire = Forward::new(&forward::Config {
+        let forward = Forward::new(&forward::Config {
             ports: config.ports,
             topology: Topology::Pairs(Vec::new()),
             drop: FaultSet::NONE,
@@ -93,11 +96,11 @@ impl Impair {
         let holds = |rule: &Rule| matches!(rule.action, Action::Delay { .. } | Action::Reorder { .. });
         let slots = if config.rules.iter().any(holds) { config.held } else { 0 };
         let offsets = config.rules.iter().any(|rule| rule.matching.psn_offset.is_some());
-        let counters = Counters::new(config.rules.len(), wire.counters());
+        let counters = Counters::new(config.rules.len(), forward.counters());
         Self {
-            wire,
+            forward,
             peers,
-            rules: config.rules.iter().map(|rule| Acting::new(rule, config.seed, worker)).collect(),
+            rules: config.rules.iter().map(|rule| ActiveRule::new(rule, config.seed, worker)).collect(),
             held: Held::new(slots, config.frame_len, config.ports),
             flows: offsets.then(|| Flows::new(config.flows)),
             counters: Arc::new(counters),
@@ -107,19 +110,19 @@ impl Impair {
     /// Salts the tables of queue pairs, as [`Forward::salted`] does.
     #[must_use]
     pub fn salted(mut self, seed: u64) -> Self {
-        self.wire = self.wire.salted(seed);
+        self.forward = self.forward.salted(seed);
         if let Some(flows) = &mut self.flows {
             flows.index.set_salt(Salt::new(seed));
         }
         self
     }
 
-    /// What this instance has counted so far, and goes on to count.
+    /// Returns the counters of this instance, which it continues to update.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
     }
 
-    /// The packet meets the rules.
+    /// Applies the rules to a packet.
     #[inline]
     fn impair<O: Output>(
         &mut self,
@@ -139,40 +142,40 @@ impl Impair {
             }
             None => None,
         };
-        let facts = Facts::of(&packet, port, offset);
-        for (acting, counters) in self.rules.iter_mut().zip(&self.counters.rules) {
-            if !acting.chooses(&facts, counters) {
+        let fields = PacketFields::of(&packet, port, offset);
+        for (active, counters) in self.rules.iter_mut().zip(&self.counters.rules) {
+            if !active.selects(&fields, counters) {
                 continue;
             }
-            let fate = match acting.rule.action {
-                Action::Drop => Fate::Lost,
+            let effect = match active.rule.action {
+                Action::Drop => Effect::Dropped,
                 Action::Delay { by, jitter } => {
-                    let span = by + Nanos(acting.manner.between(0, jitter.0));
-                    hold(&mut self.held, frame, to, Until { due: now + span, behind: None })
+                    let span = by + Nanos(active.action_rng.between(0, jitter.0));
+                    hold(&mut self.held, frame, to, Release { due: now + span, behind: None })
                 }
                 Action::Reorder { behind, at_most } => {
-                    hold(&mut self.held, frame, to, Until { due: now + at_most, behind: Some(behind) })
+                    hold(&mut self.held, frame, to, Release { due: now + at_most, behind: Some(behind) })
                 }
                 Action::Duplicate { copies } => duplicate(frame, to, copies, out),
-                Action::Corrupt(field) => corrupt(frame.bytes_mut(), layout, field, &mut acting.manner),
+                Action::Corrupt(field) => corrupt(frame.bytes_mut(), layout, field, &mut active.action_rng),
                 Action::Mark { force } => mark(frame.bytes_mut(), layout, force),
             };
-            if matches!(fate, Fate::Unable) {
+            if matches!(effect, Effect::Unable) {
                 counters.unable.add(1);
-                if matches!(acting.rule.action, Action::Delay { .. } | Action::Reorder { .. }) {
+                if matches!(active.rule.action, Action::Delay { .. } | Action::Reorder { .. }) {
                     self.counters.held_full.add(1);
                 }
                 continue;
             }
             counters.acted.add(1);
-            acting.acted += 1;
-            match fate {
-                Fate::Lost => return Verdict::Drop(DropReason::Impaired),
-                Fate::Held => {
+            active.acted += 1;
+            match effect {
+                Effect::Dropped => return Verdict::Drop(DropReason::Impaired),
+                Effect::Held => {
                     self.counters.count_held();
                     return Verdict::Consume;
                 }
-                Fate::Goes | Fate::Unable => {}
+                Effect::Continue | Effect::Unable => {}
             }
         }
         self.held.pass(to, now);
@@ -180,83 +183,90 @@ impl Impair {
     }
 }
 
-impl Acting {
+impl ActiveRule {
     fn new(rule: &Rule, seed: u64, worker: usize) -> Self {
         let stream =
             rule.name.bytes().fold(worker as u64, |hash, byte| mix(hash ^ u64::from(byte)).wrapping_add(1));
         Self {
             rule: rule.clone(),
-            choice: Chance::stream(seed, stream),
-            manner: Chance::stream(seed, !stream),
+            choice_rng: Chance::stream(seed, stream),
+            action_rng: Chance::stream(seed, !stream),
             matched: 0,
             acted: 0,
         }
     }
 
-    /// Whether the rule is for this packet and wants to act on it.
+    /// Returns whether the rule matches this packet and chooses to act on it.
     #[inline]
-    fn chooses(&mut self, facts: &Facts, counters: &RuleCounters) -> bool {
-        if !self.rule.matching.has(facts) {
+    fn selects(&mut self, fields: &PacketFields, counters: &RuleCounters) -> bool {
+        if !self.rule.matching.has(fields) {
             return false;
         }
         counters.matched.add(1);
         self.matched += 1;
-        self.matched > self.rule.skip && self.choice.happens(self.rule.share) && self.acted < self.rule.times
+        self.matched > self.rule.skip
+            && self.choice_rng.happens(self.rule.share)
+            && self.acted < self.rule.times
     }
 }
 
-fn hold(held: &mut Held, frame: &impl Frame, to: PortId, until: Until) -> Fate {
-    // The rest of a frame in several buffers would be missing from the copy.
-    if frame.is_whole() && held.hold(frame.bytes(), to, until).is_ok() { Fate::Held } else { Fate::Unable }
+fn hold(held: &mut Held, frame: &impl Frame, to: PortId, release: Release) -> Effect {
+    // A copy would lack the further segments of a frame in several buffers.
+    if frame.is_whole() && held.hold(frame.bytes(), to, release).is_ok() {
+        Effect::Held
+    } else {
+        Effect::Unable
+    }
 }
 
-/// Sends copies; none if there is no room for all and the packet itself, fewer if buffers run out.
-fn duplicate<O: Output>(frame: &O::Frame, to: PortId, copies: u32, out: &mut O) -> Fate {
+/// Sends copies. Sends none if the port has no room for all copies and the packet itself, and fewer if
+/// buffers run out.
+fn duplicate<O: Output>(frame: &O::Frame, to: PortId, copies: u32, out: &mut O) -> Effect {
     if out.room(to) <= copies as usize {
-        return Fate::Unable;
+        return Effect::Unable;
     }
     for _ in 0..copies {
-        let Ok(copy) = out.copy(frame) else { return Fate::Unable };
-        // There was room; should there be none after all, the runner counts the frame.
+        let Ok(copy) = out.copy(frame) else { return Effect::Unable };
+        // `room` was checked above; if the port still refuses the frame, the runner counts it.
         _ = out.send(copy, to);
     }
-    Fate::Goes
+    Effect::Continue
 }
 
-fn corrupt(bytes: &mut [u8], layout: Layout, field: Field, chance: &mut Chance) -> Fate {
+fn corrupt(bytes: &mut [u8], layout: Layout, field: Field, rng: &mut Chance) -> Effect {
     let (first, len) = match field {
         Field::Payload => (layout.payload(), Packet::new(bytes, layout).payload().len()),
         Field::Header => (layout.bth(), Bth::LEN - 1),
         Field::Icrc => (layout.icrc(), layout.end() - layout.icrc()),
     };
     if len == 0 {
-        return Fate::Unable;
+        return Effect::Unable;
     }
-    let bit = chance.below(len as u64 * 8) as usize;
+    let bit = rng.below(len as u64 * 8) as usize;
     let mut at = bit / 8;
     if field == Field::Header && at >= Bth::MASKED_BYTE {
         at += 1;
     }
     bytes[first + at] ^= 1 << (bit % 8);
-    Fate::Goes
+    Effect::Continue
 }
 
-fn mark(bytes: &mut [u8], layout: Layout, force: bool) -> Fate {
+fn mark(bytes: &mut [u8], layout: Layout, force: bool) -> Effect {
     match Packet::new(bytes, layout).ecn() {
-        CE => return Fate::Unable,
-        NOT_ECT if !force => return Fate::Unable,
+        CE => return Effect::Unable,
+        NOT_ECT if !force => return Effect::Unable,
         _ => {}
     }
     let mut rewriter = Rewriter::new(bytes, layout);
     rewriter.set_ecn(CE);
     rewriter.finish();
-    Fate::Goes
+    Effect::Continue
 }
 
-/// The first PSN of each flow.
+/// First PSN of each flow.
 struct Flows {
     index: Index<HostQp>,
-    /// Of requests and of responses
+    /// First PSN of the requests and of the responses to each queue pair
     first: Box<[[Option<Psn>; 2]]>,
 }
 
@@ -265,7 +275,7 @@ impl Flows {
         Self { index: Index::with_capacity(capacity), first: vec![[None; 2]; capacity].into() }
     }
 
-    /// How far the packet's PSN is from the first of its flow.
+    /// Returns the distance of the packet's PSN from the first PSN of its flow, or `None` for a CNP.
     #[inline]
     fn offset(&mut self, packet: &Packet<'_>) -> Result<Option<Psn>, Full> {
         let bth = packet.bth();
@@ -291,10 +301,11 @@ impl Function for Impair {
         out: &mut O,
     ) -> Verdict {
         let to = self.peers[port.index()];
-        // What is due leaves before this frame: a frame that others had to overtake is overtaken by no more than those.
+        // Due frames leave before this frame, so that a reordered frame is overtaken by no more than the
+        // configured count of frames.
         let released = self.held.release(to, now, out);
         self.counters.released.add(released);
-        match self.wire.admit(frame, port) {
+        match self.forward.admit(frame, port) {
             Ok(Some(layout)) => self.impair(frame, layout, port, now, out),
             Ok(None) => Verdict::Forward(to),
             Err(verdict) => verdict,

@@ -11,9 +11,9 @@ use rocev2::{Class, Qpn, classify};
 const A: PortId = PortId(0);
 const B: PortId = PortId(1);
 
-/// What a packet is made from.
+/// Specification of a test packet.
 #[derive(Clone, Copy)]
-struct Make {
+struct PacketSpec {
     opcode: Opcode,
     qpn: u32,
     psn: u32,
@@ -23,13 +23,13 @@ struct Make {
     payload: usize,
 }
 
-const WRITE: Make =
-    Make { opcode: Opcode::RC_WRITE_ONLY, qpn: 0x11, psn: 0, v6: false, tags: 0, ecn: 2, payload: 61 };
+const WRITE: PacketSpec =
+    PacketSpec { opcode: Opcode::RC_WRITE_ONLY, qpn: 0x11, psn: 0, v6: false, tags: 0, ecn: 2, payload: 61 };
 
-/// Both versions, with and without tags.
+/// IPv4 and IPv6, with and without tags
 const SHAPES: [(bool, usize); 4] = [(false, 0), (true, 0), (false, 1), (true, 2)];
 
-impl Make {
+impl PacketSpec {
     fn psn(psn: u32) -> Vec<u8> {
         Self { psn, ..WRITE }.frame()
     }
@@ -90,19 +90,19 @@ fn impair(rules: Vec<Rule>) -> Impair {
     Impair::new(&config(rules), 0)
 }
 
-/// What a frame becomes, and what left.
+/// Returns the verdict for a frame, and the frames that leave.
 fn run(impair: &mut Impair, frame: &[u8], now: u64) -> (Verdict, Vec<Vec<u8>>) {
     let (verdict, frames) = run_frame(impair, frame, A, Nanos(now));
     assert!(frames.iter().all(|(_, port)| *port == B));
     (verdict, frames.into_iter().map(|(bytes, _)| bytes).collect())
 }
 
-/// The PSNs of the frames that leave.
+/// Returns the PSNs of the frames that leave.
 fn psns(frames: &[Vec<u8>]) -> Vec<u32> {
     frames.iter().map(|frame| Packet::parse(frame).expect("a packet").bth().psn().get()).collect()
 }
 
-/// What leaves when the timer is called.
+/// Returns the frames that leave when the timer expires.
 fn tick(impair: &mut Impair, now: u64, room: usize) -> Vec<Vec<u8>> {
     let mut out = Sent::with_room(room);
     impair.on_timer(Nanos(now), &mut out);
@@ -114,23 +114,23 @@ fn counts(impair: &Impair, rule: usize) -> (u64, u64, u64) {
     (counters.matched.get(), counters.acted.get(), counters.unable.get())
 }
 
-/// Which of packets with these PSNs are dropped.
+/// Returns those of `psns` whose packets are dropped.
 fn dropped(impair: &mut Impair, psns: impl IntoIterator<Item = u32>) -> Vec<u32> {
-    let lost = |psn: &u32| run(impair, &Make::psn(*psn), 0).0 == Verdict::Drop(DropReason::Impaired);
+    let lost = |psn: &u32| run(impair, &PacketSpec::psn(*psn), 0).0 == Verdict::Drop(DropReason::Impaired);
     psns.into_iter().filter(lost).collect()
 }
 
-/// Whether a rule that asks for this meets the packet.
-fn matches(matching: Match, make: Make) -> bool {
+/// Returns whether a rule with this condition matches the packet.
+fn matches(matching: Match, spec: PacketSpec) -> bool {
     let mut impair = impair(vec![Rule { matching, ..rule(Action::Drop) }]);
-    run(&mut impair, &make.frame(), 0).0 == Verdict::Drop(DropReason::Impaired)
+    run(&mut impair, &spec.frame(), 0).0 == Verdict::Drop(DropReason::Impaired)
 }
 
 #[test]
-fn without_rules_it_is_a_wire() {
+fn without_rules_frames_pass_unchanged() {
     let mut wire = impair(vec![]);
     let other = vec![7; 60];
-    for frame in [Make::psn(3), other.clone(), vec![], Make::psn(4)[..50].to_vec()] {
+    for frame in [PacketSpec::psn(3), other.clone(), vec![], PacketSpec::psn(4)[..50].to_vec()] {
         assert_eq!(run(&mut wire, &frame, 5), (Verdict::Forward(B), vec![frame]));
     }
     assert_eq!(run_frame(&mut wire, &other, B, Nanos::ZERO).0, Verdict::Forward(A));
@@ -141,25 +141,25 @@ fn without_rules_it_is_a_wire() {
 }
 
 #[test]
-fn only_packets_of_rocev2_meet_rules() {
+fn rules_apply_only_to_rocev2_packets() {
     let mut impair = impair(vec![rule(Action::Drop)]);
-    let cut = Make::psn(4)[..50].to_vec();
+    let cut = PacketSpec::psn(4)[..50].to_vec();
     for frame in [vec![7; 60], vec![], cut] {
         assert_eq!(run(&mut impair, &frame, 0).0, Verdict::Forward(B));
     }
     for (v6, tags) in SHAPES {
-        let frame = Make { v6, tags, ..WRITE }.frame();
+        let frame = PacketSpec { v6, tags, ..WRITE }.frame();
         assert_eq!(run(&mut impair, &frame, 0).0, Verdict::Drop(DropReason::Impaired));
     }
     assert_eq!(counts(&impair, 0), (4, 4, 0));
 }
 
 #[test]
-fn hosts() {
+fn networks_match_their_hosts() {
     let net = |text: &str, prefix| Network::new(text.parse().unwrap(), prefix);
-    let v6 = Make { v6: true, ..WRITE };
+    let v6 = PacketSpec { v6: true, ..WRITE };
     let fc = "fcfc:fcfc:fcfc:fcfc:fcfc:fcfc:fcfc:fcfc";
-    for (dst, make, expected) in [
+    for (dst, spec, expected) in [
         (net("10.0.1.2", 32), WRITE, true),
         (net("10.0.1.3", 32), WRITE, false),
         (net("10.0.1.0", 24), WRITE, true),
@@ -172,7 +172,7 @@ fn hosts() {
         (net("fcfd::", 16), v6, false),
     ] {
         let dst = Some(dst.expect("a network"));
-        assert_eq!(matches(Match { dst, ..Match::default() }, make), expected, "{dst:?}");
+        assert_eq!(matches(Match { dst, ..Match::default() }, spec), expected, "{dst:?}");
     }
     let src = Some(Network::host("10.0.0.1".parse().unwrap()));
     assert!(matches(Match { src, ..Match::default() }, WRITE));
@@ -184,7 +184,7 @@ fn hosts() {
 }
 
 #[test]
-fn queue_pairs_and_ports() {
+fn queue_pairs_and_ports_match() {
     let to = |qpns: &[u32]| Match { qpns: qpns.iter().map(|&n| Qpn::new(n)).collect(), ..Match::default() };
     assert!(matches(to(&[]), WRITE) && matches(to(&[0x11]), WRITE) && matches(to(&[5, 0x11]), WRITE));
     assert!(!matches(to(&[5, 0x12]), WRITE));
@@ -193,9 +193,9 @@ fn queue_pairs_and_ports() {
 }
 
 #[test]
-fn operations() {
-    let of = |operations: Operations, make: Make| {
-        matches(Match { operations: Some(operations), ..Match::default() }, make)
+fn operation_classes_match_their_opcodes() {
+    let of = |operations: Operations, spec: PacketSpec| {
+        matches(Match { operations: Some(operations), ..Match::default() }, spec)
     };
     let class = |word: &str| Operations::class(word).expect("a class");
     for (opcode, words) in [
@@ -212,17 +212,17 @@ fn operations() {
         (Opcode::RC_FLUSH, &["request"]),
         (Opcode::CNP, &[]),
     ] {
-        let make = Make { opcode, ..WRITE };
+        let spec = PacketSpec { opcode, ..WRITE };
         for word in Operations::CLASSES {
-            assert_eq!(of(class(word), make), words.contains(&word), "{opcode} as {word}");
+            assert_eq!(of(class(word), spec), words.contains(&word), "{opcode} as {word}");
         }
-        assert!(of(Operations::only(opcode), make));
-        assert!(of(Operations::only(Opcode::RC_SEND_FIRST).and(Operations::only(opcode)), make));
-        assert!(!of(Operations::only(Opcode::RC_SEND_FIRST), make));
+        assert!(of(Operations::only(opcode), spec));
+        assert!(of(Operations::only(Opcode::RC_SEND_FIRST).and(Operations::only(opcode)), spec));
+        assert!(!of(Operations::only(Opcode::RC_SEND_FIRST), spec));
     }
     assert_eq!(Operations::class("writes"), None);
-    // The communication manager's messages are asked for, or left alone.
-    let cm = Make { opcode: Opcode::UD_SEND_ONLY, qpn: 1, ..WRITE };
+    // CM messages are matched only by `cm` or their opcode.
+    let cm = PacketSpec { opcode: Opcode::UD_SEND_ONLY, qpn: 1, ..WRITE };
     for word in Operations::CLASSES {
         assert_eq!(of(class(word), cm), word == "cm", "{word}");
     }
@@ -231,7 +231,7 @@ fn operations() {
 }
 
 #[test]
-fn psns_lie_on_a_circle() {
+fn psn_ranges_wrap_around() {
     let range = |first, last| Some(PsnRange { first: Psn::new(first), last: Psn::new(last) });
     let with = |psn| vec![Rule { matching: Match { psn, ..Match::default() }, ..rule(Action::Drop) }];
     let around = [0xff_fffe, 0xff_ffff, 0, 1, 2, 3];
@@ -242,36 +242,40 @@ fn psns_lie_on_a_circle() {
 }
 
 #[test]
-fn offsets_count_from_the_first_of_a_flow() {
+fn psn_offsets_count_from_the_first_packet_of_a_flow() {
     let psn_offset = Some(PsnRange { first: Psn::new(1), last: Psn::new(2) });
     let rules = vec![Rule { matching: Match { psn_offset, ..Match::default() }, ..rule(Action::Drop) }];
     let mut impair = impair(rules);
-    assert_eq!(dropped(&mut impair, [0xff_ffff, 0, 1, 2, 0, 0xff_fffe]), [0, 1, 0], "again, when repeated");
-    let lost = |impair: &mut Impair, make: Make| {
-        run(impair, &make.frame(), 0).0 == Verdict::Drop(DropReason::Impaired)
+    assert_eq!(
+        dropped(&mut impair, [0xff_ffff, 0, 1, 2, 0, 0xff_fffe]),
+        [0, 1, 0],
+        "a repeated PSN matches again"
+    );
+    let lost = |impair: &mut Impair, spec: PacketSpec| {
+        run(impair, &spec.frame(), 0).0 == Verdict::Drop(DropReason::Impaired)
     };
-    // Responses to the same queue pair have PSNs of their own, and CNPs none.
-    let ack = Make { opcode: Opcode::RC_ACKNOWLEDGE, psn: 500, ..WRITE };
-    assert!(!lost(&mut impair, ack) && lost(&mut impair, Make { psn: 501, ..ack }));
-    assert!(!lost(&mut impair, Make { opcode: Opcode::CNP, psn: 0, ..WRITE }));
-    let other = Make { qpn: 0x12, psn: 0, ..WRITE };
-    assert!(!lost(&mut impair, other) && lost(&mut impair, Make { psn: 2, ..other }));
-    assert!(!lost(&mut impair, Make { psn: 3, ..other }));
-    // There is room for two flows.
-    let third = Make { qpn: 0x13, psn: 0, ..WRITE };
-    assert!(!lost(&mut impair, third) && !lost(&mut impair, Make { psn: 1, ..third }));
+    // Responses to the same queue pair have PSNs of their own, and CNPs have none.
+    let ack = PacketSpec { opcode: Opcode::RC_ACKNOWLEDGE, psn: 500, ..WRITE };
+    assert!(!lost(&mut impair, ack) && lost(&mut impair, PacketSpec { psn: 501, ..ack }));
+    assert!(!lost(&mut impair, PacketSpec { opcode: Opcode::CNP, psn: 0, ..WRITE }));
+    let other = PacketSpec { qpn: 0x12, psn: 0, ..WRITE };
+    assert!(!lost(&mut impair, other) && lost(&mut impair, PacketSpec { psn: 2, ..other }));
+    assert!(!lost(&mut impair, PacketSpec { psn: 3, ..other }));
+    // The table has room for two flows.
+    let third = PacketSpec { qpn: 0x13, psn: 0, ..WRITE };
+    assert!(!lost(&mut impair, third) && !lost(&mut impair, PacketSpec { psn: 1, ..third }));
     assert_eq!(impair.counters().flows_full.get(), 2);
 }
 
 #[test]
-fn skip_and_times() {
+fn skip_and_times_limit_a_rule() {
     let mut impair = impair(vec![Rule { skip: 5, times: 2, ..rule(Action::Drop) }]);
     assert_eq!(dropped(&mut impair, 0..20), [5, 6]);
     assert_eq!(counts(&impair, 0), (20, 2, 0));
 }
 
 #[test]
-fn shares_and_seeds() {
+fn choices_depend_on_seed_worker_and_rule_only() {
     let share = |share| Share::new(share).unwrap();
     let lose = |share| Rule { share, ..rule(Action::Drop) };
     let first = dropped(&mut impair(vec![lose(share(0.1))]), 0..10_000);
@@ -283,13 +287,14 @@ fn shares_and_seeds() {
     let second_worker = &mut Impair::new(&config(vec![lose(share(0.1))]), 1);
     assert_ne!(dropped(second_worker, 0..10_000), first, "another worker");
     assert_eq!(dropped(&mut impair(vec![lose(Share::NEVER)]), 0..100), []);
-    // Another rule, wherever it stands, changes nothing in what this one chooses.
+    // Other rules, wherever they are, do not change the choices of this rule.
     let marks = Rule { name: "marks".into(), share: share(0.5), ..rule(Action::Mark { force: true }) };
     assert_eq!(dropped(&mut impair(vec![marks.clone(), lose(share(0.1)), marks]), 0..10_000), first);
-    // Nor does what an action draws.
+    // Nor do the random numbers that an action draws.
     let damage = Rule { share: share(0.1), ..rule(Action::Corrupt(Field::Payload)) };
     let mut impair = impair(vec![damage]);
-    let damaged = (0..10_000).filter(|&psn| run(&mut impair, &Make::psn(psn), 0).1 != [Make::psn(psn)]);
+    let damaged =
+        (0..10_000).filter(|&psn| run(&mut impair, &PacketSpec::psn(psn), 0).1 != [PacketSpec::psn(psn)]);
     assert_eq!(damaged.collect::<Vec<_>>(), first);
 }
 
@@ -297,12 +302,16 @@ fn shares_and_seeds() {
 fn delays_are_exact() {
     let delay = Action::Delay { by: Nanos(700), jitter: Nanos::ZERO };
     let mut impair = impair(vec![Rule { times: 2, ..rule(delay) }]);
-    assert_eq!(run(&mut impair, &Make::psn(0), 1000), (Verdict::Consume, vec![]));
-    assert_eq!(run(&mut impair, &Make::psn(1), 1000), (Verdict::Consume, vec![]));
-    assert_eq!(run(&mut impair, &Make::psn(2), 1500).1, [Make::psn(2)], "overtakes");
+    assert_eq!(run(&mut impair, &PacketSpec::psn(0), 1000), (Verdict::Consume, vec![]));
+    assert_eq!(run(&mut impair, &PacketSpec::psn(1), 1000), (Verdict::Consume, vec![]));
+    assert_eq!(
+        run(&mut impair, &PacketSpec::psn(2), 1500).1,
+        [PacketSpec::psn(2)],
+        "a later packet overtakes"
+    );
     assert_eq!(impair.next_timer(), Some(Nanos(1700)));
     assert!(tick(&mut impair, 1699, 9).is_empty());
-    assert_eq!(tick(&mut impair, 1700, 9), [Make::psn(0), Make::psn(1)], "in the order in which they came");
+    assert_eq!(tick(&mut impair, 1700, 9), [PacketSpec::psn(0), PacketSpec::psn(1)], "in order of arrival");
     assert_eq!(impair.next_timer(), None);
     let counters = impair.counters();
     assert_eq!((counters.held.get(), counters.held_now(), counters.held_peak.get()), (2, 0, 2));
@@ -310,42 +319,42 @@ fn delays_are_exact() {
 }
 
 #[test]
-fn jitter_lies_within_its_bounds_and_sorts_by_time() {
+fn jitter_is_within_bounds_and_releases_by_time() {
     let delay = Action::Delay { by: Nanos(100), jitter: Nanos(50) };
     let mut impair = Impair::new(&Config { held: 1000, ..config(vec![rule(delay)]) }, 0);
     for psn in 0..1000 {
-        assert_eq!(run(&mut impair, &Make::psn(psn), 0).0, Verdict::Consume);
+        assert_eq!(run(&mut impair, &PacketSpec::psn(psn), 0).0, Verdict::Consume);
     }
     let mut spans = vec![];
-    let mut left = vec![];
+    let mut sent = vec![];
     while let Some(Nanos(at)) = impair.next_timer() {
         let frames = psns(&tick(&mut impair, at, 1000));
         assert!(frames.is_sorted() && !frames.is_empty(), "ties leave in order of arrival");
-        left.extend(frames);
+        sent.extend(frames);
         spans.push(at);
     }
-    assert_eq!(spans, (100..=150).collect::<Vec<_>>(), "each span from first to last is drawn");
-    left.sort_unstable();
-    assert_eq!(left, (0..1000).collect::<Vec<_>>());
+    assert_eq!(spans, (100..=150).collect::<Vec<_>>(), "every delay within the bounds occurs");
+    sent.sort_unstable();
+    assert_eq!(sent, (0..1000).collect::<Vec<_>>());
 }
 
 #[test]
-fn what_is_due_leaves_before_the_next_frame() {
+fn due_frames_leave_before_the_next_frame() {
     let mut impair =
         impair(vec![Rule { times: 1, ..rule(Action::Delay { by: Nanos(10), jitter: Nanos(0) }) }]);
-    run(&mut impair, &Make::psn(0), 0);
-    assert_eq!(psns(&run(&mut impair, &Make::psn(1), 9).1), [1]);
-    assert_eq!(psns(&run(&mut impair, &Make::psn(2), 10).1), [0, 2]);
+    run(&mut impair, &PacketSpec::psn(0), 0);
+    assert_eq!(psns(&run(&mut impair, &PacketSpec::psn(1), 9).1), [1]);
+    assert_eq!(psns(&run(&mut impair, &PacketSpec::psn(2), 10).1), [0, 2]);
 }
 
 #[test]
-fn frames_that_find_no_room_stay() {
+fn due_frames_without_room_are_kept() {
     let mut impair = impair(vec![rule(Action::Delay { by: Nanos(10), jitter: Nanos(0) })]);
     for psn in 0..3 {
-        run(&mut impair, &Make::psn(psn), 0);
+        run(&mut impair, &PacketSpec::psn(psn), 0);
     }
     assert_eq!(psns(&tick(&mut impair, 10, 2)), [0, 1]);
-    assert_eq!(impair.next_timer(), Some(Nanos(1010)), "soon, but not at once: it would be asked for ever");
+    assert_eq!(impair.next_timer(), Some(Nanos(1010)), "retried soon, but not immediately, which would loop");
     assert_eq!(psns(&tick(&mut impair, 1010, 0)), []);
     assert_eq!(impair.counters().held_now(), 1);
     assert_eq!(psns(&tick(&mut impair, 2010, 1)), [2]);
@@ -353,54 +362,54 @@ fn frames_that_find_no_room_stay() {
 }
 
 #[test]
-fn places_run_out_and_come_back() {
+fn slots_run_out_and_are_reused() {
     let mut impair = impair(vec![rule(Action::Delay { by: Nanos(10), jitter: Nanos(0) })]);
     for psn in 0..8 {
-        assert_eq!(run(&mut impair, &Make::psn(psn), 0).0, Verdict::Consume);
+        assert_eq!(run(&mut impair, &PacketSpec::psn(psn), 0).0, Verdict::Consume);
     }
-    assert_eq!(run(&mut impair, &Make::psn(8), 0).1, [Make::psn(8)], "there are eight places");
+    assert_eq!(run(&mut impair, &PacketSpec::psn(8), 0).1, [PacketSpec::psn(8)], "there are eight slots");
     assert_eq!((counts(&impair, 0), impair.counters().held_full.get()), ((9, 8, 1), 1));
     assert_eq!(tick(&mut impair, 10, 99).len(), 8);
-    assert_eq!(run(&mut impair, &Make::psn(9), 10).0, Verdict::Consume);
-    // No place is long enough for this one.
-    let long = Make { payload: 1600, ..WRITE }.frame();
+    assert_eq!(run(&mut impair, &PacketSpec::psn(9), 10).0, Verdict::Consume);
+    // No slot is long enough for this frame.
+    let long = PacketSpec { payload: 1600, ..WRITE }.frame();
     assert_eq!(run(&mut impair, &long, 11).1, [long]);
     assert_eq!((impair.counters().held_full.get(), impair.counters().held_peak.get()), (2, 8));
 }
 
 #[test]
-fn reordering_waits_for_others() {
+fn reordered_frames_wait_for_others() {
     let reorder = Action::Reorder { behind: 3, at_most: Nanos::from_millis(10) };
     let mut impair = impair(vec![Rule { skip: 1, times: 2, ..rule(reorder) }]);
-    let mut left = vec![];
+    let mut sent = vec![];
     for psn in 0..8 {
-        left.extend(run(&mut impair, &Make::psn(psn), u64::from(psn)).1);
+        sent.extend(run(&mut impair, &PacketSpec::psn(psn), u64::from(psn)).1);
     }
-    assert_eq!(psns(&left), [0, 3, 4, 5, 1, 2, 6, 7]);
+    assert_eq!(psns(&sent), [0, 3, 4, 5, 1, 2, 6, 7]);
     assert_eq!((impair.next_timer(), impair.counters().held_now()), (None, 0));
 }
 
 #[test]
-fn reordering_ends_with_time_or_between_bursts() {
+fn reordering_ends_by_timeout_or_between_bursts() {
     let at_most = Nanos::from_millis(10);
     let mut impair = impair(vec![Rule { times: 2, ..rule(Action::Reorder { behind: 1, at_most }) }]);
-    run(&mut impair, &Make::psn(0), 5);
-    assert_eq!(impair.next_timer(), Some(Nanos(10_000_005)), "nothing came");
+    run(&mut impair, &PacketSpec::psn(0), 5);
+    assert_eq!(impair.next_timer(), Some(Nanos(10_000_005)), "no later packet arrived");
     assert_eq!(psns(&tick(&mut impair, 10_000_005, 9)), [0]);
-    run(&mut impair, &Make::psn(1), 20_000_000);
-    // What passes in the other direction, and what is no RoCEv2 packet, does not count.
-    run_frame(&mut impair, &Make::psn(7), B, Nanos(20_000_000));
+    run(&mut impair, &PacketSpec::psn(1), 20_000_000);
+    // Packets in the other direction, and frames that are not RoCEv2 packets, do not count.
+    run_frame(&mut impair, &PacketSpec::psn(7), B, Nanos(20_000_000));
     run(&mut impair, &[7; 60], 20_000_000);
     assert_eq!(impair.next_timer(), Some(Nanos(30_000_000)));
-    run(&mut impair, &Make::psn(2), 20_000_001);
-    assert_eq!(impair.next_timer(), Some(Nanos(20_000_001)), "due once another has passed");
+    run(&mut impair, &PacketSpec::psn(2), 20_000_001);
+    assert_eq!(impair.next_timer(), Some(Nanos(20_000_001)), "due after another packet has passed");
     assert_eq!(psns(&tick(&mut impair, 20_000_001, 9)), [1]);
 }
 
 #[test]
-fn duplicates() {
+fn duplicates_are_sent_if_there_is_room_for_all() {
     let mut impair = impair(vec![rule(Action::Duplicate { copies: 2 })]);
-    let frame = Make { v6: true, tags: 1, ..WRITE }.frame();
+    let frame = PacketSpec { v6: true, tags: 1, ..WRITE }.frame();
     assert_eq!(run(&mut impair, &frame, 0), (Verdict::Forward(B), vec![frame.clone(); 3]));
     // There has to be room for the packet itself as well.
     for (room, copies) in [(3, 2), (2, 0)] {
@@ -412,61 +421,66 @@ fn duplicates() {
 }
 
 #[test]
-fn one_bit_is_damaged_and_the_icrc_wrong() {
+fn corruption_flips_one_bit_and_leaves_the_icrc_wrong() {
     for (v6, tags) in SHAPES {
-        let frame = Make { v6, tags, ..WRITE }.frame();
+        let frame = PacketSpec { v6, tags, ..WRITE }.frame();
         let Class::Roce(layout) = classify(&frame) else { panic!("a packet") };
         let payload = layout.payload()..layout.payload() + WRITE.payload;
         let header = layout.bth()..layout.bth() + Bth::LEN;
         let icrc = layout.icrc()..layout.end();
-        for (field, place) in [(Field::Payload, payload), (Field::Header, header), (Field::Icrc, icrc)] {
+        for (field, range) in [(Field::Payload, payload), (Field::Header, header), (Field::Icrc, icrc)] {
             let mut impair = impair(vec![rule(Action::Corrupt(field))]);
             let mut hit = std::collections::BTreeSet::new();
             for _ in 0..2000 {
-                let (verdict, left) = run(&mut impair, &frame, 0);
+                let (verdict, sent) = run(&mut impair, &frame, 0);
                 assert_eq!(verdict, Verdict::Forward(B));
-                assert!(!Packet::new(&left[0], layout).verify_icrc());
-                let mut differing = (0..frame.len()).filter(|&at| frame[at] != left[0][at]);
+                assert!(!Packet::new(&sent[0], layout).verify_icrc());
+                let mut differing = (0..frame.len()).filter(|&at| frame[at] != sent[0][at]);
                 let at = differing.next().expect("something is damaged");
                 assert_eq!(differing.next(), None);
-                assert_eq!((frame[at] ^ left[0][at]).count_ones(), 1);
-                assert!(place.contains(&at));
+                assert_eq!((frame[at] ^ sent[0][at]).count_ones(), 1);
+                assert!(range.contains(&at));
                 hit.insert(at);
             }
-            let all = place.filter(|&at| at != layout.bth() + Bth::MASKED_BYTE);
-            assert_eq!(hit.into_iter().collect::<Vec<_>>(), all.collect::<Vec<_>>(), "every byte is hit");
+            let all = range.filter(|&at| at != layout.bth() + Bth::MASKED_BYTE);
+            assert_eq!(
+                hit.into_iter().collect::<Vec<_>>(),
+                all.collect::<Vec<_>>(),
+                "every byte is corrupted at some time"
+            );
         }
     }
 }
 
 #[test]
-fn without_payload_there_is_nothing_to_damage() {
+fn packets_without_payload_are_not_corrupted() {
     let mut impair = impair(vec![rule(Action::Corrupt(Field::Payload))]);
-    let ack = Make { opcode: Opcode::RC_ACKNOWLEDGE, ..WRITE }.frame();
+    let ack = PacketSpec { opcode: Opcode::RC_ACKNOWLEDGE, ..WRITE }.frame();
     assert_eq!(run(&mut impair, &ack, 0).1, [ack]);
     assert_eq!(counts(&impair, 0), (1, 0, 1));
 }
 
 #[test]
-fn marks() {
+fn marking_sets_congestion_experienced() {
     for (v6, tags) in SHAPES {
         for (ecn, force, marked) in
             [(0, false, false), (1, false, true), (2, false, true), (3, false, false), (0, true, true)]
         {
-            let make = Make { v6, tags, ecn, ..WRITE };
+            let spec = PacketSpec { v6, tags, ecn, ..WRITE };
             let mut impair = impair(vec![rule(Action::Mark { force })]);
-            let (_, left) = run(&mut impair, &make.frame(), 0);
-            // The same packet made anew: the IPv4 header checksum is right, the ICRC is what it was.
-            let expected = Make { ecn: if marked { 3 } else { ecn }, ..make }.frame();
-            assert_eq!(left, [expected]);
-            assert!(Packet::parse(&left[0]).unwrap().verify_icrc());
+            let (_, sent) = run(&mut impair, &spec.frame(), 0);
+            // An equal packet built from scratch: the IPv4 header checksum is right, and the ICRC is
+            // unchanged.
+            let expected = PacketSpec { ecn: if marked { 3 } else { ecn }, ..spec }.frame();
+            assert_eq!(sent, [expected]);
+            assert!(Packet::parse(&sent[0]).unwrap().verify_icrc());
             assert_eq!(counts(&impair, 0), (1, u64::from(marked), u64::from(!marked)));
         }
     }
 }
 
 #[test]
-fn rules_act_one_after_the_other_until_one_keeps_the_packet() {
+fn rules_apply_in_order_until_one_keeps_the_packet() {
     let named = |name: &str, action| Rule { name: name.into(), ..rule(action) };
     let mut impair = impair(vec![
         named("copy", Action::Duplicate { copies: 1 }),
@@ -474,20 +488,20 @@ fn rules_act_one_after_the_other_until_one_keeps_the_packet() {
         named("hold", Action::Delay { by: Nanos(10), jitter: Nanos::ZERO }),
         named("lose", Action::Drop),
     ]);
-    let (verdict, left) = run(&mut impair, &Make::psn(0), 0);
-    assert_eq!((verdict, left), (Verdict::Consume, vec![Make::psn(0)]), "the copy is not marked");
-    assert_eq!(tick(&mut impair, 10, 9), [Make { ecn: 3, ..WRITE }.frame()], "the packet is");
-    assert_eq!(counts(&impair, 3), (0, 0, 0), "it was held back before");
-    // Where there is no place to hold it, it goes on to the next rule.
+    let (verdict, sent) = run(&mut impair, &PacketSpec::psn(0), 0);
+    assert_eq!((verdict, sent), (Verdict::Consume, vec![PacketSpec::psn(0)]), "the copy is not marked");
+    assert_eq!(tick(&mut impair, 10, 9), [PacketSpec { ecn: 3, ..WRITE }.frame()], "the packet is marked");
+    assert_eq!(counts(&impair, 3), (0, 0, 0), "an earlier rule held it back");
+    // Without a free slot it continues with the next rule.
     for psn in 0..8 {
-        run(&mut impair, &Make::psn(psn), 20);
+        run(&mut impair, &PacketSpec::psn(psn), 20);
     }
-    assert_eq!(run(&mut impair, &Make::psn(9), 20).0, Verdict::Drop(DropReason::Impaired));
+    assert_eq!(run(&mut impair, &PacketSpec::psn(9), 20).0, Verdict::Drop(DropReason::Impaired));
     assert_eq!(counts(&impair, 3), (1, 1, 0));
 }
 
 #[test]
-fn rules_see_the_packet_as_it_came() {
+fn rules_match_the_packet_as_received() {
     let operations = Operations::class("write");
     let last = Rule {
         name: "lose".into(),
@@ -499,10 +513,10 @@ fn rules_see_the_packet_as_it_came() {
 }
 
 #[test]
-fn the_beginning_of_a_long_frame_is_not_held_back() {
+fn truncated_frames_are_not_held_back() {
     let mut impair = impair(vec![rule(Action::Delay { by: Nanos(10), jitter: Nanos::ZERO })]);
     let mut out = Sent::with_room(9);
-    let mut frame = MemoryFrame::beginning(Make::psn(0));
+    let mut frame = MemoryFrame::beginning(PacketSpec::psn(0));
     assert_eq!(impair.on_frame(&mut frame, A, Nanos::ZERO, &mut out), Verdict::Forward(B));
     assert_eq!(counts(&impair, 0), (1, 0, 1));
 }

@@ -1,4 +1,4 @@
-//! What tunnel termination is asked for.
+//! Configuration of tunnel termination.
 
 use core::net::IpAddr;
 use rocev2::ethernet::MacAddr;
@@ -6,22 +6,23 @@ use rocev2::ethernet::MacAddr;
 /// Configuration of [`Tunnel`](super::Tunnel).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The switch's own MAC address. Frames for others pass
+    /// MAC address of the switch; frames for other addresses pass unchanged
     pub mac: MacAddr,
-    /// The addresses at which tunnels end
+    /// Tunnel endpoint addresses of the switch
     pub ends: Vec<IpAddr>,
-    /// Whose packets are taken there: the representatives' and the neighbouring switches'. Anybody else could pass as a host of
-    /// this network (RFC 2003, section 6)
+    /// Permitted outer sources: the representatives and the neighbour switches. Without this check any sender
+    /// could impersonate a host of this network (RFC 2003, section 6)
     pub sources: Vec<IpAddr>,
-    /// Who sends the inner packet on
+    /// How the inner packet is forwarded
     pub onward: Onward,
 }
 
-/// Who sends an inner packet on.
+/// How an inner packet is forwarded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Onward {
-    /// The function behind, which routes. It gets the frame with this switch's MAC address, and spends the packet's hop
+    /// The function behind routes. It gets the frame with this switch's MAC address, and decrements the TTL
     Function,
-    /// The function behind is a bridge: these inner destinations have these stations next, and a packet for others is dropped
+    /// The function behind is a bridge. These are the next hops by inner destination; packets for other
+    /// destinations are dropped
     NextHops(Vec<(IpAddr, MacAddr)>),
 }

@@ -1,52 +1,53 @@
-//! What tunnel termination counts.
+//! Counters of tunnel termination.
 
 use crate::DropReason;
 use crate::counters::{Counter, FrameCounter};
 use rocev2::Fault;
 
-/// Counters of one instance: written by its worker, read by anyone.
+/// Counters of one instance: written by its worker, read by any thread.
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Packets that lost their outer header; bytes of what they carried
+    /// Packets whose outer header was removed; the bytes are those of the remaining frames
     pub terminated: FrameCounter,
     refused: [Counter; Refusal::ALL.len()],
 }
 
 impl Counters {
-    /// How many packets were dropped for this reason
-    pub fn refused(&self, why: Refusal) -> u64 {
-        self.refused[why as usize].get()
+    /// Returns the count of packets that were dropped for this reason.
+    pub fn refused(&self, reason: Refusal) -> u64 {
+        self.refused[reason as usize].get()
     }
 
     #[cold]
-    pub(super) fn refuse(&self, why: Refusal) {
-        self.refused[why as usize].add(1);
+    pub(super) fn refuse(&self, reason: Refusal) {
+        self.refused[reason as usize].add(1);
     }
 }
 
-/// Why a packet that ends here was dropped. Each reason is reached by a test.
+/// The reason why a packet that is addressed to the tunnel endpoint was dropped. A test covers each reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Refusal {
-    /// The outer header's length is not that of the packet, or the packet is longer than its buffer
+    /// The length in the outer header is not that of the packet, or the packet is longer than its buffer
     OuterLength,
-    /// The outer header's checksum is wrong
+    /// The checksum of the outer header is wrong
     OuterChecksum,
-    /// A fragment: it would have to be put together first
+    /// The packet is a fragment, and the switch does not reassemble
     Fragment,
-    /// From somebody who has no business here
+    /// The outer source is not a permitted one
     Source,
-    /// What it carries is no IP packet, or not a whole one
+    /// The payload is not an IP packet, or not a complete one
     Inner,
-    /// In more packets than a detour needs
+    /// The packet has more nested headers than a detour needs
     TooDeep,
-    /// It would come back to this switch's tunnel
+    /// The inner destination is a tunnel endpoint of this switch
     Returning,
-    /// The inner packet has no hops left
+    /// The TTL or hop limit of the inner packet is used up
     Expired,
-    /// A queue marked the outer header, and the inner one has no room for it (RFC 6040)
+    /// The outer header is marked "congestion experienced", but the inner packet is not ECN-capable (RFC
+    /// 6040)
     Congested,
-    /// Nobody knows where the inner packet goes
+    /// No next hop is configured for the inner destination
     NoNextHop,
 }
 
@@ -65,7 +66,7 @@ impl Refusal {
         Self::NoNextHop,
     ];
 
-    /// A word for it, as in reports.
+    /// Returns the name used in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::OuterLength => "outer_length",
@@ -83,8 +84,8 @@ impl Refusal {
 }
 
 impl From<Refusal> for DropReason {
-    fn from(why: Refusal) -> Self {
-        match why {
+    fn from(reason: Refusal) -> Self {
+        match reason {
             Refusal::OuterLength => Self::Malformed(Fault::IpLength),
             Refusal::OuterChecksum => Self::Malformed(Fault::IpChecksum),
             Refusal::Fragment => Self::Malformed(Fault::Fragment),

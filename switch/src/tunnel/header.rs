@@ -1,4 +1,4 @@
-//! IP headers of either version, as far as tunnels look at them.
+//! IP headers of either version, with the fields that tunnels use.
 
 use core::net::IpAddr;
 use rocev2::checksum::{Sum, update};
@@ -7,7 +7,7 @@ use rocev2::ipv4::{self, Ipv4};
 use rocev2::ipv6::{self, Ipv6};
 use zerocopy::FromBytes;
 
-/// The version of IP.
+/// IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     V4,
@@ -23,7 +23,8 @@ impl Family {
         }
     }
 
-    /// What an IP packet with this `protocol` or `next_header` carries, if it is another IP packet.
+    /// Returns the version of the IP packet that a packet with this `protocol` or `next_header` carries, or
+    /// `None` if it carries none.
     pub(super) fn of_protocol(protocol: u8) -> Option<Self> {
         match protocol {
             ipv4::PROTOCOL => Some(Self::V4),
@@ -32,7 +33,7 @@ impl Family {
         }
     }
 
-    /// The other way round
+    /// Returns the `protocol` or `next_header` that announces an encapsulated packet of this version.
     pub(super) fn protocol(self) -> u8 {
         match self {
             Self::V4 => ipv4::PROTOCOL,
@@ -47,7 +48,7 @@ impl Family {
         }
     }
 
-    /// Sets the ECN field of the packet `ip`, whose header is there.
+    /// Sets the ECN field of the packet `ip`, whose header has been read.
     pub(super) fn set_ecn(self, ip: &mut [u8], ecn: u8) {
         match self {
             Self::V4 => change_word(ip, 0, |word| word & !(3 << 16) | u32::from(ecn) << 16),
@@ -55,7 +56,7 @@ impl Family {
         }
     }
 
-    /// Takes one from the hops that the packet `ip` has left, of which there are some.
+    /// Decrements the TTL or hop limit of the packet `ip`, which must not be 0.
     pub(super) fn spend_hop(self, ip: &mut [u8]) {
         match self {
             Self::V4 => change_word(ip, 8, |word| word - (1 << 24)),
@@ -64,28 +65,28 @@ impl Family {
     }
 }
 
-/// Changes a 32-bit word of an IPv4 header and its checksum with it.
+/// Changes a 32-bit word of an IPv4 header and updates its checksum.
 fn change_word(ip: &mut [u8], at: usize, change: impl Fn(u32) -> u32) {
-    let word: &mut [u8; 4] = ip[at..].first_chunk_mut().expect("a header was read");
+    let word: &mut [u8; 4] = ip[at..].first_chunk_mut().expect("Header::read() has checked the header");
     let old = u32::from_be_bytes(*word);
-    // The checksum lies in another word than those that are changed.
+    // The checksum is not in one of the words that are changed.
     let new = change(old);
     *word = new.to_be_bytes();
-    let checksum: &mut [u8; 2] = ip[10..].first_chunk_mut().expect("a header was read");
+    let checksum: &mut [u8; 2] = ip[10..].first_chunk_mut().expect("Header::read() has checked the header");
     *checksum = update(u16::from_be_bytes(*checksum), old, new).to_be_bytes();
 }
 
-/// What a header says.
+/// Fields of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) family: Family,
-    /// Bytes of it
+    /// Length of the header, in bytes
     pub(super) len: usize,
-    /// Bytes of the packet that it begins
+    /// Length of the packet, in bytes
     pub(super) total: usize,
     pub(super) protocol: u8,
     pub(super) ecn: u8,
-    /// Time to live, or hop limit
+    /// Time to live or hop limit
     pub(super) hops: u8,
     pub(super) is_fragment: bool,
     pub(super) src: IpAddr,
@@ -93,7 +94,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Reads the header that `bytes` begin with; `None` if it is none of this version, or not all there.
+    /// Reads the header at the start of `bytes`. Returns `None` if it is not of this version or is truncated.
     pub(super) fn read(bytes: &[u8], family: Family) -> Option<Self> {
         match family {
             Family::V4 => {
@@ -121,7 +122,8 @@ impl Header {
                     protocol: ip.next_header,
                     ecn: ip.traffic_class() & 3,
                     hops: ip.hop_limit,
-                    // A fragment says so in a header of its own.
+                    // An IPv6 fragment has an extension header, and is therefore not taken for an
+                    // encapsulated packet.
                     is_fragment: false,
                     src: IpAddr::from(ip.src),
                     dst: IpAddr::from(ip.dst),
@@ -130,7 +132,7 @@ impl Header {
         }
     }
 
-    /// Whether the checksum of the header, with which `bytes` begin, is right. IPv6 has none.
+    /// Returns whether the checksum of the header at the start of `bytes` is right. IPv6 headers have none.
     pub(super) fn is_checksum_right(&self, bytes: &[u8]) -> bool {
         self.family == Family::V6 || Sum::default().add(&bytes[..self.len]).folded() == 0xffff
     }

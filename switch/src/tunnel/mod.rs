@@ -1,17 +1,18 @@
-//! Tunnel termination: a packet that is addressed to one of the switch's tunnel addresses and carries another IP packet
-//! (RFC 2003, RFC 2473, RFC 4213) loses its outer header, and goes on by the inner one. It is what 1Pipe's detours ask of every
-//! switch (Li et al., SIGCOMM 2021, section 6.2.3): beacons pass the link that they speak of, wherever routes would lead them.
+//! Tunnel termination: removes the outer header of packets that are addressed to a tunnel endpoint of the
+//! switch and carry another IP packet (RFC 2003, RFC 2473, RFC 4213), and forwards the inner packet. 1Pipe's
+//! detours require it of every switch (Li et al., SIGCOMM 2021, section 6.2.3): beacons have to cross the
+//! link that they describe, whatever path routing would choose.
 //!
-//! [`Tunnel`] puts it in front of any [`Function`], which then sees the packet as if it had never been in another.
+//! [`Tunnel`] wraps any [`Function`], which gets the packet as if it had never been encapsulated.
 
 mod config;
 mod counters;
-mod entrance;
+mod encapsulate;
 mod header;
 
 pub use config::{Config, Onward};
 pub use counters::{Counters, Refusal};
-pub use entrance::{EntranceError, check, headers};
+pub use encapsulate::{EntranceError, check, headers};
 
 use crate::{DropReason, Frame, Function, Nanos, Output, PortId, Verdict};
 use core::net::IpAddr;
@@ -20,40 +21,40 @@ use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
 use rocev2::packet::MAX_TAGS;
 use std::sync::Arc;
 
-/// IP headers that a packet may come in with: from the representative to the switch, from there to the switch across the link, and
-/// to the neighbour's representative.
+/// Maximum count of nested IP headers of a received packet: from the representative to the switch, from there
+/// to the switch across the link, and to the neighbour's representative.
 const MAX_HEADERS: usize = 3;
 
-/// A function with tunnel termination in front.
+/// A function behind tunnel termination.
 pub struct Tunnel<F> {
     termination: Termination,
-    /// What forwards
+    /// The function that forwards
     pub function: F,
 }
 
-/// What a switch needs to know for it.
+/// State of tunnel termination.
 struct Termination {
     mac: MacAddr,
-    /// Sorted, as the following are
+    /// Sorted, as are `sources` and `next_hops`
     ends: Box<[IpAddr]>,
     sources: Box<[IpAddr]>,
     next_hops: Option<Box<[(IpAddr, MacAddr)]>>,
     counters: Arc<Counters>,
 }
 
-/// What is to be done to a frame that ends here.
+/// The changes to a frame whose tunnel ends here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Strip {
-    /// Where its outer header lies, and how long it is
+struct Decapsulation {
+    /// Offset and length of the outer header
     at: usize,
     len: usize,
     inner: Header,
-    /// What the inner header's ECN field becomes
+    /// New ECN field of the inner header
     ecn: u8,
 }
 
 impl<F: Function> Tunnel<F> {
-    /// Tunnel termination in front of `function`.
+    /// Puts tunnel termination in front of `function`.
     pub fn new(config: &Config, function: F) -> Self {
         let sorted = |addresses: &[IpAddr]| {
             let mut addresses = addresses.to_vec();
@@ -78,17 +79,17 @@ impl<F: Function> Tunnel<F> {
         Self { termination, function }
     }
 
-    /// What it has counted so far, and goes on to count
+    /// Returns the counters, which the instance continues to update.
     pub fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.termination.counters)
     }
 }
 
 impl Termination {
-    /// Takes the outer header off a frame that ends here; leaves others as they are.
+    /// Removes the outer header of a frame whose tunnel ends here. Other frames pass unchanged.
     #[inline]
-    fn pass(&self, frame: &mut impl Frame) -> Result<(), Refusal> {
-        // Like a router, it looks only at what is addressed to it on this link.
+    fn process(&self, frame: &mut impl Frame) -> Result<(), Refusal> {
+        // Like a router, it accepts only frames that are addressed to its MAC address.
         if frame.bytes().first_chunk() != Some(&self.mac.0) {
             return Ok(());
         }
@@ -96,9 +97,9 @@ impl Termination {
     }
 
     fn terminate(&self, frame: &mut impl Frame) -> Result<(), Refusal> {
-        let Some(strip) = self.look(frame.bytes(), frame.is_whole())? else { return Ok(()) };
-        let next = self.next_hop(&strip)?;
-        let Strip { at, len, inner, ecn } = strip;
+        let Some(decapsulation) = self.inspect(frame.bytes(), frame.is_whole())? else { return Ok(()) };
+        let next = self.next_hop(&decapsulation)?;
+        let Decapsulation { at, len, inner, ecn } = decapsulation;
         let bytes = frame.bytes_mut();
         let (ethernet, ip) = bytes.split_at_mut(at);
         ethernet[at - 2..].copy_from_slice(&inner.family.ethertype().to_be_bytes());
@@ -114,8 +115,8 @@ impl Termination {
         Ok(())
     }
 
-    /// What is to be done to a frame, if it ends here.
-    fn look(&self, bytes: &[u8], is_whole: bool) -> Result<Option<Strip>, Refusal> {
+    /// Returns the changes to a frame, or `None` if no tunnel ends here.
+    fn inspect(&self, bytes: &[u8], is_whole: bool) -> Result<Option<Decapsulation>, Refusal> {
         let Some((at, family)) = network_layer(bytes) else { return Ok(None) };
         let ip = &bytes[at..];
         let Some(outer) = Header::read(ip, family) else { return Ok(None) };
@@ -148,11 +149,11 @@ impl Termination {
             return Err(Refusal::Expired);
         }
         let ecn = ecn_of(inner.ecn, outer.ecn).ok_or(Refusal::Congested)?;
-        Ok(Some(Strip { at, len: outer.len, inner, ecn }))
+        Ok(Some(Decapsulation { at, len: outer.len, inner, ecn }))
     }
 
-    /// No packet ends at the same switch twice, and none is in more packets than a detour needs: else one packet could be sent
-    /// round and round.
+    /// Checks that the packet ends in no further tunnel of this switch, and has no more nested headers than a
+    /// detour needs. Otherwise a packet could be sent in circles.
     fn check_nesting(&self, mut packet: &[u8], mut header: Header) -> Result<(), Refusal> {
         for number in 2..=MAX_HEADERS {
             if self.ends.binary_search(&header.dst).is_ok() {
@@ -168,18 +169,18 @@ impl Termination {
         Ok(())
     }
 
-    /// The station that the inner packet is sent to; `None` if the function sees to that.
-    fn next_hop(&self, strip: &Strip) -> Result<Option<MacAddr>, Refusal> {
+    /// Returns the MAC address of the inner packet's next hop, or `None` if the function behind routes.
+    fn next_hop(&self, decapsulation: &Decapsulation) -> Result<Option<MacAddr>, Refusal> {
         let Some(hops) = &self.next_hops else { return Ok(None) };
-        if strip.inner.hops < 2 {
+        if decapsulation.inner.hops < 2 {
             return Err(Refusal::Expired);
         }
-        let place = hops.binary_search_by_key(&strip.inner.dst, |&(address, _)| address);
-        Ok(Some(hops[place.map_err(|_| Refusal::NoNextHop)?].1))
+        let position = hops.binary_search_by_key(&decapsulation.inner.dst, |&(address, _)| address);
+        Ok(Some(hops[position.map_err(|_| Refusal::NoNextHop)?].1))
     }
 }
 
-/// Where the IP header lies that the Ethernet header and its tags announce
+/// Returns offset and version of the IP header behind the Ethernet header and its tags.
 fn network_layer(bytes: &[u8]) -> Option<(usize, Family)> {
     let mut at = Ethernet::LEN;
     for _ in 0..=MAX_TAGS {
@@ -192,8 +193,8 @@ fn network_layer(bytes: &[u8]) -> Option<(usize, Family)> {
     None
 }
 
-/// The ECN field that a packet leaves a tunnel with (RFC 6040, section 4.2); `None` if it is to be dropped: a queue has marked what
-/// its sender would not have understood.
+/// Returns the ECN field of a decapsulated packet (RFC 6040, section 4.2), or `None` if the packet has to be
+/// dropped because a queue marked a packet whose sender is not ECN-capable.
 fn ecn_of(inner: u8, outer: u8) -> Option<u8> {
     const NOT_CAPABLE: u8 = 0;
     const CAPABLE_1: u8 = 1;
@@ -223,11 +224,11 @@ impl<F: Function> Function for Tunnel<F> {
         now: Nanos,
         out: &mut O,
     ) -> Verdict {
-        match self.termination.pass(frame) {
+        match self.termination.process(frame) {
             Ok(()) => self.function.on_frame(frame, port, now, out),
-            Err(why) => {
-                self.termination.counters.refuse(why);
-                Verdict::Drop(DropReason::from(why))
+            Err(reason) => {
+                self.termination.counters.refuse(reason);
+                Verdict::Drop(DropReason::from(reason))
             }
         }
     }

@@ -21,7 +21,7 @@ fn v6(n: u8) -> IpAddr {
     Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, n.into()).into()
 }
 
-/// The representatives at both ends, and the switches between them
+/// Representatives at both ends, and the switches between them
 const H1: u8 = 1;
 const S1: u8 = 101;
 const S2: u8 = 102;
@@ -35,7 +35,7 @@ fn next_hops() -> Onward {
     Onward::NextHops(vec![(v4(S2), NEIGHBOUR), (v6(S2), NEIGHBOUR), (v4(H2), HOST), (v6(H2), HOST)])
 }
 
-/// A bridge: the host on port 0, the neighbour on port 1.
+/// Returns a bridge with the host on port 0 and the neighbour on port 1.
 fn tunnel(onward: Onward) -> Tunnel<Forward> {
     let mut bridge = forward::Config::bridge(2, 4);
     if let Topology::Mac(table) = &mut bridge.topology {
@@ -44,7 +44,7 @@ fn tunnel(onward: Onward) -> Tunnel<Forward> {
     Tunnel::new(&config(onward), Forward::new(&bridge))
 }
 
-/// An IP packet with some payload of another protocol than IP.
+/// Returns an IP packet whose payload is not IP.
 fn packet(src: IpAddr, dst: IpAddr, class: u8) -> Vec<u8> {
     let payload = *b"what is in it";
     let header = match (src, dst) {
@@ -66,18 +66,18 @@ fn packet(src: IpAddr, dst: IpAddr, class: u8) -> Vec<u8> {
     [&header[..], &payload].concat()
 }
 
-/// A frame with `packet`, for the switch.
+/// Returns a frame with `packet`, addressed to the switch.
 fn frame(packet: &[u8]) -> Vec<u8> {
     let kind = if packet[0] >> 4 == 4 { ethertype::IPV4 } else { ethertype::IPV6 };
     let ethernet = Ethernet { dst: OWN, src: HOST, ethertype: kind.into() };
     [ethernet.as_bytes(), packet].concat()
 }
 
-fn into(tunnels: &[(IpAddr, IpAddr)], packet: &[u8]) -> Vec<u8> {
+fn encapsulated(tunnels: &[(IpAddr, IpAddr)], packet: &[u8]) -> Vec<u8> {
     [&headers(tunnels, packet).unwrap()[..], packet].concat()
 }
 
-/// What became of a frame: the one that left and its port, or why it did not.
+/// Returns the frame that left and its port, or the reason why the frame was dropped.
 fn run(tunnel: &mut Tunnel<Forward>, frame: &[u8]) -> Result<(Vec<u8>, PortId), DropReason> {
     let (verdict, mut frames) = run_frame(tunnel, frame, PortId(0), Nanos::ZERO);
     match verdict {
@@ -94,64 +94,68 @@ fn run(tunnel: &mut Tunnel<Forward>, frame: &[u8]) -> Result<(Vec<u8>, PortId), 
 }
 
 #[track_caller]
-fn refused(frame: &[u8], why: Refusal) {
+fn refused(frame: &[u8], expected: Refusal) {
     let mut tunnel = tunnel(next_hops());
-    assert_eq!(run(&mut tunnel, frame), Err(why.into()), "{why:?}");
+    assert_eq!(run(&mut tunnel, frame), Err(expected.into()), "{expected:?}");
     let counters = tunnel.counters();
     for reason in Refusal::ALL {
-        assert_eq!(counters.refused(reason), u64::from(reason == why), "{reason:?}");
+        assert_eq!(counters.refused(reason), u64::from(reason == expected), "{reason:?}");
     }
     assert_eq!(counters.terminated.get(), (0, 0));
 }
 
-/// Brings the checksum of the IPv4 header at `at` up to date.
-fn fix(frame: &mut [u8], at: usize) {
+/// Corrects the checksum of the IPv4 header at `at`.
+fn correct_checksum(frame: &mut [u8], at: usize) {
     frame[at + 10..at + 12].fill(0);
     let sum = Sum::default().add(&frame[at..at + Ipv4::LEN]).checksum();
     frame[at + 10..at + 12].copy_from_slice(&sum.to_be_bytes());
 }
 
 #[test]
-fn one_header_is_taken_off_and_the_rest_goes_where_the_next_one_says() {
+fn outer_header_is_removed_and_the_packet_goes_to_the_next_hop() {
     for (ip, other) in [(v4 as fn(u8) -> IpAddr, v6 as fn(u8) -> IpAddr), (v6, v4)] {
         for inner in [ip, other] {
             let innermost = packet(inner(H1), inner(H2), 0x68);
-            let second = into(&[(ip(S1), ip(S2))], &innermost);
-            let sent = frame(&into(&[(ip(H1), ip(S1))], &second));
+            let second = encapsulated(&[(ip(S1), ip(S2))], &innermost);
+            let sent = frame(&encapsulated(&[(ip(H1), ip(S1))], &second));
             let mut tunnel = tunnel(next_hops());
-            let (came, port) = run(&mut tunnel, &sent).unwrap();
+            let (output, port) = run(&mut tunnel, &sent).unwrap();
             assert_eq!(port, PortId(1));
-            let ethernet = Ethernet::ref_from_prefix(&came).unwrap().0;
+            let ethernet = Ethernet::ref_from_prefix(&output).unwrap().0;
             assert_eq!((ethernet.dst, ethernet.src), (NEIGHBOUR, OWN));
             let mut expected = frame(&second);
-            // A hop was spent, and nothing else changed.
+            // The TTL is decremented, and nothing else changes.
             let family = Family::of_ethertype(ethernet.ethertype.get()).unwrap();
             family.spend_hop(&mut expected[Ethernet::LEN..]);
-            assert_eq!(came[12..], expected[12..]);
-            assert_eq!(tunnel.counters().terminated.get(), (1, came.len() as u64));
-            let header = Header::read(&came[Ethernet::LEN..], family).unwrap();
-            assert!(header.is_checksum_right(&came[Ethernet::LEN..]) && header.hops == 63);
+            assert_eq!(output[12..], expected[12..]);
+            assert_eq!(tunnel.counters().terminated.get(), (1, output.len() as u64));
+            let header = Header::read(&output[Ethernet::LEN..], family).unwrap();
+            assert!(header.is_checksum_right(&output[Ethernet::LEN..]) && header.hops == 63);
         }
     }
 }
 
 #[test]
-fn the_last_header_leaves_the_packet_as_it_was_sent() {
-    // As the neighbour has it: the packet comes from the other switch.
+fn last_decapsulation_restores_the_packet() {
+    // At the neighbour: the packet comes from the other switch.
     let config = Config { ends: vec![v4(S2)], sources: vec![v4(S1)], ..config(Onward::Function) };
     let Tunnel { function, .. } = tunnel(next_hops());
     let mut tunnel = Tunnel::new(&config, function);
     let innermost = packet(v4(H1), v4(H2), 0x68);
-    let mut sent = MemoryFrame::new(frame(&into(&[(v4(S1), v4(S2))], &innermost)));
+    let mut sent = MemoryFrame::new(frame(&encapsulated(&[(v4(S1), v4(S2))], &innermost)));
     _ = tunnel.on_frame(&mut sent, PortId(1), Nanos::ZERO, &mut Sent::with_room(2));
-    assert_eq!(sent.into_bytes(), frame(&innermost), "for a function that routes: own address, no hop spent");
+    assert_eq!(
+        sent.into_bytes(),
+        frame(&innermost),
+        "a function that routes gets its own address and an unchanged TTL"
+    );
 }
 
 #[test]
-fn tags_and_options_and_what_ethernet_adds_behind() {
+fn tags_options_and_ethernet_padding_are_handled() {
     let innermost = packet(v4(H1), v4(S2), 0);
     let mut outer = headers(&[(v4(H1), v4(S1))], &innermost).unwrap();
-    // Four bytes of options: no operation
+    // Four bytes of options: "no operation"
     outer[0] = 0x46;
     outer[3] += 4;
     outer.extend([1; 4]);
@@ -162,100 +166,100 @@ fn tags_and_options_and_what_ethernet_adds_behind() {
     let mut sent = frame(&packet);
     sent.splice(12..12, [0x88, 0xa8, 0x20, 0x05, 0x81, 0x00, 0x60, 0x0a]);
     let mut tunnel = tunnel(next_hops());
-    let (came, port) = run(&mut tunnel, &sent).unwrap();
+    let (output, port) = run(&mut tunnel, &sent).unwrap();
     assert_eq!(port, PortId(1));
-    assert_eq!(came[12..22], [0x88, 0xa8, 0x20, 0x05, 0x81, 0x00, 0x60, 0x0a, 0x08, 0x00]);
-    assert_eq!(came.len(), sent.len() - 24);
-    assert_eq!(&came[22 + Ipv4::LEN..], &[&innermost[Ipv4::LEN..], &[0xee; 7]].concat());
+    assert_eq!(output[12..22], [0x88, 0xa8, 0x20, 0x05, 0x81, 0x00, 0x60, 0x0a, 0x08, 0x00]);
+    assert_eq!(output.len(), sent.len() - 24);
+    assert_eq!(&output[22 + Ipv4::LEN..], &[&innermost[Ipv4::LEN..], &[0xee; 7]].concat());
 }
 
 #[test]
-fn what_does_not_end_here_passes() {
+fn frames_for_other_destinations_pass_unchanged() {
     let innermost = packet(v4(H1), v4(H2), 0);
-    let there = into(&[(v4(H1), v4(S1))], &innermost);
-    let mut for_another = frame(&there);
+    let to_switch = encapsulated(&[(v4(H1), v4(S1))], &innermost);
+    let mut for_another = frame(&to_switch);
     for_another[..6].copy_from_slice(&NEIGHBOUR.0);
-    let elsewhere = frame(&into(&[(v4(H1), v4(S2))], &innermost));
-    let mut tcp = frame(&there);
+    let elsewhere = frame(&encapsulated(&[(v4(H1), v4(S2))], &innermost));
+    let mut tcp = frame(&to_switch);
     tcp[14 + 9] = 6;
     for bytes in
-        [for_another, elsewhere, tcp, frame(&innermost), frame(&there)[..30].to_vec(), OWN.0.to_vec()]
+        [for_another, elsewhere, tcp, frame(&innermost), frame(&to_switch)[..30].to_vec(), OWN.0.to_vec()]
     {
         let mut tunnel = tunnel(next_hops());
         let mut sent = MemoryFrame::new(bytes.clone());
         _ = tunnel.on_frame(&mut sent, PortId(0), Nanos::ZERO, &mut Sent::with_room(2));
         assert_eq!(sent.into_bytes(), bytes);
         assert_eq!(tunnel.counters().terminated.get(), (0, 0));
-        assert!(Refusal::ALL.iter().all(|&why| tunnel.counters().refused(why) == 0));
+        assert!(Refusal::ALL.iter().all(|&reason| tunnel.counters().refused(reason) == 0));
     }
 }
 
 #[test]
-fn each_reason() {
+fn each_reason_for_dropping_is_reached() {
     const IP: usize = Ethernet::LEN;
     const INNER: usize = IP + Ipv4::LEN;
     let innermost = packet(v4(H1), v4(H2), 0);
-    let right = frame(&into(&[(v4(H1), v4(S1))], &innermost));
-    assert!(run(&mut tunnel(next_hops()), &right).is_err_and(|why| why == DropReason::SamePort));
-    let wrong = |change: &dyn Fn(&mut Vec<u8>)| {
-        let mut frame = right.clone();
+    let valid = frame(&encapsulated(&[(v4(H1), v4(S1))], &innermost));
+    assert!(run(&mut tunnel(next_hops()), &valid).is_err_and(|reason| reason == DropReason::SamePort));
+    let changed = |change: &dyn Fn(&mut Vec<u8>)| {
+        let mut frame = valid.clone();
         change(&mut frame);
         frame
     };
-    refused(&wrong(&|frame| frame.truncate(right.len() - 1)), Refusal::OuterLength);
-    refused(&wrong(&|frame| frame[IP + 3] = 19), Refusal::OuterLength);
-    refused(&wrong(&|frame| frame[IP + 10] ^= 1), Refusal::OuterChecksum);
+    refused(&changed(&|frame| frame.truncate(valid.len() - 1)), Refusal::OuterLength);
+    refused(&changed(&|frame| frame[IP + 3] = 19), Refusal::OuterLength);
+    refused(&changed(&|frame| frame[IP + 10] ^= 1), Refusal::OuterChecksum);
     for flags in [0x20, 0x01] {
-        let fragment = wrong(&|frame| {
+        let fragment = changed(&|frame| {
             frame[IP + 6] = flags;
-            fix(frame, IP);
+            correct_checksum(frame, IP);
         });
         refused(&fragment, Refusal::Fragment);
     }
-    refused(&frame(&into(&[(v4(H2), v4(S1))], &innermost)), Refusal::Source);
-    refused(&wrong(&|frame| frame[INNER] = 0x65), Refusal::Inner);
-    refused(&wrong(&|frame| frame[INNER] = 0x44), Refusal::Inner);
-    refused(&wrong(&|frame| frame[INNER + 10] ^= 1), Refusal::Inner);
-    let longer = wrong(&|frame| {
+    refused(&frame(&encapsulated(&[(v4(H2), v4(S1))], &innermost)), Refusal::Source);
+    refused(&changed(&|frame| frame[INNER] = 0x65), Refusal::Inner);
+    refused(&changed(&|frame| frame[INNER] = 0x44), Refusal::Inner);
+    refused(&changed(&|frame| frame[INNER + 10] ^= 1), Refusal::Inner);
+    let longer = changed(&|frame| {
         frame[INNER + 3] += 1;
-        fix(frame, INNER);
+        correct_checksum(frame, INNER);
     });
     refused(&longer, Refusal::Inner);
-    let short = wrong(&|frame| {
+    let short = changed(&|frame| {
         frame.truncate(INNER + Ipv4::LEN - 1);
         frame[IP + 3] = (2 * Ipv4::LEN - 1) as u8;
-        fix(frame, IP);
+        correct_checksum(frame, IP);
     });
     refused(&short, Refusal::Inner);
     let tunnels = [(v4(H1), v4(S1)), (v4(S1), v4(S2)), (v4(S2), v4(103))];
-    refused(&frame(&into(&tunnels, &innermost)), Refusal::TooDeep);
-    refused(&frame(&into(&[(v4(H1), v4(S1)); 2], &innermost)), Refusal::Returning);
+    refused(&frame(&encapsulated(&tunnels, &innermost)), Refusal::TooDeep);
+    refused(&frame(&encapsulated(&[(v4(H1), v4(S1)); 2], &innermost)), Refusal::Returning);
     refused(
-        &frame(&into(&[(v4(H1), v4(S1)), (v4(S1), v4(S2))], &packet(v4(H1), v4(S1), 0))),
+        &frame(&encapsulated(&[(v4(H1), v4(S1)), (v4(S1), v4(S2))], &packet(v4(H1), v4(S1), 0))),
         Refusal::Returning,
     );
     for hops in [0, 1] {
-        let expired = wrong(&|frame| {
+        let expired = changed(&|frame| {
             frame[INNER + 8] = hops;
-            fix(frame, INNER);
+            correct_checksum(frame, INNER);
         });
         refused(&expired, Refusal::Expired);
     }
-    let marked = wrong(&|frame| {
+    let marked = changed(&|frame| {
         frame[IP + 1] |= 3;
-        fix(frame, IP);
+        correct_checksum(frame, IP);
     });
     refused(&marked, Refusal::Congested);
-    refused(&frame(&into(&[(v4(H1), v4(S1))], &packet(v4(H1), v4(77), 0))), Refusal::NoNextHop);
+    refused(&frame(&encapsulated(&[(v4(H1), v4(S1))], &packet(v4(H1), v4(77), 0))), Refusal::NoNextHop);
     let mut tunnel = tunnel(next_hops());
-    let mut beginning = MemoryFrame::beginning(right);
+    let mut beginning = MemoryFrame::beginning(valid);
     let verdict = tunnel.on_frame(&mut beginning, PortId(0), Nanos::ZERO, &mut Sent::with_room(0));
     assert_eq!(verdict, Verdict::Drop(Refusal::OuterLength.into()));
 }
 
 #[test]
-fn what_queues_marked_stays_marked() {
-    // RFC 6040, figure 4: by the inner field, what each outer one makes of it
+fn congestion_marks_survive_decapsulation() {
+    // RFC 6040, figure 4: result by inner and outer ECN field
     let table = [
         (0, [Some(0), Some(0), Some(0), None]),
         (1, [Some(1), Some(1), Some(1), Some(3)]),
@@ -268,22 +272,23 @@ fn what_queues_marked_stays_marked() {
         }
     }
     for ip in [v4 as fn(u8) -> IpAddr, v6] {
-        let mut sent = frame(&into(&[(ip(H1), ip(S1))], &packet(ip(H1), ip(S2), 0x6a)));
-        // The outer header is marked under way.
+        let mut sent = frame(&encapsulated(&[(ip(H1), ip(S1))], &packet(ip(H1), ip(S2), 0x6a)));
+        // The outer header is marked on its way.
         let family = network_layer(&sent).unwrap().1;
         family.set_ecn(&mut sent[Ethernet::LEN..], 3);
-        let (came, _) = run(&mut tunnel(next_hops()), &sent).unwrap();
-        let (ip, header) = (&came[Ethernet::LEN..], Header::read(&came[Ethernet::LEN..], family).unwrap());
+        let (output, _) = run(&mut tunnel(next_hops()), &sent).unwrap();
+        let (ip, header) =
+            (&output[Ethernet::LEN..], Header::read(&output[Ethernet::LEN..], family).unwrap());
         assert!(header.is_checksum_right(ip));
         let class = if family == Family::V4 { ip[1] } else { ip[0] << 4 | ip[1] >> 4 };
-        assert_eq!(class, 0x6b, "the DSCP is the inner one's");
+        assert_eq!(class, 0x6b, "the DSCP is that of the inner header");
     }
 }
 
 #[test]
-fn headers_say_what_follows() {
+fn headers_describe_the_packets_that_follow() {
     let innermost = packet(v4(H1), v4(H2), 0x6a);
-    let all = into(&[(v6(H1), v6(S1)), (v4(S1), v4(S2))], &innermost);
+    let all = encapsulated(&[(v6(H1), v6(S1)), (v4(S1), v4(S2))], &innermost);
     let outer = Header::read(&all, Family::V6).unwrap();
     assert_eq!((outer.total, outer.protocol, outer.hops), (all.len(), 4, 64));
     assert_eq!(all[0] << 4 | all[1] >> 4, 0x6a);
@@ -300,24 +305,24 @@ fn headers_say_what_follows() {
     assert_eq!(headers(&[(v4(1), v4(2))], &longest), Err(EntranceError::TooLong));
 }
 
-/// Frames that are close to right: bytes of right ones are changed, and some are cut off.
+/// Generates almost valid frames: valid ones with some bytes changed, some of them truncated.
 fn nearly_right() -> impl Strategy<Value = Vec<u8>> {
     let innermost = packet(v4(H1), v4(H2), 0x6a);
     let sixth = packet(v6(H1), v6(H2), 0x6a);
     let frames = vec![
-        frame(&into(&[(v4(H1), v4(S1)), (v4(S1), v4(S2))], &innermost)),
-        frame(&into(&[(v6(H1), v6(S1)), (v6(S1), v6(S2))], &sixth)),
-        frame(&into(&[(v4(H1), v4(S1))], &sixth)),
+        frame(&encapsulated(&[(v4(H1), v4(S1)), (v4(S1), v4(S2))], &innermost)),
+        frame(&encapsulated(&[(v6(H1), v6(S1)), (v6(S1), v6(S2))], &sixth)),
+        frame(&encapsulated(&[(v4(H1), v4(S1))], &sixth)),
     ];
     let changes = proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4);
     (prop::sample::select(frames), changes, any::<bool>(), any::<prop::sample::Index>()).prop_map(
         |(mut frame, changes, cut, at)| {
-            for (place, byte) in changes {
-                let place = place.index(frame.len());
-                frame[place] = byte;
+            for (position, byte) in changes {
+                let position = position.index(frame.len());
+                frame[position] = byte;
             }
             if frame[Ethernet::LEN] == 0x45 {
-                fix(&mut frame, Ethernet::LEN);
+                correct_checksum(&mut frame, Ethernet::LEN);
             }
             if cut {
                 frame.truncate(at.index(frame.len()));
@@ -329,7 +334,7 @@ fn nearly_right() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn any_bytes_pass_or_lose_a_header(
+    fn arbitrary_bytes_pass_unchanged_or_lose_one_header(
         frame in prop_oneof![nearly_right(), proptest::collection::vec(any::<u8>(), 0..120)],
         routed: bool,
     ) {
@@ -337,19 +342,19 @@ proptest! {
         let mut sent = MemoryFrame::new(frame.clone());
         let verdict = tunnel.on_frame(&mut sent, PortId(0), Nanos::ZERO, &mut Sent::with_room(2));
         let counters = tunnel.counters();
-        let refused: u64 = Refusal::ALL.iter().map(|&why| counters.refused(why)).sum();
+        let refused: u64 = Refusal::ALL.iter().map(|&reason| counters.refused(reason)).sum();
         let (terminated, _) = counters.terminated.get();
         prop_assert!(refused + terminated <= 1);
-        let came = sent.into_bytes();
+        let output = sent.into_bytes();
         if terminated == 1 {
-            // What is behind the inner header is untouched, and it was inside.
-            prop_assert!(came.len() + Ipv4::LEN <= frame.len());
-            let (at, family) = network_layer(&came).unwrap();
-            let header = Header::read(&came[at..], family).unwrap();
-            prop_assert!(header.is_checksum_right(&came[at..]) && header.total <= came.len() - at);
-            prop_assert!(frame.ends_with(&came[at + header.len..]));
+            // The bytes behind the inner header are unchanged, and were inside.
+            prop_assert!(output.len() + Ipv4::LEN <= frame.len());
+            let (at, family) = network_layer(&output).unwrap();
+            let header = Header::read(&output[at..], family).unwrap();
+            prop_assert!(header.is_checksum_right(&output[at..]) && header.total <= output.len() - at);
+            prop_assert!(frame.ends_with(&output[at + header.len..]));
         } else {
-            prop_assert_eq!(came, frame);
+            prop_assert_eq!(output, frame);
             prop_assert!(refused == 0 || matches!(verdict, Verdict::Drop(_)));
         }
     }

@@ -1,33 +1,33 @@
-//! What clients have done, and how long it took.
+//! Counters and latencies of client operations.
 
 use hdrhistogram::Histogram;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use switch::Nanos;
 
-/// Latencies are told apart by 0.1 %, up to ten seconds; longer ones count as that.
+/// Histograms have a resolution of 0.1 % up to ten seconds; longer latencies are counted as ten seconds.
 const DIGITS: u8 = 3;
 const LONGEST_NS: u64 = 10_000_000_000;
 
-/// What an application asks for.
+/// Kind of an application's operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// A lock, from the first try until it is held
+    /// Acquisition of a lock, from the first attempt to success
     Lock,
-    /// The release of a lock, from when it is posted until it is acknowledged
+    /// Release of a lock, from posting to acknowledgement
     Unlock,
-    /// The value of a key
+    /// Read of a key's value
     Read,
-    /// A new value of a key
+    /// Update of a key's value
     Write,
-    /// Some keys in order
+    /// Ordered read of several keys
     Scan,
 }
 
 impl Kind {
-    /// Every kind.
+    /// All kinds.
     pub const ALL: [Self; 5] = [Self::Lock, Self::Unlock, Self::Read, Self::Write, Self::Scan];
 
-    /// Its name
+    /// Returns the name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Lock => "lock",
@@ -39,22 +39,22 @@ impl Kind {
     }
 }
 
-/// Requests and what came of them.
+/// Counts of RDMA requests and their results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Tally {
-    /// RDMA READs that have completed
+    /// RDMA READs completed
     pub reads: u64,
-    /// RDMA WRITEs that have completed
+    /// RDMA WRITEs completed
     pub writes: u64,
-    /// CAS that found what they compared with
+    /// CAS that found the expected value
     pub cas_succeeded: u64,
-    /// CAS that did not
+    /// CAS that found another value
     pub cas_failed: u64,
-    /// FETCH_ADDs
+    /// FETCH_ADDs completed
     pub fetch_adds: u64,
-    /// Requests that an operation succeeded by: the lock was free, the node was the last one
+    /// Requests by which an operation succeeded: the lock was free, or the node was the last one
     pub hits: u64,
-    /// Those that were in vain, as somebody else had been faster: what the operation has to send on top
+    /// Requests that failed because another client was faster, which are additional requests of the operation
     pub misses: u64,
 }
 
@@ -63,26 +63,26 @@ fn share(of: u64, others: u64) -> f64 {
 }
 
 impl Tally {
-    /// The share of CAS that succeeded; 1 if there was none
+    /// Returns the share of CAS that succeeded; 1 if there were none.
     pub fn cas_share(&self) -> f64 {
         share(self.cas_succeeded, self.cas_failed)
     }
 
-    /// The share of such requests that were not in vain; 1 if there was none
+    /// Returns the share of hits among hits and misses; 1 if there were none.
     pub fn hit_share(&self) -> f64 {
         share(self.hits, self.misses)
     }
 
-    /// Requests
+    /// Returns the number of requests.
     pub fn requests(&self) -> u64 {
         self.reads + self.writes + self.cas_succeeded + self.cas_failed + self.fetch_adds
     }
 }
 
-/// What clients have done since the account was opened, or [cleared](Self::clear).
+/// Operations of clients since the account was created or [cleared](Self::clear).
 #[derive(Clone, Debug)]
 pub struct Account {
-    /// Requests
+    /// Counts of requests
     pub tally: Tally,
     latency_ns: [Histogram<u64>; Kind::ALL.len()],
 }
@@ -90,23 +90,23 @@ pub struct Account {
 impl Default for Account {
     fn default() -> Self {
         let empty =
-            |_| Histogram::new_with_max(LONGEST_NS, DIGITS).expect("bounds that a histogram can have");
+            |_| Histogram::new_with_max(LONGEST_NS, DIGITS).expect("the bounds are valid for a histogram");
         Self { tally: Tally::default(), latency_ns: Kind::ALL.map(empty) }
     }
 }
 
 impl Account {
-    /// Operations of a kind that were done
+    /// Returns the number of operations of a kind.
     pub fn operations(&self, kind: Kind) -> u64 {
         self.latency_ns[kind as usize].len()
     }
 
-    /// The time that operations of a kind took
+    /// Returns the latencies of operations of a kind, in nanoseconds.
     pub fn latency_ns(&self, kind: Kind) -> &Histogram<u64> {
         &self.latency_ns[kind as usize]
     }
 
-    /// Forgets everything: what comes is measured, after a warm-up.
+    /// Clears everything, for example after a warm-up.
     pub fn clear(&mut self) {
         self.tally = Tally::default();
         self.latency_ns.iter_mut().for_each(Histogram::clear);
@@ -117,22 +117,22 @@ impl Account {
     }
 }
 
-/// An account of several clients.
+/// Account that several clients share.
 #[derive(Clone, Debug, Default)]
 pub struct SharedAccount(Arc<Mutex<Account>>);
 
 impl SharedAccount {
-    /// What it holds; whoever has it looks at it and lets go.
+    /// Locks the account. Clients block until the guard is dropped.
     pub fn lock(&self) -> MutexGuard<'_, Account> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An operation is done that took so long.
+    /// Counts an operation that took `took`.
     pub fn record(&self, kind: Kind, took: Nanos) {
         self.lock().record(kind, took);
     }
 
-    /// A try succeeded, or came too late.
+    /// Counts a request that made its operation succeed (`hit`), or that another client made fail.
     pub fn tried(&self, hit: bool) {
         let tally = &mut self.lock().tally;
         *(if hit { &mut tally.hits } else { &mut tally.misses }) += 1;
@@ -144,9 +144,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_account_tells_what_was_recorded() {
+    fn an_account_has_the_recorded_operations() {
         let account = SharedAccount::default();
-        assert!((account.lock().tally.cas_share() - 1.0).abs() < 1e-9, "nothing failed");
+        assert!((account.lock().tally.cas_share() - 1.0).abs() < 1e-9, "no CAS failed");
         for us in 1..=100 {
             account.record(Kind::Read, Nanos::from_micros(us));
         }

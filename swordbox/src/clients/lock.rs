@@ -1,11 +1,13 @@
-//! Locks in remote memory, as Sherman has them (Wang et al., SIGMOD 2022): a table of words, of which each is 0 or the
-//! tag of the thread that holds it. A thread takes a lock by CAS(0 -> tag), again and again until it succeeds, and
-//! releases it by an RDMA WRITE of 0; Swordbox's authors describe the release by CAS(tag -> 0), which is here, too.
+//! Locks in remote memory, as in Sherman (Wang et al., SIGMOD 2022). The table consists of words, each of
+//! which is 0 or the tag of the thread that holds the lock. A thread acquires a lock by CAS(0 -> tag),
+//! repeated until it succeeds, and releases it by an RDMA WRITE of 0. The authors of Swordbox describe the
+//! release by CAS(tag -> 0), which is also available.
 //!
-//! What is written under a lock is posted just before the WRITE that releases it, and nobody waits in between: requests
-//! of one connection are executed in order. Whoever reorders requests has to keep that (FACTS C-15).
+//! Data written under a lock are posted just before the WRITE that releases it, without waiting in between,
+//! because the requests of one connection are executed in order. A switch that reorders requests has to
+//! preserve that.
 //!
-//! A thread that ends while it holds a lock leaves it locked: freeing locks of the dead is beyond these clients.
+//! A thread that ends while it holds a lock leaves it locked; these clients do not recover such locks.
 
 use super::account::{Kind, SharedAccount};
 use super::region::Region;
@@ -15,16 +17,16 @@ use super::ycsb::Zipf;
 use rnic::Remote;
 use switch::{Chance, Nanos};
 
-/// How a lock is released.
+/// Way of releasing a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unlock {
-    /// By WRITE 0
+    /// WRITE of 0
     Write,
-    /// By CAS(tag -> 0)
+    /// CAS(tag -> 0)
     CompareSwap,
 }
 
-/// A table of locks: words, of which the n-th lies `n * stride` bytes behind the beginning of a region.
+/// Table of locks: the n-th word is at offset `n * stride` of a region.
 #[derive(Clone, Copy, Debug)]
 pub struct LockTable {
     region: Region,
@@ -33,27 +35,28 @@ pub struct LockTable {
 }
 
 impl LockTable {
-    /// A table of as many locks as the region holds, so many bytes apart: a multiple of eight.
+    /// Returns a table of as many locks as the region has room for, `stride` bytes apart (rounded up to a
+    /// multiple of 8).
     ///
     /// # Errors
-    /// The region holds none.
+    /// The region has room for none.
     pub fn new(region: Region, stride: u64) -> Result<Self, Stopped> {
         let stride = stride.max(8).next_multiple_of(8);
         let locks = region.len / stride;
         if locks == 0 { Err(Stopped::Regions) } else { Ok(Self { region, stride, locks }) }
     }
 
-    /// How many locks there are
+    /// Returns the number of locks.
     pub const fn locks(&self) -> u64 {
         self.locks
     }
 
-    /// Where a lock lies; numbers beyond the last begin anew
+    /// Returns the address of a lock; numbers wrap at the number of locks.
     pub const fn at(&self, lock: u64) -> Remote {
         self.region.at(lock % self.locks * self.stride)
     }
 
-    /// Takes a lock, however often it has to be tried. The tag is not 0, and no other thread's.
+    /// Acquires a lock, with as many attempts as needed. The tag must not be 0 or that of another thread.
     ///
     /// # Errors
     /// The connection ended.
@@ -68,60 +71,61 @@ impl LockTable {
         }
     }
 
-    /// Releases a lock that the thread holds, behind everything that it has posted.
+    /// Releases a lock that the thread holds, after all requests that it has posted.
     ///
     /// # Errors
-    /// The connection ended, or somebody else has released the lock.
+    /// The connection ended, or another thread has released the lock.
     pub async fn unlock(&self, verbs: &Verbs, lock: u64, tag: u64, how: Unlock) -> Result<(), Stopped> {
         let at = self.at(lock);
         match how {
             Unlock::Write => verbs.write(at, 0u64.to_le_bytes().into()).await,
             Unlock::CompareSwap if verbs.compare_swap(at, tag, 0).await? == tag => Ok(()),
-            Unlock::CompareSwap => Err(Stopped::Corrupt("a lock that was held is another's")),
+            Unlock::CompareSwap => Err(Stopped::Corrupt("a held lock does not have its holder's tag")),
         }
     }
 }
 
-/// What is done under a lock.
+/// Action while a lock is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Under {
     /// Nothing
     Nothing,
-    /// The lock's word in region 1 is read, and written back with one more: the sum of all words is the number of locks
-    /// that were taken, unless two threads ever held one at the same time, or a release overtook what was written
+    /// Read the lock's word in region 1 and write it back incremented. The sum of all words equals the number
+    /// of acquisitions, unless two threads held a lock at the same time or a release overtook the write
     Count,
-    /// It is held for so long.
+    /// Hold the lock for this time
     Hold(Nanos),
 }
 
-/// A program: takes and releases locks. Region 0 is the table.
+/// Program that acquires and releases locks. Region 0 is the table.
 #[derive(Clone, Debug)]
 pub struct Locks {
-    /// Which locks, by Zipf's law; a single one is full contention
+    /// Distribution of the locks (Zipf's law); a single lock gives full contention
     pub locks: Zipf,
-    /// Bytes from one lock to the next
+    /// Distance between two locks in bytes
     pub stride: u64,
-    /// How they are released
+    /// Way of releasing them
     pub unlock: Unlock,
-    /// What is done under them
+    /// Action while a lock is held
     pub under: Under,
-    /// How often each thread takes one
+    /// Acquisitions per thread
     pub times: u64,
-    /// What makes this machine's threads others than those of another: below 2^31
+    /// Number of this machine, below 2^31, which distinguishes its threads from those of other machines
     pub machine: u64,
-    /// For what is drawn
+    /// Seed of the random numbers
     pub seed: u64,
 }
 
 impl Locks {
-    /// Sherman's locks, eight bytes apart, taken and released without end.
+    /// Returns a program for Sherman's locks, eight bytes apart, that acquires and releases locks without
+    /// end.
     pub const fn new(locks: Zipf, machine: u64, seed: u64) -> Self {
         let (unlock, under) = (Unlock::Write, Under::Nothing);
         Self { locks, stride: 8, unlock, under, times: u64::MAX, machine, seed }
     }
 }
 
-/// A tag for the locks of a thread: not 0, and another for each thread of each machine, each time that it begins
+/// Returns the tag of a thread: not 0, and different for each thread, machine and incarnation (modulo 2^16).
 pub const fn tag(machine: u64, thread: usize, life: u32) -> u64 {
     1 << 63 | machine << 32 | (life as u64 & 0xffff) << 16 | thread as u64
 }
@@ -136,10 +140,10 @@ async fn run(locks: Locks, start: Start) -> Result<(), Stopped> {
     let Start { number, life, verbs, regions } = start;
     let table = LockTable::new(*regions.first().ok_or(Stopped::Regions)?, locks.stride)?;
     let tag = tag(locks.machine, number, life);
-    let mut chance = Chance::stream(locks.seed, tag);
+    let mut rng = Chance::stream(locks.seed, tag);
     let account: SharedAccount = verbs.account().clone();
     for _ in 0..locks.times {
-        let lock = locks.locks.draw(&mut chance) as u64;
+        let lock = locks.locks.draw(&mut rng) as u64;
         let began = verbs.now();
         table.lock(&verbs, lock, tag).await?;
         account.record(Kind::Lock, verbs.now().since(began));

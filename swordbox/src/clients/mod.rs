@@ -1,19 +1,19 @@
-//! Clients of disaggregated memory, as load for experiments: locks ([`lock`]), a B-link tree ([`sherman`]), a key-value
-//! store of lists ([`clover`]), and what they are asked for ([`ycsb`]). They speak plain RDMA to a [`Server`] and know
-//! nothing of a switch between them: with one and without, the code is the same.
+//! Clients of disaggregated memory, as workloads for experiments: locks ([`lock`]), a B-link tree
+//! ([`sherman`]), a key-value store of lists ([`clover`]), and the operations that they execute ([`ycsb`]).
+//! They send plain RDMA requests to a [`Server`] and contain no code for a switch in between.
 //!
-//! # How it fits together
+//! # Structure
 //!
-//! A client machine is [`Threads`], an [`rnic::App`]: so many threads, each with a reliable connection of its own and one
-//! thing to do at a time, as the systems are that they are modelled on. What a thread does is a [`Program`]: a future
-//! that posts requests to its connection by [`Verbs`] and waits for them. Nothing runs it but completions, so the
-//! same frames and times give the same run, to the byte.
+//! A client machine is [`Threads`], an [`rnic::App`]. Each of its threads has its own reliable connection and
+//! executes one operation at a time, like the systems that the clients are modelled on. A thread runs a
+//! [`Program`]: a future that posts requests to its connection through [`Verbs`] and awaits them. Only
+//! completions and timers advance it, so the same frames at the same times give the same run, to the byte.
 //!
-//! A memory server is [`Server`], an [`rnic::App`], too: it gives clients regions of its memory, and does nothing else.
-//! What it tells of them stands in the private data of its REP; or QPNs and regions are exchanged by other means
-//! ([`Threads::prepare`], [`Server::prepare`]).
+//! A memory server is [`Server`], also an [`rnic::App`]: it gives clients regions of its memory, and does
+//! nothing else. The private data of its REP describe the regions. Alternatively, QPNs and regions are
+//! exchanged out of band ([`Threads::prepare`], [`Server::prepare`]).
 //!
-//! What clients have done is counted in an [`Account`], which any number of them share.
+//! Completed operations are counted in an [`Account`], which any number of clients may share.
 
 mod account;
 pub mod clover;

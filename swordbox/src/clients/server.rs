@@ -1,4 +1,4 @@
-//! A memory server: gives clients regions of its memory, and does nothing else.
+//! Memory server: gives clients regions of its memory, and does nothing else.
 
 use super::region::Region;
 use core::fmt;
@@ -11,27 +11,27 @@ use switch::Nanos;
 
 type Image = Box<dyn Fn(&mut [u8]) + Send>;
 
-/// Memory that a server gives, and what stands in it when the server begins.
+/// Memory region of a server, and its initial contents.
 pub struct Memory {
-    /// The virtual address of its first byte
+    /// Virtual address of the first byte
     pub va: u64,
-    /// Bytes
+    /// Length in bytes
     pub len: usize,
     image: Image,
 }
 
 impl Memory {
-    /// Memory of zeros.
+    /// Returns memory that is initially zero.
     pub fn zeroed(va: u64, len: usize) -> Self {
         Self::filled(va, len, |_| {})
     }
 
-    /// Memory that `image` writes to when the server begins, and when it begins anew: what it held is lost then.
+    /// Returns memory that `image` fills at each start of the server; a restart discards its contents.
     pub fn filled(va: u64, len: usize, image: impl Fn(&mut [u8]) + Send + 'static) -> Self {
         Self { va, len, image: Box::new(image) }
     }
 
-    /// Writes what stands in it at the beginning to memory of zeros of this length.
+    /// Fills zeroed memory of this length with the initial contents.
     pub fn fill(&self, bytes: &mut [u8]) {
         (self.image)(bytes);
     }
@@ -50,14 +50,14 @@ pub struct Server {
     memory: Vec<Memory>,
     resources: Option<(Pd, Cq)>,
     regions: Vec<(Buffer, Region)>,
-    /// Contents of the memory at its last crash, if it keeps them
+    /// Contents at the last crash, if the memory is persistent
     kept: Option<Vec<Vec<u8>>>,
     keeps_memory: bool,
     clients: BTreeMap<Conn, Qpn>,
 }
 
 impl Server {
-    /// A server that listens at a port (TCP port space) and gives this memory.
+    /// Returns a server that listens on a port (TCP port space) and gives this memory.
     pub fn new(port: u16, memory: Vec<Memory>) -> Self {
         Self {
             port,
@@ -70,35 +70,35 @@ impl Server {
         }
     }
 
-    /// The same server, whose memory outlives its process: after a restart it has the contents that it had.
+    /// Makes the memory outlive its process: after a restart it has its previous contents.
     #[must_use]
     pub fn keeping_memory(self, keeps_memory: bool) -> Self {
         Self { keeps_memory, ..self }
     }
 
-    /// What it gives, once it has begun
+    /// Returns the regions, once the server has started.
     pub fn regions(&self) -> Vec<Region> {
         self.regions.iter().map(|(_, region)| *region).collect()
     }
 
-    /// The memory behind a region: what it holds is [`Rnic::bytes`]
+    /// Returns the memory of a region, whose contents are [`Rnic::bytes`].
     pub fn buffer(&self, region: usize) -> Option<Buffer> {
         self.regions.get(region).map(|(buffer, _)| *buffer)
     }
 
-    /// Clients that are connected by the communication manager
+    /// Returns the number of clients connected through the communication manager.
     pub fn clients(&self) -> usize {
         self.clients.len()
     }
 
-    /// A queue pair for a client whose number and PSN are learnt by other means than the communication manager. It is in
-    /// the reset state: whoever knows the other side leads it on.
+    /// Creates a queue pair for a client whose QPN and PSN are exchanged out of band. It is in the reset
+    /// state; the caller moves it on.
     ///
     /// # Errors
-    /// There is no room for it, or the server has not begun.
+    /// There is no room for it, or the server has not started.
     pub fn prepare(&self, nic: &mut Rnic) -> Result<Qpn, QpError> {
         let (pd, cq) = self.resources.ok_or(QpError::Queue)?;
-        // It asks for nothing and receives no messages.
+        // The server sends no requests and receives no messages.
         nic.create_qp(QpInit {
             transport: Transport::Rc,
             pd,
@@ -142,7 +142,7 @@ impl App for Server {
     fn start(&mut self, nic: &mut Rnic, _now: Nanos) {
         self.clients.clear();
         let pd = nic.alloc_pd();
-        // Nothing completes at a server but by failing.
+        // Only errors generate completions at a server.
         self.resources = nic.create_cq(1 << 10).ok().map(|cq| (pd, cq));
         let mut kept = self.kept.take().unwrap_or_default().into_iter();
         let give = |memory: &Memory| {
@@ -156,12 +156,12 @@ impl App for Server {
             Some((buffer, Region { va: memory.va, len: memory.len as u64, rkey: mr.0 }))
         };
         self.regions = self.memory.iter().filter_map(give).collect();
-        // Nobody listens yet.
+        // No other listener exists yet.
         _ = nic.listen(PortSpace::Tcp, self.port);
     }
 
     fn crash(&mut self, nic: &Rnic) {
-        // A second crash may come before the restart: the regions are those of the first one.
+        // A second crash may happen before the restart: the stored contents are those of the first one.
         if self.keeps_memory && self.kept.is_none() {
             self.kept = Some(self.regions.iter().map(|(buffer, _)| nic.bytes(*buffer).to_vec()).collect());
         }
@@ -174,7 +174,7 @@ impl App for Server {
         if let Some((_, cq)) = self.resources {
             while nic.poll_cq(cq).is_some() {}
         }
-        // A queue pair that has failed belongs to a connection that ends, or to somebody who looks after it.
+        // A failed queue pair belongs to a connection that is ending, or to the caller of `prepare`.
         while nic.poll_event().is_some() {}
     }
 }

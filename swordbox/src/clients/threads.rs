@@ -1,4 +1,4 @@
-//! A client machine: threads, each with a connection of its own to the server and one thing to do at a time.
+//! Client machine: threads, each with its own connection to the server and one operation at a time.
 
 use super::account::SharedAccount;
 use super::region::Region;
@@ -17,30 +17,30 @@ use rocev2::Qpn;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use switch::Nanos;
 
-/// Where what is fetched lands
+/// Virtual address of the landing zone, where fetched bytes arrive
 const LANDING_VA: u64 = 0x5000_0000_0000;
-/// Requests of a thread that its NIC knows at once
+/// Maximum number of a thread's requests that the NIC has at once
 const MAX_SEND: usize = 128;
 
-/// What a thread does: a future that nothing but the completion of its requests, and time, brings on.
+/// A thread's future. Only the completions of its requests and timers advance it.
 pub type Thread = Pin<Box<dyn Future<Output = Result<(), Stopped>> + Send>>;
 
-/// What a thread begins with.
+/// Initial state of a thread.
 #[derive(Debug)]
 pub struct Start {
-    /// Its number among those of the machine, from 0
+    /// Number of the thread on its machine, from 0
     pub number: usize,
-    /// How often it has begun before, and lost its connection
+    /// Incarnation: number of earlier starts, after each of which the connection was lost
     pub life: u32,
-    /// Its connection
+    /// Connection
     pub verbs: Verbs,
-    /// The server's memory
+    /// Memory of the server
     pub regions: Vec<Region>,
 }
 
-/// What threads do.
+/// Code that threads run.
 pub trait Program: Send + 'static {
-    /// A thread has a connection.
+    /// Returns the future of a thread that has a connection.
     fn thread(&mut self, start: Start) -> Thread;
 }
 
@@ -50,35 +50,36 @@ impl<F: FnMut(Start) -> Thread + Send + 'static> Program for F {
     }
 }
 
-/// How threads get their connections.
+/// Way in which threads get their connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connect {
-    /// The communication manager asks the server, at this port (TCP port space).
+    /// Through the communication manager, with this server address and port (TCP port space).
     Cm(IpAddr, u16),
-    /// QPNs, PSNs and regions are exchanged by other means, as most users do: by [`Threads::prepare`] and
-    /// [`Threads::begin`].
+    /// Out of band, as most RDMA programs do: QPNs, PSNs and regions are exchanged elsewhere, and set by
+    /// [`Threads::prepare`] and [`Threads::begin`].
     Elsewhere,
 }
 
-/// A client machine.
+/// Configuration of a client machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadsConfig {
-    /// How many threads
+    /// Number of threads
     pub threads: usize,
-    /// How they get their connections
+    /// Way in which they get their connections
     pub connect: Connect,
-    /// How long their NIC waits for an acknowledgement: 4.096 us times two to this
+    /// Exponent `n` of the NIC's acknowledgement timeout of 4.096 us times 2^n
     pub ack_timeout: u8,
-    /// How often a request is tried again; [`rnic::ReadyToSend::NO_LIMIT`] for no limit
+    /// Number of retries of a request; [`rnic::ReadyToSend::NO_LIMIT`] for no limit
     pub retry_count: u8,
-    /// What a thread's READs and atomics under way may fetch together (bytes), and so one READ at most
+    /// Landing zone of a thread in bytes: the maximum that its outstanding READs and atomics fetch together,
+    /// and so that of one READ
     pub landing_len: u32,
-    /// A thread that lost its connection begins anew after so long; never, if there is no such time
+    /// Delay after which a thread that lost its connection starts again; `None` for never
     pub reconnect_after: Option<Nanos>,
 }
 
 impl ThreadsConfig {
-    /// So many threads, with the time-outs that most programs use: seven tries, 67 ms each.
+    /// Returns a configuration with the time-outs that most programs use: seven retries, 67 ms each.
     pub const fn new(threads: usize, connect: Connect) -> Self {
         let (ack_timeout, retry_count) = (14, 7);
         Self { threads, connect, ack_timeout, retry_count, landing_len: 16 << 10, reconnect_after: None }
@@ -86,11 +87,11 @@ impl ThreadsConfig {
 }
 
 enum State {
-    /// It is to be connected, by others or at this time.
-    Waits(Option<Nanos>),
+    /// Waits to be connected: out of band, or at this time.
+    Waiting(Option<Nanos>),
     Connecting,
-    Runs(Thread),
-    Over(Result<(), Stopped>),
+    Running(Thread),
+    Ended(Result<(), Stopped>),
 }
 
 /// A request that the NIC has.
@@ -98,7 +99,7 @@ enum State {
 struct Outstanding {
     id: u64,
     operation: Operation,
-    /// Where in the thread's part of the landing zone it fetches to, and how much (bytes)
+    /// Offset in the thread's part of the landing zone, and length, in bytes
     landing: (u32, u32),
 }
 
@@ -109,7 +110,7 @@ struct Worker {
     qpn: Option<Qpn>,
     conn: Option<Conn>,
     outstanding: VecDeque<Outstanding>,
-    /// READs and atomics among them, and the landing zone used since there was none (bytes)
+    /// Outstanding READs and atomics, and bytes of the landing zone used since there was none
     fetching: usize,
     landing_used: u32,
 }
@@ -121,7 +122,7 @@ struct Resources {
     landing: (Buffer, Mr),
 }
 
-/// A client machine with its threads.
+/// Client machine with its threads.
 pub struct Threads<P> {
     config: ThreadsConfig,
     program: P,
@@ -130,19 +131,19 @@ pub struct Threads<P> {
     workers: Vec<Worker>,
     by_qpn: BTreeMap<u32, usize>,
     by_conn: BTreeMap<Conn, usize>,
-    /// Connections that are being ended, and their queue pairs
-    leaving: BTreeMap<Conn, Qpn>,
-    /// Threads that want to go on at a time; some may have been woken before
+    /// Connections that are being closed, and their queue pairs
+    closing: BTreeMap<Conn, Qpn>,
+    /// Timers of threads; a thread may have been woken before
     wakes: BTreeSet<(Nanos, usize)>,
-    /// Threads that something has happened to
+    /// Threads that have to be polled
     ready: BTreeSet<usize>,
 }
 
 impl<P: Program> Threads<P> {
-    /// A machine whose threads run this program, and count what they do there.
+    /// Returns a machine whose threads run `program`, and count their operations in `account`.
     pub fn new(config: ThreadsConfig, program: P, account: SharedAccount) -> Self {
         let worker = |_| Worker {
-            state: State::Waits(None),
+            state: State::Waiting(None),
             life: 0,
             verbs: Verbs::new(account.clone()),
             qpn: None,
@@ -159,40 +160,40 @@ impl<P: Program> Threads<P> {
             resources: None,
             by_qpn: BTreeMap::new(),
             by_conn: BTreeMap::new(),
-            leaving: BTreeMap::new(),
+            closing: BTreeMap::new(),
             wakes: BTreeSet::new(),
             ready: BTreeSet::new(),
         }
     }
 
-    /// How many there are
+    /// Returns the number of threads.
     pub fn threads(&self) -> usize {
         self.workers.len()
     }
 
-    /// Threads that have a connection and are not done
+    /// Returns the number of threads that have a connection and have not ended.
     pub fn running(&self) -> usize {
-        self.workers.iter().filter(|worker| matches!(worker.state, State::Runs(_))).count()
+        self.workers.iter().filter(|worker| matches!(worker.state, State::Running(_))).count()
     }
 
-    /// Threads that are done
+    /// Returns the number of threads that have completed their program.
     pub fn done(&self) -> usize {
-        self.workers.iter().filter(|worker| matches!(worker.state, State::Over(Ok(())))).count()
+        self.workers.iter().filter(|worker| matches!(worker.state, State::Ended(Ok(())))).count()
     }
 
-    /// Why threads have ended that were not done, by their numbers
+    /// Returns the threads that ended early, with the reason.
     pub fn stopped(&self) -> impl Iterator<Item = (usize, Stopped)> {
         self.workers.iter().enumerate().filter_map(|(number, worker)| match worker.state {
-            State::Over(Err(why)) => Some((number, why)),
+            State::Ended(Err(why)) => Some((number, why)),
             _ => None,
         })
     }
 
-    /// A queue pair for a thread whose other side is learnt by other means than the communication manager. It is in the
-    /// reset state: whoever knows the other side leads it to RTS, then calls [`begin`](Self::begin).
+    /// Creates a queue pair for a thread whose peer is exchanged out of band. It is in the reset state; the
+    /// caller moves it to RTS and calls [`begin`](Self::begin).
     ///
     /// # Errors
-    /// There is no room for it, or the machine has not begun.
+    /// There is no room for it, or the machine has not started.
     pub fn prepare(&mut self, nic: &mut Rnic, number: usize) -> Result<Qpn, QpError> {
         let resources = self.resources.ok_or(QpError::Queue)?;
         let qpn = nic.create_qp(QpInit {
@@ -209,7 +210,7 @@ impl<P: Program> Threads<P> {
         Ok(qpn)
     }
 
-    /// A thread begins: its queue pair can send.
+    /// Starts a thread whose queue pair is in RTS.
     pub fn begin(&mut self, nic: &mut Rnic, number: usize, regions: Vec<Region>, now: Nanos) {
         let verbs = Verbs::new(self.account.clone());
         verbs.mailbox().now = now;
@@ -219,17 +220,17 @@ impl<P: Program> Threads<P> {
         (worker.fetching, worker.landing_used) = (0, 0);
         let start = Start { number, life: worker.life, verbs, regions };
         worker.life += 1;
-        worker.state = State::Runs(self.program.thread(start));
-        self.turn(nic, number, now);
+        worker.state = State::Running(self.program.thread(start));
+        self.poll_thread(nic, number, now);
     }
 
     fn connect(&mut self, nic: &mut Rnic, number: usize, now: Nanos) {
         let Connect::Cm(server, port) = self.config.connect else {
-            self.workers[number].state = State::Waits(None);
+            self.workers[number].state = State::Waiting(None);
             return;
         };
         let param = ConnParam {
-            // A port of its own for each, as each has its own UDP source port on the wire
+            // A port for each thread, since each has its own UDP source port
             src_port: number as u16,
             ack_timeout: self.config.ack_timeout,
             retry_count: self.config.retry_count,
@@ -250,7 +251,7 @@ impl<P: Program> Threads<P> {
     fn on_cm(&mut self, nic: &mut Rnic, event: &CmEvent, now: Nanos) {
         let conn = event.conn();
         if event.is_last()
-            && let Some(qpn) = self.leaving.remove(&conn)
+            && let Some(qpn) = self.closing.remove(&conn)
         {
             _ = nic.destroy_qp(qpn);
             return;
@@ -271,14 +272,14 @@ impl<P: Program> Threads<P> {
         }
     }
 
-    /// A thread's connection is of no more use.
+    /// Ends a thread's connection for a reason that the thread gets as an error.
     fn stop(&mut self, nic: &mut Rnic, number: usize, why: Stopped, now: Nanos) {
         let worker = &self.workers[number];
         worker.verbs.mailbox().stop(why);
         match worker.state {
-            State::Runs(_) => self.turn(nic, number, now),
+            State::Running(_) => self.poll_thread(nic, number, now),
             State::Connecting => self.end(nic, number, Err(why), now),
-            State::Waits(_) | State::Over(_) => {}
+            State::Waiting(_) | State::Ended(_) => {}
         }
     }
 
@@ -295,7 +296,7 @@ impl<P: Program> Threads<P> {
             return;
         }
         let landing = &nic.bytes(resources.landing.0)[number * self.config.landing_len as usize..];
-        // What asked for no completion is done when what follows it is.
+        // Requests without a completion of their own complete with the next one that has one.
         while let Some(outstanding) = worker.outstanding.pop_front() {
             let (at, len) = outstanding.landing;
             let fetched = &landing[at as usize..][..len as usize];
@@ -320,7 +321,7 @@ impl<P: Program> Threads<P> {
         }
     }
 
-    /// Gives a thread's requests to its NIC, as many as it takes.
+    /// Posts as many of a thread's requests as the NIC accepts.
     fn post(&mut self, nic: &mut Rnic, number: usize) {
         let worker = &mut self.workers[number];
         let (Some(qpn), Some(resources)) = (worker.qpn, self.resources) else { return };
@@ -355,12 +356,12 @@ impl<P: Program> Threads<P> {
         }
     }
 
-    /// Lets a thread go on.
-    fn turn(&mut self, nic: &mut Rnic, number: usize, now: Nanos) {
-        let mut told = false;
+    /// Polls a thread and posts its requests.
+    fn poll_thread(&mut self, nic: &mut Rnic, number: usize, now: Nanos) {
+        let mut notified = false;
         loop {
             let worker = &mut self.workers[number];
-            let State::Runs(thread) = &mut worker.state else { return };
+            let State::Running(thread) = &mut worker.state else { return };
             let verbs = worker.verbs.clone();
             {
                 let mut mailbox = verbs.mailbox();
@@ -376,8 +377,8 @@ impl<P: Program> Threads<P> {
                 (mailbox.stopped(), mailbox.wake_at)
             };
             match stopped {
-                // It hears of it.
-                Some(_) if !told => told = true,
+                // Polls the thread once more, so that it gets the error.
+                Some(_) if !notified => notified = true,
                 Some(why) => return self.end(nic, number, Err(why), now),
                 None => {
                     self.wakes.extend(wake_at.map(|at| (at, number)));
@@ -387,15 +388,15 @@ impl<P: Program> Threads<P> {
         }
     }
 
-    /// A thread is done, or can do nothing more over this connection.
+    /// Ends a thread that is complete, or whose connection is lost.
     fn end(&mut self, nic: &mut Rnic, number: usize, result: Result<(), Stopped>, now: Nanos) {
         let worker = &mut self.workers[number];
         worker.state = match (&result, self.config.reconnect_after) {
             (Err(Stopped::Failed(_) | Stopped::Post(_) | Stopped::Disconnected), Some(span)) => {
                 self.wakes.insert((now + span, number));
-                State::Waits(Some(now + span))
+                State::Waiting(Some(now + span))
             }
-            _ => State::Over(result),
+            _ => State::Ended(result),
         };
         let (qpn, conn) = (worker.qpn.take(), worker.conn.take());
         let Some(qpn) = qpn else { return };
@@ -404,7 +405,7 @@ impl<P: Program> Threads<P> {
             self.by_conn.remove(&conn);
         }
         match conn.filter(|conn| nic.disconnect(*conn, &[], now).is_ok()) {
-            Some(conn) => _ = self.leaving.insert(conn, qpn),
+            Some(conn) => _ = self.closing.insert(conn, qpn),
             None => _ = nic.destroy_qp(qpn),
         }
     }
@@ -418,14 +419,14 @@ impl<P: Program> App for Threads<P> {
             nic.register_new(pd, threads * self.config.landing_len as usize, LANDING_VA, Access::LOCAL_WRITE);
         let cq = nic.create_cq(threads * MAX_SEND + 1);
         self.resources = cq.ok().zip(landing.ok()).map(|(cq, landing)| Resources { pd, cq, landing });
-        // What there was went with the NIC.
-        (self.by_qpn, self.by_conn, self.leaving) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        // The restarted NIC has none of the previous resources.
+        (self.by_qpn, self.by_conn, self.closing) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         (self.wakes, self.ready) = (BTreeSet::new(), BTreeSet::new());
         for number in 0..threads {
             let worker = &mut self.workers[number];
             (worker.qpn, worker.conn) = (None, None);
-            if !matches!(worker.state, State::Over(_)) {
-                worker.state = State::Waits(None);
+            if !matches!(worker.state, State::Ended(_)) {
+                worker.state = State::Waiting(None);
                 self.connect(nic, number, now);
             }
         }
@@ -446,12 +447,12 @@ impl<P: Program> App for Threads<P> {
         {
             self.wakes.pop_first();
             match self.workers[number].state {
-                State::Waits(Some(until)) if until <= now => self.connect(nic, number, now),
+                State::Waiting(Some(until)) if until <= now => self.connect(nic, number, now),
                 _ => _ = self.ready.insert(number),
             }
         }
         for number in mem::take(&mut self.ready) {
-            self.turn(nic, number, now);
+            self.poll_thread(nic, number, now);
         }
     }
 

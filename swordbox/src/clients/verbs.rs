@@ -1,4 +1,4 @@
-//! The verbs as a client's thread uses them: a request is posted when it is asked for, and its result is a future.
+//! RDMA verbs for a client's thread: a call posts a request and returns its result as a future.
 
 use super::account::SharedAccount;
 use core::future::Future;
@@ -9,65 +9,65 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use switch::Nanos;
 
-/// Why a thread has ended before it was done.
+/// Reason why a thread ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stopped {
-    /// A request failed, and the connection with it.
-    #[error("a request failed: {0:?}")]
+    /// A request failed, and with it the connection.
+    #[error("request failed with status {0:?}; the connection is in error")]
     Failed(Status),
     /// A request could not be posted.
-    #[error("a request cannot be posted: {0}")]
+    #[error("cannot post a request: {0}")]
     Post(#[from] QpError),
-    /// The server cannot be reached, has refused, or has ended the connection.
-    #[error("there is no connection to the server")]
+    /// The server is unreachable, has refused, or has ended the connection.
+    #[error("no connection to the server: it is unreachable, has refused, or has disconnected")]
     Disconnected,
-    /// The server has other regions than the program needs.
-    #[error("the server does not have the memory that is needed")]
+    /// The server's regions do not fit the program.
+    #[error("the server's regions do not fit the program")]
     Regions,
-    /// The server's memory is used up.
-    #[error("the server's memory is used up")]
+    /// The server's memory is exhausted.
+    #[error("the server's memory is exhausted")]
     Full,
-    /// The memory holds what nobody writes there.
-    #[error("the server's memory holds something else than it should: {0}")]
+    /// The memory has contents that no client writes.
+    #[error("the server's memory has invalid contents: {0}")]
     Corrupt(&'static str),
 }
 
-/// A request that has not been given to the NIC.
+/// A request that the NIC does not have yet.
 #[derive(Debug)]
 pub(super) struct Posted {
     pub(super) id: u64,
     pub(super) operation: Operation,
-    /// What a WRITE carries
+    /// Payload of a WRITE
     pub(super) bytes: Vec<u8>,
-    /// Bytes that a READ or an atomic fetches
+    /// Number of bytes that a READ or an atomic fetches
     pub(super) fetches: u32,
-    /// Whether it makes a completion when all is well
+    /// Whether a successful request generates a completion
     pub(super) signaled: bool,
 }
 
-/// A future's result: nothing for a WRITE, the eight bytes before for an atomic
+/// Fetched bytes: empty for a WRITE, the eight previous bytes for an atomic
 type Fetched = Result<Vec<u8>, Stopped>;
 
-/// What a thread and the connection that it uses share.
+/// State shared by a thread and its connection.
 #[derive(Debug, Default)]
 pub(super) struct Mailbox {
     pub(super) now: Nanos,
     next: u64,
     pub(super) posted: VecDeque<Posted>,
-    /// What is waited for, and what of it has come
+    /// Requests that are awaited, and the results that have arrived
     awaited: BTreeSet<u64>,
-    ended: BTreeMap<u64, Vec<u8>>,
-    /// Nothing comes any more.
+    results: BTreeMap<u64, Vec<u8>>,
+    /// Set when no more results will arrive
     stopped: Option<Stopped>,
-    /// When it wants to go on by itself
+    /// Time at which the thread continues without a completion
     pub(super) wake_at: Option<Nanos>,
 }
 
 impl Mailbox {
-    /// A request is done; what it fetched is for whoever waits for it.
+    /// Completes a request, and stores the fetched bytes if the request is awaited.
     pub(super) fn end(&mut self, id: u64, fetched: &[u8]) {
         if self.awaited.remove(&id) {
-            self.ended.insert(id, fetched.to_vec());
+            self.results.insert(id, fetched.to_vec());
         }
     }
 
@@ -80,8 +80,8 @@ impl Mailbox {
     }
 }
 
-/// A thread's end of its connection. A request is posted by the call, and is on its way whether or not anybody waits for
-/// the future that the call returns; requests are executed in the order in which they are posted.
+/// A thread's interface to its connection. A call posts its request at once, whether or not the returned
+/// future is awaited. Requests are executed in the order in which they are posted.
 #[derive(Clone, Debug)]
 pub struct Verbs {
     mailbox: Arc<Mutex<Mailbox>>,
@@ -97,12 +97,12 @@ impl Verbs {
         self.mailbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where what is done is counted
+    /// Returns the account in which operations are counted.
     pub fn account(&self) -> &SharedAccount {
         &self.account
     }
 
-    /// What the host's clock shows
+    /// Returns the time of the host's clock.
     pub fn now(&self) -> Nanos {
         self.mailbox().now
     }
@@ -123,18 +123,18 @@ impl Verbs {
         Wait { mailbox: Arc::clone(&self.mailbox), id }
     }
 
-    /// RDMA READ
+    /// Posts an RDMA READ of `len` bytes.
     pub fn read(&self, from: Remote, len: u32) -> impl Future<Output = Fetched> + Send + use<> {
         self.wait(Operation::Read(from), Vec::new(), len)
     }
 
-    /// RDMA READ of a word
+    /// Posts an RDMA READ of a word.
     pub fn read_word(&self, from: Remote) -> impl Future<Output = Result<u64, Stopped>> + Send + use<> {
         let wait = self.wait(Operation::Read(from), Vec::new(), 8);
         async move { wait.await.map(|bytes| word(&bytes, 0)) }
     }
 
-    /// RDMA WRITE
+    /// Posts an RDMA WRITE.
     pub fn write(
         &self,
         to: Remote,
@@ -144,12 +144,12 @@ impl Verbs {
         async move { wait.await.map(|_| ()) }
     }
 
-    /// RDMA WRITE that nobody waits for: what is waited for behind it says that it is done.
+    /// Posts an RDMA WRITE without a future. The completion of a later request shows that it is complete.
     pub fn write_ahead(&self, to: Remote, bytes: Vec<u8>) {
         self.post(Operation::Write(to), bytes, 0, false);
     }
 
-    /// `CmpSwap`; the word before
+    /// Posts a `CmpSwap`; the result is the previous word.
     pub fn compare_swap(
         &self,
         at: Remote,
@@ -160,7 +160,7 @@ impl Verbs {
         async move { wait.await.map(|bytes| word(&bytes, 0)) }
     }
 
-    /// `FetchAdd`; the word before
+    /// Posts a `FetchAdd`; the result is the previous word.
     pub fn fetch_add(
         &self,
         at: Remote,
@@ -170,19 +170,19 @@ impl Verbs {
         async move { wait.await.map(|bytes| word(&bytes, 0)) }
     }
 
-    /// Waits for a while.
+    /// Waits for a time span.
     pub fn sleep(&self, span: Nanos) -> impl Future<Output = ()> + Send + use<> {
         let until = self.now() + span;
         Sleep { mailbox: Arc::clone(&self.mailbox), until }
     }
 }
 
-/// The word at an offset, in the byte order of the memory; zero where there is none.
+/// Returns the little-endian word at an offset; 0 if the bytes end before.
 pub(super) fn word(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |word| u64::from_le_bytes(*word))
 }
 
-/// Waits for a request.
+/// Future of a request.
 struct Wait {
     mailbox: Arc<Mutex<Mailbox>>,
     id: u64,
@@ -193,7 +193,7 @@ impl Future for Wait {
 
     fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Fetched> {
         let mut mailbox = self.mailbox.lock().unwrap_or_else(PoisonError::into_inner);
-        match (mailbox.ended.remove(&self.id), mailbox.stopped) {
+        match (mailbox.results.remove(&self.id), mailbox.stopped) {
             (Some(fetched), _) => Poll::Ready(Ok(fetched)),
             (None, Some(why)) => Poll::Ready(Err(why)),
             (None, None) => Poll::Pending,
@@ -205,11 +205,11 @@ impl Drop for Wait {
     fn drop(&mut self) {
         let mut mailbox = self.mailbox.lock().unwrap_or_else(PoisonError::into_inner);
         mailbox.awaited.remove(&self.id);
-        mailbox.ended.remove(&self.id);
+        mailbox.results.remove(&self.id);
     }
 }
 
-/// Waits for a time.
+/// Future of a point in time.
 struct Sleep {
     mailbox: Arc<Mutex<Mailbox>>,
     until: Nanos,

@@ -1,24 +1,24 @@
-//! What clients ask for: the core workloads of YCSB (Cooper et al., SoCC 2010) as Clover and Swordbox are measured with, and
-//! Zipf's law, by which some keys are asked for more often than others.
+//! Workloads: the core workloads of YCSB (Cooper et al., SoCC 2010), with which Clover and Swordbox are
+//! measured, and Zipf's law for the popularity of keys.
 
 use std::sync::Arc;
 use switch::Chance;
 use switch::table::mix;
 
-/// What Zipf's law says of `n` things: the k-th is drawn in proportion to `1 / k^theta`.
+/// Zipf distribution over `n` items: the k-th is drawn with a probability proportional to `1 / k^theta`.
 ///
-/// A table of `n` numbers, so that every theta is exact; clones share it.
+/// It is a table of `n` cumulative probabilities, so it is exact for every theta. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Zipf(Arc<[u64]>);
 
 impl Zipf {
-    /// The law for so many things. A theta of 0 draws all alike; YCSB's is 0.99.
+    /// Returns the distribution over `n` items. A theta of 0 is uniform; YCSB uses 0.99.
     ///
     /// # Panics
-    /// If there is nothing to draw, or theta is negative or no number.
+    /// If `n` is 0, or theta is negative or not a number.
     pub fn new(n: usize, theta: f64) -> Self {
-        assert!(n > 0, "something to draw");
-        assert!(theta >= 0.0, "what comes first is drawn no more seldom");
+        assert!(n > 0, "n has to be at least 1");
+        assert!(theta >= 0.0, "theta has to be at least 0");
         let weights = (1..=n).map(|k| (k as f64).powf(-theta));
         let total: f64 = weights.clone().sum();
         let mut sum = 0.0;
@@ -30,40 +30,40 @@ impl Zipf {
         Self(cumulative.collect())
     }
 
-    /// How many things there are
+    /// Returns the number of items.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is nothing to draw; never
+    /// Returns whether there are no items, which is never the case.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// One of them, counted from 0, the most frequent first
-    pub fn draw(&self, chance: &mut Chance) -> usize {
-        let bits = chance.bits();
+    /// Draws an item, counted from 0; lower numbers are more frequent.
+    pub fn draw(&self, rng: &mut Chance) -> usize {
+        let bits = rng.bits();
         self.0.partition_point(|below| *below <= bits).min(self.0.len() - 1)
     }
 }
 
-/// How many of a hundred operations are reads; the others are updates.
+/// Share of reads among the operations; the others are updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mix {
-    /// 50: YCSB's update-heavy workload
+    /// 50 %: YCSB's update-heavy workload
     A,
-    /// 95: YCSB's read-mostly workload
+    /// 95 %: YCSB's read-mostly workload
     B,
-    /// 100: YCSB's read-only workload
+    /// 100 %: YCSB's read-only workload
     C,
-    /// None: updates only, as Swordbox's authors measure beside them
+    /// 0 %: updates only, measured in addition in the Swordbox paper
     W,
-    /// So many
+    /// This percentage
     Reads(u8),
 }
 
 impl Mix {
-    /// Reads of a hundred
+    /// Returns the percentage of reads.
     pub const fn reads_percent(self) -> u8 {
         match self {
             Self::A => 50,
@@ -78,53 +78,53 @@ impl Mix {
 /// A workload.
 #[derive(Clone, Debug)]
 pub struct Workload {
-    /// Reads and updates
+    /// Share of reads and updates
     pub mix: Mix,
-    /// Which keys
+    /// Distribution of the keys
     pub keys: Zipf,
 }
 
 impl Workload {
-    /// YCSB's: so many keys by Zipf's law with 0.99
+    /// Returns YCSB's workload with this number of keys (Zipf with theta 0.99).
     pub fn new(mix: Mix, keys: usize) -> Self {
         Self { mix, keys: Zipf::new(keys, 0.99) }
     }
 
-    /// What one of many threads asks for: the seed and the thread's number decide.
+    /// Returns the operations of one thread, determined by the seed and the thread's number.
     pub fn generator(&self, seed: u64, thread: u64) -> Generator {
-        Generator { workload: self.clone(), chance: Chance::stream(seed, thread ^ 0x7963_7362) }
+        Generator { workload: self.clone(), rng: Chance::stream(seed, thread ^ 0x7963_7362) }
     }
 }
 
-/// An operation
+/// Kind of an operation
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ask {
-    /// The value of a key
+    /// Read of a key's value
     Read,
-    /// A new value
+    /// Update of a key's value
     Update,
 }
 
-/// A stream of operations without end.
+/// Endless stream of operations.
 #[derive(Clone, Debug)]
 pub struct Generator {
     workload: Workload,
-    chance: Chance,
+    rng: Chance,
 }
 
 impl Iterator for Generator {
     type Item = (Ask, u64);
 
-    /// The next operation, and its key: a number below that of keys, the most frequent first
+    /// Returns the next operation and its key. Keys are counted from 0; lower numbers are more frequent.
     fn next(&mut self) -> Option<(Ask, u64)> {
-        let percent = self.chance.below(100);
+        let percent = self.rng.below(100);
         let reads = u64::from(self.workload.mix.reads_percent());
         let ask = if percent < reads { Ask::Read } else { Ask::Update };
-        Some((ask, self.workload.keys.draw(&mut self.chance) as u64))
+        Some((ask, self.workload.keys.draw(&mut self.rng) as u64))
     }
 }
 
-/// Spreads keys, so that those that are asked for often do not lie side by side: each has another number of 64 bits.
+/// Maps keys to distinct 64-bit numbers, so that popular keys are not adjacent.
 pub fn scattered(key: u64) -> u64 {
     mix(key)
 }
@@ -134,24 +134,27 @@ mod tests {
     use super::*;
 
     fn counts(n: usize, theta: f64, draws: usize) -> Vec<usize> {
-        let (zipf, mut chance) = (Zipf::new(n, theta), Chance::new(7));
+        let (zipf, mut rng) = (Zipf::new(n, theta), Chance::new(7));
         let mut counts = vec![0; n];
         for _ in 0..draws {
-            counts[zipf.draw(&mut chance)] += 1;
+            counts[zipf.draw(&mut rng)] += 1;
         }
         counts
     }
 
     #[test]
-    fn things_are_drawn_by_zipfs_law() {
+    fn items_are_drawn_by_zipfs_law() {
         for theta in [0.0, 0.5, 0.99, 1.0, 1.5] {
             let counts = counts(1024, theta, 1_000_000);
             let total: f64 = (1..=1024).map(|k| f64::from(k).powf(-theta)).sum();
             for k in [1, 2, 3, 10] {
                 let expected = 1e6 * f64::from(k).powf(-theta) / total;
                 let is = counts[k as usize - 1] as f64;
-                // Five times the standard deviation
-                assert!((is - expected).abs() < 5.0 * expected.sqrt(), "{theta} {k}: {is}, not {expected}");
+                // Five standard deviations
+                assert!(
+                    (is - expected).abs() < 5.0 * expected.sqrt(),
+                    "theta {theta}, item {k}: drawn {is} times, expected {expected}"
+                );
             }
         }
         assert_eq!(counts(1, 0.99, 10), [10]);
@@ -159,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_and_a_thread_decide() {
+    fn seed_and_thread_determine_the_operations() {
         let take = |mix, seed, thread| {
             Workload::new(mix, 100).generator(seed, thread).take(1000).collect::<Vec<_>>()
         };

@@ -5,7 +5,7 @@ const NOW: Nanos = Nanos(1_000);
 const SETTLE: Nanos = Nanos(100);
 const RKEY: u32 = 7;
 
-/// Room for `capacity` lines of two servers
+/// Returns a table for `capacity` lines of two servers.
 fn lines(capacity: usize) -> Lines {
     Lines::with_capacity(capacity, 2)
 }
@@ -14,7 +14,7 @@ fn make(lines: &mut Lines, server: u8, va: u64) -> Id {
     lines.make(server, va, RKEY, 0, Nanos::ZERO).unwrap()
 }
 
-/// Lines of server 0 at these addresses, whose first word is known
+/// Adds lines of server 0 at these addresses whose first word is known.
 fn known(lines: &mut Lines, vas: &[u64]) -> Vec<Id> {
     let ids: Vec<_> = vas.iter().map(|va| make(lines, 0, *va)).collect();
     for id in &ids {
@@ -23,13 +23,13 @@ fn known(lines: &mut Lines, vas: &[u64]) -> Vec<Id> {
     ids
 }
 
-/// Whether the first word of each is known
+/// Returns whether the first word of each line is known.
 fn are_known(lines: &Lines, ids: &[Id]) -> Vec<bool> {
     ids.iter().map(|id| lines.get(*id).value(0).is_some()).collect()
 }
 
 #[test]
-fn bytes_touch_the_words_that_they_lie_in() {
+fn words_of_a_byte_range_are_those_that_it_overlaps() {
     for offset in 0..64u64 {
         let va = 0xffc0 + offset;
         assert_eq!((offset_of(va), word_of(va)), (offset as usize, offset as usize / 8));
@@ -46,9 +46,10 @@ fn bytes_touch_the_words_that_they_lie_in() {
 }
 
 proptest! {
-    /// Values are those of memory; a word becomes known when it is set or when all of it is written, and stays known.
+    /// Known values equal those in memory. A word becomes known when it is set or written as a whole, and
+    /// stays known.
     #[test]
-    fn a_line_holds_what_is_written(
+    fn a_line_has_the_written_values(
         writes in proptest::collection::vec((0usize..64, 1usize..=64, any::<u8>(), any::<bool>()), 1..12),
         whole_words: bool,
     ) {
@@ -83,29 +84,29 @@ proptest! {
 }
 
 #[test]
-fn words_that_are_there_have_been_reached() {
+fn a_range_is_reached_if_all_of_its_words_are() {
     let mut lines = lines(1);
     let id = make(&mut lines, 0, 0);
-    lines.get_mut(id).reached = 0b0110;
+    lines.get_mut(id).existing = 0b0110;
     let line = lines.get(id);
-    assert!(line.has_reached(8, 16) && line.has_reached(23, 1));
-    assert!(!line.has_reached(7, 2) && !line.has_reached(16, 9) && !line.has_reached(0, 8));
+    assert!(line.exists(8, 16) && line.exists(23, 1));
+    assert!(!line.exists(7, 2) && !line.exists(16, 9) && !line.exists(0, 8));
 }
 
 #[test]
-fn a_line_teaches_when_it_is_quiet_and_its_detours_are_done() {
+fn a_line_learns_values_after_its_quiet_time_and_its_detours() {
     let mut lines = lines(1);
     let id = lines.make(0, 0, RKEY, 0, NOW).unwrap();
     let line = lines.get_mut(id);
-    assert!(!line.teaches(Nanos(NOW.0 - 1)) && line.teaches(NOW));
-    (line.detouring, line.detoured_until) = (1, Nanos(2_000));
-    assert!(!line.teaches(Nanos(1_999)) && line.teaches(Nanos(2_000)));
-    line.detouring = 0;
-    assert!(line.teaches(NOW));
+    assert!(!line.may_learn(Nanos(NOW.0 - 1)) && line.may_learn(NOW));
+    (line.detours_in_flight, line.detoured_until) = (1, Nanos(2_000));
+    assert!(!line.may_learn(Nanos(1_999)) && line.may_learn(Nanos(2_000)));
+    line.detours_in_flight = 0;
+    assert!(line.may_learn(NOW));
 }
 
 #[test]
-fn a_line_has_64_bytes_of_one_server() {
+fn a_line_covers_64_bytes_of_one_server() {
     let mut lines = lines(8);
     assert_eq!((lines.len(), lines.find(0, 0x1000)), (0, None));
     let id = make(&mut lines, 0, 0x1008);
@@ -116,34 +117,34 @@ fn a_line_has_64_bytes_of_one_server() {
 }
 
 #[test]
-fn a_line_takes_two_cache_lines_and_a_count() {
-    assert_eq!(Lines::bytes(1000) - 2 * Index::<Place>::bytes(1000), 1000 * (128 + 4));
+fn a_line_takes_132_bytes_beside_the_indices() {
+    assert_eq!(Lines::bytes(1000) - 2 * Index::<LineKey>::bytes(1000), 1000 * (128 + 4));
 }
 
 #[test]
-fn the_line_least_in_use_is_forgotten() {
+fn an_unused_line_is_evicted_when_the_table_is_full() {
     let mut lines = lines(3);
     let ids = known(&mut lines, &[0x1000, 0x1040, 0x2000]);
-    lines.get_mut(ids[0]).under_way = 1;
-    lines.get_mut(ids[2]).detouring = 1;
+    lines.get_mut(ids[0]).in_flight = 1;
+    lines.get_mut(ids[2]).detours_in_flight = 1;
     make(&mut lines, 0, 0x3000);
     assert_eq!([0x1000, 0x1040, 0x2000].map(|va| lines.find(0, va).is_some()), [true, false, true]);
     // One line of its block is left, and then none.
     assert!(lines.has_any(0, 0x1000, 0x1000));
-    lines.get_mut(ids[0]).under_way = 0;
+    lines.get_mut(ids[0]).in_flight = 0;
     let new = lines.find(0, 0x3000).unwrap();
-    lines.get_mut(new).under_way = 1;
+    lines.get_mut(new).in_flight = 1;
     make(&mut lines, 0, 0x4000);
     assert_eq!(lines.find(0, 0x1000), None);
     assert!(!lines.has_any(0, 0x1000, 0x1000) && lines.has_any(0, 0x2000, 0x1000));
     let newest = lines.find(0, 0x4000).unwrap();
-    lines.get_mut(newest).detouring = 1;
-    assert_eq!(lines.make(0, 0x5000, RKEY, 0, Nanos::ZERO), Err(Full), "all are in use");
+    lines.get_mut(newest).detours_in_flight = 1;
+    assert_eq!(lines.make(0, 0x5000, RKEY, 0, Nanos::ZERO), Err(Full), "all lines are in use");
     assert_eq!((lines.len(), lines.find(0, 0x5000)), (3, None));
 }
 
 #[test]
-fn a_detour_forgets_the_words_of_the_lines_that_it_touches() {
+fn a_detour_invalidates_the_lines_that_it_touches() {
     let vas = [0x1000, 0x1040, 0x1fc0, 0x2000];
     for (va, len, left) in [
         (0x1000, 0, [true; 4]),
@@ -167,55 +168,57 @@ fn a_detour_forgets_the_words_of_the_lines_that_it_touches() {
             let quiet_until = if left { Nanos::ZERO } else { Nanos(1_100) };
             assert_eq!((lines.get(*id).quiet_until, lines.get(*id).detours), (quiet_until, u32::from(!left)));
         }
-        assert_eq!(are_known(&lines, &[other]), [true], "another server's");
+        assert_eq!(are_known(&lines, &[other]), [true], "the line belongs to another server");
     }
 }
 
 #[test]
-fn a_long_detour_is_applied_to_a_line_when_it_is_looked_at() {
+fn a_long_detour_is_applied_to_a_line_on_its_next_check() {
     let mut lines = lines(8);
     let ids = known(&mut lines, &[0x1000, 0x10_0000]);
     assert_eq!(lines.detour(0, 0x1000, 66 << 12, NOW, SETTLE), Ok(()));
     for id in &ids {
-        assert!(!lines.is_checked(*id));
-        lines.check(*id);
-        assert!(lines.is_checked(*id));
+        assert!(!lines.is_up_to_date(*id));
+        lines.apply_invalidations(*id);
+        assert!(lines.is_up_to_date(*id));
     }
     assert_eq!(are_known(&lines, &ids), [false, true]);
     assert_eq!((lines.get(ids[0]).quiet_until, lines.get(ids[0]).detours), (Nanos(1_100), 1));
     assert_eq!(lines.detour_everywhere(0, NOW, SETTLE), Ok(()));
-    lines.check(ids[1]);
+    lines.apply_invalidations(ids[1]);
     assert_eq!(are_known(&lines, &ids), [false, false]);
 }
 
 #[test]
-fn a_detour_waits_for_what_was_decided_of_its_lines() {
+fn a_detour_waits_for_resolved_operations_on_its_lines() {
     let mut lines = lines(8);
     let ids = known(&mut lines, &[0x1000, 0x1040]);
-    lines.get_mut(ids[1]).lane = 3;
-    assert!(!lines.is_decided(0, 0x1000, 0x80));
-    let tag = lines.begin_decided(ids[1]);
+    lines.get_mut(ids[1]).shared_qp = 3;
+    assert!(!lines.has_resolved(0, 0x1000, 0x80));
+    let tag = lines.begin_resolved(ids[1]);
     assert!(
-        lines.is_decided(0, 0x107f, 1) && lines.is_decided(0, 0x103f, 2) && lines.is_decided(0, 0x1000, 0x80)
+        lines.has_resolved(0, 0x107f, 1)
+            && lines.has_resolved(0, 0x103f, 2)
+            && lines.has_resolved(0, 0x1000, 0x80)
     );
     assert!(
-        !lines.is_decided(0, 0x1000, 0x40)
-            && !lines.is_decided(0, 0x1080, 0x40)
-            && !lines.is_decided(0, 0x1040, 0)
+        !lines.has_resolved(0, 0x1000, 0x40)
+            && !lines.has_resolved(0, 0x1080, 0x40)
+            && !lines.has_resolved(0, 0x1040, 0)
     );
-    assert!(!lines.is_decided(1, 0x1040, 8), "another server's");
-    assert!(lines.is_decided(0, 0x8000, 0x1001), "too long to look at each line");
-    assert!(!lines.is_decided(0, 0x8000, 0x1000));
+    assert!(!lines.has_resolved(1, 0x1040, 8), "the line belongs to another server");
+    assert!(lines.has_resolved(0, 0x8000, 0x1001), "the range is too long to check each line");
+    assert!(!lines.has_resolved(0, 0x8000, 0x1000));
     assert_eq!(lines.detour(0, 0x1000, 0x40, NOW, SETTLE), Ok(()));
     assert_eq!(lines.detour(0, 0x1000, 0x41, NOW, SETTLE), Err(3));
     assert_eq!(lines.detour_everywhere(0, NOW, SETTLE), Err(NONE));
-    lines.end_decided(ids[1], tag);
-    assert!(!lines.is_decided(0, 0x1040, 8));
+    lines.end_resolved(ids[1], tag);
+    assert!(!lines.has_resolved(0, 0x1040, 8));
     assert_eq!(lines.detour(0, 0x1000, 0x41, NOW, SETTLE), Ok(()));
 }
 
 #[test]
-fn lines_are_found_in_ranges_by_block() {
+fn ranges_are_searched_for_lines_by_block() {
     let mut lines = lines(8);
     assert!(!lines.has_any(0, 0, u64::MAX));
     make(&mut lines, 0, 0x5000);
@@ -225,60 +228,60 @@ fn lines_are_found_in_ranges_by_block() {
             && !lines.has_any(0, 0x4000, 0x1000)
             && !lines.has_any(0, 0x6000, 0x1000)
     );
-    assert!(!lines.has_any(1, 0x5000, 1), "another server's");
+    assert!(!lines.has_any(1, 0x5000, 1), "the line belongs to another server");
     assert!(lines.has_any(0, 0, u64::MAX));
-    // 65 blocks are looked for one by one; of more, the first and the last line ever made decide.
+    // Up to 65 blocks are searched one by one. For longer ranges the hull of all lines decides.
     assert!(lines.has_any(0, 0x5000, 66 << 12) && lines.has_any(0, 0, 66 << 12));
     assert!(!lines.has_any(0, 0x6000, 65 << 12) && !lines.has_any(0, 0x10_0000, 66 << 12));
 }
 
-/// A range between two lines
+/// The range is between two lines.
 #[test]
-fn a_range_that_is_too_long_to_look_at_each_block_may_have_lines() {
+fn a_range_too_long_to_search_is_compared_with_the_hull_of_all_lines() {
     let mut lines = lines(8);
     make(&mut lines, 0, 0x1000_0000);
     make(&mut lines, 0, 0x2000_0000);
     assert!(!lines.has_any(0, 0x1800_0000, 8) && !lines.has_any(0, 0x1800_0000, 65 << 12));
     assert!(lines.has_any(0, 0x1800_0000, 66 << 12) && lines.has_any(0, 0x1800_0000, 67 << 12));
-    assert!(!lines.has_any(0, 0, 66 << 12), "it ends before the first line");
+    assert!(!lines.has_any(0, 0, 66 << 12), "the range ends before the first line");
 }
 
-/// Operations on the words of another line are decided all the time.
+/// Operations on another line are being resolved.
 #[test]
-fn a_detour_waits_for_decisions_on_other_lines_only_if_it_is_too_long_to_look_at_each_block() {
+fn a_detour_waits_for_resolved_operations_on_other_lines_only_if_it_is_too_long_to_search() {
     let mut lines = lines(8);
     let ids = known(&mut lines, &[0x1000_0000, 0x2000_0000]);
-    lines.begin_decided(ids[1]);
+    lines.begin_resolved(ids[1]);
     assert_eq!(lines.detour(0, 0x1000_0000, 65 << 12, NOW, SETTLE), Ok(()));
     assert_eq!(lines.detour(0, 0x1000_0000, 66 << 12, NOW, SETTLE), Err(NONE));
 }
 
 #[test]
-fn a_prefetch_has_a_line_and_where_its_search_begins() {
+fn a_prefetch_covers_the_line_and_its_lookup() {
     for number in 0..32u64 {
         let mut lines = lines(64);
-        let va = (number << LINE) + 8;
+        let va = (number << LINE_SHIFT) + 8;
         let id = make(&mut lines, 0, va);
-        lines.get_mut(id).lane = 9;
+        lines.get_mut(id).shared_qp = 9;
         let fetched = core::cell::RefCell::new(vec![]);
-        assert_eq!(lines.foresee(0, va, |at| fetched.borrow_mut().push(at)), 9);
+        assert_eq!(lines.prefetch(0, va, |at| fetched.borrow_mut().push(at)), 9);
         let line: *const Line = lines.get(id);
         assert_eq!(fetched.borrow()[1..], [line.cast::<u8>(), line.cast::<u8>().wrapping_add(64)]);
-        assert_eq!(lines.home_of(0, va), lines.home_of(0, number << LINE));
+        assert_eq!(lines.home_of(0, va), lines.home_of(0, number << LINE_SHIFT));
     }
     let lines = lines(64);
     let homes: std::collections::HashSet<_> =
-        (0..32u64).map(|number| lines.home_of(0, number << LINE)).collect();
-    assert!(homes.len() > 1, "not all searches begin at one place");
+        (0..32u64).map(|number| lines.home_of(0, number << LINE_SHIFT)).collect();
+    assert!(homes.len() > 1, "the lookups have different home slots");
 }
 
 #[test]
-fn hashes_of_lines_differ_by_number_and_server() {
-    let hash = |server, number| Place { server, number }.hash();
-    let salted = |server, number| Place { server, number }.salted(Salt::FIXED);
-    let places = || (0..4u8).flat_map(|server| (0..64).map(move |number| (server, number)));
+fn line_hashes_depend_on_number_and_server() {
+    let hash = |server, number| LineKey { server, number }.hash();
+    let salted = |server, number| LineKey { server, number }.salted(Salt::FIXED);
+    let keys = || (0..4u8).flat_map(|server| (0..64).map(move |number| (server, number)));
     let count = |hash: &dyn Fn(u8, u64) -> u64| {
-        places().map(|(server, number)| hash(server, number)).collect::<std::collections::HashSet<_>>().len()
+        keys().map(|(server, number)| hash(server, number)).collect::<std::collections::HashSet<_>>().len()
     };
     assert_eq!((count(&hash), count(&salted)), (256, 256));
 }

@@ -1,11 +1,12 @@
-//! Which incarnation of a server's memory the knowledge of its data structures is of.
+//! Incarnations of a server's memory: which one the cached state of its data structures belongs to.
 //!
-//! After a restart the same addresses, and maybe the same R_keys, hold something else. No queue pair outlives its server: two
-//! queue pairs that existed at the same time are of one incarnation, and so is the memory that they reach.
+//! After a restart the same addresses, and possibly the same R_Keys, have different contents. No queue pair
+//! outlives its server. So two queue pairs that existed at the same time belong to one incarnation, and so
+//! does the memory that they reach.
 
 use switch::Nanos;
 
-/// Time in which a queue pair or a memory is known to have existed.
+/// Time span in which a queue pair or a memory is known to have existed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Lifetime {
     pub first: Nanos,
@@ -18,23 +19,25 @@ impl Lifetime {
     }
 }
 
-/// Lifetime of the memory that is known; `None` as long as nothing is.
+/// Lifetime of the memory that the state belongs to; `None` while there is no state.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Incarnation(Option<Lifetime>);
 
 impl Incarnation {
-    /// Returns whether a queue pair with this lifetime reaches the memory that is known.
+    /// Returns whether a queue pair with this lifetime reaches that memory.
     #[inline]
-    pub(crate) fn has(self, queue_pair: Lifetime) -> bool {
+    pub(crate) fn includes(self, queue_pair: Lifetime) -> bool {
         self.0.is_some_and(|known| known.overlaps(queue_pair))
     }
 
-    /// Notes the lifetime of a queue pair that has answered. Returns true if the memory that is known from now on may be another
-    /// one: this queue pair is newer than all those that reached the known one, none of them has answered for `grace`, and
-    /// `is_free`: nothing that they have under way depends on what is known. (Answers may be on their way when a connection is
-    /// new. And other queue pairs may all have ended though the server has not restarted.)
+    /// Updates the incarnation for a queue pair that was acknowledged. Returns true if the state now has to
+    /// belong to a different memory: this queue pair is newer than all those that reached the old one, none
+    /// of them was acknowledged for `grace`, and no node is pending (`is_free`).
+    ///
+    /// Responses may still be in flight when a connection is new, which is why `grace` is needed. The result
+    /// may be true although the server has not restarted, if all older queue pairs have ended.
     #[inline]
-    pub(crate) fn see(&mut self, queue_pair: Lifetime, grace: Nanos, is_free: bool) -> bool {
+    pub(crate) fn update(&mut self, queue_pair: Lifetime, grace: Nanos, is_free: bool) -> bool {
         match &mut self.0 {
             Some(known) if known.overlaps(queue_pair) => {
                 known.first = known.first.min(queue_pair.first);
@@ -58,35 +61,39 @@ mod tests {
     }
 
     #[test]
-    fn queue_pairs_that_existed_at_one_time_reach_one_memory() {
+    fn queue_pairs_with_overlapping_lifetimes_reach_the_same_memory() {
         let mut memory = Incarnation::default();
-        assert!(!memory.has(lifetime(5, 9)), "nothing is known yet");
-        assert!(!memory.see(lifetime(5, 9), GRACE, true));
-        // One joins by the other, and a third by that one.
-        assert!(memory.has(lifetime(9, 30)) && !memory.has(lifetime(25, 40)));
-        assert!(!memory.see(lifetime(9, 30), GRACE, true));
-        assert!(memory.has(lifetime(25, 40)) && memory.has(lifetime(1, 6)) && !memory.has(lifetime(1, 4)));
+        assert!(!memory.includes(lifetime(5, 9)), "there is no state yet");
+        assert!(!memory.update(lifetime(5, 9), GRACE, true));
+        // The second queue pair overlaps the first, and the third overlaps the second.
+        assert!(memory.includes(lifetime(9, 30)) && !memory.includes(lifetime(25, 40)));
+        assert!(!memory.update(lifetime(9, 30), GRACE, true));
+        assert!(
+            memory.includes(lifetime(25, 40))
+                && memory.includes(lifetime(1, 6))
+                && !memory.includes(lifetime(1, 4))
+        );
     }
 
     #[test]
-    fn a_newer_queue_pair_reaches_another_memory_after_a_silence() {
+    fn a_newer_queue_pair_reaches_another_memory_after_the_grace_time() {
         let mut memory = Incarnation::default();
-        memory.see(lifetime(10, 50), GRACE, true);
-        assert!(!memory.see(lifetime(60, 150), GRACE, true), "the others may be about to answer");
-        assert!(!memory.see(lifetime(60, 151), GRACE, false), "others wait for what is under way");
-        assert!(!memory.has(lifetime(60, 151)));
-        assert!(memory.see(lifetime(60, 151), GRACE, true));
-        assert!(memory.has(lifetime(60, 151)) && !memory.has(lifetime(10, 50)));
-        // What is older is not believed, however late it comes.
-        assert!(!memory.see(lifetime(10, 55), GRACE, true) && !memory.has(lifetime(10, 55)));
+        memory.update(lifetime(10, 50), GRACE, true);
+        assert!(!memory.update(lifetime(60, 150), GRACE, true), "responses of the others may be in flight");
+        assert!(!memory.update(lifetime(60, 151), GRACE, false), "a node is pending");
+        assert!(!memory.includes(lifetime(60, 151)));
+        assert!(memory.update(lifetime(60, 151), GRACE, true));
+        assert!(memory.includes(lifetime(60, 151)) && !memory.includes(lifetime(10, 50)));
+        // An older queue pair stays rejected, however late it is acknowledged.
+        assert!(!memory.update(lifetime(10, 55), GRACE, true) && !memory.includes(lifetime(10, 55)));
     }
 
     #[test]
-    fn a_queue_pair_that_answers_after_all_joins_the_memory() {
+    fn an_older_queue_pair_that_is_acknowledged_again_joins_the_memory() {
         let mut memory = Incarnation::default();
-        memory.see(lifetime(10, 50), GRACE, true);
-        memory.see(lifetime(60, 300), GRACE, true);
-        assert!(!memory.see(lifetime(10, 290), GRACE, true));
-        assert!(memory.has(lifetime(20, 40)), "it is the same memory as at the beginning");
+        memory.update(lifetime(10, 50), GRACE, true);
+        memory.update(lifetime(60, 300), GRACE, true);
+        assert!(!memory.update(lifetime(10, 290), GRACE, true));
+        assert!(memory.includes(lifetime(20, 40)), "the memory is the original one");
     }
 }

@@ -1,12 +1,13 @@
-//! Nodes on their way into a structure: each waits for its CAS to be answered, and for the node that it is linked to.
+//! Pending nodes: nodes whose CAS has no response, or whose predecessor is pending itself.
 //!
-//! A CAS that is steered goes to the last node that was *decided* on here. That one's own CAS may still be on its way, or be
-//! lost: then the new node hangs on one that is not part of the structure yet. Whatever the server answers about such a node
-//! is kept from clients until it is: to them, nothing has happened yet.
+//! A steered CAS targets the last node that the switch has *forwarded* a CAS for. That node's own CAS may
+//! still be in flight, or be lost; then the new node is linked to a node that is not part of the structure.
+//! The switch withholds all responses that depend on such a node until it is linked, so that clients do not
+//! see it before.
 //!
 //! ```text
-//!   first <- A <- B       CAS(A -> B) is under way
-//!                 `- C    CAS(B -> C) is done: its answer waits for that of B
+//!   first <- A <- B       CAS(A -> B) is in flight
+//!                 `- C    CAS(B -> C) is complete: its response waits for that of B
 //! ```
 
 use super::Append;
@@ -15,26 +16,26 @@ use rocev2::Psn;
 use switch::table::{Index, Key, Salt, mix};
 use switch::{Full, Nanos};
 
-/// A node that was on its way into a structure when the ticket was made: it is part of it as soon as the ticket is of no
-/// link any more.
+/// Reference to a node that was pending when the ticket was issued. The node is linked when no pending entry
+/// has the ticket any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
     id: Id,
-    life: u32,
+    generation: u32,
 }
 
 impl Ticket {
-    /// Of no node
-    pub(crate) const NONE: Self = Self { id: NONE, life: 0 };
+    /// Ticket of no node
+    pub(crate) const NONE: Self = Self { id: NONE, generation: 0 };
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct NodeKey {
     server: u8,
     node: u64,
 }
 
-impl Key for Place {
+impl Key for NodeKey {
     #[inline]
     fn hash(&self) -> u64 {
         mix(self.node ^ u64::from(self.server) << 56)
@@ -46,58 +47,58 @@ impl Key for Place {
     }
 }
 
-/// What has become of a CAS.
+/// State of a pending node's CAS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// It has not been answered.
+    /// No response yet.
     Sent,
-    /// It has linked the node, to one that may not be part of the structure yet.
+    /// The node is linked to its predecessor, which may be pending.
     Done,
-    /// It has not. Others hang on its node; its client will try again.
+    /// The CAS failed. Other nodes may be linked to this one; its client will retry.
     Failed,
-    /// It is not known any more, or will not be waited for.
+    /// The result will not be known, or is no longer waited for.
     Lost,
 }
 
-/// A node on its way.
+/// A pending node.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
     pub append: Append,
     pub server: u8,
-    /// Which of the server's structures
+    /// Index of the structure
     pub structure: u8,
     pub state: State,
-    /// Whose CAS it is; `NONE` if its connection is over
+    /// Flow of the CAS; `NONE` if its connection is over
     pub flow: Id,
-    /// What the server knows it by
+    /// The server's PSN of the CAS
     pub psn: Psn,
-    /// The node that it is linked to, if that was not part of the structure either
+    /// Predecessor, if that was pending when the CAS was forwarded
     pub parent: Ticket,
-    /// Something was steered to the node: others depend on it.
-    pub relied: bool,
-    /// When it was sent first, and last
+    /// A request was steered to this node, so other responses depend on it
+    pub has_dependents: bool,
+    /// Time of the first and of the latest transmission
     pub began: Nanos,
     pub sent: Nanos,
     pub tries: u8,
-    life: u32,
-    /// The first of those that are linked to it
+    generation: u32,
+    /// First node that is linked to this one
     child: Id,
-    /// The next one that is linked to the same node
+    /// Next node that is linked to the same predecessor
     sibling: Id,
 }
 
-/// All nodes on their way.
+/// All pending nodes.
 #[derive(Debug)]
-#[expect(clippy::struct_field_names, reason = "that is what they are")]
+#[expect(clippy::struct_field_names, reason = "the field holds the links")]
 pub(crate) struct Links {
-    index: Index<Place>,
+    index: Index<NodeKey>,
     links: Vec<Link>,
-    /// How many there are, by server
+    /// Number of pending nodes, by server
     counts: Vec<u32>,
-    lives: u32,
+    generations: u32,
     capacity: usize,
-    /// For walks through what hangs on a node
-    walk: Vec<Id>,
+    /// Stack of the tree traversals
+    stack: Vec<Id>,
 }
 
 impl Links {
@@ -106,37 +107,37 @@ impl Links {
             counts: vec![0; servers],
             index: Index::with_capacity(capacity),
             links: Vec::with_capacity(capacity),
-            lives: 0,
+            generations: 0,
             capacity,
-            walk: Vec::with_capacity(capacity),
+            stack: Vec::with_capacity(capacity),
         }
     }
 
-    /// Salts the hashes of nodes' addresses.
+    /// Salts the hashes of the table.
     pub(super) fn set_salt(&mut self, salt: Salt) {
         self.index.set_salt(salt);
     }
 
-    /// What so many take.
+    /// Returns the memory in bytes for `capacity` nodes.
     pub(crate) fn bytes(capacity: usize) -> usize {
-        Index::<Place>::bytes(capacity) + capacity * (size_of::<Link>() + size_of::<Id>())
+        Index::<NodeKey>::bytes(capacity) + capacity * (size_of::<Link>() + size_of::<Id>())
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.index.is_empty()
     }
 
-    /// Returns whether a node is on its way into a structure of this server.
+    /// Returns whether a node of this server is pending.
     pub(crate) fn has_any(&self, server: u8) -> bool {
         self.counts[usize::from(server)] > 0
     }
 
-    /// Numbers that links may have
+    /// Returns the upper bound of the indices in use.
     pub(crate) fn ids(&self) -> Id {
         self.index.ids()
     }
 
-    /// The link with this number, if there is one
+    /// Returns the pending node with this index.
     pub(crate) fn get(&self, id: Id) -> Option<&Link> {
         self.index.key(id)?;
         self.links.get(id as usize)
@@ -148,43 +149,48 @@ impl Links {
     }
 
     pub(crate) fn ticket(&self, id: Id) -> Ticket {
-        Ticket { id, life: self.links[id as usize].life }
+        Ticket { id, generation: self.links[id as usize].generation }
     }
 
-    /// The link that a ticket is of, as long as its node is not part of the structure
+    /// Returns the pending node of a ticket, until it is linked or removed.
     pub(crate) fn open(&self, ticket: Ticket) -> Option<(Id, &Link)> {
         let link = self.get(ticket.id)?;
-        (link.life == ticket.life).then_some((ticket.id, link))
+        (link.generation == ticket.generation).then_some((ticket.id, link))
     }
 
-    /// The link of a node, if it is on its way
+    /// Returns the index of a node, if it is pending.
     pub(crate) fn of_node(&self, server: u8, node: u64) -> Option<Id> {
         if self.index.is_empty() {
             return None;
         }
-        self.index.get(&Place { server, node })
+        self.index.get(&NodeKey { server, node })
     }
 
-    /// A request is steered to a node. What it has to wait for, if that is not part of the structure yet
-    pub(crate) fn rely_on(&mut self, server: u8, node: u64) -> Ticket {
+    /// Notes that a request is steered to a node. Returns the ticket that its response has to wait for, if
+    /// the node is pending.
+    pub(crate) fn depend_on(&mut self, server: u8, node: u64) -> Ticket {
         let Some(id) = self.of_node(server, node) else { return Ticket::NONE };
-        self.links[id as usize].relied = true;
+        self.links[id as usize].has_dependents = true;
         self.ticket(id)
     }
 
-    /// Whether a CAS that appends this node can be followed: not if another one is under way. And whether nodes are linked to
-    /// it already, as one before has failed.
+    /// Returns whether the CAS of a node can be tracked: there is room, and no other CAS of the node is in
+    /// flight. The value states whether other nodes are already linked to it, behind a CAS that failed.
     pub(crate) fn can_begin(&self, server: u8, node: u64) -> Option<bool> {
         match self.of_node(server, node) {
             None => (self.index.len() < self.capacity).then_some(false),
             Some(id) => {
                 let link = &self.links[id as usize];
-                (link.state == State::Failed).then_some(link.relied)
+                (link.state == State::Failed).then_some(link.has_dependents)
             }
         }
     }
 
-    /// A CAS is on its way that appends a node, to one that is itself on its way if `parent` is open.
+    /// Adds the CAS that appends a node. Its predecessor is pending if `parent` is open.
+    ///
+    /// # Errors
+    ///
+    /// There is no room for another node.
     pub(crate) fn begin(
         &mut self,
         (server, structure): (u8, u8),
@@ -196,16 +202,16 @@ impl Links {
         let known = self.of_node(server, append.node);
         let id = match known {
             Some(id) => id,
-            None => self.index.get_or_insert(Place { server, node: append.node })?,
+            None => self.index.get_or_insert(NodeKey { server, node: append.node })?,
         };
-        let (life, relied, child) = if known.is_some() {
+        let (generation, has_dependents, child) = if known.is_some() {
             self.unlink(id);
             let link = &self.links[id as usize];
-            (link.life, link.relied, link.child)
+            (link.generation, link.has_dependents, link.child)
         } else {
             self.counts[usize::from(server)] += 1;
-            self.lives = self.lives.wrapping_add(1);
-            (self.lives, false, NONE)
+            self.generations = self.generations.wrapping_add(1);
+            (self.generations, false, NONE)
         };
         let mut link = Link {
             append,
@@ -215,11 +221,11 @@ impl Links {
             flow,
             psn,
             parent,
-            relied,
+            has_dependents,
             began: now,
             sent: now,
             tries: 0,
-            life,
+            generation,
             child,
             sibling: NONE,
         };
@@ -234,7 +240,7 @@ impl Links {
         Ok(self.ticket(id))
     }
 
-    /// A link is not below its parent any more.
+    /// Detaches a node from its predecessor.
     fn unlink(&mut self, id: Id) {
         let Link { parent, sibling, .. } = self.links[id as usize];
         self.links[id as usize].parent = Ticket::NONE;
@@ -255,7 +261,8 @@ impl Links {
         }
     }
 
-    /// A link is over, and tickets of it with it. Those that hang on it have no parent any more.
+    /// Removes a node, which invalidates its tickets. Nodes linked to it have no pending predecessor any
+    /// more.
     fn remove(&mut self, id: Id) {
         self.unlink(id);
         let mut at = core::mem::replace(&mut self.links[id as usize].child, NONE);
@@ -264,92 +271,93 @@ impl Links {
             below.parent = Ticket::NONE;
             at = core::mem::replace(&mut below.sibling, NONE);
         }
-        if let Some(place) = self.index.key(id).copied() {
-            self.index.remove(&place);
-            self.counts[usize::from(place.server)] -= 1;
+        if let Some(key) = self.index.key(id).copied() {
+            self.index.remove(&key);
+            self.counts[usize::from(key.server)] -= 1;
         }
-        self.lives = self.lives.wrapping_add(1);
-        self.links[id as usize].life = self.lives;
+        self.generations = self.generations.wrapping_add(1);
+        self.links[id as usize].generation = self.generations;
     }
 
-    /// A CAS linked its node. Every node that is part of the structure with that is told, each behind the one that it is
-    /// linked to, and whether others are linked to it.
-    pub(crate) fn succeed(&mut self, id: Id, mut published: impl FnMut(&Link, bool)) {
+    /// Notes that a CAS succeeded. Calls `linked` for every node that is thereby part of the structure,
+    /// predecessors first, with whether other nodes are linked to it.
+    pub(crate) fn succeed(&mut self, id: Id, mut linked: impl FnMut(&Link, bool)) {
         self.links[id as usize].state = State::Done;
         if self.open(self.links[id as usize].parent).is_some() {
             return;
         }
-        self.walk.clear();
-        self.walk.push(id);
-        while let Some(id) = self.walk.pop() {
+        self.stack.clear();
+        self.stack.push(id);
+        while let Some(id) = self.stack.pop() {
             let link = self.links[id as usize];
             match link.state {
                 State::Done => {
-                    published(&link, link.child != NONE);
+                    linked(&link, link.child != NONE);
                     let mut at = link.child;
                     while at != NONE {
-                        self.walk.push(at);
+                        self.stack.push(at);
                         at = self.links[at as usize].sibling;
                     }
                     self.remove(id);
                 }
-                // Its answer need not wait any longer, and nothing depends on it.
-                State::Failed if !link.relied => self.remove(id),
+                // Its response may be released, and nothing depends on the node.
+                State::Failed if !link.has_dependents => self.remove(id),
                 _ => {}
             }
         }
     }
 
-    /// A CAS did not link its node. That is over, unless something depends on the node, or the answer has to wait for the
-    /// other one.
+    /// Notes that a CAS failed. The node is removed unless other nodes depend on it, or the response has to
+    /// wait for the predecessor.
     pub(crate) fn fail(&mut self, id: Id) {
         let link = &mut self.links[id as usize];
         link.state = State::Failed;
-        let waits = link.relied || self.open(self.links[id as usize].parent).is_some();
+        let waits = link.has_dependents || self.open(self.links[id as usize].parent).is_some();
         if !waits {
             self.remove(id);
         }
     }
 
-    /// A flow is over. What it had under way is not known any more: the structures and keys that this makes doubtful are told.
-    pub(crate) fn orphan(&mut self, flow: Id, mut doubtful: impl FnMut(&Link)) {
+    /// Detaches a flow that is over from its pending nodes. Calls `on_unknown` for each one whose result will
+    /// stay unknown.
+    pub(crate) fn orphan(&mut self, flow: Id, mut on_unknown: impl FnMut(&Link)) {
         for id in 0..self.index.ids() {
             let Some(link) = self.get_mut(id).filter(|link| link.flow == flow) else { continue };
             link.flow = NONE;
             match link.state {
                 State::Sent => {
-                    doubtful(link);
-                    if !link.relied {
+                    on_unknown(link);
+                    if !link.has_dependents {
                         self.remove(id);
                     }
                 }
-                State::Failed if !link.relied => self.remove(id),
+                State::Failed if !link.has_dependents => self.remove(id),
                 _ => {}
             }
         }
     }
 
-    /// Nobody waits any longer for a node, and for those that hang on it.
+    /// Marks a node and all nodes linked to it as lost.
     pub(crate) fn lose(&mut self, id: Id) {
-        self.walk.clear();
-        self.walk.push(id);
-        while let Some(id) = self.walk.pop() {
+        self.stack.clear();
+        self.stack.push(id);
+        while let Some(id) = self.stack.pop() {
             if core::mem::replace(&mut self.links[id as usize].state, State::Lost) == State::Lost {
                 continue;
             }
             let mut at = self.links[id as usize].child;
             while at != NONE {
-                self.walk.push(at);
+                self.stack.push(at);
                 at = self.links[at as usize].sibling;
             }
         }
     }
 
-    /// What is lost is over, and so are the tickets of it: nobody may hold one.
-    pub(crate) fn remove_lost(&mut self, mut doubtful: impl FnMut(&Link)) {
+    /// Removes all lost nodes. No ticket of them may be in use.
+    pub(crate) fn remove_lost(&mut self, mut on_unknown: impl FnMut(&Link)) {
         for id in 0..self.index.ids() {
             if let Some(link) = self.get(id).filter(|link| link.state == State::Lost) {
-                doubtful(link);
+                on_unknown(link);
                 self.remove(id);
             }
         }
@@ -366,19 +374,19 @@ mod tests {
 
     fn begin(links: &mut Links, to: u64, node: u64, flow: Id) -> Ticket {
         assert!(links.can_begin(0, node).is_some());
-        let parent = links.rely_on(0, to);
+        let parent = links.depend_on(0, to);
         links.begin((0, 0), append(to, node), parent, (flow, Psn::new(node as u32)), Nanos(5)).unwrap()
     }
 
     fn succeed(links: &mut Links, ticket: Ticket) -> Vec<(u64, bool)> {
-        let mut published = Vec::new();
+        let mut linked = Vec::new();
         let id = links.open(ticket).unwrap().0;
-        links.succeed(id, |link, followed| published.push((link.append.node, followed)));
-        published
+        links.succeed(id, |link, followed| linked.push((link.append.node, followed)));
+        linked
     }
 
     #[test]
-    fn a_node_waits_for_the_one_that_it_hangs_on() {
+    fn a_node_is_published_after_its_predecessor() {
         let mut links = Links::with_capacity(8, 1);
         let [b, c, d] = [(1, 2), (2, 3), (3, 4)].map(|(to, node)| begin(&mut links, to, node, 7));
         assert_eq!(succeed(&mut links, d), []);
@@ -387,14 +395,14 @@ mod tests {
         assert_eq!(succeed(&mut links, b), [(2, true), (3, true), (4, false)]);
         assert!(links.is_empty() && [b, c, d].iter().all(|ticket| links.open(*ticket).is_none()));
         assert!(!links.has_any(0));
-        // Places are used again, tickets are not.
+        // Slots are reused, tickets are not.
         let other = begin(&mut links, 1, 9, 7);
         assert!(links.open(b).is_none() && links.open(d).is_none() && links.open(other).is_some());
         assert!(links.has_any(0));
     }
 
     #[test]
-    fn what_hangs_on_a_node_that_failed_comes_with_it_when_it_is_appended_again() {
+    fn nodes_behind_a_failed_node_are_published_when_that_is_appended_again() {
         let mut links = Links::with_capacity(8, 1);
         let [b, c, d] = [(1, 2), (2, 3), (2, 4)].map(|(to, node)| begin(&mut links, to, node, 7));
         assert_eq!(succeed(&mut links, c), []);
@@ -403,29 +411,29 @@ mod tests {
         links.fail(d_id);
         assert_eq!(links.open(b).unwrap().1.state, State::Failed);
         assert_eq!(links.can_begin(0, 2), Some(true));
-        assert_eq!(links.can_begin(0, 3), None, "it is linked already");
+        assert_eq!(links.can_begin(0, 3), None, "the node is linked already");
         let again = begin(&mut links, 8, 2, 7);
-        assert_eq!(again, b, "it is the same node");
+        assert_eq!(again, b, "the ticket refers to the same node");
         assert_eq!(succeed(&mut links, again), [(2, true), (3, false)]);
         assert!(links.is_empty(), "{links:?}");
     }
 
     #[test]
-    fn what_nobody_depends_on_is_over_when_it_fails() {
+    fn a_failed_node_without_dependents_is_removed() {
         let mut links = Links::with_capacity(1, 1);
         let b = begin(&mut links, 1, 2, 7);
-        assert_eq!(links.can_begin(0, 3), None, "no room");
+        assert_eq!(links.can_begin(0, 3), None, "the table is full");
         links.fail(links.open(b).unwrap().0);
         assert!(links.is_empty());
     }
 
     #[test]
-    fn a_node_that_fails_moves_from_one_to_the_other() {
+    fn a_failed_node_can_be_appended_to_another_predecessor() {
         let mut links = Links::with_capacity(8, 1);
         let tickets = [(1, 2), (2, 3), (2, 4), (2, 5)].map(|(to, node)| begin(&mut links, to, node, 7));
         let [b, c, d, e] = tickets;
         for ticket in [c, d, e] {
-            links.rely_on(0, links.open(ticket).unwrap().1.append.node);
+            links.depend_on(0, links.open(ticket).unwrap().1.append.node);
             links.fail(links.open(ticket).unwrap().0);
         }
         begin(&mut links, 1, 4, 7);
@@ -437,20 +445,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_takes_along_what_hangs_on_it() {
+    fn losing_a_node_loses_all_nodes_behind_it() {
         let mut links = Links::with_capacity(8, 1);
         let [b, _, d] = [(1, 2), (2, 3), (3, 4)].map(|(to, node)| begin(&mut links, to, node, node as Id));
         let alone = begin(&mut links, 1, 9, 9);
-        let mut doubtful = Vec::new();
+        let mut on_unknown = Vec::new();
         for flow in [2, 9] {
-            links.orphan(flow, |link| doubtful.push(link.append.node));
+            links.orphan(flow, |link| on_unknown.push(link.append.node));
         }
-        assert_eq!(doubtful, [2, 9]);
+        assert_eq!(on_unknown, [2, 9]);
         assert!(links.open(alone).is_none() && links.open(b).is_some());
         links.lose(links.open(b).unwrap().0);
         assert_eq!(links.open(d).unwrap().1.state, State::Lost);
-        links.remove_lost(|link| doubtful.push(link.append.node));
-        doubtful[2..].sort_unstable();
-        assert!(links.is_empty() && doubtful[2..] == [2, 3, 4], "{doubtful:?}");
+        links.remove_lost(|link| on_unknown.push(link.append.node));
+        on_unknown[2..].sort_unstable();
+        assert!(links.is_empty() && on_unknown[2..] == [2, 3, 4], "{on_unknown:?}");
     }
 }

@@ -1,36 +1,37 @@
-//! A store of lists, as Clover is one (Tsai et al., USENIX ATC 2020; [`clients::clover`](crate::clients::clover) is laid out
-//! like this): a key is a list of its values, a client writes a node, then appends it by CAS(0 -> node) on the `next` word of
-//! what it believes to be the last one, and reads what it believes to be the last one.
+//! Store of append-only lists, such as Clover (Tsai et al., USENIX ATC 2020; the layout is that of
+//! [`clients::clover`](crate::clients::clover)). Each key has a list of its values. A client writes a node,
+//! appends it by CAS(0 -> node) to the `next` word of the node that it takes for the last one, and reads the
+//! node that it takes for the last one.
 //!
-//! Kept are, as in the paper, the last node of each key that is hot, and for nodes that were written whose they are, because
-//! a READ names nothing but an address. Both are of a fixed size. Of nodes, those are remembered that were asked for
-//! last. Which keys are hot is counted by their appends.
+//! As in the paper, the switch caches the last node of each hot key, and the keys of written nodes, because a
+//! READ carries only an address. Both tables have a fixed size. The keys of the most recently used nodes are
+//! kept. A key is hot by the number of its appends.
 
-use super::{Append, Cas, Knowledge};
+use super::{Append, Cas, StructureCache};
 use crate::clients::clover::{HEADER, KEY, Layout, NEXT};
 use crate::sketch::Sketch;
 use core::ops::Range;
 use switch::table::{Index, Key, Salt, mix};
 
-/// Where a store of lists lies, and how much of it is kept here.
+/// Location of a store of lists, and size of its cached state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListsConfig {
-    /// Its keys, and the length of its nodes
+    /// Number of keys, and length of a node
     pub layout: Layout,
-    /// Virtual addresses of nodes
+    /// Virtual addresses of the nodes
     pub nodes: Range<u64>,
-    /// So many nodes at the beginning are the first ones of keys 0, 1, ...
+    /// This number of nodes at the beginning of `nodes` are the first ones of keys 0, 1, ...
     pub firsts: u64,
-    /// Nodes of which it is remembered whose they are; the paper's read cache has three times as many as there are keys
+    /// Nodes whose key is cached; the paper's read cache has three times as many entries as there are keys
     pub remembered: usize,
-    /// Keys whose last nodes are kept at once
+    /// Keys whose last node is cached
     pub tracked: usize,
-    /// Appends that make a key hot
+    /// Number of appends that make a key hot
     pub hot: u32,
 }
 
 impl ListsConfig {
-    /// All keys are kept, with three nodes each, from their first append on.
+    /// Returns a configuration that caches all keys from their first append on, and three nodes per key.
     pub fn new(layout: Layout, nodes: Range<u64>) -> Self {
         let keys = layout.keys as usize;
         Self { layout, nodes, firsts: layout.keys, remembered: keys * 3, tracked: keys, hot: 1 }
@@ -38,86 +39,87 @@ impl ListsConfig {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Number(u64);
+struct ListKey(u64);
 
-impl Key for Number {
+impl Key for ListKey {
     #[inline]
     fn hash(&self) -> u64 {
         self.0
     }
 }
 
-/// The last node of a key.
+/// Last node of a key.
 #[derive(Clone, Copy, Debug)]
 struct Tail {
     node: u64,
-    /// The key by which it is reached: another one is of another life of the server's memory
+    /// R_Key of the node. Another one belongs to another incarnation of the server's memory
     rkey: u32,
-    /// What it holds is there for sure
+    /// The node's WRITE is known to have completed
     ready: bool,
 }
 
 const NO_TAIL: Tail = Tail { node: 0, rkey: 0, ready: false };
 
-/// A value that counts if it was stored in the present epoch: all are forgotten at once when the epoch ends.
+/// A value that is valid in one epoch: the next epoch invalidates all values at once.
 #[derive(Clone, Copy, Debug)]
-struct Dated<T> {
+struct Epoched<T> {
     epoch: u64,
     value: T,
 }
 
-/// Whose a node is: its number, and the key
+/// A node, and the key that it belongs to
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Owned {
+struct KeyedNode {
     number: u32,
     key: u32,
 }
 
-/// The number of no node
-const NOBODY: Owned = Owned { number: u32::MAX, key: 0 };
-/// Nodes whose numbers have the same hash, the one that was asked for last in front
-type Set = [Owned; 7];
-/// Keys that are looked at to find one that is colder
-const LOOKED_AT: u32 = 8;
+/// No node
+const NO_NODE: KeyedNode = KeyedNode { number: u32::MAX, key: 0 };
+/// Set of a set-associative table of nodes, the most recently used first
+type NodeSet = [KeyedNode; 7];
+/// Number of keys examined for one that is colder
+const EXAMINED: u32 = 8;
 
-/// A store of lists.
+/// Cached state of a store of lists.
 #[derive(Debug)]
 pub struct Lists {
     config: ListsConfig,
-    /// One cache line each
-    owners: Box<[Dated<Set>]>,
-    keys: Index<Number>,
-    /// By the key's id. A key whose last node has been forgotten keeps its place until it is needed
-    tails: Box<[Dated<Tail>]>,
-    /// Epochs of `owners` and of `tails`
-    owners_epoch: u64,
+    /// Keys of nodes; one cache line per set
+    node_keys: Box<[Epoched<NodeSet>]>,
+    keys: Index<ListKey>,
+    /// Last nodes, by the index of the key. A key whose last node has been forgotten keeps its entry until
+    /// that is needed
+    tails: Box<[Epoched<Tail>]>,
+    /// Current epochs of `node_keys` and of `tails`
+    node_keys_epoch: u64,
     tails_epoch: u64,
     sketch: Sketch,
     hand: u32,
 }
 
 impl Lists {
-    /// A store of which nothing has been seen.
+    /// Returns the empty state of a store.
     ///
     /// # Panics
-    /// If there are more than 2^32 - 1 nodes or keys, or no place to remember any.
+    /// If there are 2^32 - 1 or more nodes or keys, or `remembered` or `tracked` is 0.
     pub fn new(config: ListsConfig) -> Self {
         let len = config.layout.node_len as u64;
         let nodes = (config.nodes.end - config.nodes.start) / len;
         assert!(
             nodes < u64::from(u32::MAX) && config.layout.keys < u64::from(u32::MAX),
-            "numbers of 32 bits"
+            "the store has too many nodes or keys for 32-bit numbers"
         );
-        assert!(config.remembered > 0 && config.tracked > 0, "places to remember something");
+        assert!(config.remembered > 0 && config.tracked > 0, "remembered and tracked have to be at least 1");
         Self {
-            owners: vec![
-                Dated { epoch: 0, value: [NOBODY; 7] };
+            node_keys: vec![
+                Epoched { epoch: 0, value: [NO_NODE; 7] };
                 config.remembered.min(nodes as usize).div_ceil(7).max(1)
             ]
             .into(),
             keys: Index::with_capacity(config.tracked),
-            tails: vec![Dated { epoch: 0, value: NO_TAIL }; config.tracked].into(),
-            owners_epoch: 0,
+            tails: vec![Epoched { epoch: 0, value: NO_TAIL }; config.tracked].into(),
+            node_keys_epoch: 0,
             tails_epoch: 1,
             sketch: Sketch::new(),
             hand: 0,
@@ -130,23 +132,23 @@ impl Lists {
         self.keys.set_salt(salt);
     }
 
-    /// What such a store takes at most.
+    /// Returns the maximum memory in bytes of the cached state.
     pub(crate) fn bytes(config: &ListsConfig) -> usize {
         let nodes = (config.nodes.end - config.nodes.start) / config.layout.node_len as u64;
-        let owners = config.remembered.min(nodes as usize).div_ceil(7).max(1);
-        owners * size_of::<Dated<Set>>()
-            + Index::<Number>::bytes(config.tracked)
-            + config.tracked * size_of::<Dated<Tail>>()
+        let node_keys = config.remembered.min(nodes as usize).div_ceil(7).max(1);
+        node_keys * size_of::<Epoched<NodeSet>>()
+            + Index::<ListKey>::bytes(config.tracked)
+            + config.tracked * size_of::<Epoched<Tail>>()
             + Sketch::BYTES
     }
 
-    /// Keys whose last node is known
+    /// Returns the number of keys whose last node is known.
     pub fn tracked(&self) -> usize {
         let is_known = |id: &u32| self.keys.key(*id).is_some_and(|key| self.tail_of(key.0).is_some());
         (0..self.keys.ids()).filter(is_known).count()
     }
 
-    /// The number of the node that begins at this address
+    /// Returns the number of the node that begins at this address.
     #[inline]
     fn number_of(&self, va: u64) -> Option<u32> {
         let (nodes, len) = (&self.config.nodes, self.config.layout.node_len as u64);
@@ -155,69 +157,70 @@ impl Lists {
     }
 
     #[inline]
-    fn set_of(&mut self, number: u32) -> &mut Set {
-        // Multiplied by the number of sets, the hash is one of them (Lemire, 2019).
-        let set = (u128::from(mix(u64::from(number))) * self.owners.len() as u128) >> 64;
-        let set = &mut self.owners[set as usize];
-        if set.epoch != self.owners_epoch {
-            *set = Dated { epoch: self.owners_epoch, value: [NOBODY; 7] };
+    fn set_of(&mut self, number: u32) -> &mut NodeSet {
+        // Multiplication by the number of sets maps the hash to a set (Lemire, 2019).
+        let set = (u128::from(mix(u64::from(number))) * self.node_keys.len() as u128) >> 64;
+        let set = &mut self.node_keys[set as usize];
+        if set.epoch != self.node_keys_epoch {
+            *set = Epoched { epoch: self.node_keys_epoch, value: [NO_NODE; 7] };
         }
         &mut set.value
     }
 
-    /// Whose a node is, if that is known
+    /// Returns the key of a node, if it is known.
     #[inline]
-    fn owner_of(&mut self, number: u32) -> Option<u64> {
+    fn key_of(&mut self, number: u32) -> Option<u64> {
         let set = self.set_of(number);
-        if let Some(at) = set.iter().position(|owned| owned.number == number) {
+        if let Some(at) = set.iter().position(|keyed| keyed.number == number) {
             set[..=at].rotate_right(1);
             return Some(u64::from(set[0].key));
         }
         (u64::from(number) < self.config.firsts).then_some(u64::from(number))
     }
 
-    fn remember(&mut self, number: u32, key: u64) {
+    fn note_key(&mut self, number: u32, key: u64) {
         let set = self.set_of(number);
-        let at = set.iter().position(|owned| owned.number == number).unwrap_or(set.len() - 1);
+        let at = set.iter().position(|keyed| keyed.number == number).unwrap_or(set.len() - 1);
         set[..=at].rotate_right(1);
-        set[0] = Owned { number, key: key as u32 };
+        set[0] = KeyedNode { number, key: key as u32 };
     }
 
-    fn disown(&mut self, number: u32) {
-        if let Some(owned) = self.set_of(number).iter_mut().find(|owned| owned.number == number) {
-            *owned = NOBODY;
+    fn forget_node(&mut self, number: u32) {
+        if let Some(keyed) = self.set_of(number).iter_mut().find(|keyed| keyed.number == number) {
+            *keyed = NO_NODE;
         }
     }
 
     fn tail_of(&self, key: u64) -> Option<&Tail> {
-        let tail = &self.tails[self.keys.get(&Number(key))? as usize];
+        let tail = &self.tails[self.keys.get(&ListKey(key))? as usize];
         (tail.epoch == self.tails_epoch).then_some(&tail.value)
     }
 
     fn tail_mut(&mut self, key: u64) -> Option<&mut Tail> {
-        let tail = &mut self.tails[self.keys.get(&Number(key))? as usize];
+        let tail = &mut self.tails[self.keys.get(&ListKey(key))? as usize];
         (tail.epoch == self.tails_epoch).then_some(&mut tail.value)
     }
 
-    /// A key's last node is known. It is kept if the key is hot, and hotter than another one if there is no room.
+    /// Caches the last node of a key if the key is hot, and, when the table is full, hotter than one of a few
+    /// others.
     fn learn(&mut self, key: u64, tail: Tail) {
         let count = self.sketch.count(key);
         if count < self.config.hot {
             return;
         }
-        let is_new = self.keys.get(&Number(key)).is_none();
+        let is_new = self.keys.get(&ListKey(key)).is_none();
         if is_new && self.keys.len() == self.config.tracked && !self.make_room(count) {
             return;
         }
-        if let Ok(id) = self.keys.get_or_insert(Number(key)) {
-            self.tails[id as usize] = Dated { epoch: self.tails_epoch, value: tail };
+        if let Ok(id) = self.keys.get_or_insert(ListKey(key)) {
+            self.tails[id as usize] = Epoched { epoch: self.tails_epoch, value: tail };
         }
     }
 
-    /// Forgets the coldest of a few keys, if it is colder than this.
+    /// Removes the coldest of a few keys, if it is colder than `count`.
     fn make_room(&mut self, count: u32) -> bool {
-        let mut coldest: Option<(u32, Number)> = None;
-        for _ in 0..LOOKED_AT {
+        let mut coldest: Option<(u32, ListKey)> = None;
+        for _ in 0..EXAMINED {
             self.hand = (self.hand + 1) % self.keys.ids().max(1);
             let Some(key) = self.keys.key(self.hand).copied() else { continue };
             let is_known = self.tails[self.hand as usize].epoch == self.tails_epoch;
@@ -233,7 +236,7 @@ impl Lists {
     }
 }
 
-impl Knowledge for Lists {
+impl StructureCache for Lists {
     #[inline]
     fn covers(&self, va: u64) -> bool {
         self.config.nodes.contains(&va)
@@ -245,23 +248,23 @@ impl Knowledge for Lists {
         if next != 0 || key >= self.config.layout.keys || bytes.len() < HEADER {
             return;
         }
-        // Written anew, it is not what it was.
-        if let Some(before) = self.owner_of(number)
+        // The node is being reused and is no longer the last one of its list.
+        if let Some(before) = self.key_of(number)
             && self.tail_of(before).is_some_and(|tail| tail.node == va)
         {
-            self.doubt(before);
+            self.invalidate(before);
         }
-        self.remember(number, key);
+        self.note_key(number, key);
     }
 
-    fn on_doubtful_write(&mut self, va: u64, bytes: &[u8]) {
+    fn on_unverified_write(&mut self, va: u64, bytes: &[u8]) {
         let Some(number) = self.number_of(va) else { return };
-        let Some(before) = self.owner_of(number) else { return };
+        let Some(before) = self.key_of(number) else { return };
         if self.tail_of(before).is_some_and(|tail| tail.node == va) {
-            self.doubt(before);
+            self.invalidate(before);
         }
         if word_at(bytes, KEY) != Some(before) {
-            self.disown(number);
+            self.forget_node(number);
         }
     }
 
@@ -271,8 +274,8 @@ impl Knowledge for Lists {
         }
         let to = cas.va.checked_sub(NEXT as u64)?;
         let (last, new) = (self.number_of(to)?, self.number_of(cas.swap)?);
-        // Its client says that they belong together.
-        let key = match (self.owner_of(last), self.owner_of(new)) {
+        // The CAS shows that both nodes belong to one key.
+        let key = match (self.key_of(last), self.key_of(new)) {
             (Some(key), Some(other)) if key != other => return None,
             (Some(key), _) | (None, Some(key)) => key,
             (None, None) => return None,
@@ -280,8 +283,8 @@ impl Knowledge for Lists {
         if last == new {
             return None;
         }
-        self.remember(last, key);
-        self.remember(new, key);
+        self.note_key(last, key);
+        self.note_key(new, key);
         self.sketch.add(key);
         let node = cas.swap;
         let mut append = Append { va: cas.va, to, node, key, rkey: cas.rkey, steered: false };
@@ -296,8 +299,8 @@ impl Knowledge for Lists {
             append.steered = true;
             *tail = Tail { node, rkey: cas.rkey, ready: written };
             if followed {
-                // Which one is the last behind it will be known when they all are part of the list.
-                self.doubt(key);
+                // The last node behind it will be known when all of them are linked.
+                self.invalidate(key);
             }
         }
         Some(append)
@@ -305,53 +308,55 @@ impl Knowledge for Lists {
 
     fn on_read(&mut self, va: u64, rkey: u32, len: u32) -> Option<u64> {
         let number = self.number_of(va)?;
-        // The answer has to tell whose the node is, or it could not be known that it is not the last one any more.
+        // The response has to include the key and `next`: otherwise it would not show that the node is
+        // outdated.
         if (len as usize) < KEY + 8 || len as usize > self.config.layout.node_len {
             return None;
         }
-        let tail = self.owner_of(number).and_then(|key| self.tail_of(key));
+        let tail = self.key_of(number).and_then(|key| self.tail_of(key));
         let tail = tail.filter(|tail| tail.ready && tail.rkey == rkey);
-        // If nothing is known, the answer will tell.
+        // If the last node is unknown, the response will show the next one.
         Some(tail.map_or(va, |tail| tail.node))
     }
 
-    fn on_found(&mut self, node: u64, bytes: &[u8]) {
+    fn on_read_response(&mut self, node: u64, bytes: &[u8]) {
         let [Some(next), Some(key)] = [NEXT, KEY].map(|at| word_at(bytes, at)) else { return };
         let Some(number) = self.number_of(node).filter(|_| key < self.config.layout.keys) else { return };
-        self.remember(number, key);
+        self.note_key(number, key);
         if next == 0 {
             return;
         }
         let number = self.number_of(next);
-        // Where its client looks next
+        // Its client will read this node next.
         if let Some(number) = number {
-            self.remember(number, key);
+            self.note_key(number, key);
         }
         if let Some(tail) = self.tail_mut(key)
             && tail.node == node
         {
-            // Somebody appended to it without us. Whoever reads on must not be sent back.
+            // A client appended a node unseen by the switch. Readers of that node must not be redirected
+            // backwards.
             match number {
                 Some(_) => *tail = Tail { node: next, ready: true, ..*tail },
-                None => self.doubt(key),
+                None => self.invalidate(key),
             }
         }
     }
 
-    fn on_published(&mut self, append: &Append, followed: bool) {
+    fn on_linked(&mut self, append: &Append, followed: bool) {
         let &Append { to, node, key, rkey, steered, .. } = append;
-        let published = Tail { node, rkey, ready: true };
+        let linked = Tail { node, rkey, ready: true };
         match self.tail_mut(key) {
-            Some(tail) if tail.node == node => *tail = published,
-            Some(tail) if !steered && tail.node == to => *tail = published,
+            Some(tail) if tail.node == node => *tail = linked,
+            Some(tail) if !steered && tail.node == to => *tail = linked,
             Some(_) => {}
             None if followed => {}
-            None => self.learn(key, published),
+            None => self.learn(key, linked),
         }
     }
 
-    fn doubt(&mut self, key: u64) {
-        self.keys.remove(&Number(key));
+    fn invalidate(&mut self, key: u64) {
+        self.keys.remove(&ListKey(key));
     }
 
     fn forget(&mut self) {
@@ -360,15 +365,15 @@ impl Knowledge for Lists {
 
     fn forget_all(&mut self) {
         self.forget();
-        self.owners_epoch += 1;
+        self.node_keys_epoch += 1;
     }
 
-    fn is_word(&self, _va: u64, _rkey: u32) -> bool {
+    fn is_contended_word(&self, _va: u64, _rkey: u32) -> bool {
         false
     }
 }
 
-/// The word at an offset, as the server's processor has it
+/// Returns the little-endian word at an offset.
 fn word_at(bytes: &[u8], at: usize) -> Option<u64> {
     bytes.get(at..).and_then(<[u8]>::first_chunk).map(|word| u64::from_le_bytes(*word))
 }
@@ -401,19 +406,19 @@ mod tests {
         Cas { va: va(to), rkey: 7, compare: 0, swap: va(node) }
     }
 
-    /// A client appends a node to another; to which one it goes
+    /// Appends a node to another, as a client's CAS. Returns the append with its actual predecessor.
     fn cas(lists: &mut Lists, to: u64, node: u64) -> Append {
         lists.on_cas(&cas_of(to, node), true, false, true).unwrap()
     }
 
-    /// The same, and it succeeds.
+    /// Appends a node successfully. Returns the number of its actual predecessor.
     fn append(lists: &mut Lists, to: u64, node: u64) -> u64 {
         let append = cas(lists, to, node);
-        lists.on_published(&append, false);
+        lists.on_linked(&append, false);
         (append.to - VA) / LEN
     }
 
-    /// Where a READ goes, if that is another place, or known to be right
+    /// Returns the node that a READ is forwarded to, if that differs or is known to be current.
     fn read(lists: &mut Lists, node: u64) -> Option<u64> {
         let to = lists.on_read(va(node), 7, LEN as u32).map(|to| (to - VA) / LEN);
         to.filter(|to| {
@@ -424,16 +429,16 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_cas_and_a_stale_read_go_to_the_last_node() {
+    fn stale_cas_and_reads_are_redirected_to_the_last_node() {
         let mut lists = lists(|_| {});
         for node in 10..20 {
             write(&mut lists, node, 3);
         }
-        assert_eq!(read(&mut lists, 3), None, "nothing is known of the last one");
+        assert_eq!(read(&mut lists, 3), None, "the last node is unknown");
         assert_eq!(append(&mut lists, 3, 10), 3);
         assert_eq!(read(&mut lists, 3), Some(10));
         assert_eq!(append(&mut lists, 3, 11), 10);
-        // The next one goes behind it before that is answered.
+        // The next node is appended behind it before its response arrives.
         let next = cas(&mut lists, 3, 12);
         assert_eq!((next.va, next.to, next.node, next.key), (va(11) + NEXT as u64, va(11), va(12), 3));
         assert!(next.steered);
@@ -442,41 +447,45 @@ mod tests {
             assert_eq!(read(&mut lists, node), Some(13));
         }
         assert_eq!(lists.tracked(), 1);
-        assert_eq!(read(&mut lists, 4), None, "another key");
+        assert_eq!(read(&mut lists, 4), None, "node 4 belongs to another key");
     }
 
     #[test]
-    fn what_is_not_sure_is_not_steered() {
+    fn uncertain_requests_are_not_steered() {
         let mut lists = lists(|_| {});
         for node in 10..20 {
             write(&mut lists, node, 3);
         }
         write(&mut lists, 20, 4);
         append(&mut lists, 3, 10);
-        // Another life of the memory
+        // Another incarnation of the memory
         let other = Cas { rkey: 8, ..cas_of(3, 11) };
         assert!(!lists.on_cas(&other, true, false, true).unwrap().steered);
         assert_eq!(lists.on_read(va(3), 8, LEN as u32), Some(va(3)));
-        // Not the words that append
+        // CAS that append no node
         for (to, swap, compare) in [(va(3) + 8, va(11), 0), (va(3), va(11), 1), (va(3), va(11) + 8, 0)] {
             let cas = Cas { va: to, rkey: 7, compare, swap };
             assert_eq!(lists.on_cas(&cas, true, false, true), None, "{cas:x?}");
         }
-        assert_eq!(lists.on_cas(&cas_of(3, 20), true, false, true), None, "a node of another key");
-        assert_eq!(lists.on_cas(&cas_of(31, 30), true, false, true), None, "nodes that nobody wrote");
-        assert_eq!(lists.on_cas(&cas_of(11, 11), true, false, true), None, "itself");
-        // A READ of the word alone does not tell whose it is; one of two nodes is something else.
+        assert_eq!(lists.on_cas(&cas_of(3, 20), true, false, true), None, "the node belongs to another key");
+        assert_eq!(lists.on_cas(&cas_of(31, 30), true, false, true), None, "the nodes were never written");
+        assert_eq!(
+            lists.on_cas(&cas_of(11, 11), true, false, true),
+            None,
+            "a node cannot be appended to itself"
+        );
+        // A READ of the word alone does not include the key; a READ of two nodes is not a READ of a node.
         assert_eq!(lists.on_read(va(3), 7, 8), None);
         assert_eq!(lists.on_read(va(3), 7, 2 * LEN as u32), None);
         assert_eq!(lists.on_read(va(3) + 8, 7, 64), None);
         assert_eq!(lists.on_read(va(1000), 7, 64), None);
-        // A node that may not be written yet is the last one only when it is in the list.
+        // A node that may not be written yet becomes the last one only when it is linked.
         let ahead = lists.on_cas(&cas_of(3, 11), false, false, true).unwrap();
         assert_eq!(ahead.to, va(10));
         assert_eq!((read(&mut lists, 3), cas(&mut lists, 10, 12).steered), (None, false));
-        lists.on_published(&ahead, false);
+        lists.on_linked(&ahead, false);
         assert_eq!(read(&mut lists, 3), Some(11));
-        lists.doubt(3);
+        lists.invalidate(3);
         assert_eq!((read(&mut lists, 3), lists.tracked()), (None, 0));
         append(&mut lists, 11, 13);
         assert_eq!(read(&mut lists, 3), Some(13));
@@ -485,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn without_steering_of_writes_the_last_node_follows_what_succeeds() {
+    fn without_write_steering_the_last_node_follows_successful_cas() {
         let mut lists = lists(|_| {});
         for node in 10..20 {
             write(&mut lists, node, 3);
@@ -493,31 +502,31 @@ mod tests {
         append(&mut lists, 3, 10);
         let next = lists.on_cas(&cas_of(10, 11), true, false, false).unwrap();
         assert!(!next.steered && read(&mut lists, 3) == Some(10));
-        lists.on_published(&next, false);
+        lists.on_linked(&next, false);
         assert_eq!(read(&mut lists, 3), Some(11));
     }
 
     #[test]
-    fn a_last_node_that_is_found_to_have_a_next_one_is_not_the_last() {
+    fn a_read_that_shows_a_successor_updates_the_last_node() {
         let mut lists = lists(|_| {});
         write(&mut lists, 10, 3);
         append(&mut lists, 3, 10);
         let mut found = vec![0; LEN as usize];
         found[KEY..KEY + 8].copy_from_slice(&3u64.to_le_bytes());
-        lists.on_found(va(10), &found);
+        lists.on_read_response(va(10), &found);
         assert_eq!(read(&mut lists, 3), Some(10));
         found[NEXT..NEXT + 8].copy_from_slice(&va(50).to_le_bytes());
-        lists.on_found(va(3), &found);
-        assert_eq!(read(&mut lists, 3), Some(10), "an older one has, of course");
-        lists.on_found(va(10), &found);
+        lists.on_read_response(va(3), &found);
+        assert_eq!(read(&mut lists, 3), Some(10), "an older node always has a successor");
+        lists.on_read_response(va(10), &found);
         assert_eq!((read(&mut lists, 3), read(&mut lists, 50)), (Some(50), Some(50)));
         found[NEXT..NEXT + 8].copy_from_slice(&1u64.to_le_bytes());
-        lists.on_found(va(50), &found);
-        assert_eq!(read(&mut lists, 3), None, "that leads nowhere");
+        lists.on_read_response(va(50), &found);
+        assert_eq!(read(&mut lists, 3), None, "the address is not that of a node");
     }
 
     #[test]
-    fn a_node_that_is_written_anew_is_not_the_last_one() {
+    fn a_rewritten_node_is_not_the_last_one() {
         let mut lists = lists(|_| {});
         write(&mut lists, 10, 3);
         append(&mut lists, 3, 10);
@@ -526,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_but_first_nodes_is_known_after_a_restart() {
+    fn only_first_nodes_are_known_after_forget_all() {
         let mut lists = lists(|config| config.tracked = 1);
         for node in 10..12 {
             write(&mut lists, node, 3);
@@ -535,57 +544,61 @@ mod tests {
         assert_eq!((read(&mut lists, 3), lists.tracked()), (Some(10), 1));
         lists.forget_all();
         assert_eq!((read(&mut lists, 3), read(&mut lists, 10), lists.tracked()), (None, None, 0));
-        assert_eq!(lists.on_cas(&cas_of(10, 11), true, false, true), None, "it is not known whose they are");
-        // Another key takes the place of the one that was tracked.
+        assert_eq!(
+            lists.on_cas(&cas_of(10, 11), true, false, true),
+            None,
+            "the keys of the nodes are unknown"
+        );
+        // Another key takes the entry of the tracked one.
         write(&mut lists, 11, 4);
         assert_eq!(append(&mut lists, 4, 11), 4);
         assert_eq!((read(&mut lists, 4), lists.tracked()), (Some(11), 1));
     }
 
     #[test]
-    fn doubtful_writes_teach_nothing_and_end_what_they_contradict() {
+    fn unverified_writes_add_no_state_and_invalidate_what_they_contradict() {
         let mut lists = lists(|_| {});
         write(&mut lists, 10, 3);
         append(&mut lists, 3, 10);
         let mut bytes = vec![0; LEN as usize];
         bytes[KEY..KEY + 8].copy_from_slice(&5u64.to_le_bytes());
-        lists.on_doubtful_write(va(11), &bytes);
-        assert_eq!(lists.on_cas(&cas_of(50, 11), true, false, true), None, "nodes that are not known");
-        lists.on_doubtful_write(va(10), &bytes);
+        lists.on_unverified_write(va(11), &bytes);
+        assert_eq!(lists.on_cas(&cas_of(50, 11), true, false, true), None, "the nodes are unknown");
+        lists.on_unverified_write(va(10), &bytes);
         assert_eq!((read(&mut lists, 3), read(&mut lists, 10)), (None, None));
     }
 
     #[test]
-    fn old_nodes_are_forgotten_first_ones_are_not() {
+    fn old_nodes_are_evicted_but_first_nodes_are_not() {
         let mut lists = lists(|config| config.remembered = 4);
         for node in 10..20 {
             write(&mut lists, node, 3);
         }
         append(&mut lists, 3, 19);
         let known: Vec<_> = (0..20).filter(|node| read(&mut lists, *node).is_some()).collect();
-        assert_eq!(known, [3, 14, 15, 16, 17, 18, 19], "seven at least, the first one among them");
-        // One that is still asked for stays.
+        assert_eq!(known, [3, 14, 15, 16, 17, 18, 19], "one set of seven nodes, and the first node");
+        // A node that is still read stays in the table.
         for node in 20..26 {
             write(&mut lists, node, 3);
             assert_eq!(read(&mut lists, 14), Some(19));
         }
         assert_eq!(read(&mut lists, 18), None);
-        // The answer to one that is not known tells whose it is, and whose the next one is.
+        // The response of a READ of an unknown node shows the key of that node and of the next one.
         let mut found = vec![0; LEN as usize];
         found[KEY..KEY + 8].copy_from_slice(&3u64.to_le_bytes());
         found[NEXT..NEXT + 8].copy_from_slice(&va(11).to_le_bytes());
         assert_eq!(lists.on_read(va(10), 7, LEN as u32), Some(va(10)));
-        lists.on_found(va(10), &found);
+        lists.on_read_response(va(10), &found);
         assert_eq!((read(&mut lists, 10), read(&mut lists, 11)), (Some(19), Some(19)));
         let mut lists = self::lists(|config| config.firsts = 0);
         write(&mut lists, 10, 3);
         assert_eq!(read(&mut lists, 3), None);
         append(&mut lists, 3, 10);
-        assert_eq!(read(&mut lists, 3), Some(10), "its client says whose it is");
+        assert_eq!(read(&mut lists, 3), Some(10), "the CAS shows the key");
     }
 
     #[test]
-    fn hot_keys_are_kept_and_cold_ones_make_room() {
+    fn hot_keys_replace_colder_ones() {
         let mut lists = lists(|config| (config.tracked, config.hot) = (2, 3));
         let mut next = 20;
         let mut times = |lists: &mut Lists, key: u64, times: u64| {
@@ -596,12 +609,12 @@ mod tests {
             }
         };
         times(&mut lists, 1, 2);
-        assert_eq!(lists.tracked(), 0, "not hot yet");
+        assert_eq!(lists.tracked(), 0, "the key is not hot yet");
         times(&mut lists, 1, 10);
         times(&mut lists, 2, 5);
         assert!(lists.tail_of(1).is_some() && lists.tail_of(2).is_some());
         times(&mut lists, 3, 4);
-        assert!(lists.tail_of(3).is_none(), "no hotter than those");
+        assert!(lists.tail_of(3).is_none(), "key 3 is no hotter than the cached keys");
         times(&mut lists, 3, 4);
         assert!(lists.tail_of(3).is_some() && lists.tail_of(1).is_some() && lists.tail_of(2).is_none());
         assert_eq!(lists.tracked(), 2);

@@ -1,49 +1,53 @@
-//! A table of locks, as Sherman has it (Wang et al., SIGMOD 2022).
+//! Table of locks, such as Sherman's (Wang et al., SIGMOD 2022).
 //!
-//! Locks are not steered: a lock is where it is. What this adds to a [`Table`](crate::Table) is that *every* operation on a
-//! word of it is worth to be followed, not only atomics: Sherman gives a lock back by a WRITE of 0, so with the first unlock
-//! that comes by the value is known, and the first CAS behind it is decided without one that the server executes. It says
-//! nothing about what words hold at the beginning: clients may have been there before.
+//! Locks are not steered. In addition to what a [`Table`](crate::Table) does, *every* operation on a lock is
+//! tracked, not only atomics. Sherman releases a lock by a WRITE of 0, so the first release makes the value
+//! known, and the next CAS is resolved without an atomic at the server. The initial values are unknown,
+//! because clients may have used the locks before.
 
-use super::{Append, Cas, Knowledge};
+use super::{Append, Cas, StructureCache};
 use core::ops::Range;
 
-/// Where a table of locks lies.
+/// Location of a table of locks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocksConfig {
     /// Virtual addresses
     pub range: Range<u64>,
-    /// The key of their region, if it is known beforehand
+    /// R_Key of the region, if known in advance
     pub rkey: Option<u32>,
-    /// Bytes from a lock to the next; a multiple of 8
+    /// Distance between two locks in bytes; a multiple of 8
     pub stride: u64,
 }
 
-/// A table of locks.
+/// Table of locks.
 #[derive(Debug)]
 pub struct Locks {
     config: LocksConfig,
 }
 
 impl Locks {
-    /// A table that lies there.
+    /// Returns a table with this configuration.
     ///
     /// # Panics
-    /// If the stride is no multiple of 8, or 0.
+    /// If the stride is 0 or not a multiple of 8.
     pub fn new(config: LocksConfig) -> Self {
-        assert!(config.stride > 0 && config.stride.is_multiple_of(8), "a stride of {}", config.stride);
+        assert!(
+            config.stride > 0 && config.stride.is_multiple_of(8),
+            "stride = {} is not a positive multiple of 8",
+            config.stride
+        );
         Self { config }
     }
 }
 
-impl Knowledge for Locks {
+impl StructureCache for Locks {
     fn covers(&self, _va: u64) -> bool {
         false
     }
 
     fn on_write(&mut self, _va: u64, _bytes: &[u8]) {}
 
-    fn on_doubtful_write(&mut self, _va: u64, _bytes: &[u8]) {}
+    fn on_unverified_write(&mut self, _va: u64, _bytes: &[u8]) {}
 
     fn on_cas(&mut self, _cas: &Cas, _written: bool, _followed: bool, _steer: bool) -> Option<Append> {
         None
@@ -53,17 +57,17 @@ impl Knowledge for Locks {
         None
     }
 
-    fn on_found(&mut self, _node: u64, _bytes: &[u8]) {}
+    fn on_read_response(&mut self, _node: u64, _bytes: &[u8]) {}
 
-    fn on_published(&mut self, _append: &Append, _followed: bool) {}
+    fn on_linked(&mut self, _append: &Append, _followed: bool) {}
 
-    fn doubt(&mut self, _key: u64) {}
+    fn invalidate(&mut self, _key: u64) {}
 
     fn forget(&mut self) {}
 
     fn forget_all(&mut self) {}
 
-    fn is_word(&self, va: u64, rkey: u32) -> bool {
+    fn is_contended_word(&self, va: u64, rkey: u32) -> bool {
         let Range { start, end } = self.config.range;
         self.config.range.contains(&va)
             && end - va >= 8
@@ -77,16 +81,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_of_the_table_are_locks_and_nothing_is_steered() {
+    fn only_table_words_are_locks_and_none_is_steered() {
         let config = LocksConfig { range: 0x1000..0x1024, rkey: Some(7), stride: 16 };
         let mut locks = Locks::new(config.clone());
-        let is = |va| locks.is_word(va, 7);
+        let is = |va| locks.is_contended_word(va, 7);
         assert!(is(0x1000) && is(0x1010));
-        assert!(!is(0x1008), "between two locks");
-        assert!(!is(0x1020), "half of it lies outside");
-        assert!(!is(0xff0) && !is(0x1030) && !locks.is_word(0x1000, 8));
+        assert!(!is(0x1008), "the address is between two locks");
+        assert!(!is(0x1020), "the word ends outside of the table");
+        assert!(!is(0xff0) && !is(0x1030) && !locks.is_contended_word(0x1000, 8));
         let any = Locks::new(LocksConfig { rkey: None, ..config });
-        assert!(any.is_word(0x1000, 8));
+        assert!(any.is_contended_word(0x1000, 8));
         let cas = Cas { va: 0x1000, rkey: 7, compare: 0, swap: 1 };
         assert_eq!(locks.on_cas(&cas, true, false, true), None);
         assert_eq!(locks.on_read(0x1000, 7, 8), None);

@@ -1,10 +1,11 @@
-//! Steering: a request that names a place which a data structure has moved on from goes to where it belongs now. Of the
-//! request only the virtual address changes; it stays on its connection, and the server decides what becomes of it
-//! (docs/swordbox-steering.md).
+//! Steering: a request that refers to an outdated location in a data structure is redirected to the current
+//! one. Only the request's virtual address changes. It stays on its connection, and the server decides its
+//! result (docs/swordbox-steering.md).
 //!
-//! What a switch has to know of a data structure for that is a [`Knowledge`]. There are two: [`Lists`], a store of
-//! append-only lists as Clover is one, whose last nodes are known here, and [`Locks`], a table of locks as Sherman has it,
-//! which is not steered at all but says which words are worth to be resolved here.
+//! The state that the switch caches of a data structure is a [`StructureCache`]. There are two
+//! implementations. [`Lists`] is a store of append-only lists such as Clover, of which the last nodes are
+//! cached. [`Locks`] is a table of locks such as Sherman's, which is not steered; it declares the words that
+//! are worth tracking.
 
 mod incarnation;
 mod links;
@@ -24,99 +25,102 @@ pub(crate) use links::Ticket;
 use switch::table::Salt;
 use withheld::Withheld;
 
-/// A CAS.
+/// A compare-and-swap request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cas {
-    /// The word's address
+    /// Virtual address of the word
     pub va: u64,
-    /// The key by which it is reached
+    /// R_Key
     pub rkey: u32,
-    /// What is expected
+    /// Expected value
     pub compare: u64,
-    /// What is to be put there
+    /// New value
     pub swap: u64,
 }
 
-/// What a CAS does to a structure of nodes: it makes a node part of it.
+/// Append of a node to a data structure by a CAS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Append {
-    /// Where the CAS goes now
+    /// Virtual address that the CAS is forwarded to
     pub va: u64,
-    /// The node that it links the new one to
+    /// Node that the new node is appended to
     pub to: u64,
-    /// The new node
+    /// New node
     pub node: u64,
-    /// Whose nodes these are, by a number of the structure's
+    /// The structure's key (index of a list) that both nodes belong to
     pub key: u64,
-    /// The key by which both are reached
+    /// R_Key of both nodes
     pub rkey: u32,
-    /// It was chosen here what the new node is linked to, because that is the last one
+    /// The switch chose `to`, because it is the last node
     pub steered: bool,
 }
 
-/// What is known of a data structure in a server's memory.
+/// Cached state of a data structure in a server's memory.
 ///
-/// Nothing that it says is trusted to be true for ever: a CAS that goes to a wrong place finds that out there and fails, and
-/// a READ finds a node that has a next one. What it says must be true *of the structure*: a place that it sends a request
-/// to belongs to the same list, whether or not it is the last one by then.
-pub trait Knowledge {
-    /// Whether what lies at this address may be of interest: WRITEs, CAS and READs of other places are not asked about.
+/// The state need not be current. A CAS that is redirected to an outdated node fails at the server, and a
+/// READ finds that its node has a successor. But a redirection has to be *valid for the structure*: the node
+/// belongs to the same list, whether or not it is still the last one.
+pub trait StructureCache {
+    /// Returns whether an address is in the structure. The other methods are called for WRITEs, CAS and READs
+    /// of such addresses only.
     fn covers(&self, va: u64) -> bool;
 
-    /// A WRITE to `va` that begins with these bytes is on its way.
+    /// Notes a WRITE to `va` whose payload begins with `bytes`.
     fn on_write(&mut self, va: u64, bytes: &[u8]);
 
-    /// The same, and it may be refused, as its queue pair may be of an earlier incarnation of the server: it makes doubtful
-    /// what it contradicts, and teaches nothing.
-    fn on_doubtful_write(&mut self, va: u64, bytes: &[u8]);
+    /// Notes a WRITE that the server may refuse, because its queue pair may belong to a previous incarnation
+    /// of the server. It invalidates state that it contradicts, and adds none.
+    fn on_unverified_write(&mut self, va: u64, bytes: &[u8]);
 
-    /// A CAS comes by. If it appends a node: what it does, and where it goes now. The node is known to be written if
-    /// `written`; `followed` says that others have been appended to it already, by a CAS that failed before. With
-    /// `steer` unset, it goes where it says.
+    /// Handles a CAS. Returns its effect and its address if it appends a node. `written` states that the
+    /// node's WRITE has completed. `followed` states that other nodes were already appended to this node, by
+    /// CAS behind one that failed. Without `steer` the address is not changed.
     fn on_cas(&mut self, cas: &Cas, written: bool, followed: bool, steer: bool) -> Option<Append>;
 
-    /// A READ of `len` bytes comes by; the node that it goes to now, if it is a READ of a node at all.
+    /// Handles a READ of `len` bytes. Returns the node that it is forwarded to, or `None` if it is no READ of
+    /// a node.
     fn on_read(&mut self, va: u64, rkey: u32, len: u32) -> Option<u64>;
 
-    /// A READ of a node, which went there, was answered with these bytes.
-    fn on_found(&mut self, node: u64, bytes: &[u8]);
+    /// Notes the response `bytes` to a READ of a node.
+    fn on_read_response(&mut self, node: u64, bytes: &[u8]);
 
-    /// A node is part of the structure. `followed` says that others are on their way to be appended to it.
-    fn on_published(&mut self, append: &Append, followed: bool);
+    /// Notes that a node is linked into the structure. `followed` states that other nodes are pending behind
+    /// it.
+    fn on_linked(&mut self, append: &Append, followed: bool);
 
-    /// What is known of whose nodes these are turned out not to be true, or is not sure any more.
-    fn doubt(&mut self, key: u64);
+    /// Invalidates the state of a key, which turned out to be stale or is uncertain.
+    fn invalidate(&mut self, key: u64);
 
-    /// Operations may have passed unseen: which nodes are the last ones is not known any more.
+    /// Forgets the last nodes of all keys, because operations may have passed unseen.
     fn forget(&mut self);
 
-    /// The server has restarted, and the memory has other contents: nothing is known any more.
+    /// Forgets everything, because the server has restarted with different memory.
     fn forget_all(&mut self);
 
-    /// Whether this is a word that many clients operate on, of which everything is worth to be known.
-    fn is_word(&self, va: u64, rkey: u32) -> bool;
+    /// Returns whether this is a contended word, of which all operations should be tracked.
+    fn is_contended_word(&self, va: u64, rkey: u32) -> bool;
 }
 
-/// A data structure of a server, as it is configured.
+/// Configuration of a data structure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Structure {
-    /// A store of lists
+    /// Store of lists
     Lists(ListsConfig),
-    /// A table of locks
+    /// Table of locks
     Locks(LocksConfig),
 }
 
-/// What is known of one.
+/// Cached state of a data structure, by kind.
 #[derive(Debug)]
-pub enum Known {
-    /// A store of lists
+pub enum AnyCache {
+    /// Store of lists
     Lists(Box<Lists>),
-    /// A table of locks
+    /// Table of locks
     Locks(Locks),
 }
 
-impl Known {
-    /// Nothing is known yet but where it is.
+impl AnyCache {
+    /// Returns the empty state of a structure.
     pub fn new(structure: &Structure) -> Self {
         match structure {
             Structure::Lists(config) => Self::Lists(Box::new(Lists::new(config.clone()))),
@@ -126,102 +130,105 @@ impl Known {
 }
 
 macro_rules! each {
-    ($self:ident, $known:ident => $what:expr) => {
+    ($self:ident, $cache:ident => $what:expr) => {
         match $self {
-            Known::Lists($known) => $what,
-            Known::Locks($known) => $what,
+            AnyCache::Lists($cache) => $what,
+            AnyCache::Locks($cache) => $what,
         }
     };
 }
 
-impl Knowledge for Known {
+impl StructureCache for AnyCache {
     #[inline]
     fn covers(&self, va: u64) -> bool {
-        each!(self, known => known.covers(va))
+        each!(self, cache => cache.covers(va))
     }
 
     fn on_write(&mut self, va: u64, bytes: &[u8]) {
-        each!(self, known => known.on_write(va, bytes));
+        each!(self, cache => cache.on_write(va, bytes));
     }
 
-    fn on_doubtful_write(&mut self, va: u64, bytes: &[u8]) {
-        each!(self, known => known.on_doubtful_write(va, bytes));
+    fn on_unverified_write(&mut self, va: u64, bytes: &[u8]) {
+        each!(self, cache => cache.on_unverified_write(va, bytes));
     }
 
     fn on_cas(&mut self, cas: &Cas, written: bool, followed: bool, steer: bool) -> Option<Append> {
-        each!(self, known => known.on_cas(cas, written, followed, steer))
+        each!(self, cache => cache.on_cas(cas, written, followed, steer))
     }
 
     fn on_read(&mut self, va: u64, rkey: u32, len: u32) -> Option<u64> {
-        each!(self, known => known.on_read(va, rkey, len))
+        each!(self, cache => cache.on_read(va, rkey, len))
     }
 
-    fn on_found(&mut self, node: u64, bytes: &[u8]) {
-        each!(self, known => known.on_found(node, bytes));
+    fn on_read_response(&mut self, node: u64, bytes: &[u8]) {
+        each!(self, cache => cache.on_read_response(node, bytes));
     }
 
-    fn on_published(&mut self, append: &Append, followed: bool) {
-        each!(self, known => known.on_published(append, followed));
+    fn on_linked(&mut self, append: &Append, followed: bool) {
+        each!(self, cache => cache.on_linked(append, followed));
     }
 
-    fn doubt(&mut self, key: u64) {
-        each!(self, known => known.doubt(key));
+    fn invalidate(&mut self, key: u64) {
+        each!(self, cache => cache.invalidate(key));
     }
 
     fn forget(&mut self) {
-        each!(self, known => known.forget());
+        each!(self, cache => cache.forget());
     }
 
     fn forget_all(&mut self) {
-        each!(self, known => known.forget_all());
+        each!(self, cache => cache.forget_all());
     }
 
-    fn is_word(&self, va: u64, rkey: u32) -> bool {
-        each!(self, known => known.is_word(va, rkey))
+    fn is_contended_word(&self, va: u64, rkey: u32) -> bool {
+        each!(self, cache => cache.is_contended_word(va, rkey))
     }
 }
 
-/// What a Swordbox knows of its servers' data structures, and what depends on what.
+/// Cached state of all data structures, and the dependencies between nodes.
 #[derive(Debug)]
 pub(crate) struct Steering {
     /// By server and structure
-    pub known: Vec<Vec<Known>>,
-    /// The memory that it is of
+    pub caches: Vec<Vec<AnyCache>>,
+    /// Incarnation of the memory that the state belongs to
     pub incarnations: Vec<Vec<Incarnation>>,
-    /// Nodes that may not be part of their structure yet
+    /// Pending nodes, which may not be linked into their structure yet
     pub links: Links,
-    /// Answers that tell of such nodes
+    /// Responses that depend on pending nodes
     pub withheld: Withheld,
-    /// A node became part of its structure since this was last looked at: answers may go on
-    pub published: bool,
+    /// A node was linked since `release` last ran: responses may be released
+    pub linked: bool,
 }
 
 impl Steering {
     pub(crate) fn new(config: &Config) -> Self {
-        let known: Vec<Vec<_>> =
-            config.servers.iter().map(|server| server.structures.iter().map(Known::new).collect()).collect();
-        let steers = known.iter().flatten().any(|known| matches!(known, Known::Lists(_)));
+        let caches: Vec<Vec<_>> = config
+            .servers
+            .iter()
+            .map(|server| server.structures.iter().map(AnyCache::new).collect())
+            .collect();
+        let steers = caches.iter().flatten().any(|cache| matches!(cache, AnyCache::Lists(_)));
         let (appends, withheld) = if steers { (config.appends, config.withheld) } else { (0, 0) };
         Self {
-            incarnations: known.iter().map(|known| vec![Incarnation::default(); known.len()]).collect(),
-            links: Links::with_capacity(appends, known.len()),
-            known,
+            incarnations: caches.iter().map(|cache| vec![Incarnation::default(); cache.len()]).collect(),
+            links: Links::with_capacity(appends, caches.len()),
+            caches,
             withheld: Withheld::with_capacity(withheld),
-            published: false,
+            linked: false,
         }
     }
 
-    /// Salts the tables of nodes and of structures' keys.
+    /// Salts the tables of nodes and of keys.
     pub(crate) fn set_salt(&mut self, salt: Salt) {
         self.links.set_salt(salt);
-        for known in self.known.iter_mut().flatten() {
-            if let Known::Lists(lists) = known {
+        for cache in self.caches.iter_mut().flatten() {
+            if let AnyCache::Lists(lists) = cache {
                 lists.set_salt(salt);
             }
         }
     }
 
-    /// What this configuration takes at most.
+    /// Returns the maximum memory in bytes with this configuration.
     pub(crate) fn bytes(config: &Config) -> usize {
         let structures = config.servers.iter().flat_map(|server| &server.structures);
         let lists = structures.filter_map(|structure| match structure {
@@ -235,31 +242,31 @@ impl Steering {
         lists.sum::<usize>() + Links::bytes(config.appends) + Withheld::bytes(config.withheld)
     }
 
-    /// What is known of the structure at this address, and its number
+    /// Returns the index and the state of the structure at this address.
     #[inline]
-    pub(crate) fn at(&mut self, server: u8, va: u64) -> Option<(u8, &mut Known)> {
-        let known = self.known.get_mut(usize::from(server))?.iter_mut();
-        known.zip(0u8..).find(|(known, _)| known.covers(va)).map(|(known, number)| (number, known))
+    pub(crate) fn at(&mut self, server: u8, va: u64) -> Option<(u8, &mut AnyCache)> {
+        let caches = self.caches.get_mut(usize::from(server))?.iter_mut();
+        caches.zip(0u8..).find(|(cache, _)| cache.covers(va)).map(|(cache, number)| (number, cache))
     }
 
-    /// Whether a server has anything that requests are steered in
+    /// Returns whether a server has a structure whose requests are steered.
     pub(crate) fn steers(&self, server: u8) -> bool {
-        let known = self.known.get(usize::from(server));
-        known.is_some_and(|known| known.iter().any(|known| matches!(known, Known::Lists(_))))
+        let caches = self.caches.get(usize::from(server));
+        caches.is_some_and(|caches| caches.iter().any(|cache| matches!(cache, AnyCache::Lists(_))))
     }
 
-    /// Whether a word is declared as one that many clients operate on.
-    pub(crate) fn is_word(&self, server: u8, va: u64, rkey: u32) -> bool {
-        let known = self.known.get(usize::from(server));
-        known.is_some_and(|known| known.iter().any(|known| known.is_word(va, rkey)))
+    /// Returns whether a word is declared as contended.
+    pub(crate) fn is_contended_word(&self, server: u8, va: u64, rkey: u32) -> bool {
+        let caches = self.caches.get(usize::from(server));
+        caches.is_some_and(|caches| caches.iter().any(|cache| cache.is_contended_word(va, rkey)))
     }
 
-    /// Nothing has to be looked after.
-    pub(crate) fn is_quiet(&self) -> bool {
+    /// Returns whether no node is pending and no response is withheld.
+    pub(crate) fn is_idle(&self) -> bool {
         self.links.is_empty() && self.withheld.is_empty()
     }
 
     pub(crate) fn forget(&mut self) {
-        self.known.iter_mut().flatten().for_each(Knowledge::forget);
+        self.caches.iter_mut().flatten().for_each(StructureCache::forget);
     }
 }

@@ -1,12 +1,13 @@
-//! Steering on the way of a packet: what is seen, what is changed, and which answers have to wait.
+//! Steering in the packet path: learning from requests and responses, redirecting requests, and withholding
+//! responses.
 //!
-//! Only connections whose sides may differ are steered: after a restart nothing of them passes, so that no server answers
-//! from its memory of a steered request what was asked of another place.
+//! Only translated connections are steered. After a restart their packets are dropped, so a server never
+//! answers a retransmission, which would carry the original address, from its memory of a steered request.
 
-use super::{Append, Cas, Knowledge, Known, Steering, Ticket};
+use super::{AnyCache, Append, Cas, Steering, StructureCache, Ticket};
 use crate::flow::Stage;
 use crate::function::{NO_SERVER, Swordbox};
-use crate::headers::Base;
+use crate::headers::BthFields;
 use crate::op::{Kind, Op, memory_of};
 use crate::records::{Record, What};
 use crate::steering::links::State;
@@ -15,7 +16,7 @@ use rocev2::atomic::AtomicEth;
 use rocev2::{Class, Opcode, Packet, Psn, classify};
 use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
 
-/// Sending again takes twice as long each time, up to this often.
+/// Maximum number of times that the retransmission interval doubles
 const MOST_DOUBLED: u8 = 6;
 
 impl Swordbox {
@@ -23,41 +24,42 @@ impl Swordbox {
         self.layers.steer_writes || self.layers.steer_reads
     }
 
-    /// Whether a request could be steered if its connection could be: then it is worth that the two sides differ.
+    /// Returns whether a request could be steered if its connection were translated, which makes translation
+    /// worthwhile.
     pub(crate) fn wants_steering(&mut self, id: Id, packet: &Packet<'_>) -> bool {
-        let peer = self.ends[id as usize].peer;
-        if !self.is_steering() || peer == NONE || self.ends[peer as usize].headers.is_none() {
+        let peer = self.endpoints[id as usize].peer;
+        if !self.is_steering() || peer == NONE || self.endpoints[peer as usize].headers.is_none() {
             return false;
         }
         let server = self.flows[id as usize].server;
         memory_of(packet).is_some_and(|(va, ..)| self.steering.at(server, va).is_some())
     }
 
-    /// Notes that a connection has been acknowledged. If that shows that its server may have restarted, nothing is known any more of
-    /// the structures that the connection reaches.
-    pub(crate) fn see_alive(&mut self, id: Id) {
+    /// Notes that a connection was acknowledged. If that shows that its server may have restarted, the state
+    /// of the structures that the connection reaches is discarded.
+    pub(crate) fn note_acknowledged(&mut self, id: Id) {
         let flow = &mut self.flows[id as usize];
-        flow.show_structure();
+        flow.apply_pending_structure();
         if flow.structures == 0 {
             return;
         }
         let server = usize::from(flow.server);
-        // Nodes on their way are part of the structure in the end, or those that wait for them are given up.
+        // Pending nodes are eventually linked, or the connections that wait for them are ended.
         let is_free = !self.steering.links.has_any(flow.server);
         for (structure, incarnation) in (0u8..).zip(&mut self.steering.incarnations[server]) {
             let Some(lifetime) = flow.lifetime(structure) else { continue };
-            let is_other = incarnation.see(lifetime, self.config.settle, is_free);
+            let is_new_memory = incarnation.update(lifetime, self.config.settle, is_free);
             #[cfg(debug_assertions)]
-            let is_other = is_other && self.config.bug != Some(crate::Bug::KeptStructure);
-            if is_other {
+            let is_new_memory = is_new_memory && self.config.bug != Some(crate::Bug::KeptStructure);
+            if is_new_memory {
                 self.counters.structures_forgotten.add(1);
-                self.steering.known[server][usize::from(structure)].forget_all();
+                self.steering.caches[server][usize::from(structure)].forget_all();
             }
         }
     }
 
-    /// Returns whether a connection reaches the memory in which a structure is known, and not that of another incarnation of its
-    /// server.
+    /// Returns whether a connection reaches the memory that a structure's state belongs to, not that of
+    /// another incarnation of its server.
     fn is_of_known_memory(&self, id: Id, structure: u8) -> bool {
         #[cfg(debug_assertions)]
         if self.config.bug == Some(crate::Bug::KeptStructure) {
@@ -67,11 +69,11 @@ impl Swordbox {
         let incarnations = self.steering.incarnations.get(usize::from(flow.server));
         let incarnation = incarnations.and_then(|structures| structures.get(usize::from(structure)));
         let lifetime = flow.lifetime(structure);
-        lifetime.zip(incarnation).is_some_and(|(lifetime, incarnation)| incarnation.has(lifetime))
+        lifetime.zip(incarnation).is_some_and(|(lifetime, incarnation)| incarnation.includes(lifetime))
     }
 
-    /// A WRITE, or its first packet, goes to the server as it is.
-    pub(crate) fn see_write(&mut self, id: Id, packet: &Packet<'_>) {
+    /// Learns from an Only or First packet of a WRITE that is forwarded.
+    pub(crate) fn learn_from_write(&mut self, id: Id, packet: &Packet<'_>) {
         if !self.is_steering() {
             return;
         }
@@ -79,16 +81,16 @@ impl Swordbox {
         let Some((va, ..)) = memory_of(packet) else { return };
         let Some((structure, _)) = self.steering.at(server, va) else { return };
         let is_sure = self.is_of_known_memory(id, structure);
-        let known = &mut self.steering.known[usize::from(server)][usize::from(structure)];
+        let cache = &mut self.steering.caches[usize::from(server)][usize::from(structure)];
         if is_sure {
-            known.on_write(va, packet.payload());
+            cache.on_write(va, packet.payload());
         } else {
-            known.on_doubtful_write(va, packet.payload());
+            cache.on_unverified_write(va, packet.payload());
         }
     }
 
-    /// A request that is being followed leaves for the server: what is added to its address. `written`: everything that its
-    /// client sent before has been done.
+    /// Steers a tracked request that is being forwarded. Returns the value to add to its virtual address.
+    /// `written` states that all earlier requests of its client have completed.
     pub(crate) fn steer(&mut self, id: Id, packet: &Packet<'_>, op: Op, written: bool, now: Nanos) -> u64 {
         let needed = self.is_steering() || !self.steering.links.is_empty();
         let server = self.flows[id as usize].server;
@@ -101,11 +103,11 @@ impl Swordbox {
             return 0;
         }
         let psn = packet.bth().psn();
-        // What is not remembered could not be repeated.
+        // A request without a record could not be retransmitted to the same address.
         let Some(at) = self.records(id).iter().position(|record| record.psn == psn && !record.done) else {
             return 0;
         };
-        let (by, waits, node) = match op.kind {
+        let (by, depends_on, node) = match op.kind {
             Kind::Atomic if packet.layout().opcode() == Opcode::RC_COMPARE_SWAP => {
                 let Some((by, ticket)) = self.steer_cas(id, packet, written, now) else { return 0 };
                 (by, ticket, 0)
@@ -120,7 +122,7 @@ impl Swordbox {
         self.counters.steered.add(u64::from(by != 0));
         let record = &mut self.records_mut(id)[at];
         record.steered = by;
-        record.waits = waits;
+        record.depends_on = depends_on;
         record.value = node;
         by
     }
@@ -130,35 +132,36 @@ impl Swordbox {
         let (swap, compare) = (atomic.swap_or_add.get(), atomic.compare.get());
         let cas = Cas { va: atomic.va.get(), rkey: atomic.rkey.get(), compare, swap };
         let flow = &self.flows[id as usize];
-        let (server, psn) = (flow.server, packet.bth().psn().add(flow.delta));
+        let (server, psn) = (flow.server, packet.bth().psn().add(flow.psn_delta));
         self.steering.at(server, cas.va)?;
         let links = &self.steering.links;
         let followed = links.can_begin(server, swap)?;
-        // Whatever is known of it by now, it is to be known when a node that failed is appended after all.
+        // A node whose CAS failed has to be tracked when its client appends it again, even if the structure's
+        // state does not cover it any more.
         let before = links.of_node(server, swap).and_then(|at| links.get(at)).map(|link| link.append);
         let as_it_is =
             |append: Append| Append { va: cas.va, to: cas.va, rkey: cas.rkey, steered: false, ..append };
         let (steer, steering) = (self.layers.steer_writes, self.is_steering());
-        let (structure, known) = self.steering.at(server, cas.va)?;
-        let append = if steering { known.on_cas(&cas, written, followed, steer) } else { None };
+        let (structure, cache) = self.steering.at(server, cas.va)?;
+        let append = if steering { cache.on_cas(&cas, written, followed, steer) } else { None };
         let mut append = append.or(before.filter(|_| compare == 0).map(as_it_is))?;
         let mut by = append.va.wrapping_sub(cas.va);
         if by != 0 && self.lines.has_any(server, append.va, 8) {
-            self.doubt(server, structure, &append);
+            self.invalidate(server, structure, &append);
             (append, by) = (as_it_is(append), 0);
         }
         let links = &mut self.steering.links;
-        // What a client names itself, it has found in the structure.
-        let parent = if by == 0 { Ticket::NONE } else { links.rely_on(server, append.to) };
+        // A node that the client names is linked, since the client has found it in the structure.
+        let parent = if by == 0 { Ticket::NONE } else { links.depend_on(server, append.to) };
         let Ok(ticket) = links.begin((server, structure), append, parent, (id, psn), now) else {
-            self.doubt(server, structure, &append);
+            self.invalidate(server, structure, &append);
             return None;
         };
         Some((by, ticket))
     }
 
-    fn doubt(&mut self, server: u8, structure: u8, append: &Append) {
-        self.steering.known[usize::from(server)][usize::from(structure)].doubt(append.key);
+    fn invalidate(&mut self, server: u8, structure: u8, append: &Append) {
+        self.steering.caches[usize::from(server)][usize::from(structure)].invalidate(append.key);
     }
 
     fn steer_read(&mut self, id: Id, packet: &Packet<'_>) -> Option<(u64, Ticket, u64)> {
@@ -169,21 +172,21 @@ impl Swordbox {
         if by != 0 && self.lines.has_any(server, node, u64::from(len)) {
             return None;
         }
-        let ticket = if by == 0 { Ticket::NONE } else { self.steering.links.rely_on(server, node) };
+        let ticket = if by == 0 { Ticket::NONE } else { self.steering.links.depend_on(server, node) };
         Some((by, ticket, node))
     }
 
-    /// The record that a PSN belongs to, if its request has not been answered
-    fn unanswered(&self, id: Id, psn: Psn) -> Option<&Record> {
+    /// Returns the record with this PSN, if its request has no response.
+    fn pending_record(&self, id: Id, psn: Psn) -> Option<&Record> {
         let within =
             |record: &&Record| !record.done && (0..record.count as i32).contains(&psn.distance(record.psn));
         self.records(id).iter().find(within)
     }
 
-    /// Whether the answer to a request tells of a node that is not part of its structure yet.
+    /// Returns whether the response to a request depends on a node that is not linked yet.
     fn must_wait(&self, record: &Record) -> bool {
         let links = &self.steering.links;
-        let Some((_, link)) = links.open(record.waits) else { return false };
+        let Some((_, link)) = links.open(record.depends_on) else { return false };
         match (record.what, link.state) {
             (What::Read, _) | (_, State::Done | State::Lost) => true,
             (_, State::Failed) => links.open(link.parent).is_some(),
@@ -191,7 +194,8 @@ impl Swordbox {
         }
     }
 
-    /// A response to a request that is under way: `None` if it may go on. `psn` as the client has it.
+    /// Withholds a response to a request in flight if it has to wait. Returns `None` if it may be forwarded
+    /// now. `psn` is the client's.
     pub(crate) fn withhold<F: Frame>(
         &mut self,
         id: Id,
@@ -205,13 +209,13 @@ impl Swordbox {
             return None;
         }
         let mut waits = false;
-        if let Some(record) = self.unanswered(id, psn).copied() {
+        if let Some(record) = self.pending_record(id, psn).copied() {
             let opcode = packet.layout().opcode();
             if opcode == Opcode::RC_ATOMIC_ACKNOWLEDGE
-                && let Some(answer) = packet.atomic_ack()
+                && let Some(response) = packet.atomic_ack()
                 && record.what == What::Atomic
             {
-                self.hear_cas(id, record.waits, packet.bth().psn(), answer.original.get());
+                self.on_cas_result(id, record.depends_on, packet.bth().psn(), response.original.get());
                 waits = self.must_wait(&record);
             } else if opcode != Opcode::RC_ACKNOWLEDGE && record.what == What::Read {
                 waits = self.must_wait(&record);
@@ -232,37 +236,37 @@ impl Swordbox {
         }
     }
 
-    /// A CAS was answered: what was decided was right, or was not.
-    fn hear_cas(&mut self, id: Id, ticket: Ticket, own: Psn, found: u64) {
-        let Steering { known, links, published, withheld, .. } = &mut self.steering;
+    /// Updates a pending node from the result of its CAS.
+    fn on_cas_result(&mut self, id: Id, ticket: Ticket, server_psn: Psn, found: u64) {
+        let Steering { caches, links, linked, withheld, .. } = &mut self.steering;
         let Some((at, link)) = links.open(ticket) else { return };
-        if link.state != State::Sent || link.flow != id || link.psn != own {
+        if link.state != State::Sent || link.flow != id || link.psn != server_psn {
             return;
         }
-        let known = &mut known[usize::from(link.server)];
+        let server_caches = &mut caches[usize::from(link.server)];
         if found == 0 {
             links.succeed(at, |link, followed| {
-                known[usize::from(link.structure)].on_published(&link.append, followed);
+                server_caches[usize::from(link.structure)].on_linked(&link.append, followed);
             });
-            *published |= !withheld.is_empty();
+            *linked |= !withheld.is_empty();
             return;
         }
-        if link.append.steered || link.relied {
+        if link.append.steered || link.has_dependents {
             self.counters.stale_tails.add(1);
-            known[usize::from(link.structure)].doubt(link.append.key);
+            server_caches[usize::from(link.structure)].invalidate(link.append.key);
         }
         links.fail(at);
     }
 
-    /// A READ is answered, and its client hears of it.
-    pub(crate) fn see_answer(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
+    /// Learns from a READ response that is forwarded to its client.
+    pub(crate) fn learn_from_response(&mut self, id: Id, packet: &Packet<'_>, psn: Psn) {
         let opcode = packet.layout().opcode();
         if !self.steering.steers(self.flows[id as usize].server)
             || !matches!(opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_ONLY)
         {
             return;
         }
-        let Some(record) = self.unanswered(id, psn) else { return };
+        let Some(record) = self.pending_record(id, psn) else { return };
         let node = record.value;
         if record.what != What::Read || node == 0 || record.psn != psn {
             return;
@@ -270,79 +274,80 @@ impl Swordbox {
         let server = self.flows[id as usize].server;
         let Some((structure, _)) = self.steering.at(server, node) else { return };
         if self.is_of_known_memory(id, structure) {
-            let known = &mut self.steering.known[usize::from(server)][usize::from(structure)];
-            known.on_found(node, packet.payload());
+            let cache = &mut self.steering.caches[usize::from(server)][usize::from(structure)];
+            cache.on_read_response(node, packet.payload());
         }
     }
 
-    /// Answers that have waited go on, as far as they need not wait any longer.
+    /// Forwards withheld responses that need not wait any longer.
     pub(crate) fn release<O: Output>(&mut self, now: Nanos, out: &mut O) {
-        while core::mem::take(&mut self.steering.published) {
+        while core::mem::take(&mut self.steering.linked) {
             let mut from = 0;
             loop {
                 let may_go = |slot: &super::withheld::Slot| {
-                    self.unanswered(slot.flow, slot.psn).is_none_or(|record| !self.must_wait(record))
+                    self.pending_record(slot.flow, slot.psn).is_none_or(|record| !self.must_wait(record))
                 };
                 let Some(at) = self.steering.withheld.find(from, may_go) else { break };
                 let (slot, bytes) = self.steering.withheld.get(at);
                 let Ok(mut frame) = out.make(bytes.len()) else {
-                    self.steering.published = true;
+                    self.steering.linked = true;
                     return;
                 };
                 frame.bytes_mut().copy_from_slice(bytes);
                 self.steering.withheld.remove(at);
                 from = at;
                 let Class::Roce(layout) = classify(frame.bytes()) else { continue };
-                if self.flows[slot.flow as usize].stage != Stage::Strict {
+                if self.flows[slot.flow as usize].stage != Stage::Translating {
                     continue;
                 }
-                let verdict = self.pass_own(slot.flow, &mut frame, layout, slot.port, now, out);
+                let verdict = self.forward_own(slot.flow, &mut frame, layout, slot.port, now, out);
                 if let Verdict::Forward(port) = verdict {
                     _ = out.send(frame, port);
                 }
-                self.after_own(slot.flow, now, out);
+                self.after_own_response(slot.flow, now, out);
             }
         }
     }
 
-    /// A connection is over: what it had under way is not known any more.
+    /// Discards the withheld responses and the pending CAS of a connection that is over.
     pub(crate) fn unsteer(&mut self, id: Id) {
-        let Steering { known, links, withheld, .. } = &mut self.steering;
+        let Steering { caches, links, withheld, .. } = &mut self.steering;
         withheld.clear(id);
         if !links.is_empty() {
             links.orphan(id, |link| {
-                known[usize::from(link.server)][usize::from(link.structure)].doubt(link.append.key);
+                caches[usize::from(link.server)][usize::from(link.structure)].invalidate(link.append.key);
             });
         }
     }
 
-    /// Whether something depends on what a connection has under way.
-    pub(crate) fn is_relied_upon(&self, id: Id) -> bool {
+    /// Returns whether other requests depend on a CAS of a connection that is in flight.
+    pub(crate) fn has_dependents_in_flight(&self, id: Id) -> bool {
         let links = &self.steering.links;
         let mut all = (0..links.ids()).filter_map(|at| links.get(at));
-        all.any(|link| link.flow == id && link.relied && link.state == State::Sent)
+        all.any(|link| link.flow == id && link.has_dependents && link.state == State::Sent)
     }
 
-    /// Looks after nodes on their way: a CAS that others depend on and that is not answered is sent again, as its client may
-    /// not be there any more. If that is of no use for long, those that wait will wait in vain: their connections end.
-    pub(crate) fn tend_steering<O: Output>(&mut self, now: Nanos, out: &mut O) {
+    /// Handles the timers of pending nodes. A CAS that others depend on is retransmitted, because its client
+    /// may be gone. After `dead_after` the node is given up, and the connections that wait for it end.
+    pub(crate) fn tick_steering<O: Output>(&mut self, now: Nanos, out: &mut O) {
         self.release(now, out);
         for at in 0..self.steering.links.ids() {
             let Some(link) = self.steering.links.get(at).copied() else { continue };
-            let patience = Nanos(self.config.replay_after.0 << link.tries.min(MOST_DOUBLED));
+            let retransmit_timeout = Nanos(self.config.replay_after.0 << link.tries.min(MOST_DOUBLED));
             if now.since(link.began) > self.config.dead_after {
                 self.give_up(at);
             } else if link.state == State::Sent
-                && link.relied
+                && link.has_dependents
                 && link.flow != NONE
-                && now.since(link.sent) > patience
+                && now.since(link.sent) > retransmit_timeout
             {
-                self.mend(at, now, out);
+                self.retransmit_cas(at, now, out);
             }
         }
     }
 
-    /// A request that was steered goes to the server again: what is known of the word there by now may not be true then.
+    /// Performs the detour of a steered request that is sent again, since the word at its address may have
+    /// been cached meanwhile. The error is as for [`Lines::detour`](crate::lines::Lines::detour).
     pub(crate) fn detour_steered(
         &mut self,
         server: u8,
@@ -359,20 +364,20 @@ impl Swordbox {
         }
     }
 
-    /// Sends a CAS again, as it was. If the server has executed it, it answers from its memory.
-    fn mend<O: Output>(&mut self, at: Id, now: Nanos, out: &mut O) {
+    /// Retransmits a CAS unchanged. A server that has executed it answers it as a duplicate.
+    fn retransmit_cas<O: Output>(&mut self, at: Id, now: Nanos, out: &mut O) {
         let Some(link) = self.steering.links.get(at) else { return };
         if self.lines.detour(link.server, link.append.va, 8, now, self.config.settle).is_err() {
-            // Something that was decided there is under way: the next time
+            // A resolved operation on the same line is in flight: try again on the next tick.
             return;
         }
         let Some(link) = self.steering.links.get_mut(at) else { return };
         link.sent = now;
         link.tries = link.tries.saturating_add(1);
-        let (end, append, psn) = (&self.ends[link.flow as usize], link.append, link.psn);
+        let (end, append, psn) = (&self.endpoints[link.flow as usize], link.append, link.psn);
         let Some(key) = self.index.key(link.flow) else { return };
         let Ok(mut frame) = out.make(0) else { return };
-        let base = Base { ack_req: true, ..Base::new(Opcode::RC_COMPARE_SWAP, key.qpn(), psn) };
+        let base = BthFields { ack_req: true, ..BthFields::new(Opcode::RC_COMPARE_SWAP, key.qpn(), psn) };
         let atomic = AtomicEth {
             va: append.va.into(),
             rkey: append.rkey.into(),
@@ -385,39 +390,41 @@ impl Swordbox {
         }
     }
 
-    /// Nobody knows whether a node will ever be part of its structure.
+    /// Gives up a node whose CAS has an unknown result, and ends the connections whose responses depend on
+    /// it.
     fn give_up(&mut self, at: Id) {
         let links = &mut self.steering.links;
         links.lose(at);
         let lost = |this: &Self, record: &Record| {
-            let link = this.steering.links.open(record.waits);
+            let link = this.steering.links.open(record.depends_on);
             !record.done && link.is_some_and(|(_, link)| link.state == State::Lost)
         };
-        let alone = links.get(at).is_some_and(|link| !link.relied && links.open(link.parent).is_none());
+        let alone =
+            links.get(at).is_some_and(|link| !link.has_dependents && links.open(link.parent).is_none());
         for id in 0..self.flows.len() as Id {
             if !alone
-                && self.flows[id as usize].stage == Stage::Strict
+                && self.flows[id as usize].stage == Stage::Translating
                 && self.records(id).iter().any(|record| lost(self, record))
             {
                 self.counters.abandoned.add(1);
-                let lane = self.flows[id as usize].lane;
-                if lane != NONE {
-                    self.fail(lane);
+                let shared_qp = self.flows[id as usize].shared_qp;
+                if shared_qp != NONE {
+                    self.fail_shared_qp(shared_qp);
                 }
                 self.orphan(id);
-                self.end(id);
+                self.end_connection(id);
             }
         }
-        // Nothing more goes behind such a node.
-        let Steering { known, links, .. } = &mut self.steering;
+        // No more nodes are appended to it.
+        let Steering { caches, links, .. } = &mut self.steering;
         links.remove_lost(|link| {
-            known[usize::from(link.server)][usize::from(link.structure)].doubt(link.append.key);
+            caches[usize::from(link.server)][usize::from(link.structure)].invalidate(link.append.key);
         });
     }
 }
 
-impl Known {
-    /// Keys whose last nodes are known
+impl AnyCache {
+    /// Returns the number of keys whose last node is known.
     pub fn tracked(&self) -> usize {
         match self {
             Self::Lists(lists) => lists.tracked(),

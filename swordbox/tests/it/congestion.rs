@@ -1,11 +1,11 @@
-//! Traffic class and ECN of frames that the switch makes.
+//! Traffic class and ECN of frames that the switch generates.
 
 use super::net::*;
 use rocev2::{Bth, Opcode, Packet, Psn, Qpn};
 
-/// DSCP 26, as the server's answers have it
+/// DSCP 26, of the server's responses
 const ANSWERS: u8 = 26 << 2;
-/// DSCP 48, as NICs send CNPs
+/// DSCP 48, of CNPs
 const CNPS: u8 = 48 << 2;
 const CE: u8 = 3;
 
@@ -13,22 +13,23 @@ fn tos(frame: &[u8]) -> u8 {
     Packet::parse(frame).unwrap().ipv4().unwrap().tos
 }
 
-/// Two connections as of [`two`]; all answers of the server are of class [`ANSWERS`] and have a congestion mark.
-fn two_marked() -> (Net, End, End) {
-    let marked = |n| End { tos: ANSWERS | CE, ..end(n) };
-    taught(Net::new(|config| config.servers[0].lanes = 1), marked(1), marked(2))
+/// Returns two connections as [`two_clients`] does. All responses of the server have class [`ANSWERS`] and a
+/// congestion mark.
+fn two_marked() -> (Net, Client, Client) {
+    let marked = |n| Client { tos: ANSWERS | CE, ..new_client(n) };
+    with_learnt_word(Net::new(|config| config.servers[0].lanes = 1), marked(1), marked(2))
 }
 
 #[test]
-fn answers_made_by_the_switch_have_no_mark_of_the_servers_first_answer() {
+fn generated_responses_do_not_copy_the_ecn_mark() {
     let (mut net, a, mut b) = two_marked();
-    let sent = locked(&mut net, &mut b, &a, 0, 5);
+    let sent = resolve_cas(&mut net, &mut b, &a, 0, 5);
     assert_eq!((opcode(&sent[0].0), dest(&sent[0].0)), (Opcode::RC_ATOMIC_ACKNOWLEDGE, b.qpn));
     assert_eq!(tos(&sent[0].0), ANSWERS);
 }
 
 #[test]
-fn cnps_copied_to_users_of_a_lane_have_the_cnps_traffic_class() {
+fn cnps_copied_to_users_of_a_shared_qp_keep_their_traffic_class() {
     let (mut net, a, b) = two_marked();
     let sent = net.up(&b.cas(b.psn, TABLE, 0, 5));
     assert_eq!((opcode(&sent[0].0), dest(&sent[0].0)), (Opcode::RC_WRITE_ONLY, a.server_qpn));
@@ -38,7 +39,7 @@ fn cnps_copied_to_users_of_a_lane_have_the_cnps_traffic_class() {
     let mut sent = net.down(&cnp);
     sent.sort_by_key(|(frame, _)| dest(frame));
     assert_eq!(sent.len(), 2);
-    assert!(sent[0] == (cnp, CLIENTS), "the owner of the lane gets it as it is");
+    assert!(sent[0] == (cnp, CLIENTS), "the owner of the shared QP gets the CNP unchanged");
     let (copy, port) = &sent[1];
     assert_eq!((opcode(copy), dest(copy), *port), (Opcode::CNP, b.qpn, CLIENTS));
     assert_eq!(tos(copy), CNPS);

@@ -1,4 +1,4 @@
-//! Which packets belong to a connection: judged by queue pair and PSN, whatever the UDP source port is.
+//! Assignment of packets to connections: by queue pair and PSN, independent of the UDP source port.
 
 use super::net::*;
 use rocev2::aeth::{Credit, Syndrome};
@@ -10,21 +10,22 @@ use switch::{Nanos, PortId, Verdict};
 use swordbox::Event;
 use zerocopy::FromZeros;
 
-/// The owner of a lane that another client has used: the server expects another PSN than the owner will send.
-fn translated() -> (Net, End, End, u32) {
-    let (mut net, a, mut b) = two(|_| {});
+/// Returns the owner of a shared QP that another client has used, the other client, and the PSN that the
+/// server expects, which differs from the owner's.
+fn translated() -> (Net, Client, Client, u32) {
+    let (mut net, a, mut b) = two_clients(|_| {});
     for n in 0..5 {
-        locked(&mut net, &mut b, &a, n, n + 1);
+        resolve_cas(&mut net, &mut b, &a, n, n + 1);
     }
     let expected = a.psn + 5;
     (net, a, b, expected)
 }
 
-/// A network may send a connection's packets over another path at any time, and a NIC may have its ports changed for that.
+/// A network may reroute a connection's packets at any time, and a NIC may change its source port for that.
 #[test]
-fn a_translated_connection_survives_another_source_port() {
+fn a_translated_connection_survives_a_new_source_port() {
     let (mut net, a, _, expected) = translated();
-    let moved = End { port: a.port + 1, ..a };
+    let moved = Client { port: a.port + 1, ..a };
     let sent = net.up(&moved.write(a.psn, 0x8000_0000, &[1; 8]));
     assert_eq!((sent.len(), psn(&sent[0].0)), (1, expected));
     let sent = net.down(&a.ack(expected));
@@ -33,9 +34,9 @@ fn a_translated_connection_survives_another_source_port() {
     assert_eq!(psn(&sent[0].0), expected + 1);
 }
 
-/// So may the server's answers.
+/// The server's source port may change as well.
 #[test]
-fn a_translated_connection_survives_another_source_port_of_the_server() {
+fn a_translated_connection_survives_a_new_source_port_of_the_server() {
     let (mut net, a, mut b, _) = translated();
     for n in 5..10 {
         let sent = net.up(&b.cas(b.psn, TABLE, n, n + 1));
@@ -50,21 +51,21 @@ fn a_translated_connection_survives_another_source_port_of_the_server() {
     }
 }
 
-/// A packet with a client's spoofed address and a guessed PSN.
+/// A packet with a client's forged address and a guessed PSN.
 #[test]
 fn a_forged_packet_does_not_change_a_translated_connection() {
     let (mut net, a, _, expected) = translated();
     for psn in [77, 0x80_0000, 0xff_ffff] {
         let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(a.server_qpn), Psn::new(psn));
-        let lie = frame(a.ip, SERVER, 0xbeef, bth, |_| {}, &[0; 8]);
-        assert_eq!(net.up(&lie).len(), 0);
+        let forged = frame(a.ip, SERVER, 0xbeef, bth, |_| {}, &[0; 8]);
+        assert_eq!(net.up(&forged).len(), 0);
     }
     assert_eq!(net.count("strays"), 3);
     let sent = net.up(&a.write(a.psn, 0x8000_0000, &[7; 8]));
     assert_eq!(psn(&sent[0].0), expected);
-    // After a silence, too
+    // After an idle time, too
     net.down(&a.ack(expected));
-    net.pass(Nanos::from_secs(5));
+    net.advance_time(Nanos::from_secs(5));
     let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(a.server_qpn), Psn::new(77));
     assert_eq!(net.up(&frame(a.ip, SERVER, 0xbeef, bth, |_| {}, &[0; 8])).len(), 0);
     assert_eq!(net.up(&frame([10, 0, 1, 99], SERVER, 0xbeef, bth, |_| {}, &[0; 8])).len(), 0);
@@ -72,23 +73,23 @@ fn a_forged_packet_does_not_change_a_translated_connection() {
     assert_eq!(psn(&sent[0].0), expected + 1);
 }
 
-/// The client's queue pair has been made anew with its old number, at a queue pair of the server that is new, too.
+/// The client has a new queue pair with its old number, connected to a new queue pair of the server.
 #[test]
-fn a_client_that_gives_its_number_again_is_answered() {
+fn a_client_that_reuses_its_queue_pair_number_gets_responses() {
     let (mut net, a, b, _) = translated();
-    let mut new = End { server_qpn: 0x777, psn: 0x80_0000, ..a };
+    let mut new = Client { server_qpn: 0x777, psn: 0x80_0000, ..a };
     for _ in 0..12 {
         assert_eq!(net.up(&new.write(new.psn, 0x8000_0000, &[0; 8])).len(), 1);
-        assert_eq!(net.down(&new.ack(new.psn)).len(), 1, "at PSN {:#x}", new.psn);
+        assert_eq!(net.down(&new.ack(new.psn)).len(), 1, "PSN {:#x}", new.psn);
         new.psn += 1;
     }
     let cas = new.cas(new.psn, TABLE + 2048, 1, 0);
     net.up(&cas);
     let diverging = |event: &Event| matches!(event, Event::Diverging(new) if new.server.1 == Qpn::new(0x777));
-    assert!(net.events.iter().any(diverging), "it takes part");
-    // What the old one had is over, and its old packets go nowhere.
+    assert!(net.events.iter().any(diverging), "the connection becomes translated");
+    // The old connection is over, and its packets are dropped.
     assert_eq!(net.up(&a.write(a.psn, 0x8000_0000, &[0; 8])).len(), 0);
-    // Others find another lane.
+    // Other clients use another shared QP.
     let sent = net.up(&b.cas(b.psn, TABLE, 5, 6));
     assert_ne!(dest(&sent[0].0), a.server_qpn);
 }
@@ -99,17 +100,17 @@ fn datagram(from: [u8; 4], to: [u8; 4], mad: &[u8]) -> Vec<u8> {
     frame(from, to, 0xc123, bth, change, mad)
 }
 
-/// The REQ and the REP of a connection.
-pub(crate) fn handshake(end: &End) -> [Vec<u8>; 2] {
+/// Returns the REQ and the REP of a connection.
+pub(crate) fn handshake(end: &Client) -> [Vec<u8>; 2] {
     handshake_of(end, |_| {})
 }
 
-pub(crate) fn handshake_of(end: &End, change: impl FnOnce(&mut Req)) -> [Vec<u8>; 2] {
+pub(crate) fn handshake_of(end: &Client, change: impl FnOnce(&mut Req)) -> [Vec<u8>; 2] {
     handshake_of_both(end, change, |_| {})
 }
 
 pub(crate) fn handshake_of_both(
-    end: &End,
+    end: &Client,
     change: impl FnOnce(&mut Req),
     change_rep: impl FnOnce(&mut Rep),
 ) -> [Vec<u8>; 2] {
@@ -129,30 +130,34 @@ pub(crate) fn handshake_of_both(
     [datagram(end.ip, SERVER, &mads[0]), datagram(SERVER, end.ip, &mads[1])]
 }
 
-/// A forged REQ and REP, with the addresses of both ends.
+/// A forged REQ and REP with the addresses of both hosts.
 #[test]
 fn a_forged_handshake_does_not_change_a_translated_connection() {
     for port in [CLIENTS, SERVERS] {
         let (mut net, a, mut b, expected) = translated();
-        let [req, rep] = handshake(&End { psn: 0x50_0000, ..a });
+        let [req, rep] = handshake(&Client { psn: 0x50_0000, ..a });
         net.up(&req);
         net.run(&rep, port);
         let sent = net.up(&a.write(a.psn, 0x8000_0000, &[7; 8]));
         assert_eq!((sent.len(), psn(&sent[0].0)), (1, expected), "{port:?}");
         net.down(&a.ack(expected));
-        assert_eq!(locked(&mut net, &mut b, &a, 5, 6).len(), 1);
+        assert_eq!(resolve_cas(&mut net, &mut b, &a, 5, 6).len(), 1);
     }
 }
 
-/// Both ends have made their queue pairs anew, with the numbers of before.
+/// Both sides have new queue pairs with their old numbers.
 #[test]
 fn a_handshake_replaces_a_translated_connection_when_both_ends_have_sent_packets() {
     let (mut net, a, _, _) = translated();
-    let mut new = End { psn: 0x50_0000, ..a };
+    let mut new = Client { psn: 0x50_0000, ..a };
     let [req, rep] = handshake(&new);
     net.up(&req);
     net.down(&rep);
-    assert_eq!(net.up(&new.write(new.psn, 0x8000_0000, &[7; 8])).len(), 1, "as it is");
+    assert_eq!(
+        net.up(&new.write(new.psn, 0x8000_0000, &[7; 8])).len(),
+        1,
+        "the request is forwarded unchanged"
+    );
     let over = |net: &Net| net.events.iter().any(|event| matches!(event, Event::Over(_)));
     assert!(!over(&net));
     let sent = net.down(&new.ack(new.psn));
@@ -163,16 +168,16 @@ fn a_handshake_replaces_a_translated_connection_when_both_ends_have_sent_packets
     net.connect(&mut new);
 }
 
-/// Of a connection that ended, only the connection manager tells of a new one where nothing else does.
+/// After a restart, only the connection manager can announce the successor of an ended connection.
 #[test]
 fn a_handshake_replaces_a_connection_that_ended_before_a_restart() {
-    let a = End { psn: 0x50_0000, ..end(1) };
+    let a = Client { psn: 0x50_0000, ..new_client(1) };
     let connection = swordbox::Connection {
         server: (std::net::IpAddr::from(SERVER), Qpn::new(a.server_qpn)),
         client: (std::net::IpAddr::from(a.ip), Qpn::new(a.qpn)),
     };
     let mut net = Net::new(|config| config.ended = vec![connection]);
-    net.pass(Nanos::from_secs(3));
+    net.advance_time(Nanos::from_secs(3));
     assert_eq!(net.up(&a.write(a.psn, 0x8000_0000, &[7; 8])).len(), 0);
     let [req, rep] = handshake(&a);
     net.up(&req);
@@ -183,19 +188,19 @@ fn a_handshake_replaces_a_connection_that_ended_before_a_restart() {
     assert_eq!(net.events, [Event::Over(connection)]);
 }
 
-/// A DREQ that does not come from where the client is
+/// A DREQ that does not arrive from the client's direction.
 #[test]
-fn a_forged_disconnection_ends_nothing() {
+fn a_dreq_on_the_wrong_port_ends_nothing() {
     let (mut net, a, mut b, _) = translated();
     let (verdict, sent) = net.run(&dreq(b.ip, SERVER, b.server_qpn), SERVERS);
     assert_eq!(sent.len(), usize::from(matches!(verdict, Verdict::Forward(PortId(_)))));
-    assert_eq!(locked(&mut net, &mut b, &a, 5, 6).len(), 1);
+    assert_eq!(resolve_cas(&mut net, &mut b, &a, 5, 6).len(), 1);
 }
 
-/// When the table is full, packets of connections that ended go nowhere, either.
+/// Packets of ended connections are dropped even if the table is full.
 #[test]
-fn a_connection_that_ended_does_not_pass_through_a_full_table() {
-    let a = end(1);
+fn an_ended_connection_does_not_pass_while_the_table_is_full() {
+    let a = new_client(1);
     let connection = swordbox::Connection {
         server: (std::net::IpAddr::from(SERVER), Qpn::new(a.server_qpn)),
         client: (std::net::IpAddr::from(a.ip), Qpn::new(a.qpn)),
@@ -204,25 +209,25 @@ fn a_connection_that_ended_does_not_pass_through_a_full_table() {
         config.ended = vec![connection];
         config.connections = 2;
     });
-    (10..20).for_each(|n| drop(net.up(&end(n).write(0, 0x8000_0000, &[0; 8]))));
+    (10..20).for_each(|n| drop(net.up(&new_client(n).write(0, 0x8000_0000, &[0; 8]))));
     assert_eq!(net.up(&a.write(a.psn, 0x8000_0000, &[7; 8])).len(), 0);
 }
 
-/// A response to no request of the connection: the client ignores it, and the tables here do not change.
+/// A response to no request of the connection: the client ignores it, and the tables do not change.
 #[test]
-fn a_stray_answer_does_not_change_a_translated_connection() {
+fn a_stray_response_does_not_change_a_translated_connection() {
     let (mut net, a, mut b, _) = translated();
     for n in 0..5 {
-        net.down(&a.answer(0x80_0000 + n, Syndrome::Ack(Credit(0x1f)), None));
+        net.down(&a.response(0x80_0000 + n, Syndrome::Ack(Credit(0x1f)), None));
     }
     assert_eq!(net.count("strays"), 5);
-    assert_eq!(locked(&mut net, &mut b, &a, 5, 6).len(), 1);
+    assert_eq!(resolve_cas(&mut net, &mut b, &a, 5, 6).len(), 1);
 }
 
-/// A response in the server's name that comes from elsewhere: requests do not go there. Its PSN is near those of the connection,
-/// which does no harm without a switch.
+/// A forged response from another port does not change where requests are sent. Its PSN is close to those of
+/// the connection, which would be harmless without a switch.
 #[test]
-fn a_forged_answer_does_not_divert_a_translated_connection() {
+fn a_forged_response_does_not_divert_a_translated_connection() {
     for distance in [-1000, -1, 1000] {
         let (mut net, a, b, expected) = translated();
         net.up(&a.ack(expected.wrapping_add_signed(distance)));
@@ -230,46 +235,50 @@ fn a_forged_answer_does_not_divert_a_translated_connection() {
             let ports: Vec<_> = net.up(&request).iter().map(|sent| sent.1).collect();
             assert!(ports.iter().all(|port| *port == SERVERS), "{distance}: {ports:?}");
         }
-        assert!(net.pass(Nanos::from_millis(1)).iter().all(|sent| sent.1 == SERVERS), "{distance}");
+        assert!(net.advance_time(Nanos::from_millis(1)).iter().all(|sent| sent.1 == SERVERS), "{distance}");
     }
 }
 
-/// A REQ and a REP that a host has made up name a client's queue pair before its first packet, and another server.
+/// A forged REQ and REP name a client's queue pair before its first packet, with another server.
 #[test]
-fn answers_reach_a_client_whose_queue_pair_was_named_in_a_forged_handshake_with_another_server() {
+fn responses_reach_a_client_despite_a_forged_handshake_with_another_server() {
     let other: [u8; 4] = [10, 0, 0, 2];
     let mut net = Net::new(|config| config.servers.push(swordbox::Server::new(other.into())));
-    let mut a = end(1);
-    for mut lie in handshake(&a) {
+    let mut a = new_client(1);
+    for mut forged in handshake(&a) {
         // The same datagrams, to and from the other server
         for at in [26, 30] {
-            if lie[at..at + 4] == SERVER {
-                lie[at..at + 4].copy_from_slice(&other);
+            if forged[at..at + 4] == SERVER {
+                forged[at..at + 4].copy_from_slice(&other);
             }
         }
-        lie[24..26].fill(0);
-        let sum = rocev2::checksum::Sum::default().add(&lie[14..34]).checksum();
-        lie[24..26].copy_from_slice(&sum.to_be_bytes());
-        let end = lie.len() - 4;
-        let icrc = rocev2::icrc::compute_for(&lie[14..end], false, 20);
-        lie[end..].copy_from_slice(&icrc.to_le_bytes());
-        net.up(&lie);
+        forged[24..26].fill(0);
+        let sum = rocev2::checksum::Sum::default().add(&forged[14..34]).checksum();
+        forged[24..26].copy_from_slice(&sum.to_be_bytes());
+        let end = forged.len() - 4;
+        let icrc = rocev2::icrc::compute_for(&forged[14..end], false, 20);
+        forged[end..].copy_from_slice(&icrc.to_le_bytes());
+        net.up(&forged);
     }
     assert_eq!(net.count("paired_by_cm"), 1);
     for _ in 0..12 {
         assert_eq!(net.up(&a.write(a.psn, 0x8000_0000, &[0; 8])).len(), 1);
-        assert_eq!(net.down(&a.ack(a.psn)).len(), 1, "at PSN {:#x}", a.psn);
+        assert_eq!(net.down(&a.ack(a.psn)).len(), 1, "PSN {:#x}", a.psn);
         a.psn += 1;
     }
     net.up(&a.cas(a.psn, TABLE + 2048, 1, 0));
-    assert!(net.events.iter().any(|event| matches!(event, Event::Diverging(_))), "it takes part");
+    assert!(
+        net.events.iter().any(|event| matches!(event, Event::Diverging(_))),
+        "the connection becomes translated"
+    );
 }
 
-/// The server's end of a connection from before a restart of both others still answers to a number that is given again.
+/// The server's endpoint of a connection from before a restart of client and switch still answers to a reused
+/// queue pair number.
 #[test]
-fn late_answers_of_an_earlier_connection_say_nothing_about_the_next() {
+fn late_responses_of_an_earlier_connection_do_not_affect_the_next() {
     let mut net = Net::new(|_| {});
-    let mut a = end(1);
+    let mut a = new_client(1);
     for late in 0..3 {
         assert_eq!(net.down(&a.ack(a.psn + 40_000 + late)).len(), 1);
     }
@@ -277,30 +286,30 @@ fn late_answers_of_an_earlier_connection_say_nothing_about_the_next() {
     for found in 0..3 {
         let sent = net.up(&a.cas(a.psn, 0x8000_0000, 1, 1));
         assert_eq!(sent.len(), 1);
-        let answer = a.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(found));
-        let told = net.down(&answer);
-        assert_eq!((told.len(), psn(&told[0].0)), (1, a.psn), "it is no stale answer");
-        // Repeated, it gets the same answer.
-        let told = net.up(&a.cas(a.psn, 0x8000_0000, 1, 1));
-        let value = Packet::parse(&told[0].0).unwrap().atomic_ack().map(|ack| ack.original.get());
-        assert_eq!((told.len(), value), (1, Some(found)));
+        let response = a.response(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(found));
+        let replies = net.down(&response);
+        assert_eq!((replies.len(), psn(&replies[0].0)), (1, a.psn), "the response is not stale");
+        // A retransmission gets the same response.
+        let replies = net.up(&a.cas(a.psn, 0x8000_0000, 1, 1));
+        let value = Packet::parse(&replies[0].0).unwrap().atomic_ack().map(|ack| ack.original.get());
+        assert_eq!((replies.len(), value), (1, Some(found)));
         a.psn += 1;
     }
 }
 
-/// The table gives a client the id of a forgotten one, which began with the same PSN. Before anything is known of the second
-/// client's connection, the answer to its CAS is lost behind the switch.
+/// A client gets the table index of a forgotten one that had the same starting PSN. The response to its CAS
+/// is lost behind the switch before the connection is paired.
 #[test]
-fn a_client_does_not_get_the_answer_of_a_forgotten_one() {
+fn a_client_does_not_get_the_response_of_a_forgotten_one() {
     let mut net = Net::new(|_| {});
-    let a = end(1);
+    let a = new_client(1);
     net.up(&a.cas(a.psn, TABLE + 2048, 0, 1));
-    net.down(&a.answer(a.psn, Syndrome::Ack(Credit(0x1f)), Some(77)));
+    net.down(&a.response(a.psn, Syndrome::Ack(Credit(0x1f)), Some(77)));
     for _ in 0..100 {
-        net.pass(Nanos::from_secs(20));
+        net.advance_time(Nanos::from_secs(20));
     }
     assert_eq!(net.swordbox.usage()[0], 0);
-    let mut b = End { psn: a.psn, ..end(2) };
+    let mut b = Client { psn: a.psn, ..new_client(2) };
     let cas = b.cas(b.psn, TABLE + 2048, 0, 1);
     net.up(&cas);
     for _ in 0..8 {
@@ -308,10 +317,10 @@ fn a_client_does_not_get_the_answer_of_a_forgotten_one() {
         net.up(&b.write(b.psn, 0x8000_0000, &[0; 8]));
         net.down(&b.ack(b.psn));
     }
-    // Its sides may differ from here on.
+    // The connection is translated from here on.
     b.psn += 1;
     net.up(&b.cas(b.psn, TABLE + 2048, 1, 1));
-    net.down(&b.answer(b.psn, Syndrome::Ack(Credit(0x1f)), Some(1)));
+    net.down(&b.response(b.psn, Syndrome::Ack(Credit(0x1f)), Some(1)));
     let sent = net.up(&cas);
-    assert!(sent.iter().all(|(frame, _)| dest(frame) == b.server_qpn), "the server answers it");
+    assert!(sent.iter().all(|(frame, _)| dest(frame) == b.server_qpn), "only the server answers");
 }

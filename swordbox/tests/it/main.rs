@@ -1,20 +1,20 @@
-//! A Swordbox driven frame by frame: what no simulated host would send, or would send only after ten minutes.
+//! Frame-by-frame tests of Swordbox: packets that no simulated host would send, or only after ten minutes.
 
-mod any;
+mod adverse_conditions;
 mod congestion;
-mod crowd;
-mod doubts;
-mod hardship;
 mod identity;
-mod lanes;
 mod learning;
 mod long_writes;
+mod many_connections;
 mod net;
-mod own;
+mod random;
 mod reads;
 mod restart;
 mod rights;
+mod shared_qps;
 mod steering;
+mod switch_owned;
+mod untrusted;
 
 use net::*;
 use rocev2::aeth::{Credit, NakCode, Syndrome};
@@ -29,60 +29,60 @@ use switch::{DropReason, Function, Nanos, Verdict};
 use swordbox::{Config, Connection, Event, Table};
 
 #[test]
-fn a_lock_works() {
-    let (mut net, mut a, mut b) = two(|_| {});
+fn a_contended_lock_is_resolved_by_the_switch() {
+    let (mut net, mut a, mut b) = two_clients(|_| {});
     let owner = a;
-    let sent = locked(&mut net, &mut b, &owner, 0, 5);
+    let sent = resolve_cas(&mut net, &mut b, &owner, 0, 5);
     assert_eq!((opcode(&sent[0].0), dest(&sent[0].0)), (Opcode::RC_ATOMIC_ACKNOWLEDGE, b.qpn));
-    let sent = locked(&mut net, &mut a, &owner, 0, 6);
+    let sent = resolve_cas(&mut net, &mut a, &owner, 0, 6);
     let found = Packet::parse(&sent[0].0).unwrap().atomic_ack().unwrap().original.get();
     assert_eq!(found, 5);
 }
 
-/// A client whose requests all take another's connection never gets a frame on its own: it is not silent for that.
+/// A client all of whose requests use another connection receives no frames on its own, but is not idle.
 #[test]
-fn a_client_that_only_takes_a_lane_is_not_forgotten() {
-    let (mut net, a, mut b) = two(|config| config.ageing = Nanos::from_secs(1));
+fn a_client_that_only_uses_a_shared_qp_is_not_forgotten() {
+    let (mut net, a, mut b) = two_clients(|config| config.ageing = Nanos::from_secs(1));
     let owner = a;
     for n in 0..40 {
-        net.pass(Nanos::from_millis(100));
-        let sent = locked(&mut net, &mut b, &owner, n, n + 1);
+        net.advance_time(Nanos::from_millis(100));
+        let sent = resolve_cas(&mut net, &mut b, &owner, n, n + 1);
         assert_eq!((sent.len(), dest(&sent[0].0)), (1, b.qpn), "round {n}");
     }
 }
 
-/// Nor is the owner of a lane that others use.
+/// The owner of a shared QP that other clients use is not idle, either.
 #[test]
-fn an_owner_that_is_silent_does_not_take_others_with_it() {
-    let (mut net, a, mut b) = two(|config| config.ageing = Nanos::from_secs(1));
+fn an_idle_owner_of_a_shared_qp_is_not_forgotten() {
+    let (mut net, a, mut b) = two_clients(|config| config.ageing = Nanos::from_secs(1));
     let owner = a;
     for n in 0..40 {
         let sent = net.up(&b.cas(b.psn, TABLE, n, n + 1));
         assert_eq!(sent.len(), 1, "round {n}");
-        // It is still under way when connections are looked through.
-        net.pass(Nanos::from_millis(100));
+        // The operation is still in flight when connections are aged.
+        net.advance_time(Nanos::from_millis(100));
         b.psn += 1;
-        let answers = net.down(&owner.ack(psn(&sent[0].0)));
-        assert_eq!(answers.len(), 1, "round {n}");
+        let responses = net.down(&owner.ack(psn(&sent[0].0)));
+        assert_eq!(responses.len(), 1, "round {n}");
     }
 }
 
-/// The server answers only after the owner of the lane has been silent for long enough to be forgotten.
+/// The server responds only after the owner of the shared QP has been idle for longer than `ageing`.
 #[test]
-fn an_owner_is_not_forgotten_while_others_wait_for_answers_there() {
-    let (mut net, a, b) = two(|config| config.ageing = Nanos::from_secs(1));
+fn an_owner_is_not_forgotten_while_operations_are_in_flight_on_its_qp() {
+    let (mut net, a, b) = two_clients(|config| config.ageing = Nanos::from_secs(1));
     let owner = a;
     let sent = net.up(&b.cas(b.psn, TABLE, 0, 1));
-    net.pass(Nanos::from_millis(1900));
-    let answers = net.down(&owner.ack(psn(&sent[0].0)));
-    assert_eq!((answers.len(), dest(&answers[0].0), psn(&answers[0].0)), (1, b.qpn, b.psn));
+    net.advance_time(Nanos::from_millis(1900));
+    let responses = net.down(&owner.ack(psn(&sent[0].0)));
+    assert_eq!((responses.len(), dest(&responses[0].0), psn(&responses[0].0)), (1, b.qpn, b.psn));
     assert_eq!(net.count("lanes_lost"), 0);
 }
 
-/// A request to a client's queue pair, as from another queue pair of the server
+/// A request to a client's queue pair, as from another queue pair of the server.
 #[test]
-fn a_stray_request_to_a_client_does_not_take_its_end_away() {
-    let (mut net, a, b) = two(|_| {});
+fn a_stray_request_to_a_client_causes_no_panic() {
+    let (mut net, a, b) = two_clients(|_| {});
     let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(b.qpn), Psn::new(1));
     net.down(&frame(SERVER, b.ip, 0xffff, bth, |_| {}, &[0; 8]));
     let sent = net.up(&b.cas(b.psn, TABLE, 0, 5));
@@ -92,8 +92,8 @@ fn a_stray_request_to_a_client_does_not_take_its_end_away() {
 }
 
 #[test]
-fn a_write_to_the_last_bytes_there_are() {
-    let (mut net, mut a, _) = two(|_| {});
+fn a_write_to_the_end_of_the_address_space_passes() {
+    let (mut net, mut a, _) = two_clients(|_| {});
     for (va, len) in [(u64::MAX - 63, 64), (u64::MAX, 1), (u64::MAX - 7, 8)] {
         assert_eq!(net.up(&a.write(a.psn, va, &vec![1; len])).len(), 1);
         net.down(&a.ack(a.psn));
@@ -101,34 +101,36 @@ fn a_write_to_the_last_bytes_there_are() {
     }
 }
 
-/// What is not understood takes a PSN at the server that nobody here knows of.
+/// A packet with an unknown opcode would take a PSN at the server that the switch does not account for.
 #[test]
-fn an_opcode_that_is_not_known_does_not_reach_a_strict_connection() {
-    let (mut net, a, _) = two(|_| {});
+fn an_unknown_opcode_does_not_pass_on_a_translated_connection() {
+    let (mut net, a, _) = two_clients(|_| {});
     let mut bytes = a.write(a.psn, TABLE, &[1; 8]);
     bytes[14 + 20 + 8] = 0x15;
     let sent = net.up(&bytes);
-    assert_eq!(sent.len(), 0, "it would be taken for one of those that were promised");
+    assert_eq!(sent.len(), 0, "the packet would take an assigned PSN");
 }
 
-/// More damage could make it right again, and its client would learn what nobody here has understood.
+/// Another bit error could make a damaged frame valid again, and its receiver would have a state that the
+/// switch does not know.
 #[test]
-fn what_is_damaged_goes_no_further() {
+fn damaged_packets_are_dropped() {
     let mut net = Net::new(|_| {});
-    let answer = end(1).answer(0, Syndrome::Ack(Credit(0x1f)), Some(5));
+    let response = new_client(1).response(0, Syndrome::Ack(Credit(0x1f)), Some(5));
     let damage = |at: usize| {
-        let mut bytes = answer.clone();
+        let mut bytes = response.clone();
         bytes[at] ^= 2;
         bytes
     };
-    // IP length, protocol (which makes it something else), client's address, UDP length, version of the transport header
+    // IP length, protocol (which makes it another protocol's packet), client's address, UDP length, transport
+    // header version
     for (at, fault) in [
         (17, Fault::IpChecksum),
         (23, Fault::IpChecksum),
         (33, Fault::IpChecksum),
         (39, Fault::UdpLength),
         (43, Fault::TransportVersion),
-        // Opcode (another answer), queue pair, value
+        // Opcode (another response), queue pair, value
         (42, Fault::Icrc),
         (49, Fault::Icrc),
         (60, Fault::Icrc),
@@ -137,25 +139,25 @@ fn what_is_damaged_goes_no_further() {
         assert_eq!((verdict, sent.len()), (Verdict::Drop(DropReason::Malformed(fault)), 0), "byte {at}");
     }
     assert_eq!(net.count("damaged"), 8);
-    // What is no RoCEv2 packet, and right, passes; and so does the answer.
+    // A valid packet that is not RoCEv2 passes, and so does the response.
     let mut ping = damage(23);
     ping[24..26].fill(0);
     let sum = Sum::default().add(&ping[14..34]).checksum();
     ping[24..26].copy_from_slice(&sum.to_be_bytes());
     assert_eq!(net.down(&ping).len(), 1);
-    let mut arp = answer.clone();
+    let mut arp = response.clone();
     arp[12..14].copy_from_slice(&[8, 6]);
     assert_eq!(net.down(&arp).len(), 1);
-    assert_eq!(net.down(&answer).len(), 1);
+    assert_eq!(net.down(&response).len(), 1);
 }
 
-/// To another connection it passes, and may have done anything.
+/// On an untranslated connection it passes, and may have written anywhere.
 #[test]
-fn an_opcode_that_is_not_known_makes_everything_doubtful() {
-    let (mut net, a, _) = two(|_| {});
-    let mut bytes = end(9).write(0, TABLE, &[1; 8]);
+fn an_unknown_opcode_invalidates_all_words() {
+    let (mut net, a, _) = two_clients(|_| {});
+    let mut bytes = new_client(9).write(0, TABLE, &[1; 8]);
     bytes[14 + 20 + 8] = 0x15;
-    assert_eq!(net.up(&bytes).len(), 0, "it is damaged");
+    assert_eq!(net.up(&bytes).len(), 0, "the ICRC is wrong");
     let end = bytes.len() - 4;
     let icrc = rocev2::icrc::compute_for(&bytes[14..end], false, 20);
     bytes[end..].copy_from_slice(&icrc.to_le_bytes());
@@ -164,49 +166,50 @@ fn an_opcode_that_is_not_known_makes_everything_doubtful() {
     assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP);
 }
 
-/// A message's later packets may come long after the first.
+/// Later packets of a message may arrive long after its First packet.
 #[test]
-fn the_rest_of_a_message_is_a_detour_too() {
-    let (mut net, mut a, mut b) = two(|_| {});
+fn the_last_packet_of_a_write_is_a_detour() {
+    let (mut net, mut a, mut b) = two_clients(|_| {});
     let owner = a;
-    // It begins in memory before the word, and the second packet covers it.
+    // The message begins before the word, and its second packet covers it.
     let reth = Reth { va: (TABLE - 1024).into(), rkey: KEY.into(), len: 2048.into() };
     let first = b.request(Opcode::RC_WRITE_FIRST, b.psn, |repr| repr.extended.reth = reth, &[9; 1024]);
     assert_eq!(net.up(&first).len(), 1);
     net.down(&b.ack(b.psn));
     b.psn += 1;
     let mut owner_now = owner;
-    net.teach(&mut a, &mut owner_now, TABLE);
+    net.learn_word(&mut a, &mut owner_now, TABLE);
     assert_eq!(net.count("learnt"), 2);
     let last = b.request(Opcode::RC_WRITE_LAST, b.psn, |_| {}, &[9; 1024]);
     assert_eq!(net.up(&last).len(), 1);
     net.down(&b.ack(b.psn));
     let sent = net.up(&a.cas(a.psn, TABLE, 0, 5));
-    assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP, "the word holds something else now");
+    assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP, "the word has been overwritten");
 }
 
-/// So may one that was lost behind here, of a connection that is only followed.
+/// A lost packet of an untranslated connection may be retransmitted as late.
 #[test]
-fn the_rest_of_a_message_that_is_repeated_is_a_detour_too() {
-    let (mut net, mut a, _) = two(|_| {});
-    let (mut owner, mut c) = (a, end(3));
+fn a_retransmitted_last_packet_of_a_write_is_a_detour() {
+    let (mut net, mut a, _) = two_clients(|_| {});
+    let (mut owner, mut c) = (a, new_client(3));
     let reth = Reth { va: (TABLE - 1024).into(), rkey: KEY.into(), len: 2048.into() };
     let first = c.request(Opcode::RC_WRITE_FIRST, c.psn, |repr| repr.extended.reth = reth, &[9; 1024]);
     assert_eq!(net.up(&first).len(), 1);
     c.psn += 1;
     let last = c.request(Opcode::RC_WRITE_LAST, c.psn, |_| {}, &[9; 1024]);
     assert_eq!(net.up(&last).len(), 1);
-    net.teach(&mut a, &mut owner, TABLE);
+    net.learn_word(&mut a, &mut owner, TABLE);
     assert_eq!(net.count("learnt"), 2);
     assert_eq!(net.up(&last).len(), 1);
     let sent = net.up(&a.cas(a.psn, TABLE, 0, 5));
-    assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP, "the word holds something else now");
+    assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP, "the word has been overwritten");
 }
 
-/// What came too early in the middle of a message does not keep the rest of it from coming, though the server says nothing.
+/// A packet that arrives too early in the middle of a message does not block the rest, although the server
+/// sends no NAK.
 #[test]
-fn a_message_with_a_hole_goes_on() {
-    let (mut net, _, b) = two(|_| {});
+fn a_message_with_a_lost_packet_continues() {
+    let (mut net, _, b) = two_clients(|_| {});
     let reth = Reth { va: 0x9000_0000.into(), rkey: KEY.into(), len: 3072.into() };
     let first = b.request(Opcode::RC_WRITE_FIRST, b.psn, |repr| repr.extended.reth = reth, &[9; 1024]);
     let middle = b.request(Opcode::RC_WRITE_MIDDLE, b.psn + 1, |_| {}, &[9; 1024]);
@@ -215,235 +218,239 @@ fn a_message_with_a_hole_goes_on() {
     assert_eq!(passed, [1, 0, 1, 1, 1]);
 }
 
-/// No buffer when the turn of a request that waits has come: it has another turn.
+/// No buffer is free when a held request could be forwarded: it is retried.
 #[test]
-fn a_request_that_waits_outlives_a_shortage_of_buffers() {
-    let (mut net, owner, b) = two(|_| {});
-    // A WRITE of its own, and behind it an operation that has to wait for it
+fn a_held_request_survives_a_shortage_of_buffers() {
+    let (mut net, owner, b) = two_clients(|_| {});
+    // A WRITE on its own connection, and then an operation that has to wait for it
     assert_eq!(net.up(&b.write(b.psn, 0x8000_0000, &[0; 8])).len(), 1);
     assert_eq!(net.up(&b.cas(b.psn + 1, TABLE, 0, 5)).len(), 0);
     let mut none = Sent::with_room(0);
     let mut ack = MemoryFrame::new(b.ack(b.psn));
     net.now = net.now + Nanos(1000);
     net.swordbox.on_frame(&mut ack, SERVERS, net.now, &mut none);
-    let sent = net.pass(Nanos::from_millis(100));
+    let sent = net.advance_time(Nanos::from_millis(100));
     assert!(sent.iter().any(|(sent, _)| dest(sent) == owner.server_qpn), "{} frames", sent.len());
 }
 
-/// A lane fails; a client of it owns another lane, on which others have operations under way.
+/// A shared QP fails; one of its clients owns another shared QP with operations of other clients in flight.
 #[test]
-fn a_lane_that_fails_does_not_take_other_lanes_with_it() {
-    let (mut net, [a, b, c], [on_a, on_b]) = two_lanes();
-    // B has something under way on A's connection, where something is refused.
+fn a_failed_shared_qp_leaves_other_shared_qps_intact() {
+    let (mut net, [a, b, c], [on_a, on_b]) = two_shared_qps();
+    // B has an operation in flight on A's connection, which the server refuses.
     let sent = net.up(&b.cas(b.psn, on_a, 1, 1));
     assert_eq!(dest(&sent[0].0), a.server_qpn);
-    net.down(&a.answer(psn(&sent[0].0), Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
-    // C takes B's, or one of its own when that is no lane any more.
+    net.down(&a.response(psn(&sent[0].0), Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
+    // C uses B's connection, or its own if B's is not shared any more.
     let mut sent = net.up(&c.cas(c.psn, on_b, 1, 1));
     if sent.is_empty() {
-        sent = net.pass(Nanos::from_millis(20));
+        sent = net.advance_time(Nanos::from_millis(20));
     }
-    let lane = dest(&sent[0].0);
-    let owner = [a, b, c].into_iter().find(|end| end.server_qpn == lane).unwrap();
-    let answers = net.down(&owner.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
-    assert_eq!(answers.len(), 1, "C is answered");
-    net.pass(Nanos::from_secs(5));
+    let owner_qpn = dest(&sent[0].0);
+    let owner = [a, b, c].into_iter().find(|end| end.server_qpn == owner_qpn).unwrap();
+    let responses = net.down(&owner.response(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+    assert_eq!(responses.len(), 1, "C gets one response");
+    net.advance_time(Nanos::from_secs(5));
     assert_eq!(net.count("lanes_lost"), 1);
 }
 
-/// The owner of a lane sends more than can wait here, while others go on and on.
+/// The owner of a shared QP sends a frame too long to be held, while another client keeps the QP busy.
 #[test]
-fn an_owner_has_its_turn() {
-    let (mut net, a, mut b) = two(|_| {});
+fn an_owner_gets_a_turn_on_its_shared_qp() {
+    let (mut net, a, mut b) = two_clients(|_| {});
     let owner = a;
     let page = [7; 1024];
     let mut value = 0;
-    let mut under_way = net.up(&b.cas(b.psn, TABLE, value, value + 1));
+    let mut in_flight = net.up(&b.cas(b.psn, TABLE, value, value + 1));
     b.psn += 1;
     for round in 0..20 {
-        // The page comes while something of B is under way, and as soon as that is done, B has the next.
+        // The page arrives while an operation of B is in flight, and B sends the next one as soon as that is
+        // complete.
         let passed = net.up(&a.write(a.psn, 0x9000_0000, &page));
         if !passed.is_empty() {
             return;
         }
         value += 1;
-        net.down(&owner.ack(psn(&under_way[0].0)));
-        under_way = net.up(&b.cas(b.psn, TABLE, value, value + 1));
+        net.down(&owner.ack(psn(&in_flight[0].0)));
+        in_flight = net.up(&b.cas(b.psn, TABLE, value, value + 1));
         b.psn += 1;
-        if under_way.is_empty() {
+        if in_flight.is_empty() {
             assert_eq!(net.up(&a.write(a.psn, 0x9000_0000, &page)).len(), 1, "round {round}");
             return;
         }
     }
-    panic!("{} NAKs and no turn", net.count("naks"));
+    panic!("the owner got {} NAKs and no turn", net.count("naks"));
 }
 
-/// Each NAK costs the client a retry. The owner of a lane gets one when others have nothing under way there any more.
+/// Each NAK consumes one of the client's retries. The owner of a shared QP gets one when no other client has
+/// operations in flight there.
 #[test]
-fn a_long_message_of_a_lanes_owner_costs_one_retry() {
-    let (mut net, mut a, mut b) = two(|_| {});
+fn a_long_message_of_a_shared_qps_owner_costs_one_retry() {
+    let (mut net, mut a, mut b) = two_clients(|_| {});
     let owner = a;
-    let mut under_way = Vec::new();
+    let mut in_flight = Vec::new();
     for value in 0..8 {
-        under_way.extend(net.up(&b.cas(b.psn, TABLE, value, value + 1)));
+        in_flight.extend(net.up(&b.cas(b.psn, TABLE, value, value + 1)));
         b.psn += 1;
     }
-    assert_eq!(under_way.len(), 8);
-    // An operation of its own on the lane, and behind it a page
-    under_way.extend(net.up(&a.cas(a.psn, TABLE, 8, 9)));
+    assert_eq!(in_flight.len(), 8);
+    // An operation of the owner on the shared QP, and a page behind it
+    in_flight.extend(net.up(&a.cas(a.psn, TABLE, 8, 9)));
     a.psn += 1;
     let page = a.write(a.psn, 0x9000_0000, &[7; 1024]);
     assert!(net.up(&page).is_empty());
-    for (n, (sent, _)) in under_way.iter().enumerate() {
-        assert_eq!(net.count("naks"), 0, "{n} of 9 are done");
+    for (n, (sent, _)) in in_flight.iter().enumerate() {
+        assert_eq!(net.count("naks"), 0, "{n} of 9 operations are complete");
         net.down(&owner.ack(psn(sent)));
-        net.pass(Nanos::from_micros(60));
+        net.advance_time(Nanos::from_micros(60));
     }
     assert_eq!(net.count("naks"), 1);
-    assert!(net.up(&b.cas(b.psn, TABLE, 9, 10)).is_empty(), "the lane waits for the page");
+    assert!(net.up(&b.cas(b.psn, TABLE, 9, 10)).is_empty(), "the shared QP is reserved for the page");
     assert_eq!(net.up(&page).len(), 1);
     assert_eq!((net.count("naks"), net.count("overflowed")), (1, 1));
 }
 
-/// So does a client whose message covers words that others use, when what was decided for those is done.
+/// A client whose message covers shared words gets one NAK, when the resolved operations on them are
+/// complete.
 #[test]
-fn a_long_message_over_words_that_are_decided_costs_one_retry() {
-    let (mut net, a, b) = two(|_| {});
+fn a_long_message_over_resolved_words_costs_one_retry() {
+    let (mut net, a, b) = two_clients(|_| {});
     let owner = a;
-    let mut under_way: Vec<_> =
+    let mut in_flight: Vec<_> =
         (0..8).flat_map(|n| net.up(&a.cas(a.psn + n, TABLE, n.into(), 1 + u64::from(n)))).collect();
-    assert_eq!(under_way.len(), 8);
+    assert_eq!(in_flight.len(), 8);
     let page = b.write(b.psn, TABLE, &[7; 1024]);
     assert!(net.up(&page).is_empty());
-    // The lane is never empty: others operate on words elsewhere.
-    let mut c = end(3);
+    // The shared QP is never empty, because of operations on other words.
+    let mut c = new_client(3);
     net.connect(&mut c);
     for n in 0..8 {
-        assert_eq!(net.count("naks"), 0, "{n} of 8 are done");
-        under_way.extend(net.up(&c.cas(c.psn, TABLE + 2048, 1, 1)));
+        assert_eq!(net.count("naks"), 0, "{n} of 8 operations are complete");
+        in_flight.extend(net.up(&c.cas(c.psn, TABLE + 2048, 1, 1)));
         c.psn += 1;
-        let done = under_way.remove(0).0;
+        let done = in_flight.remove(0).0;
         let found = (opcode(&done) == Opcode::RC_COMPARE_SWAP).then_some(0);
-        net.down(&owner.answer(psn(&done), Syndrome::Ack(Credit(0x1f)), found));
-        net.pass(Nanos::from_micros(60));
+        net.down(&owner.response(psn(&done), Syndrome::Ack(Credit(0x1f)), found));
+        net.advance_time(Nanos::from_micros(60));
     }
-    assert!(!under_way.is_empty());
+    assert!(!in_flight.is_empty());
     assert_eq!(net.count("naks"), 1);
     assert_eq!(net.up(&page).len(), 1);
     assert_eq!((net.count("naks"), net.count("overflowed")), (1, 1));
 }
 
-/// No place is left for a request that has to wait: it goes on its client's own connection. A NAK each time would cost the
-/// client its retries.
+/// A request that finds no free slot is forwarded on its client's own connection, since each NAK would
+/// consume a retry.
 #[test]
-fn what_finds_no_place_to_wait_goes_as_it_would_without_a_lane() {
-    let (mut net, a, b) = two(|config| {
+fn a_request_without_a_free_slot_uses_its_own_connection() {
+    let (mut net, a, b) = two_clients(|config| {
         config.held = 1;
         config.servers[0].rd_atomic = 1;
     });
     let owner = a;
-    // Not decided, as nothing is known of the word: one at a time
+    // Unresolved, since the word's value is unknown: one at a time
     let first = net.up(&a.cas(a.psn, TABLE + 512, 1, 1));
     assert_eq!((first.len(), dest(&first[0].0)), (1, owner.server_qpn));
-    assert!(net.up(&b.cas(b.psn, TABLE + 512, 1, 1)).is_empty(), "it waits");
-    let mut c = end(3);
+    assert!(net.up(&b.cas(b.psn, TABLE + 512, 1, 1)).is_empty(), "the CAS has to wait");
+    let mut c = new_client(3);
     net.connect(&mut c);
     let sent = net.up(&c.cas(c.psn, TABLE + 512, 1, 1));
     assert_eq!((sent.len(), dest(&sent[0].0)), (1, c.server_qpn));
     assert_eq!((net.count("naks"), net.count("overflowed")), (0, 0));
-    let answers = net.down(&c.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
-    assert_eq!((answers.len(), dest(&answers[0].0), psn(&answers[0].0)), (1, c.qpn, c.psn));
+    let responses = net.down(&c.response(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+    assert_eq!((responses.len(), dest(&responses[0].0), psn(&responses[0].0)), (1, c.qpn, c.psn));
 }
 
-/// What went on its own connection gets lost, and comes again while others use the word all the time: it has its turn.
+/// A lost request on a client's own connection is retransmitted while other clients use the word all the
+/// time.
 #[test]
-fn what_is_repeated_has_its_turn() {
-    let (mut net, mut a, b) = two(|_| {});
+fn a_retransmitted_write_passes_despite_contention() {
+    let (mut net, mut a, b) = two_clients(|_| {});
     let mut owner = a;
-    // Too long for a lane, and the second half of it covers the word
+    // Too long for a shared QP; its second half covers the word
     let page = b.write(b.psn, TABLE - 64, &[7; 128]);
     assert_eq!(net.up(&page).len(), 1);
-    net.teach(&mut a, &mut owner, TABLE);
-    let decided = net.up(&a.cas(a.psn, TABLE, 0, 5));
-    assert_eq!(opcode(&decided[0].0), Opcode::RC_WRITE_ONLY);
+    net.learn_word(&mut a, &mut owner, TABLE);
+    let resolved = net.up(&a.cas(a.psn, TABLE, 0, 5));
+    assert_eq!(opcode(&resolved[0].0), Opcode::RC_WRITE_ONLY);
     a.psn += 1;
-    assert_eq!(net.up(&page).len(), 0, "what is decided would not be true any more");
-    net.down(&owner.ack(psn(&decided[0].0)));
+    assert_eq!(net.up(&page).len(), 0, "a resolved operation is in flight");
+    net.down(&owner.ack(psn(&resolved[0].0)));
     for _ in 0..5 {
-        net.pass(Nanos::from_millis(100));
+        net.advance_time(Nanos::from_millis(100));
         let sent = net.up(&a.cas(a.psn, TABLE, 5, 5));
-        assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP, "nothing more is decided meanwhile");
-        net.down(&owner.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(5)));
+        assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP, "resolution is suspended");
+        net.down(&owner.response(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(5)));
         a.psn += 1;
     }
     assert_eq!(net.up(&page).len(), 1);
     assert_eq!(net.count("delayed"), 1);
-    // It may not have been sent again at all.
-    net.pass(Nanos::from_secs(2));
-    net.teach(&mut a, &mut owner, TABLE);
+    // The client may also never retransmit.
+    net.advance_time(Nanos::from_secs(2));
+    net.learn_word(&mut a, &mut owner, TABLE);
     let sent = net.up(&a.cas(a.psn, TABLE, 0, 6));
     assert_eq!(opcode(&sent[0].0), Opcode::RC_WRITE_ONLY);
 }
 
 /// A client's first atomic on a word has a key that the server refuses.
 #[test]
-fn a_key_that_is_refused_does_not_keep_a_word_from_others() {
+fn a_refused_key_does_not_block_a_word() {
     let mut net = Net::new(|_| {});
-    let (mut a, mut b) = (end(1), end(2));
+    let (mut a, mut b) = (new_client(1), new_client(2));
     net.connect(&mut a);
     net.connect(&mut b);
-    // A key that it was never given
+    // A key that the client was never given
     let atomic = AtomicEth { va: TABLE.into(), rkey: 0xbad.into(), swap_or_add: 1.into(), compare: 0.into() };
     net.up(&b.request(Opcode::RC_COMPARE_SWAP, b.psn, |repr| repr.extended.atomic = atomic, &[]));
-    net.down(&b.answer(b.psn, Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
+    net.down(&b.response(b.psn, Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
     for _ in 0..3 {
-        net.pass(Nanos::from_millis(50));
+        net.advance_time(Nanos::from_millis(50));
         let sent = net.up(&a.cas(a.psn, TABLE, 1, 1));
         let found = (opcode(&sent[0].0) == Opcode::RC_COMPARE_SWAP).then_some(0);
-        net.down(&a.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), found));
+        net.down(&a.response(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), found));
         a.psn += 1;
     }
     assert!(net.count("decided") > 0);
 }
 
-/// A WRITE that says that it is long is looked at in no more time than any other.
+/// A WRITE with a long range is handled in constant time.
 #[test]
-fn long_ranges_take_no_time() {
-    let (mut net, a, _) = two(|_| {});
+fn long_ranges_take_constant_time() {
+    let (mut net, a, _) = two_clients(|_| {});
     let reth = Reth { va: 0x10_0000_0000.into(), rkey: KEY.into(), len: u32::MAX.into() };
-    // With a look at each line that it may cover, these would take longer than a test may.
+    // If each line of the range were visited, this would exceed the time limit of a test.
     for _ in 0..20_000 {
-        // Repeated by its client
+        // Retransmitted by the client
         net.up(&a.request(Opcode::RC_WRITE_FIRST, a.psn, |repr| repr.extended.reth = reth, &[9; 1024]));
     }
 }
 
-/// What is disconnected need not be written down for ever.
+/// A disconnected connection is removed from the journal.
 #[test]
-fn a_disconnected_connection_is_over() {
-    let (mut net, _, b) = two(|config| config.ageing = Nanos::from_secs(1));
+fn a_disconnected_connection_is_reported_over() {
+    let (mut net, _, b) = two_clients(|config| config.ageing = Nanos::from_secs(1));
     assert_eq!(net.up(&dreq(b.ip, SERVER, b.server_qpn)).len(), 1);
-    // What comes late goes nowhere.
+    // A late packet is dropped.
     assert_eq!(net.up(&b.write(b.psn, 0x8000_0000, &[1; 8])).len(), 0);
-    net.pass(Nanos::from_secs(3));
+    net.advance_time(Nanos::from_secs(3));
     let over = |event: &Event| matches!(event, Event::Over(old) if old.client.1 == Qpn::new(b.qpn));
     assert_eq!(net.events.iter().filter(|event| over(event)).count(), 1);
 }
 
-/// Nobody but its client and its server ends a connection.
+/// Only its client and its server can end a connection.
 #[test]
-fn a_disconnection_from_elsewhere_ends_nothing() {
-    let (mut net, a, mut b) = two(|_| {});
+fn a_dreq_from_another_host_ends_nothing() {
+    let (mut net, a, mut b) = two_clients(|_| {});
     net.up(&dreq(a.ip, SERVER, b.server_qpn));
-    assert_eq!(locked(&mut net, &mut b, &a, 0, 5).len(), 1);
+    assert_eq!(resolve_cas(&mut net, &mut b, &a, 0, 5).len(), 1);
 }
 
-/// A server that begins anew gives its memory another key.
+/// A restarted server registers its memory with another key.
 #[test]
-fn a_word_is_known_by_its_new_key() {
-    let (mut net, _, _) = two(|config| config.servers[0].lanes = 2);
-    let mut c = end(3);
-    let cas = |end: &End, va: u64, compare: u64| {
+fn a_word_is_cached_under_its_new_key() {
+    let (mut net, _, _) = two_clients(|config| config.servers[0].lanes = 2);
+    let mut c = new_client(3);
+    let cas = |end: &Client, va: u64, compare: u64| {
         let atomic =
             AtomicEth { va: va.into(), rkey: 8.into(), swap_or_add: 1.into(), compare: compare.into() };
         end.request(Opcode::RC_COMPARE_SWAP, end.psn, |repr| repr.extended.atomic = atomic, &[])
@@ -454,19 +461,19 @@ fn a_word_is_known_by_its_new_key() {
         c.psn += 1;
     }
     for _ in 0..4 {
-        net.pass(Nanos::from_millis(50));
+        net.advance_time(Nanos::from_millis(50));
         let sent = net.up(&cas(&c, TABLE, 1));
-        net.down(&c.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+        net.down(&c.response(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
         c.psn += 1;
     }
     let sent = net.up(&cas(&c, TABLE, 0));
     assert_eq!(opcode(&sent[0].0), Opcode::RC_WRITE_ONLY);
 }
 
-/// A packet has the partition key of the connection that it travels on.
+/// A packet has the partition key of the connection on which it is forwarded.
 #[test]
-fn each_connection_has_its_partition() {
-    let (mut net, a, b) = two(|_| {});
+fn a_forwarded_request_has_the_partition_key_of_its_connection() {
+    let (mut net, a, b) = two_clients(|_| {});
     let cas = b.cas(b.psn, TABLE, 0, 5);
     let mut repr = Repr::parse(&cas).unwrap();
     repr.bth.pkey = 0x8001.into();
@@ -477,66 +484,66 @@ fn each_connection_has_its_partition() {
     assert_eq!((bth.dest_qp().get(), bth.pkey.get()), (a.server_qpn, 0xffff));
 }
 
-/// While a client is silent, another host sends to its server's queue pair.
+/// While a client is silent, another host sends to its queue pair at the server.
 #[test]
 fn another_host_does_not_take_over_a_translated_connection() {
-    let (mut net, a, b) = two(|_| {});
+    let (mut net, a, b) = two_clients(|_| {});
     let owner = a;
-    // The server expects another PSN of A than A will use.
+    // The server's expected PSN differs from A's next one.
     let mut b = b;
-    locked(&mut net, &mut b, &owner, 0, 5);
-    net.pass(Nanos::from_secs(3));
-    let liar = End { server_qpn: a.server_qpn, ..end(4) };
+    resolve_cas(&mut net, &mut b, &owner, 0, 5);
+    net.advance_time(Nanos::from_secs(3));
+    let forger = Client { server_qpn: a.server_qpn, ..new_client(4) };
     for psn in [77, a.psn, a.psn + 1] {
-        assert_eq!(net.up(&liar.write(psn, 0x8000_0000, &[0; 8])).len(), 0);
+        assert_eq!(net.up(&forger.write(psn, 0x8000_0000, &[0; 8])).len(), 0);
     }
     let sent = net.up(&a.write(a.psn, 0x8000_0000, &[0; 8]));
     assert_eq!((sent.len(), psn(&sent[0].0)), (1, a.psn + 1));
 }
 
-/// Client and server have made queue pairs with the same numbers as before.
+/// Client and server have new queue pairs with their old numbers.
 #[test]
-fn what_a_new_queue_pair_writes_is_not_acknowledged_unless_it_is_done() {
-    let (mut net, a, _) = two(|_| {});
+fn a_write_of_a_new_queue_pair_is_not_acknowledged_without_execution() {
+    let (mut net, a, _) = two_clients(|_| {});
     let sent = net.up(&a.write(a.psn.wrapping_sub(0x40_0000) & 0xff_ffff, 0x8000_0000, &[1; 8]));
-    assert!(sent.is_empty() || sent[0].1 == SERVERS, "acknowledged, not done");
+    assert!(sent.is_empty() || sent[0].1 == SERVERS, "the WRITE is acknowledged, but not forwarded");
 }
 
-/// A lane fails whose owner has something under way on another.
+/// A shared QP fails whose owner has an operation in flight on another one.
 #[test]
-fn an_owner_whose_lane_fails_may_be_elsewhere() {
+fn a_shared_qp_can_fail_while_its_owner_uses_another_one() {
     let mut net = Net::new(|config| config.servers[0].lanes = 2);
-    let mut ends = [end(1), end(2)];
+    let mut ends = [new_client(1), new_client(2)];
     for end in &mut ends {
         net.connect(end);
     }
     let [mut a, mut b] = ends;
-    let mut lanes = [None; 2];
+    let mut words = [None; 2];
     for word in 0..64 {
         let va = TABLE + 64 * (word % 32);
-        let who = if word % 2 == 0 { &mut a } else { &mut b };
-        let sent = net.up(&who.cas(who.psn, va, 1, 1));
-        who.psn += 1;
+        let client = if word % 2 == 0 { &mut a } else { &mut b };
+        let sent = net.up(&client.cas(client.psn, va, 1, 1));
+        client.psn += 1;
         let on_b = dest(&sent[0].0) == b.server_qpn;
         let owner = if on_b { b } else { a };
-        net.down(&owner.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
-        lanes[usize::from(on_b)] = Some(va);
+        net.down(&owner.response(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+        words[usize::from(on_b)] = Some(va);
     }
-    let [on_a, on_b] = lanes.map(Option::unwrap);
+    let [on_a, on_b] = words.map(Option::unwrap);
     let elsewhere = net.up(&a.cas(a.psn, on_b, 1, 1));
     let refused = net.up(&b.cas(b.psn, on_a, 1, 1));
-    net.down(&a.answer(psn(&refused[0].0), Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
-    net.down(&b.answer(psn(&elsewhere[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+    net.down(&a.response(psn(&refused[0].0), Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
+    net.down(&b.response(psn(&elsewhere[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
 }
 
-/// The table is full, and answers go on.
+/// The table is full, and responses continue.
 #[test]
-fn answers_are_counted_as_long_as_it_may_take() {
+fn confirmations_do_not_overflow_while_the_table_is_full() {
     let mut net = Net::new(|config| config.connections = 2);
-    let mut a = end(1);
+    let mut a = new_client(1);
     for n in 0..300 {
         if n == 1 {
-            (2..6).for_each(|n| drop(net.up(&end(n).write(0, 0x8000_0000, &[0; 8]))));
+            (2..6).for_each(|n| drop(net.up(&new_client(n).write(0, 0x8000_0000, &[0; 8]))));
         }
         net.up(&a.write(a.psn, 0x8000_0000, &[0; 8]));
         net.down(&a.ack(a.psn));
@@ -544,12 +551,12 @@ fn answers_are_counted_as_long_as_it_may_take() {
     }
 }
 
-/// A packet that others overtook may have been the first of its connection.
+/// The first request of a connection may arrive behind later ones.
 #[test]
-fn the_first_request_may_come_late() {
+fn the_first_request_may_arrive_late() {
     let mut net = Net::new(|_| ());
-    let a = End { psn: 0, ..end(1) };
-    let b = End { qpn: a.qpn + 1, server_qpn: a.server_qpn + 1, port: a.port + 1, ..a };
+    let a = Client { psn: 0, ..new_client(1) };
+    let b = Client { qpn: a.qpn + 1, server_qpn: a.server_qpn + 1, port: a.port + 1, ..a };
     (0..10).for_each(|psn| drop(net.up(&b.write(psn, 0x8000_0000, &[0; 8]))));
     for psn in [5, 0, 1, 2, 3, 4] {
         net.up(&a.write(psn, 0x8000_0000, &[0; 8]));
@@ -558,39 +565,39 @@ fn the_first_request_may_come_late() {
     assert_eq!(net.count("paired"), 0);
 }
 
-/// An atomic on no word is the server's to refuse, and counted once.
+/// A misaligned atomic is left for the server to refuse, and counted once.
 #[test]
 fn an_unaligned_atomic_passes_and_is_counted() {
-    let (mut net, _, b) = two(|_| ());
+    let (mut net, _, b) = two_clients(|_| ());
     let sent = net.up(&b.cas(b.psn, TABLE + 4, 0, 1));
     assert_eq!((opcode(&sent[0].0), dest(&sent[0].0)), (Opcode::RC_COMPARE_SWAP, b.server_qpn));
     assert_eq!(net.count("misplaced"), 1);
 }
 
-/// A lock table of which only the first words are declared, and others farther on
+/// Configures a lock table of which only the first words of a line are declared, and more words farther on.
 fn half_a_line(config: &mut Config) {
     let table = config.servers[0].tables[0].clone();
     let ranges = [TABLE..TABLE + 32, TABLE + 1024..TABLE + 4096];
     config.servers[0].tables = ranges.map(|range| Table { range, ..table.clone() }).into();
 }
 
-/// Where a region ends in the middle of a line, who goes beyond is refused alone.
+/// If a region ends within a line, an access beyond its end is refused on its client's own connection.
 #[test]
-fn what_lies_behind_the_end_of_a_region_ends_no_lane() {
-    let (mut net, mut a, b) = two(half_a_line);
+fn an_access_beyond_a_region_fails_no_shared_qp() {
+    let (mut net, mut a, b) = two_clients(half_a_line);
     let sent = net.up(&b.write(b.psn, TABLE + 32, &[1; 8]));
     assert_eq!(dest(&sent[0].0), b.server_qpn);
-    net.down(&b.answer(psn(&sent[0].0), Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
+    net.down(&b.response(psn(&sent[0].0), Syndrome::Nak(NakCode::REMOTE_ACCESS_ERROR), None));
     let mut owner = a;
-    net.teach(&mut a, &mut owner, TABLE);
-    locked(&mut net, &mut a, &owner, 0, 1);
+    net.learn_word(&mut a, &mut owner, TABLE);
+    resolve_cas(&mut net, &mut a, &owner, 0, 1);
     assert_eq!(net.count("lanes_lost"), 0);
 }
 
-/// Words that are not declared share their line's connection once something was done with them.
+/// Undeclared words are shared like the rest of their line once an operation on them has succeeded.
 #[test]
-fn words_beside_a_table_are_shared_when_they_are_known_to_be_there() {
-    let (mut net, a, mut b) = two(half_a_line);
+fn words_beside_a_table_are_shared_once_they_are_known_to_exist() {
+    let (mut net, a, mut b) = two_clients(half_a_line);
     for owner in [b, a] {
         let sent = net.up(&b.write(b.psn, TABLE + 32, &[1; 8]));
         assert_eq!(dest(&sent[0].0), owner.server_qpn);
@@ -599,17 +606,17 @@ fn words_beside_a_table_are_shared_when_they_are_known_to_be_there() {
     }
 }
 
-/// A host with many connections that the connection manager did not make
+/// A host with many connections that were set up without the connection manager.
 #[test]
 fn a_hundred_connections_between_two_hosts_are_paired() {
     let mut net = Net::new(|config| config.connections = 256);
-    let mut ends: Vec<End> = (0..100)
-        .map(|n| End {
+    let mut ends: Vec<Client> = (0..100)
+        .map(|n| Client {
             qpn: 0x1000 + n,
             server_qpn: 0x2000 + n,
             port: 0xc000 + n as u16,
             psn: n * 0x2_0000,
-            ..end(1)
+            ..new_client(1)
         })
         .collect();
     for _ in 0..8 {
@@ -624,17 +631,17 @@ fn a_hundred_connections_between_two_hosts_are_paired() {
     assert_eq!(net.count("paired"), 100);
 }
 
-/// The table was full once.
+/// The table was full at some time.
 #[test]
 fn connections_are_paired_after_the_table_was_full() {
     let mut net = Net::new(|config| {
         config.connections = 4;
         config.ageing = Nanos::from_secs(1);
     });
-    (10..20).for_each(|n| drop(net.up(&end(n).write(0, 0x8000_0000, &[0; 8]))));
-    net.pass(Nanos::from_secs(5));
+    (10..20).for_each(|n| drop(net.up(&new_client(n).write(0, 0x8000_0000, &[0; 8]))));
+    net.advance_time(Nanos::from_secs(5));
     assert_eq!(net.swordbox.usage()[0], 0);
-    let mut a = end(1);
+    let mut a = new_client(1);
     for _ in 0..6 {
         net.up(&a.write(a.psn, 0x8000_0000, &[0; 8]));
         net.down(&a.ack(a.psn));
@@ -643,37 +650,37 @@ fn connections_are_paired_after_the_table_was_full() {
     assert_eq!(net.count("paired"), 1);
 }
 
-/// A server gives a queue pair's number again, to the same host, long after its connection was last heard of.
+/// A server reuses a queue pair number, for the same host, long after the previous connection became idle.
 #[test]
-fn a_number_that_was_silent_for_long_is_used_again() {
-    let (mut net, a, _) = two(|config| config.ageing = Nanos::from_secs(1));
-    net.pass(Nanos::from_secs(5));
-    let new = End { qpn: 0x777, port: 0xc777, psn: 0x12_3456, ..a };
+fn a_queue_pair_number_can_be_reused_after_ageing() {
+    let (mut net, a, _) = two_clients(|config| config.ageing = Nanos::from_secs(1));
+    net.advance_time(Nanos::from_secs(5));
+    let new = Client { qpn: 0x777, port: 0xc777, psn: 0x12_3456, ..a };
     assert_eq!(net.up(&new.write(new.psn, 0x8000_0000, &[0; 8])).len(), 1);
 }
 
-/// The server answers late, after a restart, to what others had under way on a client's connection.
+/// After the switch's restart, the server responds to operations of other clients on a client's connection.
 #[test]
-fn late_answers_do_not_reach_clients_whose_connections_ended_with_an_earlier_life() {
-    let a = end(1);
+fn late_responses_do_not_reach_clients_whose_connections_ended_with_a_restart() {
+    let a = new_client(1);
     let (server, client) =
         ((IpAddr::from(SERVER), Qpn::new(a.server_qpn)), (IpAddr::from(a.ip), Qpn::new(a.qpn)));
     let mut net = Net::new(|config| config.ended = vec![Connection { server, client }]);
     assert_eq!(net.down(&a.ack(a.psn)).len(), 0);
-    let other = end(2);
+    let other = new_client(2);
     assert_eq!(net.down(&other.ack(other.psn)).len(), 1);
 }
 
-/// `IBV_ACCESS_RELAXED_ORDERING` lets WRITEs of one connection take effect in another order.
+/// `IBV_ACCESS_RELAXED_ORDERING` permits WRITEs of one connection to take effect in another order.
 #[test]
-fn server_with_share_false_keeps_every_connection_as_it_is() {
+fn share_false_leaves_every_connection_unchanged() {
     let mut net = Net::new(|config| config.servers[0].share = false);
-    let mut a = end(1);
+    let mut a = new_client(1);
     for n in 0..12 {
         let request = if n % 2 == 0 { a.write(a.psn, TABLE, &[0; 8]) } else { a.cas(a.psn, TABLE, 0, 0) };
-        assert!(net.up(&request) == [(request, SERVERS)], "it goes as it is");
+        assert!(net.up(&request) == [(request, SERVERS)], "the request is forwarded unchanged");
         let found = (n % 2 == 1).then_some(0);
-        assert_eq!(net.down(&a.answer(a.psn, Syndrome::Ack(Credit(0x1f)), found)).len(), 1);
+        assert_eq!(net.down(&a.response(a.psn, Syndrome::Ack(Credit(0x1f)), found)).len(), 1);
         a.psn += 1;
     }
     assert!(net.events.is_empty() && net.count("paired") == 1);

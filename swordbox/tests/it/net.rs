@@ -1,4 +1,4 @@
-//! Two clients or more, a server, and a Swordbox between them: what the tests say to each other.
+//! Test network: two or more clients, a server, and a Swordbox in between.
 
 use rocev2::aeth::{Aeth, Credit, Syndrome};
 use rocev2::atomic::{AtomicAckEth, AtomicEth};
@@ -23,21 +23,21 @@ pub(crate) const KEY: u32 = 7;
 pub(crate) const CLIENTS: PortId = PortId(0);
 pub(crate) const SERVERS: PortId = PortId(1);
 
-/// A client's queue pair, and the server's that it is connected to
+/// Queue pair of a client, and the server's queue pair that it is connected to
 #[derive(Clone, Copy)]
-pub(crate) struct End {
+pub(crate) struct Client {
     pub(crate) ip: [u8; 4],
     pub(crate) qpn: u32,
     pub(crate) server_qpn: u32,
     pub(crate) port: u16,
     pub(crate) psn: u32,
-    /// TOS byte of the server's answers
+    /// TOS byte of the server's responses
     pub(crate) tos: u8,
 }
 
-pub(crate) fn end(n: u8) -> End {
+pub(crate) fn new_client(n: u8) -> Client {
     let number = u32::from(n);
-    End {
+    Client {
         ip: [10, 0, 1, n],
         qpn: 0x100 + number,
         server_qpn: 0x200 + number,
@@ -85,7 +85,7 @@ pub(crate) fn frame(
     bytes
 }
 
-impl End {
+impl Client {
     pub(crate) fn request(
         &self,
         opcode: Opcode,
@@ -109,8 +109,8 @@ impl End {
         self.request(Opcode::RC_WRITE_ONLY, psn, |repr| repr.extended.reth = reth, payload)
     }
 
-    /// The server's answer on this connection
-    pub(crate) fn answer(&self, psn: u32, syndrome: Syndrome, found: Option<u64>) -> Vec<u8> {
+    /// Returns a response of the server on this connection.
+    pub(crate) fn response(&self, psn: u32, syndrome: Syndrome, found: Option<u64>) -> Vec<u8> {
         let opcode = if found.is_some() { Opcode::RC_ATOMIC_ACKNOWLEDGE } else { Opcode::RC_ACKNOWLEDGE };
         let bth = Bth::new(opcode, Qpn::new(self.qpn), Psn::new(psn));
         let change = |repr: &mut Repr<'_>| {
@@ -122,7 +122,7 @@ impl End {
     }
 
     pub(crate) fn ack(&self, psn: u32) -> Vec<u8> {
-        self.answer(psn, Syndrome::Ack(Credit(0x1f)), None)
+        self.response(psn, Syndrome::Ack(Credit(0x1f)), None)
     }
 }
 
@@ -176,8 +176,8 @@ impl Net {
         self.run(bytes, SERVERS).1
     }
 
-    /// Time passes; what timers send.
-    pub(crate) fn pass(&mut self, time: Nanos) -> Frames {
+    /// Advances the time. Returns the frames sent by timers.
+    pub(crate) fn advance_time(&mut self, time: Nanos) -> Frames {
         let end = self.now + time;
         let mut sent = Sent::with_room(usize::MAX);
         while let Some(next) = self.swordbox.next_timer().filter(|next| *next <= end) {
@@ -189,16 +189,16 @@ impl Net {
         sent.frames.into_iter().map(|(frame, port)| (frame.into_bytes(), port)).collect()
     }
 
-    /// Makes a connection one whose sides may differ, whose keys are proven.
-    pub(crate) fn connect(&mut self, end: &mut End) {
+    /// Makes a connection translated, with proven rights.
+    pub(crate) fn connect(&mut self, end: &mut Client) {
         for _ in 0..6 {
             assert_eq!(self.up(&end.write(end.psn, 0x8000_0000, &[0; 8])).len(), 1);
             assert_eq!(self.down(&end.ack(end.psn)).len(), 1);
             end.psn += 1;
         }
         let cas = end.cas(end.psn, TABLE + 2048, 1, 0);
-        assert!(self.up(&cas) == [(cas, SERVERS)], "it goes as it is");
-        self.down(&end.answer(end.psn, Syndrome::Ack(Credit(0x1f)), Some(0)));
+        assert!(self.up(&cas) == [(cas, SERVERS)], "the request is forwarded unchanged");
+        self.down(&end.response(end.psn, Syndrome::Ack(Credit(0x1f)), Some(0)));
         end.psn += 1;
         assert!(
             self.events
@@ -207,14 +207,14 @@ impl Net {
         );
     }
 
-    /// An atomic goes as one, and teaches that the word holds 0.
-    pub(crate) fn teach(&mut self, end: &mut End, owner: &mut End, va: u64) {
-        self.pass(Nanos::from_millis(50));
+    /// Sends an atomic that is not resolved and whose response shows that the word is 0.
+    pub(crate) fn learn_word(&mut self, end: &mut Client, owner: &mut Client, va: u64) {
+        self.advance_time(Nanos::from_millis(50));
         let sent = self.up(&end.cas(end.psn, va, 1, 1));
         assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP);
         let psn = psn(&sent[0].0);
         let owner = if owner.server_qpn == dest(&sent[0].0) { *owner } else { *end };
-        self.down(&owner.answer(psn, Syndrome::Ack(Credit(0x1f)), Some(0)));
+        self.down(&owner.response(psn, Syndrome::Ack(Credit(0x1f)), Some(0)));
         end.psn += 1;
     }
 
@@ -235,68 +235,74 @@ pub(crate) fn dest(frame: &[u8]) -> u32 {
     Packet::parse(frame).unwrap().bth().dest_qp().get()
 }
 
-/// Two connections; the first owns the lane, the word at `TABLE` is known to hold 0.
-pub(crate) fn two(change: impl FnOnce(&mut Config)) -> (Net, End, End) {
+/// Returns two connections. The first one is shared, and the word at `TABLE` is known to be 0.
+pub(crate) fn two_clients(change: impl FnOnce(&mut Config)) -> (Net, Client, Client) {
     let net = Net::new(|config| {
         config.servers[0].lanes = 1;
         change(config);
     });
-    taught(net, end(1), end(2))
+    with_learnt_word(net, new_client(1), new_client(2))
 }
 
-/// The same, of connections that may have been used before.
-pub(crate) fn taught(mut net: Net, mut a: End, mut b: End) -> (Net, End, End) {
+/// Prepares two given connections like [`two_clients`].
+pub(crate) fn with_learnt_word(mut net: Net, mut a: Client, mut b: Client) -> (Net, Client, Client) {
     net.connect(&mut a);
     net.connect(&mut b);
-    // The first atomic makes a line, which keeps quiet for a while.
+    // The first atomic adds a line, which learns nothing for some time.
     let sent = net.up(&a.cas(a.psn, TABLE, 1, 1));
     assert_eq!(dest(&sent[0].0), a.server_qpn);
-    net.down(&a.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+    net.down(&a.response(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
     a.psn += 1;
     let mut owner = a;
-    net.teach(&mut a, &mut owner, TABLE);
+    net.learn_word(&mut a, &mut owner, TABLE);
     assert_eq!(net.count("learnt"), 1);
     (net, a, b)
 }
 
-/// Returns three clients, two lanes, of the first one's and the second one's connection, and the address of a word on each.
-pub(crate) fn two_lanes() -> (Net, [End; 3], [u64; 2]) {
+/// Returns three clients, of which the first two own a shared QP each, and the address of a word on each QP.
+pub(crate) fn two_shared_qps() -> (Net, [Client; 3], [u64; 2]) {
     let mut net = Net::new(|config| config.servers[0].lanes = 2);
-    let mut ends = [end(1), end(2), end(3)];
+    let mut ends = [new_client(1), new_client(2), new_client(3)];
     for end in &mut ends {
         net.connect(end);
     }
     let [mut a, mut b, c] = ends;
-    let mut lanes = [None; 2];
-    // Each makes a lane of its own connection when it first takes one; words are spread over both.
+    let mut words = [None; 2];
+    // Each connection becomes shared when its client first uses a shared QP; words are spread over both.
     for word in 0..64 {
         let va = TABLE + 64 * (word % 32);
-        let who = if word % 2 == 0 { &mut a } else { &mut b };
-        let sent = net.up(&who.cas(who.psn, va, 1, 1));
-        who.psn += 1;
+        let client = if word % 2 == 0 { &mut a } else { &mut b };
+        let sent = net.up(&client.cas(client.psn, va, 1, 1));
+        client.psn += 1;
         let (psn, qpn) = (psn(&sent[0].0), dest(&sent[0].0));
         let owner = [a, b].into_iter().find(|end| end.server_qpn == qpn).unwrap();
-        net.down(&owner.answer(psn, Syndrome::Ack(Credit(0x1f)), Some(0)));
-        lanes[usize::from(owner.qpn == b.qpn)] = Some(va);
+        net.down(&owner.response(psn, Syndrome::Ack(Credit(0x1f)), Some(0)));
+        words[usize::from(owner.qpn == b.qpn)] = Some(va);
     }
-    (net, [a, b, c], lanes.map(Option::unwrap))
+    (net, [a, b, c], words.map(Option::unwrap))
 }
 
-/// The switch learns what words on the lanes of `a` and `b` hold, from what `a` gets.
-pub(crate) fn learn(net: &mut Net, a: &mut End, b: &End, words: [u64; 2]) {
-    net.pass(Nanos::from_millis(50));
+/// Makes the values of words on the shared QPs of `a` and `b` known, by atomics of `a`.
+pub(crate) fn learn_words(net: &mut Net, a: &mut Client, b: &Client, words: [u64; 2]) {
+    net.advance_time(Nanos::from_millis(50));
     for va in words {
         let sent = net.up(&a.cas(a.psn, va, 1, 1));
         assert_eq!(opcode(&sent[0].0), Opcode::RC_COMPARE_SWAP);
         let qpn = dest(&sent[0].0);
         let owner = [*a, *b].into_iter().find(|end| end.server_qpn == qpn).unwrap();
-        net.down(&owner.answer(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
+        net.down(&owner.response(psn(&sent[0].0), Syndrome::Ack(Credit(0x1f)), Some(0)));
         a.psn += 1;
     }
 }
 
-/// A CAS leaves as a WRITE on the lane; its answer.
-pub(crate) fn locked(net: &mut Net, whose: &mut End, owner: &End, compare: u64, swap: u64) -> Frames {
+/// Sends a CAS that is resolved and leaves on the shared QP. Returns the frames after its acknowledgement.
+pub(crate) fn resolve_cas(
+    net: &mut Net,
+    whose: &mut Client,
+    owner: &Client,
+    compare: u64,
+    swap: u64,
+) -> Frames {
     let sent = net.up(&whose.cas(whose.psn, TABLE, compare, swap));
     assert_eq!((opcode(&sent[0].0), dest(&sent[0].0)), (Opcode::RC_WRITE_ONLY, owner.server_qpn));
     whose.psn += 1;
@@ -313,12 +319,12 @@ pub(crate) fn dreq(src: [u8; 4], dst: [u8; 4], remote: u32) -> Vec<u8> {
     frame(src, dst, 0xc123, bth, change, &mad)
 }
 
-/// Sends a CAS of `b`, and its answer on the lane of `owner`. Returns whether it was decided.
-pub(crate) fn is_decided(net: &mut Net, b: &mut End, owner: &End) -> bool {
+/// Sends a CAS of `b`, and its response on the connection of `owner`. Returns whether the CAS was resolved.
+pub(crate) fn is_resolved(net: &mut Net, b: &mut Client, owner: &Client) -> bool {
     let sent = net.up(&b.cas(b.psn, TABLE, 9, 9));
     b.psn += 1;
-    let decided = opcode(&sent[0].0) == Opcode::RC_WRITE_ONLY;
+    let resolved = opcode(&sent[0].0) == Opcode::RC_WRITE_ONLY;
     let syndrome = Syndrome::Ack(Credit(0x1f));
-    net.down(&owner.answer(psn(&sent[0].0), syndrome, (!decided).then_some(0)));
-    decided
+    net.down(&owner.response(psn(&sent[0].0), syndrome, (!resolved).then_some(0)));
+    resolved
 }

@@ -1,8 +1,10 @@
-//! Counts the instructions of the hot paths and compares them with `tests/benches/instructions.toml`: `make instructions`.
+//! Counts the instructions of the hot paths and compares them with `tests/benches/instructions.toml`: `make
+//! instructions`.
 //!
-//! The program runs itself once for each path under `valgrind --tool=callgrind`, which counts between the beginning and the end
-//! of [`measured_section`]. Valgrind's processor has no VPCLMULQDQ and no AVX-512, whatever the machine has: the ICRC is
-//! computed by PCLMULQDQ, 16 bytes at a time, at all lengths. (A CPU that has more does payloads from 256 bytes on by 64.)
+//! The program runs itself once for each path under `valgrind --tool=callgrind`, which counts between the
+//! beginning and the end of [`measured_section`]. Valgrind's processor has neither VPCLMULQDQ nor AVX-512,
+//! whatever the machine has, so the ICRC is computed by PCLMULQDQ, 16 bytes at a time, at all lengths. (A CPU
+//! with these features processes 64 bytes at a time for payloads from 256 bytes on.)
 
 mod paths;
 mod process;
@@ -12,7 +14,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use understudy_tests::instructions::{Comparison, Conditions, Counts, total};
 
-/// What callgrind is told to count; no other function's name may contain this one's.
+/// Runs the work that callgrind counts. No other function's name may contain the name of this one.
 #[inline(never)]
 fn measured_section(work: &mut dyn FnMut(usize), times: usize) {
     for n in 0..times {
@@ -20,7 +22,7 @@ fn measured_section(work: &mut dyn FnMut(usize), times: usize) {
     }
 }
 
-/// Features that code asks for at run time, or is compiled for
+/// Returns the CPU features that the code detects at run time, or is compiled for.
 fn features() -> String {
     #[cfg(target_arch = "x86_64")]
     {
@@ -40,14 +42,17 @@ fn features() -> String {
     std::env::consts::ARCH.to_owned()
 }
 
-/// The first line that a program prints.
+/// Returns the first line that a program prints, or `unknown`.
 fn first_line(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     text.lines().next().unwrap_or("unknown").trim().to_owned()
 }
 
-/// Counts one path: instructions for each of its units, and the features that it was counted with.
+/// Counts one path. Returns the instructions per unit, and the CPU features with which they were counted.
+///
+/// # Errors
+/// If valgrind is missing, the path fails, or nothing was counted.
 fn count(name: &str) -> Result<(f64, String), Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     let out = folder.path().join("callgrind.out");
@@ -57,32 +62,33 @@ fn count(name: &str) -> Result<(f64, String), Box<dyn Error>> {
         .arg(format!("--callgrind-out-file={}", out.display()))
         .arg(std::env::current_exe()?)
         .args(["--measure", name])
-        // What lies on the stack moves what lies below it.
+        // The environment is on the stack, and shifts the addresses below it.
         .env_clear()
         .envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
-    let output = command.output().map_err(|error| {
-        format!("valgrind cannot be started ({error}): it is in Debian's package valgrind")
-    })?;
-    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let failed = |what: &str| format!("{name}: {what}\n{said}{errors}");
+    let output = command
+        .output()
+        .map_err(|error| format!("cannot run valgrind: {error}; install Debian's package valgrind"))?;
+    let (output_text, errors) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let failed = |what: &str| format!("{name}: {what}\n{output_text}{errors}");
     if !output.status.success() {
-        return Err(failed("the path did not do what was to be counted").into());
+        return Err(failed("the path did not do the work to be counted").into());
     }
     let (units, features) =
-        said.trim().split_once(' ').ok_or_else(|| failed("it said nothing of its units"))?;
+        output_text.trim().split_once(' ').ok_or_else(|| failed("the path printed no number of units"))?;
     let total = total(&std::fs::read_to_string(&out)?).filter(|total| *total > 0);
-    let total =
-        total.ok_or_else(|| failed("callgrind has counted nothing: was measured_section inlined?"))?;
+    let total = total
+        .ok_or_else(|| failed("callgrind counted nothing; check that measured_section is not inlined"))?;
     Ok((total as f64 / units.parse::<f64>()?, features.to_owned()))
 }
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let done = match arguments.iter().position(|argument| argument == "--measure") {
+    let result = match arguments.iter().position(|argument| argument == "--measure") {
         Some(at) => measure(arguments.get(at + 1).map_or("", String::as_str)),
         None => all(arguments.iter().any(|argument| argument == "--renew")),
     };
-    match done {
+    match result {
         Ok(code) => code,
         Err(error) => {
             eprintln!("{error}");
@@ -91,9 +97,9 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs one path. What it is prepared from is not counted.
+/// Runs one path. Its preparation is not counted.
 fn measure(name: &str) -> Result<ExitCode, Box<dyn Error>> {
-    let path = paths::ALL.iter().find(|path| path.name == name).ok_or("no such path")?;
+    let path = paths::ALL.iter().find(|path| path.name == name).ok_or("no path of this name")?;
     let mut prepared = (path.prepare)();
     measured_section(&mut *prepared.work, prepared.times);
     (prepared.check)()?;
@@ -101,7 +107,7 @@ fn measure(name: &str) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Counts all paths, and compares or writes.
+/// Counts all paths, and compares them with the baseline or writes a new one.
 fn all(renew: bool) -> Result<ExitCode, Box<dyn Error>> {
     let mut here = Counts {
         conditions: Conditions {

@@ -1,5 +1,5 @@
-//! The hot paths. Each is prepared, which is not counted, and then run some hundreds or thousands of times, on as many frames that
-//! were made beforehand.
+//! The hot paths. Each is prepared, which is not counted, and then run some hundreds or thousands of times,
+//! on frames that were made in advance.
 
 use crate::process;
 use bench::onepipe::load::{self as onepipe, Kind};
@@ -24,26 +24,26 @@ use switch::{Frame as _, Full, Function, Nanos, Output, PortId, Share, Verdict};
 use understudy_tests::nics::{VA, nic};
 use understudy_tests::packets;
 
-/// A path, and how it is prepared.
+/// A path, and its preparation.
 pub(crate) struct Path {
-    /// What the baseline calls it
+    /// Name of the path in the baseline
     pub(crate) name: &'static str,
     pub(crate) prepare: fn() -> Prepared,
 }
 
-/// A path that can be run.
+/// A path that is ready to run.
 pub(crate) struct Prepared {
-    /// What is run, with its number
+    /// The work of one run, which gets the number of the run
     pub(crate) work: Box<dyn FnMut(usize)>,
-    /// How often
+    /// Number of runs
     pub(crate) times: usize,
-    /// By what the count is divided
+    /// Number by which the count is divided
     pub(crate) units: usize,
-    /// Whether it did what was to be counted
+    /// Checks that the work to be counted was done
     pub(crate) check: Box<dyn FnOnce() -> Result<(), String>>,
 }
 
-/// All of them
+/// All paths
 pub(crate) const ALL: &[Path] = &[
     Path { name: "forward: WRITE of 64 B", prepare: || forward(false, &write_frames(64)) },
     Path {
@@ -63,8 +63,14 @@ pub(crate) const ALL: &[Path] = &[
     Path { name: "swordbox: CAS that becomes a WRITE, and its answer", prepare: || swordbox(Verb::Cas) },
     Path { name: "1Pipe: message through a chip", prepare: || pipe(Kind::Messages, 1) },
     Path { name: "1Pipe: beacon of one of 64 links at a host", prepare: || pipe(Kind::Beacons, 64) },
-    Path { name: "1Pipe: message of 64 B out of a process, and its share of an ACK", prepare: process::out },
-    Path { name: "1Pipe: message of 64 B into a process, and its share of an ACK", prepare: process::come },
+    Path {
+        name: "1Pipe: message of 64 B out of a process, and its share of an ACK",
+        prepare: process::send_path,
+    },
+    Path {
+        name: "1Pipe: message of 64 B into a process, and its share of an ACK",
+        prepare: process::receive_path,
+    },
     Path { name: "1Pipe: message of 64 B through the host library's polling thread", prepare: process::poll },
     Path { name: "1Pipe: message of 64 B for the application's thread", prepare: process::application },
     Path { name: "pktgen: making a WRITE of 64 B, 1 queue pair", prepare: || make(1) },
@@ -75,19 +81,19 @@ pub(crate) const ALL: &[Path] = &[
     Path { name: "rnic: WRITE of 64 B and its ACK, 1,000 queue pairs", prepare: || exchange(1_000) },
 ];
 
-/// Frames of a path, and groups or queue pairs that they belong to
+/// Number of frames of a path, and of the groups or queue pairs to which they belong
 const FRAMES: usize = 1024;
 const A: PortId = PortId(0);
 const B: PortId = PortId(1);
 
-/// Where frames come from and go to, without allocating anything once it has been filled.
+/// An output with a pool of buffers. It allocates nothing once it has been filled.
 pub(crate) struct Pool {
     pub(crate) free: Vec<MemoryFrame>,
     pub(crate) sent: Vec<MemoryFrame>,
 }
 
 impl Pool {
-    /// With so many buffers.
+    /// Returns a pool of `buffers` buffers.
     pub(crate) fn new(buffers: usize) -> Self {
         let buffer = || MemoryFrame::new(vec![0; 2048]);
         Self { free: (0..buffers).map(|_| buffer()).collect(), sent: Vec::with_capacity(buffers) }
@@ -130,7 +136,7 @@ impl Output for Pool {
     }
 }
 
-/// WRITEs to one queue pair after the other
+/// Returns WRITEs to one queue pair after another.
 fn write_frames(payload: usize) -> Vec<Vec<u8>> {
     (0..FRAMES as u32).map(|n| bench::traffic::write_only(n, payload)).collect()
 }
@@ -138,11 +144,11 @@ fn write_frames(payload: usize) -> Vec<Vec<u8>> {
 fn layout(frame: &[u8]) -> Layout {
     match classify(frame) {
         Class::Roce(layout) => layout,
-        other => unreachable!("made to be one: {other:?}"),
+        other => unreachable!("the frame is not a RoCEv2 packet: {other:?}"),
     }
 }
 
-/// `times` units of work that each handle a frame; how many verdicts were as expected is checked.
+/// Returns a path in which each run handles one frame. The check counts the verdicts that were as expected.
 fn on_frames<F: Function + 'static>(
     mut function: F,
     frames: &[Vec<u8>],
@@ -152,15 +158,19 @@ fn on_frames<F: Function + 'static>(
     let mut frames: Vec<_> = frames.iter().map(|frame| MemoryFrame::new(frame.clone())).collect();
     let times = frames.len();
     let mut out = Pool::new(buffers);
-    let right = Rc::new(RefCell::new(0));
-    let counted = Rc::clone(&right);
+    let as_expected = Rc::new(RefCell::new(0));
+    let counted = Rc::clone(&as_expected);
     let work = move |n: usize| {
         let verdict = function.on_frame(&mut frames[n], A, Nanos(1), &mut out);
         *counted.borrow_mut() += usize::from(expected(verdict));
     };
     let check = move || {
-        let right = *right.borrow();
-        if right == times { Ok(()) } else { Err(format!("{right} of {times} frames had the right verdict")) }
+        let as_expected = *as_expected.borrow();
+        if as_expected == times {
+            Ok(())
+        } else {
+            Err(format!("only {as_expected} of {times} frames had the expected verdict"))
+        }
     };
     Prepared { work: Box::new(work), times, units: times, check: Box::new(check) }
 }
@@ -196,7 +206,7 @@ fn icrc(payload: usize) -> Prepared {
     Prepared { work: Box::new(work), times: FRAMES, units: FRAMES, check: Box::new(|| Ok(())) }
 }
 
-/// Rules that match each packet and have done what they may.
+/// Rules that match each packet, but have reached their limit.
 fn impairing(rules: usize) -> Prepared {
     let rule = |number: usize| Rule {
         name: format!("rule {number}"),
@@ -219,7 +229,7 @@ fn impairing(rules: usize) -> Prepared {
     on_frames(Impair::new(&config, 0), &write_frames(64), 0, forwards)
 }
 
-/// Groups, of which each has got its first WRITE.
+/// Returns a function with groups, each of which has handled its first WRITE.
 fn groups(replicas: u32) -> (P4ce, Pool) {
     let mut function = P4ce::new(p4ce::Config {
         forward: forward::Config::bridge(1, 16),
@@ -233,15 +243,15 @@ fn groups(replicas: u32) -> (P4ce, Pool) {
     });
     let mut out = Pool::new(FRAMES * replicas as usize);
     for (group, write) in bench::p4ce::groups(FRAMES as u32, replicas).zip(write_frames(64)) {
-        function.on_command(Command::Open(Group::new(group).expect("a group")), Nanos::ZERO);
+        function.on_command(Command::Open(Group::new(group).expect("a valid group")), Nanos::ZERO);
         function.poll_event();
         let verdict = function.on_frame(&mut MemoryFrame::new(write), A, Nanos::ZERO, &mut out);
-        assert!(forwards(verdict), "a WRITE leaves");
+        assert!(forwards(verdict), "the WRITE was not forwarded");
     }
     (function, Pool::new(FRAMES * replicas as usize))
 }
 
-/// Each group's second WRITE.
+/// Handles each group's second WRITE.
 fn scatter(replicas: u32) -> Prepared {
     let (mut function, mut out) = groups(replicas);
     let second = |n: usize, mut frame: Vec<u8>| {
@@ -259,12 +269,12 @@ fn scatter(replicas: u32) -> Prepared {
     };
     let check = move || {
         let after = counters.requests.get() - before;
-        if after == FRAMES as u64 { Ok(()) } else { Err(format!("{after} WRITEs were scattered")) }
+        if after == FRAMES as u64 { Ok(()) } else { Err(format!("only {after} WRITEs were scattered")) }
     };
     Prepared { work: Box::new(work), times: FRAMES, units: FRAMES, check: Box::new(check) }
 }
 
-/// The first acknowledgement of each group, which makes its quorum or does not.
+/// Handles the first acknowledgement of each group, which completes its quorum or does not.
 fn gather(replicas: u32) -> Prepared {
     let (function, _) = groups(replicas);
     let frames: Vec<_> = (0..FRAMES as u32).map(|n| bench::p4ce::acknowledgement(n, 0)).collect();
@@ -272,14 +282,15 @@ fn gather(replicas: u32) -> Prepared {
     on_frames(function, &frames, 0, expected)
 }
 
-/// A request and the server's answer; the second turn of the traffic.
+/// Handles requests and the server's responses, in the second round of the traffic.
 fn swordbox(verb: Verb) -> Prepared {
     let load = Load { verb, connections: 1024, requests: 1, lines: 64, covered: 1 };
     let (frames, mut replay) = load.make();
     let mut out = Pool::new(16);
     let copies = |times: usize| -> Vec<_> {
         let all = frames.iter().cycle().take(times * frames.len());
-        // With room, as packet buffers have: an answer may be longer than what it is made in.
+        // Frames have spare capacity, as packet buffers do: a response may be longer than the packet from
+        // which it is made.
         let copy = |frame: &Vec<u8>| {
             let mut bytes = Vec::with_capacity(2048);
             bytes.extend_from_slice(frame);
@@ -303,7 +314,7 @@ fn swordbox(verb: Verb) -> Prepared {
     Prepared { work: Box::new(work), times, units: load.operations(), check: Box::new(check) }
 }
 
-/// Messages or beacons, with what the function sends of its own when it is due.
+/// Handles messages or beacons, and sends the function's own beacons when they are due.
 fn pipe(kind: Kind, links: u16) -> Prepared {
     let load = onepipe::Load { kind, links, payload: 64 };
     let mut function = load.make();
@@ -322,7 +333,8 @@ fn pipe(kind: Kind, links: u16) -> Prepared {
     Prepared { work: Box::new(work), times, units: times, check: Box::new(check) }
 }
 
-/// As `bench pktgen` has it: 64-byte WRITEs with the time in them, as fast as can be, to 1,024 places in memory.
+/// Returns a generator as in `bench pktgen`: WRITEs of 64 bytes with timestamps, as fast as possible, to
+/// 1,024 slots in memory.
 fn generator(qps: u32) -> Pktgen {
     let host = |n: u8| Host { mac: MacAddr([2, 0, 0, 0, 0, n]), ip: [10, 0, 0, n].into() };
     let stream = Stream {
@@ -359,29 +371,33 @@ fn generator(qps: u32) -> Pktgen {
         epoch: Timestamp::new(1),
         streams: vec![stream],
     };
-    let mut pktgen = Pktgen::new(&profile).expect("a profile that can be");
+    let mut pktgen = Pktgen::new(&profile).expect("a valid profile");
     pktgen.on_command(pktgen::Command::Begin, Nanos(1));
     pktgen
 }
 
-/// Turns of a worker, each with a burst of packets and a time of its own.
+/// Runs a worker's turns, each with a burst of packets at its own time.
 fn make(qps: u32) -> Prepared {
     let mut pktgen = generator(qps);
     let counters = pktgen.counters();
     let mut out = Pool::new(1 << 15);
-    // A turn before, so that it is known how many packets one has
+    // One turn in advance, which shows how many packets a turn has
     pktgen.on_timer(Nanos(2), &mut out);
     let burst = out.sent.len();
     let times = (1 << 14) / burst;
     let work = move |n: usize| pktgen.on_timer(Nanos(3 + n as u64), &mut out);
     let check = move || {
         let made = counters.streams[0].sent.frames.get() as usize;
-        if made == burst * (times + 1) { Ok(()) } else { Err(format!("{made} packets were made")) }
+        if made == burst * (times + 1) {
+            Ok(())
+        } else {
+            Err(format!("{made} packets were made, expected another number"))
+        }
     };
     Prepared { work: Box::new(work), times, units: times * burst, check: Box::new(check) }
 }
 
-/// Packets of a generator that come back to it.
+/// Handles packets of a generator that come back to it.
 fn check(qps: u32) -> Prepared {
     let mut pktgen = generator(qps);
     let counters = pktgen.counters();
@@ -398,24 +414,28 @@ fn check(qps: u32) -> Prepared {
     };
     let check = move || {
         let received = counters.streams[0].received.frames.get() as usize;
-        if received == times { Ok(()) } else { Err(format!("{received} of {times} were received")) }
+        if received == times {
+            Ok(())
+        } else {
+            Err(format!("only {received} of {times} packets were received"))
+        }
     };
     Prepared { work: Box::new(work), times, units: times, check: Box::new(check) }
 }
 
-/// A WRITE on each queue pair in turn, its packet, its acknowledgement, its completion.
+/// Runs a WRITE on each queue pair in turn: its packet, its acknowledgement and its completion.
 fn exchange(count: usize) -> Prepared {
     let (mut left, qpns, cq, mr) = nic(0, count);
-    let (mut right, _, _, remote) = nic(1, count);
+    let (mut as_expected, _, _, remote) = nic(1, count);
     let mut frame = Vec::with_capacity(4096);
     let work = move |n: usize| {
         let now = Nanos(1 + 500 * n as u64);
         let write = Operation::Write(Remote { va: VA, rkey: remote.0 });
         let data = Data::Memory(Sge { mr, va: VA, len: 64 });
-        left.post_send(qpns[n % count], SendRequest::new(0, write, data)).expect("room");
+        left.post_send(qpns[n % count], SendRequest::new(0, write, data)).expect("room in the send queue");
         assert!(left.poll_transmit(now, &mut frame));
-        right.on_frame(&frame, now);
-        assert!(right.poll_transmit(now, &mut frame));
+        as_expected.on_frame(&frame, now);
+        assert!(as_expected.poll_transmit(now, &mut frame));
         left.on_frame(&frame, now);
         while left.next_timer().is_some_and(|at| at <= now) {
             left.on_timer(now);

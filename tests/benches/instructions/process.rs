@@ -1,4 +1,4 @@
-//! Messages through a process of 1Pipe and through the host library, in bursts.
+//! Messages through a 1Pipe process and through the host library, in bursts.
 
 use crate::paths::{Pool, Prepared};
 use core::net::IpAddr;
@@ -11,14 +11,14 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use switch::{Function as _, Nanos, PortId};
 
-/// Messages of a turn, turns that are counted, and turns before them, in which memory is allocated
+/// Messages per turn, turns that are counted, and turns before them, in which memory is allocated
 const BURST: usize = 32;
 const TURNS: usize = 128;
-const BEFORE: usize = 64;
-/// From one turn to the next: five million messages a second
+const WARM_UP_TURNS: usize = 64;
+/// Nanoseconds from one turn to the next: five million messages per second
 const TURN: u64 = 6_400;
 const PAYLOAD: [u8; 64] = [0x5a; 64];
-/// As `bench onepipe` has it
+/// The same as in `bench onepipe`
 const ACK_EVERY: u32 = 64;
 
 fn peer(id: u32, host: u8) -> Peer {
@@ -30,7 +30,7 @@ fn peer(id: u32, host: u8) -> Peer {
     }
 }
 
-/// A process with one other, whose switch is at `tor`.
+/// Returns the configuration of a process with one peer, whose switch is at `tor`.
 fn config(own: Peer, other: Peer, tor: Peer) -> Config {
     let Peer { mac, address, qpn, .. } = tor;
     let mut config = Config::new(own, Beacons { mac, address, qpn, detour: Vec::new() });
@@ -47,16 +47,16 @@ fn at(turn: usize) -> Nanos {
     Nanos(1 + turn as u64 * TURN)
 }
 
-/// Two processes, each of which is the other's switch.
-fn two() -> [Process; 2] {
+/// Returns two processes, each of which is the other's switch.
+fn process_pair() -> [Process; 2] {
     let [a, b] = [peer(1, 1), peer(2, 2)];
-    [config(a, b, b), config(b, a, a)].map(|config| Process::new(config).expect("a process"))
+    [config(a, b, b), config(b, a, a)].map(|config| Process::new(config).expect("a valid configuration"))
 }
 
-/// What a process has to send, in vectors that were there before.
+/// Collects the frames that a process has to send, in vectors from `spare`.
 fn transmit(process: &mut Process, now: Nanos, frames: &mut Vec<Vec<u8>>, spare: &mut Vec<Vec<u8>>) {
     loop {
-        let mut frame = spare.pop().expect("enough of them");
+        let mut frame = spare.pop().expect("enough spare vectors");
         if !process.poll_transmit(now, &mut frame) {
             spare.push(frame);
             return;
@@ -65,7 +65,8 @@ fn transmit(process: &mut Process, now: Nanos, frames: &mut Vec<Vec<u8>>, spare:
     }
 }
 
-/// A turn of one who sends: what waits, a burst of messages, which leave at once where they can, and events.
+/// Runs a turn of the sender: it sends what is waiting and a burst of messages, immediately where possible,
+/// and handles events. Returns how many messages have settled without failure.
 fn send(process: &mut Process, now: Nanos, frames: &mut Vec<Vec<u8>>, spare: &mut Vec<Vec<u8>>) -> usize {
     if process.next_timer().is_some_and(|at| at <= now) {
         process.on_timer(now);
@@ -73,12 +74,12 @@ fn send(process: &mut Process, now: Nanos, frames: &mut Vec<Vec<u8>>, spare: &mu
     transmit(process, now, frames, spare);
     let dst = process.config().peers[0].id;
     for _ in 0..BURST {
-        let mut frame = spare.pop().expect("enough of them");
+        let mut frame = spare.pop().expect("enough spare vectors");
         if process.send_at_once(now, dst, &PAYLOAD, &mut frame).is_some() {
             frames.push(frame);
         } else {
             spare.push(frame);
-            process.unreliable_send(now, &[(dst, &PAYLOAD)]).expect("room");
+            process.unreliable_send(now, &[(dst, &PAYLOAD)]).expect("room in the send buffer");
         }
     }
     transmit(process, now, frames, spare);
@@ -86,10 +87,10 @@ fn send(process: &mut Process, now: Nanos, frames: &mut Vec<Vec<u8>>, spare: &mu
     core::iter::from_fn(|| process.poll_event()).filter(settled).count()
 }
 
-/// A turn of one who receives.
+/// Runs a turn of the receiver. Returns how many messages were delivered.
 fn receive(process: &mut Process, now: Nanos, frames: &[Vec<u8>]) -> usize {
     for frame in frames {
-        process.on_frame(frame, now).expect("it is taken");
+        process.on_frame(frame, now).expect("the frame is accepted");
     }
     if process.next_timer().is_some_and(|at| at <= now) {
         process.on_timer(now);
@@ -102,16 +103,17 @@ fn receive(process: &mut Process, now: Nanos, frames: &[Vec<u8>]) -> usize {
     received
 }
 
-/// Runs both for so many turns; what each of them gets in each, and what it has settled or received.
+/// Runs both processes for `turns` turns. Returns the frames that each of them received in each turn, and how
+/// many messages were delivered.
 fn record(turns: usize) -> ([Vec<Vec<Vec<u8>>>; 2], usize) {
-    let [mut a, mut b] = two();
+    let [mut a, mut b] = process_pair();
     let mut spare: Vec<_> = (0..turns * (BURST + 8)).map(|_| Vec::with_capacity(256)).collect();
     let mut to_a: Vec<Vec<Vec<u8>>> = vec![Vec::new()];
     let mut to_b = Vec::new();
     let mut received = 0;
     for turn in 0..turns {
-        for frame in to_a.last().expect("one was pushed") {
-            a.on_frame(frame, at(turn)).expect("it is taken");
+        for frame in to_a.last().expect("a vector was pushed") {
+            a.on_frame(frame, at(turn)).expect("the frame is accepted");
         }
         let mut frames = Vec::new();
         send(&mut a, at(turn), &mut frames, &mut spare);
@@ -124,38 +126,38 @@ fn record(turns: usize) -> ([Vec<Vec<Vec<u8>>>; 2], usize) {
     ([to_a, to_b], received)
 }
 
-fn enough(done: usize, wanted: usize, what: &str) -> Result<(), String> {
-    if done >= wanted { Ok(()) } else { Err(format!("{done} of {wanted} messages were {what}")) }
+fn check_count(done: usize, wanted: usize, what: &str) -> Result<(), String> {
+    if done >= wanted { Ok(()) } else { Err(format!("only {done} of {wanted} messages were {what}")) }
 }
 
-/// Messages that are sent, with the ACKs for those before.
-pub(crate) fn out() -> Prepared {
-    let turns = BEFORE + TURNS;
+/// Sends messages, and handles the ACKs for earlier ones.
+pub(crate) fn send_path() -> Prepared {
+    let turns = WARM_UP_TURNS + TURNS;
     let ([to_a, _], _) = record(turns);
-    let [mut a, _] = two();
+    let [mut a, _] = process_pair();
     let mut spare: Vec<_> = (0..turns * (BURST + 8)).map(|_| Vec::with_capacity(256)).collect();
     let mut frames = Vec::with_capacity(spare.len());
     let mut turn = move |n: usize| {
         for frame in &to_a[n] {
-            a.on_frame(frame, at(n)).expect("it is taken");
+            a.on_frame(frame, at(n)).expect("the frame is accepted");
         }
         send(&mut a, at(n), &mut frames, &mut spare)
     };
-    (0..BEFORE).for_each(|n| _ = turn(n));
+    (0..WARM_UP_TURNS).for_each(|n| _ = turn(n));
     let settled = Rc::new(Cell::new(0));
     let sum = Rc::clone(&settled);
-    let work = move |n: usize| sum.set(sum.get() + turn(BEFORE + n));
+    let work = move |n: usize| sum.set(sum.get() + turn(WARM_UP_TURNS + n));
     let wanted = (TURNS - 4) * BURST;
-    let check = move || enough(settled.get(), wanted, "settled");
+    let check = move || check_count(settled.get(), wanted, "settled");
     Prepared { work: Box::new(work), times: TURNS, units: TURNS * BURST, check: Box::new(check) }
 }
 
-/// Messages that come, with the beacons that make them due and the ACKs for them.
-pub(crate) fn come() -> Prepared {
-    let turns = BEFORE + TURNS;
+/// Receives messages, and beacons by which they are delivered, and sends ACKs.
+pub(crate) fn receive_path() -> Prepared {
+    let turns = WARM_UP_TURNS + TURNS;
     let ([_, to_b], received) = record(turns);
-    assert!(received + 4 * BURST > turns * BURST, "{received} were received");
-    let [_, mut b] = two();
+    assert!(received + 4 * BURST > turns * BURST, "only {received} messages were received");
+    let [_, mut b] = process_pair();
     let mut spare: Vec<_> = (0..turns * 8).map(|_| Vec::with_capacity(256)).collect();
     let mut frames = Vec::with_capacity(spare.len());
     let mut turn = move |n: usize| {
@@ -163,77 +165,78 @@ pub(crate) fn come() -> Prepared {
         transmit(&mut b, at(n), &mut frames, &mut spare);
         received
     };
-    (0..BEFORE).for_each(|n| _ = turn(n));
+    (0..WARM_UP_TURNS).for_each(|n| _ = turn(n));
     let received = Rc::new(Cell::new(0));
     let sum = Rc::clone(&received);
-    let work = move |n: usize| sum.set(sum.get() + turn(BEFORE + n));
-    let check = move || enough(received.get(), (TURNS - 4) * BURST, "received");
+    let work = move |n: usize| sum.set(sum.get() + turn(WARM_UP_TURNS + n));
+    let check = move || check_count(received.get(), (TURNS - 4) * BURST, "received");
     Prepared { work: Box::new(work), times: TURNS, units: TURNS * BURST, check: Box::new(check) }
 }
 
-/// The host library's function on a port that gives back what is sent: its peer is itself by another number, and so is its switch.
-fn looped() -> (Endpoint, Host) {
+/// Returns the host library's function, for a port that loops frames back: the process is its own peer, by
+/// another number, and its own switch.
+fn loopback() -> (Endpoint, Host) {
     let own = peer(1, 1);
-    Endpoint::without_threads(&config(own, peer(2, 1), own), true).expect("a process")
+    Endpoint::without_threads(&config(own, peer(2, 1), own), true).expect("a valid configuration")
 }
 
-fn give(endpoint: &mut Endpoint, messages: usize) {
+fn send_messages(endpoint: &mut Endpoint, messages: usize) {
     for _ in 0..messages {
-        endpoint.unreliable_send(&[(ProcessId(2), &PAYLOAD)]).expect("room");
+        endpoint.unreliable_send(&[(ProcessId(2), &PAYLOAD)]).expect("room in the ring");
     }
 }
 
-/// A turn of the polling thread: what has been sent comes back, and a burst is sent.
-fn turn(host: &mut Host, n: usize, pool: &mut Pool, came: &mut Vec<switch::memory::MemoryFrame>) {
-    core::mem::swap(&mut pool.sent, came);
-    for frame in &mut *came {
+/// Runs a turn of the polling thread: frames that were sent before are received, and a burst is sent.
+fn turn(host: &mut Host, n: usize, pool: &mut Pool, arrived: &mut Vec<switch::memory::MemoryFrame>) {
+    core::mem::swap(&mut pool.sent, arrived);
+    for frame in &mut *arrived {
         host.on_frame(frame, PortId(0), at(n), pool);
     }
     if host.next_timer().is_some_and(|due| due <= at(n)) {
         host.on_timer(at(n), pool);
     }
-    pool.free.append(came);
+    pool.free.append(arrived);
 }
 
-/// The polling thread's turns: out and in.
+/// Runs the turns of the polling thread, which sends and receives.
 pub(crate) fn poll() -> Prepared {
-    let (mut endpoint, mut host) = looped();
-    // What was sent and what comes back: with these, a burst and some more leave in a turn.
+    let (mut endpoint, mut host) = loopback();
+    // With buffers for what was sent and what is received, a burst and some more frames leave in a turn.
     let mut pool = Pool::new(2 * BURST);
-    let mut came = Vec::with_capacity(2 * BURST);
-    give(&mut endpoint, 2 * BURST * BEFORE);
-    for n in 0..2 * BEFORE {
-        turn(&mut host, n, &mut pool, &mut came);
+    let mut arrived = Vec::with_capacity(2 * BURST);
+    send_messages(&mut endpoint, 2 * BURST * WARM_UP_TURNS);
+    for n in 0..2 * WARM_UP_TURNS {
+        turn(&mut host, n, &mut pool, &mut arrived);
         while endpoint.unreliable_recv().is_some() {}
         while endpoint.poll_event().is_some() {}
     }
-    give(&mut endpoint, TURNS * BURST);
+    send_messages(&mut endpoint, TURNS * BURST);
     let before = endpoint.counters().delivered.get();
     let endpoint = Rc::new(endpoint);
     let counted = Rc::clone(&endpoint);
-    let work = move |n: usize| turn(&mut host, 2 * BEFORE + n, &mut pool, &mut came);
+    let work = move |n: usize| turn(&mut host, 2 * WARM_UP_TURNS + n, &mut pool, &mut arrived);
     let check = move || {
         let delivered = counted.counters().delivered.get() - before;
-        enough(delivered as usize, TURNS * BURST, "delivered")
+        check_count(delivered as usize, TURNS * BURST, "delivered")
     };
-    // Some beacons and ACKs leave as well, so it takes some more turns.
+    // Some beacons and ACKs are sent as well, so more turns are needed.
     Prepared { work: Box::new(work), times: TURNS * 5 / 4, units: TURNS * BURST, check: Box::new(check) }
 }
 
-/// What the application's thread does: it sends, receives and takes events.
+/// Runs the work of the application's thread: it sends, receives and takes events.
 pub(crate) fn application() -> Prepared {
-    let (mut endpoint, mut host) = looped();
+    let (mut endpoint, mut host) = loopback();
     let mut pool = Pool::new(8 * TURNS * BURST);
-    let mut came = Vec::with_capacity(8 * TURNS * BURST);
-    give(&mut endpoint, TURNS * BURST);
+    let mut arrived = Vec::with_capacity(8 * TURNS * BURST);
+    send_messages(&mut endpoint, TURNS * BURST);
     for n in 0..4 * TURNS {
-        turn(&mut host, n, &mut pool, &mut came);
+        turn(&mut host, n, &mut pool, &mut arrived);
     }
     let received = Rc::new(RefCell::new((0, 0)));
     let counted = Rc::clone(&received);
     let work = move |_: usize| {
         let mut counted = counted.borrow_mut();
-        give(&mut endpoint, BURST);
+        send_messages(&mut endpoint, BURST);
         for _ in 0..BURST {
             counted.0 += usize::from(endpoint.unreliable_recv().is_some());
             counted.1 += usize::from(endpoint.poll_event().is_some());
@@ -241,8 +244,8 @@ pub(crate) fn application() -> Prepared {
     };
     let check = move || {
         let (messages, events) = *received.borrow();
-        // Events beyond what their ring has room for wait.
-        enough(messages, TURNS * BURST, "received").and_then(|()| enough(events, 4096, "settled"))
+        // Events that do not fit into their ring have to wait.
+        check_count(messages, TURNS * BURST, "received").and_then(|()| check_count(events, 4096, "settled"))
     };
     Prepared { work: Box::new(work), times: TURNS, units: TURNS * BURST, check: Box::new(check) }
 }

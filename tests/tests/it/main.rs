@@ -1,4 +1,4 @@
-//! What crosses crates.
+//! Tests that span crates.
 
 mod mutants;
 mod packets;

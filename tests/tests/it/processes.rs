@@ -1,4 +1,4 @@
-//! Processes that tests start end with the test.
+//! Child processes that tests start end with the test.
 
 use rustix::fs::{CWD, Mode, mkfifoat};
 use std::fs::OpenOptions;
@@ -6,21 +6,22 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::process::Stdio;
 use understudy_tests::processes::{Process, Signal, command};
 
-/// Names the queue (FIFO) that the child of the killed test process waits at. Set in that process alone
-const QUEUE: &str = "PROCESSES_QUEUE";
+/// Environment variable with the path of the FIFO on which the child of the killed test process waits. It is
+/// set only in that process.
+const FIFO_VARIABLE: &str = "PROCESSES_QUEUE";
 
-/// Plays a test that never ends. Its child answers, then waits for a line from the queue, after which it prints that it has
-/// survived.
-fn wait_to_be_killed(queue: String) {
+/// Acts as a test that never ends. Its child prints a line, then waits for a line from the FIFO, after which
+/// it prints that it has survived.
+fn wait_to_be_killed(fifo: String) {
     let start = move || {
         let mut child = command("sh");
-        child.args(["-c", r#"read word; echo "$word"; read line < "$0"; echo survived"#]).arg(queue);
+        child.args(["-c", r#"read word; echo "$word"; read line < "$0"; echo survived"#]).arg(fifo);
         Process::start({
             child.stdin(Stdio::piped());
             child
         })
     };
-    // The thread that asked for the process ends before the process does.
+    // The thread that requested the process ends before the process does.
     let mut child = std::thread::spawn(start).join().unwrap();
     child.stdin.take().unwrap().write_all(b"ready\n").unwrap();
     child.wait().unwrap();
@@ -28,36 +29,40 @@ fn wait_to_be_killed(queue: String) {
 
 #[test]
 fn child_of_a_killed_test_process_ends() {
-    if let Ok(queue) = std::env::var(QUEUE) {
-        return wait_to_be_killed(queue);
+    if let Ok(fifo) = std::env::var(FIFO_VARIABLE) {
+        return wait_to_be_killed(fifo);
     }
     let folder = tempfile::tempdir().unwrap();
-    let queue = folder.path().join("queue");
-    mkfifoat(CWD, &queue, Mode::RUSR | Mode::WUSR).unwrap();
+    let fifo = folder.path().join("queue");
+    mkfifoat(CWD, &fifo, Mode::RUSR | Mode::WUSR).unwrap();
     let mut test = command(std::env::current_exe().unwrap());
-    test.args(["--exact", "child_of_a_killed_test_process_ends", "--nocapture"]).env(QUEUE, &queue);
+    test.args(["--exact", "processes::child_of_a_killed_test_process_ends", "--nocapture"])
+        .env(FIFO_VARIABLE, &fifo);
     test.stdout(Stdio::piped());
     let mut test = Process::start(test);
-    let mut said = BufReader::new(test.stdout.take().unwrap());
+    let mut output = BufReader::new(test.stdout.take().unwrap());
     let mut line = String::new();
     while !line.ends_with("ready\n") {
         line.clear();
-        assert!(said.read_line(&mut line).unwrap() > 0, "it ended before its child answered");
+        assert!(
+            output.read_line(&mut line).unwrap() > 0,
+            "the test process ended before its child was ready"
+        );
     }
     test.signal(Signal::KILL);
     test.wait().unwrap();
-    // A child that has no signal pending gets this line, whenever it opens the queue: a queue that is open for reading and
-    // writing keeps the line (fifo(7)).
-    let mut queue = OpenOptions::new().read(true).write(true).open(&queue).unwrap();
-    queue.write_all(b"go on\n").unwrap();
+    // A child that is not about to be killed gets this line, whenever it opens the FIFO: a FIFO that is open
+    // for reading and writing keeps the line (fifo(7)).
+    let mut fifo = OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
+    fifo.write_all(b"go on\n").unwrap();
     let mut rest = String::new();
-    // Ends when the last process that has standard output has ended, killed or with the line.
-    said.read_to_string(&mut rest).unwrap();
+    // The read ends when every process with this standard output has ended, killed or after the line.
+    output.read_to_string(&mut rest).unwrap();
     assert!(!rest.contains("survived"), "{rest}");
 }
 
 #[test]
-fn process_is_killed_when_dropped() {
+fn a_process_is_killed_when_dropped() {
     let mut child = command("cat");
     child.stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = Process::start(child);

@@ -1,10 +1,11 @@
-//! An rnic answers as soft-RoCE does: the requests of real captures, replayed against an rnic in the same state, bring
-//! the responses of the capture, field by field.
+//! An rnic responds as soft-RoCE does: the requests of real captures, replayed against an rnic in the same
+//! state, result in the responses of the capture, field by field.
 //!
-//! What legitimately differs, and is not compared: MigReq, which soft-RoCE leaves 0 and hardware sets (IB 17.2.8: the
-//! initial state is "migrated"; some hardware drops the other); the IPv4 identification (a counter of the host) and with it the
-//! header checksum; the UDP source port (any will do, IB A17.4.5) and the checksum, which soft-RoCE leaves out on IPv4
-//! as we do; the ICRC, which covers those, and which is verified instead.
+//! These fields may differ, and are not compared: MigReq, which soft-RoCE leaves 0 and hardware sets (IB
+//! 17.2.8: the initial state is "migrated"; some hardware drops packets with the other value); the IPv4
+//! identification, a counter of the host, and with it the header checksum; the UDP source port, which is
+//! arbitrary (IB A17.4.5); the UDP checksum, which both soft-RoCE and rnic omit on IPv4; and the ICRC, which
+//! covers these fields and is verified instead.
 
 use rnic::{
     Access, Buffer, Config, Interface, Modify, Path, PathMtu, QpInit, ReadyToReceive, RecvRequest, Rnic, Sge,
@@ -18,7 +19,7 @@ use std::net::IpAddr;
 use switch::Nanos;
 use understudy_tests::captures;
 
-/// Space for received messages
+/// Size of the buffer for received messages
 const RECEIVE: usize = 1 << 20;
 const RECEIVE_VA: u64 = 0x7000_0000_0000;
 
@@ -26,14 +27,14 @@ fn is_response(opcode: Opcode) -> bool {
     (0x0d..=0x12).contains(&opcode.0)
 }
 
-/// One direction of a connection: the requests to a queue pair, and the responses that it gave.
+/// One direction of a connection: the requests to a queue pair, and its responses.
 #[derive(Default)]
 struct Flow<'a> {
     requests: Vec<(usize, Packet<'a>)>,
     responses: Vec<Packet<'a>>,
 }
 
-/// PSNs from the first to the last request
+/// Returns whether a PSN is between the first and the last request of a flow, or up to 15 after it.
 fn spans(flow: &Flow<'_>, psn: Psn) -> bool {
     let (Some((_, first)), Some((_, last))) = (flow.requests.first(), flow.requests.last()) else {
         return false;
@@ -42,7 +43,7 @@ fn spans(flow: &Flow<'_>, psn: Psn) -> bool {
     psn.distance(from) >= 0 && psn.distance(last.bth().psn()) < 16
 }
 
-/// Sorts the packets of a capture into flows by responder. Who answers for which queue pair is known by the PSNs.
+/// Sorts the packets of a capture into flows by responder. The PSNs tell which queue pair sent a response.
 fn flows<'a>(frames: &'a [Vec<u8>]) -> Vec<Flow<'a>> {
     let packets: Vec<_> =
         frames.iter().enumerate().filter_map(|(n, frame)| Some((n, Packet::parse(frame)?))).collect();
@@ -64,15 +65,15 @@ fn flows<'a>(frames: &'a [Vec<u8>]) -> Vec<Flow<'a>> {
     flows.into_values().collect()
 }
 
-/// The responder, in the state in which the capture begins.
+/// The responder, in the state at the beginning of the capture.
 struct Replay {
     nic: Rnic,
     qpn: Qpn,
-    /// By the key in the capture
+    /// Regions by their R_key in the capture
     regions: BTreeMap<u32, Region>,
 }
 
-/// Memory that the requests of a capture name.
+/// Memory that the requests of a capture access.
 struct Region {
     rkey: u32,
     buffer: Buffer,
@@ -81,7 +82,7 @@ struct Region {
 
 impl Replay {
     fn new(flow: &Flow<'_>) -> Self {
-        let (first, answer) = (&flow.requests[0].1, &flow.responses[0]);
+        let (first, response) = (&flow.requests[0].1, &flow.responses[0]);
         let mut interface = Interface::new(first.ethernet().dst, first.dst(), 24);
         interface.neighbours.push((first.src(), first.ethernet().src));
         interface.vlan = first.tags().first().map(|tag| tag.tci.get());
@@ -98,21 +99,23 @@ impl Replay {
             max_recv: 1 << 16,
         };
         let qpn = nic.create_qp(init).unwrap();
-        let whole =
+        let has_full_payload =
             |packet: &&(usize, Packet<'_>)| matches!(packet.1.layout().opcode().0 & 0x1f, 0 | 1 | 6 | 7);
-        let mtu = flow.requests.iter().find(whole).map(|(_, packet)| packet.payload().len());
+        let mtu = flow.requests.iter().find(has_full_payload).map(|(_, packet)| packet.payload().len());
         let first_of_read = |p: &&Packet<'_>| p.layout().opcode() == Opcode::RC_READ_RESPONSE_FIRST;
         let mtu = mtu.or_else(|| flow.responses.iter().find(first_of_read).map(|p| p.payload().len()));
         let mtu = PathMtu::of_bytes(mtu.unwrap_or(1024) as u16).expect("a path MTU");
         let path = Path {
             mac: Some(first.ethernet().src),
-            hop_limit: answer.ipv4().map_or_else(|| answer.ipv6().unwrap().hop_limit, |ip| ip.ttl),
-            traffic_class: answer.ipv4().map_or_else(|| answer.ipv6().unwrap().traffic_class(), |ip| ip.tos),
+            hop_limit: response.ipv4().map_or_else(|| response.ipv6().unwrap().hop_limit, |ip| ip.ttl),
+            traffic_class: response
+                .ipv4()
+                .map_or_else(|| response.ipv6().unwrap().traffic_class(), |ip| ip.tos),
             ..Path::new(first.dst(), first.src())
         };
         let ready = ReadyToReceive {
             path,
-            dest_qp: answer.bth().dest_qp(),
+            dest_qp: response.bth().dest_qp(),
             mtu,
             rq_psn: first.bth().psn(),
             max_dest_rd_atomic: 128,
@@ -127,26 +130,27 @@ impl Replay {
         }
         let regions = register(&mut nic, pd, flow);
         let mut replay = Self { nic, qpn, regions };
-        // Later ones first, so that the first word about a place is the last to be written.
+        // Requests are handled last to first, so that the first request for an address determines its
+        // contents.
         for (_, packet) in flow.requests.iter().rev().filter(|(_, packet)| packet.atomic().is_some()) {
             replay.store(packet, &fetched(flow, packet));
         }
         replay
     }
 
-    /// Puts bytes where a request fetches them.
+    /// Stores bytes at the address from which a request fetches.
     fn store(&mut self, packet: &Packet<'_>, bytes: &[u8]) {
-        let named = packet.reth().map(|reth| (reth.rkey.get(), reth.va.get()));
-        let named = named.or(packet.atomic().map(|atomic| (atomic.rkey.get(), atomic.va.get())));
-        let Some((key, va)) = named else { return };
+        let target = packet.reth().map(|reth| (reth.rkey.get(), reth.va.get()));
+        let target = target.or(packet.atomic().map(|atomic| (atomic.rkey.get(), atomic.va.get())));
+        let Some((key, va)) = target else { return };
         let region = &self.regions[&key];
         let at = (va - region.va) as usize;
-        let place = &mut self.nic.bytes_mut(region.buffer)[at..];
-        let len = bytes.len().min(place.len());
-        place[..len].copy_from_slice(&bytes[..len]);
+        let memory = &mut self.nic.bytes_mut(region.buffer)[at..];
+        let len = bytes.len().min(memory.len());
+        memory[..len].copy_from_slice(&bytes[..len]);
     }
 
-    /// Gives it a request; its answers.
+    /// Delivers a request to the NIC. Returns its responses.
     fn request(&mut self, packet: &Packet<'_>) -> Vec<Vec<u8>> {
         let mut frame = packet.bytes().to_vec();
         let mut rewriter = Rewriter::new(&mut frame, packet.layout());
@@ -156,30 +160,31 @@ impl Replay {
         }
         rewriter.finish();
         if let Some(atomic) = packet.atomic() {
-            // An AtomicETH's key has no setter: nobody on the way changes it alone.
+            // The rewriter cannot change an AtomicETH's R_key alone, because no function needs that.
             let mut repr = rocev2::repr::Repr::parse(&frame).unwrap();
             repr.extended.atomic.rkey = self.regions[&atomic.rkey.get()].rkey.into();
-            let mut again = vec![0; repr.frame_len()];
-            repr.build(&mut again).unwrap();
-            frame = again;
+            let mut rebuilt = vec![0; repr.frame_len()];
+            repr.build(&mut rebuilt).unwrap();
+            frame = rebuilt;
         }
         self.nic.on_frame(&frame, Nanos::ZERO);
-        let mut answers = Vec::new();
-        let mut answer = Vec::new();
-        while self.nic.poll_transmit(Nanos::ZERO, &mut answer) {
-            answers.push(answer.clone());
+        let mut replies = Vec::new();
+        let mut response = Vec::new();
+        while self.nic.poll_transmit(Nanos::ZERO, &mut response) {
+            replies.push(response.clone());
         }
-        answers
+        replies
     }
 }
 
-/// Memory at the addresses that the requests name.
+/// Registers memory at all addresses that the requests access. Returns the regions by their R_key in the
+/// capture.
 fn register(nic: &mut Rnic, pd: rnic::Pd, flow: &Flow<'_>) -> BTreeMap<u32, Region> {
     let mut ranges: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
     for (_, packet) in &flow.requests {
-        let named = packet.reth().map(|reth| (reth.rkey.get(), reth.va.get(), reth.len.get().into()));
-        let named = named.or(packet.atomic().map(|atomic| (atomic.rkey.get(), atomic.va.get(), 8)));
-        if let Some((key, va, len)) = named {
+        let target = packet.reth().map(|reth| (reth.rkey.get(), reth.va.get(), reth.len.get().into()));
+        let target = target.or(packet.atomic().map(|atomic| (atomic.rkey.get(), atomic.va.get(), 8)));
+        if let Some((key, va, len)) = target {
             let range = ranges.entry(key).or_insert((va, va + len));
             *range = (range.0.min(va), range.1.max(va + len));
         }
@@ -191,26 +196,34 @@ fn register(nic: &mut Rnic, pd: rnic::Pd, flow: &Flow<'_>) -> BTreeMap<u32, Regi
     ranges.into_iter().map(|(key, (from, to))| (key, region(from, to))).collect()
 }
 
-/// What the responses say that a request fetched; nothing for requests that fetch nothing
+/// Returns the data that a request fetched according to its responses. It is empty for requests that fetch
+/// nothing.
 fn fetched(flow: &Flow<'_>, packet: &Packet<'_>) -> Vec<u8> {
     let first = packet.bth().psn();
     match packet.layout().opcode() {
         Opcode::RC_READ_REQUEST => {
             let psns = packet.reth().unwrap().len.get() / 256 + 1;
-            let of_it = |p: &&Packet<'_>| (0..psns as i32).contains(&p.bth().psn().distance(first));
+            let is_response_to_it =
+                |p: &&Packet<'_>| (0..psns as i32).contains(&p.bth().psn().distance(first));
             let data = |p: &&Packet<'_>| (0x0d..=0x10).contains(&p.layout().opcode().0);
-            flow.responses.iter().filter(of_it).filter(data).flat_map(|p| p.payload().to_vec()).collect()
+            flow.responses
+                .iter()
+                .filter(is_response_to_it)
+                .filter(data)
+                .flat_map(|p| p.payload().to_vec())
+                .collect()
         }
         Opcode::RC_COMPARE_SWAP | Opcode::RC_FETCH_ADD => {
-            let of_it = |p: &&Packet<'_>| p.atomic_ack().is_some() && p.bth().psn() == first;
-            let word = flow.responses.iter().find(of_it).map(|p| p.atomic_ack().unwrap().original.get());
+            let is_response_to_it = |p: &&Packet<'_>| p.atomic_ack().is_some() && p.bth().psn() == first;
+            let word =
+                flow.responses.iter().find(is_response_to_it).map(|p| p.atomic_ack().unwrap().original.get());
             word.map(|word| word.to_le_bytes().to_vec()).unwrap_or_default()
         }
         _ => Vec::new(),
     }
 }
 
-/// Everything that has to be equal.
+/// Returns all fields that have to be equal.
 fn compared(packet: &Packet<'_>) -> impl PartialEq + std::fmt::Debug {
     let macs: (MacAddr, MacAddr) = (packet.ethernet().src, packet.ethernet().dst);
     let ip = (packet.src(), packet.dst(), packet.ipv4().map(|ip| (ip.tos, ip.ttl, ip.flags_fragment.get())));
@@ -224,18 +237,19 @@ fn compared(packet: &Packet<'_>) -> impl PartialEq + std::fmt::Debug {
     ((macs, tags, ip, ip6, udp), bth, aeth, original, packet.payload().to_vec())
 }
 
-/// Replays every flow of a capture, without the frames that were lost on the way. Returns how many responses agreed.
+/// Replays every flow of a capture, except for the frames that were lost in the network. Returns how many
+/// responses agreed.
 fn replay(name: &str, lost: impl Fn(usize) -> bool) -> usize {
     let frames = captures::frames(&captures::path(name));
     let mut agreed = 0;
     for flow in flows(&frames).iter().filter(|flow| !flow.responses.is_empty()) {
         let mut replay = Replay::new(flow);
-        let answers: Vec<_> = flow
+        let replies: Vec<_> = flow
             .requests
             .iter()
             .filter(|(n, _)| !lost(*n))
             .flat_map(|(_, packet)| {
-                // An application writes to its memory between the READs of it.
+                // An application writes to its memory between the READs.
                 if packet.layout().opcode() == Opcode::RC_READ_REQUEST {
                     replay.store(packet, &fetched(flow, packet));
                 }
@@ -244,20 +258,20 @@ fn replay(name: &str, lost: impl Fn(usize) -> bool) -> usize {
             .collect();
         // A capture may end before the last responses.
         assert!(
-            answers.len() >= flow.responses.len(),
-            "{name}: {} of {}",
-            answers.len(),
+            replies.len() >= flow.responses.len(),
+            "{name}: {} responses, {} in the capture",
+            replies.len(),
             flow.responses.len()
         );
-        for (n, (ours, theirs)) in answers.iter().zip(&flow.responses).enumerate() {
+        for (n, (ours, recorded)) in replies.iter().zip(&flow.responses).enumerate() {
             let Class::Roce(layout) = classify(ours) else { panic!("{name}: response {n} does not parse") };
             let ours = Packet::new(ours, layout);
             assert!(ours.verify_icrc());
             assert!(
-                compared(&ours) == compared(theirs),
-                "{name}: response {n}:\n{:?}\n{:?}",
+                compared(&ours) == compared(recorded),
+                "{name}: response {n} differs: rnic, then soft-RoCE:\n{:?}\n{:?}",
                 compared(&ours),
-                compared(theirs)
+                compared(recorded)
             );
             agreed += 1;
         }
@@ -267,7 +281,7 @@ fn replay(name: &str, lost: impl Fn(usize) -> bool) -> usize {
 }
 
 #[test]
-fn responses_are_those_of_soft_roce() {
+fn responses_agree_with_those_of_soft_roce() {
     for (name, responses) in [
         ("rc_send_64.pcap", 20),
         ("rc_write_64.pcap", 50),
@@ -291,18 +305,18 @@ fn responses_are_those_of_soft_roce() {
         ("dscp_ecn_rc_write_64.pcap", 1),
     ] {
         let agreed = replay(name, |_| false);
-        assert!(agreed >= responses, "{name}: {agreed} responses");
+        assert!(agreed >= responses, "{name}: only {agreed} responses agreed");
     }
 }
 
 #[test]
-fn losses_are_answered_as_soft_roce_does() {
-    // The forwarder dropped every 23rd frame, after it was recorded.
+fn responses_after_losses_agree_with_those_of_soft_roce() {
+    // The forwarder dropped every 23rd frame, after recording it.
     assert_eq!(replay("rc_write_loss.pcap", |n| (n + 1) % 23 == 0), 8);
 }
 
 #[test]
-fn the_message_sequence_number_begins_at_zero() {
+fn the_first_response_has_message_sequence_number_one() {
     let frames = captures::frames(&captures::path("rc_send_64.pcap"));
     let flows = flows(&frames);
     assert_eq!(flows[0].responses[0].aeth().unwrap().msn(), Msn::new(1));

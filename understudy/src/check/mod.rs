@@ -1,4 +1,4 @@
-//! `understudy check`: is a configuration file right, and what would it run?
+//! `understudy check`: checks a configuration file, and prints what it would run.
 
 mod scenario;
 mod summary;
@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Check a configuration file and say what it would run, without starting anything
+/// Check a configuration file and print what it would run, without starting anything
 ///
-/// Ends with 0 if the file is right, and with 2 if anything in it is wrong.
+/// The exit status is 0 if the file is valid, and 2 if it is not.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The file
+    /// Configuration file
     #[arg(value_name = "CONFIG.toml")]
     config: PathBuf,
     /// Print {"ok", "errors": [{"line", "column", "message", "help"}]}

@@ -1,12 +1,12 @@
-//! What a scenario would run, on a screen.
+//! Describes what a scenario would run.
 
 use core::fmt::Write;
 use sim::scenario::{Between, FaultKind, GroupsSpec, Scenario, SwitchKind, VerbsSpec, Work};
 use std::path::Path;
 
-/// The network, what it does, and what happens to it.
+/// Returns a description of the network, its workload and its faults.
 pub(super) fn of(path: &Path, scenario: &Scenario) -> String {
-    let mut text = format!("{} is right. `understudy sim` would run:\n\n", path.display());
+    let mut text = format!("{} is valid. `understudy sim` would run:\n\n", path.display());
     let hosts: Vec<_> =
         scenario.hosts.iter().map(|host| format!("{} ({})", host.name, host.address.0)).collect();
     let mut line = |key: &str, value: String| _ = writeln!(text, "{key:<9} {value}");
@@ -20,17 +20,18 @@ pub(super) fn of(path: &Path, scenario: &Scenario) -> String {
     }
     for link in &scenario.links {
         let [a, b] = &link.ends;
-        let harm = [
+        let impairments = [
             ("lost", link.loss),
             ("duplicated", link.duplicate),
             ("reordered", link.reorder),
             ("damaged", link.corrupt),
         ];
-        let harm = harm.iter().filter(|(_, share)| share.high > 0);
-        let harm: Vec<_> = harm.map(|(what, share)| format!("{} {what}", shown(*share, 1e7, " %"))).collect();
-        let harm = if harm.is_empty() { "nothing bad".into() } else { harm.join(", ") };
-        let rate = shown(link.rate, 1e9, " Gb/s");
-        line("link", format!("{a} - {b}: {rate}, {}, {harm}", shown(link.delay, 1e3, " us")));
+        let impairments = impairments.iter().filter(|(_, share)| share.high > 0);
+        let impairments: Vec<_> =
+            impairments.map(|(what, share)| format!("{} {what}", range_text(*share, 1e7, " %"))).collect();
+        let impairments = if impairments.is_empty() { "no faults".into() } else { impairments.join(", ") };
+        let rate = range_text(link.rate, 1e9, " Gb/s");
+        line("link", format!("{a} - {b}: {rate}, {}, {impairments}", range_text(link.delay, 1e3, " us")));
     }
     match &scenario.work {
         Work::Verbs(verbs) => line("verbs", verbs_of(verbs)),
@@ -39,24 +40,26 @@ pub(super) fn of(path: &Path, scenario: &Scenario) -> String {
     for fault in &scenario.faults {
         let what = match &fault.kind {
             FaultKind::Crash(node) => format!("{node} crashes"),
-            FaultKind::Pause(node) => format!("{node} stands still"),
-            FaultKind::Partition(nodes) => format!("cut off: {}", nodes.join(", ")),
-            FaultKind::Mute(nodes) => format!("nothing arrives from {}", nodes.join(", ")),
-            FaultKind::Part([a, b]) => format!("{a} and {b} do not reach each other"),
-            FaultKind::Mtu([a, b], mtu) => format!("MTU between {a} and {b}: {}", shown(*mtu, 1.0, "")),
-            FaultKind::Stranger(switch, lies) => {
-                format!("a host that is no party sends {} packets at {switch}", shown(*lies, 1.0, ""))
+            FaultKind::Pause(node) => format!("{node} pauses"),
+            FaultKind::Partition(nodes) => format!("partition of {}", nodes.join(", ")),
+            FaultKind::Mute(nodes) => format!("no packets arrive from {}", nodes.join(", ")),
+            FaultKind::Part([a, b]) => format!("{a} and {b} do not receive each other's packets"),
+            FaultKind::Mtu([a, b], mtu) => format!("MTU between {a} and {b}: {}", range_text(*mtu, 1.0, "")),
+            FaultKind::Stranger(switch, packets) => {
+                format!("an outsider sends {} packets at {switch}", range_text(*packets, 1.0, ""))
             }
-            FaultKind::Swap([a, b]) => format!("{a} and {b} change their ports"),
+            FaultKind::Swap([a, b]) => format!("{a} and {b} swap their ports"),
             FaultKind::Rehash(node, _) => format!("{node} sends from other UDP source ports"),
-            FaultKind::ClockStep(node, by) => format!("the clock of {node} jumps {}", shown(*by, 1e3, " us")),
+            FaultKind::ClockStep(node, by) => {
+                format!("the clock of {node} jumps {}", range_text(*by, 1e3, " us"))
+            }
             FaultKind::ClockDrift(node, by) => {
-                format!("the clock of {node} drifts {}", shown(*by, 1e3, " ppm"))
+                format!("the clock of {node} drifts {}", range_text(*by, 1e3, " ppm"))
             }
         };
         let lasts =
-            fault.lasts.map(|lasts| format!(", for {}", shown(lasts, 1e3, " us"))).unwrap_or_default();
-        line("fault", format!("after {}: {what}{lasts}", shown(fault.at, 1e3, " us")));
+            fault.lasts.map(|lasts| format!(", for {}", range_text(lasts, 1e3, " us"))).unwrap_or_default();
+        line("fault", format!("after {}: {what}{lasts}", range_text(fault.at, 1e3, " us")));
     }
     text
 }
@@ -64,31 +67,32 @@ pub(super) fn of(path: &Path, scenario: &Scenario) -> String {
 fn verbs_of(verbs: &VerbsSpec) -> String {
     let names: Vec<_> = verbs.verbs.iter().map(|verb| verb.name()).collect();
     format!(
-        "connections between each two hosts: {}, and {} unreliable ones; operations of each end: {}, of up to {} bytes: {}",
-        shown(verbs.connections, 1.0, ""),
-        shown(verbs.unreliable, 1.0, ""),
-        shown(verbs.operations, 1.0, ""),
-        shown(verbs.max_size, 1.0, ""),
+        "connections between each pair of hosts: {}, and {} unreliable ones; operations of each end: {}, \
+         of up to {} bytes: {}",
+        range_text(verbs.connections, 1.0, ""),
+        range_text(verbs.unreliable, 1.0, ""),
+        range_text(verbs.operations, 1.0, ""),
+        range_text(verbs.max_size, 1.0, ""),
         names.join(", ")
     )
 }
 
 fn groups_of(groups: &GroupsSpec) -> String {
     let quorum = match groups.quorum {
-        Between { low: 0, high: 0 } => "a majority with the leader".into(),
-        quorum => shown(quorum, 1.0, " replicas"),
+        Between { low: 0, high: 0 } => "a majority including the leader".into(),
+        quorum => range_text(quorum, 1.0, " replicas"),
     };
     format!(
-        "led by {}, {} each; operations: {} of up to {} bytes; acknowledged when {quorum} did",
+        "led by {}, {} each; operations: {} of up to {} bytes; acknowledged by {quorum}",
         groups.leaders.join(", "),
-        shown(groups.groups, 1.0, ""),
-        shown(groups.operations, 1.0, ""),
-        shown(groups.max_size, 1.0, ""),
+        range_text(groups.groups, 1.0, ""),
+        range_text(groups.operations, 1.0, ""),
+        range_text(groups.max_size, 1.0, ""),
     )
 }
 
-/// A number or a range, in a unit of so much
-fn shown(between: Between, unit: f64, name: &str) -> String {
+/// Formats a number or a range, divided by `unit`, with the unit's name.
+fn range_text(between: Between, unit: f64, name: &str) -> String {
     let [low, high] = [between.low, between.high].map(|number| number as f64 / unit);
     if between.low == between.high { format!("{low}{name}") } else { format!("{low} to {high}{name}") }
 }

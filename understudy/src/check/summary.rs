@@ -1,4 +1,4 @@
-//! What a configuration would run, on a screen.
+//! Describes what a configuration would run.
 
 mod consensus;
 mod impair;
@@ -22,7 +22,7 @@ use switch::drop::FaultSet;
 use switch::forward::Config as Forward;
 use switch::forward::config::{Topology, Ttl};
 
-/// The ports, the function, the workers, and what is worth a second look.
+/// Returns a description of the ports, the function and the workers, followed by notes.
 pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
     let runtime = &config.runtime;
     let function = match &config.function {
@@ -52,23 +52,26 @@ pub(super) fn of(path: &Path, config: &Config, machine: &Machine) -> String {
             "ends",
             match config.stop_when_idle {
                 _ if matches!(config.function, FunctionConfig::Pktgen(_)) => {
-                    "when all is sent and has come, or when told to (Ctrl-C)".into()
+                    "when all packets are sent and received, or when interrupted (Ctrl-C)".into()
                 }
-                Some(idle) => format!("when no frame has come for {} ms, or when told to", idle.as_millis()),
-                None => "when told to (Ctrl-C)".into(),
+                Some(idle) => format!(
+                    "when no frame was received for {} ms, or when interrupted (Ctrl-C)",
+                    idle.as_millis()
+                ),
+                None => "when interrupted (Ctrl-C)".into(),
             },
         ),
     ];
     let observe = &config.observe;
     let socket = observe.socket.iter().map(|path| format!("`top` and `trace` through {}", path.display()));
     let prometheus = observe.prometheus.iter().map(|at| {
-        let whose = if at.ip().is_loopback() { "" } else { ", for anybody who reaches it" };
-        format!("Prometheus at http://{at}/metrics{whose}")
+        let reach = if at.ip().is_loopback() { "" } else { ", for every host that can reach it" };
+        format!("Prometheus at http://{at}/metrics{reach}")
     });
-    let seen = socket.chain(prometheus).map(|line| ("seen by", line));
-    let mut text = format!("{} is right. It would run:\n\n{}\n", path.display(), ports(runtime));
+    let observers = socket.chain(prometheus).map(|line| ("observers", line));
+    let mut text = format!("{} is valid. It would run:\n\n{}\n", path.display(), ports(runtime));
     let tunnel = config.tunnel.iter().flat_map(tunnel::lines);
-    for (key, value) in tunnel.chain(function).chain(rest).chain(seen) {
+    for (key, value) in tunnel.chain(function).chain(rest).chain(observers) {
         let _ = writeln!(text, "{key:<9} {value}");
     }
     let mut notes = notes(runtime, machine);
@@ -103,8 +106,8 @@ fn ports(runtime: &dataplane::Config) -> String {
         };
         [port.name.clone(), device(&port.device), port.mtu.to_string(), queues, port.buffers.to_string()]
     };
-    let heads = ["port", "device", "MTU", "queues", "buffers"].map(str::to_owned);
-    let rows: Vec<_> = core::iter::once(heads).chain(runtime.ports.iter().map(row)).collect();
+    let header = ["port", "device", "MTU", "queues", "buffers"].map(str::to_owned);
+    let rows: Vec<_> = core::iter::once(header).chain(runtime.ports.iter().map(row)).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: [usize; 5] = core::array::from_fn(width);
     let mut text = String::new();
@@ -115,7 +118,7 @@ fn ports(runtime: &dataplane::Config) -> String {
     text
 }
 
-/// Receive queues that a port asks for.
+/// Returns the number of receive queues of a port.
 fn rx_queues(port: &Port, workers: usize) -> usize {
     match (&port.device, port.rx_queues) {
         (Device::Pcap { rx, .. }, _) => rx.len().max(1),
@@ -145,9 +148,9 @@ fn device(device: &Device) -> String {
                 [one] => format!("plays {}", one.display()),
                 [first, others @ ..] => format!("plays {} and {} more", first.display(), others.len()),
             };
-            let again = if *infinite { " over and over" } else { "" };
+            let repeat = if *infinite { " over and over" } else { "" };
             let recorded = tx.as_ref().map(|tx| format!(", records {}", tx.display())).unwrap_or_default();
-            format!("{played}{again}{recorded}")
+            format!("{played}{repeat}{recorded}")
         }
         Device::Null { size, copy } => {
             format!("makes frames of {size} bytes{}", if *copy { ", copied" } else { "" })
@@ -189,12 +192,12 @@ fn forward_lines(forward: &Forward, ports: &[Port]) -> Vec<(&'static str, String
     let verified: Vec<_> = verified.iter().filter(|(wanted, _)| *wanted).map(|(_, what)| *what).collect();
     let dropped = match forward.drop {
         FaultSet::NONE => "nothing".into(),
-        FaultSet::ALL => "what fails".into(),
+        FaultSet::ALL => "all that fail".into(),
         some => some.iter().map(Fault::name).collect::<Vec<_>>().join(", "),
     };
     let counted = match forward.counted_qps {
-        0 => "no queue pair by itself".into(),
-        count => format!("up to {count} queue pairs each by itself"),
+        0 => "no queue pair individually".into(),
+        count => format!("up to {count} queue pairs individually"),
     };
     vec![
         ("forward", topology(&forward.topology, ports)),
@@ -202,7 +205,7 @@ fn forward_lines(forward: &Forward, ports: &[Port]) -> Vec<(&'static str, String
     ]
 }
 
-fn wires(pairs: &[(PortId, PortId)], ports: &[Port]) -> String {
+fn pairs_text(pairs: &[(PortId, PortId)], ports: &[Port]) -> String {
     let name = |port: PortId| ports[port.index()].name.as_str();
     let pair = |&(a, b): &(PortId, PortId)| {
         if a == b { format!("{} reflects", name(a)) } else { format!("{} <-> {}", name(a), name(b)) }
@@ -212,19 +215,19 @@ fn wires(pairs: &[(PortId, PortId)], ports: &[Port]) -> String {
 
 fn topology(topology: &Topology, ports: &[Port]) -> String {
     match topology {
-        Topology::Pairs(pairs) => wires(pairs, ports),
+        Topology::Pairs(pairs) => pairs_text(pairs, ports),
         Topology::Routes(table) => {
-            let most = table.routes.iter().map(|route| route.via.len()).max().unwrap_or(0);
+            let max_hops = table.routes.iter().map(|route| route.via.len()).max().unwrap_or(0);
             let hop = match table.ttl {
-                Ttl::Keep => "TTLs stay",
-                Ttl::Decrement => "TTLs are counted down",
+                Ttl::Keep => "TTLs are kept",
+                Ttl::Decrement => "TTLs are decremented",
             };
-            format!("a router of {} routes, with up to {most} equal next hops; {hop}", table.routes.len())
+            format!("a router of {} routes, with up to {max_hops} equal next hops; {hop}", table.routes.len())
         }
         Topology::Mac(table) => {
             let fixed = match table.fixed.len() {
                 0 => String::new(),
-                count => format!(", beside {count} fixed"),
+                count => format!(", and has {count} fixed ones"),
             };
             let seconds = table.ageing.0 / 1_000_000_000;
             format!("a bridge that learns up to {} stations, each for {seconds} s{fixed}", table.capacity)
@@ -242,7 +245,7 @@ fn workers(cpus: &[Option<usize>]) -> String {
     }
 }
 
-/// What is right, and may still not be meant.
+/// Returns notes about valid settings that may not be intended.
 fn notes(runtime: &dataplane::Config, machine: &Machine) -> Vec<String> {
     let mut notes = Vec::new();
     let workers = runtime.workers.cpus.len();
@@ -259,11 +262,11 @@ fn notes(runtime: &dataplane::Config, machine: &Machine) -> Vec<String> {
                 if machine.has("/sys/class/net") && !machine.has(format!("/sys/class/net/{interface}")) =>
             {
                 notes.push(format!(
-                    "port `{name}`: this machine has no interface `{interface}` now (see `ip link`)"
+                    "port `{name}`: this machine has no interface `{interface}` at present (see `ip link`)"
                 ));
             }
             Device::Pcap { tx: Some(tx), .. } if tx.exists() => {
-                notes.push(format!("port `{name}`: `{}` is there and will be overwritten", tx.display()));
+                notes.push(format!("port `{name}`: `{}` exists and will be overwritten", tx.display()));
             }
             _ => {}
         }
@@ -276,12 +279,12 @@ mod tests {
     use super::*;
     use crate::config::parse;
 
-    /// What is said of a file, for a machine that has the interface `eth1` and no other.
+    /// Returns the summary of a file, for a machine whose only interface is `eth1`.
     fn summary(text: &str, folder: &Path) -> String {
         std::fs::create_dir_all(folder.join("sys/class/net/eth1")).unwrap();
         let config = parse(text, "my.toml", folder).unwrap_or_else(|report| panic!("{}", report.render()));
         let text = of(Path::new("my.toml"), &config, &Machine::at(folder));
-        // The folder's name differs from run to run, and columns are as wide as what is in them.
+        // The folder's name differs from run to run, and the widths of columns depend on their contents.
         let mut text = text.replace(&format!("{}/", folder.display()), "");
         while text.contains("   ") {
             text = text.replace("   ", "  ");
@@ -290,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn wires() {
+    fn the_summary_describes_wires() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("old.pcap"), "").unwrap();
         let text = r#"
@@ -316,7 +319,7 @@ mod tests {
             counted_qps = 64
         "#;
         let expected = "\
-my.toml is right. It would run:
+my.toml is valid. It would run:
 
 port  device  MTU  queues  buffers
 host-a  interface eth1 (AF_PACKET)  1500  1  8192
@@ -324,21 +327,21 @@ host-b  interface eth2 (AF_XDP from queue 3)  9000  1  16384
 tail  plays nothing, records old.pcap  1500  1  8192
 
 forward  host-a <-> host-b, tail reflects
-  verifies headers, ICRC; drops truncated, icrc; counts up to 64 queue pairs each by itself
+  verifies headers, ICRC; drops truncated, icrc; counts up to 64 queue pairs individually
 workers  5, placed by the kernel, yielding when idle
 memory  272 MB in ordinary pages
-ends  when no frame has come for 300 ms, or when told to
+ends  when no frame was received for 300 ms, or when interrupted (Ctrl-C)
 
 note: 5 workers have 3 receive queues to poll: 2 will be idle
-note: port `host-b`: this machine has no interface `eth2` now (see `ip link`)
-note: port `tail`: `old.pcap` is there and will be overwritten
+note: port `host-b`: this machine has no interface `eth2` at present (see `ip link`)
+note: port `tail`: `old.pcap` exists and will be overwritten
 ";
         let shown = summary(text, folder.path());
         assert_eq!(shown, expected, "{shown}");
     }
 
     #[test]
-    fn a_bridge_of_every_other_device() {
+    fn the_summary_describes_a_bridge_and_every_other_device() {
         let folder = tempfile::tempdir().unwrap();
         let devices = [
             ("pci = \"0000:3b:00.0\"", "PCI 0000:3b:00.0"),
@@ -365,11 +368,11 @@ note: port `tail`: `old.pcap` is there and will be overwritten
             assert!(shown.contains(&format!("  {device}  ")), "{device} in\n{shown}");
         }
         for line in [
-            "forward  a bridge that learns up to 4096 stations, each for 60 s, beside 1 fixed",
-            "verifies headers; drops nothing; counts up to 1024 queue pairs each by itself",
+            "forward  a bridge that learns up to 4096 stations, each for 60 s, and has 1 fixed ones",
+            "verifies headers; drops nothing; counts up to 1024 queue pairs individually",
             "workers  1, on CPU 0",
             "memory  512 MB in huge pages",
-            "ends  when told to (Ctrl-C)",
+            "ends  when interrupted (Ctrl-C)",
         ] {
             assert!(shown.contains(line), "{line} in\n{shown}");
         }
@@ -377,7 +380,7 @@ note: port `tail`: `old.pcap` is there and will be overwritten
     }
 
     #[test]
-    fn a_wire_with_faults() {
+    fn the_summary_describes_wires_with_faults() {
         let folder = tempfile::tempdir().unwrap();
         let actions = [
             "action = \"drop\"\nmatch = { opcode = \"ack\", src = \"10.0.0.1\", psn = 5 }\nshare = 0.001",
@@ -398,22 +401,21 @@ note: port `tail`: `old.pcap` is there and will be overwritten
         let shown = summary(&format!("{head}[impair]\npairs = [[\"a\", \"a\"]]\n{rules}"), folder.path());
         let expected = "\
 impair  a reflects; seed 1; a worker holds back up to 4096 frames, in 6 MB
-  `rule 1`: 0.1 % of the packets of its opcode, source and PSN are dropped
-  `rule 2`: all of the packets of its QPN, but for the first 3, are delayed by 100 to 150 us, once
+  `rule 1`: 0.1 % of the packets with its opcode, source and PSN are dropped
+  `rule 2`: all of the packets with its QPN, except the first 3, are delayed by 100 to 150 us, once
   `rule 3`: all of the RoCEv2 packets are delayed by 100 us
   `rule 4`: all of the RoCEv2 packets are sent twice, up to 7 times
-  `rule 5`: all of the packets of its PSN offset are sent 3 times
-  `rule 6`: all of the RoCEv2 packets come behind 3 later ones, or after 10000 us
-  `rule 7`: all of the packets of its destination and port get a bit flipped in the payload
+  `rule 5`: all of the packets with its PSN offset are sent 3 times
+  `rule 6`: all of the RoCEv2 packets are sent behind 3 later ones, or after 10000 us
+  `rule 7`: all of the packets with its destination and port get a bit flipped in the payload
   `rule 8`: all of the RoCEv2 packets get a bit flipped in the BTH
   `rule 9`: all of the RoCEv2 packets get a bit flipped in the ICRC
-  `rule 10`: all of the RoCEv2 packets are ECN-marked if they are ECN capable
+  `rule 10`: all of the RoCEv2 packets are ECN-marked if they are ECN-capable
   `rule 11`: all of the RoCEv2 packets are ECN-marked
 workers  2";
         assert!(shown.contains(expected), "{shown}");
         for rule in [2, 4, 5, 6] {
-            let note =
-                format!("note: rule `rule {rule}`: each of the 2 workers counts the packets that it sees");
+            let note = format!("note: rule `rule {rule}`: each of the 2 workers counts only its own packets");
             assert!(shown.contains(&note), "{shown}");
         }
         assert_eq!(shown.matches("note: rule").count(), 4, "{shown}");
@@ -422,6 +424,6 @@ workers  2";
             folder.path(),
         );
         assert!(shown.contains("impair  a reflects; seed 3\nworkers"), "{shown}");
-        assert!(shown.contains("note: [impair] has no [[impair.rule]]: everything passes"), "{shown}");
+        assert!(shown.contains("note: [impair] has no [[impair.rule]]: all packets pass"), "{shown}");
     }
 }

@@ -1,4 +1,5 @@
-//! The table `[consensus]` beside `[nic]`: the host is one of the servers of a replicated service.
+//! Reads the table `[consensus]` beside `[nic]`, which makes the host one of the servers of a replicated
+//! service.
 
 use super::FunctionConfig;
 use super::nic::ip;
@@ -11,39 +12,42 @@ use p4ce::consensus::{Layout, Through};
 use switch::Nanos;
 
 const KEY: &str = "consensus";
-/// Where servers listen, and where the switch does
-const PORT: u64 = 7000;
-const SWITCH_PORT: u64 = 18_515;
-/// Members that a switch's group can have
+/// Default port at which servers listen; `DEFAULT_SWITCH_PORT` is that of the switch
+const DEFAULT_PORT: u64 = 7000;
+const DEFAULT_SWITCH_PORT: u64 = 18_515;
+/// Largest number of servers: a leader and the members of one of the switch's groups
 const MAX_SERVERS: usize = 1 + p4ce::gather::MAX_MEMBERS;
-/// Addresses of others that a request to the switch has room for (docs/p4ce.md), with IPv4 and with IPv6
-const NAMED: [usize; 2] = [12, 3];
-/// The same beside the 16 bytes of a secret's tag
-const NAMED_WITH_SECRET: [usize; 2] = [8, 2];
-/// A log is read by one READ (IB 9.4.1)
+/// Number of other servers whose addresses fit into a request to the switch (docs/p4ce.md): with IPv4, with
+/// IPv6
+const MAX_NAMED: [usize; 2] = [12, 3];
+/// The same numbers if the request also carries the 16-byte tag of a secret
+const MAX_NAMED_WITH_SECRET: [usize; 2] = [8, 2];
+/// Longest log, in bytes: a log is read by one READ (IB 9.4.1)
 const MAX_LOG: usize = 1 << 30;
-const SERVERS: &str = "[\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]";
+const SERVERS_EXAMPLE: &str = "[\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]";
 
-/// Makes the host what `[consensus]` says, if there is one.
-pub(super) fn beside(root: &Table<'_>, function: Option<FunctionConfig>) -> Option<FunctionConfig> {
+/// Reads `[consensus]` and returns the host of `[nic]` as a server. Returns `function` unchanged if the file
+/// has no `[consensus]`.
+pub(super) fn read_optional(root: &Table<'_>, function: Option<FunctionConfig>) -> Option<FunctionConfig> {
     let Some(given) = root.get(KEY, "") else {
-        // Which keys it would have is told all the same.
-        let unheard = Problems::default();
-        let table = absent(KEY, &unheard);
+        // The keys of the absent table are registered, so that a misplaced key is recognised.
+        let unreported = Problems::default();
+        let table = absent(KEY, &unreported);
         read(&table, None);
         table.finish();
-        root.problems().know_tables_of(unheard);
+        root.problems().know_tables_of(unreported);
         return function;
     };
     let nic = root.get("nic", "");
     if nic.is_none() {
-        let problem = given_at(&given, "[consensus] has no [nic] beside it").label("of which host?");
-        given.add(problem.help("add `[nic]` with this server's `addresses`, in place of any other function"));
+        let problem = problem_at_key(&given, "[consensus] needs [nic]").label("no [nic] in the file");
+        given.add(problem.help("add `[nic]` with this server's `addresses`, and remove any other function"));
     }
     if let Some(nic) = nic.and_then(|_| section(root, "nic")) {
         if let Some(service) = nic.get("service", "[]") {
-            let problem = given_at(&service, "a host with [consensus] has no services").label("a service");
-            given.add(problem.help("remove the [[nic.service]]; a host that serves is another program"));
+            let problem = problem_at_key(&service, "[[nic.service]] is not valid beside [consensus]")
+                .label("a service");
+            given.add(problem.help("remove [[nic.service]]; run another instance for services"));
         }
         nic.forget();
     }
@@ -57,47 +61,50 @@ pub(super) fn beside(root: &Table<'_>, function: Option<FunctionConfig>) -> Opti
     config.map(FunctionConfig::Consensus)
 }
 
-fn given_at(value: &Value<'_>, message: &str) -> Problem {
+fn problem_at_key(value: &Value<'_>, message: &str) -> Problem {
     Problem::at(value.key_span(), message)
 }
 
 fn read(table: &Table<'_>, host: Option<HostConfig>) -> Option<ConsensusConfig> {
-    let servers = table.require("servers", SERVERS);
-    let addresses = servers.as_ref().and_then(servers_of);
+    let servers = table.require("servers", SERVERS_EXAMPLE);
+    let addresses = servers.as_ref().and_then(read_servers);
     let id = table.require("id", "0");
-    let id_read = id.as_ref().and_then(|id| id_of(id, servers.as_ref(), addresses.as_deref(), host.as_ref()));
-    let port = table.number("port", 1..=65_535, PORT) as u16;
+    let id_read =
+        id.as_ref().and_then(|id| read_id(id, servers.as_ref(), addresses.as_deref(), host.as_ref()));
+    let port = table.number("port", 1..=65_535, DEFAULT_PORT) as u16;
     let switch = table.get("switch", "\"10.0.0.254\"");
-    let switch_port = table.spanned_number("switch_port", 1..=65_535, SWITCH_PORT);
+    let switch_port = table.spanned_number("switch_port", 1..=65_535, DEFAULT_SWITCH_PORT);
     if let (None, Some(port)) = (&switch, &switch_port) {
-        let problem = Problem::at(port.span(), "a port of a switch that is not there").label("of which?");
+        let problem = Problem::at(port.span(), "`switch_port` needs `switch`").label("no switch");
         table.problems().add(problem.help("add `switch`, or remove `switch_port`"));
     }
-    let switch_port = switch_port.map_or(SWITCH_PORT, toml::Spanned::into_inner) as u16;
+    let switch_port = switch_port.map_or(DEFAULT_SWITCH_PORT, toml::Spanned::into_inner) as u16;
     let secret = super::p4ce::secret(table);
-    let named = if secret.is_some() { NAMED_WITH_SECRET } else { NAMED };
-    let address = switch.map(|value| switch_of(&value, servers.as_ref(), addresses.as_deref(), named));
+    let max_named = if secret.is_some() { MAX_NAMED_WITH_SECRET } else { MAX_NAMED };
+    let address = switch.map(|value| read_switch(&value, servers.as_ref(), addresses.as_deref(), max_named));
     let switch = address.map(|address| Some(Through { address: address?, port: switch_port }));
     let heartbeat = Nanos::from_micros(table.number("heartbeat_us", 10..=10_000_000, 1000));
     let log_entries = table.number("log_entries", 8..=1 << 20, 4096);
     let max_value = table.number("max_value", 1..=1 << 20, 256) as usize;
-    let least = State::LEN as u64;
-    let max_snapshot = table.number("max_snapshot", least..=1 << 30, 4096) as usize;
+    let min_snapshot = State::LEN as u64;
+    let max_snapshot = table.number("max_snapshot", min_snapshot..=1 << 30, 4096) as usize;
     let window = table.spanned_number("window", 1..=1 << 20, 32);
-    let load = table.get("propose", "{ size = 64 }").map(|value| load_of(&value, max_value));
+    let load = table.get("propose", "{ size = 64 }").map(|value| read_load(&value, max_value));
     let layout = Layout::new(log_entries, max_value, max_snapshot);
     if layout.log_len() > MAX_LOG
         && let Some(value) = table.get("log_entries", "4096").or_else(|| table.get("max_value", "256"))
     {
-        let problem = value.problem(format!("a log of {} MB", layout.log_len() >> 20)).label("too long");
+        let problem = value.problem(format!("the log has {} MB", layout.log_len() >> 20)).label("too long");
         value.add(problem.help(format!(
-            "it has `log_entries` of `max_value` bytes and 40 more; it can have {} MB",
+            "the log has `log_entries` of `max_value` + 40 bytes each: lower one of the two, so that it \
+             has at most {} MB",
             MAX_LOG >> 20
         )));
     }
     if let Some(window) = window.as_ref().filter(|window| *window.get_ref() > log_entries) {
-        let message = format!("a window of {} values, and a log of {log_entries}", window.get_ref());
-        let problem = Problem::at(window.span(), message).label("more than the log holds");
+        let message =
+            format!("`window` is {} values, but the log has only {log_entries} entries", window.get_ref());
+        let problem = Problem::at(window.span(), message).label("longer than the log");
         table.problems().add(problem.help("lower `window`, or raise `log_entries`"));
     }
     Some(ConsensusConfig {
@@ -114,14 +121,13 @@ fn read(table: &Table<'_>, host: Option<HostConfig>) -> Option<ConsensusConfig> 
     })
 }
 
-/// The addresses of all servers
-fn servers_of(value: &Value<'_>) -> Option<Vec<IpAddr>> {
+/// Reads `servers`: the addresses of all servers, in the order of their numbers.
+fn read_servers(value: &Value<'_>) -> Option<Vec<IpAddr>> {
     let list = value.list()?;
     if list.is_empty() || list.len() > MAX_SERVERS {
         let problem = value.problem(format!("`servers` lists {} servers", list.len()));
-        let help = format!(
-            "list all servers in the order of their numbers, 1 to {MAX_SERVERS}, this one among them"
-        );
+        let help =
+            format!("list 1 to {MAX_SERVERS} servers in the order of their numbers, including this one");
         value.add(problem.label("too few or too many").help(help));
         return None;
     }
@@ -129,8 +135,8 @@ fn servers_of(value: &Value<'_>) -> Option<Vec<IpAddr>> {
     for value in &list {
         let address = ip(value)?;
         if let Some(first) = addresses.iter().position(|known| *known == address) {
-            let problem = value.problem(format!("{address} is server {first} already")).label("again");
-            value.add(problem.help("give each server an address of its own"));
+            let problem = value.problem(format!("{address} is already server {first}")).label("again");
+            value.add(problem.help("give each server its own address"));
             return None;
         }
         addresses.push(address);
@@ -138,8 +144,8 @@ fn servers_of(value: &Value<'_>) -> Option<Vec<IpAddr>> {
     Some(addresses)
 }
 
-/// This server's number, whose address has to be the host's
-fn id_of(
+/// Reads `id`, the number of this server. Its address has to be one of the host's.
+fn read_id(
     value: &Value<'_>,
     servers: Option<&Value<'_>>,
     addresses: Option<&[IpAddr]>,
@@ -151,8 +157,9 @@ fn id_of(
     if let Some(host) = host
         && !host.addresses.iter().any(|(own, _)| own == address)
     {
-        let problem =
-            value.problem(format!("server {id} is {address}, and this host is not")).label("this one");
+        let problem = value
+            .problem(format!("server {id} has the address {address}, which this host does not have"))
+            .label("this server's number");
         let element = servers.and_then(Value::list).and_then(|list| list.get(usize::from(id)).cloned());
         let problem = match element {
             Some(element) => problem.also(element.span(), "its address"),
@@ -164,32 +171,36 @@ fn id_of(
     Some(id)
 }
 
-/// The switch's address, which is nobody else's
-fn switch_of(
+/// Reads `switch`, the switch's address, which no server may have.
+fn read_switch(
     value: &Value<'_>,
     servers: Option<&Value<'_>>,
     addresses: Option<&[IpAddr]>,
-    named: [usize; 2],
+    max_named: [usize; 2],
 ) -> Option<IpAddr> {
     let address = ip(value)?;
     let addresses = addresses.unwrap_or(&[]);
     if let Some(server) = addresses.iter().position(|server| *server == address) {
-        let problem = value.problem(format!("the switch has the address of server {server}")).label("here");
-        value.add(problem.help("the switch has an address of its own: `addresses` of its [p4ce]"));
+        let problem = value
+            .problem(format!("the switch and server {server} have the same address"))
+            .label("the address of a server");
+        value.add(problem.help("write the switch's own address, one of `addresses` in its [p4ce]"));
     }
-    let most = named[usize::from(address.is_ipv6())];
+    let max = max_named[usize::from(address.is_ipv6())];
     if let Some(servers) = servers
-        && addresses.len() > most + 1
+        && addresses.len() > max + 1
     {
-        let problem = servers.problem(format!("{} servers, and a switch", addresses.len()));
-        let help = format!("a leader can name {most} others to the switch; leave `switch` out, or servers");
+        let problem = servers.problem(format!("{} servers are too many with a switch", addresses.len()));
+        let help = format!(
+            "a request to the switch has room for {max} other servers: remove servers, or remove `switch`"
+        );
         servers.add(problem.label("too many").help(help));
     }
     Some(address)
 }
 
-/// What is proposed
-fn load_of(value: &Value<'_>, max_value: usize) -> Option<Load> {
+/// Reads `propose`: the values that this server proposes as a load.
+fn read_load(value: &Value<'_>, max_value: usize) -> Option<Load> {
     let table = value.table("`propose`")?;
     let size = table.require("size", "64");
     let size = size.and_then(|value| Some((value.number(1..=1 << 20, 64)? as usize, value)));
@@ -197,7 +208,7 @@ fn load_of(value: &Value<'_>, max_value: usize) -> Option<Load> {
     table.finish();
     let (size, value) = size?;
     if size > max_value {
-        let problem = value.problem(format!("values of {size} bytes, and `max_value` is {max_value}"));
+        let problem = value.problem(format!("`size` is {size} bytes, but `max_value` is {max_value}"));
         value.add(problem.label("too long").help("lower `size`, or raise `max_value` at all servers"));
     }
     Some(Load { size, rate })

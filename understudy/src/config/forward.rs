@@ -1,7 +1,7 @@
-//! The table `[forward]`.
+//! Reads the table `[forward]`.
 
 use super::FunctionConfig;
-use super::pairs::{self, own_pair};
+use super::pairs::{self, example_pairs};
 use super::port::Ports;
 use super::report::Problem;
 use super::routes;
@@ -16,41 +16,41 @@ use switch::forward::Config;
 use switch::forward::config::{MacTable, Topology};
 use switch::{Nanos, PortId};
 
-/// Queue pairs that are counted where the file does not say
-pub(super) const COUNTED_QPS: u64 = 1024;
-/// What is only looked at if it is asked for
+/// Default of `counted_qps`: the number of queue pairs that are counted individually
+pub(super) const DEFAULT_COUNTED_QPS: u64 = 1024;
+/// Faults that are checked only if `verify` lists them, because the checks need the whole packet
 const VERIFIABLE: [Fault; 2] = [Fault::Icrc, Fault::UdpChecksum];
 
-/// Ways to say where frames go, and what each is
+/// Keys that define where frames go, each with its label in messages
 const TOPOLOGIES: [(&str, &str); 3] = [("pairs", "wires"), ("mac_table", "a bridge"), ("routes", "a router")];
 
-/// What to do with a port that is in two pairs
-const MORE_PORTS: &str =
+/// Advice for a port that is in two pairs
+const IN_TWO_PAIRS_HELP: &str =
     "remove it from one of them; to join more than two ports use `mac_table = {}` in place of `pairs`";
 
-/// An element of `fixed`
-const STATION: &str = "{ mac = \"52:54:00:00:00:01\", port = \"host-a\" }";
+/// Example of an element of `fixed`
+const STATION_EXAMPLE: &str = "{ mac = \"52:54:00:00:00:01\", port = \"host-a\" }";
 
-/// What the table may look like for these ports.
+/// Returns an example of the table for these ports.
 pub(super) fn example(ports: &Ports) -> String {
-    format!("[forward]\npairs = {}", own_pair(ports))
+    format!("[forward]\npairs = {}", example_pairs(ports))
 }
 
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
-    bridge(table, ports).map(FunctionConfig::Forward)
+    forwarding(table, ports).map(FunctionConfig::Forward)
 }
 
-/// The same keys, for any function that otherwise forwards.
-pub(super) fn bridge(table: &Table<'_>, ports: &Ports) -> Option<Config> {
-    bridge_or(table, ports, None)
+/// Reads the keys of `[forward]` from the table of any function that otherwise forwards.
+pub(super) fn forwarding(table: &Table<'_>, ports: &Ports) -> Option<Config> {
+    forwarding_or(table, ports, None)
 }
 
-/// The same; `default` is where frames go if the file does not say.
-pub(super) fn bridge_or(table: &Table<'_>, ports: &Ports, default: Option<Topology>) -> Option<Config> {
+/// Reads the same keys as [`forwarding`]. `default` is the topology if the file defines none.
+pub(super) fn forwarding_or(table: &Table<'_>, ports: &Ports, default: Option<Topology>) -> Option<Config> {
     let topology = topology(table, ports, default);
-    let verify = table.get("verify", "[\"icrc\"]").map_or(FaultSet::NONE, |value| verified(&value));
-    let drop = table.get("drop", "[\"icrc\"]").map_or(FaultSet::NONE, |value| dropped(&value, verify));
-    let counted_qps = table.number("counted_qps", 0..=1 << 20, COUNTED_QPS) as usize;
+    let verify = table.get("verify", "[\"icrc\"]").map_or(FaultSet::NONE, |value| read_verify(&value));
+    let drop = table.get("drop", "[\"icrc\"]").map_or(FaultSet::NONE, |value| read_drop(&value, verify));
+    let counted_qps = table.number("counted_qps", 0..=1 << 20, DEFAULT_COUNTED_QPS) as usize;
     Some(Config {
         ports: ports.list.len() as u16,
         topology: topology?,
@@ -67,28 +67,29 @@ fn topology(table: &Table<'_>, ports: &Ports, default: Option<Topology>) -> Opti
     let routes = table.get("routes", "{}");
     let given = [&pairs, &mac_table, &routes].into_iter().zip(TOPOLOGIES);
     let mut given = given.filter_map(|(value, is)| Some((value.as_ref()?, is)));
-    if let (Some((first, (key, one))), Some((second, (other, another)))) = (given.next(), given.next()) {
+    if let (Some((first, (key, label))), Some((second, (other, other_label)))) = (given.next(), given.next())
+    {
         let message = format!("{} has both `{key}` and `{other}`", table.name());
-        let problem = Problem::at(second.key_span(), message).label(another);
-        second.add(problem.also(first.key_span(), one).help(
-            "keep `pairs` to join ports two by two, `mac_table` for a bridge that learns who is where, or `routes` for a \
+        let problem = Problem::at(second.key_span(), message).label(other_label);
+        second.add(problem.also(first.key_span(), label).help(
+            "keep `pairs` to join ports two by two, `mac_table` for a learning bridge, or `routes` for a \
              router",
         ));
     }
-    // All are read, so that the problems of each are shown.
+    // All three are read, so that the problems of each are reported.
     let routes = routes.as_ref().map(|routes| routes::read(routes, table, ports).map(Topology::Routes));
     let bridge = mac_table.as_ref().map(|bridge| self::mac_table(bridge, ports).map(Topology::Mac));
-    let pairs = pairs.as_ref().map(|pairs| pairs::read(pairs, ports, MORE_PORTS).map(Topology::Pairs));
+    let pairs = pairs.as_ref().map(|pairs| pairs::read(pairs, ports, IN_TWO_PAIRS_HELP).map(Topology::Pairs));
     match pairs.or(bridge).or(routes) {
         Some(topology) => topology,
         None if default.is_some() => default,
         None => {
-            let message = format!("{} does not say where frames go", table.name());
-            let problem = table.problem(message).label("where to?");
+            let message = format!("{} does not define where frames go", table.name());
+            let problem = table.problem(message).label("no topology");
             table.problems().add(problem.help(format!(
-                "add `pairs = {}` to join ports two by two, `mac_table = {{}}` for a bridge that learns who is where, or \
+                "add `pairs = {}` to join ports two by two, `mac_table = {{}}` for a learning bridge, or \
                  `routes` for a router",
-                own_pair(ports)
+                example_pairs(ports)
             )));
             None
         }
@@ -102,14 +103,15 @@ fn mac_table(value: &Value<'_>, ports: &Ports) -> Option<MacTable> {
     let fixed = table.get("fixed", "[{ mac = \"52:54:00:00:00:01\", port = \"host-a\" }]");
     let fixed = fixed.as_ref().map_or(Some(Vec::new()), |value| fixed_stations(value, ports));
     if let [only] = ports.list.as_slice() {
-        let problem = table.problem("a bridge needs two ports or more").label("a bridge");
+        let problem = table.problem("a bridge needs at least two ports").label("a bridge");
         let problem = match &only.name {
             Some(name) => problem.also(name.span(), "the only port"),
             None => problem,
         };
-        table
-            .problems()
-            .add(problem.help(format!("add a [[port]], or reflect with `pairs = {}`", own_pair(ports))));
+        table.problems().add(
+            problem
+                .help(format!("add a [[port]], or reflect frames with `pairs = {}`", example_pairs(ports))),
+        );
     }
     table.finish();
     Some(MacTable { capacity, ageing, fixed: fixed? })
@@ -117,64 +119,65 @@ fn mac_table(value: &Value<'_>, ports: &Ports) -> Option<MacTable> {
 
 fn fixed_stations(value: &Value<'_>, ports: &Ports) -> Option<Vec<(MacAddr, PortId)>> {
     let mut stations: Vec<(MacAddr, PortId)> = Vec::new();
-    let mut places: Vec<(MacAddr, Range<usize>)> = Vec::new();
+    let mut spans: Vec<(MacAddr, Range<usize>)> = Vec::new();
     for element in value.list()? {
-        let element = element.like(STATION);
+        let element = element.like(STATION_EXAMPLE);
         let Some(table) = element.table("`fixed`") else { continue };
         let mac = table.require("mac", "\"52:54:00:00:00:01\"");
         let port = table.require("port", "\"host-a\"").and_then(|value| ports.find(&value));
         table.finish();
-        let Some((mac, place)) = mac.and_then(|value| Some((station(&value)?, value.span()))) else {
+        let Some((mac, span)) = mac.and_then(|value| Some((station(&value)?, value.span()))) else {
             continue;
         };
-        if let Some((_, first)) = places.iter().find(|(other, _)| *other == mac) {
-            let problem = Problem::at(place.clone(), format!("the station {mac} is fixed twice"));
+        if let Some((_, first)) = spans.iter().find(|(other, _)| *other == mac) {
+            let problem = Problem::at(span.clone(), format!("`fixed` lists {mac} twice"));
             element
                 .add(problem.label("again").also(first.clone(), "first here").help("remove one of the two"));
         }
-        places.push((mac, place));
+        spans.push((mac, span));
         stations.extend(port.map(|port| (mac, port)));
     }
     Some(stations)
 }
 
-/// What is to be verified: a list, or a word for all or none.
-fn verified(value: &Value<'_>) -> FaultSet {
+/// Reads `verify`: a list of faults, `"all"` or `"none"`.
+fn read_verify(value: &Value<'_>) -> FaultSet {
     let words = VERIFIABLE.map(Fault::name);
-    let everything = VERIFIABLE.into_iter().fold(FaultSet::NONE, FaultSet::with);
-    faults(value, everything, |element| {
+    let verifiable = VERIFIABLE.into_iter().fold(FaultSet::NONE, FaultSet::with);
+    read_faults(value, verifiable, |element| {
         let text = element.text()?;
         let fault = Fault::ALL.into_iter().find(|fault| fault.name() == text);
         if let Some(fault) = fault.filter(|fault| VERIFIABLE.contains(fault)) {
             return Some(fault);
         }
         let (message, help) = match (fault, meant(text, words)) {
-            (Some(_), _) => (format!("`{text}` is looked for in any case"), "remove it: ".into()),
+            (Some(_), _) => (format!("`{text}` is always verified"), "remove it: ".into()),
             (None, Some(word)) => {
                 (format!("`{text}` cannot be verified"), format!("did you mean `{word}`? "))
             }
             (None, None) => (format!("`{text}` cannot be verified"), String::new()),
         };
         let help = format!(
-            "{help}`verify` takes {}, which cost time; the headers are always checked",
+            "{help}`verify` takes {}, which cost time; the headers are always verified",
             all_of(words)
         );
-        element.add(element.problem(message).label("not for `verify`").help(help));
+        element.add(element.problem(message).label("not a value of `verify`").help(help));
         None
     })
 }
 
-/// What is to be dropped: a list, or a word for all or none.
-fn dropped(value: &Value<'_>, verify: FaultSet) -> FaultSet {
+/// Reads `drop`: a list of faults, `"all"` or `"none"`.
+fn read_drop(value: &Value<'_>, verify: FaultSet) -> FaultSet {
     let words = Fault::ALL.map(Fault::name);
-    faults(value, FaultSet::ALL, |element| {
+    read_faults(value, FaultSet::ALL, |element| {
         let fault = element.word(&words)?;
         let fault = Fault::ALL.into_iter().find(|known| known.name() == fault)?;
         if VERIFIABLE.contains(&fault) && !verify.has(fault) {
             let name = fault.name();
-            let problem =
-                element.problem(format!("frames with a wrong `{name}` are never found: nothing verifies it"));
-            element.add(problem.label("dropped, but not verified").help(format!(
+            let problem = element.problem(format!(
+                "frames with a wrong `{name}` are never dropped, because nothing verifies it"
+            ));
+            element.add(problem.label("not in `verify`").help(format!(
                 "add `\"{name}\"` to `verify`, such as `verify = [\"{name}\"]`, or remove it here"
             )));
         }
@@ -182,8 +185,12 @@ fn dropped(value: &Value<'_>, verify: FaultSet) -> FaultSet {
     })
 }
 
-/// A list of faults, `"all"` or `"none"`.
-fn faults(value: &Value<'_>, all: FaultSet, mut fault: impl FnMut(&Value<'_>) -> Option<Fault>) -> FaultSet {
+/// Reads a list of faults, `"all"` or `"none"`. `fault` reads an element of the list.
+fn read_faults(
+    value: &Value<'_>,
+    all: FaultSet,
+    mut fault: impl FnMut(&Value<'_>) -> Option<Fault>,
+) -> FaultSet {
     match value.text_if_any() {
         Some("all") => all,
         Some("none") => FaultSet::NONE,

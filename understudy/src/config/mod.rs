@@ -1,8 +1,10 @@
-//! The configuration file: TOML in, plain values of `dataplane` and `switch` out, or everything that is wrong with it.
+//! Reads configuration files: TOML in; plain values of `dataplane` and `switch` out, or all problems of the
+//! file.
 //!
-//! A file has ports (`[[port]]`), one function (a table named after it, [`FUNCTIONS`]; beside `[nic]` there may be
-//! `[consensus]`, beside `[forward]` and `[onepipe]` `[tunnel]`) and, if the defaults are not to be, `[runtime]` and `[observe]`. To add a
-//! function: a variant of [`FunctionConfig`], a file like `forward.rs`, a line in [`FUNCTIONS`].
+//! A file has ports (`[[port]]`) and one function, which is a table named after it ([`FUNCTIONS`]).
+//! `[consensus]` may stand beside `[nic]`, and `[tunnel]` beside `[forward]` or `[onepipe]`. `[runtime]` and
+//! `[observe]` change the defaults. To add a function, add a variant to [`FunctionConfig`], a file like
+//! `forward.rs`, and a line to [`FUNCTIONS`].
 
 mod consensus;
 mod forward;
@@ -40,56 +42,56 @@ use settings::file::{parsed, text_of};
 use settings::port::Ports;
 use settings::report::Problem;
 use settings::tree::{Problems, Table, absent, section};
-// Where the readers of tables look for them
+// Modules that the readers of tables import as `super::...`
 use settings::{Dpdk, Machine, port, report, tree, words};
 use std::path::{Path, PathBuf};
 use toml::de::DeTable;
 
-/// What a program ends with whose configuration is wrong
+/// Exit status of a program whose configuration is invalid
 pub(crate) const EXIT_CODE: u8 = 2;
 
-/// What a configuration file asks for.
+/// Contents of a configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Config {
     /// DPDK, ports and workers
     pub(crate) runtime: dataplane::Config,
-    /// What becomes of frames
+    /// Function that handles the frames
     pub(crate) function: FunctionConfig,
-    /// Tunnels that end before the function sees what they carry
+    /// Tunnels that end before the function handles the frames
     pub(crate) tunnel: Option<TunnelConfig>,
-    /// Who may look on
+    /// Where observers connect
     pub(crate) observe: ObserveConfig,
-    /// End when no frame has come for so long
+    /// Time without received frames after which the run ends
     pub(crate) stop_when_idle: Option<Duration>,
-    /// Where it was read, or what stands for that
+    /// Path of the file, or the name that messages use instead
     pub(crate) path: PathBuf,
 }
 
-/// The switch function and what it is asked for.
+/// Switch function and its configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum FunctionConfig {
-    /// A wire or a learning bridge
+    /// Wires, a learning bridge or a router
     Forward(switch::forward::Config),
-    /// A wire with faults
+    /// Wires with injected faults
     Impair(switch::impair::Config),
-    /// A host with a software NIC
+    /// Host with a software NIC
     Nic(HostConfig),
-    /// A host that is one of the servers of a replicated service
+    /// Host that is one of the servers of a replicated service
     Consensus(ConsensusConfig),
-    /// A switch that replicates writes, and a bridge
+    /// Switch that replicates writes, and a bridge
     P4ce(P4ceConfig),
-    /// A switch that resolves atomics, and a bridge
+    /// Switch that resolves atomics, and a bridge
     Swordbox(SwordboxConfig),
-    /// A switch that keeps barriers, and a bridge
+    /// Switch that keeps barriers, and a bridge
     OnePipe(OnePipeConfig),
-    /// A process of 1Pipe
+    /// 1Pipe process
     Process(::onepipe::Settings),
-    /// A packet generator
+    /// Packet generator
     Pktgen(::pktgen::Profile),
 }
 
 impl FunctionConfig {
-    /// The table that configures it
+    /// Returns the name of the table that configures the function.
     pub(crate) const fn name(&self) -> &'static str {
         match self {
             Self::Forward(_) => "forward",
@@ -105,13 +107,13 @@ impl FunctionConfig {
     }
 }
 
-/// A table that configures a function.
+/// Table that configures a function.
 struct FunctionTable {
     key: &'static str,
     read: fn(&Table<'_>, &Ports) -> Option<FunctionConfig>,
 }
 
-/// The functions there are.
+/// All functions.
 const FUNCTIONS: [FunctionTable; 8] = [
     FunctionTable { key: "forward", read: forward::read },
     FunctionTable { key: "impair", read: impair::read },
@@ -123,24 +125,24 @@ const FUNCTIONS: [FunctionTable; 8] = [
     FunctionTable { key: "pktgen", read: pktgen::read },
 ];
 
-/// The host library reads it.
+/// Reads `[process]` with the reader of the host library.
 fn process(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     ::onepipe::file::read(table, ports).map(FunctionConfig::Process)
 }
 
-/// Reads a file.
+/// Reads a configuration file. Relative paths in it begin in its folder.
 pub(crate) fn load(path: &Path) -> Result<Config, Report> {
     let text = text_of(path)?;
     parse_on(path, &text, path.parent().unwrap_or(Path::new("")), &Machine::this())
 }
 
-/// Reads a file of the simulator.
+/// Reads a scenario of the simulator.
 pub(crate) fn load_scenario(path: &Path) -> Result<sim::scenario::Scenario, Report> {
     let text = text_of(path)?;
     parsed(path, &text, scenario::read)
 }
 
-/// Reads a topology, and plans it.
+/// Reads a topology and plans it.
 pub(crate) fn load_topology(path: &Path) -> Result<Network, Report> {
     let text = text_of(path)?;
     parsed(path, &text, topology::read)
@@ -154,8 +156,11 @@ pub(crate) fn load_rfc2544(path: &Path) -> Result<Rfc2544Config, Report> {
         let root = Table::root(root, problems);
         let dpdk = Dpdk::read(&root, folder, &Machine::this());
         let read = rfc2544::read(&root, &dpdk.ports);
-        dpdk.runtime.check_one_worker("[rfc2544] has one worker: who sends knows what is to come", problems);
-        let ends = "it ends when all trials are done";
+        dpdk.runtime.check_one_worker(
+            "[rfc2544] supports one worker: the receiver needs the sender's state",
+            problems,
+        );
+        let ends = "the run ends when all trials are done";
         dpdk.runtime.check_goes_on_when_idle("[rfc2544]", ends, problems);
         root.finish();
         let (settings, traffic, command) = read?;
@@ -163,7 +168,7 @@ pub(crate) fn load_rfc2544(path: &Path) -> Result<Rfc2544Config, Report> {
     })
 }
 
-/// What a file is for, as far as its tables tell.
+/// Command that a file is for, judged by its tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// `understudy run`
@@ -176,13 +181,14 @@ pub(crate) enum Purpose {
     Rfc2544,
 }
 
-/// What a file is for; a file that does not parse is for `run`, which says what is wrong.
+/// Returns the command that a file is for. A file that does not parse is for `run`, which reports the
+/// problem.
 pub(crate) fn purpose(path: &Path) -> Purpose {
     let text = text_of(path).unwrap_or_default();
     let (root, _) = DeTable::parse_recoverable(&text);
     match root.get_ref() {
-        root if topology::is_one(root) => Purpose::Plan,
-        root if scenario::is_one(root) => Purpose::Sim,
+        root if topology::is_topology(root) => Purpose::Plan,
+        root if scenario::is_scenario(root) => Purpose::Sim,
         root if root.contains_key("rfc2544") => Purpose::Rfc2544,
         _ => Purpose::Run,
     }
@@ -193,12 +199,12 @@ pub(crate) fn parse(text: &str, origin: &str, folder: &Path) -> Result<Config, R
     parse_on(Path::new(origin), text, folder, &Machine::this())
 }
 
-/// Reads the text of the file `path` for a machine.
+/// Reads the text of the file `path` for `machine`.
 fn parse_on(path: &Path, text: &str, folder: &Path, machine: &Machine) -> Result<Config, Report> {
     parsed(path, text, |root, problems| read(root, path, folder, machine, problems))
 }
 
-/// The configuration, if enough was understood; whether nothing is wrong is for `problems` to say.
+/// Returns the configuration if it is complete. It is valid only if `problems` is empty as well.
 fn read(
     root: &DeTable<'_>,
     path: &Path,
@@ -209,30 +215,30 @@ fn read(
     let root = Table::root(root, problems);
     let dpdk = Dpdk::read(&root, folder, machine);
     let (runtime, ports) = (&dpdk.runtime, &dpdk.ports);
-    let mut function = consensus::beside(&root, function(&root, ports, &FUNCTIONS));
-    let tunnel = tunnel::beside(&root, function.as_ref());
+    let mut function = consensus::read_optional(&root, function(&root, ports, &FUNCTIONS));
+    let tunnel = tunnel::read_optional(&root, function.as_ref());
     let observe = observe::read(&root, function.as_ref(), folder);
     match &mut function {
         Some(FunctionConfig::Nic(_) | FunctionConfig::Consensus(_)) => {
-            runtime.check_one_worker("a host has one worker", problems);
+            runtime.check_one_worker("a host supports one worker", problems);
         }
-        Some(FunctionConfig::P4ce(_)) => runtime.check_one_worker("[p4ce] has one worker", problems),
+        Some(FunctionConfig::P4ce(_)) => runtime.check_one_worker("[p4ce] supports one worker", problems),
         Some(FunctionConfig::Swordbox(config)) => {
-            let why = "[swordbox] has one worker: operations on a word are put into one order by one owner";
+            let why = "[swordbox] supports one worker, which puts the operations on each word into one order";
             runtime.check_one_worker(why, problems);
             config.journal = config.journal.take().map(|journal| folder.join(journal));
         }
         Some(FunctionConfig::OnePipe(_)) => {
-            let why = "[onepipe] has one worker: that a link keeps its order is what barriers rest on";
+            let why = "[onepipe] supports one worker: barriers need the order of each link's frames";
             runtime.check_one_worker(why, problems);
         }
         Some(FunctionConfig::Process(_)) => {
             ::onepipe::file::check_runtime(runtime, problems);
         }
         Some(FunctionConfig::Pktgen(_)) => {
-            let why = "[pktgen] has one worker: who sends knows what is to come";
+            let why = "[pktgen] supports one worker: the receiver needs the sender's state";
             runtime.check_one_worker(why, problems);
-            let ends = "`duration_s`, or `packets` of each stream, say when it ends";
+            let ends = "the run ends by `duration_s`, or by `packets` of each stream";
             runtime.check_goes_on_when_idle("[pktgen]", ends, problems);
         }
         Some(FunctionConfig::Forward(_) | FunctionConfig::Impair(_)) | None => {}
@@ -249,27 +255,27 @@ fn read(
     })
 }
 
-/// Reads the one function, which has to be one of `functions`.
+/// Reads the function. The file has to have exactly one of `functions`.
 fn function(root: &Table<'_>, ports: &Ports, functions: &[FunctionTable]) -> Option<FunctionConfig> {
     let problems = root.problems();
     let mut first: Option<Range<usize>> = None;
     let mut found = None;
     for FunctionTable { key, read, .. } in functions {
         let Some(given) = root.get(key, "") else {
-            // Which keys it would have is told all the same: they may stand in the wrong place.
-            let unheard = Problems::default();
-            let table = absent(key, &unheard);
+            // The keys of absent tables are registered, so that a misplaced key is recognised.
+            let unreported = Problems::default();
+            let table = absent(key, &unreported);
             read(&table, ports);
             table.finish();
-            problems.know_tables_of(unheard);
+            problems.know_tables_of(unreported);
             continue;
         };
         if let Some(first) = &first {
-            let problem = Problem::at(given.key_span(), "there are two functions").label("another");
+            let problem = Problem::at(given.key_span(), "the file has two functions").label("the second");
             problems.add(
                 problem
-                    .also(first.clone(), "one")
-                    .help("keep one: a program plays one part, and another is played by another program"),
+                    .also(first.clone(), "the first")
+                    .help("keep one, and run another instance for the other"),
             );
         }
         first = first.or(Some(given.key_span()));
@@ -278,12 +284,12 @@ fn function(root: &Table<'_>, ports: &Ports, functions: &[FunctionTable]) -> Opt
             table.finish();
         }
     }
-    // A table that is not known may be a function with a slip in its name, and is reported anyway.
+    // An unknown table, which is reported anyway, may be a function whose name is misspelt.
     if first.is_none() && !root.has_unknown_tables() {
-        let problem = Problem::of_file("no table says what becomes of frames");
+        let problem = Problem::of_file("no table defines what happens to frames");
         let tables: Vec<_> = functions.iter().map(|table| format!("[{}]", table.key)).collect();
         problems.add(problem.help(format!(
-            "add a function, such as\n\n{}\n\nit can be {}: configs/ has an example of each",
+            "add a function, such as\n\n{}\n\nit can be {}; configs/ has an example of each",
             forward::example(ports),
             words::one_of(&tables)
         )));

@@ -1,9 +1,9 @@
-//! The table `[nic]`: a host on the port, and its services.
+//! Reads the table `[nic]`: a host on the port, and its services.
 
 use super::FunctionConfig;
 use super::forward::station;
 use super::port::Ports;
-use super::scenario::{ack_of, address};
+use super::scenario::{address, read_ack};
 use super::tree::{Table, Value};
 use super::words::one_of;
 use crate::host::{Client, HostConfig, Kind, MAX_ADDRESSES, PerftestConfig, ServiceConfig, Test};
@@ -12,28 +12,33 @@ pub(super) use settings::address::ip;
 use sim::scenario::AckSpec;
 use switch::Nanos;
 
-/// Services, by the word that `kind` has
+/// Values of `kind`, one for each service
 const KINDS: [&str; 6] =
     ["rping_server", "rping_client", "ucmatose_server", "ucmatose_client", "memory", PerftestConfig::NAME];
-/// The ports of the programs
+/// Default ports of rping, ucmatose and perftest
 const RPING_PORT: u64 = 7174;
 const UCMATOSE_PORT: u64 = 7471;
 const PERFTEST_PORT: u64 = 18515;
-/// Longest message (IB 9.4.1)
+/// Longest message, in bytes (IB 9.4.1)
 const MAX_SIZE: u64 = 1 << 30;
 
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     if let Some(second) = ports.list.get(1).and_then(|port| port.name.as_ref()) {
-        let problem = super::report::Problem::at(second.span(), "a host has one port");
+        let problem = super::report::Problem::at(second.span(), "a host has exactly one port");
         table
             .problems()
-            .add(problem.label("a second one").help("remove it; another host is another program"));
+            .add(problem.label("a second port").help("remove it, or run another instance for another host"));
     }
     let mac = table.get("mac", "\"02:00:00:00:00:02\"").and_then(|value| station(&value));
     let addresses = table.require("addresses", "[\"10.0.0.2/24\"]").and_then(|value| {
         let list = value.list()?;
         if list.is_empty() {
-            value.add(value.problem("`addresses` is empty").label("none").help("a host needs an address"));
+            value.add(
+                value
+                    .problem("`addresses` is empty")
+                    .label("no address")
+                    .help("write the host's address, such as `addresses = [\"10.0.0.2/24\"]`"),
+            );
         }
         list.iter().map(address).collect::<Option<Vec<_>>>()
     });
@@ -45,13 +50,13 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
         let value = table.get("mtu", "1024")?;
         value.add(
             value
-                .problem(format!("{mtu} is no path MTU"))
-                .label("not one of InfiniBand's")
-                .help("write 256, 512, 1024, 2048 or 4096; a port of MTU 1500 carries 1024"),
+                .problem(format!("{mtu} is not a path MTU"))
+                .label("not defined by InfiniBand")
+                .help("write 256, 512, 1024, 2048 or 4096; a port with MTU 1500 carries 1024"),
         );
         None
     });
-    let ack = match table.get("ack", "\"on-request\"").and_then(|value| ack_of(&value)) {
+    let ack = match table.get("ack", "\"on-request\"").and_then(|value| read_ack(&value)) {
         Some(AckSpec::EveryPacket) => AckPolicy::EveryPacket,
         Some(AckSpec::Every { packets, time }) => AckPolicy::Every { packets, time: Nanos(time) },
         Some(AckSpec::OnRequest | AckSpec::Any) | None => AckPolicy::OnRequest,
@@ -71,14 +76,19 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
             Service::Perftest(perftest) => perftests.push(perftest),
         }
     }
-    listened_twice(table, &services, &perftests);
+    check_ports(table, &services, &perftests);
     let addresses = addresses?;
     if !perftests.is_empty()
         && addresses.len() > MAX_ADDRESSES
         && let Some(value) = table.get("addresses", "[]")
     {
-        let problem = value.problem(format!("{} addresses, with a perftest server", addresses.len()));
-        value.add(problem.label("too many").help(format!("such a host has {MAX_ADDRESSES} at most")));
+        let problem =
+            value.problem(format!("a host with a perftest server has {} addresses", addresses.len()));
+        value.add(
+            problem
+                .label("too many")
+                .help(format!("list at most {MAX_ADDRESSES}, or remove the perftest server")),
+        );
     }
     Some(FunctionConfig::Nic(HostConfig {
         mac,
@@ -96,11 +106,11 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     }))
 }
 
-/// A service, by how its clients come to it
+/// Service, by how its clients connect
 enum Service {
-    /// By rdma_cm
+    /// Through rdma_cm
     Connected(ServiceConfig),
-    /// By TCP
+    /// Over TCP
     Perftest(PerftestConfig),
 }
 
@@ -112,9 +122,9 @@ fn service(value: &Value<'_>) -> Option<Service> {
         table.finish();
         return perftest.map(Service::Perftest);
     }
-    let own_port =
+    let default_port =
         if kind.is_some_and(|kind| kind.starts_with("ucmatose")) { UCMATOSE_PORT } else { RPING_PORT };
-    let port = table.number("port", 1..=65535, own_port) as u16;
+    let port = table.number("port", 1..=65535, default_port) as u16;
     let size = |table: &Table<'_>, default| table.number("size", 0..=MAX_SIZE, default);
     let read = |kind: &str| {
         let client = kind.ends_with("client");
@@ -144,7 +154,7 @@ fn service(value: &Value<'_>) -> Option<Service> {
     if kind.is_some() {
         table.finish();
     } else {
-        // Which keys it has is not known.
+        // The keys depend on `kind`, which is not known.
         table.forget();
     }
     service.map(Service::Connected)
@@ -155,16 +165,16 @@ fn perftest(table: &Table<'_>) -> Option<PerftestConfig> {
     let test = table.require("test", "\"write_bw\"").and_then(|value| value.word(&tests));
     let test = test.and_then(|word| Test::ALL.into_iter().find(|(name, _)| *name == word));
     let port = table.number("port", 1..=65535, PERFTEST_PORT) as u16;
-    // What ib_write_lat begins with, and the longest that the others have with `-a`
-    let own_size = if test.is_some_and(|(_, test)| test == Test::WriteLat) { 2 } else { 1 << 23 };
-    let size = table.number("size", 1..=MAX_SIZE, own_size) as u32;
+    // Size that ib_write_lat starts with, and the largest size of the other tests with `-a`
+    let default_size = if test.is_some_and(|(_, test)| test == Test::WriteLat) { 2 } else { 1 << 23 };
+    let size = table.number("size", 1..=MAX_SIZE, default_size) as u32;
     let transport = table.get("transport", "\"rc\"");
     let word = transport.as_ref().map_or(Some("rc"), |value| value.word(&["rc", "uc"]));
     let (name, test) = test?;
     let transport = match (word?, transport) {
         ("uc", Some(value)) if !test.is_on_uc() => {
-            let problem = value.problem(format!("{name} is not on UC")).label("here");
-            value.add(problem.help("UC has neither READs nor atomics; leave the key out"));
+            let problem = value.problem(format!("{name} does not run on UC")).label("needs RC");
+            value.add(problem.help("remove `transport`: UC has neither READs nor atomics"));
             return None;
         }
         ("uc", _) => Transport::Uc,
@@ -173,11 +183,11 @@ fn perftest(table: &Table<'_>) -> Option<PerftestConfig> {
     Some(PerftestConfig { test, port, size, transport })
 }
 
-/// Two servers at one port
-fn listened_twice(table: &Table<'_>, services: &[ServiceConfig], perftests: &[PerftestConfig]) {
+/// Reports servers that listen at the same port.
+fn check_ports(table: &Table<'_>, services: &[ServiceConfig], perftests: &[PerftestConfig]) {
     let servers = services.iter().filter(|service| service.client.is_none());
     let servers: Vec<_> = servers.map(|service| (service.port, service.kind.name(false))).collect();
-    // TCP's ports are others than rdma_cm's.
+    // The ports of TCP and those of rdma_cm are different ones.
     let perftests: Vec<_> = perftests.iter().map(|perftest| (perftest.port, PerftestConfig::NAME)).collect();
     for servers in [servers, perftests] {
         for (index, (port, name)) in servers.iter().enumerate() {

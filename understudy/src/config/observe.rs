@@ -1,4 +1,4 @@
-//! The table `[observe]`: who may look at a running instance, and where.
+//! Reads the table `[observe]`: where observers of a running instance connect.
 
 use super::FunctionConfig;
 use super::report::Problem;
@@ -7,31 +7,33 @@ use core::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 const KEY: &str = "observe";
-const EXAMPLE: &str = "\"127.0.0.1:9464\"";
-/// Where exporters of OpenTelemetry listen by default
-const PORT: u16 = 9464;
+const ADDRESS_EXAMPLE: &str = "\"127.0.0.1:9464\"";
+/// Default port of OpenTelemetry's exporter for Prometheus
+const DEFAULT_PORT: u16 = 9464;
 
-/// What `[observe]` asks for; nothing, unless it says so.
+/// Contents of `[observe]`. Without it, nothing listens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ObserveConfig {
     /// Unix socket for `understudy top` and `understudy trace`
     pub(crate) socket: Option<PathBuf>,
-    /// Where Prometheus finds metrics
+    /// Address at which Prometheus reads metrics
     pub(crate) prometheus: Option<SocketAddr>,
 }
 
-/// Reads the table.
+/// Reads the table. A relative path in it begins in `folder`.
 pub(super) fn read(root: &Table<'_>, function: Option<&FunctionConfig>, folder: &Path) -> ObserveConfig {
     let given = root.get(KEY, "");
     if let (Some(given), Some(FunctionConfig::Process(_))) = (&given, function) {
-        let problem = Problem::at(given.key_span(), "[observe] is nothing to [process]");
+        let problem = Problem::at(given.key_span(), "[observe] is not valid beside [process]");
         given.add(
-            problem.label("nobody listens there").help("remove it: `understudy run` has it, for a switch"),
+            problem
+                .label("no observers")
+                .help("remove it: `understudy process` has no observers, only `understudy run` has"),
         );
     }
     let table = section(root, KEY).unwrap_or_else(|| absent(KEY, root.problems()));
     let socket = table.get("socket", "\"/run/understudy/observe.sock\"");
-    let prometheus = table.get("prometheus", EXAMPLE);
+    let prometheus = table.get("prometheus", ADDRESS_EXAMPLE);
     let config = ObserveConfig {
         socket: socket.and_then(|value| settings::socket_path(&value, folder)),
         prometheus: prometheus.and_then(|value| address(&value)),
@@ -40,22 +42,25 @@ pub(super) fn read(root: &Table<'_>, function: Option<&FunctionConfig>, folder: 
     config
 }
 
-/// An address with a port, a port at this machine alone, or `true` for the usual one there; `None` for `false`, too.
+/// Reads an address with a port, a port of the loopback address, or `true` for the default port there.
+/// Returns `None` for `false` and for invalid values.
 fn address(value: &Value<'_>) -> Option<SocketAddr> {
-    let here = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
-    if let Some(on) = value.boolean_if_any() {
-        return on.then(|| here(PORT));
+    let loopback = |port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port);
+    if let Some(enabled) = value.boolean_if_any() {
+        return enabled.then(|| loopback(DEFAULT_PORT));
     }
     if value.is_number() {
-        return value.number(1..=u64::from(u16::MAX), PORT.into()).map(|port| here(port as u16));
+        return value.number(1..=u64::from(u16::MAX), DEFAULT_PORT.into()).map(|port| loopback(port as u16));
     }
     let text = value.text()?;
     let address = text.parse().ok();
     if address.is_none() {
-        let problem = value.problem(format!("`{text}` is no address with a port")).label("nowhere to listen");
+        let problem = value
+            .problem(format!("`{text}` is not an address with a port"))
+            .label("not an address to listen at");
         value.add(problem.help(format!(
-            "write `prometheus = {EXAMPLE}`, `\"[::1]:{PORT}\"`, or `prometheus = {PORT}` for this machine alone; a name in place \
-             of an address is not looked up"
+            "write `prometheus = {ADDRESS_EXAMPLE}`, `\"[::1]:{DEFAULT_PORT}\"`, or `prometheus = \
+             {DEFAULT_PORT}` for this machine alone; names are not resolved"
         )));
     }
     address

@@ -1,4 +1,4 @@
-//! The table `[onepipe]`: a switch's links and how its barriers are kept, and the bridge that it is otherwise.
+//! Reads the table `[onepipe]`: a switch's links, how it keeps barriers, and the bridge that it otherwise is.
 
 use super::FunctionConfig;
 use super::forward::station;
@@ -19,37 +19,38 @@ use rocev2::onepipe::{OnePipe, Timestamp};
 use switch::forward::config::{MacTable, Topology};
 use switch::{Nanos, PortId};
 
-const LINK: &str = "[[onepipe.links]]";
-/// The default addresses of what beacons that are WRITEs go to; the key is that of 1Pipe's datagrams
-const REGISTERS: Registers = Registers { va: 0x10_0000, rkey: OnePipe::QKEY };
-const FIRST_QP: u64 = 0x100;
-/// Queue pair numbers have 24 bits, and the last one is for multicast
+const LINK_HEADER: &str = "[[onepipe.links]]";
+/// Default target of beacons that are sent as WRITEs; the key equals the Q_Key of 1Pipe's datagrams
+const DEFAULT_REGISTERS: Registers = Registers { va: 0x10_0000, rkey: OnePipe::QKEY };
+const DEFAULT_FIRST_QP: u64 = 0x100;
+/// Largest queue pair number: it has 24 bits, and the last one is for multicast
 const LAST_QP: u64 = 0xff_fffe;
-/// A second: longer waits are a slip
-const MAX_US: u64 = 1_000_000;
-/// Longest name of a link, so that reports fit on a line
+/// Longest wait, in microseconds: one second. Longer ones are taken for mistakes
+const MAX_WAIT_US: u64 = 1_000_000;
+/// Longest name of a link, in characters, so that reports fit on a line
 pub(super) const MAX_NAME: usize = 64;
 
-/// What `[onepipe]` asks for.
+/// Contents of `[onepipe]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OnePipeConfig {
-    /// `mac` is to be replaced if the file does not say it, and `clock` in any case
+    /// Function of the switch. `mac` has to be replaced if the file does not set it, and `clock` in any case
     pub(crate) switch: Config,
-    /// The switch's MAC address; the first port's own if not said
+    /// MAC address of the switch; the first port's if `None`
     pub(crate) mac: Option<MacAddr>,
-    /// The switch's addresses with their prefixes
+    /// Addresses of the switch with the lengths of their prefixes
     pub(crate) addresses: Vec<(IpAddr, u8)>,
-    /// What the links are called
+    /// Names of the links
     pub(crate) names: Vec<String>,
-    /// Whose time 1Pipe's is
+    /// Clock from which timestamps are taken
     pub(crate) clock: Clock,
-    /// A link that holds the barrier and is behind the others by more than this is told of; `None` if none is
+    /// A link that holds the barrier and lags behind the others by more than this is reported; `None` reports
+    /// none
     pub(crate) lag_alarm: Option<Nanos>,
 }
 
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     let bridge = Topology::Mac(MacTable { capacity: 4096, ageing: Nanos::from_secs(300), fixed: Vec::new() });
-    let forward = super::forward::bridge_or(table, ports, Some(bridge));
+    let forward = super::forward::forwarding_or(table, ports, Some(bridge));
     let incarnation = table.require("incarnation", "\"chip\"");
     let incarnation = incarnation.and_then(|value| match value.word(&["chip", "switch-cpu", "host"])? {
         "chip" => Some(Incarnation::Chip),
@@ -58,17 +59,17 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     });
     let pace = table.get("pace", "\"passing\"").and_then(|value| value.word(&["passing", "instants"]));
     let clock = table.get("clock", "\"realtime\"").and_then(|value| value.word(&["realtime", "tai"]));
-    let mac = own_mac(table, forward.as_ref().and_then(|forward| router(&forward.topology)));
+    let mac = switch_mac(table, forward.as_ref().and_then(|forward| router_mac(&forward.topology)));
     let addresses = addresses(table);
     let interval = table.number("beacon_interval_ns", 1_000..=1_000_000, 3_000);
     let dead_after = table.number("dead_after_intervals", MIN_DEAD_AFTER.into()..=1_000_000, 10);
     let join_window = join_window(table, interval * dead_after);
-    let lag_alarm = table.spanned_number("lag_alarm_us", 0..=MAX_US, 300).map(toml::Spanned::into_inner);
-    let ahead_max = Nanos::from_micros(table.number("ahead_max_us", 1..=MAX_US, 10_000));
+    let lag_alarm = table.spanned_number("lag_alarm_us", 0..=MAX_WAIT_US, 300).map(toml::Spanned::into_inner);
+    let ahead_max = Nanos::from_micros(table.number("ahead_max_us", 1..=MAX_WAIT_US, 10_000));
     let qkey = table.number("qkey", 0..=u32::MAX.into(), OnePipe::QKEY.into()) as u32;
     let traffic_class = table.number("traffic_class", 0..=255, 0) as u8;
     let registers = table.get("registers", "{ va = 0x100000, rkey = 0x31506970 }");
-    let registers = registers.map_or(Some(REGISTERS), |value| self::registers(&value));
+    let registers = registers.map_or(Some(DEFAULT_REGISTERS), |value| self::registers(&value));
     let links = links(table, ports, incarnation, addresses.as_deref());
     let first_qp = first_qp(table, links.as_ref().map_or(0, Vec::len));
     let (names, links): (Vec<_>, Vec<_>) = links?.into_iter().unzip();
@@ -106,54 +107,59 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     }))
 }
 
-/// The MAC address of a router that has one: it writes the next hop's into what it sends on.
-pub(super) fn router(topology: &Topology) -> Option<MacAddr> {
+/// Returns the MAC address of a router that has one. Such a router writes the next hop's MAC address into
+/// each frame.
+pub(super) fn router_mac(topology: &Topology) -> Option<MacAddr> {
     match topology {
         Topology::Routes(table) => Some(table.mac).filter(|&mac| mac != MacAddr([0; 6])),
         Topology::Pairs(_) | Topology::Mac(_) => None,
     }
 }
 
-/// A switch that routes has one address: hosts ask for it, and send to it what is for others.
-fn own_mac(table: &Table<'_>, router: Option<MacAddr>) -> Option<MacAddr> {
-    let Some(value) = table.get("mac", "\"02:00:00:00:00:fe\"") else { return router };
-    let said = station(&value)?;
-    if let Some(router) = router.filter(|&router| router != said) {
-        let problem =
-            value.problem(format!("the switch is {said}, and as a router {router}")).label("another");
+/// Reads `mac`. A switch that routes has one MAC address: hosts that resolve the switch's IP address also
+/// send to it the frames to be routed.
+fn switch_mac(table: &Table<'_>, router_mac: Option<MacAddr>) -> Option<MacAddr> {
+    let Some(value) = table.get("mac", "\"02:00:00:00:00:fe\"") else { return router_mac };
+    let mac = station(&value)?;
+    if let Some(router_mac) = router_mac.filter(|&router_mac| router_mac != mac) {
+        let problem = value
+            .problem(format!("`mac` of the switch is {mac}, but that of `routes` is {router_mac}"))
+            .label("not the router's");
         value.add(problem.help(
-            "write one address in both places: hosts that ask for the switch's address send it what is to be routed, too",
+            "write the same address in both: hosts that resolve the switch's address also send to it the \
+             frames to be routed",
         ));
     }
-    Some(said)
+    Some(mac)
 }
 
 fn addresses(table: &Table<'_>) -> Option<Vec<(IpAddr, u8)>> {
     let value = table.require("addresses", "[\"10.0.0.254/24\"]")?;
     let list = value.list()?;
     if list.is_empty() {
-        let problem = value.problem("`addresses` is empty").label("none");
-        value.add(problem.help("beacons have to come from an address: write the switch's"));
+        let problem = value.problem("`addresses` is empty").label("no address");
+        value.add(problem.help("write the switch's address, from which it sends beacons"));
         return None;
     }
     list.iter().map(address).collect()
 }
 
-/// For how long a link that comes back may stop the others.
+/// Reads `join_window_us`: the longest time for which a link that comes back may stop the others.
 fn join_window(table: &Table<'_>, dead_after_ns: u64) -> Nanos {
     let default = Nanos(10 * dead_after_ns);
     let Some(given) =
-        table.spanned_number("join_window_us", 1..=MAX_US.max(default.0 / 1_000), default.0 / 1_000)
+        table.spanned_number("join_window_us", 1..=MAX_WAIT_US.max(default.0 / 1_000), default.0 / 1_000)
     else {
         return default;
     };
     let (span, window) = (given.span(), Nanos::from_micros(given.into_inner()));
     if window.0 < dead_after_ns {
-        let least = dead_after_ns.div_ceil(1_000);
-        let problem = Problem::at(span, "`join_window_us` is shorter than it takes a link to be dead");
+        let min = dead_after_ns.div_ceil(1_000);
+        let problem =
+            Problem::at(span, "`join_window_us` is shorter than the time after which a link is dead");
         table.problems().add(problem.label("too short").help(format!(
-            "a link that was dead could never come back: write {least} at least, which is `beacon_interval_ns` times \
-             `dead_after_intervals`"
+            "write at least {min}, which is `beacon_interval_ns` times `dead_after_intervals`; otherwise \
+             a dead link could never come back"
         )));
     }
     window
@@ -161,7 +167,8 @@ fn join_window(table: &Table<'_>, dead_after_ns: u64) -> Nanos {
 
 fn registers(value: &Value<'_>) -> Option<Registers> {
     let table = value.table("`registers`")?;
-    let va = table.require("va", "0x100000").and_then(|value| value.number(0..=u64::MAX, REGISTERS.va));
+    let va =
+        table.require("va", "0x100000").and_then(|value| value.number(0..=u64::MAX, DEFAULT_REGISTERS.va));
     let rkey = rkey(&table);
     table.finish();
     Some(Registers { va: va?, rkey: rkey? })
@@ -169,53 +176,54 @@ fn registers(value: &Value<'_>) -> Option<Registers> {
 
 fn rkey(table: &Table<'_>) -> Option<u32> {
     let rkey = table.require("rkey", "0x31506970")?;
-    rkey.number(0..=u32::MAX.into(), REGISTERS.rkey.into()).map(|rkey| rkey as u32)
+    rkey.number(0..=u32::MAX.into(), DEFAULT_REGISTERS.rkey.into()).map(|rkey| rkey as u32)
 }
 
 fn first_qp(table: &Table<'_>, links: usize) -> Qpn {
     let last = LAST_QP - links as u64;
-    Qpn::new(table.number("first_qp", 2..=last, FIRST_QP) as u32)
+    Qpn::new(table.number("first_qp", 2..=last, DEFAULT_FIRST_QP) as u32)
 }
 
-/// The links with their names
+/// Reads the links with their names.
 fn links(
     table: &Table<'_>,
     ports: &Ports,
     incarnation: Option<Incarnation>,
     own: Option<&[(IpAddr, u8)]>,
 ) -> Option<Vec<(String, Link)>> {
-    let tables = subsections(table, "links", LINK)?;
+    let tables = subsections(table, "links", LINK_HEADER)?;
     if tables.is_empty() {
-        let problem = table.problem("[onepipe] has no link").label("to whom?");
+        let problem = table.problem("[onepipe] has no link").label("no neighbour");
         table.problems().add(problem.help(format!(
-            "add one for each neighbour, such as\n\n{LINK}\nside = \"below\"\nport = \"host-a\"\nmac = \
+            "add one for each neighbour, such as\n\n{LINK_HEADER}\nside = \"below\"\nport = \"host-a\"\nmac = \
              \"02:00:00:00:00:01\"\naddress = \"10.0.0.1\"\nqpn = 0x11"
         )));
     }
-    if let Some(first_too_many) = tables.get(usize::from(u16::MAX) - 1) {
-        let problem = first_too_many.problem(format!("there are {} links", tables.len()));
-        let problem = problem.label("the first too many");
-        table.problems().add(problem.help(format!("remove some: {} is the most", u16::MAX - 1)));
+    if let Some(excess) = tables.get(usize::from(u16::MAX) - 1) {
+        let problem = excess.problem(format!("[onepipe] has {} links", tables.len()));
+        let problem = problem.label("the first one too many");
+        table.problems().add(problem.help(format!("keep at most {}", u16::MAX - 1)));
         return None;
     }
-    let mut taken: Vec<(PortId, Range<usize>)> = Vec::new();
+    let mut used_ports: Vec<(PortId, Range<usize>)> = Vec::new();
     let mut links = Vec::new();
     for table in tables {
         let port = table.require("port", "\"host-a\"");
         let found = port.as_ref().and_then(|value| ports.find(value));
         if let (Some(value), Some(found)) = (port, found) {
-            let before = taken.iter().find(|(other, _)| *other == found);
-            if let Some((_, before)) =
-                before.filter(|_| incarnation.is_some_and(|it| it != Incarnation::Host))
+            let first_use = used_ports.iter().find(|(other, _)| *other == found);
+            if let Some((_, first_use)) =
+                first_use.filter(|_| incarnation.is_some_and(|kind| kind != Incarnation::Host))
             {
                 let name = value.text_if_any().unwrap_or_default();
                 let problem = value.problem(format!("two links are at port `{name}`"));
-                value.add(problem.label("again").also(before.clone(), "first here").help(
-                    "give each link its own port; only `incarnation = \"host\"` tells links apart by queue pair",
+                value.add(problem.label("again").also(first_use.clone(), "first here").help(
+                    "give each link its own port; only `incarnation = \"host\"` distinguishes links by \
+                     queue pair",
                 ));
             }
-            one_queue(&value, &ports.list[found.index()]);
-            taken.push((found, value.span()));
+            check_queues(&value, &ports.list[found.index()]);
+            used_ports.push((found, value.span()));
         }
         let link = link(&table, found, incarnation, own);
         table.finish();
@@ -224,17 +232,18 @@ fn links(
     links.into_iter().collect()
 }
 
-/// A link keeps its order through one receive queue.
-fn one_queue(link: &Value<'_>, port: &ReadPort) {
+/// Reports a port with several receive queues: they would not keep the order of a link's frames.
+fn check_queues(link: &Value<'_>, port: &ReadPort) {
     let queues = match port.device.as_ref().map(|device| &device.device) {
         Some(Device::Pcap { rx, .. }) => rx.len(),
         _ => usize::from(port.rx_queues),
     };
     if queues > 1 {
         let name = link.text_if_any().unwrap_or_default();
-        let problem = link.problem(format!("port `{name}` has {queues} receive queues, and is at a link"));
-        link.add(problem.label("order is lost between queues").help(
-            "barriers rest on it that a link keeps its order: write `rx_queues = 1` for that port, or one capture",
+        let problem = link.problem(format!("port `{name}` is at a link, but has {queues} receive queues"));
+        link.add(problem.label("queues do not keep the order").help(
+            "write `rx_queues = 1` for that port, or one capture: barriers need the order of each link's \
+             frames",
         ));
     }
 }
@@ -254,9 +263,10 @@ fn link(
         && own.iter().all(|(own, _)| own.is_ipv4() != ip.is_ipv4())
     {
         let version = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
-        let problem = value.problem(format!("{ip} is an {version} address, and the switch has none"));
-        value.add(problem.label("nothing to send from").help(format!(
-            "add an {version} address to `addresses` of [onepipe], or write the neighbour's other one"
+        let problem = value.problem(format!("{ip} is an {version} address, but the switch has none"));
+        value.add(problem.label("no source address").help(format!(
+            "add an {version} address to `addresses` of [onepipe], or write the neighbour's address of the \
+             other version"
         )));
     }
     let qpn = table.require("qpn", "0x11").and_then(|value| value.number(0..=0xff_ffff, 0x11));
@@ -281,54 +291,59 @@ fn link(
 fn name(value: &Value<'_>) -> Option<String> {
     let text = value.text()?;
     if text.chars().count() > MAX_NAME || text.chars().any(char::is_control) {
-        let problem = value.problem("`name` does not fit on a line").label("too long, or not to be shown");
-        value.add(problem.help(format!("write {MAX_NAME} letters at most")));
+        let problem =
+            value.problem("`name` does not fit on a line").label("too long, or with control characters");
+        value.add(problem.help(format!("write at most {MAX_NAME} characters")));
         return None;
     }
     Some(text.to_owned())
 }
 
-/// The ends of the tunnels through which beacons get onto a link
+/// Reads `detour`: the ends of the tunnels that lead beacons onto a link.
 fn detour(
     value: &Value<'_>,
     incarnation: Option<Incarnation>,
     own: Option<&[(IpAddr, u8)]>,
 ) -> Option<Detour> {
     let list = value.list()?;
-    let problem = |what: &str| value.problem(what.to_owned()).label("here");
-    if incarnation.is_some_and(|it| it != Incarnation::Host) && !list.is_empty() {
-        let problem = problem("a switch's own beacons need no detour");
+    let problem = |what: &str| value.problem(what.to_owned()).label("not valid");
+    if incarnation.is_some_and(|kind| kind != Incarnation::Host) && !list.is_empty() {
+        let problem = problem("a switch needs no detour for its own beacons");
         value.add(problem.help(
-            "what it sends at a port passes the port's link: leave `detour` out; only `incarnation = \"host\"` needs one",
+            "remove `detour`: frames that the switch sends at a port pass the port's link; only \
+             `incarnation = \"host\"` needs a detour",
         ));
         return None;
     }
     if list.len() > 2 {
         let help =
             "write the addresses at which the two switches of the link end tunnels, the nearer one first";
-        value.add(problem("a detour through more switches than a link has ends").help(help));
+        value.add(problem("a detour has at most two switches, the ends of the link").help(help));
         return None;
     }
     let detour: Detour = list.iter().map(super::nic::ip).collect::<Option<_>>()?;
-    let of_one_version = detour.iter().all(|end| end.is_ipv4() == detour[0].is_ipv4());
-    let have = |end: &IpAddr| own.is_none_or(|own| own.iter().any(|(own, _)| own.is_ipv4() == end.is_ipv4()));
-    if !of_one_version || !detour.iter().all(have) {
-        let help = "tunnels lead from one of `addresses` of [onepipe]: write addresses of one version of IP, of which it has one";
+    let same_version = detour.iter().all(|end| end.is_ipv4() == detour[0].is_ipv4());
+    let has_source =
+        |end: &IpAddr| own.is_none_or(|own| own.iter().any(|(own, _)| own.is_ipv4() == end.is_ipv4()));
+    if !same_version || !detour.iter().all(has_source) {
+        let help = "write addresses of one IP version, of which `addresses` of [onepipe] has one: the \
+         tunnels start there";
         value.add(
-            problem("the addresses of a detour are not all of a version that the switch has").help(help),
+            problem("the addresses of a detour need one IP version, which the switch has as well").help(help),
         );
         return None;
     }
     Some(detour)
 }
 
-/// A word, or where a WRITE goes
+/// Reads `beacon`: a word, or the target of a WRITE.
 fn beacon_form(value: &Value<'_>) -> Option<BeaconForm> {
     if value.text_if_any().is_some() {
         return value.word(&["datagram"]).map(|_| BeaconForm::Datagram);
     }
     let table = value.clone().like("{ va = 0x100000, rkey = 0x31506970 }").table("`beacon`")?;
-    let va = table.require("va", "0x100000").and_then(|value| value.number(0..=u64::MAX, REGISTERS.va));
+    let va =
+        table.require("va", "0x100000").and_then(|value| value.number(0..=u64::MAX, DEFAULT_REGISTERS.va));
     let rkey = rkey(&table);
     table.finish();
     Some(BeaconForm::Write { va: va?, rkey: rkey? })

@@ -1,4 +1,4 @@
-//! The table `[rfc2544]`: tests of a device between two ports.
+//! Reads the table `[rfc2544]`: tests of a device between two ports.
 
 use super::port::Ports;
 use super::tree::{Table, Value, section};
@@ -14,27 +14,27 @@ use rocev2::udp::Udp;
 use settings::address::{ip, station};
 use switch::{Nanos, PortId};
 
-/// The frames of RFC 2544, section 9.1
-const SIZES: [u32; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
-/// The check sequence of a frame
-const FCS: usize = 4;
-/// Most queue pairs: each has a window at the receiver
+/// Default frame sizes, in bytes (RFC 2544, section 9.1)
+const DEFAULT_SIZES: [u32; 7] = [64, 128, 256, 512, 1024, 1280, 1518];
+/// Length of a frame check sequence, in bytes
+const FCS_LEN: usize = 4;
+/// Largest number of queue pairs: each has a window at the receiver
 const MAX_QPS: u64 = 1 << 16;
 
-/// What a file with `[rfc2544]` asks for.
+/// Contents of a file with `[rfc2544]`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Rfc2544Config {
     /// DPDK, and the ports
     pub(crate) runtime: dataplane::Config,
-    /// How the tests are made; frames as long as RoCEv2 has them
+    /// Settings of the tests; frame sizes are rounded to those that RoCEv2 allows
     pub(crate) settings: Settings,
-    /// What they are made with
+    /// Traffic of the tests
     pub(crate) traffic: Traffic,
-    /// Starts the device under test, if that is a program
+    /// Command that starts the device under test, if that is a program
     pub(crate) command: Option<String>,
 }
 
-/// What is sent, from where to where.
+/// Packets of the tests, and the ports between which they are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Traffic {
     pub(crate) send: PortId,
@@ -44,22 +44,23 @@ pub(crate) struct Traffic {
     /// WRITE or SEND
     pub(crate) verb: Verb,
     pub(crate) qps: u32,
-    /// For how long the last frames are waited for
+    /// Time to wait for the last frames of a trial
     pub(crate) settle: Nanos,
-    /// How long the device may take before the first frame comes through
+    /// Longest time that the device may take until the first frame passes
     pub(crate) start: Duration,
 }
 
 impl Traffic {
-    /// Bytes of a frame and its check sequence beside the payload
+    /// Returns the length of a frame, with its check sequence, without the payload, in bytes.
     pub(crate) fn overhead(&self) -> usize {
         let ip = if self.src.ip.is_ipv4() { Ipv4::LEN } else { Ipv6::LEN };
         let reth = if self.verb == Verb::Write { 16 } else { 0 };
-        Ethernet::LEN + ip + Udp::LEN + Bth::LEN + reth + 4 + FCS
+        Ethernet::LEN + ip + Udp::LEN + Bth::LEN + reth + 4 + FCS_LEN
     }
 
-    /// The longest frame that is not longer than this: RoCEv2's payloads are padded to four bytes, and ours begin with a time.
-    fn fitting(&self, frame: u32) -> u32 {
+    /// Returns the longest frame of at most `frame` bytes, or the shortest frame that is possible. RoCEv2
+    /// pads payloads to four bytes, and the payloads here begin with a timestamp.
+    fn rounded(&self, frame: u32) -> u32 {
         let payload = (frame as usize).saturating_sub(self.overhead()) / 4 * 4;
         (self.overhead() + payload.max(STAMP_LEN)) as u32
     }
@@ -94,31 +95,34 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
     let burst = fraction("burst_s", "2", 0.000_1..=60.0, trial.unwrap_or(1.0));
     let min_core = fraction("min_core", "0.9", 0.0..=1.0, 0.9);
     let repeats = table.number("repeats", 1..=99, 3) as u32;
-    let most = offered(&table);
+    let most = highest_load(&table);
     let command = table.get("command", "\"understudy run device.toml\"");
     let command = match &command {
         Some(value) => value.text().map(|text| Some(text.to_owned())),
         None => Some(None),
     };
     let sizes = table.get("frame_sizes", "[64, 1518]");
-    let asked: Option<Vec<_>> = match &sizes {
+    let requested: Option<Vec<_>> = match &sizes {
         Some(value) => value
             .one_or_list()
             .iter()
             .map(|size| size.number(64..=9_000, 128).map(|size| size as u32))
             .collect(),
-        None => Some(SIZES.to_vec()),
+        None => Some(DEFAULT_SIZES.to_vec()),
     };
-    if let (Some(value), Some([])) = (&sizes, asked.as_deref()) {
+    if let (Some(value), Some([])) = (&sizes, requested.as_deref()) {
         value.add(
-            value.problem("`frame_sizes` is empty").label("none").help("write `frame_sizes = [128, 1518]`"),
+            value
+                .problem("`frame_sizes` is empty")
+                .label("no size")
+                .help("write `frame_sizes = [128, 1518]`"),
         );
     }
     if let (Some(src), Some(dst)) = (src, dst)
         && src.ip.is_ipv4() != dst.ip.is_ipv4()
     {
-        let problem = table.problem("`src` and `dst` are of different versions of IP").label("IPv4 and IPv6");
-        table.problems().add(problem.help("write both of one version"));
+        let problem = table.problem("`src` and `dst` have different IP versions").label("IPv4 and IPv6");
+        table.problems().add(problem.help("write two addresses of the same version"));
     }
     let traffic = (|| {
         Some(Traffic {
@@ -132,9 +136,9 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
             start,
         })
     })();
-    let frames = traffic.zip(asked).map(|(traffic, asked)| {
+    let frames = traffic.zip(requested).map(|(traffic, requested)| {
         let mut frames: Vec<u32> = Vec::new();
-        for frame in asked.into_iter().map(|size| traffic.fitting(size)) {
+        for frame in requested.into_iter().map(|size| traffic.rounded(size)) {
             if !frames.contains(&frame) {
                 frames.push(frame);
             }
@@ -142,7 +146,7 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
         frames
     });
     if let (Some(traffic), Some(frames)) = (traffic, &frames) {
-        fit(&table, sizes.as_ref(), traffic, frames, ports);
+        check_mtu(&table, sizes.as_ref(), traffic, frames, ports);
     }
     table.finish();
     let settings = Settings {
@@ -159,9 +163,10 @@ pub(super) fn read(root: &Table<'_>, ports: &Ports) -> Option<(Settings, Traffic
     Some((settings, traffic?, command?))
 }
 
-/// The most that is offered: the wire's rate, or a number; without both, what the generator can send.
-#[expect(clippy::option_option, reason = "wrong, not there, or so much")]
-fn offered(table: &Table<'_>) -> Option<Option<Most>> {
+/// Reads the highest load to offer: the rate of the link, or a packet rate. Without both, the generator's own
+/// limit applies.
+#[expect(clippy::option_option, reason = "invalid, absent, or a rate")]
+fn highest_load(table: &Table<'_>) -> Option<Option<Most>> {
     let bits = table.get("link_gbps", "10");
     let packets = table.get("packets_per_s", "1_000_000");
     match (bits, packets) {
@@ -173,25 +178,29 @@ fn offered(table: &Table<'_>) -> Option<Option<Most>> {
             packets.number(1..=1_000_000_000, 1_000_000).map(|n| Some(Most::PacketsPerS(n)))
         }
         (Some(_), Some(packets)) => {
-            let problem = packets.problem("`link_gbps` and `packets_per_s` both say what the most is");
-            packets
-                .add(problem.label("the other one").help("keep one; without both, the generator finds it"));
+            let problem = packets.problem("`link_gbps` and `packets_per_s` both set the highest rate");
+            packets.add(
+                problem
+                    .label("the second")
+                    .help("keep one; without both, the highest rate of the generator is measured"),
+            );
             None
         }
     }
 }
 
-/// Refuses frames that the ports do not take.
-fn fit(table: &Table<'_>, sizes: Option<&Value<'_>>, traffic: Traffic, frames: &[u32], ports: &Ports) {
+/// Reports frames that exceed the MTU of the ports.
+fn check_mtu(table: &Table<'_>, sizes: Option<&Value<'_>>, traffic: Traffic, frames: &[u32], ports: &Ports) {
     let longest = frames.iter().copied().max().unwrap_or(0);
     let payload = longest as usize - traffic.overhead().min(longest as usize);
-    let needed = longest.saturating_sub((Ethernet::LEN + FCS) as u32);
+    let needed = longest.saturating_sub((Ethernet::LEN + FCS_LEN) as u32);
     let mtu = u32::from(ports.list[traffic.send.index()].mtu.min(ports.list[traffic.receive.index()].mtu));
     if needed > mtu || payload > rocev2::MAX_PAYLOAD {
         let message = format!("frames of {longest} bytes do not fit the ports' MTU of {mtu}");
         let problem = sizes.map_or_else(|| table.problem(&message), |value| value.problem(&message));
         let help = format!(
-            "write `mtu = {needed}` for both ports (with up to 4096 bytes of payload), or shorter `frame_sizes`"
+            "write `mtu = {needed}` for both ports (with at most 4096 bytes of payload), or smaller \
+             `frame_sizes`"
         );
         table.problems().add(problem.label("too long").help(help));
     }

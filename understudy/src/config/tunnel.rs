@@ -1,9 +1,10 @@
-//! The table `[tunnel]` beside `[forward]` or `[onepipe]`: tunnels end at this switch, before its function sees what they carry.
+//! Reads the table `[tunnel]` beside `[forward]` or `[onepipe]`: tunnels end at this switch, before its
+//! function handles the inner packets.
 
 use super::FunctionConfig;
 use super::forward::station;
 use super::nic::ip;
-use super::onepipe::router;
+use super::onepipe::router_mac;
 use super::report::Problem;
 use super::tree::{Problems, Table, Value, absent, section};
 use core::net::IpAddr;
@@ -13,106 +14,108 @@ use switch::forward::config::Topology;
 use switch::tunnel::{Config, Onward};
 
 const KEY: &str = "tunnel";
-/// Functions that it stands in front of
-const BEHIND: [&str; 2] = ["forward", "onepipe"];
-/// More neighbours than a switch has
+/// Functions that can have tunnels in front of them
+const FUNCTIONS: [&str; 2] = ["forward", "onepipe"];
+/// Largest number of addresses, more than a switch has neighbours
 const MAX_ADDRESSES: usize = 1 << 16;
-const NEXT_HOP: &str = "{ address = \"10.0.1.1\", mac = \"02:00:00:00:01:01\" }";
+const NEXT_HOP_EXAMPLE: &str = "{ address = \"10.0.1.1\", mac = \"02:00:00:00:01:01\" }";
 
-/// What `[tunnel]` asks for.
+/// Contents of `[tunnel]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TunnelConfig {
-    /// The switch's MAC address; the first port's own if nothing says it
+    /// MAC address of the switch; the first port's if `None`
     pub(crate) mac: Option<MacAddr>,
     /// Addresses at which tunnels end
     pub(crate) ends: Vec<IpAddr>,
-    /// Whose tunnels
+    /// Addresses from which tunnels are accepted
     pub(crate) sources: Vec<IpAddr>,
-    /// Who sends the inner packets on
+    /// What sends the inner packets on
     pub(crate) onward: Onward,
 }
 
 impl TunnelConfig {
-    /// The same for a switch whose first port has this MAC address.
+    /// Returns the configuration of a switch whose first port has the address `port_mac`.
     pub(crate) fn at(&self, port_mac: MacAddr) -> Config {
         let Self { mac, ends, sources, onward } = self.clone();
         Config { mac: mac.unwrap_or(port_mac), ends, sources, onward }
     }
 }
 
-/// Reads what stands in front of the function, if there is anything.
-pub(super) fn beside(root: &Table<'_>, function: Option<&FunctionConfig>) -> Option<TunnelConfig> {
+/// Reads `[tunnel]`, if the file has it.
+pub(super) fn read_optional(root: &Table<'_>, function: Option<&FunctionConfig>) -> Option<TunnelConfig> {
     let Some(given) = root.get(KEY, "") else {
-        // Which keys it would have is told all the same.
-        let unheard = Problems::default();
-        let table = absent(KEY, &unheard);
+        // The keys of the absent table are registered, so that a misplaced key is recognised.
+        let unreported = Problems::default();
+        let table = absent(KEY, &unreported);
         read(&table, None);
         table.finish();
-        root.problems().know_tables_of(unheard);
+        root.problems().know_tables_of(unreported);
         return None;
     };
-    if BEHIND.iter().all(|key| root.get(key, "").is_none()) {
-        let problem = Problem::at(given.key_span(), "[tunnel] has neither [forward] nor [onepipe] behind it");
-        given.add(problem.label("in front of what?").help(
-            "remove it: only a switch that forwards, and that of 1Pipe, end tunnels; add such a function in place of another \
-             if this is one",
-        ));
+    if FUNCTIONS.iter().all(|key| root.get(key, "").is_none()) {
+        let problem = Problem::at(given.key_span(), "[tunnel] needs [forward] or [onepipe]");
+        given.add(
+            problem
+                .label("no such function")
+                .help("remove it, or replace the function by [forward] or [onepipe]: only these end tunnels"),
+        );
     }
     let table = section(root, KEY)?;
-    let config = read(&table, function.and_then(behind).as_ref());
+    let config = read(&table, function.and_then(inner_function).as_ref());
     table.finish();
     config
 }
 
-/// What is known of the switch behind
-struct Behind<'a> {
+/// Properties of the function that handles the inner packets
+struct InnerFunction<'a> {
     topology: &'a Topology,
-    /// Its MAC address, if the file says it
+    /// MAC address of the switch, if the file sets it
     mac: Option<MacAddr>,
 }
 
-fn behind(function: &FunctionConfig) -> Option<Behind<'_>> {
+fn inner_function(function: &FunctionConfig) -> Option<InnerFunction<'_>> {
     let (topology, mac) = match function {
         FunctionConfig::Forward(forward) => (&forward.topology, None),
         FunctionConfig::OnePipe(onepipe) => (&onepipe.switch.forward.topology, onepipe.mac),
         _ => return None,
     };
-    Some(Behind { topology, mac: router(topology).or(mac) })
+    Some(InnerFunction { topology, mac: router_mac(topology).or(mac) })
 }
 
-fn read(table: &Table<'_>, behind: Option<&Behind<'_>>) -> Option<TunnelConfig> {
+fn read(table: &Table<'_>, inner_function: Option<&InnerFunction<'_>>) -> Option<TunnelConfig> {
     let mac = table.get("mac", "\"02:00:00:00:00:fe\"");
-    let said = mac.as_ref().map(station);
-    let ends = addresses(table, "addresses", "[\"10.255.0.1\"]", "where do tunnels end?");
-    let sources = addresses(table, "sources", "[\"10.0.1.1\", \"10.255.0.5\"]", "whose tunnels?");
-    let next_hops = table.get("next_hops", NEXT_HOP);
+    let tunnel_mac = mac.as_ref().map(station);
+    let ends = addresses(table, "addresses", "[\"10.255.0.1\"]", "too few or too many");
+    let sources = addresses(table, "sources", "[\"10.0.1.1\", \"10.255.0.5\"]", "too few or too many");
+    let next_hops = table.get("next_hops", NEXT_HOP_EXAMPLE);
     let hops = next_hops.as_ref().map(self::next_hops);
     if let Some(ends) = &ends {
-        for &(source, ref place) in sources.iter().flatten() {
-            one_version(table, source, place.clone(), ends);
+        for &(source, ref span) in sources.iter().flatten() {
+            check_version(table, source, span.clone(), ends);
         }
     }
-    if let Some(behind) = behind {
-        if let (Some(value), Some(Some(said)), Some(own)) = (&mac, said, router(behind.topology))
-            && said != own
+    if let Some(inner_function) = inner_function {
+        if let (Some(value), Some(Some(tunnel_mac)), Some(own)) =
+            (&mac, tunnel_mac, router_mac(inner_function.topology))
+            && tunnel_mac != own
         {
-            let problem = value.problem(format!("the tunnels end at {said}, and the router is {own}"));
-            value.add(
-                problem
-                    .label("another address")
-                    .help("leave `mac` out, or write that of `routes`: the router drops what is for others"),
-            );
+            let problem =
+                value.problem(format!("`mac` of [tunnel] is {tunnel_mac}, but the router's is {own}"));
+            value.add(problem.label("not the router's").help(
+                "remove `mac`, or write that of `routes`: the router drops frames for other addresses",
+            ));
         }
-        goes_on(table, next_hops.as_ref(), router(behind.topology).is_some());
+        check_next_hops(table, next_hops.as_ref(), router_mac(inner_function.topology).is_some());
     }
-    let only = |found: Vec<(IpAddr, Range<usize>)>| found.into_iter().map(|(address, _)| address).collect();
+    let without_spans =
+        |found: Vec<(IpAddr, Range<usize>)>| found.into_iter().map(|(address, _)| address).collect();
     Some(TunnelConfig {
-        mac: match said {
-            Some(said) => Some(said?),
-            None => behind.and_then(|behind| behind.mac),
+        mac: match tunnel_mac {
+            Some(tunnel_mac) => Some(tunnel_mac?),
+            None => inner_function.and_then(|inner_function| inner_function.mac),
         },
-        ends: only(ends?),
-        sources: only(sources?),
+        ends: without_spans(ends?),
+        sources: without_spans(sources?),
         onward: match hops {
             Some(hops) => Onward::NextHops(hops?),
             None => Onward::Function,
@@ -120,27 +123,29 @@ fn read(table: &Table<'_>, behind: Option<&Behind<'_>>) -> Option<TunnelConfig> 
     })
 }
 
-/// Whether it is known how what tunnels carry gets on.
-fn goes_on(table: &Table<'_>, next_hops: Option<&Value<'_>>, is_router: bool) {
+/// Reports whether inner packets have no next hop, or two sources of one.
+fn check_next_hops(table: &Table<'_>, next_hops: Option<&Value<'_>>, is_router: bool) {
     match next_hops {
         Some(value) if is_router => {
-            let problem = Problem::at(value.key_span(), "`next_hops` are for a switch that is no router");
-            value.add(problem.label("twice").help(
-                "remove it: what comes out of tunnels goes by `routes`, and by the `mac` of the next hops there",
+            let problem = Problem::at(value.key_span(), "`next_hops` is not valid for a router");
+            value.add(problem.label("the router has routes").help(
+                "remove it: a router sends inner packets on by `routes`, and by the `mac` of the next hops \
+                 there",
             ));
         }
         None if !is_router => {
-            let problem = table.problem("nothing says where what tunnels carry goes next");
-            table.problems().add(problem.label("to whom?").help(format!(
-                "it comes to this switch's own MAC address, by which no bridge and no wire finds the way: add `next_hops = \
-                 [{NEXT_HOP}]`, or make the switch a router, by `routes` with a `mac`"
+            let problem = table.problem("[tunnel] does not define where inner packets go");
+            table.problems().add(problem.label("no next hop").help(format!(
+                "add `next_hops = [{NEXT_HOP_EXAMPLE}]`, or make the switch a router, by `routes` with a \
+                 `mac`: inner packets arrive with this switch's own MAC address, which gives a bridge or a \
+                 wire no destination"
             )));
         }
         _ => {}
     }
 }
 
-/// A list of addresses, each with its place
+/// Reads a list of addresses with their spans.
 fn addresses(
     table: &Table<'_>,
     key: &'static str,
@@ -151,7 +156,7 @@ fn addresses(
     let list = value.list()?;
     if list.is_empty() || list.len() > MAX_ADDRESSES {
         let problem = value.problem(format!("`{key}` has {} addresses", list.len())).label(label);
-        value.add(problem.help(format!("write 1 to {MAX_ADDRESSES}{}", value.such_as())));
+        value.add(problem.help(format!("write 1 to {MAX_ADDRESSES} addresses{}", value.such_as())));
         return None;
     }
     let found: Option<Vec<_>> = list.iter().map(|value| Some((unicast(value)?, value.span()))).collect();
@@ -161,57 +166,59 @@ fn addresses(
     for pair in sorted.windows(2) {
         let [(address, first), (same, second)] = pair else { continue };
         if address == same {
-            value.add(twice(*address, first, second));
+            value.add(duplicate(*address, first, second));
         }
     }
     Some(found)
 }
 
-fn twice(address: IpAddr, first: &Range<usize>, second: &Range<usize>) -> Problem {
-    let problem = Problem::at(second.clone(), format!("{address} stands there twice")).label("again");
+fn duplicate(address: IpAddr, first: &Range<usize>, second: &Range<usize>) -> Problem {
+    let problem = Problem::at(second.clone(), format!("{address} is listed twice")).label("again");
     problem.also(first.clone(), "first here").help("remove one of the two")
 }
 
 fn unicast(value: &Value<'_>) -> Option<IpAddr> {
     let ip = ip(value)?;
     if ip.is_multicast() || ip.is_unspecified() || ip.is_loopback() {
-        let problem = value.problem(format!("no packet can be sent to {ip} alone"));
-        value.add(problem.label("not an address of one station").help(
-            "write addresses that the network routes to: a switch's, such as that of a loopback interface, or a host's",
+        let problem = value.problem(format!("{ip} is not a routable unicast address"));
+        value.add(problem.label("not the address of a host or switch").help(
+            "write addresses that the network routes to, such as that of a host or of a switch's loopback \
+             interface",
         ));
         return None;
     }
     Some(ip)
 }
 
-/// A header has addresses of one version.
-fn one_version(table: &Table<'_>, source: IpAddr, place: Range<usize>, ends: &[(IpAddr, Range<usize>)]) {
+/// Reports a source whose IP version no end has: both addresses of a header have the same version.
+fn check_version(table: &Table<'_>, source: IpAddr, span: Range<usize>, ends: &[(IpAddr, Range<usize>)]) {
     if ends.iter().any(|(end, _)| end.is_ipv4() == source.is_ipv4()) {
         return;
     }
     let version = if source.is_ipv4() { "IPv4" } else { "IPv6" };
-    let problem = Problem::at(place, format!("{source} is an {version} address, and no tunnel ends at one"));
-    table.problems().add(problem.label("to which end?").help(format!(
-        "add an {version} address to `addresses`, or write the source's other one: both are in one header"
+    let problem = Problem::at(span, format!("{source} is an {version} address, but no tunnel ends at one"));
+    table.problems().add(problem.label("no end of this version").help(format!(
+        "add an {version} address to `addresses`, or write the source's address of the other version: one \
+         header holds both"
     )));
 }
 
 fn next_hops(value: &Value<'_>) -> Option<Vec<(IpAddr, MacAddr)>> {
     let list = value.list()?;
     let mut hops = Vec::new();
-    let mut places: Vec<(IpAddr, Range<usize>)> = Vec::new();
+    let mut spans: Vec<(IpAddr, Range<usize>)> = Vec::new();
     for element in list {
-        let element = element.like(NEXT_HOP);
+        let element = element.like(NEXT_HOP_EXAMPLE);
         let table = element.table("`next_hops`")?;
         let to = table.require("address", "\"10.0.1.1\"");
         let found = to.as_ref().and_then(unicast);
         let mac = table.require("mac", "\"02:00:00:00:01:01\"").and_then(|value| station(&value));
         table.finish();
         if let (Some(to), Some(found)) = (&to, found) {
-            if let Some((_, first)) = places.iter().find(|(other, _)| *other == found) {
-                element.add(twice(found, first, &to.span()));
+            if let Some((_, first)) = spans.iter().find(|(other, _)| *other == found) {
+                element.add(duplicate(found, first, &to.span()));
             }
-            places.push((found, to.span()));
+            spans.push((found, to.span()));
         }
         hops.push(found.zip(mac));
     }

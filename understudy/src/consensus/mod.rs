@@ -1,13 +1,13 @@
-//! A server of a replicated service: `p4ce::consensus` on a host's NIC, an application whose state is a count and a
-//! running hash, and a load that it proposes while it leads.
+//! A server of a replicated service: `p4ce::consensus` on a host's NIC, an application whose state is a count
+//! and a running hash, and a load generator that proposes values while the server leads.
 
-mod account;
+mod path_stats;
 mod replica;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use account::{Account, Way};
-pub(crate) use replica::{Replica, Seen, State};
+pub(crate) use path_stats::{PathStats, ReplicationPath};
+pub(crate) use replica::{Replica, ReplicaStatus, State};
 
 use crate::host::HostConfig;
 use core::net::IpAddr;
@@ -15,21 +15,21 @@ use p4ce::Secret;
 use p4ce::consensus::{Config, Layout, Through};
 use switch::Nanos;
 
-/// Times that a NIC sends again before it gives up
-const RETRIES: u8 = 6;
-/// Unit of a NIC's patience (IB 9.7.6.1.3)
+/// Retransmissions before the NIC reports an error
+const RETRY_COUNT: u8 = 6;
+/// Unit of the local ACK timeout, in ns (IB 9.7.6.1.3)
 const ACK_TIMEOUT_NS: u64 = 4096;
 
-/// What a server is made with.
+/// Configuration of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ConsensusConfig {
     pub(crate) host: HostConfig,
     pub(crate) id: u8,
-    /// By their numbers
+    /// Addresses of all servers, indexed by server number
     pub(crate) servers: Vec<IpAddr>,
     pub(crate) port: u16,
     pub(crate) switch: Option<Through>,
-    /// What servers and switch share
+    /// Secret that the servers and the switch share
     pub(crate) secret: Option<Secret>,
     pub(crate) heartbeat: Nanos,
     pub(crate) layout: Layout,
@@ -37,20 +37,20 @@ pub(crate) struct ConsensusConfig {
     pub(crate) load: Option<Load>,
 }
 
-/// What a server proposes while it leads.
+/// Load that a server proposes while it leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Load {
-    /// Bytes of a value
+    /// Size of a value, in bytes
     pub(crate) size: usize,
-    /// Values a second; as many as the window allows if not said
+    /// Values per second; if `None`, as many as the window allows
     pub(crate) rate: Option<u64>,
 }
 
 impl ConsensusConfig {
-    /// As the protocol wants it, for a life that has this name.
+    /// Returns the protocol's configuration for the incarnation numbered `incarnation`.
     pub(crate) fn server(&self, incarnation: u64) -> Config {
-        // A NIC gives up when the others would, too: they take 14 heartbeats to think somebody dead, and it sends seven
-        // times, once or twice a heartbeat apart.
+        // The NIC gives up at about the time at which the other servers declare this server dead: they wait
+        // for 14 heartbeats, and the NIC transmits seven times, one to two heartbeats apart.
         let units = self.heartbeat.0.div_ceil(ACK_TIMEOUT_NS).next_power_of_two();
         Config {
             id: self.id,
@@ -60,7 +60,7 @@ impl ConsensusConfig {
             heartbeat: self.heartbeat,
             window: self.window,
             ack_timeout: units.trailing_zeros().clamp(1, 31) as u8,
-            retry_count: RETRIES,
+            retry_count: RETRY_COUNT,
             through: self.switch,
             incarnation,
             secret: self.secret.clone(),

@@ -1,6 +1,7 @@
-//! The application: it proposes, applies what is decided, and can be looked at from another thread.
+//! The replicated application: proposes values, applies decided ones, and publishes a copy of its state for
+//! other threads.
 
-use super::{Account, ConsensusConfig, Load, Way};
+use super::{ConsensusConfig, Load, PathStats, ReplicationPath};
 use p4ce::consensus::{BootstrapError, Decided, Server, Standing, Waiting};
 use rnic::{App, Counters, Rnic};
 use std::collections::VecDeque;
@@ -8,26 +9,27 @@ use std::sync::{Arc, Mutex};
 use switch::Nanos;
 use switch::table::mix;
 
-/// How often what can be seen is brought up to date
-const SHOW_EVERY: Nanos = Nanos::from_millis(10);
-/// Entries between two states that are told, to be compared with other servers'
-const CHECKPOINT: u64 = 1024;
-/// How many of them are told at once
-const CHECKPOINTS: usize = 32;
-/// A load that fell further behind than this does not make up for it.
-const LATE: Nanos = Nanos::from_millis(100);
+/// Interval at which the published state is refreshed
+const PUBLISH_INTERVAL: Nanos = Nanos::from_millis(10);
+/// Values between two checkpoints, which are compared with those of other servers
+const CHECKPOINT_INTERVAL: u64 = 1024;
+/// Checkpoints that are kept
+const MAX_CHECKPOINTS: usize = 32;
+/// Largest backlog of a paced load: the load does not make up for values that are overdue by more than this
+const MAX_BACKLOG: Nanos = Nanos::from_millis(100);
 
-/// The state of the replicated application: the same after the same values in the same order, and no other.
+/// State of the replicated application: equal after the same values in the same order, and different
+/// otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct State {
     /// Values applied
     pub(crate) count: u64,
-    /// What they come to
+    /// Running hash of the values
     pub(crate) hash: u64,
 }
 
 impl State {
-    /// Bytes of a snapshot
+    /// Length of a snapshot, in bytes
     pub(crate) const LEN: usize = 16;
 
     pub(super) fn apply(&mut self, value: &[u8]) {
@@ -52,161 +54,161 @@ impl State {
     }
 }
 
-/// What can be seen of a server from outside.
+/// State of a server as other threads see it.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct ReplicaStatus {
     pub(crate) standing: Standing,
-    /// What it waits for while it counts for nothing
+    /// What the server waits for while it is not a member
     pub(crate) waits_for: Option<Waiting>,
-    /// Requests of hosts that it does not take for servers
+    /// Connection requests that were refused because they do not come from a server of the group
     pub(crate) refused: u64,
     pub(crate) leader: Option<u8>,
-    /// How its values go, while it leads
-    pub(crate) way: Option<Way>,
+    /// Replication path, while the server leads
+    pub(crate) path: Option<ReplicationPath>,
     pub(crate) state: State,
-    /// Values that it applied one by one, not by a snapshot
+    /// Values applied one by one, without those that came in a snapshot
     pub(crate) applied: u64,
-    /// Earlier states, after multiples of so many values
+    /// Earlier states, one per [`CHECKPOINT_INTERVAL`] values
     pub(crate) checkpoints: VecDeque<State>,
-    /// Longest time in which nothing was decided, since this was last taken
+    /// Longest time without a decision since the reader last reset this field
     pub(crate) pause: Nanos,
-    pub(crate) direct: Account,
-    pub(crate) switch: Account,
+    pub(crate) direct: PathStats,
+    pub(crate) switch: PathStats,
     pub(crate) counters: Counters,
-    /// Why it cannot go on
+    /// Reason why the server cannot continue
     pub(crate) error: Option<String>,
 }
 
-impl Seen {
+impl ReplicaStatus {
     fn new() -> Self {
         Self {
             standing: Standing::Blank,
             waits_for: None,
             refused: 0,
             leader: None,
-            way: None,
+            path: None,
             state: State::default(),
             applied: 0,
-            checkpoints: VecDeque::with_capacity(CHECKPOINTS),
+            checkpoints: VecDeque::with_capacity(MAX_CHECKPOINTS),
             pause: Nanos::ZERO,
-            direct: Account::default(),
-            switch: Account::default(),
+            direct: PathStats::default(),
+            switch: PathStats::default(),
             counters: Counters::default(),
             error: None,
         }
     }
 }
 
-/// When counters were last looked at, and what they were
+/// NIC counters at the time of the last count
 #[derive(Clone, Copy, Debug, Default)]
-struct Mark {
+struct NicMark {
     at: Nanos,
     sent: u64,
     received: u64,
 }
 
-/// A server and its application.
+/// A server of the group and its application.
 pub(crate) struct Replica {
     server: Server,
     load: Option<Load>,
     incarnation: u64,
-    /// The operator has told it to begin the group.
-    begins: bool,
+    /// Whether the operator requested that this server bootstraps the group
+    bootstrap_requested: bool,
     value: Vec<u8>,
     /// Values proposed
     proposed: u64,
-    /// When the next one is due
+    /// Time at which the next value is due
     due: Nanos,
-    /// Those under way, and when they were proposed
-    under_way: VecDeque<(u64, Nanos)>,
-    mark: Mark,
-    /// When something was last decided
+    /// Indices of undecided proposals, and the times at which they were proposed
+    pending: VecDeque<(u64, Nanos)>,
+    mark: NicMark,
+    /// Time of the last decision
     decided_at: Option<Nanos>,
-    ran: Nanos,
-    shown: Nanos,
-    /// What is shown, as it is now
-    now: Seen,
-    seen: Arc<Mutex<Seen>>,
+    last_run: Nanos,
+    published_at: Nanos,
+    /// Current state, copied to `published` every [`PUBLISH_INTERVAL`]
+    current: ReplicaStatus,
+    published: Arc<Mutex<ReplicaStatus>>,
 }
 
 impl Replica {
-    /// A server whose life has this name. `begins` has it begin the group, empty, when it sees that all servers run and
-    /// none is a member.
-    pub(crate) fn new(config: &ConsensusConfig, incarnation: u64, begins: bool) -> Self {
+    /// Creates a server with this incarnation number. With `bootstrap_requested`, the server bootstraps the
+    /// group, empty, once it has seen that all servers run and none is a member.
+    pub(crate) fn new(config: &ConsensusConfig, incarnation: u64, bootstrap_requested: bool) -> Self {
         Self {
             server: Server::new(config.server(incarnation)),
             load: config.load,
             incarnation,
-            begins,
+            bootstrap_requested,
             value: vec![0; config.load.map_or(0, |load| load.size)],
             proposed: 0,
             due: Nanos::ZERO,
-            under_way: VecDeque::with_capacity(config.window as usize),
-            mark: Mark::default(),
+            pending: VecDeque::with_capacity(config.window as usize),
+            mark: NicMark::default(),
             decided_at: None,
-            ran: Nanos::ZERO,
-            shown: Nanos::ZERO,
-            now: Seen::new(),
-            seen: Arc::new(Mutex::new(Seen::new())),
+            last_run: Nanos::ZERO,
+            published_at: Nanos::ZERO,
+            current: ReplicaStatus::new(),
+            published: Arc::new(Mutex::new(ReplicaStatus::new())),
         }
     }
 
-    /// What it has done, to be read from another thread
-    pub(crate) fn seen(&self) -> Arc<Mutex<Seen>> {
-        self.seen.clone()
+    /// Returns the state that other threads may read.
+    pub(crate) fn published(&self) -> Arc<Mutex<ReplicaStatus>> {
+        self.published.clone()
     }
 
-    fn account(&mut self, way: Way) -> &mut Account {
-        match way {
-            Way::Direct => &mut self.now.direct,
-            Way::Switch => &mut self.now.switch,
+    fn stats(&mut self, path: ReplicationPath) -> &mut PathStats {
+        match path {
+            ReplicationPath::Direct => &mut self.current.direct,
+            ReplicationPath::Switch => &mut self.current.switch,
         }
     }
 
-    /// Counts what has come about since the last time to the way that was taken since.
-    fn count(&mut self, nic: &Rnic, now: Nanos) {
+    /// Adds the time and packets since the last call to the account of the replication path used since then.
+    fn update_stats(&mut self, nic: &Rnic, now: Nanos) {
         let counters = nic.counters();
-        let mark = Mark { at: now, sent: counters.sent, received: counters.received };
+        let mark = NicMark { at: now, sent: counters.sent, received: counters.received };
         let before = core::mem::replace(&mut self.mark, mark);
-        if let Some(way) = self.now.way {
-            let account = self.account(way);
-            account.time = account.time + now.since(before.at);
-            account.sent += mark.sent - before.sent;
-            account.received += mark.received - before.received;
+        if let Some(path) = self.current.path {
+            let stats = self.stats(path);
+            stats.time = stats.time + now.since(before.at);
+            stats.sent += mark.sent - before.sent;
+            stats.received += mark.received - before.received;
         }
     }
 
-    /// Applies what is decided.
+    /// Applies decided values and snapshots.
     fn apply(&mut self, now: Nanos) {
         while let Some(decided) = self.server.poll_decided() {
             if let Some(before) = self.decided_at.replace(now) {
-                self.now.pause = self.now.pause.max(now.since(before));
+                self.current.pause = self.current.pause.max(now.since(before));
             }
             match decided {
                 Decided::Entry { index, value } => {
-                    self.now.state.apply(&value);
-                    self.now.applied += 1;
-                    while let Some((proposed, at)) = self.under_way.front().copied()
+                    self.current.state.apply(&value);
+                    self.current.applied += 1;
+                    while let Some((proposed, at)) = self.pending.front().copied()
                         && proposed <= index
                     {
-                        self.under_way.pop_front();
+                        self.pending.pop_front();
                         if proposed == index
-                            && let Some(way) = self.now.way
+                            && let Some(path) = self.current.path
                         {
-                            self.account(way).decided(value.len(), now.since(at));
+                            self.stats(path).decided(value.len(), now.since(at));
                         }
                     }
-                    if self.now.state.count.is_multiple_of(CHECKPOINT) {
-                        let checkpoints = &mut self.now.checkpoints;
-                        if checkpoints.len() == CHECKPOINTS {
+                    if self.current.state.count.is_multiple_of(CHECKPOINT_INTERVAL) {
+                        let checkpoints = &mut self.current.checkpoints;
+                        if checkpoints.len() == MAX_CHECKPOINTS {
                             checkpoints.pop_front();
                         }
-                        checkpoints.push_back(self.now.state);
+                        checkpoints.push_back(self.current.state);
                     }
                 }
                 Decided::Snapshot { next, state } => match State::from_bytes(&state) {
-                    Some(state) if state.count == next => self.now.state = state,
-                    _ => self.fail(format!("a snapshot of {next} entries that is none of this application")),
+                    Some(state) if state.count == next => self.current.state = state,
+                    _ => self.fail(format!("a snapshot of {next} entries is not valid for this application")),
                 },
             }
         }
@@ -215,17 +217,17 @@ impl Replica {
     fn propose(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(load) = self.load else { return };
         if !self.server.leads() {
-            self.under_way.clear();
+            self.pending.clear();
             self.due = now;
             return;
         }
-        self.due = self.due.max(Nanos(now.0.saturating_sub(LATE.0)));
+        self.due = self.due.max(Nanos(now.0.saturating_sub(MAX_BACKLOG.0)));
         while self.due <= now {
             let words = [self.proposed, self.incarnation].map(u64::to_le_bytes).concat();
             let len = words.len().min(self.value.len());
             self.value[..len].copy_from_slice(&words[..len]);
             let Ok(index) = self.server.propose(nic, &self.value) else { return };
-            self.under_way.push_back((index, now));
+            self.pending.push_back((index, now));
             self.proposed += 1;
             if let Some(rate) = load.rate {
                 self.due = self.due + Nanos(1_000_000_000 / rate);
@@ -233,43 +235,57 @@ impl Replica {
         }
     }
 
-    /// Does what the operator has said, once: the word is void when the group has begun without it.
-    fn begin(&mut self) {
+    /// Bootstraps the group at the operator's request. The request is honoured at most once: it lapses if the
+    /// group begins without it.
+    fn try_bootstrap(&mut self) {
         match self.server.bootstrap() {
             Err(BootstrapError::Unseen(_) | BootstrapError::Written(_)) => {}
-            Ok(()) | Err(BootstrapError::Member | BootstrapError::Begun(_)) => self.begins = false,
+            Ok(()) | Err(BootstrapError::Member | BootstrapError::Begun(_)) => {
+                self.bootstrap_requested = false;
+            }
         }
     }
 
     fn fail(&mut self, error: String) {
-        self.now.error.get_or_insert(error);
+        self.current.error.get_or_insert(error);
     }
 
-    fn show(&mut self, nic: &Rnic, now: Nanos) {
-        self.shown = now;
-        self.count(nic, now);
+    fn publish(&mut self, nic: &Rnic, now: Nanos) {
+        self.published_at = now;
+        self.update_stats(nic, now);
         if let Some(last) = self.decided_at {
-            self.now.pause = self.now.pause.max(now.since(last));
+            self.current.pause = self.current.pause.max(now.since(last));
         }
-        self.now.standing = self.server.standing();
-        self.now.waits_for = self.server.waits_for();
-        self.now.refused = self.server.refused();
-        self.now.leader = self.server.leader();
-        // A worker waits for no one: a reader who looks right now sees what was there before.
-        let Ok(mut seen) = self.seen.try_lock() else { return };
-        (seen.waits_for, seen.refused) = (self.now.waits_for, self.now.refused);
-        let Seen { standing, leader, way, state, applied, checkpoints, pause, direct, switch, error, .. } =
-            &mut self.now;
-        (seen.standing, seen.leader, seen.way) = (*standing, *leader, *way);
-        (seen.state, seen.applied) = (*state, *applied);
-        seen.checkpoints.clone_from(checkpoints);
-        seen.pause = seen.pause.max(*pause);
+        self.current.standing = self.server.standing();
+        self.current.waits_for = self.server.waits_for();
+        self.current.refused = self.server.refused();
+        self.current.leader = self.server.leader();
+        // A worker does not wait for a lock: while another thread reads, that thread sees the previous state.
+        let Ok(mut published) = self.published.try_lock() else { return };
+        (published.waits_for, published.refused) = (self.current.waits_for, self.current.refused);
+        let ReplicaStatus {
+            standing,
+            leader,
+            path,
+            state,
+            applied,
+            checkpoints,
+            pause,
+            direct,
+            switch,
+            error,
+            ..
+        } = &mut self.current;
+        (published.standing, published.leader, published.path) = (*standing, *leader, *path);
+        (published.state, published.applied) = (*state, *applied);
+        published.checkpoints.clone_from(checkpoints);
+        published.pause = published.pause.max(*pause);
         *pause = Nanos::ZERO;
-        seen.direct.copy_from(direct);
-        seen.switch.copy_from(switch);
-        seen.counters = *nic.counters();
-        if seen.error.is_none() {
-            seen.error = error.take();
+        published.direct.copy_from(direct);
+        published.switch.copy_from(switch);
+        published.counters = *nic.counters();
+        if published.error.is_none() {
+            published.error = error.take();
         }
     }
 }
@@ -282,32 +298,33 @@ impl App for Replica {
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
-        self.ran = now;
+        self.last_run = now;
         self.server.run(nic, now);
-        if self.begins {
-            self.begin();
+        if self.bootstrap_requested {
+            self.try_bootstrap();
         }
         self.apply(now);
-        let way = if self.server.replicates_through() { Way::Switch } else { Way::Direct };
-        let way = self.server.leads().then_some(way);
-        if way != self.now.way {
-            self.count(nic, now);
-            self.now.way = way;
+        let path =
+            if self.server.replicates_through() { ReplicationPath::Switch } else { ReplicationPath::Direct };
+        let path = self.server.leads().then_some(path);
+        if path != self.current.path {
+            self.update_stats(nic, now);
+            self.current.path = path;
         }
         self.propose(nic, now);
         if self.server.wants_snapshot() {
-            // If the log has gone on, it is given the next time.
-            _ = self.server.give_snapshot(nic, &self.now.state.to_bytes(), now);
+            // If the log has advanced meanwhile, the snapshot is given on the next call.
+            _ = self.server.give_snapshot(nic, &self.current.state.to_bytes(), now);
         }
-        if now.since(self.shown) >= SHOW_EVERY {
-            self.show(nic, now);
+        if now.since(self.published_at) >= PUBLISH_INTERVAL {
+            self.publish(nic, now);
         }
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        let next = self.server.next_timer().min(self.shown + SHOW_EVERY);
-        let paced = self.load.is_some_and(|load| load.rate.is_some()) && self.now.way.is_some();
-        // What is due and cannot be proposed waits for what is under way.
-        Some(if paced && self.due > self.ran { next.min(self.due) } else { next })
+        let next = self.server.next_timer().min(self.published_at + PUBLISH_INTERVAL);
+        let paced = self.load.is_some_and(|load| load.rate.is_some()) && self.current.path.is_some();
+        // An overdue value that cannot be proposed waits until the values under way are decided.
+        Some(if paced && self.due > self.last_run { next.min(self.due) } else { next })
     }
 }

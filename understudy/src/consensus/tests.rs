@@ -1,4 +1,4 @@
-//! Servers and their application, in the simulator.
+//! Servers and their application in the simulator.
 
 use super::*;
 use p4ce::consensus::Standing;
@@ -40,14 +40,14 @@ fn config(id: u8, load: Load) -> ConsensusConfig {
     }
 }
 
-/// Three servers at a bridge, and what can be seen of each: the newest life of it.
-struct Net {
+/// Three servers on a bridge, and the published state of each server's newest incarnation
+struct Cluster {
     world: World,
     servers: Vec<NodeId>,
-    seen: Vec<Arc<Mutex<Arc<Mutex<Seen>>>>>,
+    status: Vec<Arc<Mutex<Arc<Mutex<ReplicaStatus>>>>>,
 }
 
-impl Net {
+impl Cluster {
     fn new(load: Load) -> Self {
         let mut world = World::new(1);
         let bridge = world.add(
@@ -55,31 +55,32 @@ impl Net {
             Switch::new(|| Forward::new(&ForwardConfig::bridge(3, 16))),
             Clock::default(),
         );
-        let (mut servers, mut seen) = (Vec::new(), Vec::new());
+        let (mut servers, mut status) = (Vec::new(), Vec::new());
         for id in 0..3 {
             let config = config(id, load);
-            let newest = Arc::new(Mutex::new(Replica::new(&config, 1, false).seen()));
-            let tells = newest.clone();
-            let mut life = u64::from(id) << 32;
+            let newest = Arc::new(Mutex::new(Replica::new(&config, 1, false).published()));
+            let slot = newest.clone();
+            let mut incarnation = u64::from(id) << 32;
             let make = move || {
-                life += 1;
-                // Told once: a server that comes back was not told.
-                let replica = Replica::new(&config, life, id == 0 && life == 1);
-                *tells.lock().unwrap() = replica.seen();
+                incarnation += 1;
+                // Only the first incarnation is to bootstrap the group: after a restart, the server does not
+                // have the request.
+                let replica = Replica::new(&config, incarnation, id == 0 && incarnation == 1);
+                *slot.lock().unwrap() = replica.published();
                 Station::new(Rnic::new(config.host.nic([0; 6])), replica)
             };
             let node = world.add(&id.to_string(), Host::new(make), Clock::default());
             world.connect(node, bridge, Link::default());
             servers.push(node);
-            seen.push(newest);
+            status.push(newest);
         }
-        Self { world, servers, seen }
+        Self { world, servers, status }
     }
 
-    fn seen(&self, server: usize) -> Seen {
-        let newest = self.seen[server].lock().unwrap().clone();
-        let seen = newest.lock().unwrap();
-        seen.clone()
+    fn status(&self, server: usize) -> ReplicaStatus {
+        let newest = self.status[server].lock().unwrap().clone();
+        let status = newest.lock().unwrap();
+        status.clone()
     }
 }
 
@@ -111,50 +112,54 @@ fn a_state_depends_on_every_value_and_their_order() {
 
 #[test]
 fn a_leader_proposes_at_its_rate_and_all_come_to_the_same_state() {
-    let mut net = Net::new(Load { size: 40, rate: Some(100_000) });
+    let mut net = Cluster::new(Load { size: 40, rate: Some(100_000) });
     net.world.run_until(Nanos::from_millis(50));
-    let before = net.seen(0);
+    let before = net.status(0);
     net.world.run_until(Nanos::from_millis(150));
-    let leader = net.seen(0);
-    assert_eq!((leader.standing, leader.leader, leader.way), (Standing::Member, Some(0), Some(Way::Direct)));
+    let leader = net.status(0);
+    assert_eq!(
+        (leader.standing, leader.leader, leader.path),
+        (Standing::Member, Some(0), Some(ReplicationPath::Direct))
+    );
     let led = leader.direct.since(&before.direct);
     assert!((9900..=10_100).contains(&led.decided), "{led:?}");
     assert_eq!((led.bytes, led.latency.len()), (led.decided * 40, led.decided));
-    // Two writes each, and eight packets a heartbeat: a READ of each other server, an answer to each of theirs, what is
-    // decided at the time, and whether they still follow.
+    // Two writes for each value, and eight packets a heartbeat: a READ of each of the other two servers, a
+    // response to each of their READs, and to each follower the commit index and a check that it still
+    // follows.
     let heartbeats = 1000;
     let sent = 2 * led.decided + 8 * heartbeats;
     assert!(led.sent >= 2 * led.decided && led.sent <= sent + 20, "{} and not {sent}", led.sent);
     assert_eq!(leader.switch.time, Nanos::ZERO);
     assert!(leader.pause < Nanos::from_millis(60), "{:?}", leader.pause);
     for server in 1..3 {
-        let seen = net.seen(server);
-        assert_eq!((seen.leader, seen.way), (Some(0), None));
-        assert!(seen.checkpoints.len() > 8);
-        for state in &seen.checkpoints {
+        let status = net.status(server);
+        assert_eq!((status.leader, status.path), (Some(0), None));
+        assert!(status.checkpoints.len() > 8);
+        for state in &status.checkpoints {
             assert!(leader.checkpoints.contains(state) || state.count > leader.state.count, "{state:?}");
         }
         assert!(
-            seen.state.count + 200 > leader.state.count,
+            status.state.count + 200 > leader.state.count,
             "{} of {}",
-            seen.state.count,
+            status.state.count,
             leader.state.count
         );
     }
 }
 
 #[test]
-fn who_comes_back_has_the_state_of_the_others_again() {
-    let mut net = Net::new(Load { size: 8, rate: None });
+fn a_restarted_server_recovers_the_state_of_the_group() {
+    let mut net = Cluster::new(Load { size: 8, rate: None });
     net.world.schedule(Nanos::from_millis(30), Fault::Crash(net.servers[0]));
     net.world.schedule(Nanos::from_millis(60), Fault::Restart(net.servers[0]));
     net.world.run_until(Nanos::from_millis(50));
-    assert_eq!((net.seen(1).leader, net.seen(1).way), (Some(1), Some(Way::Direct)));
-    assert!(net.seen(1).pause > Nanos::from_micros(500), "{:?}", net.seen(1).pause);
+    assert_eq!((net.status(1).leader, net.status(1).path), (Some(1), Some(ReplicationPath::Direct)));
+    assert!(net.status(1).pause > Nanos::from_micros(500), "{:?}", net.status(1).pause);
     net.world.run_until(Nanos::from_millis(160));
-    let [back, other] = [0, 2].map(|server| net.seen(server));
+    let [back, other] = [0, 2].map(|server| net.status(server));
     assert_eq!((back.standing, back.leader, other.leader), (Standing::Member, Some(0), Some(0)));
-    assert!(back.applied < back.state.count, "it began with a snapshot");
+    assert!(back.applied < back.state.count, "the restarted server began with a snapshot");
     let newest = back.checkpoints.iter().find(|state| other.checkpoints.contains(state));
     assert!(newest.is_some(), "{:?}, {:?}", back.checkpoints, other.checkpoints);
 }

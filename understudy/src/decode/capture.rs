@@ -1,4 +1,4 @@
-//! Capture files: pcap and pcapng, either byte order, frame by frame.
+//! Reader of capture files (pcap and pcapng, either byte order), frame by frame.
 
 use super::dissect::Link;
 use pcap_file::pcap::PcapReader;
@@ -12,36 +12,37 @@ use std::path::Path;
 /// A frame of a capture.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Frame<'a> {
-    /// Its number in the file, from 1
+    /// Number of the frame in the file, from 1
     pub number: u64,
-    /// When it was captured, in nanoseconds since 1970; `None` where the file does not say
+    /// Capture time in nanoseconds since 1970; `None` if the file has none
     pub time_ns: Option<u64>,
-    /// What was captured of it
+    /// Captured bytes
     pub bytes: &'a [u8],
-    /// Bytes on the wire
+    /// Length on the wire, in bytes
     pub wire_len: usize,
-    /// What kind of link it was captured on
+    /// Link type on which the frame was captured
     pub link: LinkType,
 }
 
-/// A kind of link, by its number in capture files.
+/// Link type, by its number in capture files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LinkType(u32);
 
 impl LinkType {
     pub(super) const ETHERNET: Self = Self(1);
 
-    /// Where the layer above begins; `None` for a kind of link that is not known, or a frame that is too short.
+    /// Returns the link header's length and the ethertype; `None` if the link type is unknown or the frame is
+    /// too short.
     pub(super) fn link(self, frame: &[u8]) -> Option<Link> {
         let ethertype_at = |at: usize| Some(u16::from_be_bytes([*frame.get(at)?, *frame.get(at + 1)?]));
         let of_version = |first: u8| if first >> 4 == 6 { ethertype::IPV6 } else { ethertype::IPV4 };
         match self.0 {
             1 => Some(Link { len: 14, ethertype: ethertype_at(12)? }),
-            // Raw IP, under the numbers that systems have given it
+            // Raw IP: systems use different numbers for it
             12 | 14 | 101 => Some(Link { len: 0, ethertype: of_version(*frame.first()?) }),
             228 => Some(Link { len: 0, ethertype: ethertype::IPV4 }),
             229 => Some(Link { len: 0, ethertype: ethertype::IPV6 }),
-            // Linux "cooked", versions 1 and 2
+            // Linux "cooked" captures, versions 1 and 2
             113 => Some(Link { len: 16, ethertype: ethertype_at(14)? }),
             276 => Some(Link { len: 20, ethertype: ethertype_at(0)? }),
             _ => None,
@@ -49,7 +50,7 @@ impl LinkType {
     }
 }
 
-/// Why a capture could not be read (to its end).
+/// Reason why a capture could not be read, or not to its end.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CaptureError {
     /// The file cannot be opened or read
@@ -77,10 +78,10 @@ impl From<PcapError> for CaptureError {
     }
 }
 
-/// What the visitor wants next.
+/// Whether to continue with the next frame.
 pub(super) type Flow = std::ops::ControlFlow<()>;
 
-/// Shows every frame of a file to `visit`, in order, until that breaks off.
+/// Calls `visit` for every frame of a file, in order, until it returns `Break`.
 pub(super) fn for_each(path: &Path, visit: impl FnMut(Frame<'_>) -> Flow) -> Result<(), CaptureError> {
     let mut file = BufReader::new(File::open(path)?);
     let magic = file.fill_buf()?;
@@ -99,10 +100,11 @@ fn pcap(file: impl io::Read, mut visit: impl FnMut(Frame<'_>) -> Flow) -> Result
     let mut reader = PcapReader::new(file)?;
     let header = reader.header();
     let unit = if header.ts_resolution == TsResolution::NanoSecond { 1 } else { 1000 };
-    // The upper half says whether frames end with their check sequence, which is a trailer like any other.
+    // The upper half states whether frames include their check sequence, which is treated as a trailer.
     let link = LinkType(u32::from(header.datalink) & 0xffff);
     let mut number = 0;
-    // Raw, because a frame that was cut is longer on the wire than the snapshot length, and no error.
+    // Raw packets, because the reader rejects a packet whose original length exceeds the snapshot length,
+    // which is normal for a truncated frame.
     while let Some(packet) = reader.next_raw_packet() {
         let packet = packet?;
         number += 1;
@@ -123,7 +125,7 @@ fn pcap(file: impl io::Read, mut visit: impl FnMut(Frame<'_>) -> Flow) -> Result
 
 fn pcapng(file: impl io::Read, mut visit: impl FnMut(Frame<'_>) -> Flow) -> Result<(), CaptureError> {
     let mut reader = PcapNgReader::new(file)?;
-    // By interface, of the current section: kind of link and nanoseconds of a unit of time.
+    // Interfaces of the current section: link type, and nanoseconds per timestamp unit.
     let mut interfaces: Vec<(LinkType, f64)> = Vec::new();
     let mut number = 0;
     while let Some(block) = reader.next_block() {
@@ -136,7 +138,7 @@ fn pcapng(file: impl io::Read, mut visit: impl FnMut(Frame<'_>) -> Flow) -> Resu
                 interfaces.push((LinkType(u32::from(interface.linktype)), unit_ns(&interface)));
                 continue;
             }
-            // The reader takes units for nanoseconds.
+            // The reader interprets timestamp units as nanoseconds.
             Block::EnhancedPacket(p) => {
                 (p.interface_id as usize, Some(p.timestamp.as_nanos()), p.data, p.original_len)
             }
@@ -148,7 +150,9 @@ fn pcapng(file: impl io::Read, mut visit: impl FnMut(Frame<'_>) -> Flow) -> Resu
         };
         number += 1;
         let &(link, unit) = interfaces.get(interface).ok_or_else(|| {
-            CaptureError::Damaged(format!("frame {number} is of an interface that it does not have"))
+            CaptureError::Damaged(format!(
+                "frame {number} refers to an interface that the file does not describe"
+            ))
         })?;
         let time_ns = ticks.map(|ticks| {
             if (unit - 1.0).abs() < f64::EPSILON { ticks as u64 } else { (ticks as f64 * unit) as u64 }
@@ -161,7 +165,7 @@ fn pcapng(file: impl io::Read, mut visit: impl FnMut(Frame<'_>) -> Flow) -> Resu
     Ok(())
 }
 
-/// Nanoseconds of an interface's unit of time: its `if_tsresol`, or a microsecond.
+/// Returns the nanoseconds per timestamp unit of an interface: its `if_tsresol`, or a microsecond.
 fn unit_ns(
     interface: &pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock<'_>,
 ) -> f64 {
@@ -175,7 +179,7 @@ fn unit_ns(
     1e9 * if resolution & 0x80 == 0 { 10f64.powi(exponent) } else { 2f64.powi(exponent) }
 }
 
-/// Whether a kind of link is one that frames can be read from.
+/// Returns whether frames of this link type can be decoded.
 pub(super) fn is_known(link: LinkType) -> bool {
     link.link(&[0x45; 32]).is_some()
 }

@@ -1,5 +1,5 @@
-//! What can be read of one frame. Lenient where `rocev2::classify` is strict: a frame that breaks a rule, or that the
-//! capture cut short, is shown as far as it goes.
+//! Dissector of one frame. Lenient where `rocev2::classify` is strict: a frame that breaks a rule, or that
+//! the capture truncated, is decoded as far as possible.
 
 use rocev2::aeth::{Aeth, Syndrome};
 use rocev2::atomic::{AtomicAckEth, AtomicEth};
@@ -18,44 +18,44 @@ use serde_json::{Map, Value, json};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-/// Where the layer above the link begins in a captured frame.
+/// Position and ethertype of the layer above the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Link {
-    /// Bytes of the link's header
+    /// Length of the link header, in bytes
     pub len: usize,
-    /// Ethertype of what follows
+    /// Ethertype of the layer above
     pub ethertype: u16,
 }
 
-/// A frame, taken apart.
+/// A dissected frame.
 #[derive(Debug)]
 pub(super) enum Dissection {
-    /// To UDP port 4791
+    /// Frame to UDP port 4791
     Roce(Box<Roce>),
-    /// Something else, in a word
+    /// Any other frame, with a short description
     Other(String),
 }
 
-/// What could be read of a RoCEv2 packet.
+/// Fields of a RoCEv2 packet that could be read.
 #[derive(Debug)]
 pub(super) struct Roce {
-    /// Sender and receiver
+    /// Source and destination
     pub addresses: (IpAddr, IpAddr),
     /// VLAN identifiers, outermost first
     pub vlans: Vec<u16>,
-    /// Base transport header, if it is there
+    /// Base transport header, if present
     pub bth: Option<Bth>,
     /// Extended headers by name
     pub extended: Map<String, Value>,
-    /// Bytes of payload, without padding
+    /// Length of the payload without padding, in bytes
     pub payload_len: Option<usize>,
-    /// Whether the ICRC is right; `None` if it is not there
+    /// Whether the ICRC is correct; `None` if it was not captured
     pub icrc_ok: Option<bool>,
-    /// Which rule is broken
+    /// Rule that the packet breaks
     pub fault: Option<Fault>,
 }
 
-/// Takes a frame apart. `whole` says that the capture did not cut it.
+/// Dissects a frame. `whole` is true if the capture did not truncate it.
 pub(super) fn dissect(frame: &[u8], link: Link, whole: bool) -> Dissection {
     let mut at = link.len;
     let mut kind = link.ethertype;
@@ -81,7 +81,7 @@ pub(super) fn dissect(frame: &[u8], link: Link, whole: bool) -> Dissection {
     if udp.dst_port.get() != UDP_PORT {
         return Dissection::Other("UDP".into());
     }
-    // A cut is the capture's doing, not the sender's.
+    // The capture truncated the frame, not its sender.
     let fault = fault.filter(|&fault| whole || fault != Fault::Truncated);
     let mut roce = Roce {
         addresses: (ip.src, ip.dst),
@@ -93,7 +93,7 @@ pub(super) fn dissect(frame: &[u8], link: Link, whole: bool) -> Dissection {
         fault,
     };
     if fault != Some(Fault::Fragment) {
-        // The ICRC is where UDP ends, if that is in the frame.
+        // The ICRC is at the end of the UDP datagram, if the frame reaches that far.
         let end = (ip.udp + usize::from(udp.len.get())).checked_sub(ICRC_LEN);
         let packet = end.and_then(|end| Some((frame.get(at..end)?, frame.get(end..)?.first_chunk()?)));
         roce.read_transport(frame, ip.udp + Udp::LEN, end);
@@ -112,7 +112,7 @@ fn view<T: FromBytes + KnownLayout + Immutable + Unaligned>(frame: &[u8], at: us
     T::ref_from_bytes(frame.get(at..at.checked_add(size_of::<T>())?)?).ok()
 }
 
-/// A word for an ethertype.
+/// Returns a short description of a frame of this ethertype.
 fn name_of(kind: u16) -> String {
     match kind {
         ethertype::ARP => "ARP".into(),
@@ -160,7 +160,7 @@ impl IpPart {
 }
 
 impl Roce {
-    /// Reads BTH and extended headers as far as they lie before `end` and in the frame.
+    /// Reads the BTH and the extended headers as far as they lie before `end` and within the frame.
     fn read_transport(&mut self, frame: &[u8], at: usize, end: Option<usize>) {
         let Some(&bth) = view::<Bth>(frame, at) else { return };
         self.bth = Some(bth);
@@ -207,7 +207,7 @@ impl Roce {
         put("ieth", ieth.map(|h| json!({ "rkey": h.rkey.get() })));
     }
 
-    /// The fields of a line of JSON, all of them present, null where they could not be read.
+    /// Returns the fields of a JSON line. All fields are present; those that could not be read are null.
     pub(super) fn fields(&self) -> Map<String, Value> {
         let mut map = Map::new();
         let mut put = |name: &str, value: Value| map.insert(name.into(), value);

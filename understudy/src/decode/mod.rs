@@ -1,4 +1,4 @@
-//! `understudy decode`: takes captured frames apart.
+//! `understudy decode`: decodes captured frames.
 
 mod capture;
 mod dissect;
@@ -19,15 +19,15 @@ use std::process::ExitCode;
 pub(crate) struct DecodeArgs {
     /// Capture file
     file: PathBuf,
-    /// Print a JSON object a packet, a line each
+    /// Print one JSON object per packet, one per line
     #[arg(long)]
     json: bool,
-    /// Show frames that are not RoCEv2, too
+    /// Also show frames that are not RoCEv2
     #[arg(long)]
     all: bool,
 }
 
-/// Exit code 1 when the file cannot be read, or not to its end; what could be read is printed all the same.
+/// Returns exit code 1 if the file cannot be read to its end. What could be read is printed nevertheless.
 pub(crate) fn run(args: &DecodeArgs) -> ExitCode {
     let mut out = BufWriter::new(io::stdout().lock());
     let mut decoder = Decoder { args, first_time: None, summary: Summary::default(), failed: None };
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &DecodeArgs) -> ExitCode {
         None => write!(out, "{}", decoder.summary.text()).and_then(|()| out.flush()),
     };
     match written {
-        // A reader that has seen enough.
+        // The reader closed the pipe, such as `| head`.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("understudy: standard output: {error}");
@@ -64,12 +64,16 @@ pub(crate) fn run(args: &DecodeArgs) -> ExitCode {
 fn explain(file: &Path, error: &CaptureError) -> Report {
     let help = match error {
         CaptureError::Io(error) if error.kind() == ErrorKind::NotFound => "check the path",
-        CaptureError::Io(_) => "can the file be read by you, and is it a file?",
+        CaptureError::Io(_) => "check that it is a regular file and that you may read it",
         CaptureError::Format => {
-            "tcpdump -w, Wireshark and dumpcap write such files; compressed ones have to be unpacked"
+            "tcpdump -w, Wireshark and dumpcap write such files; unpack a compressed file first"
         }
-        CaptureError::Cut => "what stands before was decoded; was the capture still being written?",
-        CaptureError::Damaged(_) => "what stands before was decoded; Wireshark's `editcap` may mend the rest",
+        CaptureError::Cut => {
+            "all frames before this one were decoded; the capture may still be being written"
+        }
+        CaptureError::Damaged(_) => {
+            "all frames before the damage were decoded; Wireshark's `editcap` may repair the file"
+        }
     };
     MietteDiagnostic::new(format!("{}: {error}", file.display())).with_help(help).into()
 }
@@ -130,7 +134,7 @@ fn seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }
 
-/// Seconds since the first frame.
+/// Returns the seconds since the first frame.
 fn relative(frame: Frame<'_>, first: u64) -> f64 {
     let time = frame.time_ns.unwrap_or(first);
     if time >= first { seconds(time - first) } else { -seconds(first - time) }
@@ -149,7 +153,8 @@ fn text_line(frame: Frame<'_>, first: u64, roce: &Roce, out: &mut impl Write) ->
     writeln!(out, "{:>6} {:>12.6}  {}", frame.number, relative(frame, first), described(roce))
 }
 
-/// An Ethernet frame of which `bytes` are known, of `len`: a line without its end.
+/// Describes an Ethernet frame of length `len`, of which `bytes` were captured, in one line without a line
+/// end.
 pub(crate) fn describe(bytes: &[u8], len: usize) -> String {
     let Some(link) = capture::LinkType::ETHERNET.link(bytes) else { return "truncated".into() };
     match dissect(bytes, link, bytes.len() >= len) {
@@ -185,7 +190,8 @@ fn described(roce: &Roce) -> String {
     line
 }
 
-/// A header's fields as words. Addresses and keys read better in hexadecimal, long private data not at all.
+/// Appends a header's fields as words. Addresses and keys are printed in hexadecimal; long private data is
+/// omitted.
 fn words(line: &mut String, value: &Value) {
     let Value::Object(fields) = value else {
         _ = write!(line, " {value}");
@@ -206,13 +212,13 @@ fn words(line: &mut String, value: &Value) {
     }
 }
 
-/// What the whole file comes to.
+/// Totals of the whole file.
 #[derive(Default)]
 struct Summary {
     frames: u64,
     others: u64,
     roce: u64,
-    /// By opcode number; the name, and how many
+    /// Name and packet count of each opcode, by opcode number
     opcodes: BTreeMap<u8, (String, u64)>,
     bad_icrc: u64,
     no_icrc: u64,

@@ -1,6 +1,6 @@
-//! What hands hardware to a program: the IOMMU and VFIO.
+//! IOMMU and VFIO, which give hardware to a program.
 
-use super::{Finding, Ports, boot_with};
+use super::{Finding, Ports, add_kernel_options};
 use crate::machine::Machine;
 
 const TOPIC: &str = "IOMMU";
@@ -18,27 +18,28 @@ fn iommu(machine: &Machine) -> Finding {
     if machine.read(NOIOMMU).is_some_and(|value| value == "Y" || value == "1") {
         return Finding::note(
             TOPIC,
-            "off, and VFIO is told to work without: ports work, and their devices can reach all of memory",
+            "off, and VFIO is configured to work without it: ports work, but their devices can access all \
+             memory",
         );
     }
     let line = machine.read("/proc/cmdline").unwrap_or_default();
-    let asked = line.split_whitespace().any(|word| {
+    let requested = line.split_whitespace().any(|word| {
         let on = |value: &str| value.split(',').any(|part| part == "on" || part == "force" || part == "pt");
         word.split_once('=')
             .is_some_and(|(key, value)| matches!(key, "intel_iommu" | "amd_iommu" | "iommu") && on(value))
     });
-    if asked {
+    if requested {
         return Finding::warning(
             TOPIC,
             Ports::Hardware,
-            "the kernel is told to use it and finds none: switch on VT-d or AMD-Vi in the firmware's set-up, or do \
-             without (the devices can then reach all of memory)",
+            "the kernel is configured to use it and finds none: enable VT-d or AMD-Vi in the firmware, or \
+             do without it (devices can then access all memory)",
         )
         .command(format!("modprobe vfio enable_unsafe_noiommu_mode=1; echo Y > {NOIOMMU}"));
     }
-    // AMD's is on unless the firmware has it off; the word does no harm there.
-    Finding::warning(TOPIC, Ports::Hardware, "off: VFIO cannot hand devices to understudy")
-        .command(boot_with("intel_iommu=on iommu=pt"))
+    // AMD's IOMMU is on unless the firmware disables it; the option does no harm there.
+    Finding::warning(TOPIC, Ports::Hardware, "off: VFIO cannot give devices to understudy")
+        .command(add_kernel_options("intel_iommu=on iommu=pt"))
 }
 
 fn vfio(machine: &Machine) -> Finding {
@@ -51,45 +52,45 @@ fn vfio(machine: &Machine) -> Finding {
 #[cfg(test)]
 mod tests {
     use super::super::State;
-    use super::super::tests::{Fake, only};
+    use super::super::tests::{FakeMachine, only_finding};
     use super::*;
 
     #[test]
-    fn on_off_and_without() {
-        let fake = Fake::new(&[("/proc/cmdline", "quiet\n")]);
+    fn iommu_states_are_told_apart() {
+        let fake = FakeMachine::new(&[("/proc/cmdline", "quiet\n")]);
         let findings = examine(&fake.machine());
-        let off = only(&findings, "cannot hand devices");
+        let off = only_finding(&findings, "cannot give devices");
         assert_eq!(off.state, State::Warning(Ports::Hardware));
         assert!(off.command.as_ref().is_some_and(|command| command.contains("intel_iommu=on iommu=pt")));
 
         fake.write("/proc/cmdline", "quiet intel_iommu=on iommu=pt\n");
         let findings = examine(&fake.machine());
-        let firmware = only(&findings, "firmware");
+        let firmware = only_finding(&findings, "firmware");
         assert_eq!(firmware.state, State::Warning(Ports::Hardware));
         assert!(firmware.command.as_ref().is_some_and(|command| command.contains("noiommu")));
 
         fake.write(NOIOMMU, "Y\n");
-        assert_eq!(only(&examine(&fake.machine()), "told to work without").state, State::Note);
+        assert_eq!(only_finding(&examine(&fake.machine()), "configured to work without").state, State::Note);
         fake.write(NOIOMMU, "N\n");
         fake.write("/sys/kernel/iommu_groups/0/type", "DMA\n");
         fake.write("/sys/kernel/iommu_groups/1/type", "DMA\n");
-        assert_eq!(only(&examine(&fake.machine()), "on, with 2 groups").state, State::Ok);
+        assert_eq!(only_finding(&examine(&fake.machine()), "on, with 2 groups").state, State::Ok);
     }
 
     #[test]
-    fn an_iommu_that_is_switched_off_is_not_asked_for() {
-        let fake = Fake::new(&[("/proc/cmdline", "intel_iommu=off\n")]);
-        only(&examine(&fake.machine()), "cannot hand devices");
+    fn an_iommu_that_the_kernel_disables_is_off() {
+        let fake = FakeMachine::new(&[("/proc/cmdline", "intel_iommu=off\n")]);
+        only_finding(&examine(&fake.machine()), "cannot give devices");
     }
 
     #[test]
-    fn vfio_driver() {
-        let fake = Fake::new(&[]);
+    fn a_missing_vfio_driver_is_a_warning() {
+        let fake = FakeMachine::new(&[]);
         let findings = examine(&fake.machine());
-        let missing = only(&findings, "not loaded");
+        let missing = only_finding(&findings, "not loaded");
         assert_eq!(missing.state, State::Warning(Ports::Hardware));
         assert_eq!(missing.command.as_deref(), Some("modprobe vfio-pci"));
         fake.write("/sys/module/vfio_pci/refcnt", "0\n");
-        assert_eq!(only(&examine(&fake.machine()), "is loaded").state, State::Ok);
+        assert_eq!(only_finding(&examine(&fake.machine()), "is loaded").state, State::Ok);
     }
 }

@@ -1,4 +1,4 @@
-//! `understudy doctor`: what this machine has and lacks, each finding with the command that mends it.
+//! `understudy doctor`: examines this machine, and prints each finding with the command that corrects it.
 
 mod cpus;
 mod hugepages;
@@ -12,9 +12,9 @@ use crate::machine::Machine;
 use crate::output::print;
 use std::process::ExitCode;
 
-/// Look at this machine: what it has for DPDK, what it lacks, and the command for it
+/// Examine this machine: what DPDK needs, what is missing, and the commands that provide it
 ///
-/// Reads only; nothing is changed. Always ends with 0.
+/// Only reads; changes nothing. The exit status is always 0.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Print {"findings": [{"topic", "state", "finding", "command"}], "virtual", "hardware", "verdict"}
@@ -28,7 +28,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     print(&text, ExitCode::SUCCESS)
 }
 
-/// Everything there is to say about a machine, and about the DPDK of this version that runs on it.
+/// Examines a machine, and the DPDK of version `dpdk` that runs on it.
 fn examine(machine: &Machine, dpdk: &str) -> Vec<Finding> {
     [
         software::examine(machine, dpdk),
@@ -41,18 +41,18 @@ fn examine(machine: &Machine, dpdk: &str) -> Vec<Finding> {
     .concat()
 }
 
-/// Whether something has to be done.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// All is well
+    /// Nothing to do
     Ok,
-    /// It works, and could be better or different
+    /// Works, but could be better or different
     Note,
-    /// Some kind of port does not work like this
+    /// Ports of this kind do not work
     Warning(Ports),
 }
 
-/// The ports that do not work.
+/// Kind of ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ports {
     /// `af_packet`, `tap` and the like
@@ -61,33 +61,33 @@ enum Ports {
     Hardware,
 }
 
-/// Something about the machine.
+/// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Finding {
-    /// What it is about, in a word or two
+    /// Subject, in one or two words
     topic: &'static str,
     state: State,
-    /// A sentence without a full stop
-    what: String,
-    /// What mends it, to be typed as root
+    /// Sentence without a full stop
+    message: String,
+    /// Command that corrects it, to be run as root
     command: Option<String>,
 }
 
 impl Finding {
-    fn new(topic: &'static str, state: State, what: impl Into<String>) -> Self {
-        Self { topic, state, what: what.into(), command: None }
+    fn new(topic: &'static str, state: State, message: impl Into<String>) -> Self {
+        Self { topic, state, message: message.into(), command: None }
     }
 
-    fn ok(topic: &'static str, what: impl Into<String>) -> Self {
-        Self::new(topic, State::Ok, what)
+    fn ok(topic: &'static str, message: impl Into<String>) -> Self {
+        Self::new(topic, State::Ok, message)
     }
 
-    fn note(topic: &'static str, what: impl Into<String>) -> Self {
-        Self::new(topic, State::Note, what)
+    fn note(topic: &'static str, message: impl Into<String>) -> Self {
+        Self::new(topic, State::Note, message)
     }
 
-    fn warning(topic: &'static str, ports: Ports, what: impl Into<String>) -> Self {
-        Self::new(topic, State::Warning(ports), what)
+    fn warning(topic: &'static str, ports: Ports, message: impl Into<String>) -> Self {
+        Self::new(topic, State::Warning(ports), message)
     }
 
     fn command(self, command: impl Into<String>) -> Self {
@@ -95,8 +95,8 @@ impl Finding {
     }
 }
 
-/// A command that adds words to the kernel's command line, where Debian and its kin keep it.
-fn boot_with(words: &str) -> String {
+/// Returns a command that adds words to the kernel's command line, in the file of Debian and its derivatives.
+fn add_kernel_options(words: &str) -> String {
     format!("sed -i 's/^GRUB_CMDLINE_LINUX=\"/&{words} /' /etc/default/grub && update-grub && reboot")
 }
 
@@ -105,10 +105,10 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// A machine whose file system holds these files.
-    pub(super) struct Fake(tempfile::TempDir);
+    /// Machine whose file system contains the given files.
+    pub(super) struct FakeMachine(tempfile::TempDir);
 
-    impl Fake {
+    impl FakeMachine {
         pub(super) fn new(files: &[(&str, &str)]) -> Self {
             let fake = Self(tempfile::tempdir().unwrap());
             for (path, text) in files {
@@ -134,28 +134,28 @@ mod tests {
         }
     }
 
-    /// The only finding that says `words`.
-    pub(super) fn only<'a>(findings: &'a [Finding], words: &str) -> &'a Finding {
-        let mut found = findings.iter().filter(|finding| finding.what.contains(words));
+    /// Returns the only finding that contains `words`.
+    pub(super) fn only_finding<'a>(findings: &'a [Finding], words: &str) -> &'a Finding {
+        let mut found = findings.iter().filter(|finding| finding.message.contains(words));
         match (found.next(), found.next()) {
             (Some(finding), None) => finding,
-            (None, _) => panic!("nobody says {words:?}: {findings:#?}"),
-            (Some(_), Some(_)) => panic!("more than one says {words:?}: {findings:#?}"),
+            (None, _) => panic!("no finding contains {words:?}: {findings:#?}"),
+            (Some(_), Some(_)) => panic!("several findings contain {words:?}: {findings:#?}"),
         }
     }
 
     #[test]
-    fn an_empty_machine_is_examined_all_the_same() {
-        let findings = examine(&Fake::new(&[]).machine(), "DPDK 22.11.11");
+    fn an_empty_machine_has_findings_on_every_topic() {
+        let findings = examine(&FakeMachine::new(&[]).machine(), "DPDK 22.11.11");
         for topic in ["DPDK", "CPU", "huge pages", "IOMMU", "permissions", "network cards"] {
             assert!(findings.iter().any(|finding| finding.topic == topic), "{topic}: {findings:#?}");
         }
     }
 
     #[test]
-    fn sentences_have_no_full_stop_and_warnings_a_command_or_a_reason() {
-        for finding in examine(&Fake::new(&[]).machine(), "DPDK 22.11.11") {
-            assert!(!finding.what.ends_with('.'), "{finding:?}");
+    fn findings_have_no_full_stop_and_good_ones_no_command() {
+        for finding in examine(&FakeMachine::new(&[]).machine(), "DPDK 22.11.11") {
+            assert!(!finding.message.ends_with('.'), "{finding:?}");
             assert!(finding.state != State::Ok || finding.command.is_none(), "{finding:?}");
         }
     }

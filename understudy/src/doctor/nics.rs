@@ -1,16 +1,16 @@
-//! Network cards on the PCI bus: which driver has them, and whether DPDK can.
+//! Network cards on the PCI bus: their drivers, and whether DPDK can use them.
 
 use super::{Finding, Ports};
 use crate::machine::Machine;
 
 const TOPIC: &str = "network cards";
 const FOLDER: &str = "/sys/bus/pci/devices";
-/// Drivers through which a program drives a device itself
+/// Drivers that give a device to a program
 const USER_SPACE: [&str; 3] = ["vfio-pci", "uio_pci_generic", "igb_uio"];
-/// Kernel drivers beside which DPDK works, on the same device
-const SHARING: [&str; 2] = ["mlx5_core", "mlx4_core"];
-/// Makers whose cards DPDK 22.11 has drivers for
-const MAKERS: [(&str, &str); 18] = [
+/// Kernel drivers that share their device with DPDK
+const SHARED: [&str; 2] = ["mlx5_core", "mlx4_core"];
+/// Vendors for whose cards DPDK 22.11 has drivers
+const VENDORS: [(&str, &str); 18] = [
     ("0x8086", "Intel"),
     ("0x15b3", "NVIDIA/Mellanox"),
     ("0x14e4", "Broadcom"),
@@ -33,11 +33,11 @@ const MAKERS: [(&str, &str); 18] = [
 
 struct Card {
     address: String,
-    /// Vendor and device, as `lspci -n` prints them
+    /// Numbers of vendor and device, as `lspci -n` prints them
     id: String,
-    maker: Option<&'static str>,
+    vendor: Option<&'static str>,
     driver: Option<String>,
-    /// Interfaces of the kernel
+    /// The kernel's interfaces of the card
     interfaces: Vec<String>,
     node: Option<String>,
 }
@@ -45,19 +45,20 @@ struct Card {
 pub(super) fn examine(machine: &Machine) -> Vec<Finding> {
     let cards = cards(machine);
     if cards.is_empty() {
-        let what = "none on the PCI bus; virtual devices do without";
-        return vec![Finding::warning(TOPIC, Ports::Hardware, what)];
+        let message = "none on the PCI bus; virtual devices need none";
+        return vec![Finding::warning(TOPIC, Ports::Hardware, message)];
     }
     let devbind = devbind(machine);
-    let routed = interface_of_default_route(machine);
-    let mut findings: Vec<_> = cards.iter().map(|card| card.finding(routed.as_deref(), &devbind)).collect();
+    let default_interface = interface_of_default_route(machine);
+    let mut findings: Vec<_> =
+        cards.iter().map(|card| card.finding(default_interface.as_deref(), &devbind)).collect();
     if !cards.iter().any(Card::is_ready) {
-        let what = if findings.iter().any(|finding| finding.command.is_some()) {
-            "none is ready for DPDK; those with a command above can be bound"
+        let message = if findings.iter().any(|finding| finding.command.is_some()) {
+            "none is ready for DPDK; the commands above bind those that can be bound"
         } else {
-            "none is ready for DPDK, and none is free to be: add one"
+            "none is ready for DPDK, and none can be bound: add one"
         };
-        findings.push(Finding::warning(TOPIC, Ports::Hardware, what));
+        findings.push(Finding::warning(TOPIC, Ports::Hardware, message));
     }
     findings
 }
@@ -66,18 +67,18 @@ fn cards(machine: &Machine) -> Vec<Card> {
     let card = |address: String| {
         let folder = format!("{FOLDER}/{address}");
         let read = |file: &str| machine.read(format!("{folder}/{file}"));
-        // Class 02: network controllers.
+        // Class 02: network controllers
         read("class").filter(|class| class.starts_with("0x02"))?;
         let vendor = read("vendor").unwrap_or_default();
         let hex = |id: &str| id.trim_start_matches("0x").to_owned();
         let mut interfaces = machine.list(format!("{folder}/net"));
-        // virtio puts a device of its own between.
+        // The interface of a virtio card belongs to a child of the PCI device.
         for child in machine.list(&folder).iter().filter(|name| name.starts_with("virtio")) {
             interfaces.extend(machine.list(format!("{folder}/{child}/net")));
         }
         Some(Card {
             id: format!("{}:{}", hex(&vendor), hex(&read("device").unwrap_or_default())),
-            maker: MAKERS.iter().find(|(id, _)| *id == vendor).map(|(_, name)| *name),
+            vendor: VENDORS.iter().find(|(id, _)| *id == vendor).map(|(_, name)| *name),
             driver: machine.link_name(format!("{folder}/driver")),
             interfaces,
             node: read("numa_node").filter(|node| !node.starts_with('-')),
@@ -87,15 +88,15 @@ fn cards(machine: &Machine) -> Vec<Card> {
     machine.list(FOLDER).into_iter().filter_map(card).collect()
 }
 
-/// The program that gives devices to drivers, with its installation where it is not there.
+/// Returns the command `dpdk-devbind.py`, with its installation in front if it is missing.
 fn devbind(machine: &Machine) -> String {
     let name = "dpdk-devbind.py";
     let folders = ["/usr/bin", "/usr/sbin", "/usr/local/bin"];
-    let there = folders.iter().any(|folder| machine.has(format!("{folder}/{name}")));
-    if there { name.into() } else { format!("apt install -y dpdk && {name}") }
+    let is_installed = folders.iter().any(|folder| machine.has(format!("{folder}/{name}")));
+    if is_installed { name.into() } else { format!("apt install -y dpdk && {name}") }
 }
 
-/// The interface by which this machine reaches the world.
+/// Returns the interface of this machine's default route.
 fn interface_of_default_route(machine: &Machine) -> Option<String> {
     let routes = machine.read("/proc/net/route")?;
     routes.lines().skip(1).find_map(|line| {
@@ -107,49 +108,52 @@ fn interface_of_default_route(machine: &Machine) -> Option<String> {
 
 impl Card {
     fn is_ready(&self) -> bool {
-        self.driver.as_deref().is_some_and(|driver| USER_SPACE.contains(&driver) || SHARING.contains(&driver))
+        self.driver.as_deref().is_some_and(|driver| USER_SPACE.contains(&driver) || SHARED.contains(&driver))
     }
 
-    fn finding(&self, routed: Option<&str>, devbind: &str) -> Finding {
+    fn finding(&self, default_interface: Option<&str>, devbind: &str) -> Finding {
         let Self { address, id, .. } = self;
         let node = self.node.as_ref().map(|node| format!(", NUMA node {node}")).unwrap_or_default();
-        let called = format!("{address} ({} {id}{node})", self.maker.unwrap_or("unknown maker"));
+        let label = format!("{address} ({} {id}{node})", self.vendor.unwrap_or("unknown vendor"));
         let interfaces = self.interfaces.join(", ");
         let bind = format!("{devbind} -b vfio-pci {address}");
         match self.driver.as_deref() {
             Some(driver) if USER_SPACE.contains(&driver) => {
-                Finding::ok(TOPIC, format!("{called} is bound to {driver}: write `pci = \"{address}\"`"))
+                Finding::ok(TOPIC, format!("{label} is bound to {driver}: write `pci = \"{address}\"`"))
             }
-            Some(driver) if SHARING.contains(&driver) => {
+            Some(driver) if SHARED.contains(&driver) => {
                 let key = if driver == "mlx5_core" { "mlx5" } else { "pci" };
-                let what =
-                    format!("{called} stays with its kernel driver, {driver}: write `{key} = \"{address}\"`");
-                Finding::ok(TOPIC, what)
+                let message =
+                    format!("{label} stays with its kernel driver, {driver}: write `{key} = \"{address}\"`");
+                Finding::ok(TOPIC, message)
             }
-            _ if self.maker.is_none() => Finding::note(
-                TOPIC,
-                format!("{called} is of a maker that DPDK is not known to have a driver for"),
-            ),
+            _ if self.vendor.is_none() => {
+                Finding::note(TOPIC, format!("{label} is of a vendor for which DPDK has no known driver"))
+            }
             Some(driver)
-                if routed.is_some_and(|routed| self.interfaces.iter().any(|name| name == routed)) =>
+                if default_interface.is_some_and(|default_interface| {
+                    self.interfaces.iter().any(|name| name == default_interface)
+                }) =>
             {
                 Finding::note(
                     TOPIC,
                     format!(
-                        "{called} is {interfaces} ({driver}), by which this machine reaches the world: leave it"
+                        "{label} is {interfaces} ({driver}), which has the default route: do not bind it"
                     ),
                 )
             }
             Some(driver) => {
-                let is =
-                    if interfaces.is_empty() { "is the kernel's".into() } else { format!("is {interfaces}") };
-                let what =
-                    format!("{called} {is} ({driver}); to give it to DPDK, which takes it from the kernel:");
-                Finding::note(TOPIC, what).command(bind)
+                let owner = if interfaces.is_empty() {
+                    "is used by the kernel".into()
+                } else {
+                    format!("is {interfaces}")
+                };
+                let message = format!(
+                    "{label} {owner} ({driver}); to bind it to DPDK, which removes it from the kernel:"
+                );
+                Finding::note(TOPIC, message).command(bind)
             }
-            None => {
-                Finding::note(TOPIC, format!("{called} has no driver; to give it to DPDK:")).command(bind)
-            }
+            None => Finding::note(TOPIC, format!("{label} has no driver; to bind it to DPDK:")).command(bind),
         }
     }
 }
@@ -157,14 +161,14 @@ impl Card {
 #[cfg(test)]
 mod tests {
     use super::super::State;
-    use super::super::tests::{Fake, only};
+    use super::super::tests::{FakeMachine, only_finding};
     use super::*;
 
     const ADDRESS: &str = "0000:3b:00.0";
 
-    fn card(vendor: &str, driver: Option<&str>, interface: Option<&str>) -> Fake {
+    fn card(vendor: &str, driver: Option<&str>, interface: Option<&str>) -> FakeMachine {
         let folder = format!("{FOLDER}/{ADDRESS}");
-        let fake = Fake::new(&[("/sys/bus/pci/devices/0000:00:00.0/class", "0x060000\n")]);
+        let fake = FakeMachine::new(&[("/sys/bus/pci/devices/0000:00:00.0/class", "0x060000\n")]);
         for (file, text) in
             [("class", "0x020000\n"), ("vendor", vendor), ("device", "0x101d\n"), ("numa_node", "1\n")]
         {
@@ -180,13 +184,13 @@ mod tests {
     }
 
     #[test]
-    fn no_card() {
-        let findings = examine(&Fake::new(&[]).machine());
-        assert_eq!(only(&findings, "none on the PCI bus").state, State::Warning(Ports::Hardware));
+    fn a_machine_without_cards_gets_a_warning() {
+        let findings = examine(&FakeMachine::new(&[]).machine());
+        assert_eq!(only_finding(&findings, "none on the PCI bus").state, State::Warning(Ports::Hardware));
     }
 
     #[test]
-    fn cards_that_are_ready() {
+    fn cards_with_a_suitable_driver_are_ready() {
         for (vendor, driver, words) in [
             (
                 "0x8086\n",
@@ -198,43 +202,43 @@ mod tests {
         ] {
             let findings = examine(&card(vendor, Some(driver), Some("eth1")).machine());
             assert_eq!(findings.len(), 1, "{findings:?}");
-            assert_eq!(only(&findings, words).state, State::Ok);
+            assert_eq!(only_finding(&findings, words).state, State::Ok);
         }
     }
 
     #[test]
-    fn cards_that_can_be_bound() {
+    fn cards_that_can_be_bound_come_with_the_command() {
         for (driver, interface, words) in [
-            (Some("ice"), Some("eth1"), "is eth1 (ice); to give it to DPDK"),
-            (Some("ice"), None, "is the kernel's (ice); to give it to DPDK"),
-            (None, None, "has no driver; to give it to DPDK"),
+            (Some("ice"), Some("eth1"), "is eth1 (ice); to bind it to DPDK"),
+            (Some("ice"), None, "is used by the kernel (ice); to bind it to DPDK"),
+            (None, None, "has no driver; to bind it to DPDK"),
         ] {
             let fake = card("0x8086\n", driver, interface);
             let findings = examine(&fake.machine());
-            let finding = only(&findings, words);
+            let finding = only_finding(&findings, words);
             let bind = "dpdk-devbind.py -b vfio-pci 0000:3b:00.0";
             assert_eq!(finding.state, State::Note);
             assert_eq!(finding.command, Some(format!("apt install -y dpdk && {bind}")));
             fake.write("/usr/bin/dpdk-devbind.py", "");
-            assert_eq!(only(&examine(&fake.machine()), words).command.as_deref(), Some(bind));
-            assert_eq!(only(&findings, "none is ready").state, State::Warning(Ports::Hardware));
+            assert_eq!(only_finding(&examine(&fake.machine()), words).command.as_deref(), Some(bind));
+            assert_eq!(only_finding(&findings, "none is ready").state, State::Warning(Ports::Hardware));
         }
     }
 
     #[test]
-    fn the_way_to_the_world_is_left_alone() {
+    fn the_card_of_the_default_route_is_left_alone() {
         let fake = card("0x8086\n", Some("ice"), Some("eth1"));
         fake.write("/proc/net/route", "Iface\tDestination\tGateway\neth1\t00000000\t0100000A\n");
         let findings = examine(&fake.machine());
-        assert_eq!(only(&findings, "reaches the world: leave it").command, None);
-        assert_eq!(only(&findings, "none is free to be").state, State::Warning(Ports::Hardware));
+        assert_eq!(only_finding(&findings, "the default route: do not bind it").command, None);
+        assert_eq!(only_finding(&findings, "none can be bound").state, State::Warning(Ports::Hardware));
         fake.write("/proc/net/route", "Iface\tDestination\tGateway\neth2\t00000000\t0100000A\n");
-        only(&examine(&fake.machine()), "is eth1 (ice); to give it to DPDK");
+        only_finding(&examine(&fake.machine()), "is eth1 (ice); to bind it to DPDK");
     }
 
     #[test]
-    fn a_maker_without_a_driver() {
+    fn cards_of_unknown_vendors_come_without_a_command() {
         let findings = examine(&card("0x10ec\n", Some("r8169"), Some("eth1")).machine());
-        assert_eq!(only(&findings, "is of a maker that").command, None);
+        assert_eq!(only_finding(&findings, "is of a vendor for which").command, None);
     }
 }

@@ -1,9 +1,9 @@
-//! Findings on a screen and for programs.
+//! Formats findings as text and as JSON.
 
 use super::{Finding, Ports, State};
 use serde_json::{Value, json};
 
-/// Columns of a screen
+/// Columns of a terminal
 const WIDTH: usize = 80;
 
 impl State {
@@ -16,7 +16,7 @@ impl State {
     }
 }
 
-/// Findings by topic, each with its command below, then the verdict.
+/// Returns the findings by topic, each with its command below, then the verdict.
 pub(super) fn text(findings: &[Finding]) -> String {
     let mut lines = Vec::new();
     let mut topic = "";
@@ -28,55 +28,55 @@ pub(super) fn text(findings: &[Finding]) -> String {
             topic = finding.topic;
             lines.push(topic.to_owned());
         }
-        for (index, line) in wrapped(&finding.what, WIDTH - 11).into_iter().enumerate() {
+        for (index, line) in wrapped(&finding.message, WIDTH - 11).into_iter().enumerate() {
             let word = if index == 0 { finding.state.word() } else { "" };
             lines.push(format!("  {word:<7}  {line}"));
         }
-        // Never broken: it is there to be copied.
+        // Commands are not wrapped, so that they can be copied.
         lines.extend(finding.command.as_ref().map(|command| format!("{:11}# {command}", "")));
     }
     lines.push(String::new());
     if findings.iter().any(|finding| finding.command.is_some()) {
-        lines.extend(["Lines behind # are commands, to be typed as root.".into(), String::new()]);
+        lines.extend(["Lines after # are commands, to be run as root.".into(), String::new()]);
     }
     lines.push(verdict(findings));
     lines.join("\n") + "\n"
 }
 
-/// The same as one JSON value.
+/// Returns the findings and the verdict as one JSON value.
 pub(super) fn json(findings: &[Finding]) -> String {
     let finding = |finding: &Finding| -> Value {
         json!({
             "topic": finding.topic,
             "state": finding.state.word(),
-            "finding": finding.what,
+            "finding": finding.message,
             "command": finding.command,
         })
     };
     let value = json!({
         "findings": findings.iter().map(finding).collect::<Vec<_>>(),
-        "virtual": to_mend(findings, Ports::Virtual),
-        "hardware": to_mend(findings, Ports::Hardware),
+        "virtual": count_warnings(findings, Ports::Virtual),
+        "hardware": count_warnings(findings, Ports::Hardware),
         "verdict": verdict(findings),
     });
     format!("{value}\n")
 }
 
-/// Such as `virtual devices: ready; hardware ports: 2 things to mend`.
+/// Returns the verdict, such as `virtual devices: ready; hardware ports: 2 things to fix`.
 pub(super) fn verdict(findings: &[Finding]) -> String {
-    let words = |ports| match to_mend(findings, ports) {
+    let words = |ports| match count_warnings(findings, ports) {
         0 => "ready".into(),
-        1 => "1 thing to mend".into(),
-        count => format!("{count} things to mend"),
+        1 => "1 thing to fix".into(),
+        count => format!("{count} things to fix"),
     };
     format!("virtual devices: {}; hardware ports: {}", words(Ports::Virtual), words(Ports::Hardware))
 }
 
-fn to_mend(findings: &[Finding], ports: Ports) -> usize {
+fn count_warnings(findings: &[Finding], ports: Ports) -> usize {
     findings.iter().filter(|finding| finding.state == State::Warning(ports)).count()
 }
 
-/// Lines of at most `width` characters, unless a word is longer.
+/// Wraps text into lines of at most `width` characters. A longer word is a line of its own.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
@@ -98,35 +98,35 @@ mod tests {
     fn findings() -> Vec<Finding> {
         vec![
             Finding::ok("DPDK", "it is there"),
-            Finding::warning("IOMMU", Ports::Hardware, "word ".repeat(20).trim_end()).command("mend it"),
+            Finding::warning("IOMMU", Ports::Hardware, "word ".repeat(20).trim_end()).command("fix it"),
             Finding::note("IOMMU", "a note"),
         ]
     }
 
     #[test]
-    fn text_fits_the_screen() {
+    fn text_fits_80_columns() {
         let text = text(&findings());
         assert!(text.lines().all(|line| line.len() <= WIDTH), "{text}");
         assert!(text.starts_with("DPDK\n  ok       it is there\n\nIOMMU\n  warning  word"), "{text}");
-        assert!(text.contains("\n           # mend it\n  note     a note\n"), "{text}");
-        assert!(text.contains("to be typed as root"), "{text}");
-        assert!(text.ends_with("\nvirtual devices: ready; hardware ports: 1 thing to mend\n"), "{text}");
+        assert!(text.contains("\n           # fix it\n  note     a note\n"), "{text}");
+        assert!(text.contains("to be run as root"), "{text}");
+        assert!(text.ends_with("\nvirtual devices: ready; hardware ports: 1 thing to fix\n"), "{text}");
     }
 
     #[test]
-    fn the_verdict_counts_by_kind_of_port() {
+    fn the_verdict_counts_warnings_by_kind_of_port() {
         let mut findings = findings();
         assert_eq!(verdict(&findings[..1]), "virtual devices: ready; hardware ports: ready");
         findings.push(Finding::warning("x", Ports::Virtual, "x"));
         findings.push(Finding::warning("x", Ports::Hardware, "x"));
-        assert_eq!(verdict(&findings), "virtual devices: 1 thing to mend; hardware ports: 2 things to mend");
+        assert_eq!(verdict(&findings), "virtual devices: 1 thing to fix; hardware ports: 2 things to fix");
     }
 
     #[test]
-    fn json_says_the_same() {
+    fn json_has_the_findings_and_the_counts() {
         let value: Value = serde_json::from_str(&json(&findings())).unwrap();
         assert_eq!(value["findings"][1]["state"], "warning");
-        assert_eq!(value["findings"][1]["command"], "mend it");
+        assert_eq!(value["findings"][1]["command"], "fix it");
         assert_eq!(value["findings"][2]["command"], Value::Null);
         assert_eq!((value["virtual"].as_u64(), value["hardware"].as_u64()), (Some(0), Some(1)));
     }

@@ -1,14 +1,14 @@
-//! DPDK's version, and whether the one that is installed is the one that runs.
+//! DPDK's version, and whether the installed version is the one that runs.
 
 use super::Finding;
 use crate::machine::Machine;
 
 const TOPIC: &str = "DPDK";
-/// Where distributions and `ninja install` put libraries, and with them `pkgconfig/libdpdk.pc`
+/// Folders in which distributions and `ninja install` put libraries and `pkgconfig/libdpdk.pc`
 const LIBRARIES: [&str; 5] =
     ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/local/lib", "/usr/lib"];
 
-/// `running` is the version that is loaded, such as `DPDK 22.11.11`.
+/// Checks that the installed version is `running`, the loaded one, such as `DPDK 22.11.11`.
 pub(super) fn examine(machine: &Machine, running: &str) -> Vec<Finding> {
     let number = running.strip_prefix("DPDK ").unwrap_or(running);
     let installed = LIBRARIES.iter().find_map(|folder| {
@@ -17,15 +17,17 @@ pub(super) fn examine(machine: &Machine, running: &str) -> Vec<Finding> {
     });
     let finding = match installed {
         Some(installed) if installed == number => {
-            Finding::ok(TOPIC, format!("version {number}, with what building needs"))
+            Finding::ok(TOPIC, format!("version {number}, and its development files are installed"))
         }
         Some(installed) => Finding::note(
             TOPIC,
-            format!("version {number} runs, and version {installed} is installed for building: build again"),
+            format!("version {number} runs, but version {installed} is installed for building: build again"),
         )
         .command("cargo clean -p dpdk-sys && make build"),
-        None => Finding::note(TOPIC, format!("version {number} runs; what building needs is not installed"))
-            .command("apt install libdpdk-dev"),
+        None => {
+            Finding::note(TOPIC, format!("version {number} runs; its development files are not installed"))
+                .command("apt install libdpdk-dev")
+        }
     };
     vec![finding]
 }
@@ -33,24 +35,24 @@ pub(super) fn examine(machine: &Machine, running: &str) -> Vec<Finding> {
 #[cfg(test)]
 mod tests {
     use super::super::State;
-    use super::super::tests::{Fake, only};
+    use super::super::tests::{FakeMachine, only_finding};
     use super::*;
 
     const PC: &str = "/usr/lib/x86_64-linux-gnu/pkgconfig/libdpdk.pc";
 
     #[test]
-    fn versions() {
-        let fake = Fake::new(&[(PC, "Name: DPDK\nVersion: 22.11.11\nRequires: x\n")]);
+    fn other_versions_and_missing_development_files_are_noted() {
+        let fake = FakeMachine::new(&[(PC, "Name: DPDK\nVersion: 22.11.11\nRequires: x\n")]);
         let findings = examine(&fake.machine(), "DPDK 22.11.11");
-        assert_eq!(only(&findings, "version 22.11.11, with").state, State::Ok);
+        assert_eq!(only_finding(&findings, "version 22.11.11, and its development").state, State::Ok);
 
         let findings = examine(&fake.machine(), "DPDK 24.11.0");
-        let other = only(&findings, "version 24.11.0 runs, and version 22.11.11 is installed");
+        let other = only_finding(&findings, "version 24.11.0 runs, but version 22.11.11 is installed");
         assert_eq!(other.state, State::Note);
         assert!(other.command.as_ref().is_some_and(|command| command.contains("make build")));
 
-        let findings = examine(&Fake::new(&[]).machine(), "DPDK 22.11.11");
-        let none = only(&findings, "not installed");
+        let findings = examine(&FakeMachine::new(&[]).machine(), "DPDK 22.11.11");
+        let none = only_finding(&findings, "not installed");
         assert_eq!((none.state, none.command.as_deref()), (State::Note, Some("apt install libdpdk-dev")));
     }
 }

@@ -1,4 +1,4 @@
-//! The host as a switch function: frames in, frames out, and the services in between.
+//! The host as a switch function: passes frames to the NIC and its services, and sends theirs.
 
 use super::HostConfig;
 use super::perftest::Servers;
@@ -10,23 +10,24 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use switch::{Frame, Function, Nanos, Output, PortId, Verdict};
 
-/// Completions that wait at most
-const COMPLETIONS: usize = 1 << 16;
+/// Capacity of the completion queue
+const CQ_LEN: usize = 1 << 16;
 
-/// What a host tells the control plane.
+/// Event for the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// All clients have done what they were to do.
+    /// All clients have finished their work.
     Done,
 }
 
-/// What can be seen of a host from outside.
+/// State of a host as other threads see it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct HostStatus {
     pub(crate) counters: rnic::Counters,
-    /// Frames and messages of the communication manager and of neighbour discovery that were dropped, as too many waited
+    /// Messages of the communication manager and frames of neighbour discovery dropped because their queue
+    /// was full
     pub(crate) control_dropped: u64,
-    /// TCP segments that were dropped, as too many waited or too many peers had connections
+    /// TCP segments dropped because a queue was full or too many peers had connections
     pub(crate) tcp_dropped: u64,
     pub(crate) services: Vec<ServiceRow>,
 }
@@ -37,24 +38,24 @@ pub(crate) struct Host {
     cq: Cq,
     services: Vec<Service>,
     perftest: Option<Servers>,
-    begun: bool,
-    told: bool,
+    started: bool,
+    done_reported: bool,
     events: VecDeque<Event>,
     outbox: Outbox,
-    seen: Arc<Mutex<Seen>>,
-    /// When what is seen was last brought up to date
-    shown: Nanos,
+    status: Arc<Mutex<HostStatus>>,
+    /// Time at which `status` was last refreshed
+    published_at: Nanos,
 }
 
-/// How often what can be seen is brought up to date
-const SHOW_EVERY: Nanos = Nanos::from_millis(10);
+/// Interval at which `status` is refreshed
+const PUBLISH_INTERVAL: Nanos = Nanos::from_millis(10);
 
 impl Host {
-    /// A host whose port has this MAC address.
+    /// Creates a host on a port with this MAC address.
     pub(crate) fn new(config: &HostConfig, port_mac: [u8; 6]) -> Result<Self, String> {
         let mut nic = Rnic::new(config.nic(port_mac));
         let pd = nic.alloc_pd();
-        let cq = nic.create_cq(COMPLETIONS).map_err(|error| error.to_string())?;
+        let cq = nic.create_cq(CQ_LEN).map_err(|error| error.to_string())?;
         let services: Vec<_> =
             config.services.iter().map(|service| Service::new(service.clone(), pd, cq)).collect();
         for service in services.iter().filter(|service| service.is_server()) {
@@ -66,35 +67,35 @@ impl Host {
             cq,
             services,
             perftest,
-            begun: false,
-            told: false,
+            started: false,
+            done_reported: false,
             events: VecDeque::new(),
             outbox: Outbox::default(),
-            seen: Arc::default(),
-            shown: Nanos::ZERO,
+            status: Arc::default(),
+            published_at: Nanos::ZERO,
         })
     }
 
-    /// What it has done, to be read from another thread
-    pub(crate) fn seen(&self) -> Arc<Mutex<Seen>> {
-        self.seen.clone()
+    /// Returns the state that other threads may read.
+    pub(crate) fn status(&self) -> Arc<Mutex<HostStatus>> {
+        self.status.clone()
     }
 
-    /// Whether there is a client, and all clients are done.
+    /// Returns whether there is a client, and all clients are done.
     fn is_done(&self) -> bool {
         let mut clients = self.services.iter().filter(|service| !service.is_server()).peekable();
         clients.peek().is_some() && clients.all(Service::is_done)
     }
 
     fn serve(&mut self, now: Nanos) {
-        if !self.begun {
-            self.begun = true;
+        if !self.started {
+            self.started = true;
             for service in &mut self.services {
-                service.open(&mut self.nic, now);
+                service.open_connections(&mut self.nic, now);
             }
         }
         loop {
-            // Connections first: what has come on one belongs to it.
+            // Connection events first: a completion belongs to a connection that has to be known.
             if let Some(event) = self.nic.poll_cm_event() {
                 self.on_cm(&event, now);
             } else if let Some(completion) = self.nic.poll_cq(self.cq) {
@@ -111,44 +112,44 @@ impl Host {
         if let Some(perftest) = &mut self.perftest {
             perftest.serve(&mut self.nic, now);
         }
-        if !self.told && self.is_done() {
-            self.told = true;
+        if !self.done_reported && self.is_done() {
+            self.done_reported = true;
             self.events.push_back(Event::Done);
-            self.show(now);
-        } else if now.since(self.shown) >= SHOW_EVERY {
-            self.show(now);
+            self.publish(now);
+        } else if now.since(self.published_at) >= PUBLISH_INTERVAL {
+            self.publish(now);
         }
     }
 
     fn on_cm(&mut self, event: &CmEvent, now: Nanos) {
         let conn = event.conn();
         if let CmEvent::Requested { listener, .. } = event {
-            let asked = |service: &&mut Service| {
+            let is_requested = |service: &&mut Service| {
                 service.is_server() && service_id_of(PortSpace::Tcp, service.port()) == listener.service_id()
             };
-            match self.services.iter_mut().find(asked) {
-                Some(service) => service.requested(&mut self.nic, conn, now),
+            match self.services.iter_mut().find(is_requested) {
+                Some(service) => service.on_request(&mut self.nic, conn, now),
                 None => _ = self.nic.reject(conn, RejReason::INVALID_SERVICE_ID, &[], now),
             }
             return;
         }
-        if let Some(service) = self.services.iter_mut().find(|service| service.has(conn)) {
+        if let Some(service) = self.services.iter_mut().find(|service| service.has_connection(conn)) {
             service.on_cm(&mut self.nic, conn, event, now);
         }
     }
 
-    fn show(&mut self, now: Nanos) {
-        self.shown = now;
-        // A worker waits for no one: a reader who looks right now sees what was there before.
-        let Ok(mut seen) = self.seen.try_lock() else { return };
-        seen.counters = *self.nic.counters();
-        seen.control_dropped = self.nic.control_dropped();
-        seen.tcp_dropped = self.perftest.as_ref().map_or(0, Servers::tcp_dropped);
+    fn publish(&mut self, now: Nanos) {
+        self.published_at = now;
+        // A worker does not wait for a lock: while another thread reads, that thread sees the previous state.
+        let Ok(mut status) = self.status.try_lock() else { return };
+        status.counters = *self.nic.counters();
+        status.control_dropped = self.nic.control_dropped();
+        status.tcp_dropped = self.perftest.as_ref().map_or(0, Servers::tcp_dropped);
         let perftest = self.perftest.iter().flat_map(Servers::rows);
-        seen.services = self.services.iter().map(Service::row).chain(perftest).cloned().collect();
+        status.services = self.services.iter().map(Service::row).chain(perftest).cloned().collect();
     }
 
-    /// Sends as much as the port takes. What is complete when it has left makes room for more.
+    /// Sends as much as the port takes. Sending completes requests, which may cause further frames.
     fn transmit<O: Output>(&mut self, now: Nanos, out: &mut O) {
         loop {
             let before = self.nic.counters().completions;
@@ -194,12 +195,15 @@ impl Function for Host {
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        let says = self.perftest.as_ref().is_some_and(Servers::wants_to_transmit);
-        if self.outbox.is_waiting() || !self.begun || says || self.nic.wants_to_transmit() {
+        let tcp_waits = self.perftest.as_ref().is_some_and(Servers::wants_to_transmit);
+        if self.outbox.is_waiting() || !self.started || tcp_waits || self.nic.wants_to_transmit() {
             return Some(Nanos::ZERO);
         }
         let perftest = self.perftest.as_ref().and_then(Servers::next_timer);
-        [self.nic.next_timer(), perftest, Some(self.shown + SHOW_EVERY)].into_iter().flatten().min()
+        [self.nic.next_timer(), perftest, Some(self.published_at + PUBLISH_INTERVAL)]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     fn on_command(&mut self, (): (), _now: Nanos) {}

@@ -1,14 +1,15 @@
-//! Memory for anybody who connects, each connection its own: to be read, written and used for atomics.
+//! Memory service: each client gets a region of its own that it may read, write and use for atomics.
 
-use super::service::{Place, Session, Step, VA};
+use super::service::{Session, SessionQp, Step, VA};
 use rnic::{Completion, Mr, Rnic};
 
-/// The session, the bytes of memory and the requests that it needs.
+/// Returns the session, the bytes of memory that it needs, and the depth of its queues.
 pub(super) fn session(size: u64) -> (Box<dyn Session>, usize, usize) {
     (Box::new(Memory), size as usize, 1)
 }
 
-/// What the answer to a request says: address (8 bytes), key (4), zero (4) and length (8), in network byte order.
+/// Returns the private data of the connection reply: address (8 bytes), key (4), zero (4) and length (8), in
+/// network byte order.
 pub(super) fn advertisement(mr: Mr, size: u64) -> Vec<u8> {
     [&VA.to_be_bytes()[..], &mr.0.to_be_bytes(), &[0; 4], &size.to_be_bytes()].concat()
 }
@@ -20,13 +21,13 @@ impl Session for Memory {
         false
     }
 
-    fn prepare(&mut self, _nic: &mut Rnic, _at: &Place) {}
+    fn prepare(&mut self, _nic: &mut Rnic, _qp: &SessionQp) {}
 
-    fn begin(&mut self, _nic: &mut Rnic, _at: &Place) -> Step {
+    fn start(&mut self, _nic: &mut Rnic, _qp: &SessionQp) -> Step {
         Step::Wait
     }
 
-    fn completed(&mut self, _nic: &mut Rnic, _at: &Place, _completion: &Completion) -> Step {
+    fn on_completion(&mut self, _nic: &mut Rnic, _qp: &SessionQp, _completion: &Completion) -> Step {
         Step::Wait
     }
 

@@ -10,7 +10,7 @@ mod tcp;
 mod tests;
 mod ucmatose;
 
-pub(crate) use function::{Event, Host, Seen};
+pub(crate) use function::{Event, Host, HostStatus};
 pub(crate) use perftest::{PerftestConfig, Test};
 pub(crate) use service::{Client, Kind, ServiceConfig, ServiceRow};
 pub(crate) use tcp::MAX_ADDRESSES;
@@ -19,28 +19,29 @@ use core::net::IpAddr;
 use rnic::{AckPolicy, PathMtu};
 use rocev2::ethernet::MacAddr;
 
-/// What a host is made with.
+/// Configuration of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HostConfig {
-    /// Its MAC address; the port's own if not said
+    /// MAC address; if `None`, that of the port
     pub(crate) mac: Option<MacAddr>,
     pub(crate) addresses: Vec<(IpAddr, u8)>,
     pub(crate) gateways: Vec<IpAddr>,
     pub(crate) vlan: Option<u16>,
-    /// The largest path MTU of its connections
+    /// Largest path MTU of the host's connections
     pub(crate) mtu: PathMtu,
     pub(crate) window: u32,
     pub(crate) ack: AckPolicy,
     pub(crate) credits: bool,
     pub(crate) max_qps: usize,
-    /// For first PSNs, ids and the like; by chance if not said, as two runs must not speak of connections by the same
+    /// Seed for first PSNs, communication identifiers and the like. If `None`, it is random, because two runs
+    /// must not use the same identifiers for different connections.
     pub(crate) seed: Option<u64>,
     pub(crate) services: Vec<ServiceConfig>,
     pub(crate) perftests: Vec<PerftestConfig>,
 }
 
 impl HostConfig {
-    /// The NIC on a port of this MAC address.
+    /// Returns the configuration of a NIC on a port with this MAC address.
     pub(crate) fn nic(&self, port_mac: [u8; 6]) -> rnic::Config {
         let interface = rnic::Interface {
             mac: self.mac.unwrap_or(MacAddr(port_mac)),
@@ -56,7 +57,7 @@ impl HostConfig {
             window: self.window,
             ack: self.ack,
             credits: self.credits,
-            seed: self.seed.unwrap_or_else(crate::run::by_chance),
+            seed: self.seed.unwrap_or_else(crate::run::random_u64),
             ..rnic::Config::new(interface)
         }
     }

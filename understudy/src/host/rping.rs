@@ -1,20 +1,21 @@
-//! rping, both sides: the program of librdmacm that makes each verb meet each other. Of each ping the server READs the
-//! client's data and WRITEs it to another place of the client's, and a message says when either may begin or is done.
+//! Both sides of rping, the program of librdmacm that uses SEND, READ and WRITE in turn. For each ping, the
+//! server READs the client's data and WRITEs it to a second buffer of the client. Messages announce buffers
+//! and completion.
 //!
-//! A message is the address of memory (8 bytes), its key (4) and its length (4), in network byte order. The server's
-//! only say "go on".
+//! A message is the address of memory (8 bytes), its key (4) and its length (4), in network byte order. Only
+//! the fact that the server's messages arrive matters, not their contents.
 
-use super::service::{Place, Session, Step, VA};
+use super::service::{Session, SessionQp, Step, VA};
 use rnic::{Completed, Completion, Data, Operation, Remote, Rnic, SendRequest};
 
-/// Bytes of a message
-const MESSAGE: u32 = 16;
+/// Length of a message, in bytes
+const MESSAGE_LEN: u32 = 16;
 /// Receives posted at once
 const RECEIVES: u64 = 2;
-/// Requests of either kind at once
+/// Depth of the send and receive queues
 const DEPTH: usize = 16;
 
-/// What a message says.
+/// Contents of a message.
 #[derive(Clone, Copy)]
 struct Info {
     memory: Remote,
@@ -34,54 +35,57 @@ impl Info {
     }
 }
 
-/// The session, the bytes of memory and the requests that it needs.
-type Made = (Box<dyn Session>, usize, usize);
+/// Session, bytes of memory that it needs, and depth of its queues
+type NewSession = (Box<dyn Session>, usize, usize);
 
-/// Where messages are received, behind the data
-struct Inbox {
-    from: u64,
+/// Slots in which messages are received, behind the data
+struct MessageSlots {
+    offset: u64,
 }
 
-impl Inbox {
-    fn prepare(&self, nic: &mut Rnic, at: &Place) {
+impl MessageSlots {
+    fn prepare(&self, nic: &mut Rnic, qp: &SessionQp) {
         for slot in 0..RECEIVES {
-            at.receive(nic, self.from + slot * u64::from(MESSAGE), MESSAGE);
+            qp.receive(nic, self.offset + slot * u64::from(MESSAGE_LEN), MESSAGE_LEN);
         }
     }
 }
 
-/// The message that came, whose place is free again.
-fn take(nic: &mut Rnic, at: &Place, completion: &Completion) -> Result<Info, Step> {
-    if completion.len != MESSAGE {
-        return Err(Step::Failed(format!("a message of {} bytes, where rping's have 16", completion.len)));
+/// Returns the received message and posts its slot again.
+fn take_message(nic: &mut Rnic, qp: &SessionQp, completion: &Completion) -> Result<Info, Step> {
+    if completion.len != MESSAGE_LEN {
+        return Err(Step::Failed(format!(
+            "received a message of {} bytes, but rping's have 16",
+            completion.len
+        )));
     }
-    let info = Info::parse(&nic.bytes(at.buffer)[completion.id as usize..][..MESSAGE as usize]);
-    if at.receive(nic, completion.id, MESSAGE) { Ok(info) } else { Err(Step::Wait) }
+    let info = Info::parse(&nic.bytes(qp.buffer)[completion.id as usize..][..MESSAGE_LEN as usize]);
+    if qp.receive(nic, completion.id, MESSAGE_LEN) { Ok(info) } else { Err(Step::Wait) }
 }
 
-/// Posts a request; the connection may have ended meanwhile, which is told by itself.
-fn post(nic: &mut Rnic, at: &Place, operation: Operation, data: Data) {
-    _ = nic.post_send(at.qpn, SendRequest::new(0, operation, data));
+/// Posts a request. A connection that has ended meanwhile is reported by an event of its own.
+fn post(nic: &mut Rnic, qp: &SessionQp, operation: Operation, data: Data) {
+    _ = nic.post_send(qp.qpn, SendRequest::new(0, operation, data));
 }
 
-fn say(nic: &mut Rnic, at: &Place, info: Info) {
-    post(nic, at, Operation::Send, Data::Inline(info.to_bytes()));
+fn send_info(nic: &mut Rnic, qp: &SessionQp, info: Info) {
+    post(nic, qp, Operation::Send, Data::Inline(info.to_bytes()));
 }
 
-const GO_ON: Info = Info { memory: Remote { va: 0, rkey: 0 }, len: 0 };
+const PROCEED: Info = Info { memory: Remote { va: 0, rkey: 0 }, len: 0 };
 
-pub(super) fn server(size: u32) -> Made {
-    let session = Server { size, inbox: Inbox { from: size.into() }, has_data: None };
-    let bytes = size as usize + RECEIVES as usize * MESSAGE as usize;
+pub(super) fn server(size: u32) -> NewSession {
+    let session = Server { size, slots: MessageSlots { offset: size.into() }, ping_len: None };
+    let bytes = size as usize + RECEIVES as usize * MESSAGE_LEN as usize;
     (Box::new(session), bytes, DEPTH)
 }
 
 struct Server {
-    /// Bytes of a ping at most
+    /// Largest ping, in bytes
     size: u32,
-    inbox: Inbox,
-    /// The data of a ping is here, and has so many bytes.
-    has_data: Option<u32>,
+    slots: MessageSlots,
+    /// Length of the ping whose data the server has read, in bytes
+    ping_len: Option<u32>,
 }
 
 impl Session for Server {
@@ -89,67 +93,71 @@ impl Session for Server {
         false
     }
 
-    fn prepare(&mut self, nic: &mut Rnic, at: &Place) {
-        self.inbox.prepare(nic, at);
+    fn prepare(&mut self, nic: &mut Rnic, qp: &SessionQp) {
+        self.slots.prepare(nic, qp);
     }
 
-    fn begin(&mut self, _nic: &mut Rnic, _at: &Place) -> Step {
+    fn start(&mut self, _nic: &mut Rnic, _qp: &SessionQp) -> Step {
         Step::Wait
     }
 
-    fn completed(&mut self, nic: &mut Rnic, at: &Place, completion: &Completion) -> Step {
+    fn on_completion(&mut self, nic: &mut Rnic, qp: &SessionQp, completion: &Completion) -> Step {
         match completion.of {
             Completed::Recv => {
-                let info = match take(nic, at, completion) {
+                let info = match take_message(nic, qp, completion) {
                     Ok(info) => info,
                     Err(step) => return step,
                 };
                 if info.len > self.size {
-                    return Step::Failed(format!("a ping of {} bytes; at most {}", info.len, self.size));
+                    return Step::Failed(format!(
+                        "received a ping of {} bytes, but size is {}; raise size",
+                        info.len, self.size
+                    ));
                 }
-                match self.has_data.take() {
+                match self.ping_len.take() {
                     None => {
-                        self.has_data = Some(info.len);
-                        post(nic, at, Operation::Read(info.memory), Data::Memory(at.sge(0, info.len)));
+                        self.ping_len = Some(info.len);
+                        post(nic, qp, Operation::Read(info.memory), Data::Memory(qp.sge(0, info.len)));
                     }
                     Some(len) => {
                         let len = len.min(info.len);
-                        post(nic, at, Operation::Write(info.memory), Data::Memory(at.sge(0, len)));
-                        say(nic, at, GO_ON);
+                        post(nic, qp, Operation::Write(info.memory), Data::Memory(qp.sge(0, len)));
+                        send_info(nic, qp, PROCEED);
                     }
                 }
             }
-            Completed::Read => say(nic, at, GO_ON),
+            Completed::Read => send_info(nic, qp, PROCEED),
             _ => {}
         }
         Step::Wait
     }
 
     fn may_end(&self) -> bool {
-        // rping's client ends when it has got its data.
-        self.has_data.is_none()
+        // rping's client disconnects as soon as it has its data.
+        self.ping_len.is_none()
     }
 }
 
-pub(super) fn client(count: u32, size: u32) -> Made {
-    let session = Client { count, size, inbox: Inbox { from: u64::from(size) * 2 }, ping: 0, read: false };
-    let bytes = size as usize * 2 + RECEIVES as usize * MESSAGE as usize;
+pub(super) fn client(count: u32, size: u32) -> NewSession {
+    let session =
+        Client { count, size, slots: MessageSlots { offset: u64::from(size) * 2 }, ping: 0, was_read: false };
+    let bytes = size as usize * 2 + RECEIVES as usize * MESSAGE_LEN as usize;
     (Box::new(session), bytes, DEPTH)
 }
 
 struct Client {
-    /// Pings; 0 for no end
+    /// Number of pings; 0 for no limit
     count: u32,
     size: u32,
-    inbox: Inbox,
-    /// Which one it is
+    slots: MessageSlots,
+    /// Number of the current ping
     ping: u32,
-    /// The server has read it.
-    read: bool,
+    /// Whether the server has read the current ping
+    was_read: bool,
 }
 
 impl Client {
-    /// What ping `ping` carries: as rping's, a text that moves on.
+    /// Returns the data of the current ping: as in rping, a text that shifts with each ping.
     fn data(&self) -> Vec<u8> {
         let mut data = format!("rdma-ping-{}: ", self.ping).into_bytes();
         data.truncate(self.size as usize);
@@ -161,13 +169,13 @@ impl Client {
         data
     }
 
-    fn offer(&mut self, nic: &mut Rnic, at: &Place) {
+    fn send_ping(&mut self, nic: &mut Rnic, qp: &SessionQp) {
         let (data, size) = (self.data(), self.size as usize);
-        let buffer = nic.bytes_mut(at.buffer);
+        let buffer = nic.bytes_mut(qp.buffer);
         buffer[..size].copy_from_slice(&data);
         buffer[size..2 * size].fill(0);
-        self.read = false;
-        say(nic, at, Info { memory: Remote { va: VA, rkey: at.mr.0 }, len: self.size });
+        self.was_read = false;
+        send_info(nic, qp, Info { memory: Remote { va: VA, rkey: qp.mr.0 }, len: self.size });
     }
 }
 
@@ -176,39 +184,39 @@ impl Session for Client {
         true
     }
 
-    fn prepare(&mut self, nic: &mut Rnic, at: &Place) {
-        self.inbox.prepare(nic, at);
+    fn prepare(&mut self, nic: &mut Rnic, qp: &SessionQp) {
+        self.slots.prepare(nic, qp);
     }
 
-    fn begin(&mut self, nic: &mut Rnic, at: &Place) -> Step {
-        self.offer(nic, at);
+    fn start(&mut self, nic: &mut Rnic, qp: &SessionQp) -> Step {
+        self.send_ping(nic, qp);
         Step::Wait
     }
 
-    fn completed(&mut self, nic: &mut Rnic, at: &Place, completion: &Completion) -> Step {
+    fn on_completion(&mut self, nic: &mut Rnic, qp: &SessionQp, completion: &Completion) -> Step {
         if completion.of != Completed::Recv {
             return Step::Wait;
         }
-        if let Err(step) = take(nic, at, completion) {
+        if let Err(step) = take_message(nic, qp, completion) {
             return step;
         }
-        if !self.read {
-            self.read = true;
-            let sink = Remote { va: VA + u64::from(self.size), rkey: at.mr.0 };
-            say(nic, at, Info { memory: sink, len: self.size });
+        if !self.was_read {
+            self.was_read = true;
+            let sink = Remote { va: VA + u64::from(self.size), rkey: qp.mr.0 };
+            send_info(nic, qp, Info { memory: sink, len: self.size });
             return Step::Wait;
         }
-        let data = nic.bytes(at.buffer);
-        // What the server has read, and where it has written it
-        let (sent, came) = data.split_at(self.size as usize);
-        if sent != &came[..sent.len()] {
-            return Step::Failed(format!("ping {} came back changed", self.ping));
+        let data = nic.bytes(qp.buffer);
+        // The data that the server has read, and the copy that it has written
+        let (sent, received) = data.split_at(self.size as usize);
+        if sent != &received[..sent.len()] {
+            return Step::Failed(format!("the data of ping {} came back altered", self.ping));
         }
         self.ping += 1;
         if self.ping == self.count {
             return Step::Done;
         }
-        self.offer(nic, at);
+        self.send_ping(nic, qp);
         Step::Wait
     }
 

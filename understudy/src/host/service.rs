@@ -12,38 +12,39 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use switch::Nanos;
 
-/// A service as the configuration has it.
+/// Configuration of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServiceConfig {
     pub(crate) kind: Kind,
-    /// The port that is listened at, or connected to
+    /// Port to listen at, or to connect to
     pub(crate) port: u16,
-    /// Whom to connect to, and how often at once; servers connect to nobody
+    /// Parameters of a client; `None` for a server
     pub(crate) client: Option<Client>,
 }
 
-/// The side that connects
+/// Parameters of the side that connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Client {
     pub(crate) server: IpAddr,
     pub(crate) connections: u32,
-    /// Connections that are asked for at once: the other side's backlog is not without end
+    /// Connection requests outstanding at once: the server's backlog is limited
     pub(crate) at_once: u32,
 }
 
-/// What is done on connections
+/// Protocol spoken on the connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// rping: messages, READs and WRITEs of what the client has
+    /// rping: messages, READs and WRITEs of the client's memory
     Rping {
-        /// Pings of each connection of a client; 0 for no end
+        /// Pings on each connection of a client; 0 for no limit
         count: u32,
-        /// Bytes of a ping; a server's limit
+        /// Size of a ping in bytes; at a server, the largest size
         size: u32,
     },
     /// ucmatose: messages from the server to the client, and as many back
     Ucmatose { messages: u32, size: u32 },
-    /// Memory for anybody to read and write: its address, key and length are the private data of the answer
+    /// Memory that any client may read and write: its address, key and length are the private data of the
+    /// connection reply
     Memory { size: u64 },
 }
 
@@ -59,60 +60,60 @@ impl Kind {
     }
 }
 
-/// What a service has done. Its serialised form is the program's interface.
+/// Results of a service. The serialised form is part of the program's interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct ServiceRow {
     pub(crate) service: &'static str,
     pub(crate) port: u16,
-    /// Connections that came to stand
+    /// Connections that were established
     pub(crate) connections: u64,
-    /// of which so many ended as they should
+    /// Established connections that ended in order
     pub(crate) finished: u64,
-    /// and so many did not
+    /// Established connections that failed
     pub(crate) failed: u64,
-    /// Requests for a connection that were refused, or that nobody answered
+    /// Connection requests that were refused or not answered
     pub(crate) refused: u64,
-    /// Messages, READs and WRITEs that completed here
+    /// Messages, READs and WRITEs that completed on this side
     pub(crate) operations: u64,
-    /// Bytes of them
+    /// Bytes of these operations
     pub(crate) bytes: u64,
-    /// The first thing that went wrong
+    /// First error
     pub(crate) error: Option<String>,
 }
 
-/// What a session says when it was asked to go on.
+/// Result of a session's step.
 pub(super) enum Step {
-    /// It waits for something.
+    /// The session waits for a completion.
     Wait,
-    /// All is done: the connection may end.
+    /// The session is done: the connection may end.
     Done,
-    /// Something is wrong.
+    /// The session failed, for this reason.
     Failed(String),
 }
 
-/// What happens on one connection.
+/// Protocol on one connection.
 pub(super) trait Session: Send {
-    /// Whether this side ends the connection when all is done.
+    /// Returns whether this side disconnects when all is done.
     fn disconnects(&self) -> bool;
 
-    /// Posts what has to be posted before anything can come.
-    fn prepare(&mut self, nic: &mut Rnic, at: &Place);
+    /// Posts the receives that are needed before the connection is established.
+    fn prepare(&mut self, nic: &mut Rnic, qp: &SessionQp);
 
-    /// The connection stands.
-    fn begin(&mut self, nic: &mut Rnic, at: &Place) -> Step;
+    /// Starts the protocol on the established connection.
+    fn start(&mut self, nic: &mut Rnic, qp: &SessionQp) -> Step;
 
-    /// A request has completed well.
-    fn completed(&mut self, nic: &mut Rnic, at: &Place, completion: &Completion) -> Step;
+    /// Processes a successful completion.
+    fn on_completion(&mut self, nic: &mut Rnic, qp: &SessionQp, completion: &Completion) -> Step;
 
-    /// Whether the connection may end now, for all that this side knows.
+    /// Returns whether the connection may end now, as far as this side can tell.
     fn may_end(&self) -> bool;
 }
 
-/// What a session has of the NIC.
+/// NIC resources of one session: a queue pair and its memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct SessionQp {
     pub(super) qpn: Qpn,
-    /// Its memory: a buffer and a region on all of it
+    /// Buffer, and the memory region that covers it
     pub(super) buffer: Buffer,
     pub(super) mr: Mr,
 }
@@ -120,8 +121,8 @@ pub(super) struct Place {
 /// Virtual address of the first byte of every region
 pub(super) const VA: u64 = 0x10_0000;
 
-impl Place {
-    /// Makes a queue pair that anybody may do anything with, and its memory.
+impl SessionQp {
+    /// Creates a queue pair with all access rights, and its memory.
     pub(super) fn new(
         nic: &mut Rnic,
         pd: Pd,
@@ -150,41 +151,42 @@ impl Place {
     }
 
     pub(super) fn destroy(&self, nic: &mut Rnic) {
-        // Whatever of it is there.
+        // Resources that are already gone are ignored.
         _ = nic.destroy_qp(self.qpn);
         _ = nic.deregister(self.mr);
         _ = nic.free(self.buffer);
     }
 
-    pub(super) fn sge(&self, at: u64, len: u32) -> Sge {
-        Sge { mr: self.mr, va: VA + at, len }
+    pub(super) fn sge(&self, offset: u64, len: u32) -> Sge {
+        Sge { mr: self.mr, va: VA + offset, len }
     }
 
-    /// Posts a receive of so many bytes; false if it cannot be. On a queue pair that has failed it is flushed.
-    pub(super) fn receive(&self, nic: &mut Rnic, at: u64, len: u32) -> bool {
-        let data = (len > 0).then(|| self.sge(at, len));
-        nic.post_recv(self.qpn, RecvRequest { id: at, data }).is_ok()
+    /// Posts a receive of `len` bytes at offset `offset`. Returns `false` if the queue pair does not accept
+    /// it. On a failed queue pair, the receive is flushed.
+    pub(super) fn receive(&self, nic: &mut Rnic, offset: u64, len: u32) -> bool {
+        let data = (len > 0).then(|| self.sge(offset, len));
+        nic.post_recv(self.qpn, RecvRequest { id: offset, data }).is_ok()
     }
 }
 
-struct Live {
+struct Connection {
     conn: Conn,
-    place: Place,
+    qp: SessionQp,
     session: Box<dyn Session>,
-    stands: bool,
-    /// Its end was asked for, or has come.
+    established: bool,
+    /// Whether this side has requested the end of the connection, or the peer has
     ending: bool,
     outcome: Outcome,
 }
 
-/// What is known of how a connection ends.
+/// What is known about the end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// Nothing yet: its session says whether it may end
+    /// Nothing yet: the session decides whether the connection may end
     Open,
-    /// All is done.
+    /// The session is done.
     Done,
-    /// Something went wrong, whatever the session says.
+    /// The session failed, whatever it reports later.
     Failed,
 }
 
@@ -193,9 +195,9 @@ pub(super) struct Service {
     config: ServiceConfig,
     pd: Pd,
     cq: Cq,
-    live: BTreeMap<u32, Live>,
+    connections: BTreeMap<u32, Connection>,
     by_conn: BTreeMap<Conn, Qpn>,
-    /// Connections that a client has still to ask for
+    /// Connections that a client has not requested yet
     to_open: u32,
     row: ServiceRow,
 }
@@ -208,16 +210,16 @@ impl Service {
             ..ServiceRow::default()
         };
         let to_open = config.client.map_or(0, |client| client.connections);
-        Self { config, pd, cq, live: BTreeMap::new(), by_conn: BTreeMap::new(), to_open, row }
+        Self { config, pd, cq, connections: BTreeMap::new(), by_conn: BTreeMap::new(), to_open, row }
     }
 
     pub(super) fn row(&self) -> &ServiceRow {
         &self.row
     }
 
-    /// Whether a client has done what it was to do; servers have never.
+    /// Returns whether a client has finished its work; always `false` for a server.
     pub(super) fn is_done(&self) -> bool {
-        self.config.client.is_some() && self.to_open == 0 && self.live.is_empty()
+        self.config.client.is_some() && self.to_open == 0 && self.connections.is_empty()
     }
 
     pub(super) fn is_server(&self) -> bool {
@@ -228,17 +230,17 @@ impl Service {
         self.config.port
     }
 
-    /// Whether the queue pair is one of its.
+    /// Returns whether the queue pair belongs to this service.
     pub(super) fn owns(&self, qpn: Qpn) -> bool {
-        self.live.contains_key(&qpn.get())
+        self.connections.contains_key(&qpn.get())
     }
 
-    /// Whether the connection is one of its.
-    pub(super) fn has(&self, conn: Conn) -> bool {
+    /// Returns whether the connection belongs to this service.
+    pub(super) fn has_connection(&self, conn: Conn) -> bool {
         self.by_conn.contains_key(&conn)
     }
 
-    fn fail(&mut self, what: impl Into<String>) {
+    fn record_error(&mut self, what: impl Into<String>) {
         let what = what.into();
         self.row.error.get_or_insert(what);
     }
@@ -253,173 +255,190 @@ impl Service {
         }
     }
 
-    /// Makes a queue pair with its memory.
-    fn make(&self, nic: &mut Rnic) -> Result<(Place, Box<dyn Session>), String> {
+    /// Creates a queue pair with its memory.
+    fn create(&self, nic: &mut Rnic) -> Result<(SessionQp, Box<dyn Session>), String> {
         let (mut session, bytes, depth) = self.session();
-        let place = Place::new(nic, self.pd, self.cq, Transport::Rc, bytes, depth)?;
-        session.prepare(nic, &place);
-        Ok((place, session))
+        let qp = SessionQp::new(nic, self.pd, self.cq, Transport::Rc, bytes, depth)?;
+        session.prepare(nic, &qp);
+        Ok((qp, session))
     }
 
-    fn insert(&mut self, live: Live) {
-        self.by_conn.insert(live.conn, live.place.qpn);
-        self.live.insert(live.place.qpn.get(), live);
+    fn insert(&mut self, connection: Connection) {
+        self.by_conn.insert(connection.conn, connection.qp.qpn);
+        self.connections.insert(connection.qp.qpn.get(), connection);
     }
 
-    /// A client asks for its connections.
-    pub(super) fn open(&mut self, nic: &mut Rnic, now: Nanos) {
+    /// Requests a client's connections, as many at once as its configuration allows.
+    pub(super) fn open_connections(&mut self, nic: &mut Rnic, now: Nanos) {
         let Some(client) = self.config.client else { return };
-        let opening = |live: &BTreeMap<u32, Live>| live.values().filter(|live| !live.stands).count();
-        while self.to_open > 0 && opening(&self.live) < client.at_once as usize {
+        let opening = |connections: &BTreeMap<u32, Connection>| {
+            connections.values().filter(|connection| !connection.established).count()
+        };
+        while self.to_open > 0 && opening(&self.connections) < client.at_once as usize {
             self.to_open -= 1;
-            let (place, session) = match self.make(nic) {
+            let (qp, session) = match self.create(nic) {
                 Ok(made) => made,
-                Err(_) if !self.live.is_empty() => {
-                    // One that ends makes room, and asks again.
+                Err(_) if !self.connections.is_empty() => {
+                    // This is tried again when a connection ends and frees its resources.
                     self.to_open += 1;
                     return;
                 }
                 Err(error) => {
                     self.row.failed += 1;
-                    self.fail(format!("no room for a connection: {error}"));
+                    self.record_error(format!("no resources for a connection: {error}"));
                     continue;
                 }
             };
             let service = service_id_of(PortSpace::Tcp, self.config.port);
-            let param = ConnParam { src_port: place.qpn.get() as u16 | 0x8000, ..ConnParam::default() };
-            match nic.connect(place.qpn, client.server, service, param, now) {
+            let param = ConnParam { src_port: qp.qpn.get() as u16 | 0x8000, ..ConnParam::default() };
+            match nic.connect(qp.qpn, client.server, service, param, now) {
                 Ok(conn) => {
-                    let live =
-                        Live { conn, place, session, stands: false, ending: false, outcome: Outcome::Open };
-                    self.insert(live);
+                    let connection = Connection {
+                        conn,
+                        qp,
+                        session,
+                        established: false,
+                        ending: false,
+                        outcome: Outcome::Open,
+                    };
+                    self.insert(connection);
                 }
                 Err(error) => {
-                    place.destroy(nic);
+                    qp.destroy(nic);
                     self.row.failed += 1;
-                    self.fail(error.to_string());
+                    self.record_error(error.to_string());
                 }
             }
         }
     }
 
-    /// Somebody asks for a connection.
-    pub(super) fn requested(&mut self, nic: &mut Rnic, conn: Conn, now: Nanos) {
-        match self.make(nic) {
-            Ok((place, session)) => {
+    /// Accepts or rejects a client's connection request.
+    pub(super) fn on_request(&mut self, nic: &mut Rnic, conn: Conn, now: Nanos) {
+        match self.create(nic) {
+            Ok((qp, session)) => {
                 let private_data = match self.config.kind {
-                    Kind::Memory { size } => memory::advertisement(place.mr, size),
+                    Kind::Memory { size } => memory::advertisement(qp.mr, size),
                     _ => Vec::new(),
                 };
-                let live =
-                    Live { conn, place, session, stands: false, ending: false, outcome: Outcome::Open };
+                let connection = Connection {
+                    conn,
+                    qp,
+                    session,
+                    established: false,
+                    ending: false,
+                    outcome: Outcome::Open,
+                };
                 let param = ConnParam { private_data, ..ConnParam::default() };
-                match nic.accept(conn, place.qpn, param, now) {
+                match nic.accept(conn, qp.qpn, param, now) {
                     Ok(()) => {
-                        self.insert(live);
+                        self.insert(connection);
                     }
                     Err(error) => {
-                        place.destroy(nic);
+                        qp.destroy(nic);
                         _ = nic.reject(conn, RejReason::CONSUMER, &[], now);
                         self.row.refused += 1;
-                        self.fail(error.to_string());
+                        self.record_error(error.to_string());
                     }
                 }
             }
             Err(error) => {
                 _ = nic.reject(conn, RejReason::NO_RESOURCES, &[], now);
                 self.row.refused += 1;
-                self.fail(format!("no room for a connection: {error}"));
+                self.record_error(format!("no resources for a connection: {error}"));
             }
         }
     }
 
-    /// Something happened to a connection of its.
+    /// Processes an event on a connection of this service.
     pub(super) fn on_cm(&mut self, nic: &mut Rnic, conn: Conn, event: &CmEvent, now: Nanos) {
         let Some(&qpn) = self.by_conn.get(&conn) else { return };
-        let Some(live) = self.live.get_mut(&qpn.get()) else { return };
+        let Some(connection) = self.connections.get_mut(&qpn.get()) else { return };
         match event {
             CmEvent::Requested { .. } => {}
             CmEvent::Replied { .. } | CmEvent::Established { .. } => {
-                live.stands = true;
+                connection.established = true;
                 self.row.connections += 1;
-                let place = live.place;
-                let step = live.session.begin(nic, &place);
-                self.follow(nic, qpn, step, now);
-                self.open(nic, now);
+                let qp = connection.qp;
+                let step = connection.session.start(nic, &qp);
+                self.apply(nic, qpn, step, now);
+                self.open_connections(nic, now);
             }
-            CmEvent::Disconnecting { .. } => live.ending = true,
-            CmEvent::Rejected { reason, .. } if !live.stands => {
+            CmEvent::Disconnecting { .. } => connection.ending = true,
+            CmEvent::Rejected { reason, .. } if !connection.established => {
                 let reason = *reason;
                 self.row.refused += 1;
-                self.close(nic, qpn, Some(format!("the connection was refused: {reason}")), now);
+                self.close(nic, qpn, Some(format!("the server refused the connection: {reason}")), now);
             }
-            CmEvent::Unreachable { .. } if !live.stands => {
+            CmEvent::Unreachable { .. } if !connection.established => {
                 self.row.refused += 1;
-                self.close(nic, qpn, Some("the connection was not answered".into()), now);
+                self.close(nic, qpn, Some("the server did not answer the connection request".into()), now);
             }
             CmEvent::Disconnected { .. } | CmEvent::Rejected { .. } | CmEvent::Unreachable { .. } => {
-                let fine = match live.outcome {
-                    Outcome::Open => live.session.may_end(),
+                let succeeded = match connection.outcome {
+                    Outcome::Open => connection.session.may_end(),
                     outcome => outcome == Outcome::Done,
                 };
-                if fine {
+                if succeeded {
                     self.row.finished += 1;
                 } else {
                     self.row.failed += 1;
                 }
-                let error = (!fine).then(|| "a connection ended in the middle".to_owned());
+                let error = (!succeeded).then(|| "a connection ended before its session was done".to_owned());
                 self.close(nic, qpn, error, now);
             }
         }
     }
 
     fn close(&mut self, nic: &mut Rnic, qpn: Qpn, error: Option<String>, now: Nanos) {
-        if let Some(live) = self.live.remove(&qpn.get()) {
-            self.by_conn.remove(&live.conn);
-            live.place.destroy(nic);
+        if let Some(connection) = self.connections.remove(&qpn.get()) {
+            self.by_conn.remove(&connection.conn);
+            connection.qp.destroy(nic);
         }
         if let Some(error) = error {
-            self.fail(error);
+            self.record_error(error);
         }
-        self.open(nic, now);
+        self.open_connections(nic, now);
     }
 
     pub(super) fn on_completion(&mut self, nic: &mut Rnic, completion: &Completion, now: Nanos) {
-        let Some(live) = self.live.get_mut(&completion.qpn.get()) else { return };
+        let Some(connection) = self.connections.get_mut(&completion.qpn.get()) else { return };
         if completion.status != rnic::Status::Success {
-            // What is flushed when a connection ends tells nothing.
-            if !live.ending && live.outcome != Outcome::Done && completion.status != rnic::Status::Flushed {
+            // Requests that are flushed when a connection ends are not errors.
+            if !connection.ending
+                && connection.outcome != Outcome::Done
+                && completion.status != rnic::Status::Flushed
+            {
                 let what = format!("{:?} failed: {:?}", completion.of, completion.status);
-                self.follow(nic, completion.qpn, Step::Failed(what), now);
+                self.apply(nic, completion.qpn, Step::Failed(what), now);
             }
             return;
         }
         self.row.operations += 1;
         self.row.bytes += u64::from(completion.len);
-        let place = live.place;
-        let step = live.session.completed(nic, &place, completion);
-        self.follow(nic, completion.qpn, step, now);
+        let qp = connection.qp;
+        let step = connection.session.on_completion(nic, &qp, completion);
+        self.apply(nic, completion.qpn, step, now);
     }
 
-    fn follow(&mut self, nic: &mut Rnic, qpn: Qpn, step: Step, now: Nanos) {
-        let Some(live) = self.live.get_mut(&qpn.get()) else { return };
+    fn apply(&mut self, nic: &mut Rnic, qpn: Qpn, step: Step, now: Nanos) {
+        let Some(connection) = self.connections.get_mut(&qpn.get()) else { return };
         let end = match step {
             Step::Wait => false,
             Step::Done => {
-                live.outcome = Outcome::Done;
-                live.session.disconnects()
+                connection.outcome = Outcome::Done;
+                connection.session.disconnects()
             }
             Step::Failed(what) => {
-                live.outcome = Outcome::Failed;
-                self.fail(what);
+                connection.outcome = Outcome::Failed;
+                self.record_error(what);
                 true
             }
         };
-        let Some(live) = self.live.get_mut(&qpn.get()) else { return };
-        if end && !live.ending {
-            live.ending = true;
-            // If it does not stand any more, an event has said so, or is about to.
-            _ = nic.disconnect(live.conn, &[], now);
+        let Some(connection) = self.connections.get_mut(&qpn.get()) else { return };
+        if end && !connection.ending {
+            connection.ending = true;
+            // If the connection is not established any more, an event has reported it or is about to.
+            _ = nic.disconnect(connection.conn, &[], now);
         }
     }
 }

@@ -1,7 +1,7 @@
-//! TCP beside the NIC, for programs that first talk over it.
+//! TCP stack beside the NIC, for programs that exchange data over TCP first.
 //!
-//! smoltcp gets bare IP packets, so that it has nothing to do with neighbours: those are the NIC's. What it sends gets the
-//! Ethernet header of what last came from there, turned round.
+//! smoltcp gets bare IP packets, so that it does not resolve neighbours: the NIC does. A packet from smoltcp
+//! gets the Ethernet header of the last packet from that peer, with the addresses swapped.
 
 use core::net::IpAddr;
 use rocev2::ethernet::{Ethernet, MacAddr, VlanTag, ethertype};
@@ -17,55 +17,55 @@ use std::collections::{BTreeMap, VecDeque};
 use switch::Nanos;
 use zerocopy::FromBytes;
 
-/// What any link carries; what is said here is much shorter.
+/// MTU that any link carries; the messages here are much shorter.
 const MTU: usize = 1500;
-/// Bytes that wait in a socket, each way
-const BUFFER: usize = 4096;
-/// Whoever says nothing for so long is asked whether it is there,
+/// Size of a socket's buffer in each direction, in bytes
+const BUFFER_LEN: usize = 4096;
+/// Idle time after which a keep-alive is sent
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// and if it never answers, the connection is over.
+/// Time without an answer after which a connection is aborted
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Link headers that are remembered: more than there are peers at once
+/// Link headers that are kept: more than there are peers at once
 const MAX_PEERS: usize = 1024;
-/// Connections to a port that were begun and do not stand yet, at most
+/// Half-open connections to a port
 const BACKLOG: usize = 64;
-/// Packets that wait at most, each way
+/// Packets queued in each direction
 const MAX_PACKETS: usize = 1024;
 const TCP: u8 = 6;
 
-/// The host's end of TCP.
+/// The TCP stack of a host.
 pub(super) struct Tcp {
     mac: MacAddr,
     addresses: Vec<IpAddr>,
     vlan: Option<u16>,
     interface: Interface,
     sockets: SocketSet<'static>,
-    link: Link,
-    /// By their addresses
+    queues: PacketQueues,
+    /// Link headers, by IP address of the peer
     peers: BTreeMap<IpAddr, PeerLink>,
-    /// Connections that were accepted, and whose they are
+    /// Accepted connections, each with its peer
     accepted: Vec<(SocketHandle, IpAddr)>,
-    /// Packets dropped, as too many wait or too many peers have connections
+    /// Packets dropped because a queue was full or too many peers had connections
     dropped: u64,
-    /// Connections that were closed from here and have not come to their end
+    /// Connections closed by this side that have not ended yet
     closing: Vec<SocketHandle>,
-    /// When smoltcp wants to be asked again
+    /// Time at which smoltcp is to be polled next
     poll_at: Option<Nanos>,
 }
 
-/// How packets get to a peer.
+/// Link-layer path to a peer.
 struct PeerLink {
-    /// Link header
-    head: Vec<u8>,
-    /// Connections that stand: as long as there is one, no frame changes the header. A single forged one would send
-    /// aside what belongs to the peer.
+    /// Link header for packets to the peer
+    header: Vec<u8>,
+    /// Established connections. While there is one, no received frame changes the header: a single forged
+    /// frame would redirect the peer's packets.
     connections: u32,
 }
 
-/// A port that is listened at.
+/// A listening port.
 pub(super) struct Listener {
     port: u16,
-    /// Sockets that listen or whose connection does not stand yet, oldest first
+    /// Listening and half-open sockets, oldest first
     sockets: VecDeque<SocketHandle>,
 }
 
@@ -73,15 +73,15 @@ fn instant(now: Nanos) -> Instant {
     Instant::from_micros(i64::try_from(now.0 / 1000).unwrap_or(i64::MAX))
 }
 
-/// Addresses that smoltcp has room for
+/// Addresses that smoltcp supports
 pub(crate) const MAX_ADDRESSES: usize = 8;
 
 impl Tcp {
     pub(super) fn new(nic: &rnic::Interface, seed: u64) -> Result<Self, String> {
-        let mut link = Link::default();
+        let mut queues = PacketQueues::default();
         let mut config = Config::new(HardwareAddress::Ip);
         config.random_seed = seed;
-        let mut interface = Interface::new(config, &mut link, Instant::ZERO);
+        let mut interface = Interface::new(config, &mut queues, Instant::ZERO);
         let mut fits = true;
         interface.update_ip_addrs(|list| {
             for &(address, prefix) in &nic.addresses {
@@ -89,10 +89,12 @@ impl Tcp {
             }
         });
         if !fits {
-            return Err(format!("a host that speaks TCP has {MAX_ADDRESSES} addresses at most"));
+            return Err(format!(
+                "a host with perftest servers has at most {MAX_ADDRESSES} addresses; remove some"
+            ));
         }
         for &(address, _) in &nic.addresses {
-            // Any way will do, since answers go back to where the question came from.
+            // Any route will do, since responses use the link header of the peer's own packets.
             _ = match address {
                 IpAddr::V4(ip) => interface.routes_mut().add_default_ipv4_route(ip),
                 IpAddr::V6(ip) => interface.routes_mut().add_default_ipv6_route(ip),
@@ -104,7 +106,7 @@ impl Tcp {
             vlan: nic.vlan,
             interface,
             sockets: SocketSet::new(Vec::new()),
-            link,
+            queues,
             peers: BTreeMap::new(),
             accepted: Vec::new(),
             dropped: 0,
@@ -118,30 +120,30 @@ impl Tcp {
         Listener { port, sockets: [self.socket(port)].into() }
     }
 
-    /// A socket that waits for a connection to this port.
+    /// Creates a socket that listens at `port`.
     fn socket(&mut self, port: u16) -> SocketHandle {
-        let buffer = || SocketBuffer::new(vec![0; BUFFER]);
+        let buffer = || SocketBuffer::new(vec![0; BUFFER_LEN]);
         let mut socket = Socket::new(buffer(), buffer());
         socket.set_timeout(Some(TIMEOUT));
         socket.set_keep_alive(Some(KEEP_ALIVE));
-        // Of what is said here, each message is an answer to the last.
+        // Each message waits for a response, so there is nothing to coalesce.
         socket.set_nagle_enabled(false);
         socket.listen(port).expect("a new socket can listen, and no port of the configuration is 0");
         self.sockets.add(socket)
     }
 
-    /// A connection to a neighbour of this MAC address.
+    /// Connects to a neighbour with this MAC address.
     #[cfg(test)]
     pub(super) fn connect(&mut self, to: (IpAddr, u16), mac: MacAddr) -> SocketHandle {
         let socket = self.socket(1);
-        let head = Ethernet {
+        let header = Ethernet {
             dst: mac,
             src: self.mac,
             ethertype: if to.0.is_ipv4() { ethertype::IPV4 } else { ethertype::IPV6 }.into(),
         };
         self.poll_at = Some(Nanos::ZERO);
-        let head = zerocopy::IntoBytes::as_bytes(&head).to_vec();
-        self.peers.insert(to.0, PeerLink { head, connections: 0 });
+        let header = zerocopy::IntoBytes::as_bytes(&header).to_vec();
+        self.peers.insert(to.0, PeerLink { header, connections: 0 });
         let socket_ref = self.sockets.get_mut::<Socket<'_>>(socket);
         socket_ref.abort();
         socket_ref
@@ -150,25 +152,26 @@ impl Tcp {
         socket
     }
 
-    /// A connection that has come to stand, and whose it is.
+    /// Returns the next established connection and its peer.
     pub(super) fn accept(&mut self, listener: &mut Listener) -> Option<(SocketHandle, IpAddr)> {
-        let stands = |handle: &SocketHandle| {
+        let established_peer = |handle: &SocketHandle| {
             let socket = self.sockets.get::<Socket<'_>>(*handle);
             let peer = socket.remote_endpoint().map(|endpoint| IpAddr::from(endpoint.addr));
             peer.filter(|_| !matches!(socket.state(), State::Listen | State::SynReceived))
         };
-        let (at, peer) =
-            (listener.sockets.iter().enumerate()).find_map(|(at, handle)| Some((at, stands(handle)?)))?;
+        let (at, peer) = (listener.sockets.iter().enumerate())
+            .find_map(|(at, handle)| Some((at, established_peer(handle)?)))?;
         let socket = listener.sockets.remove(at)?;
         self.accepted.push((socket, peer));
-        if let Some(link) = self.peers.get_mut(&peer) {
-            link.connections += 1;
+        if let Some(peer_link) = self.peers.get_mut(&peer) {
+            peer_link.connections += 1;
         }
         Some((socket, peer))
     }
 
-    /// Has a socket listen for the next connection. Where too many were begun and do not stand, the oldest is given up: a
-    /// peer that answers does so in a round trip, and one that does not must not keep others out.
+    /// Ensures that a socket listens for the next connection. If too many connections are half open, the
+    /// oldest is dropped: a peer that answers does so within a round trip, and one that does not must not
+    /// block other peers.
     pub(super) fn keep_listening(&mut self, listener: &mut Listener) {
         let state = |tcp: &Self, handle: &SocketHandle| tcp.sockets.get::<Socket<'_>>(*handle).state();
         if listener.sockets.iter().any(|handle| state(self, handle) == State::Listen) {
@@ -185,12 +188,12 @@ impl Tcp {
         listener.sockets.push_back(next);
     }
 
-    /// Packets dropped, as too many wait or too many peers have connections
+    /// Returns the packets dropped because a queue was full or too many peers had connections.
     pub(super) fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// Appends what has come to `bytes`.
+    /// Appends the received bytes to `bytes`.
     pub(super) fn read(&mut self, socket: SocketHandle, bytes: &mut Vec<u8>) {
         let socket = self.sockets.get_mut::<Socket<'_>>(socket);
         while socket.can_recv() {
@@ -204,67 +207,67 @@ impl Tcp {
         }
     }
 
-    /// Sends all of it; false if it cannot be.
+    /// Sends all of `bytes`. Returns `false` if they do not fit into the send buffer.
     pub(super) fn write(&mut self, socket: SocketHandle, bytes: &[u8]) -> bool {
         self.poll_at = Some(Nanos::ZERO);
         self.sockets.get_mut::<Socket<'_>>(socket).send_slice(bytes) == Ok(bytes.len())
     }
 
-    /// Whether nothing more will come.
+    /// Returns whether the peer will send nothing more.
     pub(super) fn has_ended(&self, socket: SocketHandle) -> bool {
         !self.sockets.get::<Socket<'_>>(socket).may_recv()
     }
 
-    /// Ends a connection in order, after all that was written.
+    /// Closes a connection in order, after all written data.
     pub(super) fn close(&mut self, socket: SocketHandle) {
         self.poll_at = Some(Nanos::ZERO);
         self.sockets.get_mut::<Socket<'_>>(socket).close();
         self.closing.push(socket);
     }
 
-    /// Ends a connection at once.
+    /// Aborts a connection.
     pub(super) fn abort(&mut self, socket: SocketHandle) {
         self.poll_at = Some(Nanos::ZERO);
         self.sockets.get_mut::<Socket<'_>>(socket).abort();
         self.closing.push(socket);
     }
 
-    /// Takes a frame if it is TCP and for one of our addresses; says whether it is.
+    /// Queues a frame if it is TCP for one of this host's addresses, and returns whether it is.
     pub(super) fn on_frame(&mut self, frame: &[u8]) -> bool {
-        let Some((at, src)) = self.find(frame) else { return false };
-        let (head, packet) = frame.split_at(at);
-        let back = [&head[6..12], &head[..6], &head[12..]].concat();
-        if !self.note(src, back) || self.link.incoming.len() >= MAX_PACKETS {
+        let Some((at, src)) = self.classify(frame) else { return false };
+        let (header, packet) = frame.split_at(at);
+        let reply_header = [&header[6..12], &header[..6], &header[12..]].concat();
+        if !self.store_header(src, reply_header) || self.queues.incoming.len() >= MAX_PACKETS {
             self.dropped += 1;
             return true;
         }
-        self.link.incoming.push_back(packet.to_vec());
+        self.queues.incoming.push_back(packet.to_vec());
         true
     }
 
-    /// Notes how to answer a peer; false if there is no room.
-    fn note(&mut self, src: IpAddr, head: Vec<u8>) -> bool {
+    /// Stores the link header for packets to `src`. Returns `false` if the table is full.
+    fn store_header(&mut self, src: IpAddr, header: Vec<u8>) -> bool {
         match self.peers.get_mut(&src) {
             Some(peer) if peer.connections > 0 => return true,
             Some(peer) => {
-                peer.head = head;
+                peer.header = header;
                 return true;
             }
             None => {}
         }
         if self.peers.len() >= MAX_PEERS {
-            // Those that still speak are known again with their next frame.
+            // Active peers are added again with their next frame.
             self.peers.retain(|_, peer| peer.connections > 0);
         }
         let has_room = self.peers.len() < MAX_PEERS;
         if has_room {
-            self.peers.insert(src, PeerLink { head, connections: 0 });
+            self.peers.insert(src, PeerLink { header, connections: 0 });
         }
         has_room
     }
 
-    /// Where the IP packet begins, and who sent it, if the frame is TCP for us.
-    fn find(&self, frame: &[u8]) -> Option<(usize, IpAddr)> {
+    /// Returns the offset of the IP packet and its source address, if the frame is TCP for this host.
+    fn classify(&self, frame: &[u8]) -> Option<(usize, IpAddr)> {
         let (ethernet, rest) = Ethernet::ref_from_prefix(frame).ok()?;
         let (vlan, kind, packet) = if ethernet.ethertype.get() == ethertype::VLAN {
             let (tag, packet) = VlanTag::ref_from_prefix(rest).ok()?;
@@ -289,52 +292,53 @@ impl Tcp {
         ours.then(|| (frame.len() - packet.len(), src))
     }
 
-    /// Does what is due; false if nothing was.
+    /// Processes received packets and due timers. Returns `false` if there was nothing to do.
     pub(super) fn poll(&mut self, now: Nanos) -> bool {
-        if self.link.incoming.is_empty() && self.poll_at.is_none_or(|at| now < at) {
+        if self.queues.incoming.is_empty() && self.poll_at.is_none_or(|at| now < at) {
             return false;
         }
-        self.interface.poll(instant(now), &mut self.link, &mut self.sockets);
+        self.interface.poll(instant(now), &mut self.queues, &mut self.sockets);
         self.closing.retain(|&socket| {
-            // A connection that was reset before it stood listens again, as TCP has it.
-            let gone = matches!(
+            // A connection that was reset before it was established listens again (RFC 9293, section
+            // 3.10.7.4).
+            let ended = matches!(
                 self.sockets.get::<Socket<'_>>(socket).state(),
                 State::Closed | State::Listen | State::TimeWait
             );
-            if gone {
+            if ended {
                 self.sockets.remove(socket);
                 if let Some(at) = self.accepted.iter().position(|(accepted, _)| *accepted == socket) {
                     let (_, peer) = self.accepted.swap_remove(at);
-                    if let Some(link) = self.peers.get_mut(&peer) {
-                        link.connections -= 1;
+                    if let Some(peer_link) = self.peers.get_mut(&peer) {
+                        peer_link.connections -= 1;
                     }
                 }
             }
-            !gone
+            !ended
         });
         let at = self.interface.poll_at(instant(now), &self.sockets);
         self.poll_at = at.map(|at| Nanos(u64::try_from(at.total_micros()).unwrap_or(0) * 1000));
         true
     }
 
-    /// The next frame, if there is one.
+    /// Writes the next frame to send into `frame`. Returns `false` if there is none.
     pub(super) fn poll_transmit(&mut self, frame: &mut Vec<u8>) -> bool {
-        while let Some(packet) = self.link.outgoing.pop_front() {
+        while let Some(packet) = self.queues.outgoing.pop_front() {
             let Some(peer) = destination(&packet).and_then(|dst| self.peers.get(&dst)) else { continue };
             frame.clear();
-            frame.extend_from_slice(&peer.head);
+            frame.extend_from_slice(&peer.header);
             frame.extend_from_slice(&packet);
             return true;
         }
         false
     }
 
-    /// Whether a frame waits to be sent
+    /// Returns whether a frame waits to be sent.
     pub(super) fn wants_to_transmit(&self) -> bool {
-        !self.link.outgoing.is_empty()
+        !self.queues.outgoing.is_empty()
     }
 
-    /// When [`poll`](Self::poll) is due
+    /// Returns the time at which [`poll`](Self::poll) is due.
     pub(super) fn next_timer(&self) -> Option<Nanos> {
         self.poll_at
     }
@@ -347,14 +351,14 @@ fn destination(packet: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// IP packets that wait, in and out
+/// Queues of IP packets in each direction.
 #[derive(Default)]
-struct Link {
+struct PacketQueues {
     incoming: VecDeque<Vec<u8>>,
     outgoing: VecDeque<Vec<u8>>,
 }
 
-impl Link {
+impl PacketQueues {
     fn has_room(&self) -> bool {
         self.outgoing.len() < MAX_PACKETS
     }
@@ -379,12 +383,12 @@ impl TxToken for Outgoing<'_> {
     }
 }
 
-impl Device for Link {
+impl Device for PacketQueues {
     type RxToken<'a> = Incoming;
     type TxToken<'a> = Outgoing<'a>;
 
     fn receive(&mut self, _now: Instant) -> Option<(Incoming, Outgoing<'_>)> {
-        // What cannot be answered waits.
+        // A packet whose answer could not be queued waits.
         let packet = if self.has_room() { self.incoming.pop_front()? } else { return None };
         Some((Incoming(packet), Outgoing(&mut self.outgoing)))
     }

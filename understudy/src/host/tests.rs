@@ -1,4 +1,4 @@
-//! Hosts and their services, in the simulator.
+//! Hosts and their services in the simulator.
 
 use super::*;
 use rnic::AckPolicy;
@@ -41,23 +41,23 @@ fn add(world: &mut World, last: u8, services: Vec<ServiceConfig>) -> NodeId {
 }
 
 fn rows(world: &World, host: NodeId) -> Vec<ServiceRow> {
-    world.node::<Switch<Host>>(host).function.seen().lock().unwrap().services.clone()
+    world.node::<Switch<Host>>(host).function.status().lock().unwrap().services.clone()
 }
 
 /// Runs until the clients at `host` are done.
 fn run(world: &mut World, host: NodeId) -> Vec<ServiceRow> {
     let until = Nanos::from_secs(3000);
     while world.node::<Switch<Host>>(host).events.is_empty() {
-        assert!(world.step(until), "it does not end: {:?}", rows(world, host));
+        assert!(world.step(until), "the clients do not finish: {:?}", rows(world, host));
     }
-    // A lost answer to the end of a connection is asked for again after seconds.
+    // If the reply to a disconnection is lost, the request is retransmitted seconds later.
     let after = world.now() + Nanos::from_secs(60);
     world.run_until(after);
     rows(world, host)
 }
 
-/// A server, a client, and a link between them; the client's report and the server's.
-fn pair(seed: u64, link: Link, server: ServiceConfig, client: ServiceConfig) -> (ServiceRow, ServiceRow) {
+/// Runs a server and a client with a link between them. Returns the client's report and the server's.
+fn run_pair(seed: u64, link: Link, server: ServiceConfig, client: ServiceConfig) -> (ServiceRow, ServiceRow) {
     let mut world = World::new(seed);
     let a = add(&mut world, 1, vec![server]);
     let b = add(&mut world, 2, vec![client]);
@@ -66,33 +66,33 @@ fn pair(seed: u64, link: Link, server: ServiceConfig, client: ServiceConfig) -> 
     (rows_b[0].clone(), rows(&world, a)[0].clone())
 }
 
-fn bad(percent: u64) -> Link {
+fn faulty_link(percent: u64) -> Link {
     let share = Share::percent(percent);
     Link { loss: share, duplicate: share, reorder: share, corrupt: share, ..Link::default() }
 }
 
 #[test]
-fn rping_pings() {
-    for (seed, link) in [(1, Link::default()), (2, bad(1)), (3, bad(5))] {
+fn rping_completes_on_good_and_faulty_links() {
+    for (seed, link) in [(1, Link::default()), (2, faulty_link(1)), (3, faulty_link(5))] {
         let server = server(Kind::Rping { count: 0, size: 100_000 }, 7174);
         let client = client(Kind::Rping { count: 20, size: 50_000 }, 7174, 8);
-        let (client, server) = pair(seed, link, server, client);
+        let (client, server) = run_pair(seed, link, server, client);
         for row in [&client, &server] {
             assert_eq!((row.connections, row.finished, row.failed, row.refused), (8, 8, 0, 0), "{row:?}");
             assert_eq!(row.error, None);
         }
-        // Two messages each way and, at the server, a READ and a WRITE; what is sent last may not be acknowledged when the
-        // client disconnects.
+        // Two messages in each direction and, at the server, a READ and a WRITE. The last messages may be
+        // unacknowledged when the client disconnects.
         assert!((8 * 20 * 4 - 8..=8 * 20 * 4).contains(&client.operations), "{client:?}");
         assert!((8 * 20 * 6 - 16..=8 * 20 * 6).contains(&server.operations), "{server:?}");
     }
 }
 
 #[test]
-fn ucmatose_sends_there_and_back() {
-    for (seed, link) in [(1, Link::default()), (2, bad(1)), (3, bad(5))] {
+fn ucmatose_completes_on_good_and_faulty_links() {
+    for (seed, link) in [(1, Link::default()), (2, faulty_link(1)), (3, faulty_link(5))] {
         let kind = Kind::Ucmatose { messages: 10, size: 3000 };
-        let (client, server) = pair(seed, link, server(kind, 7471), client(kind, 7471, 100));
+        let (client, server) = run_pair(seed, link, server(kind, 7471), client(kind, 7471, 100));
         for row in [&client, &server] {
             assert_eq!((row.connections, row.finished, row.failed), (100, 100, 0), "{row:?}");
             assert_eq!(row.error, None);
@@ -101,19 +101,20 @@ fn ucmatose_sends_there_and_back() {
 }
 
 #[test]
-fn what_goes_wrong_is_told() {
+fn failures_are_reported() {
     let rping = |size| Kind::Rping { count: 1, size };
-    let (row, _) = pair(1, Link::default(), server(rping(64), 1), client(rping(64), 2, 3));
+    let (row, _) = run_pair(1, Link::default(), server(rping(64), 1), client(rping(64), 2, 3));
     assert_eq!((row.refused, row.connections, row.failed), (3, 0, 0));
-    assert!(row.error.unwrap().starts_with("the connection was refused: invalid_service_id"));
-    let (client_row, server_row) = pair(1, Link::default(), server(rping(64), 1), client(rping(65), 1, 1));
+    assert!(row.error.unwrap().starts_with("the server refused the connection: invalid_service_id"));
+    let (client_row, server_row) =
+        run_pair(1, Link::default(), server(rping(64), 1), client(rping(65), 1, 1));
     assert_eq!((client_row.connections, client_row.failed), (1, 1));
-    assert_eq!(server_row.error.as_deref(), Some("a ping of 65 bytes; at most 64"));
+    assert_eq!(server_row.error.as_deref(), Some("received a ping of 65 bytes, but size is 64; raise size"));
     assert_eq!((server_row.connections, server_row.finished, server_row.failed), (1, 0, 1));
 }
 
-/// What a client with room for so many queue pairs reports that wants ten connections, four at once
-fn with_room(max_qps: usize) -> ServiceRow {
+/// Returns the report of a client that has `max_qps` queue pairs and makes ten connections, four at once.
+fn run_with_max_qps(max_qps: usize) -> ServiceRow {
     let mut world = World::new(1);
     let rping = Kind::Rping { count: 3, size: 64 };
     let a = add(&mut world, 1, vec![server(rping, 7174)]);
@@ -129,14 +130,14 @@ fn with_room(max_qps: usize) -> ServiceRow {
 }
 
 #[test]
-fn a_client_without_room_for_all_connections_makes_them_one_after_the_other() {
-    let row = with_room(2);
+fn a_client_with_few_queue_pairs_makes_its_connections_in_turn() {
+    let row = run_with_max_qps(2);
     assert_eq!((row.connections, row.finished, row.failed, row.error), (10, 10, 0, None));
 }
 
 #[test]
-fn a_client_without_room_for_any_connection_ends() {
-    let row = with_room(0);
+fn a_client_without_queue_pairs_fails_all_connections_and_ends() {
+    let row = run_with_max_qps(0);
     assert_eq!((row.connections, row.finished, row.failed), (0, 0, 10), "{row:?}");
-    assert!(row.error.unwrap().starts_with("no room for a connection"));
+    assert!(row.error.unwrap().starts_with("no resources for a connection"));
 }

@@ -1,10 +1,10 @@
-//! ucmatose, both sides: the server sends messages on each connection, the client as many back, the server disconnects.
-//! What they carry is of no account.
+//! Both sides of ucmatose: the server sends messages on each connection, the client sends as many back, and
+//! the server disconnects. The contents of the messages do not matter.
 
-use super::service::{Place, Session, Step};
+use super::service::{Session, SessionQp, Step};
 use rnic::{Completed, Completion, Data, Operation, Rnic, SendRequest};
 
-/// The session, the bytes of memory and the requests that it needs.
+/// Returns the session, the bytes of memory that it needs, and the depth of its queues.
 pub(super) fn session(client: bool, messages: u32, size: u32) -> (Box<dyn Session>, usize, usize) {
     let session = Ucmatose { client, messages, size, sent: 0, received: 0 };
     (Box::new(session), 2 * size as usize, messages.max(1) as usize)
@@ -19,14 +19,14 @@ struct Ucmatose {
 }
 
 impl Ucmatose {
-    fn send(&self, nic: &mut Rnic, at: &Place) {
+    fn send(&self, nic: &mut Rnic, qp: &SessionQp) {
         for id in 0..self.messages {
             let data = match self.size {
                 0 => Data::None,
-                size => Data::Memory(at.sge(size.into(), size)),
+                size => Data::Memory(qp.sge(size.into(), size)),
             };
-            // The connection may have ended meanwhile, which is told by itself.
-            _ = nic.post_send(at.qpn, SendRequest::new(id.into(), Operation::Send, data));
+            // A connection that has ended meanwhile is reported by an event of its own.
+            _ = nic.post_send(qp.qpn, SendRequest::new(id.into(), Operation::Send, data));
         }
     }
 
@@ -40,31 +40,31 @@ impl Session for Ucmatose {
         !self.client
     }
 
-    fn prepare(&mut self, nic: &mut Rnic, at: &Place) {
+    fn prepare(&mut self, nic: &mut Rnic, qp: &SessionQp) {
         for _ in 0..self.messages {
-            at.receive(nic, 0, self.size);
+            qp.receive(nic, 0, self.size);
         }
     }
 
-    fn begin(&mut self, nic: &mut Rnic, at: &Place) -> Step {
+    fn start(&mut self, nic: &mut Rnic, qp: &SessionQp) -> Step {
         if !self.client {
-            self.send(nic, at);
+            self.send(nic, qp);
         }
         self.step()
     }
 
-    fn completed(&mut self, nic: &mut Rnic, at: &Place, completion: &Completion) -> Step {
+    fn on_completion(&mut self, nic: &mut Rnic, qp: &SessionQp, completion: &Completion) -> Step {
         match completion.of {
             Completed::Recv => {
                 self.received += 1;
                 if completion.len != self.size {
                     return Step::Failed(format!(
-                        "a message of {} bytes in place of {}",
+                        "received a message of {} bytes instead of {}",
                         completion.len, self.size
                     ));
                 }
                 if self.client && self.received == self.messages {
-                    self.send(nic, at);
+                    self.send(nic, qp);
                 }
             }
             Completed::Send => self.sent += 1,
@@ -74,7 +74,7 @@ impl Session for Ucmatose {
     }
 
     fn may_end(&self) -> bool {
-        // The last acknowledgement may get lost, but a server that disconnects has got every message.
+        // The last acknowledgement may be lost, but a server that disconnects has received every message.
         self.received == self.messages && (self.client || self.sent == self.messages)
     }
 }

@@ -1,7 +1,7 @@
-//! The other end of the socket, for `top` and `trace`.
+//! Client of the observation socket, for `top` and `trace`.
 
-use super::socket::{Ask, Refusal};
-use super::{Snapshot, TraceAsked, TraceLine};
+use super::socket::{Refusal, Request};
+use super::{Snapshot, TraceLine, TraceRequest};
 use crate::config;
 use crate::output::printable_json;
 use serde::de::DeserializeOwned;
@@ -10,46 +10,46 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long an instance may take to answer
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a trace is waited for, before signals are looked at
-const MOMENT: Duration = Duration::from_millis(100);
+/// Time within which an instance has to respond
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time to wait for a trace line before signals are checked
+const LINE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Where an instance is found.
+/// Address of an instance.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
-    /// Its socket
+    /// Path of its socket
     pub(crate) socket: PathBuf,
 }
 
-/// Why there is no answer.
+/// Reason why there is no response.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Lost {
-    /// Nobody listens
-    #[error("nobody listens at {}: is the instance running?", .0.display())]
-    Nobody(PathBuf),
-    /// It has ended, or the connection broke
-    #[error("the instance does not answer any more: {0}")]
-    Gone(io::Error),
-    /// It says why not
+pub(crate) enum ClientError {
+    /// No process listens at the socket
+    #[error("no instance listens at {}; start it, or check `socket` in [observe]", .0.display())]
+    NotListening(PathBuf),
+    /// The instance has ended, or the connection broke
+    #[error("the instance stopped responding: {0}")]
+    Disconnected(io::Error),
+    /// The instance refused the request, for this reason
     #[error("{0}")]
     Refused(String),
-    /// Another version, or something else
-    #[error("what came back is not understood: {0}; is the instance of another version?")]
-    Strange(serde_json::Error),
+    /// Response that cannot be parsed, such as one of another version
+    #[error("cannot parse the response: {0}; use the version of understudy that the instance runs")]
+    Invalid(serde_json::Error),
 }
 
-impl From<io::Error> for Lost {
+impl From<io::Error> for ClientError {
     fn from(error: io::Error) -> Self {
-        Self::Gone(error)
+        Self::Disconnected(error)
     }
 }
 
 impl Target {
-    /// A socket, or that of a configuration. The error is for people.
+    /// Returns the address for a socket's path or a configuration file. The error is a text for users.
     pub(crate) fn of(path: &Path) -> Result<Self, String> {
         if !path.is_file() {
-            // A socket, or one that will be.
+            // The path of a socket, which may not exist yet.
             return if path.extension().is_some_and(|extension| extension == "toml") {
                 Err(format!("{}: there is no such file", path.display()))
             } else {
@@ -59,8 +59,8 @@ impl Target {
         let config = config::load(path).map_err(|report| report.render())?;
         config.observe.socket.map(|socket| Self { socket }).ok_or_else(|| {
             format!(
-                "{} has no socket to look through: add\n\n[observe]\nsocket = \"/run/understudy/observe.sock\"\n\nand start the \
-                 instance anew",
+                "{} has no `socket` to connect to; add\n\n[observe]\nsocket = \"/run/understudy/observe.sock\"\n\nand restart the \
+                 instance",
                 path.display()
             )
         })
@@ -70,67 +70,71 @@ impl Target {
 /// A connection to an instance.
 pub(crate) struct Client {
     stream: BufReader<UnixStream>,
-    /// What has come of a line
+    /// Received part of the current line
     line: String,
 }
 
 impl Client {
-    pub(crate) fn connect(target: &Target) -> Result<Self, Lost> {
+    pub(crate) fn connect(target: &Target) -> Result<Self, ClientError> {
         let stream = UnixStream::connect(&target.socket).map_err(|error| match error.kind() {
-            ErrorKind::NotFound | ErrorKind::ConnectionRefused => Lost::Nobody(target.socket.clone()),
-            _ => Lost::Gone(error),
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => {
+                ClientError::NotListening(target.socket.clone())
+            }
+            _ => ClientError::Disconnected(error),
         })?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(RESPONSE_TIMEOUT))?;
+        stream.set_write_timeout(Some(RESPONSE_TIMEOUT))?;
         Ok(Self { stream: BufReader::new(stream), line: String::new() })
     }
 
-    /// The instance as it is now.
-    pub(crate) fn snapshot(&mut self) -> Result<Snapshot, Lost> {
-        self.ask(&Ask::Snapshot)?;
+    /// Requests the current state of the instance.
+    pub(crate) fn snapshot(&mut self) -> Result<Snapshot, ClientError> {
+        self.send(&Request::Snapshot)?;
         self.read()
     }
 
-    /// Packets from now on, by [`Self::next_line`].
-    pub(crate) fn trace(&mut self, asked: TraceAsked) -> Result<(), Lost> {
-        self.ask(&Ask::Trace(asked))?;
-        // Nothing may come for long.
-        Ok(self.stream.get_ref().set_read_timeout(Some(MOMENT))?)
+    /// Starts a trace; [`Self::next_line`] returns its packets.
+    pub(crate) fn trace(&mut self, request: TraceRequest) -> Result<(), ClientError> {
+        self.send(&Request::Trace(request))?;
+        // A trace may be idle for a long time.
+        Ok(self.stream.get_ref().set_read_timeout(Some(LINE_TIMEOUT))?)
     }
 
-    /// Asks for the end of a trace.
-    pub(crate) fn end(&mut self) -> Result<(), Lost> {
+    /// Requests the end of a trace.
+    pub(crate) fn end_trace(&mut self) -> Result<(), ClientError> {
         Ok(self.stream.get_mut().write_all(b"\n")?)
     }
 
-    /// The next line of a trace, if one comes within a moment.
-    pub(crate) fn next_line(&mut self) -> Result<Option<TraceLine>, Lost> {
+    /// Returns the next line of a trace, or `None` if none arrives within [`LINE_TIMEOUT`].
+    pub(crate) fn next_line(&mut self) -> Result<Option<TraceLine>, ClientError> {
         match self.read() {
             Ok(line) => Ok(Some(line)),
-            Err(Lost::Gone(error)) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+            Err(ClientError::Disconnected(error))
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
+            {
                 Ok(None)
             }
-            Err(lost) => Err(lost),
+            Err(other) => Err(other),
         }
     }
 
-    fn ask(&mut self, what: &Ask) -> Result<(), Lost> {
-        let mut line = serde_json::to_vec(what).map_err(Lost::Strange)?;
+    fn send(&mut self, request: &Request) -> Result<(), ClientError> {
+        let mut line = serde_json::to_vec(request).map_err(ClientError::Invalid)?;
         line.push(b'\n');
         Ok(self.stream.get_mut().write_all(&line)?)
     }
 
-    /// The next line.
-    fn read<T: DeserializeOwned>(&mut self) -> Result<T, Lost> {
-        // What has come of a line stays there, should the rest not come in time.
+    /// Reads the next line.
+    fn read<T: DeserializeOwned>(&mut self) -> Result<T, ClientError> {
+        // A partial line stays in the buffer if its rest does not arrive in time.
         self.stream.read_line(&mut self.line)?;
         if !self.line.ends_with('\n') {
-            return Err(Lost::Gone(ErrorKind::UnexpectedEof.into()));
+            return Err(ClientError::Disconnected(ErrorKind::UnexpectedEof.into()));
         }
         let line = printable_json(&core::mem::take(&mut self.line));
         serde_json::from_str(&line).map_err(|error| match serde_json::from_str(&line) {
-            Ok(Refusal { error, .. }) => Lost::Refused(error),
-            Err(_) => Lost::Strange(error),
+            Ok(Refusal { error, .. }) => ClientError::Refused(error),
+            Err(_) => ClientError::Invalid(error),
         })
     }
 }

@@ -1,19 +1,20 @@
-//! Looking at a running instance from outside: a Unix socket for `understudy top` and `understudy trace`, and metrics for
-//! Prometheus.
+//! Observation of a running instance: a Unix socket for `understudy top` and `understudy trace`, and metrics
+//! for Prometheus.
 //!
-//! The sockets are threads of their own. They ask the control thread, which answers within a turn of its loop from counters
-//! that workers keep anyway; a worker notices nothing.
+//! Sockets are served by threads of their own. They send requests to the control thread, which responds
+//! within one iteration of its loop, from counters that workers maintain anyway. Observation does not slow
+//! down the workers.
 
 mod client;
-mod guests;
+mod connections;
 mod metrics;
 mod snapshot;
 mod socket;
 mod trace;
 
-pub(crate) use client::{Client, Lost, Target};
-pub(crate) use snapshot::{Instance, Latency, Port, Row, Snapshot, Table, Told, busiest};
-pub(crate) use trace::{Asked as TraceAsked, Line as TraceLine, NoTrace, Occasion, Part};
+pub(crate) use client::{Client, ClientError, Target};
+pub(crate) use snapshot::{FunctionMetrics, Instance, Latency, Port, Row, Snapshot, Table, busiest};
+pub(crate) use trace::{Line as TraceLine, Part, Request as TraceRequest, TraceError, TraceRecord};
 
 use crate::config::Config;
 use core::net::IpAddr;
@@ -23,100 +24,101 @@ use miette::Report;
 use std::sync::Arc;
 use std::time::Instant;
 use switch::Function;
-use trace::{Traces, Tracing};
+use trace::{RunningTrace, TraceControl};
 
-/// Questions that wait for the control thread at most
-const QUESTIONS: usize = 64;
+/// Capacity of the queue of requests to the control thread
+const MAX_REQUESTS: usize = 64;
 
-/// A queue pair: its host, if it is known, and its number
+/// A queue pair: its host, if known, and its QPN
 pub(crate) type QueuePair = (Option<IpAddr>, u32);
 
-/// What is asked of the control thread, and where the answer goes.
-enum Question {
+/// A request to the control thread, with the channel for the response.
+enum ControlRequest {
     Snapshot(Sender<Arc<Snapshot>>),
-    Trace(trace::Asked, Sender<Result<Tracing, NoTrace>>),
+    Trace(trace::Request, Sender<Result<RunningTrace, TraceError>>),
 }
 
-/// How threads of sockets ask.
+/// Handle through which the threads of sockets send requests.
 #[derive(Clone)]
-struct Asking(Sender<Question>);
+struct RequestSender(Sender<ControlRequest>);
 
-impl Asking {
-    /// The instance as it is now; `None` if it is ending.
+impl RequestSender {
+    /// Returns the current state of the instance; `None` if it is shutting down.
     fn snapshot(&self) -> Option<Arc<Snapshot>> {
-        let (answer, answered) = crossbeam_channel::bounded(1);
-        self.0.send(Question::Snapshot(answer)).ok()?;
-        answered.recv().ok()
+        let (response, received) = crossbeam_channel::bounded(1);
+        self.0.send(ControlRequest::Snapshot(response)).ok()?;
+        received.recv().ok()
     }
 
-    /// A watch on what was asked for.
-    fn trace(&self, asked: trace::Asked) -> Result<Tracing, NoTrace> {
-        let (answer, answered) = crossbeam_channel::bounded(1);
-        self.0.send(Question::Trace(asked, answer)).map_err(|_| NoTrace::Ending)?;
-        answered.recv().map_err(|_| NoTrace::Ending)?
+    /// Starts the requested trace.
+    fn trace(&self, trace_request: trace::Request) -> Result<RunningTrace, TraceError> {
+        let (response, received) = crossbeam_channel::bounded(1);
+        self.0.send(ControlRequest::Trace(trace_request, response)).map_err(|_| TraceError::Ending)?;
+        received.recv().map_err(|_| TraceError::Ending)?
     }
 }
 
-/// The control thread's side.
+/// The control thread's side of observation.
 pub(crate) struct Observer {
     instance: Instance,
     began: Instant,
-    questions: Receiver<Question>,
-    traces: Traces,
-    /// Removes the socket from the file system
+    requests: Receiver<ControlRequest>,
+    traces: TraceControl,
+    /// Removes the socket from the file system when dropped
     _socket: Option<socket::Socket>,
 }
 
 impl Observer {
-    /// Opens what `[observe]` asks for; `None` if that is nothing. DPDK has to be up, which measures the clock.
+    /// Starts what `[observe]` configures; returns `None` if that is nothing. DPDK has to be initialised,
+    /// because it measures the TSC frequency.
     pub(crate) fn start(config: &Config) -> Result<Option<Self>, Report> {
         let observe = &config.observe;
         if observe.socket.is_none() && observe.prometheus.is_none() {
             return Ok(None);
         }
-        let (asking, questions) = crossbeam_channel::bounded(QUESTIONS);
-        let asking = Asking(asking);
-        let socket = observe.socket.as_deref().map(|path| socket::Socket::open(path, &asking)).transpose()?;
+        let (sender, requests) = crossbeam_channel::bounded(MAX_REQUESTS);
+        let sender = RequestSender(sender);
+        let socket = observe.socket.as_deref().map(|path| socket::Socket::open(path, &sender)).transpose()?;
         if let Some(address) = observe.prometheus {
-            metrics::serve(address, asking)?;
+            metrics::serve(address, sender)?;
         }
         let (instance, began) = (Instance::of(config), crate::run::now());
-        Ok(Some(Self { instance, began, questions, traces: Traces::default(), _socket: socket }))
+        Ok(Some(Self { instance, began, requests, traces: TraceControl::default(), _socket: socket }))
     }
 
-    /// Answers what was asked since the last time. `told` is what the function says of itself, `group` the queue pairs of one of
-    /// its groups.
-    pub(crate) fn attend<F: Function>(
+    /// Responds to the requests since the last call. `metrics` returns the function's own metrics, and
+    /// `group` the queue pairs of one of its groups.
+    pub(crate) fn serve_requests<F: Function>(
         &mut self,
         live: &Live<'_>,
         out: &mut ControlOutput<'_, F>,
-        told: impl Fn() -> Told,
-        group: impl Fn(u32) -> Result<Vec<QueuePair>, NoTrace>,
+        metrics: impl Fn() -> FunctionMetrics,
+        group: impl Fn(u32) -> Result<Vec<QueuePair>, TraceError>,
     ) {
-        self.traces.attend(out);
+        self.traces.send_pending(out);
         let mut snapshot = None;
-        for question in self.questions.try_iter().take(QUESTIONS) {
-            match question {
-                // Who does not wait any more needs no answer.
-                Question::Snapshot(answer) => {
+        for request in self.requests.try_iter().take(MAX_REQUESTS) {
+            match request {
+                // A requester that has given up needs no response.
+                ControlRequest::Snapshot(response) => {
                     let snapshot = snapshot.get_or_insert_with(|| {
                         let uptime_s = self.began.elapsed().as_secs_f64();
-                        Arc::new(Snapshot::of(live, &self.instance, uptime_s, told()))
+                        Arc::new(Snapshot::of(live, &self.instance, uptime_s, metrics()))
                     });
-                    drop(answer.send(Arc::clone(snapshot)));
+                    drop(response.send(Arc::clone(snapshot)));
                 }
-                Question::Trace(asked, answer) => {
-                    let begun = self.traces.begin(&asked, live, &group);
-                    // Workers are told first: what comes when the answer is known is seen.
-                    self.traces.attend(out);
-                    drop(answer.send(begun));
+                ControlRequest::Trace(trace_request, response) => {
+                    let trace = self.traces.start(&trace_request, live, &group);
+                    // Workers are notified first, so that every packet after the response is traced.
+                    self.traces.send_pending(out);
+                    drop(response.send(trace));
                 }
             }
         }
     }
 }
 
-/// For functions that have no groups
-pub(crate) fn no_groups(asked: u32) -> Result<Vec<QueuePair>, NoTrace> {
-    Err(NoTrace::NoSuchGroup { asked, there: Vec::new() })
+/// Group lookup for functions that have no groups.
+pub(crate) fn no_groups(id: u32) -> Result<Vec<QueuePair>, TraceError> {
+    Err(TraceError::NoSuchGroup { requested: id, existing: Vec::new() })
 }

@@ -1,5 +1,5 @@
-//! What can be seen of a running instance at one moment: a tree of plain numbers, the same for `top`, scripts and Prometheus.
-//! It is made by the control thread from counters that workers add to anyway, and only when somebody asks.
+//! Snapshot of a running instance: a tree of plain numbers, the same for `top`, scripts and Prometheus. The
+//! control thread builds it on request, from counters that workers maintain anyway.
 
 use super::QueuePair;
 use core::cmp::{Ordering, Reverse};
@@ -12,37 +12,38 @@ use std::sync::Arc;
 use switch::DropReason;
 use switch::forward::Counters as Forwarded;
 
-/// Rows of a table at most: the busiest
+/// Maximum number of rows of a table; the busiest are kept
 pub(crate) const ROWS: usize = 200;
 
-/// An instance at one moment. Its serialised form is the program's interface: fields are added, not renamed.
+/// State of an instance at one moment. The serialised form is part of the program's interface: fields are
+/// added, not renamed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Snapshot {
     pub(crate) instance: Instance,
-    /// Since the run began
+    /// Seconds since the run began
     pub(crate) uptime_s: f64,
-    /// Time stamp counter cycles a second
+    /// TSC cycles per second
     pub(crate) tsc_hz: u64,
     pub(crate) ports: Vec<Port>,
-    /// Every reason there is, whether it came up or not
+    /// Every drop reason, including those with no frames
     pub(crate) drops: Vec<Dropped>,
     pub(crate) workers: Vec<Worker>,
     #[serde(flatten)]
-    pub(crate) told: Told,
+    pub(crate) metrics: FunctionMetrics,
 }
 
-/// Who it is.
+/// Identity of the instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Instance {
     pub(crate) config: String,
-    /// The table that configures it, such as `forward`
+    /// Table of the configuration that selects the function, such as `forward`
     pub(crate) function: String,
     pub(crate) version: String,
     pub(crate) dpdk: String,
     pub(crate) pid: u32,
 }
 
-/// A port, summed over all workers.
+/// Counters of a port, summed over all workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Port {
     pub(crate) name: String,
@@ -51,7 +52,7 @@ pub(crate) struct Port {
     pub(crate) rx_bytes: u64,
     pub(crate) tx_frames: u64,
     pub(crate) tx_bytes: u64,
-    /// Counted by the device itself
+    /// From here on: counted by the device itself
     pub(crate) missed: u64,
     pub(crate) rx_errors: u64,
     pub(crate) no_buffer: u64,
@@ -70,53 +71,53 @@ pub(crate) struct Dropped {
 pub(crate) struct Worker {
     pub(crate) worker: usize,
     pub(crate) rx_frames: u64,
-    /// Turns of its loop, those in which frames came, and the cycles of those
+    /// Iterations of its loop, those in which frames were received, and the TSC cycles of the latter
     pub(crate) turns: u64,
     pub(crate) busy_turns: u64,
     pub(crate) busy_cycles: u64,
-    /// What became of frames, beside being forwarded or dropped
+    /// Frames that were neither forwarded nor dropped, by what became of them
     pub(crate) consumed: u64,
     pub(crate) punted: u64,
     pub(crate) handed_off: u64,
-    /// Frames that the function sent beside those that came
+    /// Frames that the function created and sent
     pub(crate) made: u64,
 }
 
-/// What a function tells of itself.
+/// Metrics of the function itself.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Told {
-    /// Numbers that only grow
-    pub(crate) counters: Vec<Named>,
-    /// Numbers that come and go
-    pub(crate) gauges: Vec<Named>,
+pub(crate) struct FunctionMetrics {
+    /// Values that only grow
+    pub(crate) counters: Vec<NamedValue>,
+    /// Values that may fall
+    pub(crate) gauges: Vec<NamedValue>,
     pub(crate) tables: Vec<Table>,
     pub(crate) latencies: Vec<Latency>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Named {
-    /// In words with underscores between them
+pub(crate) struct NamedValue {
+    /// Words separated by underscores
     pub(crate) name: String,
     pub(crate) value: u64,
 }
 
-/// Things of one kind: queue pairs, groups, links.
+/// Table of items of one kind: queue pairs, groups, links.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Table {
-    /// One of them, with underscores between words, as it stands in the names of metrics
+    /// Name of one item, in words separated by underscores, as used in the names of metrics
     pub(crate) name: String,
-    /// What tells one from another, then what else is said of it
+    /// Columns that identify an item, then its other properties
     pub(crate) columns: Vec<String>,
-    /// How many columns tell one from another
+    /// Number of columns that identify an item
     pub(crate) keys: usize,
-    /// How many of the last columns are numbers, which may fall
+    /// Number of columns at the end that are numbers, which may fall
     #[serde(default)]
     pub(crate) gauges: usize,
-    /// What is counted of each; these only grow
+    /// Names of the counters of each item; these only grow
     pub(crate) counts: Vec<String>,
-    /// Those with the highest first count, [`ROWS`] at most
+    /// Items with the highest first counter, at most [`ROWS`]
     pub(crate) rows: Vec<Row>,
-    /// How many more there are
+    /// Number of items without a row
     pub(crate) more: usize,
 }
 
@@ -124,12 +125,12 @@ pub(crate) struct Table {
 pub(crate) struct Row {
     pub(crate) cells: Vec<String>,
     pub(crate) counts: Vec<u64>,
-    /// Queue pairs that belong to it: the host, if it is known, and the QPN
+    /// Queue pairs that belong to the item: host, if known, and QPN
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) queue_pairs: Vec<QueuePair>,
 }
 
-/// Times in nanoseconds, from a histogram.
+/// Quantiles of a histogram, in nanoseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Latency {
     pub(crate) name: String,
@@ -142,8 +143,8 @@ pub(crate) struct Latency {
 }
 
 impl Snapshot {
-    /// An instance as it is now.
-    pub(crate) fn of(live: &Live<'_>, instance: &Instance, uptime_s: f64, told: Told) -> Self {
+    /// Returns the current state of an instance.
+    pub(crate) fn of(live: &Live<'_>, instance: &Instance, uptime_s: f64, metrics: FunctionMetrics) -> Self {
         let all = |count: &dyn Fn(&WorkerCounters) -> u64| {
             live.workers().iter().map(|worker| count(worker)).sum::<u64>()
         };
@@ -173,13 +174,13 @@ impl Snapshot {
                     made: counters.made.get(),
                 })
                 .collect(),
-            told,
+            metrics,
         }
     }
 }
 
 impl Port {
-    /// Ports with what their devices and all workers counted.
+    /// Returns the ports with the counters of their devices and of all workers.
     pub(crate) fn all<'a>(
         ports: impl Iterator<Item = &'a PortInfo>,
         devices: &[DeviceCounters],
@@ -217,7 +218,7 @@ impl Instance {
     }
 }
 
-impl Told {
+impl FunctionMetrics {
     /// Adds counters.
     pub(crate) fn counters(mut self, counters: impl IntoIterator<Item = (impl Into<String>, u64)>) -> Self {
         self.counters.extend(named(counters));
@@ -238,7 +239,7 @@ impl Told {
         self
     }
 
-    /// Adds a table before the others, if it has rows: what the function is about.
+    /// Adds a table before all others, if it has rows: the main table of the function.
     pub(crate) fn first(mut self, table: Table) -> Self {
         if !table.rows.is_empty() {
             self.tables.insert(0, table);
@@ -246,7 +247,7 @@ impl Told {
         self
     }
 
-    /// What all workers counted, for any function that counts frames as forwarding does.
+    /// Returns the counters of all workers, for any function that counts frames as forwarding does.
     pub(crate) fn forwarded(counters: &[Arc<Forwarded>]) -> Self {
         let sum = |count: &dyn Fn(&Forwarded) -> u64| counters.iter().map(|c| count(c)).sum::<u64>();
         let ports = |count: &dyn Fn(&switch::forward::counters::Seen) -> u64| {
@@ -273,12 +274,12 @@ impl Told {
     }
 }
 
-fn named(numbers: impl IntoIterator<Item = (impl Into<String>, u64)>) -> impl Iterator<Item = Named> {
-    numbers.into_iter().map(|(name, value)| Named { name: name.into(), value })
+fn named(numbers: impl IntoIterator<Item = (impl Into<String>, u64)>) -> impl Iterator<Item = NamedValue> {
+    numbers.into_iter().map(|(name, value)| NamedValue { name: name.into(), value })
 }
 
 impl Table {
-    /// The busiest of `rows`.
+    /// Returns a table of the busiest of `rows`.
     pub(crate) fn new(
         name: &str,
         columns: &[&str],
@@ -290,7 +291,8 @@ impl Table {
         Self::of_busiest(name, columns, keys, counts, busiest(rows, order), |row| row)
     }
 
-    /// These things, of which there were [`more`](busiest): rows are made of those alone that are shown.
+    /// Returns a table of `things`, of which [`busiest`] omitted `more`. Rows are built only for those that
+    /// are shown.
     pub(crate) fn of_busiest<T>(
         name: &str,
         columns: &[&str],
@@ -312,13 +314,13 @@ impl Table {
         }
     }
 
-    /// So many of the last columns are numbers, which may fall.
+    /// Declares the last `gauges` columns to be numbers that may fall.
     pub(crate) const fn with_gauges(mut self, gauges: usize) -> Self {
         self.gauges = gauges;
         self
     }
 
-    /// Packets by the queue pair that they are for.
+    /// Returns the table of packets by destination queue pair.
     fn queue_pairs(counters: &[Arc<Forwarded>]) -> Self {
         type Counted = (IpAddr, Qpn, u64, u64);
         let order = |&(host, qpn, frames, bytes): &Counted| (Reverse((frames, bytes)), host, qpn.get());
@@ -332,14 +334,15 @@ impl Table {
     }
 }
 
-/// The first [`ROWS`] in this order, and how many more there are. There may be ten thousands, of which few are to be shown: never
-/// more than twice as many are held, and what comes behind those that are kept costs a comparison.
+/// Returns the first [`ROWS`] items in this order, and the number of the rest. There may be tens of thousands
+/// of items: at most twice [`ROWS`] are held at once, and an item that comes after those kept costs one
+/// comparison.
 pub(crate) fn busiest<T>(
     all: impl IntoIterator<Item = T>,
     order: impl Fn(&T, &T) -> Ordering,
 ) -> (Vec<T>, usize) {
     let mut kept = Vec::<T>::new();
-    // Whether nothing of the first `ROWS` comes behind the last of them
+    // Whether no item among the first `ROWS` comes after `kept[ROWS - 1]`
     let mut chosen = false;
     let mut seen = 0;
     for thing in all {
@@ -374,7 +377,7 @@ impl Row {
 }
 
 impl Latency {
-    /// A histogram of nanoseconds; `None` if nothing was measured.
+    /// Returns the quantiles of a histogram of nanoseconds; `None` if it is empty.
     pub(crate) fn of(name: impl Into<String>, times: &hdrhistogram::Histogram<u64>) -> Option<Self> {
         let at = |quantile| times.value_at_quantile(quantile);
         (!times.is_empty()).then(|| Self {
@@ -395,9 +398,9 @@ mod tests {
     use core::cell::Cell;
 
     #[test]
-    fn of_many_only_the_busiest_become_rows() {
+    fn only_the_busiest_items_become_rows() {
         for all in [0, 1, ROWS, ROWS + 1, 2 * ROWS, 2 * ROWS + 1, 65_536] {
-            // Each count three times, in no order
+            // Each count three times, unordered
             let count = |n: usize| (n * 40_503 % 65_536) as u64 / 3;
             let made = Cell::new(0);
             let order = |a: &usize, b: &usize| count(*b).cmp(&count(*a)).then_with(|| a.cmp(b));
@@ -415,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_the_busiest_and_say_how_many_more_there_are() {
+    fn a_table_has_the_busiest_rows_and_the_number_of_the_rest() {
         let rows = (0..1_000_u64).map(|n| Row::new([format!("{n:04}")], [n / 2]));
         let table = Table::new("t", &["n"], 1, &["c"], rows);
         assert_eq!((table.rows.len(), table.more), (ROWS, 1_000 - ROWS));

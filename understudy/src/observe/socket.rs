@@ -1,7 +1,7 @@
-//! The Unix socket: a line of JSON asks, lines of JSON answer.
+//! The observation socket: each request and each response is a line of JSON.
 
-use super::guests::{GUESTS, PATIENCE, receive};
-use super::{Asking, trace};
+use super::connections::{IO_TIMEOUT, MAX_CONNECTIONS, accept_all};
+use super::{RequestSender, trace};
 use dataplane::place::{Place, PlaceError};
 use miette::{IntoDiagnostic as _, MietteDiagnostic, Report, WrapErr as _};
 use serde::{Deserialize, Serialize};
@@ -12,102 +12,108 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-/// Bytes of a question at most
-const LONGEST: u64 = 4096;
-/// How long a guest may ask nothing
-const SILENCE: Duration = Duration::from_secs(600);
+/// Longest request, in bytes
+const MAX_REQUEST_LEN: u64 = 4096;
+/// Idle time after which a connection is closed
+const IDLE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What is asked.
+/// A request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "ask")]
-pub(super) enum Ask {
-    /// The instance as it is now, as one line
+pub(super) enum Request {
+    /// The current state of the instance, as one line
     Snapshot,
-    /// Packets as they come and leave: a line says that it begins, a line a packet, a line when it is over
-    Trace(trace::Asked),
+    /// Packets as they are received and sent: a line that the trace has begun, a line per packet, and a line
+    /// at its end
+    Trace(trace::Request),
 }
 
-/// Why there is no answer.
+/// A refused request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Refusal {
     pub(super) error: String,
-    /// The same in a word, for programs
+    /// The reason as one word, for programs
     #[serde(default)]
     pub(super) reason: String,
 }
 
-/// The socket in the file system, of which only the name is left to remove.
+/// The socket's name in the file system, which is removed when this is dropped.
 pub(super) struct Socket {
     _place: Place,
 }
 
-/// What to look at when there can be no socket
-const WRITABLE: &str = "does its folder exist, and may you write there?";
+/// Help for errors of the file system
+const WRITABLE: &str = "check that its folder exists and that you may write there";
 
 impl Socket {
-    /// Listens there, for this user alone. A socket that nobody listens on is replaced.
-    pub(super) fn open(path: &Path, asking: &Asking) -> Result<Self, Report> {
-        let refused = |what: &str, help: &str| -> Report {
-            let what = format!("[observe] cannot have the socket {}: {what}", path.display());
+    /// Listens at `path`, with access for this user only. An unused socket at this path is replaced.
+    pub(super) fn open(path: &Path, sender: &RequestSender) -> Result<Self, Report> {
+        let open_error = |what: &str, help: &str| -> Report {
+            let what = format!("[observe] cannot create the socket {}: {what}", path.display());
             MietteDiagnostic::new(what).with_help(help.to_owned()).into()
         };
         let made = Socket2::new(Domain::UNIX, Type::STREAM, None).map_err(PlaceError::Other);
         let made = made.and_then(|socket| Place::listen(&socket, path, false).map(|place| (socket, place)));
         let (socket, place) = made.map_err(|error| {
             let help = match error {
-                PlaceError::Taken => "name another path, or move what is there away",
-                PlaceError::InUse => "end that one first, or give each instance a `socket` of its own",
+                PlaceError::Taken => "use another path, or move the existing file away",
+                PlaceError::InUse => "end the other instance first, or give each instance its own `socket`",
                 PlaceError::Folder(_) | PlaceError::Other(_) => WRITABLE,
             };
-            refused(&error.to_string(), help)
+            open_error(&error.to_string(), help)
         })?;
         let listener = UnixListener::from(socket);
-        let asking = asking.clone();
+        let sender = sender.clone();
         thread::Builder::new()
             .name("observe".into())
             .spawn(move || {
-                let turn_away =
-                    |stream: &UnixStream| refuse(stream, "too_many", format!("{GUESTS} look on already"));
-                receive(listener.incoming(), move |stream| serve(stream, &asking), turn_away);
+                let turn_away = |stream: &UnixStream| {
+                    refuse(
+                        stream,
+                        "too_many",
+                        format!("{MAX_CONNECTIONS} clients are connected already; close one"),
+                    )
+                };
+                accept_all(listener.incoming(), move |stream| serve(stream, &sender), turn_away);
             })
             .into_diagnostic()
-            .wrap_err("no thread for the socket of [observe]")?;
+            .wrap_err("cannot start the thread for the socket of [observe]")?;
         Ok(Self { _place: place })
     }
 }
 
 fn refuse(stream: &UnixStream, reason: &str, error: String) -> io::Result<()> {
-    answer(&mut BufWriter::new(stream), &Refusal { error, reason: reason.into() })
+    respond(&mut BufWriter::new(stream), &Refusal { error, reason: reason.into() })
 }
 
-/// A line of JSON.
-fn answer(to: &mut impl io::Write, what: &impl Serialize) -> io::Result<()> {
+/// Writes a line of JSON.
+fn respond(to: &mut impl io::Write, what: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer(&mut *to, what)?;
     writeln!(to)?;
     to.flush()
 }
 
-/// Answers one question after the other.
-fn serve(stream: &UnixStream, asking: &Asking) -> io::Result<()> {
-    stream.set_write_timeout(Some(PATIENCE))?;
-    stream.set_read_timeout(Some(SILENCE))?;
+/// Responds to the requests of one connection, one after the other.
+fn serve(stream: &UnixStream, sender: &RequestSender) -> io::Result<()> {
+    stream.set_write_timeout(Some(IO_TIMEOUT))?;
+    stream.set_read_timeout(Some(IDLE_TIMEOUT))?;
     let mut lines = BufReader::new(stream);
     let mut to = BufWriter::new(stream);
     loop {
         let mut line = String::new();
-        if (&mut lines).take(LONGEST).read_line(&mut line)? == 0 {
+        if (&mut lines).take(MAX_REQUEST_LEN).read_line(&mut line)? == 0 {
             return Ok(());
         }
         match serde_json::from_str(&line) {
-            Ok(Ask::Snapshot) => match asking.snapshot() {
-                Some(snapshot) => answer(&mut to, &*snapshot)?,
+            Ok(Request::Snapshot) => match sender.snapshot() {
+                Some(snapshot) => respond(&mut to, &*snapshot)?,
                 None => return Ok(()),
             },
-            Ok(Ask::Trace(asked)) => match asking.trace(asked) {
-                Ok(tracing) => return tracing.tell(stream, |line| answer(&mut to, line)),
+            Ok(Request::Trace(request)) => match sender.trace(request) {
+                Ok(tracing) => return tracing.write(stream, |line| respond(&mut to, line)),
                 Err(why) => return refuse(stream, why.name(), why.to_string()),
             },
-            Err(error) => return refuse(stream, "no_question", format!("that is no question: {error}")),
+            Err(error) => return refuse(stream, "no_question", format!("invalid request: {error}")),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Packets of a running instance: which ones, the watches on its workers, and what they see as lines of JSON.
+//! Packet trace of a running instance: the selection of packets, the watches on the workers, and the output
+//! as lines of JSON.
 
 use super::QueuePair;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -14,71 +15,72 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use switch::{Function, Nanos, PortId};
 
-/// Frames of a worker that may wait to be told; some megabytes
-const ROOM: usize = 8192;
-/// How often workers' rings are looked at
-const LOOK: Duration = Duration::from_millis(5);
-/// How long a packet is held back for the sake of earlier ones that other workers may still have
-const WAIT: Nanos = Nanos::from_millis(10);
-/// Groups that are named to who asks for one that is not there
-const NAMED: usize = 20;
+/// Frames of one worker that may wait for the reader; a few megabytes
+const RING_LEN: usize = 8192;
+/// Interval at which the workers' rings are read
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+/// Time for which a packet is held back, because other workers may still report earlier ones
+const REORDER_WAIT: Nanos = Nanos::from_millis(10);
+/// Maximum number of existing groups named in an error
+const MAX_NAMED_GROUPS: usize = 20;
 
-/// Which packets are asked for: those to a queue pair, or of a group; as they come in or as they leave.
+/// Selection of the packets to trace: those to one queue pair, or those of one group; both received and sent
+/// ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Asked {
+pub(crate) struct Request {
     pub(crate) qp: Option<u32>,
-    /// At this host alone
+    /// Destination host; any if `None`
     pub(crate) host: Option<IpAddr>,
     pub(crate) group: Option<u32>,
-    /// Ends after so many
+    /// Number of packets after which the trace ends
     pub(crate) count: Option<u64>,
 }
 
-/// A line of the answer.
+/// A line of the output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Line {
-    /// Who is watched
+    /// First line, with the names of the ports
     Begin { ports: Vec<String> },
     /// A packet
-    Packet(Occasion),
-    /// It is over; so many packets were seen and could not be told of
+    Packet(TraceRecord),
+    /// Last line: packets in the trace, and packets that were seen but lost because a ring was full
     End { packets: u64, missed: u64 },
 }
 
-/// A packet that came in, and what left for it; or one that left by itself.
+/// A received packet and the frames sent for it, or a frame that the function sent by itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Occasion {
-    /// From 1
+pub(crate) struct TraceRecord {
+    /// Number in the trace, from 1
     pub(crate) number: u64,
     pub(crate) worker: usize,
-    /// Since 1970
+    /// Time in ns since 1970
     pub(crate) time_ns: u64,
     pub(crate) parts: Vec<Part>,
-    /// Frames that left before the last part, and are none: there were too many
+    /// Frames sent before the last part that are not in `parts`, because there were too many
     #[serde(default)]
     pub(crate) left_out: u64,
 }
 
-/// Why there is no trace.
+/// Reason why a trace cannot start.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoTrace {
-    /// There is one at a time
-    #[error("another trace is running: there can be one at a time")]
+pub(crate) enum TraceError {
+    /// There can only be one trace at a time
+    #[error("another trace is running; end it first, because there can only be one at a time")]
     Another,
-    /// Neither a queue pair nor a group is named, or both are
-    #[error("a trace is of one queue pair or of one group")]
+    /// Neither a queue pair nor a group is selected, or both are
+    #[error("select either one queue pair or one group")]
     Unclear,
-    /// The group is not there; these are
-    #[error("there is no group {asked}: {}", named(.there))]
-    NoSuchGroup { asked: u32, there: Vec<u32> },
+    /// The group does not exist; `existing` are the existing groups
+    #[error("there is no group {requested}: {}", list_groups(.existing))]
+    NoSuchGroup { requested: u32, existing: Vec<u32> },
     /// The run is over
-    #[error("the instance is ending")]
+    #[error("the instance is shutting down")]
     Ending,
 }
 
-impl NoTrace {
-    /// In a word, for programs
+impl TraceError {
+    /// Returns the reason as one word, for programs.
     pub(super) const fn name(&self) -> &'static str {
         match self {
             Self::Another => "another_trace",
@@ -89,18 +91,18 @@ impl NoTrace {
     }
 }
 
-/// Groups, the first of them by name.
-fn named(there: &[u32]) -> String {
-    if there.is_empty() {
+/// Returns a text that lists the first groups.
+fn list_groups(existing: &[u32]) -> String {
+    if existing.is_empty() {
         return "this instance has none now".into();
     }
-    let first: Vec<_> = there.iter().take(NAMED).map(u32::to_string).collect();
-    let more = there.len().saturating_sub(NAMED);
+    let first: Vec<_> = existing.iter().take(MAX_NAMED_GROUPS).map(u32::to_string).collect();
+    let more = existing.len().saturating_sub(MAX_NAMED_GROUPS);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    format!("there are {}{more}", first.join(", "))
+    format!("existing groups are {}{more}", first.join(", "))
 }
 
-/// A frame that was seen, or what became of one.
+/// A frame, or what became of a received one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "what")]
 pub(crate) enum Part {
@@ -114,7 +116,7 @@ pub(crate) enum Part {
         len: u32,
         bytes: Hex,
     },
-    /// It was to leave there, and did not
+    /// The frame was to be sent, but was lost
     Lost {
         port: u16,
         len: u32,
@@ -128,7 +130,7 @@ pub(crate) enum Part {
     Consumed,
 }
 
-/// Bytes, as hexadecimal digits
+/// Bytes, serialised as hexadecimal digits
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub(crate) struct Hex(pub(crate) Vec<u8>);
@@ -171,28 +173,28 @@ impl Part {
     }
 }
 
-/// The control thread's side: one trace at a time.
+/// The control thread's side of traces, of which one runs at a time.
 #[derive(Default)]
-pub(super) struct Traces {
-    /// Alive as long as somebody listens
+pub(super) struct TraceControl {
+    /// Alive while the client of the trace is connected
     running: Option<Weak<()>>,
-    /// What workers have not been told yet
+    /// Commands that the workers have not received yet
     pending: Vec<(usize, Option<Box<Watch>>)>,
 }
 
-/// A trace, for who listens to it.
-pub(super) struct Tracing {
+/// A running trace, for the thread that serves its client.
+pub(super) struct RunningTrace {
     watchers: Vec<Watcher>,
     ports: Vec<String>,
-    /// What the watches' time counts from
+    /// Time of day at which the watches' clocks are 0
     began: SystemTime,
     count: Option<u64>,
     _running: Arc<()>,
 }
 
-impl Traces {
-    /// Tells workers what they have to know.
-    pub(super) fn attend<F: Function>(&mut self, out: &mut ControlOutput<'_, F>) {
+impl TraceControl {
+    /// Sends pending commands to the workers.
+    pub(super) fn send_pending<F: Function>(&mut self, out: &mut ControlOutput<'_, F>) {
         if self.running.as_ref().is_some_and(|running| running.strong_count() == 0) {
             self.running = None;
             self.pending = (0..out.workers()).map(|worker| (worker, None)).collect();
@@ -205,20 +207,20 @@ impl Traces {
         }
     }
 
-    /// Begins a trace. `group` knows the queue pairs of groups.
-    pub(super) fn begin(
+    /// Starts a trace. `group` returns the queue pairs of a group.
+    pub(super) fn start(
         &mut self,
-        asked: &Asked,
+        request: &Request,
         live: &Live<'_>,
-        group: impl FnOnce(u32) -> Result<Vec<QueuePair>, NoTrace>,
-    ) -> Result<Tracing, NoTrace> {
+        group: impl FnOnce(u32) -> Result<Vec<QueuePair>, TraceError>,
+    ) -> Result<RunningTrace, TraceError> {
         if self.running.as_ref().is_some_and(|running| running.strong_count() > 0) {
-            return Err(NoTrace::Another);
+            return Err(TraceError::Another);
         }
-        let queue_pairs = match (asked.qp, asked.group) {
-            (Some(qp), None) => vec![(asked.host, qp)],
+        let queue_pairs = match (request.qp, request.group) {
+            (Some(qp), None) => vec![(request.host, qp)],
             (None, Some(number)) => group(number)?,
-            _ => return Err(NoTrace::Unclear),
+            _ => return Err(TraceError::Unclear),
         };
         let wanted: Wanted = Arc::new(move |frame: &[u8]| {
             destination(frame).is_some_and(|(host, qpn)| {
@@ -228,19 +230,19 @@ impl Traces {
         let running = Arc::new(());
         self.running = Some(Arc::downgrade(&running));
         let began = system_time();
-        let (ends, watchers) = watches(live.workers().len(), &wanted, ROOM);
+        let (ends, watchers) = watches(live.workers().len(), &wanted, RING_LEN);
         self.pending = (0..).zip(ends.into_iter().map(Some)).collect();
         let ports = live.ports().map(|port| port.name.clone()).collect();
-        Ok(Tracing { watchers, ports, began, count: asked.count, _running: running })
+        Ok(RunningTrace { watchers, ports, began, count: request.count, _running: running })
     }
 }
 
-#[allow(clippy::disallowed_methods, reason = "what is traced is told with the time of day")]
+#[allow(clippy::disallowed_methods, reason = "packets of a trace carry the time of day")]
 fn system_time() -> SystemTime {
     SystemTime::now()
 }
 
-/// Which queue pair a frame is for, at a glance: of frames in several segments only the first is there to be seen.
+/// Returns the destination queue pair of a frame. Only the first segment of a segmented frame is visible.
 fn destination(frame: &[u8]) -> Option<(IpAddr, u32)> {
     let word = |at: usize| Some(u16::from_be_bytes(*frame.get(at..)?.first_chunk()?));
     let mut at = 12;
@@ -265,43 +267,45 @@ fn destination(frame: &[u8]) -> Option<(IpAddr, u32)> {
     roce.then(|| (host, u32::from_be_bytes([0, high, middle, low])))
 }
 
-/// What is known of a worker's next packet: when it came, if it is there; and whether one that is not there will not come.
+/// State of a worker's ring: the time of its next packet, if there is one, and whether no further packet will
+/// come.
 #[derive(Clone, Copy)]
-struct Head {
+struct RingHead {
     at: Option<Nanos>,
     over: bool,
 }
 
-/// Whose packet is the next by time. `None` if there is none, or if a worker of which nothing is there may yet have an earlier
-/// one: a worker tells of its packets in their order, and within [`WAIT`], unless the kernel keeps it from its work for longer.
-fn earliest(heads: &[Head], now: Nanos) -> Option<usize> {
+/// Returns the worker with the earliest packet. Returns `None` if there is no packet, or if a worker with an
+/// empty ring may still report an earlier one: a worker reports its packets in order, and within
+/// [`REORDER_WAIT`] unless the kernel deschedules it for longer.
+fn earliest(heads: &[RingHead], now: Nanos) -> Option<usize> {
     let (at, worker) = heads.iter().zip(0..).filter_map(|(head, worker)| Some((head.at?, worker))).min()?;
     let all_known = heads.iter().all(|head| head.at.is_some() || head.over);
-    (all_known || now.since(at) >= WAIT).then_some(worker)
+    (all_known || now.since(at) >= REORDER_WAIT).then_some(worker)
 }
 
-/// How far it has been told
-struct Told {
+/// Progress of a trace.
+struct Progress {
     packets: u64,
-    /// Before the last one that was told, by worker
+    /// Packets lost before the last one that was reported, by worker
     missed: Vec<u64>,
 }
 
-impl Tracing {
-    /// Tells all of it, until who listens says something, or goes away.
-    pub(super) fn tell(
+impl RunningTrace {
+    /// Writes the whole trace with `write_line`, until the client sends a byte or disconnects.
+    pub(super) fn write(
         mut self,
         listener: &UnixStream,
-        mut tell: impl FnMut(&Line) -> io::Result<()>,
+        mut write_line: impl FnMut(&Line) -> io::Result<()>,
     ) -> io::Result<()> {
-        listener.set_read_timeout(Some(LOOK))?;
-        tell(&Line::Begin { ports: self.ports.clone() })?;
-        let mut told = Told { packets: 0, missed: vec![0; self.watchers.len()] };
+        listener.set_read_timeout(Some(POLL_INTERVAL))?;
+        write_line(&Line::Begin { ports: self.ports.clone() })?;
+        let mut progress = Progress { packets: 0, missed: vec![0; self.watchers.len()] };
         let mut ends = false;
         loop {
-            // What is there when it ends is told: nothing is waited for any more.
-            self.tell_what_is_there(&mut told, ends, &mut tell)?;
-            let all = self.count == Some(told.packets);
+            // At the end, what the rings hold is reported without holding packets back.
+            self.write_available(&mut progress, ends, &mut write_line)?;
+            let all = self.count == Some(progress.packets);
             if ends || all || self.watchers.iter().all(|watcher| watcher.is_over() && watcher.is_empty()) {
                 break;
             }
@@ -313,36 +317,37 @@ impl Tracing {
                 Ok(_) => true,
             };
         }
-        // Those behind the last of `count` packets are nothing to who asked for so many.
-        let missed = if self.count == Some(told.packets) {
-            told.missed.iter().sum()
+        // If the trace ends at `count` packets, losses after the last of them do not concern its client.
+        let missed = if self.count == Some(progress.packets) {
+            progress.missed.iter().sum()
         } else {
             self.watchers.iter().map(Watcher::missed).sum()
         };
-        // Who reads that it is over may ask for the next one at once.
+        // The client may start another trace as soon as it reads that this one has ended.
         drop(self);
-        tell(&Line::End { packets: told.packets, missed })
+        write_line(&Line::End { packets: progress.packets, missed })
     }
 
-    /// Tells of packets in the order of their time, and for no longer than the listener may wait for. If it `ends`, none is
-    /// held back.
-    fn tell_what_is_there(
+    /// Reports packets in the order of their time, and not more than the rings hold, so that the client is
+    /// checked in between. If `ends` is true, no packet is held back.
+    fn write_available(
         &mut self,
-        told: &mut Told,
+        progress: &mut Progress,
         ends: bool,
-        tell: &mut impl FnMut(&Line) -> io::Result<()>,
+        write_line: &mut impl FnMut(&Line) -> io::Result<()>,
     ) -> io::Result<()> {
         let began = self.began.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
-        // In this order: who was over before it was looked at has told all. And what was seen by now is there after now.
+        // The order matters: a watcher that is over before it is read has reported everything, and what was
+        // seen before `now` is in the rings after `now` is read.
         let now = self.watchers.first().map_or(Nanos::ZERO, Watcher::now);
         let head = |watcher: &Watcher| {
             let over = ends || watcher.is_over();
-            Head { over, at: watcher.next_at() }
+            RingHead { over, at: watcher.next_at() }
         };
         let mut heads: Vec<_> = self.watchers.iter().map(head).collect();
-        for _ in 0..ROOM * self.watchers.len() {
+        for _ in 0..RING_LEN * self.watchers.len() {
             let Some(worker) = earliest(&heads, now) else { break };
-            // What came after it was told to end is nobody's business.
+            // Packets after the request to end are not part of the trace.
             if ends && heads[worker].at > Some(now) {
                 break;
             }
@@ -354,11 +359,17 @@ impl Tracing {
                 left_out = next.left_out;
             }
             heads[worker] = head(watcher);
-            told.packets += 1;
-            told.missed[worker] = first.missed;
+            progress.packets += 1;
+            progress.missed[worker] = first.missed;
             let time_ns = began + first.at.0;
-            tell(&Line::Packet(Occasion { number: told.packets, worker, time_ns, parts, left_out }))?;
-            if self.count == Some(told.packets) {
+            write_line(&Line::Packet(TraceRecord {
+                number: progress.packets,
+                worker,
+                time_ns,
+                parts,
+                left_out,
+            }))?;
+            if self.count == Some(progress.packets) {
                 break;
             }
         }
@@ -372,7 +383,7 @@ mod tests {
     use understudy_tests::captures;
 
     #[test]
-    fn what_a_glance_tells_is_what_the_parser_says() {
+    fn the_destination_agrees_with_the_full_parser() {
         let mut seen = 0;
         for name in ["rc_write_4qp.pcap", "ipv6_ud_send_512.pcap", "vlan_rc_write_4096.pcap", "cm_rping.pcap"]
         {
@@ -381,10 +392,10 @@ mod tests {
                 let packet = rocev2::Packet::new(&frame, layout);
                 let qp = switch::forward::counters::HostQp::destination_of(&packet);
                 assert_eq!(destination(&frame), Some((qp.host(), qp.qpn().get())), "{name}");
-                // Of a frame that is cut behind its BTH it says the same, and of one that is cut before nothing.
+                // If a frame is truncated behind its BTH, the result is the same; before that, there is none.
                 for len in 0..frame.len().min(100) {
-                    let said = destination(&frame[..len]);
-                    assert!(said.is_none() || said == destination(&frame), "{name}");
+                    let result = destination(&frame[..len]);
+                    assert!(result.is_none() || result == destination(&frame), "{name}");
                 }
                 seen += 1;
             }
@@ -394,33 +405,34 @@ mod tests {
     }
 
     #[test]
-    fn packets_of_several_workers_are_told_in_the_order_of_their_time() {
-        let there = |at| Head { at: Some(Nanos::from_millis(at)), over: false };
-        let (silent, gone) = (Head { at: None, over: false }, Head { at: None, over: true });
-        let at = |now, heads: &[Head]| earliest(heads, Nanos::from_millis(now));
+    fn packets_of_several_workers_are_reported_in_order_of_time() {
+        let ready = |at| RingHead { at: Some(Nanos::from_millis(at)), over: false };
+        let (empty, gone) = (RingHead { at: None, over: false }, RingHead { at: None, over: true });
+        let at = |now, heads: &[RingHead]| earliest(heads, Nanos::from_millis(now));
         assert_eq!(at(50, &[]), None);
-        assert_eq!(at(50, &[silent, gone]), None);
-        // Of all of them something is there: nothing is waited for, and the first worker is first if they are equal.
-        assert_eq!(at(50, &[there(50)]), Some(0));
-        assert_eq!(at(50, &[there(50), there(49), there(48)]), Some(2));
-        assert_eq!(at(50, &[there(50), there(49), there(49)]), Some(1));
-        // Who has nothing yet is waited for, and not for ever; who will have nothing is not.
-        assert_eq!(at(50, &[there(45), silent, there(41)]), None);
-        assert_eq!(at(51, &[there(45), silent, there(41)]), Some(2));
-        assert_eq!(at(50, &[there(45), gone, there(46)]), Some(0));
+        assert_eq!(at(50, &[empty, gone]), None);
+        // All rings have a packet: there is nothing to wait for, and the lowest worker comes first if times
+        // are equal.
+        assert_eq!(at(50, &[ready(50)]), Some(0));
+        assert_eq!(at(50, &[ready(50), ready(49), ready(48)]), Some(2));
+        assert_eq!(at(50, &[ready(50), ready(49), ready(49)]), Some(1));
+        // A worker with an empty ring is waited for, but only for a time; one that has ended is not.
+        assert_eq!(at(50, &[ready(45), empty, ready(41)]), None);
+        assert_eq!(at(51, &[ready(45), empty, ready(41)]), Some(2));
+        assert_eq!(at(50, &[ready(45), gone, ready(46)]), Some(0));
     }
 
     #[test]
-    fn who_asks_for_a_group_that_is_not_there_hears_of_others() {
-        let said = |there| NoTrace::NoSuchGroup { asked: 9, there }.to_string();
-        assert_eq!(said(vec![]), "there is no group 9: this instance has none now");
-        assert_eq!(said(vec![1, 2]), "there is no group 9: there are 1, 2");
-        let many = said((10..1000).collect());
-        assert!(many.ends_with("there are 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29 and 970 more"), "{many}");
+    fn a_request_for_an_unknown_group_lists_existing_groups() {
+        let text = |existing| TraceError::NoSuchGroup { requested: 9, existing }.to_string();
+        assert_eq!(text(vec![]), "there is no group 9: this instance has none now");
+        assert_eq!(text(vec![1, 2]), "there is no group 9: existing groups are 1, 2");
+        let many = text((10..1000).collect());
+        assert!(many.ends_with("existing groups are 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29 and 970 more"), "{many}");
     }
 
     #[test]
-    fn bytes_survive_their_text() {
+    fn bytes_are_unchanged_by_a_round_trip_through_text() {
         let hex = Hex((0..=255).collect());
         assert_eq!(Hex::try_from(String::from(hex.clone())), Ok(hex));
         for wrong in ["0", "0g", "+1"] {

@@ -1,5 +1,5 @@
-//! What hosts have to be told: a configuration for `understudy run` of each representative, and one for `understudy process` of each
-//! host that sends messages.
+//! Writes the files of a plan for hosts: a configuration for `understudy run` of each representative, and one
+//! for `understudy process` of each host that sends messages.
 
 use super::File;
 use crate::config::Network;
@@ -8,7 +8,7 @@ use representative::config::{BeaconForm, Side};
 use representative::plan::{Beacons, Node, Plan};
 use switch::Nanos;
 
-/// All of them.
+/// Returns all files.
 pub(super) fn all(network: &Network) -> Vec<File> {
     let switches = 0..network.topology.switches.len();
     let hosts = 0..network.topology.hosts.len();
@@ -31,7 +31,7 @@ const fn micros(time: Nanos) -> u64 {
     time.0 / 1_000
 }
 
-/// Barriers and promises rest on one worker.
+/// Returns `[runtime]`. Barriers and promises need a single worker.
 fn runtime(network: &Network) -> String {
     let idle = network.idle.map(|idle| format!("idle = \"{idle}\"\n")).unwrap_or_default();
     format!("[runtime]\nworkers = [\"any\"]\n{idle}")
@@ -42,7 +42,7 @@ fn detour(beacons: &Beacons) -> Option<String> {
     (!ends.is_empty()).then(|| format!("detour = [{}]\n", ends.join(", ")))
 }
 
-/// The file with which a switch's representative runs.
+/// Returns the configuration of a switch's representative.
 fn representative(network: &Network, switch: usize) -> File {
     let (topology, planned) = (&network.topology, &network.plan.switches[switch]);
     let (settings, name) = (&topology.settings, &topology.switches[switch].name);
@@ -93,13 +93,13 @@ fn representative(network: &Network, switch: usize) -> File {
     File { name: format!("{name}.representative.toml"), content: text }
 }
 
-/// The file with which a host's process joins.
+/// Returns the configuration of a host's process.
 fn process(network: &Network, number: usize) -> File {
     let topology = &network.topology;
     let (settings, host) = (&topology.settings, &topology.hosts[number]);
     let mut text = format!(
-        "# The process on host {} (written by `understudy plan`): `understudy process` joins with it, and so does the library. Its own\n\
-         # number and queue pair, who keeps the barriers of its link, and its peers.\n\n\
+        "# The process on host {} (written by `understudy plan`), for `understudy process` and for the library:\n\
+         # its number and queue pair, the representative that keeps the barriers of its link, and its peers.\n\n\
          {}\n\
          [[port]]\nname = \"network\"\naf_packet = {{ interface = {} }}\n\n\
          [process]\nid = {}\naddress = \"{}/{}\"\nmac = \"{}\"\nqpn = {}\nbeacon_interval_ns = {}\ntraffic_class = {}\nahead_max_us = {}\ntimeout_us = {}\nbarriers_in_messages = false\n",
@@ -131,7 +131,7 @@ fn process(network: &Network, number: usize) -> File {
         let mac = topology.next_hop(number, other).map_or_else(
             || {
                 format!(
-                    "# mac = \"...\": that of switch {}, which the topology does not say",
+                    "# mac = \"...\": that of switch {}, which the topology does not give",
                     topology.switches[host.switches[0]].name
                 )
             },

@@ -1,4 +1,5 @@
-//! `understudy plan`: who keeps the barriers of which switch of a 1Pipe network, and what has to be set up for it.
+//! `understudy plan`: assigns a representative to each switch of a 1Pipe network, and writes what hosts and
+//! switches need for it.
 
 mod files;
 mod rules;
@@ -13,19 +14,20 @@ use std::process::ExitCode;
 
 /// Plan the representatives of a network's switches for 1Pipe, and their beacons' detours
 ///
-/// Shows who stands for which switch, which beacons need a detour, and the rules by which switches end their tunnels. Ends with 2
-/// if anything in the file is wrong: a loop, a link without a representative, ...
+/// Prints the representative of each switch, the beacons that need a detour, and the rules by which switches
+/// end their tunnels. The exit status is 2 if the file is invalid, for example because of a loop or a link
+/// without a representative.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The network
+    /// Topology of the network
     #[arg(value_name = "TOPOLOGY.toml")]
     topology: PathBuf,
-    /// Write the representatives' configurations, what hosts have to know, and the switches' rules into this folder
+    /// Write the configurations of representatives and hosts, and the switches' rules, into this folder
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
 
-/// A file of the plan.
+/// File of the plan.
 struct File {
     name: String,
     content: String,
@@ -48,7 +50,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         let files = files::all(&network).len();
         _ = writeln!(
             text,
-            "\n`--out DIR` writes this, and {files} configurations of representatives and hosts."
+            "\n`--out DIR` writes these, and {files} configurations of representatives and hosts."
         );
         return print(&text, ExitCode::SUCCESS);
     };
@@ -65,7 +67,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
 }
 
-/// What the plan is, on a screen.
+/// Returns the plan as text.
 pub(crate) fn summary(path: &Path, network: &Network) -> String {
     let topology = &network.topology;
     format!(
@@ -88,7 +90,7 @@ fn write(folder: &Path, file: &File) -> Result<(), miette::Report> {
     let path = folder.join(&file.name);
     std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&path, &file.content)).map_err(|error| {
         let what = MietteDiagnostic::new(format!("{}: {error}", path.display()));
-        what.with_help("name a folder that can be written to").into()
+        what.with_help("name a writable folder with `--out`").into()
     })
 }
 

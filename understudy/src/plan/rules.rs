@@ -1,5 +1,5 @@
-//! What switches have to be told, so that tunnels end there: in the words of their operating systems. docs/onepipe.md says where
-//! these are from.
+//! Writes the rules by which switches end tunnels, in the syntax of their operating systems. docs/onepipe.md
+//! names the sources of the syntax.
 
 use super::File;
 use crate::config::{Network, System};
@@ -9,7 +9,7 @@ use representative::plan::Switch;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 
-/// The rules of each switch at which tunnels end.
+/// Returns the rules of each switch at which tunnels end.
 pub(super) fn all(network: &Network) -> Vec<File> {
     let switches = network.topology.switches.iter().zip(&network.plan.switches).zip(&network.systems);
     let rules = switches.filter_map(|((switch, planned), system)| {
@@ -20,7 +20,7 @@ pub(super) fn all(network: &Network) -> Vec<File> {
             System::Eos => ("eos", eos(end, sources)),
             System::Linux => ("linux.sh", linux(end, sources)),
             System::Understudy => ("tunnel.toml", understudy(switch, end, sources)),
-            System::Other => ("tunnel.txt", plain(end, sources)),
+            System::Other => ("tunnel.txt", description(end, sources)),
         };
         Some(File { name: format!("{}.{ending}", switch.name), content })
     });
@@ -31,7 +31,8 @@ fn list(addresses: &BTreeSet<IpAddr>) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// For `config load` (CONFIG_DB, table TUNNEL): a tunnel each source, which tunnelmgrd makes a P2P term.
+/// Returns rules for `config load` (CONFIG_DB, table TUNNEL): one tunnel for each source, for which
+/// tunnelmgrd makes a P2P term.
 fn sonic(end: IpAddr, sources: &BTreeSet<IpAddr>) -> String {
     let tunnel = |(number, source): (usize, &IpAddr)| {
         let tunnel = json!({
@@ -49,10 +50,8 @@ fn sonic(end: IpAddr, sources: &BTreeSet<IpAddr>) -> String {
 }
 
 fn eos(end: IpAddr, sources: &BTreeSet<IpAddr>) -> String {
-    let mut text = format!(
-        "! A decap group takes tunnels from anybody. These are the ones that send: {}\n",
-        list(sources)
-    );
+    let mut text =
+        format!("! A decap group accepts tunnels from any source. These sources send: {}\n", list(sources));
     if end.is_ipv6() {
         text += "! Not every platform ends tunnels over IPv6.\n";
     }
@@ -60,21 +59,24 @@ fn eos(end: IpAddr, sources: &BTreeSet<IpAddr>) -> String {
     text
 }
 
-/// A device each source; the tunnel's address is the loopback interface's.
+/// Returns a script that makes a device for each source, and gives the tunnel's address to the loopback
+/// interface.
 fn linux(end: IpAddr, sources: &BTreeSet<IpAddr>) -> String {
     let mut text = String::from("#!/bin/sh\nset -e\n");
     let (length, kind) = if end.is_ipv4() { (32, "ipip") } else { (128, "ip6tnl mode ip6ip6") };
     _ = writeln!(text, "ip address replace {end}/{length} dev lo");
     for (number, source) in sources.iter().enumerate() {
-        // Once more is as good as once.
+        // The script can be run again: it removes an existing device first.
         _ = writeln!(text, "ip link del dev onepipe{number} 2>/dev/null || true");
         _ = writeln!(text, "ip link add name onepipe{number} type {kind} local {end} remote {source}");
         _ = writeln!(text, "ip link set dev onepipe{number} up");
         if end.is_ipv4() {
-            text += "# What comes out of a tunnel is from where no route leads back into it, or from this switch's own address.\n";
+            text += "# The source of an inner packet may be this switch's own address, or one to which no \
+             route leads back into the tunnel.\n";
             _ = writeln!(
                 text,
-                "sysctl -q -w net.ipv4.conf.onepipe{number}.rp_filter=0 net.ipv4.conf.onepipe{number}.accept_local=1"
+                "sysctl -q -w net.ipv4.conf.onepipe{number}.rp_filter=0 \
+                 net.ipv4.conf.onepipe{number}.accept_local=1"
             );
         }
     }
@@ -86,10 +88,10 @@ fn linux(end: IpAddr, sources: &BTreeSet<IpAddr>) -> String {
     text
 }
 
-/// A table for the switch's own file.
+/// Returns a table for the configuration of the switch itself.
 fn understudy(switch: &Switch, end: IpAddr, sources: &BTreeSet<IpAddr>) -> String {
     let mut text = format!(
-        "# The tunnels that end at switch {} (written by `understudy plan`). This belongs into the file with which the switch runs,\n\
+        "# The tunnels that end at switch {} (written by `understudy plan`). Copy this into the configuration of the switch,\n\
          # beside [forward] or [onepipe] whose `routes` have a `mac`; a bridge needs `next_hops`, too (configs/tunnel.toml).\n\n\
          [tunnel]\n",
         switch.name
@@ -102,11 +104,12 @@ fn understudy(switch: &Switch, end: IpAddr, sources: &BTreeSet<IpAddr>) -> Strin
     text
 }
 
-fn plain(end: IpAddr, sources: &BTreeSet<IpAddr>) -> String {
+fn description(end: IpAddr, sources: &BTreeSet<IpAddr>) -> String {
     let (protocol, version) = if end.is_ipv4() { (4, 4) } else { (41, 6) };
     format!(
-        "IP packets for {end} that carry IPv{version} packets (protocol {protocol}) end here, if they come from {}:\n\
-         take the outer header off, and route by the inner one. The queue is that of the DSCP, which both have.\n",
+        "IP packets for {end} that carry IPv{version} packets (protocol {protocol}) end here, if they come \
+         from {}:\nremove the outer header, and route by the inner one. Both headers have the same DSCP, \
+         which selects the queue.\n",
         list(sources)
     )
 }

@@ -1,4 +1,4 @@
-//! The plan as people read it.
+//! Formats the plan as tables and notes.
 
 use crate::config::Network;
 use comfy_table::{Table, presets};
@@ -6,8 +6,8 @@ use core::fmt::Write as _;
 use representative::config::Side;
 use representative::plan::{Beacons, Crossing, Node};
 
-/// Names in a list at most; of more, their number is told
-const NAMES: usize = 6;
+/// Names in a list at most; a longer list shows its length, the first and the last name
+const MAX_NAMES: usize = 6;
 
 fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
@@ -19,7 +19,7 @@ fn table(header: &[&str]) -> Table {
 fn names<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
     match names.len() {
         0 => "-".into(),
-        count if count > NAMES => {
+        count if count > MAX_NAMES => {
             let mut names = names;
             let (first, last) = (names.next().unwrap_or_default(), names.last().unwrap_or_default());
             format!("{count}: {first} ... {last}")
@@ -28,7 +28,7 @@ fn names<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
     }
 }
 
-/// Each switch, its two halves and its representative.
+/// Returns a table of the switches, with their two halves and their representatives.
 pub(super) fn switches(network: &Network) -> String {
     let topology = &network.topology;
     let header = [
@@ -58,7 +58,7 @@ pub(super) fn switches(network: &Network) -> String {
             host.address.to_string(),
             format!("{first:#x}-{last:#x}"),
             format!("{below} -> {above}"),
-            // What comes from below may turn round.
+            // A packet from below may turn round at the switch.
             if above == "-" { format!("up -> {below}") } else { format!("{above}, up -> {below}") },
             if planned.tunnel_sources.is_empty() {
                 "-".into()
@@ -70,22 +70,22 @@ pub(super) fn switches(network: &Network) -> String {
     format!("{}\n", table.trim_fmt())
 }
 
-/// Each direction of each link: between switches, and others that need a detour.
+/// Returns a table of the directions of links: all between switches, and those of hosts that need a detour.
 pub(super) fn beacons(network: &Network) -> String {
     let topology = &network.topology;
     let mut table = table(&["beacons over", "sent by", "to", "routes pass the link", "way"]);
-    let (mut all, mut plain, mut around) = (0, 0, 0);
+    let (mut all, mut as_routed, mut detoured) = (0, 0, 0);
     let mut add = |near: Node, far: Node, from: usize, to: usize, beacons: &Beacons| {
         all += 1;
-        around += usize::from(!beacons.detour.is_empty());
+        detoured += usize::from(!beacons.detour.is_empty());
         let between = matches!((near, far), (Node::Switch(_), Node::Switch(_)));
         if !between && beacons.detour.is_empty() {
-            plain += 1;
+            as_routed += 1;
             return;
         }
         let [from, to] = [from, to].map(|host| topology.hosts[host].name.clone());
         let ends = [near, far].into_iter().filter(|end| matches!(end, Node::Switch(_)));
-        let way: Vec<_> = ends.map(|end| topology.name(end)).collect();
+        let route: Vec<_> = ends.map(|end| topology.name(end)).collect();
         table.add_row([
             format!("{} -> {}", topology.name(near), topology.name(far)),
             from.clone(),
@@ -99,7 +99,7 @@ pub(super) fn beacons(network: &Network) -> String {
             if beacons.detour.is_empty() {
                 "as routed".into()
             } else {
-                format!("{from} -> {} -> {to}: {} IP headers", way.join(" -> "), beacons.detour.len() + 1)
+                format!("{from} -> {} -> {to}: {} IP headers", route.join(" -> "), beacons.detour.len() + 1)
             },
         ]);
     };
@@ -119,26 +119,26 @@ pub(super) fn beacons(network: &Network) -> String {
         }
     }
     let mut text = if table.is_empty() { String::new() } else { format!("{}\n", table.trim_fmt()) };
-    let links = match plain {
+    let links = match as_routed {
         0 => String::new(),
         _ => format!(
-            "Between hosts and switches, {plain} {}are as routed. ",
-            if around > 0 { "others " } else { "" }
+            "Between hosts and switches, {as_routed} {}are as routed. ",
+            if detoured > 0 { "others " } else { "" }
         ),
     };
     _ = writeln!(
         text,
         "{}{links}{}",
         if text.is_empty() { "" } else { "\n" },
-        match around {
+        match detoured {
             0 => "No beacons need a detour.".to_owned(),
-            _ => format!("Of {all} directions of links, {around} need a detour."),
+            _ => format!("Of {all} directions of links, {detoured} need a detour."),
         }
     );
     text
 }
 
-/// What is no mistake, and may be a surprise.
+/// Returns notes about valid properties of the plan that may surprise.
 pub(super) fn notes(network: &Network) -> String {
     let topology = &network.topology;
     let mut text = String::new();
@@ -146,27 +146,29 @@ pub(super) fn notes(network: &Network) -> String {
         if !planned.has_hosts {
             _ = writeln!(
                 text,
-                "Note: no host that sends messages is at `{0}` or below it: `{0}` says so, and nobody waits.",
+                "Note: no host that sends messages is at `{0}` or below it: `{0}` announces that, and no \
+                 switch waits for it.",
                 switch.name
             );
         }
     }
     let mut shared = Vec::new();
     for (number, host) in topology.hosts.iter().enumerate() {
-        let stands_for = network.plan.switches.iter().zip(&topology.switches);
-        let stands_for: Vec<_> = stands_for
+        let represented = network.plan.switches.iter().zip(&topology.switches);
+        let represented: Vec<_> = represented
             .filter(|(planned, _)| planned.representative == number)
             .map(|(_, switch)| switch.name.as_str())
             .collect();
-        if !stands_for.is_empty() && stands_for.len() + usize::from(host.messages) > 1 {
-            shared.push(format!("{} ({})", host.name, stands_for.join(", ")));
+        if !represented.is_empty() && represented.len() + usize::from(host.messages) > 1 {
+            shared.push(format!("{} ({})", host.name, represented.join(", ")));
         }
     }
     if !shared.is_empty() {
         _ = writeln!(
             text,
-            "Note: these stand for several switches, or for one and send messages: {}. Each task has queue pairs of its own, by \
-             which the network card has to tell them apart, and needs a CPU of its own.",
+            "Note: these represent several switches, or represent one and send messages: {}. Each task has \
+             its own queue pairs, by which the network card has to separate them, and needs a CPU of its \
+             own.",
             shared.join(", ")
         );
     }

@@ -8,13 +8,13 @@ use rocev2::ethernet::MacAddr;
 use std::collections::BTreeSet;
 use switch::Nanos;
 
-/// The example that is shipped
+/// Returns the network of the shipped example.
 fn testbed() -> Network {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/onepipe/testbed.toml");
     config::load_topology(&path).unwrap_or_else(|report| panic!("{}", report.render()))
 }
 
-/// The example with everything else than what is so if it is not said, where that decides nothing else
+/// Returns the example with values that differ from the defaults, where nothing else depends on them.
 fn changed() -> Network {
     let mut network = testbed();
     let settings = &mut network.topology.settings;
@@ -25,9 +25,9 @@ fn changed() -> Network {
     network
 }
 
-/// What is written for `understudy run` is read there as what the plan says.
+/// `understudy run` reads from each file what the plan contains.
 #[test]
-fn representatives_files_say_what_the_plan_does() {
+fn files_of_representatives_have_the_values_of_the_plan() {
     let network = changed();
     let files = files::all(&network);
     let folder = tempfile::tempdir().unwrap();
@@ -44,15 +44,15 @@ fn representatives_files_say_what_the_plan_does() {
         assert_eq!(read.mac, Some(planned.mac));
         assert_eq!(read.names.len(), planned.links.len());
         detours += planned.links.iter().filter(|link| !link.detour.is_empty()).count();
-        // The bridge beside it is whoever's reads the file.
+        // The plan does not define the bridge beside it.
         assert_eq!(read.switch, Config { forward: read.switch.forward.clone(), ..planned });
     }
     assert!(detours > 0);
 }
 
-/// And so is what is written for `understudy process`, of every host.
+/// `understudy process` and the library read from each file what the plan contains, for every host.
 #[test]
-fn processes_files_say_what_the_plan_does() {
+fn files_of_processes_have_the_values_of_the_plan() {
     let network = changed();
     let files = files::all(&network);
     let folder = tempfile::tempdir().unwrap();
@@ -65,7 +65,7 @@ fn processes_files_say_what_the_plan_does() {
             continue;
         };
         let path = folder.path().join(&name);
-        std::fs::write(&path, &file.expect("it is written").content).unwrap();
+        std::fs::write(&path, &file.expect("the file of the process").content).unwrap();
         let read = config::load(&path).unwrap_or_else(|report| panic!("{}", report.render()));
         let by_library = ::onepipe::load(&path).unwrap_or_else(|report| panic!("{}", report.render()));
         assert_eq!(read.runtime, by_library.runtime);
@@ -76,7 +76,7 @@ fn processes_files_say_what_the_plan_does() {
         assert_eq!(read, by_library.process);
         detours += planned.tor.detour.len();
         assert_eq!(planned.peers.len(), 31);
-        let wanted = ::onepipe::Settings {
+        let expected = ::onepipe::Settings {
             process: planned,
             mac: Some(host.mac),
             prefix: host.prefix,
@@ -84,15 +84,15 @@ fn processes_files_say_what_the_plan_does() {
             clock: ::onepipe::Clock::Realtime,
             tell_settled: false,
         };
-        assert_eq!(read, wanted);
+        assert_eq!(read, expected);
         assert!(representative::Process::new(read.process).is_ok());
     }
-    // Those that stand for their own switch
+    // Hosts that represent their own switch have a detour.
     assert!(detours > 0);
 }
 
 #[test]
-fn hosts_are_told_of_their_link() {
+fn files_of_processes_have_the_beacons_of_their_link() {
     let network = testbed();
     let files = files::all(&network);
     let root = |name: &str| -> toml::Table {
@@ -106,12 +106,12 @@ fn hosts_are_told_of_their_link() {
     let beacons = &h8["process"]["beacons"][0];
     assert_eq!((beacons["switch"].as_str(), beacons["qpn"].as_integer()), (Some("tor1"), Some(0x107)));
     assert_eq!((beacons["address"].as_str(), beacons.get("detour")), (Some("10.0.1.1"), None));
-    // The host that stands for its own switch
+    // This host represents its own switch.
     let detour = &root("h1.process.toml")["process"]["beacons"][0]["detour"];
     assert_eq!(detour.as_array().unwrap().len(), 1);
 }
 
-/// The rules of one switch
+/// Returns the rules of the first switch.
 fn rules_of(system: System, v6: bool) -> String {
     rules_in(testbed(), system, v6)
 }
@@ -126,7 +126,7 @@ fn rules_in(mut network: Network, system: System, v6: bool) -> String {
 }
 
 #[test]
-fn sonic() {
+fn rules_for_sonic_are_tunnels_in_config_db() {
     let rules: serde_json::Value = serde_json::from_str(&rules_of(System::Sonic, false)).unwrap();
     let tunnels = rules["TUNNEL"].as_object().unwrap();
     let sources: Vec<_> = tunnels.values().map(|tunnel| tunnel["src_ip"].as_str().unwrap()).collect();
@@ -137,7 +137,7 @@ fn sonic() {
             (tunnel["tunnel_type"].as_str(), tunnel["dst_ip"].as_str()),
             (Some("IPINIP"), Some("10.255.0.1"))
         );
-        // The values that its model has: sonic-tunnel.yang
+        // The values of SONiC's model, sonic-tunnel.yang
         assert_eq!(
             (tunnel["dscp_mode"].as_str(), tunnel["ttl_mode"].as_str()),
             (Some("uniform"), Some("pipe"))
@@ -147,7 +147,7 @@ fn sonic() {
 }
 
 #[test]
-fn eos() {
+fn rules_for_eos_are_a_decap_group() {
     let rules = rules_of(System::Eos, false);
     let lines: Vec<_> = rules.lines().filter(|line| !line.starts_with('!')).collect();
     assert_eq!(lines, ["ip decap-group onepipe", "   tunnel type ipip", "   tunnel decap-ip 10.255.0.1"]);
@@ -155,7 +155,7 @@ fn eos() {
 }
 
 #[test]
-fn linux() {
+fn rules_for_linux_are_a_script() {
     let rules = rules_of(System::Linux, false);
     for line in [
         "ip address replace 10.255.0.1/32 dev lo",
@@ -166,24 +166,27 @@ fn linux() {
     ] {
         assert!(rules.lines().any(|written| written == line), "{line:?} in\n{rules}");
     }
-    let sixth = rules_of(System::Linux, true);
-    assert!(sixth.contains("type ip6tnl mode ip6ip6 local fdfd:") && !sixth.contains("ipv4"), "{sixth}");
+    let v6_rules = rules_of(System::Linux, true);
+    assert!(
+        v6_rules.contains("type ip6tnl mode ip6ip6 local fdfd:") && !v6_rules.contains("ipv4"),
+        "{v6_rules}"
+    );
 }
 
 #[test]
-fn others_are_told_in_words() {
+fn rules_for_other_systems_are_a_description() {
     let rules = rules_of(System::Other, false);
     assert!(rules.contains("IP packets for 10.255.0.1") && rules.contains("10.0.1.1, 10.255.0.5"), "{rules}");
 }
 
-/// What is written for a switch that this program is, it reads, beside the example of a router.
+/// This program reads the rules for its own switches, beside the configuration of a router.
 #[test]
-fn understudy_itself() {
+fn rules_for_understudy_are_read_beside_a_router() {
     let router =
         std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/router.toml"));
     for v6 in [false, true] {
         let mut network = testbed();
-        // A router has one address.
+        // A router has one MAC address.
         let own = MacAddr([2, 0, 0, 0, 0, 0xfe]);
         network.topology.switches[0].mac = Some(own);
         let rules = rules_in(network, System::Understudy, v6);
@@ -202,9 +205,9 @@ fn understudy_itself() {
     }
 }
 
-/// Where every representative is at its switch, as in the paper, there is nothing to set up but the representatives.
+/// If every representative is at its own switch, as in the paper, switches need no rules.
 #[test]
-fn without_detours_there_are_no_rules() {
+fn plans_without_detours_have_no_rules() {
     let mut network = testbed();
     let mut topology: Topology = network.topology.clone();
     for at in 0..topology.switches.len() {

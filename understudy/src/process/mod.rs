@@ -1,4 +1,4 @@
-//! `understudy process`: a process of 1Pipe, through the host library, with a simple workload.
+//! `understudy process`: a 1Pipe process on the host library, with a simple workload.
 
 mod report;
 
@@ -6,7 +6,7 @@ use crate::config::{self, FunctionConfig};
 use crate::run::{catch_signals, now, parse_seconds};
 use ::onepipe::{Config, Endpoint, Event, Failure, InitError, ProcessId, Scattering, SendError, Timestamp};
 use miette::MietteDiagnostic;
-use report::Seen;
+use report::ReceiveStats;
 use std::collections::BTreeMap;
 use std::io::{BufWriter, Write as _};
 use std::path::PathBuf;
@@ -14,12 +14,12 @@ use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long it waits for a message when there is nothing to do
-const LULL: Duration = Duration::from_millis(1);
-/// Bytes of a message's number
-const NUMBER: usize = 8;
+/// Timeout of a receive when there is nothing to do
+const RECV_TIMEOUT: Duration = Duration::from_millis(1);
+/// Length of a message's number, in bytes
+const NUMBER_LEN: usize = 8;
 
-/// Join a 1Pipe network as a process: receive in order, and send scatterings if asked to, until Ctrl-C
+/// Join a 1Pipe network as a process: receive in order, and optionally send scatterings, until Ctrl-C
 ///
 /// The configuration has [process]; `understudy plan --out DIR` writes one for each host.
 #[derive(clap::Args)]
@@ -27,32 +27,32 @@ pub(crate) struct Args {
     /// Configuration file
     #[arg(value_name = "HOST.process.toml")]
     config: PathBuf,
-    /// Send this many scatterings, from when a barrier is known: until then nothing would be delivered
+    /// Send this many scatterings, starting when a barrier is known (before that, nothing is delivered)
     #[arg(long, value_name = "SCATTERINGS", default_value_t = 0)]
     send: u64,
-    /// Send to these processes; to all peers, and to itself, if not said
+    /// Send to these processes [default: all peers and the process itself]
     #[arg(long, value_name = "ID", value_delimiter = ',')]
     to: Vec<u32>,
-    /// Bytes of each message
+    /// Size of each message in bytes
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(8..=16 << 20))]
     size: u32,
-    /// Scatterings a second; as fast as it can if not said
+    /// Scatterings per second [default: unlimited]
     #[arg(long, value_name = "PER_SECOND", value_parser = parse_rate)]
     rate: Option<f64>,
-    /// End when so many messages were received, and all that were sent are settled
+    /// End when this many messages were received and all sent scatterings are settled
     #[arg(long, value_name = "MESSAGES")]
     expect: Option<u64>,
     /// End after this many seconds
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
     duration: Option<Duration>,
-    /// Print each message that is received, in its order: timestamp, sender, number, bytes; and of those sent that failed "failed",
-    /// number, receiver, why
+    /// Print each received message in order (timestamp, sender, number, bytes), and each failed one
+    /// ("failed", number, receiver, reason)
     #[arg(long)]
     print: bool,
     /// Print the closing report as JSON
     #[arg(long)]
     json: bool,
-    /// Print a line of JSON this often
+    /// Print a line of JSON at this interval
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     live: Option<Duration>,
     /// Further arguments for DPDK's EAL
@@ -64,20 +64,20 @@ fn parse_rate(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|rate| *rate > 0.0 && *rate <= 1e9).ok_or_else(|| "not a number above 0".into())
 }
 
-/// Exit code 2 for a wrong configuration, 1 for anything that is missing at run time or came out of order.
+/// Returns exit code 2 for an invalid configuration, and 1 for run-time errors or messages out of order.
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let wrong = |text: String| {
+    let invalid = |text: String| {
         eprint!("{text}");
         ExitCode::from(config::EXIT_CODE)
     };
     let mut loaded = match config::load(&args.config) {
         Ok(loaded) => loaded,
-        Err(report) => return wrong(report.render()),
+        Err(report) => return invalid(report.render()),
     };
     let FunctionConfig::Process(process) = loaded.function else {
         let path = args.config.display();
-        return wrong(format!(
-            "{path} has no [process]: `understudy plan --out DIR` writes files that have\n"
+        return invalid(format!(
+            "{path} has no [process]; `understudy plan --out DIR` writes files with this table\n"
         ));
     };
     let ids = process.process.peers.iter().map(|peer| peer.id).chain([process.process.own.id]);
@@ -87,13 +87,13 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         let to: Vec<_> = args.to.iter().map(|&id| ProcessId(id)).collect();
         let known: Vec<_> = ids.collect();
         if let Some(unknown) = to.iter().find(|id| !known.contains(id)) {
-            return wrong(format!("--to: there is no process {unknown} in {}\n", args.config.display()));
+            return invalid(format!("--to: there is no process {unknown} in {}\n", args.config.display()));
         }
         to
     };
     loaded.runtime.eal.extra.extend(args.eal.iter().cloned());
     let config = Config { runtime: loaded.runtime, process };
-    match work(args, config, &to) {
+    match run_workload(args, config, &to) {
         Ok(code) => code,
         Err(report) => {
             eprintln!("{report:?}");
@@ -102,7 +102,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
 }
 
-/// Why it did not start, and what to do about it
+/// Returns an error report with a remedy.
 fn explain(error: InitError) -> miette::Report {
     match error {
         InitError::Dataplane { what, remedy, log } => {
@@ -112,40 +112,40 @@ fn explain(error: InitError) -> miette::Report {
     }
 }
 
-/// What is sent
-struct Work<'a> {
+/// The sending side of the workload.
+struct Workload<'a> {
     args: &'a Args,
     to: &'a [ProcessId],
     payload: Vec<u8>,
-    /// When the first was sent
+    /// Time of the first scattering
     began: Option<Instant>,
     sent: u64,
     settled: u64,
 }
 
-impl Work<'_> {
-    /// Sends what is due, as far as there is room; whether anything was sent.
+impl Workload<'_> {
+    /// Sends the scatterings that are due and fit. Returns whether any was sent.
     fn send(&mut self, endpoint: &mut Endpoint, now: Instant) -> Result<bool, SendError> {
         if endpoint.barriers().0.is_none() {
             return Ok(false);
         }
         let before = self.sent;
         let began = *self.began.get_or_insert(now);
-        // Of what is sent without a limit, some at a time: it has to be received as well.
-        let most = self.args.send.min(self.sent + 64);
+        // At most 64 per call, because messages have to be received as well.
+        let limit = self.args.send.min(self.sent + 64);
         let due = match self.args.rate {
             Some(rate) => (now.duration_since(began).as_secs_f64() * rate) as u64 + 1,
             None => u64::MAX,
         };
-        while self.sent < most.min(due) {
-            self.payload[..NUMBER].copy_from_slice(&self.sent.to_be_bytes());
-            let taken = if let &[dst] = self.to {
+        while self.sent < limit.min(due) {
+            self.payload[..NUMBER_LEN].copy_from_slice(&self.sent.to_be_bytes());
+            let result = if let &[dst] = self.to {
                 endpoint.unreliable_send(&[(dst, &self.payload)])
             } else {
                 let messages: Vec<_> = self.to.iter().map(|&dst| (dst, &self.payload[..])).collect();
                 endpoint.unreliable_send(&messages)
             };
-            match taken {
+            match result {
                 Ok(_) => self.sent += 1,
                 Err(SendError::Full) => break,
                 Err(error) => return Err(error),
@@ -161,7 +161,7 @@ impl Work<'_> {
     }
 }
 
-fn work(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<ExitCode, miette::Report> {
+fn run_workload(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<ExitCode, miette::Report> {
     let stop = catch_signals()?;
     let stop = stop.flag();
     config.process.tell_settled = true;
@@ -169,101 +169,102 @@ fn work(args: &Args, mut config: Config, to: &[ProcessId]) -> Result<ExitCode, m
     let mut endpoint = Endpoint::init(config).map_err(explain)?;
     eprintln!("Process {own} is ready, with {} peers. Ctrl-C ends it.", endpoint.handle().peers().len());
     let began = now();
-    let mut work =
-        Work { args, to, payload: vec![0x5a; args.size as usize], began: None, sent: 0, settled: 0 };
-    let mut seen = Seen::default();
+    let mut workload =
+        Workload { args, to, payload: vec![0x5a; args.size as usize], began: None, sent: 0, settled: 0 };
+    let mut stats = ReceiveStats::default();
     let mut next_line = args.live.map(|every| began + every);
     let mut out = BufWriter::new(std::io::stdout());
     while !stop.load(Ordering::Relaxed) && endpoint.handle().is_running() {
         let time = now();
         if args.duration.is_some_and(|limit| time.duration_since(began) >= limit)
-            || work.is_done(seen.received)
+            || workload.is_done(stats.received)
         {
             break;
         }
-        let sent = work.send(&mut endpoint, time).map_err(|error| miette::miette!("{error}"))?;
+        let sent = workload.send(&mut endpoint, time).map_err(|error| miette::miette!("{error}"))?;
         while let Some(event) = endpoint.poll_event() {
             match event {
                 Event::SendFailed { scattering, dst, why, .. } => {
-                    let why = seen.failed(why);
+                    let why = stats.record_failure(why);
                     if args.print {
                         print_failed(&mut out, scattering, dst, why);
                     }
                 }
-                Event::Settled { .. } => work.settled += 1,
+                Event::Settled { .. } => workload.settled += 1,
             }
         }
-        let mut take = |timestamp, src, payload: &[u8]| {
-            seen.take(timestamp, src, payload.len());
+        let mut record = |timestamp, src, payload: &[u8]| {
+            stats.record(timestamp, src, payload.len());
             if args.print {
                 print(&mut out, timestamp, src, payload);
             }
         };
-        // Some at a time: it has to send as well.
-        let taken = (0..1024).take_while(|_| endpoint.unreliable_recv_with(&mut take).is_some()).count();
-        if taken == 0
+        // A limited number at a time, because scatterings have to be sent as well.
+        let received = (0..1024).take_while(|_| endpoint.unreliable_recv_with(&mut record).is_some()).count();
+        if received == 0
             && !sent
-            && let Some(message) = endpoint.recv_timeout(LULL)
+            && let Some(message) = endpoint.recv_timeout(RECV_TIMEOUT)
         {
-            take(message.timestamp, message.src, &message.payload);
+            record(message.timestamp, message.src, &message.payload);
         }
         if let (Some(at), Some(every)) = (next_line, args.live)
             && at <= time
         {
             next_line = Some(time + every);
-            let line = seen.json(&endpoint, work.sent, time.duration_since(began).as_secs_f64());
-            // A reader that has gone away does not end the process.
+            let line = stats.json(&endpoint, workload.sent, time.duration_since(began).as_secs_f64());
+            // A closed pipe does not end the process.
             _ = writeln!(out, "{line}");
             _ = out.flush();
         }
     }
-    let ended = !endpoint.handle().is_running();
+    let thread_ended = !endpoint.handle().is_running();
     let seconds = now().duration_since(began).as_secs_f64();
     endpoint.handle().exit();
-    // What was delivered while it left
-    let mut take = |timestamp, src, payload: &[u8]| {
-        seen.take(timestamp, src, payload.len());
+    // Messages delivered during `exit`
+    let mut record = |timestamp, src, payload: &[u8]| {
+        stats.record(timestamp, src, payload.len());
         if args.print {
             print(&mut out, timestamp, src, payload);
         }
     };
-    while endpoint.unreliable_recv_with(&mut take).is_some() {}
+    while endpoint.unreliable_recv_with(&mut record).is_some() {}
     while let Some(event) = endpoint.poll_event() {
         if let Event::SendFailed { scattering, dst, why, .. } = event {
-            let why = seen.failed(why);
+            let why = stats.record_failure(why);
             if args.print {
                 print_failed(&mut out, scattering, dst, why);
             }
         }
     }
     let text = if args.json {
-        seen.json(&endpoint, work.sent, seconds).to_string()
+        stats.json(&endpoint, workload.sent, seconds).to_string()
     } else {
-        seen.text(&endpoint, work.sent, seconds)
+        stats.text(&endpoint, workload.sent, seconds)
     };
     _ = writeln!(out, "{text}");
     _ = out.flush();
-    if ended {
+    if thread_ended {
         return Err(miette::miette!("the polling thread has ended"));
     }
-    Ok(if seen.out_of_order == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if stats.out_of_order == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// A line for a message that was received
+/// Prints a line for a received message.
 fn print(out: &mut impl std::io::Write, timestamp: Timestamp, src: ProcessId, payload: &[u8]) {
     let number = payload.first_chunk().map_or(0, |number| u64::from_be_bytes(*number));
     _ = writeln!(out, "{} {src} {number} {}", timestamp.nanos(), payload.len());
 }
 
-/// A line for a message that failed. Scatterings are numbered as this program numbers its messages: by the calls, from 0
+/// Prints a line for a failed message. Scatterings are numbered as this program numbers its messages: by the
+/// calls, from 0.
 fn print_failed(out: &mut impl std::io::Write, number: Scattering, dst: ProcessId, why: &str) {
     _ = writeln!(out, "failed {} {dst} {why}", number.0);
 }
 
-/// A place in the order of all messages
-type Turn = (Timestamp, ProcessId);
+/// Position in the total order of all messages
+type Position = (Timestamp, ProcessId);
 
-/// Failures with their words
+/// Names of failure reasons in the output
 const FAILURES: [(Failure, &str); 6] = [
     (Failure::Lost, "lost"),
     (Failure::Late, "late"),
@@ -273,5 +274,5 @@ const FAILURES: [(Failure, &str); 6] = [
     (Failure::Left, "left"),
 ];
 
-/// Numbers by name
-type Named = BTreeMap<&'static str, u64>;
+/// Counts by name
+type Counts = BTreeMap<&'static str, u64>;

@@ -1,43 +1,44 @@
-//! What a process has seen.
+//! Report of a 1Pipe process.
 
-use super::{FAILURES, Named, Turn};
+use super::{Counts, FAILURES, Position};
 use ::onepipe::{Endpoint, Failure, ProcessId, Refusal, Timestamp};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// What was received, and what has failed.
+/// Counts of received and failed messages.
 #[derive(Default)]
-pub(super) struct Seen {
+pub(super) struct ReceiveStats {
     pub(super) received: u64,
     bytes: u64,
     by_sender: BTreeMap<u32, u64>,
-    last: Option<Turn>,
-    /// Messages that were before one that was received before them, which is never to be
+    last: Option<Position>,
+    /// Messages that precede one received before them, which violates the total order
     pub(super) out_of_order: u64,
-    failed: Named,
+    failed: Counts,
 }
 
-impl Seen {
-    pub(super) fn take(&mut self, timestamp: Timestamp, src: ProcessId, len: usize) {
+impl ReceiveStats {
+    pub(super) fn record(&mut self, timestamp: Timestamp, src: ProcessId, len: usize) {
         self.received += 1;
         self.bytes += len as u64;
         *self.by_sender.entry(src.0).or_default() += 1;
-        let turn = (timestamp, src);
-        let in_order =
-            self.last.is_none_or(|(time, src)| time.precedes(turn.0) || time == turn.0 && src <= turn.1);
+        let position = (timestamp, src);
+        let in_order = self
+            .last
+            .is_none_or(|(time, src)| time.precedes(position.0) || time == position.0 && src <= position.1);
         self.out_of_order += u64::from(!in_order);
-        self.last = Some(turn);
+        self.last = Some(position);
     }
 
-    /// Counts it; the reason's word.
-    pub(super) fn failed(&mut self, why: Failure) -> &'static str {
+    /// Counts a failure and returns its name.
+    pub(super) fn record_failure(&mut self, why: Failure) -> &'static str {
         let name = FAILURES.iter().find(|(failure, _)| *failure == why).map_or("other", |(_, name)| name);
         *self.failed.entry(name).or_default() += 1;
         name
     }
 
-    /// Fields are added, not renamed.
+    /// Returns the report as JSON. Fields are added, not renamed.
     pub(super) fn json(&self, endpoint: &Endpoint, scatterings: u64, seconds: f64) -> Value {
         let (barrier, commit) = endpoint.barriers();
         json!({
@@ -62,20 +63,20 @@ impl Seen {
             "{scatterings} scatterings sent, {} messages received ({} bytes) in {seconds:.2} s, {} out of order\n",
             self.received, self.bytes, self.out_of_order
         );
-        let list = |named: &Named| {
+        let list = |counts: &Counts| {
             let list: Vec<_> =
-                named.iter().map(|(name, count)| format!("{count} {}", name.replace('_', " "))).collect();
+                counts.iter().map(|(name, count)| format!("{count} {}", name.replace('_', " "))).collect();
             list.join(", ")
         };
         // Writing to a string does not fail.
         for (sender, count) in &self.by_sender {
             _ = writeln!(text, "from process {sender}: {count}");
         }
-        for (what, named) in
+        for (what, counts) in
             [("failed", &self.failed), ("counted", &counters(endpoint)), ("refused", &refused(endpoint))]
         {
-            if !named.is_empty() {
-                _ = writeln!(text, "{what}: {}", list(named));
+            if !counts.is_empty() {
+                _ = writeln!(text, "{what}: {}", list(counts));
             }
         }
         text.truncate(text.trim_end().len());
@@ -83,8 +84,8 @@ impl Seen {
     }
 }
 
-/// Counters that are not zero
-fn counters(endpoint: &Endpoint) -> Named {
+/// Returns the counters that are not zero.
+fn counters(endpoint: &Endpoint) -> Counts {
     let c = endpoint.counters();
     let all = [
         ("sent", &c.sent),
@@ -106,8 +107,8 @@ fn counters(endpoint: &Endpoint) -> Named {
     all.into_iter().map(|(name, counter)| (name, counter.get())).filter(|(_, count)| *count > 0).collect()
 }
 
-/// What was not taken, by reason
-fn refused(endpoint: &Endpoint) -> Named {
+/// Returns the counts of refused packets, by reason, that are not zero.
+fn refused(endpoint: &Endpoint) -> Counts {
     let c = endpoint.counters();
     let all = Refusal::ALL.into_iter().map(|why| (why.name(), c.refused(why)));
     all.filter(|(_, count)| *count > 0).collect()

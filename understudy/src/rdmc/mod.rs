@@ -1,10 +1,10 @@
-//! `understudy rdmc`: objects to many hosts.
+//! `understudy rdmc`: transfer of objects to many hosts.
 
-mod carry;
-mod part;
+mod partial_file;
 mod receive;
 mod schedule;
 mod send;
+mod transfer;
 
 use clap::Subcommand;
 use std::process::ExitCode;

@@ -1,8 +1,8 @@
-//! `understudy rdmc receive`: a file from `understudy rdmc send`.
+//! `understudy rdmc receive`: receives a file from `understudy rdmc send`.
 
-use super::carry::{Ended, On, Pace, Shown, carry, failed, node};
-use super::part::Part;
+use super::partial_file::PartialFile;
 use super::send::hex;
+use super::transfer::{ExitReason, Progress, Timing, TransferArgs, failed, node_config, run_transfer};
 use crate::output::print;
 use ::rdmc::delivery::{DIGEST, Offer, Refusal, Take, TakeConfig, TakeError};
 use core::net::IpAddr;
@@ -20,107 +20,109 @@ use switch::Nanos;
 
 /// Receive a file from a host that runs `understudy rdmc send`
 ///
-/// The file has its name when it is complete, and its SHA-256 is the sender's; before that, and if it fails, there is nothing
-/// under that name. Ends when it has come.
+/// The file gets its name when it is complete and its SHA-256 matches the sender's. Before that, and if the
+/// transfer fails, no file of that name exists. Ends when the file has been received.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The sender
+    /// Address of the sender
     #[arg(long, value_name = "IP")]
     from: IpAddr,
-    /// The folder that it is put into
+    /// Folder in which to store the file
     #[arg(long, value_name = "DIR", default_value = ".")]
     into: PathBuf,
-    /// Memory for segments at most: about nine of the sender's, which has 16 MB in each if it is not told otherwise
+    /// Limit on memory for segments, in MB; a transfer needs about nine of the sender's segments, which have
+    /// 16 MB by default
     #[arg(long, value_name = "MB", default_value_t = TakeConfig::MEMORY >> 20, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     memory_mb: u64,
     #[command(flatten)]
-    on: On,
+    transfer: TransferArgs,
 }
 
-/// What is to be done with the file.
-enum ToDisk {
+/// Request to the writer thread.
+enum DiskRequest {
     Begin(Offer),
     Segment(Vec<u8>),
     Compare([u8; DIGEST]),
 }
 
-/// What was done.
-enum Done {
+/// Result from the writer thread.
+enum DiskResult {
     Begun,
     Written,
-    /// It has its name
+    /// The file has its final name
     Stored(PathBuf, u64),
     Differs,
     Failed(Refusal, String),
 }
 
-/// Why it did not work.
-enum Wrong {
+/// Reason why the transfer failed.
+enum ReceiveError {
     Taken(TakeError),
     File(String),
 }
 
-type Outcome = Result<(PathBuf, u64, [u8; DIGEST]), Wrong>;
+type Outcome = Result<(PathBuf, u64, [u8; DIGEST]), ReceiveError>;
 
-struct Taker {
+struct ReceiveApp {
     take: Take,
-    disk: Sender<ToDisk>,
-    done: Receiver<Done>,
-    /// Things given to the disk and not done
+    disk: Sender<DiskRequest>,
+    done: Receiver<DiskResult>,
+    /// Requests to the writer that are not done yet
     pending: u32,
     begun: bool,
     compared: bool,
     segment_bytes: u64,
-    pace: Pace,
+    timing: Timing,
     stored: Option<(PathBuf, u64, [u8; DIGEST])>,
     digest: [u8; DIGEST],
-    shown: Arc<Shown<Outcome>>,
+    progress: Arc<Progress<Outcome>>,
 }
 
-impl Taker {
-    fn ask(&mut self, what: ToDisk) {
-        // A writer that has ended has said why.
-        if self.disk.send(what).is_ok() {
+impl ReceiveApp {
+    fn send_to_disk(&mut self, request: DiskRequest) {
+        // A writer that has ended has reported its error.
+        if self.disk.send(request).is_ok() {
             self.pending += 1;
         }
     }
 
-    fn on_done(&mut self, nic: &mut Rnic, done: Done, now: Nanos) {
+    fn on_done(&mut self, nic: &mut Rnic, done: DiskResult, now: Nanos) {
         self.pending -= 1;
         match done {
-            Done::Begun => self.take.accept(nic, now),
-            Done::Written => {
-                let of = self.shown.of.load(Ordering::Relaxed);
-                let bytes = self.shown.bytes.load(Ordering::Relaxed) + self.segment_bytes;
-                self.shown.bytes.store(bytes.min(of), Ordering::Relaxed);
+            DiskResult::Begun => self.take.accept(nic, now),
+            DiskResult::Written => {
+                let total = self.progress.total.load(Ordering::Relaxed);
+                let bytes = self.progress.bytes.load(Ordering::Relaxed) + self.segment_bytes;
+                self.progress.bytes.store(bytes.min(total), Ordering::Relaxed);
                 self.take.written(nic);
             }
-            Done::Stored(path, len) => {
+            DiskResult::Stored(path, len) => {
                 self.stored = Some((path, len, self.digest));
                 self.take.compared(nic, true);
             }
-            Done::Differs => self.take.compared(nic, false),
-            Done::Failed(refusal, what) => {
-                self.shown.end(Err(Wrong::File(what)));
+            DiskResult::Differs => self.take.compared(nic, false),
+            DiskResult::Failed(refusal, what) => {
+                self.progress.end(Err(ReceiveError::File(what)));
                 self.take.refuse(nic, refusal, now);
             }
         }
     }
 }
 
-impl App for Taker {
+impl App for ReceiveApp {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
         if let Err(error) = self.take.start(nic, now) {
-            self.shown.end(Err(Wrong::Taken(error)));
-            self.shown.done.store(true, Ordering::Relaxed);
+            self.progress.end(Err(ReceiveError::Taken(error)));
+            self.progress.done.store(true, Ordering::Relaxed);
         }
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
-        self.pace.ran(now);
+        self.timing.set_last_run(now);
         self.take.run(nic, now);
-        if self.shown.stopping.load(Ordering::Relaxed) {
-            self.shown.end(Err(Wrong::File("it was stopped before the file had come".into())));
+        if self.progress.stopping.load(Ordering::Relaxed) {
+            self.progress
+                .end(Err(ReceiveError::File("interrupted before the whole file was received".into())));
             self.take.refuse(nic, Refusal::Stopped, now);
         }
         while let Ok(done) = self.done.try_recv() {
@@ -130,67 +132,67 @@ impl App for Taker {
         if let Some(offer) = self.take.offered().filter(|_| !self.begun) {
             self.begun = true;
             self.segment_bytes = offer.segment_bytes.into();
-            self.shown.of.store(offer.len, Ordering::Relaxed);
-            self.ask(ToDisk::Begin(offer));
+            self.progress.total.store(offer.len, Ordering::Relaxed);
+            self.send_to_disk(DiskRequest::Begin(offer));
         }
         while let Some(bytes) = self.take.poll_segment() {
-            self.ask(ToDisk::Segment(bytes));
+            self.send_to_disk(DiskRequest::Segment(bytes));
         }
         if let Some(digest) = self.take.wants_comparison().filter(|_| !self.compared) {
             (self.compared, self.digest) = (true, digest);
-            self.ask(ToDisk::Compare(digest));
+            self.send_to_disk(DiskRequest::Compare(digest));
         }
         if let Some(outcome) = self.take.outcome() {
             let outcome = match (outcome, self.stored.take()) {
                 (_, Some(stored)) => Some(Ok(stored)),
-                (Err(error), None) => Some(Err(Wrong::Taken(*error))),
-                // Told before
+                (Err(error), None) => Some(Err(ReceiveError::Taken(*error))),
+                // The error was reported before.
                 (Ok(()), None) => None,
             };
             if let Some(outcome) = outcome {
-                self.shown.end(outcome);
+                self.progress.end(outcome);
             }
-            if self.pace.is_done(self.take.is_heard(), now) {
-                self.shown.done.store(true, Ordering::Relaxed);
+            if self.timing.is_done(self.take.is_heard(), now) {
+                self.progress.done.store(true, Ordering::Relaxed);
             }
         }
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        let look = self.pace.next(self.pending > 0);
+        let look = self.timing.next(self.pending > 0);
         Some(self.take.next_timer().map_or(look, |at| at.min(look)))
     }
 }
 
-/// The name that a file gets: the sender's, if that is no way to another folder
-fn name_of(offer: &Offer) -> Option<&str> {
+/// Returns the file name that the sender offers, unless it would lead to another folder.
+fn file_name(offer: &Offer) -> Option<&str> {
     let name = offer.name.as_str();
     let is_plain = Path::new(name).file_name().is_some_and(|plain| plain == name);
-    // What steers a terminal is no name.
+    // Control characters are not allowed in names.
     (is_plain && !name.contains(char::is_control)).then_some(name)
 }
 
-/// Bytes that are written before the disk is waited for. So what the sender hears is written is on the disk but for this, and
-/// the end of the file takes no longer than the sender waits.
-const SYNC: u64 = 16 << 20;
+/// Bytes written between two waits for the disk. So what is reported to the sender as written is on the disk
+/// except for this much, and the last sync does not exceed the sender's timeout.
+const SYNC_INTERVAL: u64 = 16 << 20;
 
-/// The file while it is written.
-struct Incomplete {
-    part: Part,
+/// The file while it is being written.
+struct IncompleteFile {
+    part: PartialFile,
     path: PathBuf,
     hash: Sha256,
     len: u64,
-    /// Of these, the disk was not waited for
+    /// Bytes since the last sync
     unsynced: u64,
 }
 
-impl Incomplete {
+impl IncompleteFile {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
         self.part.write_all(bytes)?;
         self.hash.update(bytes);
         self.len += bytes.len() as u64;
         self.unsynced += bytes.len() as u64;
-        if self.unsynced >= SYNC {
+        if self.unsynced >= SYNC_INTERVAL {
             self.part.file()?.sync_data()?;
             self.unsynced = 0;
         }
@@ -198,96 +200,101 @@ impl Incomplete {
     }
 }
 
-fn begin(into: &Path, offer: &Offer) -> Result<Incomplete, (Refusal, String)> {
-    let Some(name) = name_of(offer) else {
-        return Err((Refusal::Name, format!("{:?} is no name of a file", offer.name)));
+fn create_file(into: &Path, offer: &Offer) -> Result<IncompleteFile, (Refusal, String)> {
+    let Some(name) = file_name(offer) else {
+        return Err((Refusal::Name, format!("the sender's file name {:?} is not valid", offer.name)));
     };
     let path = into.join(name);
-    let shown = path.display();
+    let display = path.display();
     if path.symlink_metadata().is_ok() {
-        return Err((Refusal::Exists, format!("{shown} exists already")));
+        return Err((Refusal::Exists, format!("{display} exists already; remove it, or use another --into")));
     }
     let cannot = |error: std::io::Error| (Refusal::Write, format!("{}: {error}", into.display()));
-    let part = Part::create(into).map_err(cannot)?;
+    let part = PartialFile::create(into).map_err(cannot)?;
     let file = part.file().map_err(cannot)?;
     let space = rustix::fs::fstatvfs(file).map_err(|error| cannot(error.into()))?;
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     if free < offer.len {
-        let what = format!("{} has {free} bytes left, the file has {}", into.display(), offer.len);
+        let what = format!("{} has {free} bytes free, but the file has {}", into.display(), offer.len);
         return Err((Refusal::NoSpace, what));
     }
-    Ok(Incomplete { part, path, hash: Sha256::new(), len: 0, unsynced: 0 })
+    Ok(IncompleteFile { part, path, hash: Sha256::new(), len: 0, unsynced: 0 })
 }
 
-/// Writes what has come. What is left of a file that is not complete goes with this.
-fn writer(into: &Path, todo: &Receiver<ToDisk>, done: &Sender<Done>) {
-    let mut part: Option<Incomplete> = None;
-    for one in todo {
-        let answer = match (one, &mut part) {
-            (ToDisk::Begin(offer), _) => match begin(into, &offer) {
+/// Writes received segments. An incomplete file is removed when this function returns.
+fn writer(into: &Path, requests: &Receiver<DiskRequest>, done: &Sender<DiskResult>) {
+    let mut part: Option<IncompleteFile> = None;
+    for request in requests {
+        let result = match (request, &mut part) {
+            (DiskRequest::Begin(offer), _) => match create_file(into, &offer) {
                 Ok(begun) => {
                     part = Some(begun);
-                    Done::Begun
+                    DiskResult::Begun
                 }
-                Err((refusal, what)) => Done::Failed(refusal, what),
+                Err((refusal, what)) => DiskResult::Failed(refusal, what),
             },
-            (ToDisk::Segment(bytes), Some(part)) => match part.write(&bytes) {
-                Ok(()) => Done::Written,
-                Err(error) => not_written(&part.path, &error),
+            (DiskRequest::Segment(bytes), Some(part)) => match part.write(&bytes) {
+                Ok(()) => DiskResult::Written,
+                Err(error) => write_error(&part.path, &error),
             },
-            (ToDisk::Compare(digest), Some(_)) => {
-                part.take().map_or(Done::Differs, |part| store(part, digest))
+            (DiskRequest::Compare(digest), Some(_)) => {
+                part.take().map_or(DiskResult::Differs, |part| store(part, digest))
             }
-            (_, None) => Done::Failed(Refusal::Write, "the file is closed".into()),
+            (_, None) => DiskResult::Failed(Refusal::Write, "the file is closed".into()),
         };
-        if done.send(answer).is_err() {
+        if done.send(result).is_err() {
             break;
         }
     }
 }
 
-/// Gives the file its name if it is what was sent.
-fn store(incomplete: Incomplete, digest: [u8; DIGEST]) -> Done {
-    let Incomplete { part, path, hash, len, .. } = incomplete;
+/// Gives the file its final name if its digest matches.
+fn store(incomplete: IncompleteFile, digest: [u8; DIGEST]) -> DiskResult {
+    let IncompleteFile { part, path, hash, len, .. } = incomplete;
     if <[u8; DIGEST]>::from(hash.finalize()) != digest {
-        return Done::Differs;
+        return DiskResult::Differs;
     }
     let synced = part.file().and_then(File::sync_all);
-    // Nothing is pushed aside that has come there meanwhile.
-    let named = synced.and_then(|()| part.name(&path));
-    // The name is in the folder.
+    // A file that another process has created meanwhile is not replaced.
+    let named = synced.and_then(|()| part.persist(&path));
+    // The folder has to be synced, too, because it holds the name.
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     match named.and_then(|()| File::open(folder)?.sync_all()) {
-        Ok(()) => Done::Stored(path, len),
-        Err(error) => not_written(&path, &error),
+        Ok(()) => DiskResult::Stored(path, len),
+        Err(error) => write_error(&path, &error),
     }
 }
 
-fn not_written(path: &Path, error: &Error) -> Done {
+fn write_error(path: &Path, error: &Error) -> DiskResult {
     let no_space = matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded);
     let refusal = if no_space { Refusal::NoSpace } else { Refusal::Write };
-    Done::Failed(refusal, format!("{}: {error}", path.display()))
+    DiskResult::Failed(refusal, format!("{}: {error}", path.display()))
 }
 
 impl Args {
-    fn receive(&self) -> Result<(PathBuf, u64, [u8; DIGEST]), Ended> {
+    fn receive(&self) -> Result<(PathBuf, u64, [u8; DIGEST]), ExitReason> {
         if !self.into.is_dir() {
-            return Err(Ended::Wrong(format!("{} is no folder", self.into.display())));
+            return Err(ExitReason::InvalidArgument(format!(
+                "{} is not a directory; create it, or use another --into",
+                self.into.display()
+            )));
         }
-        let patience = self.on.patience()?;
-        let (runtime, host, own) = self.on.host(self.from)?;
+        let patience = self.transfer.patience()?;
+        let (runtime, host, own) = self.transfer.host(self.from)?;
         if own == self.from {
-            return Err(Ended::Wrong(format!("{own} is this host's own address")));
+            return Err(ExitReason::InvalidArgument(format!(
+                "{own} is this host's own address; --from is the sender's"
+            )));
         }
         let take = Take::new(
-            node(own, patience),
+            node_config(own, patience),
             TakeConfig { from: self.from, patience, max_memory: self.memory_mb << 20 },
         );
-        let shown = Shown::new();
-        let ((disk, todo), (says, done)) = (unbounded(), unbounded());
+        let progress = Progress::new();
+        let ((disk, requests), (results, done)) = (unbounded(), unbounded());
         let into = self.into.clone();
-        let writes = thread::spawn(move || writer(&into, &todo, &says));
-        let taker = Taker {
+        let writer_thread = thread::spawn(move || writer(&into, &requests, &results));
+        let app = ReceiveApp {
             take,
             disk,
             done,
@@ -295,19 +302,20 @@ impl Args {
             begun: false,
             compared: false,
             segment_bytes: 0,
-            pace: Pace::default(),
+            timing: Timing::default(),
             stored: None,
             digest: [0; DIGEST],
-            shown: Arc::clone(&shown),
+            progress: Arc::clone(&progress),
         };
-        let outcome = carry(runtime, &host, taker, &shown, "receiving");
-        // With the worker its end of the channel is gone: the writer ends, and an incomplete file with it.
-        writes.join().map_err(|_| failed(&"the writer has failed"))?;
+        let outcome = run_transfer(runtime, &host, app, &progress, "receiving");
+        // When the worker ends, it drops its end of the channel: the writer ends, and an incomplete file is
+        // removed.
+        writer_thread.join().map_err(|_| failed(&"the writer thread panicked"))?;
         match outcome? {
             Some(Ok(stored)) => Ok(stored),
-            Some(Err(Wrong::Taken(error))) => Err(failed(&error)),
-            Some(Err(Wrong::File(what))) => Err(failed(&what)),
-            None => Err(failed(&"it was stopped before the file had come")),
+            Some(Err(ReceiveError::Taken(error))) => Err(failed(&error)),
+            Some(Err(ReceiveError::File(what))) => Err(failed(&what)),
+            None => Err(failed(&"interrupted before the whole file was received")),
         }
     }
 }
@@ -318,7 +326,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             let text = format!("{}: {len} bytes, SHA-256 {}\n", path.display(), hex(&digest));
             print(&text, ExitCode::SUCCESS)
         }
-        Err(ended) => ended.say(),
+        Err(reason) => reason.report(),
     }
 }
 
@@ -331,15 +339,15 @@ mod tests {
         Offer { name: name.into(), len, segment_bytes: 4 }
     }
 
-    /// What the writer says to these
-    fn written(into: &Path, todo: Vec<ToDisk>) -> Vec<Done> {
-        let ((disk, hears), (says, done)) = (unbounded(), unbounded());
-        for one in todo {
-            disk.send(one).unwrap();
+    /// Returns the writer's results for these requests.
+    fn written(into: &Path, requests: Vec<DiskRequest>) -> Vec<DiskResult> {
+        let ((disk, queued), (results, done)) = (unbounded(), unbounded());
+        for request in requests {
+            disk.send(request).unwrap();
         }
         drop(disk);
-        writer(into, &hears, &says);
-        drop(says);
+        writer(into, &queued, &results);
+        drop(results);
         done.iter().collect()
     }
 
@@ -348,50 +356,50 @@ mod tests {
     }
 
     #[test]
-    fn a_file_has_its_name_when_it_is_right() {
+    fn a_file_gets_its_name_only_if_it_is_complete_and_its_digest_matches() {
         let folder = tempfile::tempdir().unwrap();
         let into = folder.path();
         let digest: [u8; DIGEST] = Sha256::digest(b"abcdefg").into();
-        let todo = |digest| {
-            let parts = [b"abcd".to_vec(), b"efg".to_vec()].map(ToDisk::Segment);
-            let mut all = vec![ToDisk::Begin(offer("it", 7))];
+        let requests = |digest| {
+            let parts = [b"abcd".to_vec(), b"efg".to_vec()].map(DiskRequest::Segment);
+            let mut all = vec![DiskRequest::Begin(offer("it", 7))];
             all.extend(parts);
-            all.push(ToDisk::Compare(digest));
+            all.push(DiskRequest::Compare(digest));
             all
         };
-        let wrong = written(into, todo([1; DIGEST]));
-        assert!(matches!(wrong.last(), Some(Done::Differs)));
-        assert_eq!(entries(into), 0, "nothing is left of it");
-        let mut cut = todo(digest);
+        let wrong = written(into, requests([1; DIGEST]));
+        assert!(matches!(wrong.last(), Some(DiskResult::Differs)));
+        assert_eq!(entries(into), 0, "no file is left");
+        let mut cut = requests(digest);
         cut.truncate(3);
-        assert!(matches!(written(into, cut).last(), Some(Done::Written)));
-        assert_eq!(entries(into), 0, "nothing is left of it");
-        let right = written(into, todo(digest));
-        assert!(matches!(right.last(), Some(Done::Stored(path, 7)) if *path == into.join("it")));
+        assert!(matches!(written(into, cut).last(), Some(DiskResult::Written)));
+        assert_eq!(entries(into), 0, "no file is left");
+        let right = written(into, requests(digest));
+        assert!(matches!(right.last(), Some(DiskResult::Stored(path, 7)) if *path == into.join("it")));
         assert_eq!(std::fs::read(into.join("it")).unwrap(), b"abcdefg");
-        // It may be read by whom any new file may be read by.
+        // The file has the mode of any new file.
         let mode = |name: &str| std::fs::metadata(into.join(name)).unwrap().permissions().mode();
         std::fs::write(into.join("another"), "").unwrap();
         assert_eq!(mode("it"), mode("another"));
         std::fs::remove_file(into.join("another")).unwrap();
-        let again = written(into, vec![ToDisk::Begin(offer("it", 7))]);
-        assert!(matches!(again[..], [Done::Failed(Refusal::Exists, _)]));
+        let again = written(into, vec![DiskRequest::Begin(offer("it", 7))]);
+        assert!(matches!(again[..], [DiskResult::Failed(Refusal::Exists, _)]));
         assert_eq!(entries(into), 1);
     }
 
     #[test]
-    fn what_cannot_be_written_is_refused() {
+    fn files_that_cannot_be_written_are_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let refusal = |into: &Path, offer: Offer| match written(into, vec![ToDisk::Begin(offer)])[..] {
-            [Done::Failed(refusal, _)] => Some(refusal),
+        let refusal = |into: &Path, offer: Offer| match written(into, vec![DiskRequest::Begin(offer)])[..] {
+            [DiskResult::Failed(refusal, _)] => Some(refusal),
             _ => None,
         };
         for name in ["", ".", "..", "a/b", "/etc/passwd", "../x", "a/", "a\0b", "a\nb", "a\u{1b}[2Jb"] {
             assert_eq!(refusal(folder.path(), offer(name, 7)), Some(Refusal::Name), "{name:?}");
         }
         assert_eq!(refusal(folder.path(), offer("it", u64::MAX)), Some(Refusal::NoSpace));
-        let full = not_written(Path::new("it"), &ErrorKind::StorageFull.into());
-        assert!(matches!(full, Done::Failed(Refusal::NoSpace, _)));
+        let full = write_error(Path::new("it"), &ErrorKind::StorageFull.into());
+        assert!(matches!(full, DiskResult::Failed(Refusal::NoSpace, _)));
         assert_eq!(refusal(&folder.path().join("no"), offer("it", 7)), Some(Refusal::Write));
         assert_eq!(entries(folder.path()), 0);
     }

@@ -1,4 +1,4 @@
-//! `understudy rdmc schedule`: who sends which block to whom, on a screen or as JSON.
+//! `understudy rdmc schedule`: prints the schedule of a transfer as a drawing or as JSON.
 
 use crate::config::EXIT_CODE;
 use crate::output::print;
@@ -11,61 +11,62 @@ use miette::MietteDiagnostic;
 use serde_json::json;
 use std::process::ExitCode;
 
-/// Print and draw the schedule of a transfer: who sends which block to whom at which step
+/// Print and draw the schedule of a transfer: sender, receiver and block of each step
 ///
-/// Node 0 is the root. Nothing is sent: the schedule is computed, as every member of a group computes its own part of it.
+/// Node 0 is the root. Nothing is sent: the schedule is computed, as each member of a group computes its own
+/// part of it.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// How blocks get around
+    /// Algorithm that distributes the blocks
     #[arg(long, value_enum, default_value_t = Kind::Pipeline)]
     algorithm: Kind,
-    /// Nodes, the root among them
+    /// Number of nodes, including the root
     #[arg(long, short = 'n', value_name = "N")]
     nodes: u32,
-    /// Blocks of the object
+    /// Number of blocks of the object
     #[arg(long, short = 'k', value_name = "K", required_unless_present = "bytes", conflicts_with = "bytes")]
     blocks: Option<u32>,
-    /// Bytes of the object
+    /// Size of the object in bytes
     #[arg(long, requires = "block_bytes")]
     bytes: Option<u32>,
-    /// Bytes of a block
+    /// Size of a block in bytes
     #[arg(long, value_name = "BYTES", requires = "bytes")]
     block_bytes: Option<u32>,
-    /// For the hybrid: how many nodes each rack has, the root's first
+    /// For hybrid: number of nodes in each rack, beginning with the root's rack
     #[arg(long, value_name = "N,N,...", value_delimiter = ',')]
     racks: Vec<NonZeroU32>,
-    /// Show what this node does
+    /// Show this node only
     #[arg(long)]
     node: Option<u32>,
-    /// How long it takes at this rate of each host's port
+    /// Rate of each host's port, for an estimate of the time
     #[arg(long, value_name = "GBPS", requires = "bytes")]
     rate_gbps: Option<f64>,
-    /// From one host to another, for the time that it takes
+    /// Latency from one host to another, for the estimate
     #[arg(long, value_name = "US", default_value_t = 2.0)]
     latency_us: f64,
-    /// All transfers as JSON
+    /// Print all transfers as JSON
     #[arg(long)]
     json: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Kind {
-    /// The whole object to one node after the other
+    /// The root sends the whole object to one node after the other
     Sequential,
     /// Each node passes blocks on to the next
     Chain,
-    /// Who has the whole object sends it to somebody who has nothing
+    /// Each node with the whole object sends it to a node without it
     Tree,
-    /// A hypercube, in which all exchange blocks
+    /// Binomial pipeline: all nodes exchange blocks along a hypercube
     Pipeline,
-    /// A pipeline over racks, and one in each
+    /// A pipeline over racks, and one within each rack
     Hybrid,
     /// A P4CE switch copies what the root sends once
     InNetwork,
 }
 
 impl Kind {
-    /// The algorithm; the hybrid's with its racks.
+    /// Returns the algorithm. `racks` is only called for hybrid.
     pub(super) fn algorithm<E>(self, racks: impl FnOnce() -> Result<Racks, E>) -> Result<Algorithm, E> {
         Ok(match self {
             Self::Sequential => Algorithm::Sequential,
@@ -78,17 +79,18 @@ impl Kind {
     }
 }
 
-/// Nodes and steps that fit on a screen
-const MOST_NODES: u32 = 64;
-const MOST_STEPS: u64 = 24;
-/// Nodes times steps that are reckoned with
-const MOST_CELLS: u64 = 200_000_000;
+/// Limits of the drawing, in nodes and steps
+const MAX_DRAWN_NODES: u32 = 64;
+const MAX_DRAWN_STEPS: u64 = 24;
+/// Limit on nodes times steps
+const MAX_CELLS: u64 = 200_000_000;
 
 impl Args {
     fn algorithm(&self) -> Result<Algorithm, String> {
         if self.racks.is_empty() != (self.algorithm != Kind::Hybrid) {
             return Err(
-                "--racks 4,4,4 says which nodes of a hybrid are in which rack, and is for that alone".into(),
+                "--racks is required for hybrid and not valid otherwise; write, for example, --racks 4,4,4"
+                    .into(),
             );
         }
         self.algorithm.algorithm(|| {
@@ -103,12 +105,12 @@ impl Args {
     fn blocks(&self) -> Result<u32, String> {
         match (self.blocks, self.bytes, self.block_bytes) {
             (Some(blocks), ..) => Ok(blocks),
-            (_, Some(0), _) => Err("an object of 0 bytes has nothing to send".into()),
+            (_, Some(0), _) => Err("--bytes is 0, so there is nothing to send; use 1 or more".into()),
             (_, Some(bytes), Some(block)) if block == 0 || block > bytes => {
-                Err(format!("blocks of {block} bytes of an object of {bytes}: 1 to {bytes} are possible"))
+                Err(format!("--block-bytes {block} is out of range for {bytes} bytes; use 1 to {bytes}"))
             }
             (_, Some(bytes), Some(block)) => Ok(bytes.div_ceil(block)),
-            _ => Err("say --blocks, or --bytes and --block-bytes".into()),
+            _ => Err("the number of blocks is missing; add --blocks, or --bytes and --block-bytes".into()),
         }
     }
 
@@ -116,11 +118,11 @@ impl Args {
         let schedule = Schedule::new(self.algorithm()?, self.nodes, self.blocks()?);
         let schedule = schedule.map_err(|error| error.to_string())?;
         if self.node.is_some_and(|node| node >= self.nodes) {
-            return Err(format!("nodes are 0 to {}", self.nodes - 1));
+            return Err(format!("--node is out of range; use 0 to {}", self.nodes - 1));
         }
-        if schedule.steps().saturating_mul(self.nodes.into()) > MOST_CELLS {
+        if schedule.steps().saturating_mul(self.nodes.into()) > MAX_CELLS {
             return Err(format!(
-                "{} steps of {} nodes are too many to look at",
+                "{} steps of {} nodes are too many to print; use fewer nodes or blocks",
                 schedule.steps(),
                 self.nodes
             ));
@@ -129,7 +131,10 @@ impl Args {
             || self.latency_us.is_nan()
             || self.latency_us < 0.0
         {
-            return Err("a rate is above 0 Gb/s, a latency 0 us or more".into());
+            return Err(
+                "--rate-gbps or --latency-us is out of range; use a rate above 0 and a latency of 0 or more"
+                    .into(),
+            );
         }
         Ok(schedule)
     }
@@ -172,13 +177,13 @@ fn json(schedule: &Schedule, only: Option<u32>) -> String {
     format!("{value}\n")
 }
 
-/// What is to be said of a group that is larger than a switch copies to at once.
-pub(super) fn several(times: usize, ipv4: bool) -> String {
-    let most = copied_at_once(ipv4);
-    format!("A switch copies to {most} receivers at once: the root sends each block {times} times.")
+/// Returns a note for a group that has more receivers than a switch copies to at once.
+pub(super) fn copies_note(times: usize, ipv4: bool) -> String {
+    let max = copied_at_once(ipv4);
+    format!("A switch copies to at most {max} receivers at once, so the root sends each block {times} times.")
 }
 
-/// What it comes to, beside the others.
+/// Returns the totals of the schedule, with the steps of the other algorithms.
 fn summary(args: &Args, schedule: &Schedule) -> String {
     let (n, k) = (schedule.nodes(), schedule.blocks());
     let name = schedule.algorithm().name();
@@ -191,14 +196,14 @@ fn summary(args: &Args, schedule: &Schedule) -> String {
         Some(format!("{} {steps}", other.name()))
     });
     _ = writeln!(text, " ({})", others.collect::<Vec<_>>().join(", "));
-    let most = (1..n).map(|node| schedule.sends(node).count()).max().unwrap_or(0);
+    let max = (1..n).map(|node| schedule.sends(node).count()).max().unwrap_or(0);
     let mut root = schedule.sends(0).count();
     let times = (n as usize - 1).div_ceil(copied_at_once(true));
     if *schedule.algorithm() == Algorithm::InNetwork && times > 1 {
         root *= times;
-        _ = writeln!(text, "{}", several(times, true));
+        _ = writeln!(text, "{}", copies_note(times, true));
     }
-    _ = writeln!(text, "The root sends {root} blocks, another node {most} at most.");
+    _ = writeln!(text, "The root sends {root} blocks, every other node at most {max}.");
     if let (Some(rate), Some(bytes), Some(block)) = (args.rate_gbps, args.bytes, args.block_bytes) {
         let network = Network::new(n as usize, rate * 1e9, args.latency_us / 1e6);
         let (bytes, block) = (u64::from(bytes), u64::from(block));
@@ -209,7 +214,7 @@ fn summary(args: &Args, schedule: &Schedule) -> String {
         let copies = f64::from(schedule.nodes() - 1) * bytes as f64 * 8.0 / last / 1e9;
         _ = writeln!(
             text,
-            "At {rate} Gb/s the first node has all of it after {:.3} ms, the last one after {:.3} ms: {copies:.1} Gb/s of copies.",
+            "At {rate} Gb/s, the first node has all of it after {:.3} ms, the last one after {:.3} ms: {copies:.1} Gb/s of copies.",
             first * 1e3,
             last * 1e3
         );
@@ -217,7 +222,7 @@ fn summary(args: &Args, schedule: &Schedule) -> String {
     text
 }
 
-/// What a node sends and receives at a step: `3>5` sends block 3 to node 5, `<2` receives block 2
+/// Describes what a node sends and receives at a step: `3>5` sends block 3 to node 5, `<2` receives block 2.
 fn cell(schedule: &Schedule, node: u32, step: u64) -> String {
     let mut cell = match schedule.send(node, step) {
         Some(send) => match send.to {
@@ -236,12 +241,12 @@ fn cell(schedule: &Schedule, node: u32, step: u64) -> String {
 fn drawing(args: &Args, schedule: &Schedule) -> String {
     let nodes: Vec<u32> = match args.node {
         Some(node) => vec![node],
-        None => (0..schedule.nodes().min(MOST_NODES)).collect(),
+        None => (0..schedule.nodes().min(MAX_DRAWN_NODES)).collect(),
     };
     if let [node] = nodes[..] {
-        return one(schedule, node);
+        return node_drawing(schedule, node);
     }
-    let steps = schedule.steps().min(MOST_STEPS);
+    let steps = schedule.steps().min(MAX_DRAWN_STEPS);
     let row = |node: u32| (0..steps).map(|step| cell(schedule, node, step)).collect::<Vec<_>>();
     let cells: Vec<Vec<String>> = nodes.iter().map(|node| row(*node)).collect();
     let width = |step: usize| {
@@ -263,17 +268,17 @@ fn drawing(args: &Args, schedule: &Schedule) -> String {
     text.truncate(text.trim_end().len());
     text += "\n     3>5: sends block 3 to node 5. <2: receives block 2.\n";
     if steps < schedule.steps() || nodes.len() < schedule.nodes() as usize {
-        text += "     There are more: --node shows one of them, --json everything.\n";
+        text += "     The drawing is incomplete: use --node for one node, --json for everything.\n";
     }
-    text += "\nWhat each node has, step by step:\n";
+    text += "\nBlocks of each node, step by step:\n";
     for node in nodes {
         _ = writeln!(text, "{node:>4} {}", shades(schedule, node));
     }
     text
 }
 
-/// What a node does, a line for each step at which it does something
-fn one(schedule: &Schedule, node: u32) -> String {
+/// Describes what a node does, one line for each step at which it is active.
+fn node_drawing(schedule: &Schedule, node: u32) -> String {
     let mut text = format!("\nNode {node}:\n");
     for step in 0..schedule.steps() {
         let cell = cell(schedule, node, step);
@@ -285,7 +290,7 @@ fn one(schedule: &Schedule, node: u32) -> String {
     text
 }
 
-/// How full a node is, in so many shades
+/// Returns the fill level of a node over time, as shaded characters.
 fn shades(schedule: &Schedule, node: u32) -> String {
     const SHADES: [char; 5] = ['\u{b7}', '\u{2591}', '\u{2592}', '\u{2593}', '\u{2588}'];
     let (steps, blocks) = (schedule.steps(), u64::from(schedule.blocks()));
@@ -295,7 +300,7 @@ fn shades(schedule: &Schedule, node: u32) -> String {
     for column in 0..columns {
         let (from, to) = (column * steps / columns, (column + 1) * steps / columns);
         has += (from..to).filter(|step| schedule.receive(node, *step).is_some()).count() as u64;
-        // Full only if it has everything, empty only if it has nothing.
+        // Full only if the node has all blocks, empty only if it has none.
         let shade = if has == blocks { 4 } else { (has * 4).div_ceil(blocks).min(3) };
         text.push(SHADES[shade as usize]);
     }
@@ -330,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_time_is_told() {
+    fn the_summary_estimates_the_time() {
         let args = args("-n 4 --bytes 268435456 --block-bytes 1048576 --rate-gbps 40 --latency-us 1.5");
         let text = summary(&args, &args.schedule().unwrap());
         assert!(text.contains("the last one after 54.67 ms") || text.contains("after 54.6"), "{text}");
@@ -350,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn one_node_and_json() {
+    fn one_node_is_drawn_and_all_sends_are_in_the_json() {
         let args = args("-n 5 -k 2 --algorithm chain --node 2");
         let schedule = args.schedule().unwrap();
         assert!(drawing(&args, &schedule).contains("     2  0>3 <1\n"), "{}", drawing(&args, &schedule));
@@ -360,19 +365,19 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_arguments_are_refused() {
         for (line, what) in [
-            ("-n 1 -k 3", "two members at least"),
-            ("-n 4 -k 0", "one block at least"),
-            ("-n 4 -k 3 --node 4", "nodes are 0 to 3"),
+            ("-n 1 -k 3", "at least 2 members"),
+            ("-n 4 -k 0", "use at least 1 block"),
+            ("-n 4 -k 3 --node 4", "use 0 to 3"),
             ("-n 4 --bytes 0 --block-bytes 1", "nothing to send"),
-            ("-n 4 --bytes 10 --block-bytes 0", "1 to 10 are possible"),
-            ("-n 4 --bytes 10 --block-bytes 11", "1 to 10 are possible"),
+            ("-n 4 --bytes 10 --block-bytes 0", "use 1 to 10"),
+            ("-n 4 --bytes 10 --block-bytes 11", "use 1 to 10"),
             ("-n 4 -k 2 --algorithm hybrid", "--racks"),
             ("-n 4 -k 2 --racks 2,2", "--racks"),
-            ("-n 4 -k 2 --algorithm hybrid --racks 2,1", "the racks are of 3 nodes, the group has 4"),
-            ("-n 60000 -k 60000", "too many to look at"),
-            ("-n 4 --bytes 10 --block-bytes 2 --rate-gbps 0", "above 0"),
+            ("-n 4 -k 2 --algorithm hybrid --racks 2,1", "racks are given for 3 nodes, but the group has 4"),
+            ("-n 60000 -k 60000", "too many to print"),
+            ("-n 4 --bytes 10 --block-bytes 2 --rate-gbps 0", "a rate above 0"),
         ] {
             let error = args(line).schedule().unwrap_err();
             assert!(error.contains(what), "{line}: {error}");

@@ -1,7 +1,7 @@
-//! `understudy rdmc send`: a file to many hosts.
+//! `understudy rdmc send`: sends a file to many hosts.
 
-use super::carry::{Ended, On, Pace, Shown, carry, failed, node};
-use super::schedule::{Kind, several};
+use super::schedule::{Kind, copies_note};
+use super::transfer::{ExitReason, Progress, Timing, TransferArgs, failed, node_config, run_transfer};
 use crate::config;
 use crate::output::print;
 use ::rdmc::delivery::{DIGEST, Give, GiveConfig, GiveError, Given};
@@ -23,128 +23,134 @@ use std::thread;
 use std::time::Duration;
 use switch::Nanos;
 
-/// Send a file to many hosts at once, which run `understudy rdmc receive`
+/// Send a file to many hosts that run `understudy rdmc receive`
 ///
-/// Receivers relay blocks to each other. When one fails the others get the file all the same, from where they were. Ends with
-/// 0 if every receiver has the file and has compared its SHA-256, and with 1 if one has not.
+/// Receivers relay blocks to each other. If one fails, the others continue from where they were and get the
+/// whole file. Exits with 0 if every receiver has the file and has verified its SHA-256, and with 1
+/// otherwise.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The file
+    /// File to send
     file: PathBuf,
-    /// The receivers
+    /// Addresses of the receivers
     #[arg(long, value_name = "IP,IP,...", value_delimiter = ',', required = true)]
     to: Vec<IpAddr>,
     #[command(flatten)]
-    on: On,
-    /// How blocks get around
+    transfer: TransferArgs,
+    /// Algorithm that distributes the blocks
     #[arg(long, value_enum, default_value_t = Kind::Pipeline)]
     algorithm: Kind,
-    /// Bytes of a block; if not said 1 MB, or the file if that is less
+    /// Size of a block in bytes [default: 1 MB, or the size of the file if that is less]
     #[arg(long, value_name = "BYTES")]
     block_bytes: Option<u32>,
-    /// Blocks that receivers have to have room for, and that are sent again at most after a failure
+    /// Blocks of a segment: receivers need memory for segments, and at most one segment is sent again after a
+    /// failure
     #[arg(long, value_name = "BLOCKS", default_value_t = 16)]
     segment_blocks: u32,
-    /// For `--algorithm hybrid`: the network, as for `understudy plan`. Hosts at the same switch are a rack
+    /// For `--algorithm hybrid`: the network, as for `understudy plan`; hosts at the same switch form a rack
     #[arg(long, value_name = "TOPOLOGY.toml", required_if_eq("algorithm", "hybrid"))]
     topology: Option<PathBuf>,
-    /// The P4CE switch that copies, for `--algorithm in-network`
+    /// For `--algorithm in-network`: the P4CE switch that copies
     #[arg(long, value_name = "IP:PORT", required_if_eq("algorithm", "in-network"))]
     switch: Option<SocketAddr>,
-    /// Print what became of it as JSON
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// What is wanted of the file.
-enum Wanted {
+/// Request to the reader thread.
+enum ReadRequest {
     Segment(u64, u32),
     Digest,
 }
 
-/// What was read.
-enum Read {
+/// Result from the reader thread.
+enum ReadResult {
     Segment(u64, Vec<u8>),
     Digest([u8; DIGEST]),
     Failed(String),
 }
 
-/// Why it did not work.
-enum Wrong {
+/// Reason why the transfer failed.
+enum SendError {
     Given(GiveError),
     File(String),
 }
 
-type Outcome = Result<Given, Wrong>;
+type Outcome = Result<Given, SendError>;
 
-struct Giver {
+struct SendApp {
     give: Give,
-    wanted: Sender<Wanted>,
-    read: Receiver<Read>,
-    asked: bool,
+    wanted: Sender<ReadRequest>,
+    read: Receiver<ReadResult>,
+    read_pending: bool,
     segment_bytes: u64,
-    pace: Pace,
-    shown: Arc<Shown<Outcome>>,
+    timing: Timing,
+    progress: Arc<Progress<Outcome>>,
 }
 
-impl Giver {
-    fn on_read(&mut self, nic: &mut Rnic, read: Read, now: Nanos) {
-        self.asked = false;
+impl SendApp {
+    fn on_read(&mut self, nic: &mut Rnic, read: ReadResult, now: Nanos) {
+        self.read_pending = false;
         match read {
-            // After a failure it may be another one that is wanted by now.
-            Read::Segment(number, bytes) if self.give.wants() == Some(number) => self.give.give(nic, bytes),
-            Read::Segment(..) => {}
-            Read::Digest(digest) => self.give.finish(nic, digest),
-            Read::Failed(what) => {
-                self.shown.end(Err(Wrong::File(what)));
+            // After a failure, a different segment may be needed by now.
+            ReadResult::Segment(number, bytes) if self.give.wants() == Some(number) => {
+                self.give.give(nic, bytes);
+            }
+            ReadResult::Segment(..) => {}
+            ReadResult::Digest(digest) => self.give.finish(nic, digest),
+            ReadResult::Failed(what) => {
+                self.progress.end(Err(SendError::File(what)));
                 self.give.stop(nic, now);
             }
         }
     }
 }
 
-impl App for Giver {
+impl App for SendApp {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
         if let Err(error) = self.give.start(nic, now) {
-            self.shown.end(Err(Wrong::Given(error)));
-            self.shown.done.store(true, Ordering::Relaxed);
+            self.progress.end(Err(SendError::Given(error)));
+            self.progress.done.store(true, Ordering::Relaxed);
         }
     }
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
-        self.pace.ran(now);
+        self.timing.set_last_run(now);
         self.give.run(nic, now);
-        if self.shown.stopping.load(Ordering::Relaxed) {
+        if self.progress.stopping.load(Ordering::Relaxed) {
             self.give.stop(nic, now);
         }
         while let Ok(read) = self.read.try_recv() {
             self.on_read(nic, read, now);
             self.give.run(nic, now);
         }
-        if !self.asked {
-            let segment = self.give.wants().map(|n| Wanted::Segment(n, self.give.segment_len(n)));
-            let wanted = segment.or_else(|| self.give.wants_digest().then_some(Wanted::Digest));
-            // A reader that has ended has said why.
-            self.asked = wanted.is_some_and(|wanted| self.wanted.send(wanted).is_ok());
+        if !self.read_pending {
+            let segment = self.give.wants().map(|n| ReadRequest::Segment(n, self.give.segment_len(n)));
+            let wanted = segment.or_else(|| self.give.wants_digest().then_some(ReadRequest::Digest));
+            // A reader that has ended has reported its error.
+            self.read_pending = wanted.is_some_and(|wanted| self.wanted.send(wanted).is_ok());
         }
         let written = self.give.written().saturating_mul(self.segment_bytes);
-        self.shown.bytes.store(written.min(self.shown.of.load(Ordering::Relaxed)), Ordering::Relaxed);
+        self.progress
+            .bytes
+            .store(written.min(self.progress.total.load(Ordering::Relaxed)), Ordering::Relaxed);
         if let Some(outcome) = self.give.outcome() {
-            self.shown.end(outcome.clone().map_err(Wrong::Given));
-            if self.pace.is_done(self.give.is_heard(), now) {
-                self.shown.done.store(true, Ordering::Relaxed);
+            self.progress.end(outcome.clone().map_err(SendError::Given));
+            if self.timing.is_done(self.give.is_heard(), now) {
+                self.progress.done.store(true, Ordering::Relaxed);
             }
         }
     }
 
     fn next_timer(&self) -> Option<Nanos> {
-        let look = self.pace.next(self.asked);
+        let look = self.timing.next(self.read_pending);
         Some(self.give.next_timer().map_or(look, |at| at.min(look)))
     }
 }
 
-/// A state of a file: where its bytes lie, how many there are, and when it was last changed. Equal as long as nobody writes to it,
-/// but for what is written through a mapping and has not reached the file's times.
+/// Identity of a file's contents: inode, length, and times of the last changes. Equal as long as no process
+/// writes to the file, except for writes through a mapping that have not reached the file's times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Version {
     inode: (u64, u64),
@@ -154,18 +160,18 @@ struct Version {
 }
 
 impl Version {
-    fn of(about: &Metadata) -> Self {
+    fn of(metadata: &Metadata) -> Self {
         Self {
-            inode: (about.dev(), about.ino()),
-            len: about.len(),
-            modified: (about.mtime(), about.mtime_nsec()),
-            changed: (about.ctime(), about.ctime_nsec()),
+            inode: (metadata.dev(), metadata.ino()),
+            len: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
         }
     }
 
-    /// Returns the state of a file from which any later change differs. The kernel's clock for times of files stands still for
-    /// up to 10 ms, so a file that was changed just now is waited for until the clock has moved on; not for longer than a tenth
-    /// of a second, as times of a file server are another clock's.
+    /// Returns the version of a file from which every later change differs. The kernel's clock for file times
+    /// advances in steps of up to 10 ms, so this waits until the clock is later than the last change. It
+    /// waits for a tenth of a second at most, because the times of a file server are those of another clock.
     fn settled(file: &File) -> std::io::Result<Self> {
         let mut attempts = 100;
         loop {
@@ -180,7 +186,7 @@ impl Version {
     }
 }
 
-/// The file that is sent
+/// The file to send.
 struct Source {
     file: File,
     path: PathBuf,
@@ -188,7 +194,7 @@ struct Source {
 }
 
 impl Source {
-    /// Says what is wrong if what has been read is not one state of the file.
+    /// Returns an error if the segments that were read may belong to different versions of the file.
     fn check(&self) -> Result<(), String> {
         let path = self.path.display();
         let now = std::fs::metadata(&self.path).map_err(|error| format!("{path}: {error}"))?;
@@ -200,22 +206,22 @@ impl Source {
     }
 }
 
-/// Reads what is wanted, and reckons the digest of what is read for the first time.
+/// Reads the requested segments, and computes the digest from the first read of each.
 fn reader(
     source: &Source,
     segment_bytes: u64,
-    wanted: &Receiver<Wanted>,
-    read: &Sender<Read>,
+    wanted: &Receiver<ReadRequest>,
+    read: &Sender<ReadResult>,
 ) -> [u8; DIGEST] {
     let (mut hash, mut hashed) = (Sha256::new(), 0);
     let file = &source.file;
-    for one in wanted {
-        let answer = match one {
-            Wanted::Digest => match source.check() {
-                Ok(()) => Read::Digest(hash.clone().finalize().into()),
-                Err(what) => Read::Failed(what),
+    for request in wanted {
+        let result = match request {
+            ReadRequest::Digest => match source.check() {
+                Ok(()) => ReadResult::Digest(hash.clone().finalize().into()),
+                Err(what) => ReadResult::Failed(what),
             },
-            Wanted::Segment(number, len) => {
+            ReadRequest::Segment(number, len) => {
                 let mut bytes = vec![0; len as usize];
                 match file.read_exact_at(&mut bytes, number * segment_bytes) {
                     Ok(()) => {
@@ -223,13 +229,13 @@ fn reader(
                             hash.update(&bytes);
                             hashed += 1;
                         }
-                        Read::Segment(number, bytes)
+                        ReadResult::Segment(number, bytes)
                     }
-                    Err(error) => Read::Failed(format!("the file cannot be read: {error}")),
+                    Err(error) => ReadResult::Failed(format!("cannot read the file: {error}")),
                 }
             }
         };
-        if read.send(answer).is_err() {
+        if read.send(result).is_err() {
             break;
         }
     }
@@ -237,26 +243,34 @@ fn reader(
 }
 
 impl Args {
-    /// The racks of this host and of receivers: by the switch that each is at first
-    fn racks(&self, own: IpAddr) -> Result<Racks, Ended> {
+    /// Returns the racks of this host and of the receivers: hosts with the same first switch form a rack.
+    fn racks(&self, own: IpAddr) -> Result<Racks, ExitReason> {
         let path = self.topology.as_ref();
-        let path = path.ok_or_else(|| Ended::Wrong("the hybrid needs racks: --topology".into()))?;
-        let network = config::load_topology(path).map_err(|report| Ended::Config(Box::new(report)))?;
+        let path = path.ok_or_else(|| {
+            ExitReason::InvalidArgument("--algorithm hybrid needs racks; add --topology".into())
+        })?;
+        let network = config::load_topology(path).map_err(|report| ExitReason::Config(Box::new(report)))?;
         let rack = |ip: &IpAddr| {
             let host = network.topology.hosts.iter().find(|host| host.address == *ip);
             let switch = host.and_then(|host| host.switches.first());
-            switch
-                .ok_or_else(|| Ended::Wrong(format!("{} has no host with the address {ip}", path.display())))
+            switch.ok_or_else(|| {
+                ExitReason::InvalidArgument(format!("{} has no host with the address {ip}", path.display()))
+            })
         };
         let racks = core::iter::once(&own).chain(&self.to).map(rack).collect::<Result<Vec<_>, _>>()?;
-        Racks::new(&racks).map_err(|error| Ended::Wrong(error.to_string()))
+        Racks::new(&racks).map_err(|error| ExitReason::InvalidArgument(error.to_string()))
     }
 
-    fn config(&self, len: u64, own: IpAddr) -> Result<GiveConfig, Ended> {
+    fn config(&self, len: u64, own: IpAddr) -> Result<GiveConfig, ExitReason> {
         let name = self.file.file_name();
-        let name = name.ok_or_else(|| Ended::Wrong(format!("{} is no file", self.file.display())))?;
+        let name = name.ok_or_else(|| {
+            ExitReason::InvalidArgument(format!("{} is not a regular file", self.file.display()))
+        })?;
         let name = name.to_str().map(String::from).ok_or_else(|| {
-            Ended::Wrong(format!("{}: the name is not UTF-8: give it another one", self.file.display()))
+            ExitReason::InvalidArgument(format!(
+                "the file name {} is not UTF-8; rename the file",
+                self.file.display()
+            ))
         })?;
         let mut config = GiveConfig::new(self.to.clone(), name, len);
         config.block_bytes = self.block_bytes.unwrap_or(config.block_bytes);
@@ -265,66 +279,76 @@ impl Args {
             .checked_mul(self.segment_blocks)
             .filter(|bytes| *bytes <= 1 << 30)
             .ok_or_else(|| {
-                Ended::Wrong("a segment has 1 GB at most: fewer --segment-blocks, or smaller blocks".into())
+                ExitReason::InvalidArgument(
+                    "a segment is larger than 1 GB; use fewer --segment-blocks or smaller --block-bytes"
+                        .into(),
+                )
             })?;
         config.algorithm = self.algorithm.algorithm(|| self.racks(own))?;
-        config.patience = self.on.patience()?;
+        config.patience = self.transfer.patience()?;
         Ok(config)
     }
 
-    fn send(&self) -> Result<(Given, u64, f64, [u8; DIGEST]), Ended> {
-        let unreadable = |error: std::io::Error| Ended::Wrong(format!("{}: {error}", self.file.display()));
-        // A pipe does not wait for somebody who writes: it is refused below.
-        let waits_not = rustix::fs::OFlags::NONBLOCK.bits() as i32;
-        let file = File::options().read(true).custom_flags(waits_not).open(&self.file).map_err(unreadable)?;
-        let about = file.metadata().map_err(unreadable)?;
-        if !about.is_file() {
-            return Err(Ended::Wrong(format!("{} is no file", self.file.display())));
+    fn send(&self) -> Result<(Given, u64, f64, [u8; DIGEST]), ExitReason> {
+        let unreadable =
+            |error: std::io::Error| ExitReason::InvalidArgument(format!("{}: {error}", self.file.display()));
+        // Opening a pipe must not wait for a writer. Pipes are rejected below.
+        let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+        let file =
+            File::options().read(true).custom_flags(nonblocking).open(&self.file).map_err(unreadable)?;
+        let metadata = file.metadata().map_err(unreadable)?;
+        if !metadata.is_file() {
+            return Err(ExitReason::InvalidArgument(format!(
+                "{} is not a regular file",
+                self.file.display()
+            )));
         }
         let version = Version::settled(&file).map_err(unreadable)?;
         let len = version.len;
-        let first = self.to.first().copied().ok_or_else(|| Ended::Wrong("there are no receivers".into()))?;
-        let (runtime, host, own) = self.on.host(first)?;
+        let first = self.to.first().copied().ok_or_else(|| {
+            ExitReason::InvalidArgument("there are no receivers; add addresses to --to".into())
+        })?;
+        let (runtime, host, own) = self.transfer.host(first)?;
         let config = self.config(len, own)?;
         let times = self.to.len().div_ceil(copied_at_once(self.to.iter().all(IpAddr::is_ipv4)));
         if config.algorithm == Algorithm::InNetwork && times > 1 {
-            eprintln!("{}", several(times, self.to.iter().all(IpAddr::is_ipv4)));
+            eprintln!("{}", copies_note(times, self.to.iter().all(IpAddr::is_ipv4)));
         }
         let through = self.switch.map(|at| Through { address: at.ip(), port: at.port() });
         let config = GiveConfig { through, ..config };
-        let node = node(own, config.patience);
+        let node = node_config(own, config.patience);
         let segment_bytes = config.segment_bytes.into();
-        let give = Give::new(node, config).map_err(|error| Ended::Wrong(error.to_string()))?;
-        let shown = Shown::new();
-        shown.of.store(len, Ordering::Relaxed);
-        let ((wanted, hears), (says, read)) = (unbounded(), unbounded());
+        let give = Give::new(node, config).map_err(|error| ExitReason::InvalidArgument(error.to_string()))?;
+        let progress = Progress::new();
+        progress.total.store(len, Ordering::Relaxed);
+        let ((wanted, requests), (results, read)) = (unbounded(), unbounded());
         let source = Source { file, path: self.file.clone(), version };
-        let reads = thread::spawn(move || reader(&source, segment_bytes, &hears, &says));
-        let giver = Giver {
+        let reader_thread = thread::spawn(move || reader(&source, segment_bytes, &requests, &results));
+        let app = SendApp {
             give,
             wanted,
             read,
-            asked: false,
+            read_pending: false,
             segment_bytes,
-            pace: Pace::default(),
-            shown: Arc::clone(&shown),
+            timing: Timing::default(),
+            progress: Arc::clone(&progress),
         };
         let began = crate::run::now();
-        let outcome = carry(runtime, &host, giver, &shown, "sending")?;
+        let outcome = run_transfer(runtime, &host, app, &progress, "sending")?;
         let seconds = began.elapsed().as_secs_f64();
-        let digest = reads.join().map_err(|_| failed(&"the reader has failed"))?;
+        let digest = reader_thread.join().map_err(|_| failed(&"the reader thread panicked"))?;
         match outcome {
             Some(Ok(outcome)) => Ok((outcome, len, seconds, digest)),
-            Some(Err(Wrong::Given(GiveError::Alone(lost)))) => {
+            Some(Err(SendError::Given(GiveError::Alone(lost)))) => {
                 let mut what = String::from("no receiver has the file:");
                 for (ip, why) in lost {
                     _ = write!(what, "\n{ip} {why}");
                 }
                 Err(failed(&what))
             }
-            Some(Err(Wrong::Given(error))) => Err(failed(&error)),
-            Some(Err(Wrong::File(what))) => Err(failed(&what)),
-            None => Err(failed(&"it was stopped before every receiver had the file")),
+            Some(Err(SendError::Given(error))) => Err(failed(&error)),
+            Some(Err(SendError::File(what))) => Err(failed(&what)),
+            None => Err(failed(&"interrupted before every receiver had the file")),
         }
     }
 }
@@ -332,7 +356,7 @@ impl Args {
 pub(crate) fn run(args: &Args) -> ExitCode {
     let (given, len, seconds, digest) = match args.send() {
         Ok(sent) => sent,
-        Err(ended) => return ended.say(),
+        Err(reason) => return reason.report(),
     };
     let code = if given.lost.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     let sum = hex(&digest);
@@ -360,7 +384,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         _ = writeln!(text, "{ip} {why}");
     }
     if args.algorithm == Kind::InNetwork && given.algorithm != Algorithm::InNetwork {
-        _ = writeln!(text, "The switch did not copy: blocks went by the {}", given.algorithm.name());
+        _ = writeln!(text, "The switch did not copy: the blocks were sent by the {}", given.algorithm.name());
     }
     print(&text, code)
 }
@@ -380,14 +404,14 @@ mod tests {
     use std::io::{Seek as _, SeekFrom, Write as _};
     use std::path::Path;
 
-    /// What another process does to the file while it is read
+    /// Change by another process while the file is read.
     #[derive(Clone, Copy, Debug)]
     enum Change {
-        /// Writes other bytes, or the same ones, at this place
+        /// Writes a byte, possibly the same as before, at this offset
         Overwrite(u64, u8),
         Append,
         Truncate(u64),
-        /// Puts another file with the same bytes in its place
+        /// Replaces the file by another one with the same bytes
         Replace,
         Remove,
     }
@@ -424,9 +448,9 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
-        /// Whatever is done to the file between any two reads, even right after it was made: there is no digest for it.
+        /// There is no digest if the file changes between any two reads, even right after it was created.
         #[test]
-        fn a_file_that_is_changed_while_it_is_sent_gets_no_digest(
+        fn a_file_that_changes_while_it_is_sent_gets_no_digest(
             bytes in prop::collection::vec(any::<u8>(), 1..40),
             change in change(),
             moment in 0_usize..12,
@@ -437,12 +461,12 @@ mod tests {
             let file = File::open(&path).unwrap();
             let version = Version::settled(&file).unwrap();
             let source = Source { file, path: path.clone(), version };
-            let ((wanted, hears), (says, read)) =
+            let ((wanted, requests), (results, read)) =
                 (crossbeam_channel::bounded(0), crossbeam_channel::bounded(0));
-            let reads = thread::spawn(move || reader(&source, 4, &hears, &says));
+            let reader_thread = thread::spawn(move || reader(&source, 4, &requests, &results));
             let lens = bytes.chunks(4).map(<[u8]>::len);
-            let segments = (0..).zip(lens).map(|(n, len)| Wanted::Segment(n, len as u32));
-            let all: Vec<Wanted> = segments.chain([Wanted::Digest]).collect();
+            let segments = (0..).zip(lens).map(|(n, len)| ReadRequest::Segment(n, len as u32));
+            let all: Vec<ReadRequest> = segments.chain([ReadRequest::Digest]).collect();
             let moment = moment % all.len();
             let mut last = None;
             for (step, wants) in all.into_iter().enumerate() {
@@ -453,13 +477,13 @@ mod tests {
                 last = Some(read.recv().unwrap());
             }
             drop(wanted);
-            reads.join().unwrap();
+            reader_thread.join().unwrap();
             match last {
-                Some(Read::Digest(digest)) => {
+                Some(ReadResult::Digest(digest)) => {
                     prop_assert!(change.is_none(), "{change:?} before read {moment} of {} bytes", bytes.len());
                     prop_assert_eq!(digest, <[u8; DIGEST]>::from(Sha256::digest(&bytes)));
                 }
-                Some(Read::Failed(_)) => prop_assert!(change.is_some()),
+                Some(ReadResult::Failed(_)) => prop_assert!(change.is_some()),
                 _ => prop_assert!(false, "neither a digest nor a failure"),
             }
         }

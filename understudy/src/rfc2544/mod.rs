@@ -1,5 +1,5 @@
-//! `understudy bench rfc2544`: RFC 2544's tests of whatever lies between two ports, with the packet generator as sender and
-//! receiver. Which trials there are is [`bench::rfc2544`]'s; here they are run.
+//! `understudy bench rfc2544`: RFC 2544's tests of a device between two ports, with the packet generator as
+//! sender and receiver. [`bench::rfc2544`] chooses the trials; this module runs them.
 
 mod device;
 mod trial;
@@ -15,9 +15,11 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use trial::Runner;
 
-/// Test a device between two ports as RFC 2544 says: throughput without loss, latency, loss by rate, back-to-back frames
+/// Test a device between two ports as in RFC 2544: throughput without loss, latency, loss by rate,
+/// back-to-back frames
 ///
-/// Ends with 1 if the device went away, it was ended early (what was measured is printed all the same), or counters do not add up.
+/// Exits with 1 if the device ended, if the test was interrupted (results so far are printed), or if counters
+/// do not add up.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Configuration with [rfc2544], such as configs/pktgen/rfc2544.toml
@@ -36,7 +38,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             return ExitCode::from(config::EXIT_CODE);
         }
     };
-    match tested(args, &config) {
+    match run_tests(args, &config) {
         Ok(code) => code,
         Err(report) => {
             eprintln!("{report:?}");
@@ -45,39 +47,39 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     }
 }
 
-fn tested(args: &Args, config: &Rfc2544Config) -> Result<ExitCode, miette::Report> {
+fn run_tests(args: &Args, config: &Rfc2544Config) -> Result<ExitCode, miette::Report> {
     let stop = catch_signals()?;
     let runtime = Runtime::start(config.runtime.clone()).map_err(|error| explain(&error))?;
     let folder = args.config.parent().unwrap_or(Path::new(""));
     let device = config.command.as_deref().map(|command| Device::start(command, folder)).transpose()?;
     let mut runner = Runner::new(runtime, config, device, stop);
-    runner.wait_for_the_way(config.settings.frames[0])?;
-    let (report, wrong) = measure(&config.settings, &mut runner);
+    runner.wait_for_forwarding(config.settings.frames[0])?;
+    let (report, error) = measure(&config.settings, &mut runner);
     drop(runner);
     let text = if args.json {
         serde_json::to_string(&report).expect("numbers and text always serialise")
     } else {
         report.text()
     };
-    // A reader that has gone away does not make the run a failure.
+    // A closed pipe is not a failure.
     _ = writeln!(std::io::stdout(), "{text}");
-    if let Some(wrong) = wrong {
-        return Err(wrong);
+    if let Some(error) = error {
+        return Err(error);
     }
     Ok(if report.adds_up { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What a file asks for, on a screen.
+/// Returns the description of a configuration for `understudy check`.
 pub(crate) fn summary(path: &Path, config: &Rfc2544Config) -> String {
     let (traffic, settings) = (&config.traffic, &config.settings);
-    let mut text = format!("{} is right. `understudy bench rfc2544` would test:\n\n", path.display());
+    let mut text = format!("{} is valid. `understudy bench rfc2544` would test:\n\n", path.display());
     let mut line = |key: &str, value: String| _ = writeln!(text, "{key:<9} {value}");
     let port = |port: switch::PortId| &config.runtime.ports[port.index()].name;
     line(
         "device",
         match &config.command {
             Some(command) => format!("`{command}`, from {} to {}", port(traffic.send), port(traffic.receive)),
-            None => format!("what lies between {} and {}", port(traffic.send), port(traffic.receive)),
+            None => format!("whatever is between {} and {}", port(traffic.send), port(traffic.receive)),
         },
     );
     let frames: Vec<_> = settings.frames.iter().map(u32::to_string).collect();

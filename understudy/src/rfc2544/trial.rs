@@ -1,9 +1,9 @@
-//! Trials on DPDK's ports: a generator for each, on a runtime that stays up.
+//! Trials on DPDK ports: each uses a new generator, on a runtime that stays up.
 
 use super::device::Device;
 use crate::config::{Rfc2544Config, Traffic};
 use crate::run::now;
-use crate::run::pktgen::spoil::{self, Links};
+use crate::run::pktgen::invalid::{self, Links};
 use bench::rfc2544::{Load, Outcome, Test, Tester, Times, Trial};
 use dataplane::config::Device as PortDevice;
 use dataplane::counters::WorkerCounters;
@@ -20,15 +20,15 @@ use std::time::{Duration, Instant};
 use switch::counters::Counter;
 use switch::{Nanos, PortId, Share};
 
-/// Part of what was asked for that a rate may be off
+/// Largest relative deviation of the actual rate from the requested one
 const RATE_TOLERANCE: f64 = 0.005;
-/// A generator that was kept away for longer does not make up for it
+/// Largest backlog that the generator makes up for
 const CATCH_UP: Nanos = Nanos::from_millis(10);
-/// How long ports may take to find their peers
-const PEERS_MAY_TAKE: Duration = Duration::from_secs(10);
-/// By how much a trial may be late that is to end by itself
-const MAY_BE_LATE: Duration = Duration::from_secs(10);
-/// Frames that look whether there is a way through
+/// Time within which ports have to find their peers
+const PEER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time by which the end of a trial may be late
+const END_TOLERANCE: Duration = Duration::from_secs(10);
+/// Frames of the trial that checks whether the device forwards
 const PROBES: u64 = 32;
 
 /// Runs trials, one after the other.
@@ -37,10 +37,10 @@ pub(super) struct Runner<'a> {
     config: &'a Rfc2544Config,
     device: Option<Device>,
     stop: Stop,
-    /// Ports that have no peer yet, by name
-    away: Vec<String>,
+    /// Names of the ports that have no peer yet
+    unconnected: Vec<String>,
     trials: u64,
-    shows: bool,
+    show_progress: bool,
 }
 
 impl<'a> Runner<'a> {
@@ -50,12 +50,12 @@ impl<'a> Runner<'a> {
         device: Option<Device>,
         stop: Stop,
     ) -> Self {
-        let used =
+        let used_ports =
             [config.traffic.send, config.traffic.receive].map(|port| &config.runtime.ports[port.index()]);
-        let away = used.iter().filter(|port| matches!(port.device, PortDevice::Memif { .. }));
+        let unconnected = used_ports.iter().filter(|port| matches!(port.device, PortDevice::Memif { .. }));
         Self {
-            away: away.map(|port| port.name.clone()).collect(),
-            shows: std::io::stderr().is_terminal(),
+            unconnected: unconnected.map(|port| port.name.clone()).collect(),
+            show_progress: std::io::stderr().is_terminal(),
             runtime,
             config,
             device,
@@ -64,18 +64,21 @@ impl<'a> Runner<'a> {
         }
     }
 
-    /// Sends some frames until one comes through.
-    pub(super) fn wait_for_the_way(&mut self, frame: u32) -> Result<(), Report> {
+    /// Sends frames until one is received through the device.
+    pub(super) fn wait_for_forwarding(&mut self, frame: u32) -> Result<(), Report> {
         let began = now();
         let traffic = &self.config.traffic;
         let probe = Trial { test: Test::Most, frame, load: Load::Burst(PROBES), seconds: 0.0, most: None };
         while self.run(&probe)?.received == 0 {
             if began.elapsed() > traffic.start {
                 let port = |port: PortId| &self.config.runtime.ports[port.index()].name;
-                let said = self.device.as_ref().map_or_else(String::new, Device::said);
+                let last_output = self.device.as_ref().map_or_else(String::new, Device::last_output);
                 return Err(miette!(
-                    help = format!("does the device forward? does it know {}? {said}", traffic.dst.mac),
-                    "nothing that was sent through {} came to {} within {} s",
+                    help = format!(
+                        "check that the device forwards frames, and that it has a table entry for {}; {last_output}",
+                        traffic.dst.mac
+                    ),
+                    "no frame sent through {} arrived at {} within {} s",
                     port(traffic.send),
                     port(traffic.receive),
                     traffic.start.as_secs_f64()
@@ -86,7 +89,7 @@ impl<'a> Runner<'a> {
     }
 }
 
-/// The generator of a trial.
+/// Returns the generator's profile for a trial.
 fn profile(traffic: &Traffic, trial: &Trial, number: u64) -> Profile {
     let packets_per_s = |per_second: u64| Rate::Steady { unit: Unit::Packets, per_second };
     let rate = match trial.load {
@@ -96,7 +99,7 @@ fn profile(traffic: &Traffic, trial: &Trial, number: u64) -> Profile {
     };
     let packets = if let Load::Burst(frames) = trial.load { Some(frames) } else { None };
     let per_second = if let Rate::Steady { per_second, .. } = rate { per_second } else { u64::MAX };
-    // Frames that leave together wait for one another.
+    // Frames of a burst wait for one another, which would add to their latency.
     let burst = if trial.test == Test::Latency { 1 } else { (per_second / 100_000).clamp(1, 32) as u16 };
     let stream = Stream {
         name: "frames".into(),
@@ -120,7 +123,7 @@ fn profile(traffic: &Traffic, trial: &Trial, number: u64) -> Profile {
         malformed: Share::NEVER,
     };
     Profile {
-        // Other PSNs in each trial: what comes late from the one before is not taken for one's own.
+        // Other PSNs in each trial, so that late packets of the previous trial are recognised.
         seed: number,
         send: traffic.send,
         receive: Some(traffic.receive),
@@ -129,7 +132,8 @@ fn profile(traffic: &Traffic, trial: &Trial, number: u64) -> Profile {
         drain: traffic.settle,
         catch_up: CATCH_UP,
         window: 1024,
-        // Its packets have a PSN each: however many are on their way, they are far from half of all.
+        // Each packet has a PSN of its own, and the packets under way are far fewer than half of the PSN
+        // space.
         queued: 0,
         epoch: Timestamp::default(),
         streams: vec![stream],
@@ -144,91 +148,92 @@ impl Tester for Runner<'_> {
             device.check()?;
         }
         self.trials += 1;
-        if self.shows {
+        if self.show_progress {
             let what = format!("{:?} of {} B, {:?}", trial.test, trial.frame, trial.load);
             _ = write!(std::io::stderr(), "\r\x1b[Ktrial {}: {what} ", self.trials);
         }
         let profile = profile(&self.config.traffic, trial, self.trials);
-        let function = Pktgen::new(&profile).map_err(|error| miette!("a trial cannot be: {error}"))?;
+        let function = Pktgen::new(&profile).map_err(|error| miette!("invalid trial: {error}"))?;
         let counters = function.counters();
         let ports = &self.config.runtime.ports;
-        let fetched = spoil::fetched(ports, &function);
+        let receiving = invalid::receiving(ports, &function);
         let used_ports = [profile.send, self.config.traffic.receive].map(PortId::index);
         let links = used_ports.map(|index| (index, &ports[index]));
         let links = links.into_iter().filter(|(_, port)| !matches!(port.device, PortDevice::Memif { .. }));
-        let mut plane = Plane {
+        let mut control = TrialControl {
             links: Links::new(links.map(|(index, port)| (index, port.name.clone()))),
             ends_within: Duration::from_secs_f64(2.0 * trial.seconds)
                 + Duration::from_nanos(self.config.traffic.settle.0)
-                + MAY_BE_LATE,
-            away: &mut self.away,
+                + END_TOLERANCE,
+            unconnected: &mut self.unconnected,
             device: self.device.as_mut(),
-            asked: &self.stop,
+            stop: &self.stop,
             start: now(),
             began: None,
             ended: None,
-            wrong: None,
+            error: None,
         };
-        let run = self.runtime.run(vec![function], &mut plane, &Stop::new());
-        let (began, ended, wrong) = (plane.began, plane.ended, plane.wrong);
-        if self.shows {
+        let run = self.runtime.run(vec![function], &mut control, &Stop::new());
+        let (began, ended, error) = (control.began, control.ended, control.error);
+        if self.show_progress {
             _ = write!(std::io::stderr(), "\r\x1b[K");
         }
-        if let Some(wrong) = wrong {
-            // That of the device is the better reason.
+        if let Some(error) = error {
+            // The device's own error is the more useful one.
             self.device.as_mut().map_or(Ok(()), Device::check)?;
-            return Err(wrong);
+            return Err(error);
         }
         let (Some(began), Some(ended)) = (began, ended) else {
-            return Err(miette!("a trial's worker ended before its time"));
+            return Err(miette!("the worker of a trial ended too early"));
         };
         let lost = |all: &[DeviceCounters]| {
-            let of = |(device, fetched): (&DeviceCounters, &bool)| {
-                if *fetched { device.lost() } else { device.sending().lost() }
+            let of = |(device, receiving): (&DeviceCounters, &bool)| {
+                if *receiving { device.lost() } else { device.sending().lost() }
             };
-            all.iter().zip(&fetched).map(of).sum::<u64>()
+            all.iter().zip(&receiving).map(of).sum::<u64>()
         };
         let dropped: u64 = run.workers.iter().flat_map(|worker| &worker.drops).map(Counter::get).sum();
-        let here = Here {
+        let local = LocalLosses {
             lost: lost(&run.devices).saturating_sub(lost(&run.devices_before)) + dropped,
             dropped,
             held: used_ports.iter().map(|at| u64::from(ports[*at].descriptors)).min().unwrap_or(0),
-            agrees: spoil::by_devices(ports, &fetched, &run, &[])
+            agrees: invalid::by_devices(ports, &receiving, &run, &[])
                 .iter()
-                .all(|spoil| spoil.reason != "port_disagrees"),
+                .all(|invalid| invalid.reason != "port_disagrees"),
         };
-        Ok(outcome(&profile, trial, &counters, &run.workers[0], ended.since(&began), here))
+        Ok(outcome(&profile, trial, &counters, &run.workers[0], ended.since(&began), local))
     }
 }
 
-/// What became of frames on this side of the wire.
+/// Counts of frames on this side of the link.
 #[derive(Clone, Copy)]
-struct Here {
-    /// By our ports, or before them
+struct LocalLosses {
+    /// Frames lost by this program's ports, or before they reached them
     lost: u64,
-    /// Of these, before them
+    /// Of these, frames lost before they reached a port
     dropped: u64,
-    /// Frames that a port's queue holds
+    /// Capacity of a port's queue, in frames
     held: u64,
-    /// Whether the ports say that they sent and received what we did
+    /// Whether the ports' counters agree with those of the worker
     agrees: bool,
 }
 
-/// What counters say of a trial.
+/// Returns the outcome of a trial from its counters.
 fn outcome(
     profile: &Profile,
     trial: &Trial,
     counters: &Counters,
     worker: &WorkerCounters,
-    used: Used,
-    here: Here,
+    cpu_use: CpuUse,
+    local: LocalLosses,
 ) -> Outcome {
     let stream = &counters.streams[0];
     let (sent, received) = (stream.sent.frames.get(), stream.received.frames.get());
     let sending_s = stream.sending_ns.get() as f64 / 1e9;
-    let came = received + stream.duplicates.get() + stream.stale.get() + stream.unexpected.get();
-    let came = came + stream.responses.get() + stream.unexpected_responses.get() + stream.reflected.get();
-    let came = came + counters.foreign.get() + counters.other.get() + counters.too_late.get();
+    let arrived = received + stream.duplicates.get() + stream.stale.get() + stream.unexpected.get();
+    let arrived =
+        arrived + stream.responses.get() + stream.unexpected_responses.get() + stream.reflected.get();
+    let arrived = arrived + counters.foreign.get() + counters.other.get() + counters.too_late.get();
     let broken: u64 = counters.faults.iter().map(Counter::get).sum();
     let forfeited = stream.forfeited.get() > 0;
     let at_rate = stream.part_of_rate(&profile.streams[0]).is_none_or(|part| part >= 1.0 - RATE_TOLERANCE);
@@ -242,12 +247,12 @@ fn outcome(
     let sent_per_s = if sending_s > 0.0 { sent as f64 / sending_s } else { 0.0 };
     let away_ns = counters.longest_away_ns.get();
     let left = worker.ports.iter().map(|port| port.tx.frames.get()).sum::<u64>();
-    let adds_up = came + broken == worker.received() && sent == left + here.dropped && here.agrees;
+    let adds_up = arrived + broken == worker.received() && sent == left + local.dropped && local.agrees;
     let late = match stream.part_of_rate(&profile.streams[0]) {
         Some(part) if !at_rate => Nanos((sending_s * 1e9 * (1.0 - part)) as u64),
         _ => Nanos::ZERO,
     };
-    let robbed = is_robbed(forfeited, late, Nanos(away_ns), &used);
+    let descheduled = was_descheduled(forfeited, late, Nanos(away_ns), &cpu_use);
     Outcome {
         sent,
         received,
@@ -255,33 +260,34 @@ fn outcome(
         unseen: stream.unseen(),
         duplicates: stream.duplicates.get(),
         reordered: stream.late.get(),
-        lost_here: here.lost,
+        lost_here: local.lost,
         sent_per_s,
         offered,
-        // None of a queue pair came behind what is unseen, as the queue pairs say themselves.
+        // The queue pairs' own count of packets with no later one received has to equal `unseen`.
         adds_up: adds_up && stream.behind.get() == stream.unseen(),
-        on_cpu: used.part(used.on_cpu),
-        core: if robbed { 0.0 } else { 1.0 - used.part(used.waited) },
+        on_cpu: cpu_use.part(cpu_use.on_cpu),
+        core: if descheduled { 0.0 } else { 1.0 - cpu_use.part(cpu_use.waited) },
         away_ns,
         away_frames: (sent_per_s * away_ns as f64 / 1e9) as u64,
-        held: here.held,
+        held: local.held,
         latency: times(&stream.latency),
     }
 }
 
-/// Whether a trial's thread was kept from its CPU so that its frames are late, or were given up, and not because it is slow: then
-/// it was away for as long at once. Without any time on a CPU, nothing is known.
-fn is_robbed(forfeited: bool, late: Nanos, away: Nanos, used: &Used) -> bool {
+/// Returns whether frames are late, or were given up, because the trial's thread was descheduled, and not
+/// because it is slow: in that case a single absence is at least as long as the delay. A thread without any
+/// time on a CPU is treated as descheduled, because nothing is known about it.
+fn was_descheduled(forfeited: bool, late: Nanos, away: Nanos, cpu_use: &CpuUse) -> bool {
     let excused =
-        if forfeited { used.waited.min(away) >= CATCH_UP } else { late > Nanos::ZERO && away >= late };
-    excused || used.on_cpu == Nanos::ZERO
+        if forfeited { cpu_use.waited.min(away) >= CATCH_UP } else { late > Nanos::ZERO && away >= late };
+    excused || cpu_use.on_cpu == Nanos::ZERO
 }
 
 fn times(histogram: &Histogram) -> Option<Times> {
-    let mut hdr = Hdr::<u64>::new(3).expect("a number of digits that there can be");
+    let mut hdr = Hdr::<u64>::new(3).expect("the precision is valid");
     for (time, count) in histogram.buckets() {
-        // It grows as needed.
-        hdr.record_n(time.0, count).expect("a histogram that grows takes any time");
+        // The histogram grows as needed.
+        hdr.record_n(time.0, count).expect("a growing histogram accepts all values");
     }
     (!hdr.is_empty()).then(|| Times {
         p50_ns: hdr.value_at_quantile(0.5),
@@ -292,69 +298,73 @@ fn times(histogram: &Histogram) -> Option<Times> {
 }
 
 /// The control plane of a trial.
-struct Plane<'a> {
+struct TrialControl<'a> {
     links: Links,
-    /// When it has to have ended, after it began
+    /// Time limit of the trial, from its beginning
     ends_within: Duration,
-    away: &'a mut Vec<String>,
+    unconnected: &'a mut Vec<String>,
     device: Option<&'a mut Device>,
-    asked: &'a Stop,
+    stop: &'a Stop,
     start: Instant,
-    began: Option<Moment>,
-    ended: Option<Moment>,
-    wrong: Option<Report>,
+    began: Option<CpuMark>,
+    ended: Option<CpuMark>,
+    error: Option<Report>,
 }
 
-impl Control<Pktgen> for Plane<'_> {
+impl Control<Pktgen> for TrialControl<'_> {
     fn on_event(&mut self, _worker: usize, Event::Done: Event, _out: &mut ControlOutput<'_, Pktgen>) {
-        self.ended = self.began.as_ref().map(|began| Moment::of(began.thread.clone()));
+        self.ended = self.began.as_ref().map(|began| CpuMark::of(began.thread.clone()));
     }
 
     fn on_punt(&mut self, _worker: usize, _frame: Mbuf, _port: PortId, _out: &mut ControlOutput<'_, Pktgen>) {
     }
 
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, Pktgen>) -> bool {
-        if self.asked.flag().load(std::sync::atomic::Ordering::Relaxed) {
-            self.wrong = Some(miette!("it was ended before all tests were done"));
+        if self.stop.flag().load(std::sync::atomic::Ordering::Relaxed) {
+            self.error = Some(miette!("interrupted before all tests were done"));
         }
-        // A device that has gone is not waited for.
+        // If the device has ended, the trial ends at once.
         if self.began.is_none()
             && let Some(Err(gone)) = self.device.as_mut().map(|device| device.check())
         {
-            self.wrong = Some(gone);
+            self.error = Some(gone);
         }
-        if self.began.is_none() && self.away.is_empty() {
-            // It has its name when it runs. Where nobody says what threads do, nobody knows whether it keeps its core.
+        if self.began.is_none() && self.unconnected.is_empty() {
+            // The thread gets its name when it runs. If the system does not report threads, the trial goes on
+            // without information about them.
             let thread = polling_thread();
-            let known = thread.is_some() || self.start.elapsed() > PEERS_MAY_TAKE;
+            let known = thread.is_some() || self.start.elapsed() > PEER_TIMEOUT;
             if known && out.command(0, Command::Begin).is_ok() {
-                self.began = Some(Moment::of(thread));
+                self.began = Some(CpuMark::of(thread));
             }
-        } else if self.began.is_none() && self.start.elapsed() > PEERS_MAY_TAKE {
-            self.wrong = Some(miette!("ports without a peer: {}", self.away.join(", ")));
+        } else if self.began.is_none() && self.start.elapsed() > PEER_TIMEOUT {
+            self.error = Some(miette!(
+                "ports without a peer: {}; start the device under test",
+                self.unconnected.join(", ")
+            ));
         }
         let running = self.began.as_ref().map(|began| began.at.elapsed());
         let since = running.unwrap_or_default();
         if let Some(lost) =
-            self.links.look(|| live.links(), now(), running.is_some(), since).into_iter().next()
+            self.links.poll(|| live.links(), now(), running.is_some(), since).into_iter().next()
         {
-            self.wrong = Some(miette!("{}", lost.what));
+            self.error = Some(miette!("{}", lost.what));
         }
         if since > self.ends_within {
-            self.wrong = Some(miette!(
-                help = "a port takes no more frames: does the device under test still run?",
-                "a trial did not end: after {} s, some of its frames have not left",
+            self.error = Some(miette!(
+                help = "a port accepts no more frames; check that the device under test still runs",
+                "a trial did not end: after {} s, some of its frames were still not sent",
                 since.as_secs()
             ));
         }
-        self.ended.is_none() && self.wrong.is_none()
+        self.ended.is_none() && self.error.is_none()
     }
 
     fn on_link(&mut self, port: &PortInfo, up: bool) {
         if up {
-            self.away.retain(|name| *name != port.name);
+            self.unconnected.retain(|name| *name != port.name);
         } else {
-            self.wrong = Some(miette!("port {} lost its peer: the device under test has gone", port.name));
+            self.error = Some(miette!("port {} lost its peer: the device under test has ended", port.name));
         }
     }
 
@@ -363,29 +373,29 @@ impl Control<Pktgen> for Plane<'_> {
     }
 }
 
-/// What the polling thread has had of its CPU at a moment.
-struct Moment {
+/// CPU use of the polling thread up to a moment.
+struct CpuMark {
     at: Instant,
     thread: Option<PathBuf>,
     on_cpu_ns: u64,
     waited_ns: u64,
 }
 
-/// What it had between two: times on a CPU, and waiting for one, and of both together with what it slept.
+/// CPU use between two moments: elapsed time, time on a CPU, and time waiting for one.
 #[derive(Clone, Copy)]
-struct Used {
+struct CpuUse {
     wall: Nanos,
     on_cpu: Nanos,
     waited: Nanos,
 }
 
-impl Used {
+impl CpuUse {
     fn part(self, time: Nanos) -> f64 {
         (time.0 as f64 / self.wall.0.max(1) as f64).min(1.0)
     }
 }
 
-impl Moment {
+impl CpuMark {
     fn of(thread: Option<PathBuf>) -> Self {
         let text = thread.as_ref().and_then(|thread| std::fs::read_to_string(thread.join("schedstat")).ok());
         let mut words =
@@ -394,8 +404,8 @@ impl Moment {
         Self { at: now(), on_cpu_ns: next(), waited_ns: next(), thread }
     }
 
-    fn since(&self, before: &Self) -> Used {
-        Used {
+    fn since(&self, before: &Self) -> CpuUse {
+        CpuUse {
             wall: Nanos(self.at.duration_since(before.at).as_nanos() as u64),
             on_cpu: Nanos(self.on_cpu_ns.saturating_sub(before.on_cpu_ns)),
             waited: Nanos(self.waited_ns.saturating_sub(before.waited_ns)),
@@ -403,7 +413,7 @@ impl Moment {
     }
 }
 
-/// The folder in /proc of this process's one worker.
+/// Returns the folder in /proc of this process's only worker thread.
 fn polling_thread() -> Option<PathBuf> {
     let threads = std::fs::read_dir("/proc/self/task").ok()?.flatten().map(|entry| entry.path());
     let name = |thread: &PathBuf| std::fs::read_to_string(thread.join("comm")).unwrap_or_default();
@@ -416,16 +426,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_slow_is_not_robbed() {
+    fn a_slow_thread_is_not_treated_as_descheduled() {
         let ms = Nanos::from_millis;
-        let used = |waited| Used { wall: ms(60_000), on_cpu: ms(59_000), waited };
-        // Late at the end of a trial by no more than it was away for at once
-        assert!(is_robbed(false, ms(1), ms(2), &used(ms(2))));
-        assert!(!is_robbed(false, ms(3), ms(2), &used(ms(2))), "it is slow besides");
-        assert!(!is_robbed(false, Nanos::ZERO, ms(2), &used(ms(2))), "it has made up for that");
-        // What is given up
-        assert!(is_robbed(true, Nanos::ZERO, ms(12), &used(ms(12))));
-        assert!(!is_robbed(true, Nanos::ZERO, ms(1), &used(ms(12))), "a little now and then, in a minute");
-        assert!(is_robbed(false, Nanos::ZERO, Nanos::ZERO, &Used { on_cpu: Nanos::ZERO, ..used(ms(0)) }));
+        let cpu_use = |waited| CpuUse { wall: ms(60_000), on_cpu: ms(59_000), waited };
+        // At the end of the trial, late by no more than one absence
+        assert!(was_descheduled(false, ms(1), ms(2), &cpu_use(ms(2))));
+        assert!(
+            !was_descheduled(false, ms(3), ms(2), &cpu_use(ms(2))),
+            "later than its longest absence explains"
+        );
+        assert!(!was_descheduled(false, Nanos::ZERO, ms(2), &cpu_use(ms(2))), "not late at the end");
+        // Frames that were given up
+        assert!(was_descheduled(true, Nanos::ZERO, ms(12), &cpu_use(ms(12))));
+        assert!(
+            !was_descheduled(true, Nanos::ZERO, ms(1), &cpu_use(ms(12))),
+            "many short absences in a minute"
+        );
+        assert!(was_descheduled(
+            false,
+            Nanos::ZERO,
+            Nanos::ZERO,
+            &CpuUse { on_cpu: Nanos::ZERO, ..cpu_use(ms(0)) }
+        ));
     }
 }

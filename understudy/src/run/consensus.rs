@@ -1,9 +1,9 @@
-//! A server of a replicated service: what it says while it runs, and its report.
+//! Control plane of a server of a replicated service: its live output and its closing report.
 
 use super::host::counters;
-use super::{Until, by_chance, now, run_until};
-use crate::consensus::{Account, ConsensusConfig, Replica, Seen, Way};
-use crate::observe::{Latency as Observed, Told};
+use super::{EndConditions, now, random_u64, run_until};
+use crate::consensus::{ConsensusConfig, PathStats, Replica, ReplicaStatus, ReplicationPath};
+use crate::observe::{FunctionMetrics, Latency as ObservedLatency};
 use core::fmt::Write as _;
 use core::time::Duration;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
@@ -18,57 +18,59 @@ use switch::{Nanos, PortId};
 
 type Host = Station<Replica>;
 
-/// A server at one moment. Its serialised form is the program's interface: fields are added, not renamed. Rates, shares
-/// and latencies are those since the line before; of the report, those of the whole run.
+/// State of a server at one moment. The serialised form is part of the program's interface: fields are added,
+/// not renamed. Rates, shares and latencies are those since the previous line; in the report, those of the
+/// whole run.
 #[derive(Serialize)]
 struct Line {
-    /// `live`, or `report` for the last one
+    /// `live`, or `report` for the last line
     kind: &'static str,
-    /// Since the run began
+    /// Seconds since the run began
     time_s: f64,
-    /// Its number
+    /// Number of the server
     id: u8,
-    /// `blank`: it has begun anew and counts for nothing yet; `member`; `behind`: it lacks too much to lead
+    /// `blank`: restarted with empty memory, and not a member yet; `member`; `behind`: lacks too many entries
+    /// to lead
     standing: &'static str,
-    /// Why it counts for nothing, while it is blank
+    /// What the server waits for, while it is blank
     waits_for: Option<String>,
-    /// Requests of hosts that are no servers, or have another configuration or secret
+    /// Requests from hosts that are not servers of the group, or have another configuration or secret
     refused: u64,
-    /// Who leads, as far as it knows
+    /// The leader, as far as this server can tell
     leader: Option<u8>,
     leads: bool,
-    /// Whether what it proposes goes through the switch now
+    /// Whether the values that it proposes go through the switch now
     through_switch: bool,
-    /// Entries that are decided and applied here
+    /// Entries that are decided and applied at this server
     decided: u64,
-    /// Those that it applied one by one
+    /// Rate of entries applied one by one, without those in snapshots
     decided_per_s: f64,
-    /// What they come to: the same at all servers after the same number of entries
+    /// Running hash of the entries: the same at all servers after the same number of entries
     hash: String,
-    /// Earlier states, as pairs of a number of entries and a hash, to be compared with other servers'
+    /// Earlier states, as pairs of a number of entries and a hash, for comparison with other servers
     checkpoints: Vec<(u64, String)>,
-    /// Longest time in which nothing was decided
+    /// Longest time without a decision
     pause_ms: f64,
-    /// What it did as the leader through the switch
-    switch: Option<Led>,
-    /// And without it
-    direct: Option<Led>,
+    /// Work as the leader through the switch
+    switch: Option<LeaderStats>,
+    /// Work as the leader without the switch
+    direct: Option<LeaderStats>,
 }
 
-/// What a leader did on one way.
+/// Work of a leader on one replication path.
 #[derive(Serialize)]
-struct Led {
-    /// For how long
+struct LeaderStats {
+    /// Time on this path
     seconds: f64,
-    /// Values that it proposed and that are decided
+    /// Values that this leader proposed and that were decided
     decided: u64,
     decided_per_s: f64,
-    /// Bytes of these values a second
+    /// Bytes of these values per second
     goodput: f64,
-    /// Packets that its NIC sent and received for each, heartbeats and all
+    /// Packets that the NIC sent and received per value, including heartbeats
     packets_out: Option<f64>,
     packets_in: Option<f64>,
-    /// From proposed to decided
+    /// Time from proposal to decision
     latency_us: Option<Latency>,
 }
 
@@ -81,44 +83,44 @@ struct Latency {
     max: f64,
 }
 
-impl Led {
-    /// `None` if it did not lead this way.
-    fn of(account: &Account) -> Option<Self> {
-        if account.time == Nanos::ZERO {
+impl LeaderStats {
+    /// Returns `None` if the server did not lead on this path.
+    fn of(stats: &PathStats) -> Option<Self> {
+        if stats.time == Nanos::ZERO {
             return None;
         }
-        let seconds = seconds(account.time);
-        let each = |packets: u64| (account.decided > 0).then(|| packets as f64 / account.decided as f64);
-        let us = |quantile: f64| account.latency.value_at_quantile(quantile) as f64 / 1e3;
+        let seconds = seconds(stats.time);
+        let each = |packets: u64| (stats.decided > 0).then(|| packets as f64 / stats.decided as f64);
+        let us = |quantile: f64| stats.latency.value_at_quantile(quantile) as f64 / 1e3;
         let latency = || Latency { p50: us(0.5), p90: us(0.9), p99: us(0.99), p999: us(0.999), max: us(1.0) };
         Some(Self {
             seconds,
-            decided: account.decided,
-            decided_per_s: account.decided as f64 / seconds,
-            goodput: account.bytes as f64 / seconds,
-            packets_out: each(account.sent),
-            packets_in: each(account.received),
-            latency_us: (!account.latency.is_empty()).then(latency),
+            decided: stats.decided,
+            decided_per_s: stats.decided as f64 / seconds,
+            goodput: stats.bytes as f64 / seconds,
+            packets_out: each(stats.sent),
+            packets_in: each(stats.received),
+            latency_us: (!stats.latency.is_empty()).then(latency),
         })
     }
 
-    fn text(&self, way: &str, text: &mut String) {
+    fn text(&self, path: &str, text: &mut String) {
         _ = write!(
             text,
-            "Led {way} for {:.2} s: {} decided, {:.0} a second, {:.2} MB/s",
+            "Led {path} for {:.2} s: {} decided, {:.0} per second, {:.2} MB/s",
             self.seconds,
             self.decided,
             self.decided_per_s,
             self.goodput / 1e6
         );
         if let (Some(sent), Some(received)) = (self.packets_out, self.packets_in) {
-            _ = write!(text, "; packets of its NIC for each: {sent:.2} out, {received:.2} in");
+            _ = write!(text, "; NIC packets per value: {sent:.2} out, {received:.2} in");
         }
         text.push('\n');
         if let Some(Latency { p50, p90, p99, p999, max }) = &self.latency_us {
             _ = writeln!(
                 text,
-                "  from proposed to decided: median {p50:.0} us, 90 % within {p90:.0} us, 99 % within {p99:.0} us, 99.9 % \
+                "  time to decide: median {p50:.0} us, 90 % within {p90:.0} us, 99 % within {p99:.0} us, 99.9 % \
                  within {p999:.0} us, all within {max:.0} us"
             );
         }
@@ -130,27 +132,34 @@ fn seconds(time: Nanos) -> f64 {
 }
 
 impl Line {
-    fn new(kind: &'static str, id: u8, time: Duration, since: Duration, before: &Seen, seen: &Seen) -> Self {
+    fn new(
+        kind: &'static str,
+        id: u8,
+        time: Duration,
+        since: Duration,
+        before: &ReplicaStatus,
+        status: &ReplicaStatus,
+    ) -> Self {
         let hash = |hash: u64| format!("{hash:016x}");
-        let decided = seen.applied - before.applied;
+        let decided = status.applied - before.applied;
         let span = time.saturating_sub(since).as_secs_f64();
         Self {
             kind,
             time_s: time.as_secs_f64(),
             id,
-            standing: standing(seen.standing),
-            waits_for: seen.waits_for.map(|waiting| waiting.to_string()),
-            refused: seen.refused,
-            leader: seen.leader,
-            leads: seen.way.is_some(),
-            through_switch: seen.way == Some(Way::Switch),
-            decided: seen.state.count,
+            standing: standing(status.standing),
+            waits_for: status.waits_for.map(|waiting| waiting.to_string()),
+            refused: status.refused,
+            leader: status.leader,
+            leads: status.path.is_some(),
+            through_switch: status.path == Some(ReplicationPath::Switch),
+            decided: status.state.count,
             decided_per_s: if span > 0.0 { decided as f64 / span } else { 0.0 },
-            hash: hash(seen.state.hash),
-            checkpoints: seen.checkpoints.iter().map(|state| (state.count, hash(state.hash))).collect(),
-            pause_ms: seconds(seen.pause) * 1e3,
-            switch: Led::of(&seen.switch.since(&before.switch)),
-            direct: Led::of(&seen.direct.since(&before.direct)),
+            hash: hash(status.state.hash),
+            checkpoints: status.checkpoints.iter().map(|state| (state.count, hash(state.hash))).collect(),
+            pause_ms: seconds(status.pause) * 1e3,
+            switch: LeaderStats::of(&status.switch.since(&before.switch)),
+            direct: LeaderStats::of(&status.direct.since(&before.direct)),
         }
     }
 }
@@ -163,143 +172,148 @@ const fn standing(standing: Standing) -> &'static str {
     }
 }
 
-/// Tells what the server does, and ends the run when it cannot go on.
-struct Watcher {
+/// Control plane: prints live output, and ends the run when the server cannot continue.
+struct ReplicaControl {
     id: u8,
-    seen: Arc<Mutex<Seen>>,
+    status: Arc<Mutex<ReplicaStatus>>,
     began: Instant,
     live: Option<Duration>,
-    /// What was told last, when, and the longest pause of the run
-    told: Seen,
-    told_at: Duration,
+    /// State at the last live line, its time, and the longest pause of the run
+    last: ReplicaStatus,
+    last_at: Duration,
     pause: Nanos,
-    /// What the operator was told last that it waits for
+    /// State that was last reported to the operator
     waits_for: Option<Waiting>,
 }
 
-impl Watcher {
-    fn look(&mut self) -> Seen {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        self.pause = self.pause.max(seen.pause);
-        let looked = seen.clone();
-        seen.pause = Nanos::ZERO;
-        looked
+impl ReplicaControl {
+    fn read(&mut self) -> ReplicaStatus {
+        let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        self.pause = self.pause.max(status.pause);
+        let copy = status.clone();
+        status.pause = Nanos::ZERO;
+        copy
     }
 
-    fn tell(&mut self, time: Duration) {
-        let seen = self.look();
-        let line = Line::new("live", self.id, time, self.told_at, &self.told, &seen);
-        (self.told, self.told_at) = (seen, time);
-        // Who has stopped reading is not a reason to stop leading.
+    fn print_line(&mut self, time: Duration) {
+        let status = self.read();
+        let line = Line::new("live", self.id, time, self.last_at, &self.last, &status);
+        (self.last, self.last_at) = (status, time);
+        // A closed pipe is not a reason to stop leading.
         let mut out = std::io::stdout().lock();
         _ = serde_json::to_writer(&mut out, &line).map_err(Into::into).and_then(|()| writeln!(out));
         _ = out.flush();
     }
 }
 
-impl Control<Host> for Watcher {
+impl Control<Host> for ReplicaControl {
     fn on_event(&mut self, _worker: usize, (): (), _out: &mut ControlOutput<'_, Host>) {}
 
     fn on_punt(&mut self, _worker: usize, _frame: Mbuf, _port: PortId, _out: &mut ControlOutput<'_, Host>) {}
 
     fn on_tick(&mut self, _live: &Live<'_>, _out: &mut ControlOutput<'_, Host>) -> bool {
         let time = now().duration_since(self.began);
-        if self.live.is_some_and(|every| time >= self.told_at + every) {
-            self.tell(time);
+        if self.live.is_some_and(|every| time >= self.last_at + every) {
+            self.print_line(time);
         }
-        // The worker waits for nobody, and looks again soon.
-        let Ok(seen) = self.seen.try_lock() else { return true };
-        let (waits_for, goes_on) = (seen.waits_for, seen.error.is_none());
-        drop(seen);
+        // The worker does not wait for this lock, so this is tried again soon if the worker holds it.
+        let Ok(status) = self.status.try_lock() else { return true };
+        let (waits_for, continues) = (status.waits_for, status.error.is_none());
+        drop(status);
         if waits_for != self.waits_for {
             self.waits_for = waits_for;
             match waits_for {
                 Some(Waiting::Bootstrap) => eprintln!(
-                    "Server {} waits: all servers run, and none has anything. If this is a new group, or all that it held \
-                     is to be given up, start one server with --bootstrap.",
+                    "Server {} waits: all servers run, and all are empty. If this is a new group, or its contents may be \
+                     lost, start one server with --bootstrap.",
                     self.id
                 ),
                 Some(waiting) => eprintln!("Server {} waits: {waiting}.", self.id),
                 None => eprintln!("Server {} is a member.", self.id),
             }
         }
-        goes_on
+        continues
     }
 }
 
 /// The closing report of a server.
 pub(super) struct Report {
     line: Line,
-    seen: Seen,
+    status: ReplicaStatus,
     servers: usize,
 }
 
 pub(super) fn run(
     runtime: &mut Runtime,
     config: &ConsensusConfig,
-    begins: bool,
+    bootstrap: bool,
     live: Option<Duration>,
-    until: Until,
+    until: EndConditions,
     stop: &Stop,
 ) -> Report {
     let mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
-    let replica = Replica::new(config, by_chance(), begins);
-    let seen = replica.seen();
-    let first = seen.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let mut watcher = Watcher {
+    let replica = Replica::new(config, random_u64(), bootstrap);
+    let status = replica.published();
+    let first = status.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let mut control = ReplicaControl {
         id: config.id,
-        seen,
+        status,
         began: now(),
         live,
-        told: first.clone(),
-        told_at: Duration::ZERO,
+        last: first.clone(),
+        last_at: Duration::ZERO,
         pause: Nanos::ZERO,
         waits_for: None,
     };
     let host = Station::new(Rnic::new(config.host.nic(mac)), replica);
-    let tell = |watcher: &Watcher| observed(&watcher.seen.lock().unwrap_or_else(PoisonError::into_inner));
-    let (_, seconds) = run_until(runtime, vec![host], &mut watcher, tell, until, stop);
+    let metrics =
+        |control: &ReplicaControl| metrics_of(&control.status.lock().unwrap_or_else(PoisonError::into_inner));
+    let (_, seconds) = run_until(runtime, vec![host], &mut control, metrics, until, stop);
     let time = Duration::from_secs_f64(seconds);
-    let seen = watcher.look();
-    let whole = Seen { pause: watcher.pause, ..seen.clone() };
+    let status = control.read();
+    let whole = ReplicaStatus { pause: control.pause, ..status.clone() };
     let report = Line::new("report", config.id, time, Duration::ZERO, &first, &whole);
-    Report { line: report, seen, servers: config.servers.len() }
+    Report { line: report, status, servers: config.servers.len() }
 }
 
-/// For those that look on
-fn observed(seen: &Seen) -> Told {
-    let leads = |way| u64::from(seen.way == Some(way));
-    let told = Told::default()
-        .counters(counters(&seen.counters))
+/// Returns the server's metrics for observation.
+fn metrics_of(status: &ReplicaStatus) -> FunctionMetrics {
+    let leads = |path| u64::from(status.path == Some(path));
+    let base = FunctionMetrics::default()
+        .counters(counters(&status.counters))
         .counters([
-            ("decided", seen.state.count),
-            ("applied", seen.applied),
-            ("requests_refused", seen.refused),
-            ("proposed_direct", seen.direct.decided),
-            ("proposed_through_switch", seen.switch.decided),
+            ("decided", status.state.count),
+            ("applied", status.applied),
+            ("requests_refused", status.refused),
+            ("proposed_direct", status.direct.decided),
+            ("proposed_through_switch", status.switch.decided),
         ])
-        .gauges([("leads_direct", leads(Way::Direct)), ("leads_through_switch", leads(Way::Switch))]);
+        .gauges([
+            ("leads_direct", leads(ReplicationPath::Direct)),
+            ("leads_through_switch", leads(ReplicationPath::Switch)),
+        ]);
     let latencies =
-        [("decided through the switch", &seen.switch), ("decided without a switch", &seen.direct)];
-    let latencies = latencies.into_iter().filter_map(|(name, account)| Observed::of(name, &account.latency));
-    Told { latencies: latencies.collect(), ..told }
+        [("decided through the switch", &status.switch), ("decided without a switch", &status.direct)];
+    let latencies =
+        latencies.into_iter().filter_map(|(name, stats)| ObservedLatency::of(name, &stats.latency));
+    FunctionMetrics { latencies: latencies.collect(), ..base }
 }
 
 impl Report {
-    /// Failure, if it could not go on.
+    /// Returns failure if the server could not continue.
     pub(super) fn code(&self) -> ExitCode {
-        if self.seen.error.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+        if self.status.error.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS }
     }
 
     pub(super) fn json(&self) -> String {
-        let nic: serde_json::Map<_, _> = counters(&self.seen.counters)
+        let nic: serde_json::Map<_, _> = counters(&self.status.counters)
             .into_iter()
             .map(|(name, value)| (name.to_owned(), value.into()))
             .collect();
         let line = serde_json::to_value(&self.line);
         let mut value = line.expect("fields with names are an object");
         value["nic"] = nic.into();
-        value["error"] = self.seen.error.clone().into();
+        value["error"] = self.status.error.clone().into();
         value.to_string()
     }
 
@@ -309,23 +323,24 @@ impl Report {
             _ if self.line.leads && self.line.through_switch => "leads, through the switch".into(),
             _ if self.line.leads => "leads".into(),
             Some(leader) => format!("follows server {leader}"),
-            None => "knows no leader".into(),
+            None => "no known leader".into(),
         };
         let mut text = format!(
-            "Server {id} of {}, {standing}, {leader}\n{decided} entries decided, {decided_per_s:.0} a second; hash {hash}; \
+            "Server {id} of {}, {standing}, {leader}\n{decided} entries decided, {decided_per_s:.0} per second; hash {hash}; \
              longest pause {pause_ms:.1} ms\n",
             self.servers
         );
-        for (led, way) in [(&self.line.switch, "through the switch"), (&self.line.direct, "without a switch")]
+        for (led, path) in
+            [(&self.line.switch, "through the switch"), (&self.line.direct, "without a switch")]
         {
             if let Some(led) = led {
-                led.text(way, &mut text);
+                led.text(path, &mut text);
             }
         }
-        if let Some(error) = &self.seen.error {
+        if let Some(error) = &self.status.error {
             // Writing to a string does not fail.
-            _ = writeln!(text, "It cannot go on: {error}");
+            _ = writeln!(text, "The server cannot continue: {error}");
         }
-        text + &super::host::counted(counters(&self.seen.counters), *time_s)
+        text + &super::host::counters_line(counters(&self.status.counters), *time_s)
     }
 }

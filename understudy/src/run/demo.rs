@@ -1,4 +1,4 @@
-//! The demonstration that is built into the program: `configs/demo.toml` and the captures that it plays.
+//! The built-in demonstration: `configs/demo.toml` and the captures that it plays.
 
 use crate::config::{self, Config};
 use miette::{IntoDiagnostic as _, Report, WrapErr as _};
@@ -18,11 +18,12 @@ const CAPTURES: &[(&str, &[u8])] = &captures![
     "uc_write_4096.pcap" "ipv6_ud_send_512.pcap" "vlan_rc_write_4096.pcap" "damaged.pcap"
 ];
 
-/// Loads it, with its captures in a folder that is removed when the second value is dropped: DPDK reads files.
+/// Loads the demonstration. Its captures are in a folder that is removed when the second value is dropped,
+/// because DPDK reads them from files.
 pub(super) fn load() -> Result<(Config, TempDir), Report> {
     let dir = tempfile::tempdir()
         .into_diagnostic()
-        .wrap_err("no temporary folder for the demonstration's captures")?;
+        .wrap_err("cannot create a temporary folder for the demonstration's captures")?;
     let captures = dir.path().join("tests/captures");
     fs::create_dir_all(&captures).into_diagnostic()?;
     for (name, bytes) in CAPTURES {

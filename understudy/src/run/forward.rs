@@ -1,9 +1,9 @@
 //! The forwarding function's control plane, and its part of the report.
 
 use super::report::{OpcodeRow, PortRow, QpRow, ReasonRow, Report, WorkerRow};
-use super::tunnel::Front;
-use super::{Until, by_chance};
-use crate::observe::{Port, Told};
+use super::tunnel::TunnelStage;
+use super::{EndConditions, random_u64};
+use crate::observe::{FunctionMetrics, Port};
 use core::net::IpAddr;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Runtime, Stop};
 use rocev2::{Fault, Opcode, Qpn};
@@ -12,14 +12,15 @@ use std::sync::Arc;
 use switch::forward::{Command, Config, Counters, Event, Forward};
 use switch::{DropReason, Function, PortId};
 
-/// Tells each worker which stations the others have heard.
+/// Distributes the MAC addresses that one worker has learned to all workers.
 struct Bridge;
 
 impl<F: Function<Command = Command, Event = Event>> Control<F> for Bridge {
     fn on_event(&mut self, worker: usize, event: Event, out: &mut ControlOutput<'_, F>) {
         let Event::Heard(mac, port) = event;
         for other in (0..out.workers()).filter(|&other| other != worker) {
-            // A worker whose queue is full floods to this station until it is heard again; nothing is lost by that.
+            // A worker whose queue is full floods frames to this station until a frame of it is received
+            // again, which loses nothing.
             _ = out.command(other, Command::Learn(mac, port));
         }
     }
@@ -34,19 +35,19 @@ impl<F: Function<Command = Command, Event = Event>> Control<F> for Bridge {
 pub(super) fn run(
     runtime: &mut Runtime,
     config: &Config,
-    front: &Front<'_>,
+    stage: &TunnelStage<'_>,
     workers: usize,
-    until: Until,
+    until: EndConditions,
     stop: &Stop,
 ) -> Report {
-    let functions: Vec<_> = (0..workers).map(|_| Forward::new(config).salted(by_chance())).collect();
+    let functions: Vec<_> = (0..workers).map(|_| Forward::new(config).salted(random_u64())).collect();
     let counters: Vec<_> = functions.iter().map(Forward::counters).collect();
-    let tell = |_: &Bridge| Told::forwarded(&counters);
-    let (outcome, seconds, tunnel) = front.run_until(runtime, functions, &mut Bridge, tell, until, stop);
+    let metrics = |_: &Bridge| FunctionMetrics::forwarded(&counters);
+    let (outcome, seconds, tunnel) = stage.run_until(runtime, functions, &mut Bridge, metrics, until, stop);
     Report { tunnel, ..report(runtime, &outcome, &counters, config.counted_qps, seconds) }
 }
 
-/// What all workers counted, for any function that counts frames as this one does.
+/// Returns the report for any function that counts frames as forwarding does.
 pub(super) fn report(
     runtime: &Runtime,
     outcome: &Outcome,
@@ -101,7 +102,7 @@ pub(super) fn report(
     }
 }
 
-/// Queue pairs of all workers: host, number, packets, bytes. Nothing is sorted.
+/// Returns the queue pairs of all workers, unsorted: host, QPN, packets, bytes.
 pub(crate) fn queue_pairs(counters: &[Arc<Counters>]) -> impl Iterator<Item = (IpAddr, Qpn, u64, u64)> {
     let (one, several) = match counters {
         [one] => (Some(one), HashMap::new()),
@@ -121,7 +122,7 @@ fn sums(counters: &[Arc<Counters>]) -> HashMap<(IpAddr, Qpn), (u64, u64)> {
     sums
 }
 
-/// The same for the report, those with the most packets first.
+/// Returns the rows of the report, those with the most packets first.
 fn reported(counters: &[Arc<Counters>]) -> Vec<QpRow> {
     let row = |(host, qpn, frames, bytes): (IpAddr, Qpn, _, _)| QpRow {
         dst: host.to_string(),

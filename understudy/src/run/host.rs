@@ -1,8 +1,8 @@
-//! The host's control plane, which ends it when its clients are done, and its report.
+//! The host's control plane, which ends the run when all clients are done, and the host's report.
 
-use super::{Until, run_until};
-use crate::host::{Event, Host, HostConfig, Seen, ServiceRow};
-use crate::observe::{Row, Table, Told};
+use super::{EndConditions, run_until};
+use crate::host::{Event, Host, HostConfig, HostStatus, ServiceRow};
+use crate::observe::{FunctionMetrics, Row, Table};
 use comfy_table::{Cell, CellAlignment, presets};
 use core::fmt::Write as _;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Runtime, Stop};
@@ -10,13 +10,13 @@ use serde_json::json;
 use std::process::ExitCode;
 use switch::PortId;
 
-/// Ends the run when the clients are done.
+/// Ends the run when all clients are done.
 #[derive(Default)]
-struct Clients {
+struct ClientWatch {
     done: bool,
 }
 
-impl Control<Host> for Clients {
+impl Control<Host> for ClientWatch {
     fn on_event(&mut self, _worker: usize, event: Event, _out: &mut ControlOutput<'_, Host>) {
         self.done |= event == Event::Done;
     }
@@ -31,32 +31,33 @@ impl Control<Host> for Clients {
 /// The closing report of a host.
 pub(super) struct Report {
     seconds: f64,
-    seen: Seen,
+    status: HostStatus,
 }
 
 pub(super) fn run(
     runtime: &mut Runtime,
     config: &HostConfig,
-    until: Until,
+    until: EndConditions,
     stop: &Stop,
 ) -> Result<Report, miette::Report> {
     let mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
     let host = Host::new(config, mac).map_err(|error| miette::miette!("{error}"))?;
-    let seen = host.seen();
-    let tell = |_: &Clients| observed(&seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
-    let (_, seconds) = run_until(runtime, vec![host], &mut Clients::default(), tell, until, stop);
-    let seen = seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
-    Ok(Report { seconds, seen })
+    let status = host.status();
+    let metrics =
+        |_: &ClientWatch| metrics_of(&status.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+    let (_, seconds) = run_until(runtime, vec![host], &mut ClientWatch::default(), metrics, until, stop);
+    let status = status.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+    Ok(Report { seconds, status })
 }
 
-/// For those that look on
-fn observed(seen: &Seen) -> Told {
-    let services = seen.services.iter().map(|row| {
+/// Returns the host's metrics for observation.
+fn metrics_of(status: &HostStatus) -> FunctionMetrics {
+    let services = status.services.iter().map(|row| {
         let counts = [row.connections, row.finished, row.failed, row.refused, row.operations, row.bytes];
         Row::new([row.service, &row.port.to_string()], counts)
     });
     let counts = ["connections", "finished", "failed", "refused", "operations", "bytes"];
-    Told::default().counters(counters_of(seen)).table(Table::new(
+    FunctionMetrics::default().counters(counters_of(status)).table(Table::new(
         "service",
         &["service", "port"],
         2,
@@ -66,16 +67,16 @@ fn observed(seen: &Seen) -> Told {
 }
 
 impl Report {
-    /// Failure, if something went wrong with a service.
+    /// Returns failure if a service failed.
     pub(super) fn code(&self) -> ExitCode {
-        let wrong = self.seen.services.iter().any(|row| row.failed > 0 || row.error.is_some());
-        if wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+        let failed = self.status.services.iter().any(|row| row.failed > 0 || row.error.is_some());
+        if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
     }
 
     pub(super) fn json(&self) -> String {
         let counters: serde_json::Map<_, _> =
-            counters_of(&self.seen).map(|(name, value)| (name.to_owned(), json!(value))).collect();
-        json!({ "seconds": self.seconds, "nic": counters, "services": self.seen.services }).to_string()
+            counters_of(&self.status).map(|(name, value)| (name.to_owned(), json!(value))).collect();
+        json!({ "seconds": self.seconds, "nic": counters, "services": self.status.services }).to_string()
     }
 
     pub(super) fn text(&self) -> String {
@@ -85,7 +86,7 @@ impl Report {
         let head = |name: &str| Cell::new(name).set_alignment(CellAlignment::Right);
         let words = [Cell::new("service"), head("port")];
         table.set_header(words.into_iter().chain(numbers.into_iter().map(head)));
-        for row in &self.seen.services {
+        for row in &self.status.services {
             let ServiceRow { connections, finished, failed, refused, operations, bytes, .. } = row;
             let numbers = [&u64::from(row.port), connections, finished, failed, refused, operations, bytes];
             let numbers = numbers.map(|n| Cell::new(n).set_alignment(CellAlignment::Right));
@@ -98,23 +99,23 @@ impl Report {
                 text.push('\n');
             }
         }
-        for row in &self.seen.services {
+        for row in &self.status.services {
             if let Some(error) = &row.error {
                 // Writing to a string does not fail.
                 _ = writeln!(text, "{} at port {}: {error}", row.service, row.port);
             }
         }
-        text + "\n" + &counted(counters_of(&self.seen), self.seconds)
+        text + "\n" + &counters_line(counters_of(&self.status), self.seconds)
     }
 }
 
-/// Returns the counters of a host with their names: the NIC's, and what was dropped because the port took nothing.
-fn counters_of(seen: &Seen) -> impl Iterator<Item = (&'static str, u64)> {
-    let dropped = [("control_dropped", seen.control_dropped), ("tcp_dropped", seen.tcp_dropped)];
-    counters(&seen.counters).into_iter().chain(dropped)
+/// Returns the named counters of a host: the NIC's, and frames dropped because the port was blocked.
+fn counters_of(status: &HostStatus) -> impl Iterator<Item = (&'static str, u64)> {
+    let dropped = [("control_dropped", status.control_dropped), ("tcp_dropped", status.tcp_dropped)];
+    counters(&status.counters).into_iter().chain(dropped)
 }
 
-/// The NIC's counters that are of interest, with their names
+/// Returns the named counters of the NIC that are reported.
 pub(super) fn counters(c: &rnic::Counters) -> [(&'static str, u64); 19] {
     [
         ("received", c.received),
@@ -139,8 +140,8 @@ pub(super) fn counters(c: &rnic::Counters) -> [(&'static str, u64); 19] {
     ]
 }
 
-/// The counters that are not zero, in a line.
-pub(super) fn counted(all: impl IntoIterator<Item = (&'static str, u64)>, seconds: f64) -> String {
+/// Returns the counters that are not zero, in one line.
+pub(super) fn counters_line(all: impl IntoIterator<Item = (&'static str, u64)>, seconds: f64) -> String {
     let counters: Vec<_> = all
         .into_iter()
         .filter(|(_, value)| *value > 0)
@@ -154,9 +155,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_host_dropped_is_in_its_report() {
-        let seen = Seen { control_dropped: 5, tcp_dropped: 7, ..Seen::default() };
-        let report = Report { seconds: 1.0, seen };
+    fn dropped_frames_are_in_the_report_of_a_host() {
+        let status = HostStatus { control_dropped: 5, tcp_dropped: 7, ..HostStatus::default() };
+        let report = Report { seconds: 1.0, status };
         let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
         assert_eq!((&json["nic"]["control_dropped"], &json["nic"]["tcp_dropped"]), (&json!(5), &json!(7)));
         assert_eq!(report.text(), "\nNIC: 5 control dropped, 7 tcp dropped, in 1.00 s");

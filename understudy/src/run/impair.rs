@@ -1,8 +1,8 @@
 //! The impairing function, which needs no control plane, and its part of the report.
 
 use super::report::{ImpairReport, Report, RuleRow};
-use super::{Until, by_chance, forward, run_until};
-use crate::observe::Told;
+use super::{EndConditions, forward, random_u64, run_until};
+use crate::observe::FunctionMetrics;
 use dataplane::{Passive, Runtime, Stop};
 use std::sync::Arc;
 use switch::impair::counters::RuleCounters;
@@ -12,15 +12,15 @@ pub(super) fn run(
     runtime: &mut Runtime,
     config: &Config,
     workers: usize,
-    until: Until,
+    until: EndConditions,
     stop: &Stop,
 ) -> Report {
-    let function = |worker| Impair::new(config, worker).salted(by_chance());
+    let function = |worker| Impair::new(config, worker).salted(random_u64());
     let functions: Vec<_> = (0..workers).map(function).collect();
     let counters: Vec<_> = functions.iter().map(Impair::counters).collect();
     let seen: Vec<_> = counters.iter().map(|counters| Arc::clone(&counters.seen)).collect();
-    let tell = |_: &Passive| impaired(config, &counters).observed(Told::forwarded(&seen));
-    let (outcome, seconds) = run_until(runtime, functions, &mut Passive, tell, until, stop);
+    let metrics = |_: &Passive| impaired(config, &counters).add_metrics(FunctionMetrics::forwarded(&seen));
+    let (outcome, seconds) = run_until(runtime, functions, &mut Passive, metrics, until, stop);
     let report = forward::report(runtime, &outcome, &seen, config.counted_qps, seconds);
     Report { impair: Some(impaired(config, &counters)), ..report }
 }

@@ -1,4 +1,5 @@
-//! `understudy run`: the main job.
+//! `understudy run`, `host` and `pktgen`: starts a switch function on the ports of a configuration, runs it,
+//! and prints its report.
 
 mod consensus;
 mod demo;
@@ -16,7 +17,7 @@ pub(crate) use forward::queue_pairs;
 pub(crate) use report::{row, section};
 
 use crate::config::{self, Config, FunctionConfig};
-use crate::observe::{NoTrace, Observer, QueuePair, Told, no_groups};
+use crate::observe::{FunctionMetrics, Observer, QueuePair, TraceError, no_groups};
 use clap::Args;
 use dataplane::{Control, ControlOutput, Live, Mbuf, Outcome, Passive, PortInfo, Runtime, Stop, Stopwatch};
 use miette::{MietteDiagnostic, Report};
@@ -31,7 +32,7 @@ use switch::{Function, PortId};
 /// Run a switch function on the ports of a configuration, until Ctrl-C
 #[derive(Args)]
 pub(crate) struct RunArgs {
-    /// Configuration file; without one, a demonstration that needs nothing
+    /// Configuration file [default: a built-in demonstration that needs no hardware]
     config: Option<PathBuf>,
     /// End after this many seconds
     #[arg(long = "for", value_name = "SECONDS", value_parser = parse_seconds)]
@@ -39,82 +40,88 @@ pub(crate) struct RunArgs {
     /// Print the closing report as JSON
     #[arg(long)]
     json: bool,
-    /// Print a line of JSON this often: what [onepipe], [pktgen] and a server of [consensus] do (docs/onepipe.md,
-    /// docs/pktgen.md and docs/p4ce.md have the fields)
+    /// Print a line of JSON at this interval, for [onepipe], [pktgen] and servers of [consensus] (fields:
+    /// docs/onepipe.md, docs/pktgen.md and docs/p4ce.md)
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     live: Option<Duration>,
     /// Further arguments for DPDK's EAL
     #[arg(last = true, value_name = "EAL")]
     eal: Vec<String>,
-    /// Where histograms of [pktgen] go
+    /// Folder for histograms of [pktgen]
     #[arg(skip)]
     hgrm: Option<PathBuf>,
-    /// Whether a server of [consensus] begins its group
+    /// Whether this server of [consensus] bootstraps its group
     #[arg(skip)]
     bootstrap: bool,
 }
 
-/// Send RoCEv2 traffic as a configuration with [pktgen] says, and check what becomes of it
+/// Send RoCEv2 traffic according to a configuration with [pktgen], and check what becomes of it
 ///
-/// Ends with 1 if the numbers are spoiled: a rate that was not reached, a port that went down, frames lost on this side.
+/// Exits with 1 if the numbers are not valid: a rate was not reached, a port went down, or frames were lost
+/// on this side.
 #[derive(Args)]
 pub(crate) struct PktgenArgs {
     #[command(flatten)]
     run: RunArgs,
-    /// Write histograms of latency into this folder, as .hgrm
+    /// Write histograms of latency into this folder, as .hgrm files
     #[arg(long, value_name = "FOLDER")]
     hgrm: Option<PathBuf>,
 }
 
-/// As [`run`], for a configuration that has a generator.
+/// Runs a configuration that has [pktgen], as [`run`] does.
 pub(crate) fn pktgen(mut args: PktgenArgs) -> ExitCode {
-    let wrong = |words: String| {
-        eprintln!("{words}");
+    let invalid = |text: String| {
+        eprintln!("{text}");
         ExitCode::from(config::EXIT_CODE)
     };
     let Some(path) = &args.run.config else {
-        return wrong("Name a configuration that has [pktgen], such as configs/pktgen/null.toml".into());
+        return invalid(
+            "the configuration is missing; add a file with [pktgen], such as configs/pktgen/null.toml".into(),
+        );
     };
     match config::load(path).map(|config| config.function) {
         Ok(FunctionConfig::Pktgen(_)) | Err(_) => {
             args.run.hgrm = args.hgrm;
             run(args.run)
         }
-        Ok(_) => wrong(format!("{} has no [pktgen]: `understudy run` is for it", path.display())),
+        Ok(_) => invalid(format!("{} has no [pktgen]; use `understudy run`", path.display())),
     }
 }
 
-/// Be an RDMA host on a port: run a configuration that has [nic], until Ctrl-C or until its clients are done
+/// Run an RDMA host on a port, from a configuration with [nic], until Ctrl-C or until its clients are done
 #[derive(Args)]
 pub(crate) struct HostArgs {
     #[command(flatten)]
     run: RunArgs,
-    /// Begin the group of [consensus], empty, when all of its servers run and none is a member
+    /// Bootstrap the group of [consensus], empty, when all of its servers run and none is a member
     ///
-    /// For one server of a new group, and for one of a group whose servers have all lost their memory, if what they held is
-    /// to be given up. Not for a service's unit: there it would be said after every power failure.
+    /// Use it for one server of a new group, or if all servers of a group have lost their memory and its
+    /// contents may be lost. Do not put it into a service's unit file, where it would apply after every power
+    /// failure.
     #[arg(long)]
     bootstrap: bool,
 }
 
-/// As [`run`], for a configuration that has a host.
+/// Runs a configuration that has a host, as [`run`] does.
 pub(crate) fn host(mut args: HostArgs) -> ExitCode {
-    let wrong = |words: String| {
-        eprintln!("{words}");
+    let invalid = |text: String| {
+        eprintln!("{text}");
         ExitCode::from(config::EXIT_CODE)
     };
     let Some(path) = &args.run.config else {
-        return wrong("Name a configuration that has [nic], such as configs/host.toml".into());
+        return invalid(
+            "the configuration is missing; add a file with [nic], such as configs/host.toml".into(),
+        );
     };
     match config::load(path).map(|config| config.function) {
         Ok(FunctionConfig::Nic(_)) if args.bootstrap => {
-            wrong(format!("{} has no [consensus]: remove --bootstrap", path.display()))
+            invalid(format!("{} has no [consensus]; remove --bootstrap", path.display()))
         }
         Ok(FunctionConfig::Nic(_) | FunctionConfig::Consensus(_)) | Err(_) => {
             args.run.bootstrap = args.bootstrap;
             run(args.run)
         }
-        Ok(_) => wrong(format!("{} has no [nic]: `understudy run` is for it", path.display())),
+        Ok(_) => invalid(format!("{} has no [nic]; use `understudy run`", path.display())),
     }
 }
 
@@ -125,10 +132,10 @@ pub(crate) fn parse_seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "not a number of seconds".into())
 }
 
-/// Exit code 2 for a wrong configuration, 1 for anything that is missing at run time.
+/// Returns exit code 2 for an invalid configuration, and 1 for run-time errors.
 pub(crate) fn run(args: RunArgs) -> ExitCode {
     let failed = |report: Report| (format!("{report:?}\n"), ExitCode::FAILURE);
-    // The demonstration's folder has to outlive the run.
+    // The demonstration's folder has to exist until the run ends.
     let loaded = match &args.config {
         Some(path) => config::load(path)
             .map(|config| (config, None))
@@ -137,22 +144,21 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
     };
     let loaded = loaded.and_then(|(config, dir)| match config.function {
         FunctionConfig::Process(_) => {
-            let text = format!("{} has [process]: `understudy process` is for it\n", config.path.display());
+            let text = format!("{} has [process]; use `understudy process`\n", config.path.display());
             Err((text, ExitCode::from(config::EXIT_CODE)))
         }
         _ => Ok((config, dir)),
     });
-    let tells = |config: &Config| match config.function {
+    let prints_live = |config: &Config| match config.function {
         FunctionConfig::OnePipe(_) | FunctionConfig::Consensus(_) | FunctionConfig::Pktgen(_) => true,
         _ => args.live.is_none(),
     };
     let loaded = loaded.and_then(|(config, dir)| {
-        if tells(&config) {
+        if prints_live(&config) {
             return Ok((config, dir));
         }
         let path = config.path.display();
-        let text =
-            format!("{path} has no [onepipe], [pktgen] or [consensus]: --live tells of nothing else\n");
+        let text = format!("{path} has no [onepipe], [pktgen] or [consensus]; remove --live\n");
         Err((text, ExitCode::from(config::EXIT_CODE)))
     });
     match loaded.and_then(|(config, _dir)| start(args, config).map_err(failed)) {
@@ -164,11 +170,11 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
     }
 }
 
-/// Runs what `bench p4ce` measures.
+/// Runs the load that `bench p4ce` measures.
 pub(crate) fn p4ce_load(args: &bench::p4ce::LoadArgs) -> Result<(), Report> {
     let config = config::load(&args.config).map_err(|report| miette::miette!("{}", report.render()))?;
     let FunctionConfig::P4ce(p4ce) = &config.function else {
-        return Err(miette::miette!("{} has no [p4ce]", args.config.display()));
+        return Err(miette::miette!("{} has no [p4ce]; add this table", args.config.display()));
     };
     let stop = catch_signals()?;
     let mut runtime = config.runtime.clone();
@@ -180,7 +186,7 @@ pub(crate) fn p4ce_load(args: &bench::p4ce::LoadArgs) -> Result<(), Report> {
     Ok(())
 }
 
-/// Runs what `bench swordbox` measures.
+/// Runs the load that `bench swordbox` measures.
 pub(crate) fn swordbox_load(args: &bench::swordbox::LoadArgs) -> Result<(), Report> {
     let config = config::load(&args.config).map_err(|report| miette::miette!("{}", report.render()))?;
     let stop = catch_signals()?;
@@ -188,7 +194,7 @@ pub(crate) fn swordbox_load(args: &bench::swordbox::LoadArgs) -> Result<(), Repo
     let (_, function) = load.make();
     let watch = function.watch();
     let mut runtime = Runtime::start(config.runtime).map_err(|error| explain(&error))?;
-    // What the control plane is asked, it was asked when the load was made.
+    // The load made its control-plane requests when it was created.
     let outcome = runtime.run(vec![function], &mut Passive, &stop);
     drop(runtime);
     let frames = outcome.workers.iter().map(|worker| worker.received()).sum();
@@ -197,7 +203,7 @@ pub(crate) fn swordbox_load(args: &bench::swordbox::LoadArgs) -> Result<(), Repo
     bench::swordbox::check(&load, &tally, frames)
 }
 
-/// Runs what `bench onepipe` measures.
+/// Runs the load that `bench onepipe` measures.
 pub(crate) fn onepipe_load(args: &bench::onepipe::LoadArgs) -> Result<(), Report> {
     let config = config::load(&args.config).map_err(|report| miette::miette!("{}", report.render()))?;
     let stop = catch_signals()?;
@@ -217,19 +223,19 @@ pub(crate) fn onepipe_load(args: &bench::onepipe::LoadArgs) -> Result<(), Report
     bench::onepipe::check(&load, &counters, frames)
 }
 
-/// Set when the program is told to end.
+/// Returns a flag that SIGINT and SIGTERM set.
 pub(crate) fn catch_signals() -> Result<Stop, Report> {
     let stop = Stop::new();
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         signal_hook::flag::register(signal, stop.flag())
-            .map_err(|error| miette::miette!("signals cannot be caught: {error}"))?;
+            .map_err(|error| miette::miette!("cannot catch signals: {error}"))?;
     }
     Ok(stop)
 }
 
 fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
     let stop = catch_signals()?;
-    let swordbox = swordbox::Beginning::of(&config)?;
+    let swordbox = swordbox::Prepared::of(&config)?;
     config.runtime.eal.extra.extend(args.eal);
     pktgen::prepare(args.hgrm.as_deref())?;
     let workers = config.runtime.workers.cpus.len();
@@ -243,20 +249,20 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
         if workers == 1 { "" } else { "s" },
         Runtime::version(),
     );
-    let until = Until {
+    let until = EndConditions {
         began: now(),
         duration: args.duration,
         idle: config.stop_when_idle,
-        seen: 0,
-        last: now(),
+        frames_seen: 0,
+        last_frame_at: now(),
         observer,
     };
-    // What failed when all was told
-    let mut afterwards = Ok(());
+    // Error that is reported after the closing report
+    let mut deferred = Ok(());
     let (text, code) = match &config.function {
         FunctionConfig::Forward(function) => {
-            let front = tunnel::Front::of(&config, &runtime);
-            let report = forward::run(&mut runtime, function, &front, workers, until, &stop);
+            let stage = tunnel::TunnelStage::of(&config, &runtime);
+            let report = forward::run(&mut runtime, function, &stage, workers, until, &stop);
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
         FunctionConfig::Impair(config) => {
@@ -276,43 +282,43 @@ fn start(args: RunArgs, mut config: Config) -> Result<ExitCode, Report> {
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
         FunctionConfig::OnePipe(onepipe) => {
-            let front = tunnel::Front::of(&config, &runtime);
-            let report = onepipe::run(&mut runtime, onepipe, &front, args.live, until, &stop)?;
+            let stage = tunnel::TunnelStage::of(&config, &runtime);
+            let report = onepipe::run(&mut runtime, onepipe, &stage, args.live, until, &stop)?;
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
-        FunctionConfig::Process(_) => unreachable!("it was refused"),
+        FunctionConfig::Process(_) => unreachable!("`run` rejects [process]"),
         FunctionConfig::Pktgen(profile) => {
-            let asked =
-                pktgen::Asked { duration: args.duration, live: args.live, hgrm: args.hgrm.as_deref() };
+            let options =
+                pktgen::Options { duration: args.duration, live: args.live, hgrm: args.hgrm.as_deref() };
             let (report, written) =
-                pktgen::run(&mut runtime, &config.runtime.ports, profile, &asked, until.observer, &stop)?;
-            afterwards = written;
+                pktgen::run(&mut runtime, &config.runtime.ports, profile, &options, until.observer, &stop)?;
+            deferred = written;
             (if args.json { report.json() } else { report.text() }, report.code())
         }
         FunctionConfig::Swordbox(config) => {
-            let beginning = swordbox.expect("it was begun for this function");
-            let report = swordbox::run(&mut runtime, config, beginning, until, &stop);
+            let prepared = swordbox.expect("`Prepared::of` returns `Some` for [swordbox]");
+            let report = swordbox::run(&mut runtime, config, prepared, until, &stop);
             (if args.json { report.json() } else { report.text() }, ExitCode::SUCCESS)
         }
     };
     drop(runtime);
-    // A reader that has gone away does not make the run a failure.
+    // A closed pipe is not a failure.
     _ = writeln!(std::io::stdout(), "{text}");
-    afterwards.map(|()| code)
+    deferred.map(|()| code)
 }
 
-/// A number that nobody knows.
-pub(crate) fn by_chance() -> u64 {
+/// Returns an unpredictable number.
+pub(crate) fn random_u64() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
-/// The program's clock.
-#[allow(clippy::disallowed_methods, reason = "the runtime reads the clock, nobody else")]
+/// Returns the current time of the program's only clock.
+#[allow(clippy::disallowed_methods, reason = "only the runtime reads the clock")]
 pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// A runtime error with its remedy, and what DPDK logged.
+/// Returns a report of a runtime error with its remedy and DPDK's last log lines.
 pub(crate) fn explain(error: &dataplane::Error) -> Report {
     let mut help = error.remedy.clone();
     let log: Vec<_> = error.log.lines().filter(|line| !line.trim().is_empty()).collect();
@@ -323,60 +329,61 @@ pub(crate) fn explain(error: &dataplane::Error) -> Report {
     MietteDiagnostic::new(error.what.clone()).with_help(help).into()
 }
 
-/// When a run ends by itself.
-struct Until {
+/// Conditions under which a run ends by itself, and the observation of the run.
+struct EndConditions {
     began: Instant,
     duration: Option<Duration>,
     idle: Option<Duration>,
-    /// Frames received when something was last received, and when that was
-    seen: u64,
-    last: Instant,
-    /// Who tells those that look on
+    /// Frames received up to the last check at which there were new ones, and the time of that check
+    frames_seen: u64,
+    last_frame_at: Instant,
+    /// Responds to the observers of the instance
     observer: Option<Observer>,
 }
 
-impl Until {
-    fn goes_on(&mut self, live: &Live<'_>) -> bool {
+impl EndConditions {
+    fn continues(&mut self, live: &Live<'_>) -> bool {
         let now = now();
         let received = live.workers().iter().map(|worker| worker.received()).sum();
-        if received != self.seen {
-            (self.seen, self.last) = (received, now);
+        if received != self.frames_seen {
+            (self.frames_seen, self.last_frame_at) = (received, now);
         }
         let in_time = self.duration.is_none_or(|limit| now.duration_since(self.began) < limit);
-        let busy = self.idle.is_none_or(|limit| now.duration_since(self.last) < limit);
+        let busy = self.idle.is_none_or(|limit| now.duration_since(self.last_frame_at) < limit);
         in_time && busy
     }
 }
 
-/// Runs functions, one a worker, until it is time: what they did, and for how many seconds. `tell` is asked what those that
-/// look on are told.
+/// Runs functions, one per worker, until `until` or `stop` ends the run. Returns the outcome and the duration
+/// in seconds. `metrics` returns the function's metrics for observation.
 fn run_until<F: Function + Send, C: Control<F>>(
     runtime: &mut Runtime,
     functions: Vec<F>,
     control: &mut C,
-    tell: impl Fn(&C) -> Told,
-    until: Until,
+    metrics: impl Fn(&C) -> FunctionMetrics,
+    until: EndConditions,
     stop: &Stop,
 ) -> (Outcome, f64) {
-    run_groups_until(runtime, functions, control, tell, |_, asked| no_groups(asked), until, stop)
+    run_groups_until(runtime, functions, control, metrics, |_, id| no_groups(id), until, stop)
 }
 
-/// As [`run_until`], for functions that have groups: `group` knows their queue pairs.
+/// Runs functions as [`run_until`] does, with `group` returning the queue pairs of a group.
 fn run_groups_until<F: Function + Send, C: Control<F>>(
     runtime: &mut Runtime,
     functions: Vec<F>,
     control: &mut C,
-    tell: impl Fn(&C) -> Told,
-    group: impl Fn(&C, u32) -> Result<Vec<QueuePair>, NoTrace>,
-    until: Until,
+    metrics: impl Fn(&C) -> FunctionMetrics,
+    group: impl Fn(&C, u32) -> Result<Vec<QueuePair>, TraceError>,
+    until: EndConditions,
     stop: &Stop,
 ) -> (Outcome, f64) {
     let began = now();
-    let outcome = runtime.run(functions, &mut Timed { control, tell, group, until }, stop);
+    let outcome = runtime.run(functions, &mut RunControl { control, metrics, group, until }, stop);
     (outcome, began.elapsed().as_secs_f64())
 }
 
-/// Runs functions, one a worker, until their control plane ends it: what they did, and for how many seconds.
+/// Runs functions, one per worker, until their control plane ends the run. Returns the outcome and the
+/// duration in seconds.
 fn run_until_done<F: Function + Send, C: Control<F>>(
     runtime: &mut Runtime,
     functions: Vec<F>,
@@ -387,20 +394,20 @@ fn run_until_done<F: Function + Send, C: Control<F>>(
     (outcome, began.elapsed().as_secs_f64())
 }
 
-/// A control plane that ends when it is time.
-struct Timed<'a, C, T, G> {
+/// A control plane that also checks the end conditions and serves observers.
+struct RunControl<'a, C, T, G> {
     control: &'a mut C,
-    tell: T,
+    metrics: T,
     group: G,
-    until: Until,
+    until: EndConditions,
 }
 
-impl<F, C, T, G> Control<F> for Timed<'_, C, T, G>
+impl<F, C, T, G> Control<F> for RunControl<'_, C, T, G>
 where
     F: Function,
     C: Control<F>,
-    T: Fn(&C) -> Told,
-    G: Fn(&C, u32) -> Result<Vec<QueuePair>, NoTrace>,
+    T: Fn(&C) -> FunctionMetrics,
+    G: Fn(&C, u32) -> Result<Vec<QueuePair>, TraceError>,
 {
     fn on_event(&mut self, worker: usize, event: F::Event, out: &mut ControlOutput<'_, F>) {
         self.control.on_event(worker, event, out);
@@ -412,10 +419,10 @@ where
 
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, F>) -> bool {
         if let Some(observer) = &mut self.until.observer {
-            let (tell, group) = (|| (self.tell)(self.control), |asked| (self.group)(self.control, asked));
-            observer.attend(live, out, tell, group);
+            let (metrics, group) = (|| (self.metrics)(self.control), |id| (self.group)(self.control, id));
+            observer.serve_requests(live, out, metrics, group);
         }
-        self.until.goes_on(live) && self.control.on_tick(live, out)
+        self.until.continues(live) && self.control.on_tick(live, out)
     }
 
     fn on_link(&mut self, port: &PortInfo, up: bool) {

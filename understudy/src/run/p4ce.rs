@@ -1,9 +1,10 @@
-//! P4CE's switch: its data plane on a worker, its control plane on this thread, and its part of the report.
+//! P4CE's switch: the data plane on a worker, the control plane on the control thread, and its part of the
+//! report.
 
 use super::report::{GroupRow, P4ceReport, Report};
-use super::{Until, by_chance, forward, run_groups_until};
+use super::{EndConditions, forward, random_u64, run_groups_until};
 use crate::config::P4ceConfig;
-use crate::observe::{NoTrace, QueuePair, Row, Table, Told, busiest};
+use crate::observe::{FunctionMetrics, QueuePair, Row, Table, TraceError, busiest};
 use dataplane::{Passive, Plane, Runtime, Stop};
 use p4ce::{Command, Control, ControlConfig, Event, Group, GroupStatus, P4ce};
 use rnic::Interface;
@@ -17,7 +18,7 @@ use switch::forward::{Config as ForwardConfig, Counters};
 use switch::memory::run_frame;
 use switch::{Function, Nanos, PortId};
 
-/// Queue pairs that so many groups need: one for the leader, one for each replica.
+/// Returns the capacity for queue pairs: one for the leader and one for each replica of each group.
 fn queue_pairs(config: &P4ceConfig) -> usize {
     (config.groups * (config.max_replicas + 1)).next_power_of_two()
 }
@@ -65,34 +66,35 @@ pub(crate) fn control_plane(config: &P4ceConfig, mac: MacAddr, seed: u64) -> Con
     }
 }
 
-pub(super) fn run(runtime: &mut Runtime, config: &P4ceConfig, until: Until, stop: &Stop) -> Report {
+pub(super) fn run(runtime: &mut Runtime, config: &P4ceConfig, until: EndConditions, stop: &Stop) -> Report {
     let port_mac = runtime.ports().next().map_or([0; 6], |port| port.mac);
     let mac = config.mac.unwrap_or(MacAddr(port_mac));
-    let function = P4ce::new(data_plane(config, mac)).salted(by_chance());
+    let function = P4ce::new(data_plane(config, mac)).salted(random_u64());
     let (counters, bridged) = (function.counters(), function.forward_counters());
-    let control = Control::new(control_plane(config, mac, config.seed.unwrap_or_else(by_chance)));
+    let control = Control::new(control_plane(config, mac, config.seed.unwrap_or_else(random_u64)));
     let mut plane = Plane::new(control);
-    let tell = |plane: &Plane<Control>| {
-        let of_bridge = Told::forwarded(core::slice::from_ref(&bridged));
+    let metrics = |plane: &Plane<Control>| {
+        let of_bridge = FunctionMetrics::forwarded(core::slice::from_ref(&bridged));
         let open = plane.control.groups().filter(|group| group.open).count() as u64;
         let groups = groups(&plane.control, config, &bridged);
-        observed(&told(&plane.control, &counters), open, groups, of_bridge)
+        metrics_of(&counters_report(&plane.control, &counters), open, groups, of_bridge)
     };
-    let group = |plane: &Plane<Control>, asked| {
-        let found = plane.control.groups().find(|group| group.id.0 == asked);
-        found.map(|group| queue_pairs_of(&group, config)).ok_or_else(|| NoTrace::NoSuchGroup {
-            asked,
-            there: plane.control.groups().map(|group| group.id.0).collect(),
+    let group = |plane: &Plane<Control>, id| {
+        let found = plane.control.groups().find(|group| group.id.0 == id);
+        found.map(|group| queue_pairs_of(&group, config)).ok_or_else(|| TraceError::NoSuchGroup {
+            requested: id,
+            existing: plane.control.groups().map(|group| group.id.0).collect(),
         })
     };
-    let (outcome, seconds) = run_groups_until(runtime, vec![function], &mut plane, tell, group, until, stop);
+    let (outcome, seconds) =
+        run_groups_until(runtime, vec![function], &mut plane, metrics, group, until, stop);
     let report = forward::report(runtime, &outcome, &[bridged], config.counted_qps, seconds);
-    let p4ce = P4ceReport { groups: rows(&plane.control), ..told(&plane.control, &counters) };
+    let p4ce = P4ceReport { groups: rows(&plane.control), ..counters_report(&plane.control, &counters) };
     Report { p4ce: Some(p4ce), ..report }
 }
 
-/// For those that look on
-fn observed(report: &P4ceReport, open: u64, groups: Table, of_bridge: Told) -> Told {
+/// Returns the switch's metrics for observation.
+fn metrics_of(report: &P4ceReport, open: u64, groups: Table, of_bridge: FunctionMetrics) -> FunctionMetrics {
     of_bridge
         .counters([
             ("groups_requested", report.requested),
@@ -116,7 +118,8 @@ fn observed(report: &P4ceReport, open: u64, groups: Table, of_bridge: Told) -> T
         .first(groups)
 }
 
-/// Groups, with the packets that came for them. The bridge counts these by queue pair, as far as `counted_qps` goes.
+/// Returns the table of groups, with the packets received for them. The bridge counts these by queue pair, up
+/// to `counted_qps`.
 fn groups(control: &Control, config: &P4ceConfig, bridged: &Counters) -> Table {
     let own: HashMap<_, _> = bridged
         .qps
@@ -125,9 +128,9 @@ fn groups(control: &Control, config: &P4ceConfig, bridged: &Counters) -> Table {
         .map(|(_, qpn, frames, bytes)| (qpn, (frames, bytes)))
         .collect();
     let counted = |group: GroupStatus| {
-        let came = |qpn: &Qpn| own.get(qpn).copied().unwrap_or((0, 0));
-        let (requests, bytes) = group.own.first().map_or((0, 0), came);
-        let responses: u64 = group.own.iter().skip(1).map(|qpn| came(qpn).0).sum();
+        let received = |qpn: &Qpn| own.get(qpn).copied().unwrap_or((0, 0));
+        let (requests, bytes) = group.own.first().map_or((0, 0), received);
+        let responses: u64 = group.own.iter().skip(1).map(|qpn| received(qpn).0).sum();
         ([requests, bytes, responses], group)
     };
     let groups = busiest(control.groups().map(counted), |(a, one), (b, other)| {
@@ -147,22 +150,22 @@ fn groups(control: &Control, config: &P4ceConfig, bridged: &Counters) -> Table {
     Table::of_busiest("group", &["group", "leader", "replicas", "state"], 2, &counts, groups, row)
 }
 
-/// The switch's queue pairs of a group, at each of its addresses, the leader's and the replicas'.
+/// Returns the queue pairs of a group: the switch's at each of its addresses, the leader's and the replicas'.
 fn queue_pairs_of(group: &GroupStatus, config: &P4ceConfig) -> Vec<QueuePair> {
     let own = group.own.iter().flat_map(|qpn| config.addresses.iter().map(|(ip, _)| (Some(*ip), qpn.get())));
     own.chain(group.peers.iter().map(|(ip, qpn)| (Some(*ip), qpn.get()))).collect()
 }
 
-/// What was counted, without the groups one by one.
-fn told(control: &Control, counters: &Arc<p4ce::Counters>) -> P4ceReport {
-    let asked = control.counters();
+/// Returns the counters, without the list of groups.
+fn counters_report(control: &Control, counters: &Arc<p4ce::Counters>) -> P4ceReport {
+    let setup = control.counters();
     P4ceReport {
-        requested: asked.requested,
-        opened: asked.opened,
-        refused: asked.refused,
-        limited: asked.limited,
-        closed: asked.closed,
-        excluded: asked.excluded,
+        requested: setup.requested,
+        opened: setup.opened,
+        refused: setup.refused,
+        limited: setup.limited,
+        closed: setup.closed,
+        excluded: setup.excluded,
         requests: counters.requests.get(),
         copies: counters.copies.get(),
         responses: counters.responses.get(),
@@ -177,7 +180,7 @@ fn told(control: &Control, counters: &Arc<p4ce::Counters>) -> P4ceReport {
     }
 }
 
-/// Each of the groups, for the report.
+/// Returns the list of groups for the report.
 fn rows(control: &Control) -> Vec<GroupRow> {
     let row = |group: GroupStatus| GroupRow {
         group: group.id.0,
@@ -190,15 +193,19 @@ fn rows(control: &Control) -> Vec<GroupRow> {
     control.groups().map(row).collect()
 }
 
-/// The data plane with groups that are there from the start, until it is told to end: what `bench p4ce` measures.
+/// Runs the data plane with groups that are open from the start, until `stop` is set. `bench p4ce` measures
+/// it.
 pub(crate) fn load(runtime: &mut Runtime, config: &P4ceConfig, args: &bench::p4ce::LoadArgs, stop: &Stop) {
     let mac = config.mac.unwrap_or(MacAddr([2, 0, 0, 0, 0, 1]));
     let mut function = P4ce::new(data_plane(config, mac));
     for (n, group) in (0..).zip(bench::p4ce::groups(args.groups, args.replicas)) {
-        let group = Group::new(group).expect("groups that can be");
+        let group = Group::new(group).expect("the groups are valid");
         function.on_command(Command::Open(group), Nanos::ZERO);
-        assert!(matches!(function.poll_event(), Some(Event::Opened(_, true))), "there is a place for it");
-        // What is acknowledged has to have been sent.
+        assert!(
+            matches!(function.poll_event(), Some(Event::Opened(_, true))),
+            "the switch has room for the group"
+        );
+        // Only requests that were sent can be acknowledged.
         let write = bench::traffic::write_only(n, 64);
         run_frame(&mut function, &write, PortId(0), Nanos::ZERO);
     }

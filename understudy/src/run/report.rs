@@ -1,22 +1,23 @@
-//! What a run came to: as tables for people, as JSON for programs.
+//! Closing report of a run: as tables for the terminal, as JSON for programs.
 
 use super::onepipe::OnePipeReport;
 use super::tunnel::TunnelReport;
-use crate::observe::{Port, Row as ObservedRow, Table as ObservedTable, Told};
+use crate::observe::{FunctionMetrics, Port, Row as ObservedRow, Table as ObservedTable};
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Queue pairs shown in the table; JSON has them all
+/// Queue pairs in the printed table; the JSON has all of them
 const SHOWN_QPS: usize = 10;
 
-/// The closing report of a run. Its serialised form is the program's interface: fields are added, not renamed.
+/// The closing report of a run. The serialised form is part of the program's interface: fields are added, not
+/// renamed.
 #[derive(Serialize)]
 pub(super) struct Report {
-    /// Length of the run
+    /// Length of the run in seconds
     pub(super) seconds: f64,
-    /// Time stamp counter cycles a second
+    /// TSC cycles per second
     pub(super) tsc_hz: u64,
     pub(super) ports: Vec<PortRow>,
     pub(super) opcodes: Vec<OpcodeRow>,
@@ -24,39 +25,40 @@ pub(super) struct Report {
     pub(super) malformed: Vec<ReasonRow>,
     pub(super) drops: Vec<ReasonRow>,
     pub(super) qps: Vec<QpRow>,
-    /// Packets to queue pairs beyond those that are counted; null when none are
+    /// Packets to queue pairs that have no counter of their own; null if packets are not counted by queue
+    /// pair
     pub(super) qps_beyond: Option<u64>,
     pub(super) workers: Vec<WorkerRow>,
-    /// What was impaired; left out by functions that do not
+    /// Results of the impairing function; omitted by other functions
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) impair: Option<ImpairReport>,
-    /// What became of groups; left out by functions that have none
+    /// Results of P4CE; omitted by other functions
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) p4ce: Option<P4ceReport>,
-    /// What became of shared words; left out by functions that have none
+    /// Results of Swordbox; omitted by other functions
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) swordbox: Option<SwordboxReport>,
-    /// Barriers and links; left out by functions that have none
+    /// Results of 1Pipe; omitted by other functions
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) onepipe: Option<OnePipeReport>,
-    /// Tunnels that end here; left out where none does
+    /// Tunnels that end at this instance; omitted if there are none
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) tunnel: Option<TunnelReport>,
 }
 
-/// Connections of memory servers, and what became of their operations.
+/// Connections of memory servers, and results of their operations.
 #[derive(Serialize)]
 pub(super) struct SwordboxReport {
-    /// Those that were on at the end
+    /// Layers that were on at the end
     pub(super) layers: String,
-    /// By name
+    /// Counters by name
     #[serde(flatten)]
     pub(super) counters: serde_json::Map<String, serde_json::Value>,
-    /// Connections that could not be written into the journal
+    /// Connections that could not be written to the journal
     pub(super) unwritten: u64,
-    /// What was in use at the end
+    /// Table entries in use at the end
     pub(super) usage: BTreeMap<&'static str, u64>,
-    /// What it may come to
+    /// Memory of full tables, in bytes
     pub(super) memory_bytes: BTreeMap<&'static str, usize>,
 }
 
@@ -68,7 +70,7 @@ impl SwordboxReport {
         let used = |what| self.usage.get(what).copied().unwrap_or(0);
         _ = writeln!(
             text,
-            "Layers: {}. In the end {} connections, {} of them shared; words of {} lines; {} frames that wait",
+            "Layers: {}. At the end: {} connections, {} of them shared; {} lines with tracked words; {} held frames",
             self.layers,
             used("connections"),
             used("lanes"),
@@ -76,38 +78,38 @@ impl SwordboxReport {
             used("held")
         );
         if self.unwritten > 0 {
-            _ = writeln!(text, "{} connections could not be written into the journal", self.unwritten);
+            _ = writeln!(text, "{} connections could not be written to the journal", self.unwritten);
         }
     }
 }
 
-/// Groups, and what went through them.
+/// Groups of P4CE, and their packets.
 #[derive(Serialize)]
 pub(super) struct P4ceReport {
-    /// Groups that leaders asked for, those that were opened, refused, and have ended
+    /// Groups that leaders requested, and those opened, refused and closed
     pub(super) requested: u64,
     pub(super) opened: u64,
     pub(super) refused: u64,
-    /// Of the refused, those of leaders that may not ask, or not for so many
+    /// Groups refused because the leader may not open groups, or not as many
     pub(super) limited: u64,
     pub(super) closed: u64,
-    /// Replicas excluded from groups that went on
+    /// Replicas excluded from groups that continued without them
     pub(super) excluded: u64,
-    /// Packets of leaders that went to replicas, and their copies
+    /// Requests of leaders that were sent to replicas, and their copies
     pub(super) requests: u64,
     pub(super) copies: u64,
-    /// Packets of replicas that say how far they are
+    /// Responses of replicas
     pub(super) responses: u64,
-    /// What leaders were told
+    /// Responses sent to leaders
     pub(super) acks: u64,
     pub(super) naks: u64,
     pub(super) rnr_naks: u64,
     pub(super) fatal_naks: u64,
     pub(super) repeated: u64,
     pub(super) cnps: u64,
-    /// Leaders and replicas found at another port than before
+    /// Leaders and replicas that moved to another port
     pub(super) moved: u64,
-    /// Groups that stood when the run ended
+    /// Groups that existed when the run ended
     pub(super) groups: Vec<GroupRow>,
 }
 
@@ -125,12 +127,12 @@ impl P4ceReport {
     fn text(&self, text: &mut String) {
         _ = writeln!(
             text,
-            "Groups: {} asked for, {} opened, {} refused, {} ended; {} replicas excluded",
+            "Groups: {} requested, {} opened, {} refused, {} closed; {} replicas excluded",
             self.requested, self.opened, self.refused, self.closed, self.excluded
         );
         _ = writeln!(
             text,
-            "{} packets of leaders became {}; {} responses became {} acknowledgements, {} NAKs, {} RNR NAKs, {} refusals",
+            "{} requests of leaders were copied to {}; {} responses were gathered into {} ACKs, {} NAKs, {} RNR NAKs, {} fatal NAKs",
             self.requests, self.copies, self.responses, self.acks, self.naks, self.rnr_naks, self.fatal_naks
         );
         for group in &self.groups {
@@ -142,7 +144,7 @@ impl P4ceReport {
             };
             _ = writeln!(
                 text,
-                "Group {}: {} to {}, {} of them a quorum{excluded}{state}",
+                "Group {}: {} to {}, quorum {}{excluded}{state}",
                 group.group,
                 group.leader,
                 group.replicas.join(", "),
@@ -152,19 +154,19 @@ impl P4ceReport {
     }
 }
 
-/// What became of rules, and of frames that were held back.
+/// Results of rules, and counts of held frames.
 #[derive(Serialize)]
 pub(super) struct ImpairReport {
     pub(super) rules: Vec<RuleRow>,
     /// Frames held back
     pub(super) held: u64,
-    /// Of these, those that the end of the run found there
+    /// Frames still held when the run ended
     pub(super) held_at_end: u64,
-    /// Most frames that one worker held back at once
+    /// Largest number of frames that one worker held at once
     pub(super) held_peak: u64,
-    /// Frames that were to be held back and passed at once for want of a place
+    /// Frames that were to be held but were sent at once because no slot was free
     pub(super) held_full: u64,
-    /// Packets of flows whose first PSN there was no place to remember
+    /// Packets of flows whose first PSN could not be stored
     pub(super) flows_full: u64,
 }
 
@@ -178,12 +180,13 @@ pub(super) struct RuleRow {
 }
 
 impl ImpairReport {
-    /// For those that look on
-    pub(super) fn observed(self, told: Told) -> Told {
+    /// Adds the function's metrics to `metrics`, for observation.
+    pub(super) fn add_metrics(self, metrics: FunctionMetrics) -> FunctionMetrics {
         let rules = self.rules.iter().map(|rule| {
             ObservedRow::new([&*rule.name, rule.action], [rule.matched, rule.acted, rule.unable])
         });
-        told.counters([("held", self.held), ("held_full", self.held_full), ("flows_full", self.flows_full)])
+        metrics
+            .counters([("held", self.held), ("held_full", self.held_full), ("flows_full", self.flows_full)])
             .gauges([("held_now", self.held_at_end), ("held_peak", self.held_peak)])
             .first(ObservedTable::new("rule", &["rule", "action"], 1, &["matched", "acted", "unable"], rules))
     }
@@ -198,13 +201,13 @@ impl ImpairReport {
             let Self { held, held_peak, held_at_end, .. } = self;
             _ = write!(text, "{held} frames were held back, up to {held_peak} at once");
             if *held_at_end > 0 {
-                _ = write!(text, "; {held_at_end} were still when the run ended, and are lost");
+                _ = write!(text, "; {held_at_end} were still held when the run ended, and are lost");
             }
             text.push('\n');
         }
         for (count, what) in [
-            (self.held_full, "frames were not held back for want of a place: raise `held`"),
-            (self.flows_full, "packets were of flows beyond those remembered: raise `flows`"),
+            (self.held_full, "frames were not held back because no slot was free; raise `held`"),
+            (self.flows_full, "packets were of flows that could not be stored; raise `flows`"),
         ] {
             if count > 0 {
                 _ = writeln!(text, "{count} {what}");
@@ -217,7 +220,7 @@ impl ImpairReport {
 pub(super) struct PortRow {
     #[serde(flatten)]
     pub(super) port: Port,
-    /// What was received, by kind
+    /// Received frames, by kind
     pub(super) roce_frames: u64,
     pub(super) other_frames: u64,
     pub(super) malformed_frames: u64,
@@ -251,9 +254,9 @@ pub(crate) struct QpRow {
 pub(super) struct WorkerRow {
     worker: usize,
     rx_frames: u64,
-    /// Cycles a frame, from the receive call to the send call, in turns that received something
+    /// TSC cycles per frame, from the receive call to the send call, in iterations with frames
     cycles_per_frame: Option<f64>,
-    /// Frames received in such a turn
+    /// Frames received in such an iteration
     frames_per_turn: Option<f64>,
     handed_off: u64,
     punted: u64,
@@ -324,7 +327,7 @@ impl Report {
         }
         if let Some(beyond @ 1..) = self.qps_beyond {
             notes.push(format!(
-                "queue pairs: {beyond} packets went to further ones; raise `counted_qps` to see them"
+                "queue pairs: {beyond} packets were for further queue pairs; raise `counted_qps` to count them"
             ));
         }
         let dropped =
@@ -355,9 +358,9 @@ impl Report {
         }
         for PortRow { port, .. } in &self.ports {
             for (count, what) in [
-                (port.missed, "frames were lost before they were fetched"),
+                (port.missed, "frames were lost before a worker received them"),
                 (port.rx_errors, "frames were received with an error"),
-                (port.no_buffer, "times no packet buffer was free: raise `buffers`"),
+                (port.no_buffer, "times no packet buffer was free; raise `buffers`"),
                 (port.tx_errors, "frames could not be sent by the device"),
             ] {
                 if count > 0 {
@@ -368,7 +371,7 @@ impl Report {
         for worker in &self.workers {
             _ = write!(text, "worker {}: {} frames", worker.worker, worker.rx_frames);
             if let (Some(cycles), Some(frames)) = (worker.cycles_per_frame, worker.frames_per_turn) {
-                _ = write!(text, ", {cycles:.0} cycles a frame, {frames:.1} frames a turn");
+                _ = write!(text, ", {cycles:.0} cycles per frame, {frames:.1} frames per turn");
             }
             if worker.handed_off > 0 {
                 _ = write!(text, ", {} handed to other workers", worker.handed_off);
@@ -389,7 +392,8 @@ pub(crate) fn row(words: &[&str], numbers: &[u64]) -> Vec<Cell> {
     words.chain(numbers).collect()
 }
 
-/// A titled table, of which the first columns are words and the others numbers; nothing if it has no row.
+/// Appends a titled table, in which the first `words` columns are left-aligned and the others right-aligned.
+/// Appends nothing if there are no rows.
 pub(crate) fn section(
     text: &mut String,
     title: &str,

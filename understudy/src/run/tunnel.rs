@@ -1,9 +1,9 @@
 //! Tunnels that end in front of a function, and their part of the report.
 
 use super::report::{row, section};
-use super::{Until, run_until};
+use super::{EndConditions, run_until};
 use crate::config::{Config, TunnelConfig};
-use crate::observe::Told;
+use crate::observe::FunctionMetrics;
 use core::fmt::Write as _;
 use dataplane::{Control, Outcome, Runtime, Stop};
 use rocev2::ethernet::MacAddr;
@@ -13,27 +13,27 @@ use std::sync::Arc;
 use switch::Function;
 use switch::tunnel::{Counters, Refusal, Tunnel};
 
-/// What stands in front of a function.
-pub(super) struct Front<'a> {
+/// The tunnel stage in front of a function, if there is one.
+pub(super) struct TunnelStage<'a> {
     tunnel: Option<&'a TunnelConfig>,
-    /// The first port's MAC address
+    /// MAC address of the first port
     pub(super) port_mac: MacAddr,
 }
 
-impl<'a> Front<'a> {
+impl<'a> TunnelStage<'a> {
     pub(super) fn of(config: &'a Config, runtime: &Runtime) -> Self {
         let port_mac = MacAddr(runtime.ports().next().map_or([0; 6], |port| port.mac));
         Self { tunnel: config.tunnel.as_ref(), port_mac }
     }
 
-    /// As [`run_until`], with the tunnels that end here.
+    /// Runs functions as [`run_until`] does, behind the tunnels that end at this instance.
     pub(super) fn run_until<F, C>(
         &self,
         runtime: &mut Runtime,
         functions: Vec<F>,
         control: &mut C,
-        tell: impl Fn(&C) -> Told,
-        until: Until,
+        metrics: impl Fn(&C) -> FunctionMetrics,
+        until: EndConditions,
         stop: &Stop,
     ) -> (Outcome, f64, Option<TunnelReport>)
     where
@@ -41,27 +41,27 @@ impl<'a> Front<'a> {
         C: Control<F> + Control<Tunnel<F>>,
     {
         let Some(config) = self.tunnel else {
-            let (outcome, seconds) = run_until(runtime, functions, control, tell, until, stop);
+            let (outcome, seconds) = run_until(runtime, functions, control, metrics, until, stop);
             return (outcome, seconds, None);
         };
         let config = config.at(self.port_mac);
         let behind = |function| Tunnel::new(&config, function);
         let functions: Vec<_> = functions.into_iter().map(behind).collect();
         let counters: Vec<_> = functions.iter().map(Tunnel::counters).collect();
-        let tell = |control: &C| tell(control).counters(TunnelReport::of(&counters).counters());
-        let (outcome, seconds) = run_until(runtime, functions, control, tell, until, stop);
+        let metrics = |control: &C| metrics(control).counters(TunnelReport::of(&counters).counters());
+        let (outcome, seconds) = run_until(runtime, functions, control, metrics, until, stop);
         (outcome, seconds, Some(TunnelReport::of(&counters)))
     }
 }
 
-/// What came out of tunnels, and what did not. Fields are added, not renamed.
+/// Counts of decapsulated and dropped packets. Fields are added, not renamed.
 #[derive(Serialize)]
 pub(super) struct TunnelReport {
-    /// Packets that lost their outer header
+    /// Packets whose outer header was removed
     terminated_frames: u64,
-    /// What they carried, with its Ethernet headers
+    /// Bytes of the inner frames, including their Ethernet headers
     terminated_bytes: u64,
-    /// What was dropped, by reason
+    /// Packets that were dropped, by reason
     refused: BTreeMap<&'static str, u64>,
 }
 
@@ -76,7 +76,7 @@ impl TunnelReport {
         }
     }
 
-    /// For those that look on
+    /// Returns the counters for observation.
     fn counters(&self) -> impl Iterator<Item = (String, u64)> {
         let refused = self.refused.iter().map(|(why, count)| (format!("tunnel_refused_{why}"), *count));
         [("tunnel_frames", self.terminated_frames), ("tunnel_bytes", self.terminated_bytes)]
@@ -89,6 +89,6 @@ impl TunnelReport {
         let Self { terminated_frames, terminated_bytes, refused } = self;
         let refused = refused.iter().map(|(why, count)| row(&[why], &[*count]));
         section(text, "Tunnels: refused", &["why", "count"], 1, refused);
-        _ = writeln!(text, "Tunnels: {terminated_frames} packets came out, {terminated_bytes} bytes");
+        _ = writeln!(text, "Tunnels: {terminated_frames} packets decapsulated, {terminated_bytes} bytes");
     }
 }

@@ -1,58 +1,59 @@
-//! `understudy sim`: scenarios in the simulator, one seed or many.
+//! `understudy sim`: runs scenarios in the simulator, with one seed or many.
 
-mod many;
 mod report;
+mod sweep;
 
 use crate::config;
 use crate::output::print;
 use core::fmt::Write as _;
-use many::Seeds;
 use miette::{MietteDiagnostic, Report};
 use sim::scenario::{CaptureTo, Outcome, Planted, Scenario, Shrunk, run as run_one, shrink};
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use sweep::Seeds;
 
-/// Scenarios tried at most when one is made smaller
+/// Maximum number of scenarios tried to shrink a failing one
 const SHRINK: u32 = 2000;
 
-/// Run a scenario in the simulator, and check everything that can be checked
+/// Run a scenario in the simulator, and check every invariant
 ///
-/// Ends with 0 if nothing is wrong, with 1 if something is, and with 2 if the file is not right.
+/// Exits with 0 if all checks pass, with 1 if one fails, and with 2 if the scenario file is not valid.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The scenario
+    /// Scenario file
     #[arg(value_name = "SCENARIO.toml")]
     scenario: PathBuf,
-    /// The seed, which decides everything that is left to chance
+    /// Seed of all random decisions
     #[arg(long, default_value_t = 1, conflicts_with = "seeds")]
     seed: u64,
-    /// The digest of the run that is replayed: if this run has another one, say so and end with 2
+    /// Expected digest of a replayed run; exit with 2 if the digest differs
     #[arg(long, value_name = "HEX", value_parser = digest, conflicts_with_all = ["seeds", "duration"])]
     digest: Option<u64>,
-    /// Run so many seeds, beginning with --from
+    /// Run this many seeds, beginning with --from
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     seeds: Option<u64>,
-    /// The first of many seeds
+    /// First of several seeds
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     from: u64,
-    /// Run seeds for so long, beginning with --from
+    /// Run seeds for this long, beginning with --from
     #[arg(long = "for", value_name = "SECONDS", conflicts_with_all = ["seeds", "seed"])]
     duration: Option<u64>,
-    /// Seeds at once (default: as many as there are CPUs)
+    /// Number of seeds to run at once [default: number of CPUs]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// Write the traffic of a link: FILE if there is one link, otherwise NODE,NODE=FILE. Once for each link
+    /// Write the traffic of a link to FILE; name the link as NODE,NODE=FILE unless there is only one; may be
+    /// repeated
     #[arg(long, value_name = "[NODE,NODE=]FILE", conflicts_with_all = ["seeds", "duration"])]
     pcap: Vec<String>,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
-    /// Do not look for a smaller scenario when something is wrong
+    /// Do not search for a smaller scenario that fails
     #[arg(long)]
     no_shrink: bool,
-    /// Plant a bug in every NIC, to see whether it is found: ack-too-far, atomic-twice, no-duplicate-check,
+    /// Plant a bug in every NIC, to test that it is found: ack-too-far, atomic-twice, no-duplicate-check,
     /// wrong-wrap, stale-read, responses-first, pace-excuses or any-access
     #[cfg(debug_assertions)]
     #[arg(long, value_parser = bug)]
@@ -60,8 +61,11 @@ pub(crate) struct Args {
 }
 
 fn digest(text: &str) -> Result<u64, String> {
-    let is_one = text.len() == 16;
-    u64::from_str_radix(text, 16).ok().filter(|_| is_one).ok_or_else(|| "it has 16 hexadecimal digits".into())
+    let is_complete = text.len() == 16;
+    u64::from_str_radix(text, 16)
+        .ok()
+        .filter(|_| is_complete)
+        .ok_or_else(|| "a digest has 16 hexadecimal digits".into())
 }
 
 #[cfg(debug_assertions)]
@@ -77,7 +81,7 @@ fn bug(name: &str) -> Result<rnic::Bug, String> {
         "any-access",
     ];
     let found = names.iter().zip(rnic::Bug::ALL).find(|(known, _)| **known == name);
-    found.map(|(_, bug)| bug).ok_or_else(|| format!("it can be {}", names.join(", ")))
+    found.map(|(_, bug)| bug).ok_or_else(|| format!("unknown bug; use {}", names.join(", ")))
 }
 
 impl Args {
@@ -87,7 +91,7 @@ impl Args {
     }
 
     #[cfg(not(debug_assertions))]
-    #[allow(clippy::unused_self, reason = "there is a bug to plant only in a program that is built for it")]
+    #[allow(clippy::unused_self, reason = "bugs can only be planted in debug builds")]
     fn planted(&self) -> Planted {
         Planted::default()
     }
@@ -110,7 +114,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         }
     };
     match args.seeds() {
-        Some(seeds) => many(args, &scenario, seeds),
+        Some(seeds) => sweep(args, &scenario, seeds),
         None => match captures(args, &scenario) {
             Ok(captures) => one(args, &scenario, captures),
             Err(report) => {
@@ -127,13 +131,13 @@ fn one(args: &Args, scenario: &Scenario, captures: Vec<CaptureTo>) -> ExitCode {
     let text = if args.json {
         report::one_json(&outcome, failure.as_ref())
     } else {
-        report::one_text(&outcome) + &tell(&args.scenario, &outcome, failure.as_ref())
+        report::one_text(&outcome) + &describe(&args.scenario, &outcome, failure.as_ref())
     };
-    let other = args.digest.filter(|digest| *digest != outcome.digest);
-    let code = if let Some(digest) = other {
+    let mismatch = args.digest.filter(|digest| *digest != outcome.digest);
+    let code = if let Some(digest) = mismatch {
         eprintln!(
-            "This is not the run that was to be replayed: its digest is {:016x}, not {digest:016x}. The scenario is another one, or \
-             the version of understudy is.",
+            "This is not the run to be replayed: its digest is {:016x}, not {digest:016x}. The scenario or the version of \
+             understudy differs.",
             outcome.digest
         );
         ExitCode::from(config::EXIT_CODE)
@@ -143,24 +147,24 @@ fn one(args: &Args, scenario: &Scenario, captures: Vec<CaptureTo>) -> ExitCode {
     print(&text, code)
 }
 
-fn many(args: &Args, scenario: &Scenario, seeds: Seeds) -> ExitCode {
-    let summary = many::run(scenario, seeds, args.threads, args.planted());
+fn sweep(args: &Args, scenario: &Scenario, seeds: Seeds) -> ExitCode {
+    let summary = sweep::run(scenario, seeds, args.threads, args.planted());
     let failed = summary.failed.as_ref();
     let failure = failed.and_then(|outcome| failure(args, scenario, outcome));
     let text = if args.json {
-        report::many_json(&summary, failure.as_ref())
+        report::sweep_json(&summary, failure.as_ref())
     } else {
-        let told = failed.map(|outcome| tell(&args.scenario, outcome, failure.as_ref()));
-        report::many_text(&summary) + &told.unwrap_or_default()
+        let description = failed.map(|outcome| describe(&args.scenario, outcome, failure.as_ref()));
+        report::sweep_text(&summary) + &description.unwrap_or_default()
     };
     print(&text, code(failed.is_none()))
 }
 
-fn code(fine: bool) -> ExitCode {
-    if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+fn code(success: bool) -> ExitCode {
+    if success { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What is wrong, and the smallest scenario that shows it.
+/// A violation, and the smallest scenario found that shows it.
 struct Failure {
     seed: u64,
     violation: String,
@@ -173,8 +177,8 @@ fn failure(args: &Args, scenario: &Scenario, outcome: &Outcome) -> Option<Failur
     Some(Failure { seed: outcome.seed, violation, shrunk })
 }
 
-/// What is wrong, for people.
-fn tell(path: &Path, outcome: &Outcome, failure: Option<&Failure>) -> String {
+/// Describes a violation for the terminal.
+fn describe(path: &Path, outcome: &Outcome, failure: Option<&Failure>) -> String {
     let Some(failure) = failure else { return String::new() };
     let mut text = format!(
         "\nSomething is wrong with seed {}: {}\nReplay it: understudy sim {} --seed {} --digest {:016x}\n",
@@ -188,7 +192,7 @@ fn tell(path: &Path, outcome: &Outcome, failure: Option<&Failure>) -> String {
         let what = shrunk.outcome.violation.as_deref().unwrap_or_default();
         _ = write!(
             text,
-            "\nThe smallest scenario found that fails with this seed, after {} tries ({} packets; {what}):\n\n\
+            "\nThe smallest scenario found that fails with this seed, after {} attempts ({} packets; {what}):\n\n\
              # understudy sim FILE --seed {} --digest {:016x}\n{}",
             shrunk.tried,
             shrunk.outcome.packets,
@@ -200,17 +204,17 @@ fn tell(path: &Path, outcome: &Outcome, failure: Option<&Failure>) -> String {
     text
 }
 
-/// Opens the captures that were asked for.
+/// Creates the requested capture files.
 fn captures(args: &Args, scenario: &Scenario) -> Result<Vec<CaptureTo>, Report> {
     let names: Vec<_> = scenario.links.iter().map(|link| link.ends.join(",")).collect();
     let wrong = |what: String, help: String| Report::from(MietteDiagnostic::new(what).with_help(help));
     args.pcap
         .iter()
-        .map(|asked| {
-            let (number, path) = match asked.split_once('=') {
+        .map(|argument| {
+            let (number, path) = match argument.split_once('=') {
                 Some((name, path)) => {
-                    let turned: Vec<_> = name.split(',').rev().collect();
-                    let number = names.iter().position(|link| link == name || *link == turned.join(","));
+                    let reversed: Vec<_> = name.split(',').rev().collect();
+                    let number = names.iter().position(|link| link == name || *link == reversed.join(","));
                     let number = number.ok_or_else(|| {
                         wrong(
                             format!("there is no link {name}"),
@@ -219,16 +223,15 @@ fn captures(args: &Args, scenario: &Scenario) -> Result<Vec<CaptureTo>, Report> 
                     })?;
                     (number, path)
                 }
-                None if names.len() == 1 => (0, asked.as_str()),
+                None if names.len() == 1 => (0, argument.as_str()),
                 None => {
                     let help =
-                        format!("write --pcap {}={asked}; the links are {}", names[0], names.join("; "));
-                    return Err(wrong("there are several links".into(), help));
+                        format!("write --pcap {}={argument}; the links are {}", names[0], names.join("; "));
+                    return Err(wrong("--pcap does not name a link, and there are several".into(), help));
                 }
             };
-            let file = File::create(path).map_err(|error| {
-                wrong(format!("{path}: {error}"), "name a file that can be written".into())
-            })?;
+            let file = File::create(path)
+                .map_err(|error| wrong(format!("{path}: {error}"), "use a file that you may write".into()))?;
             Ok((number, Box::new(BufWriter::new(file)) as _))
         })
         .collect()

@@ -1,14 +1,14 @@
-//! What came of it: as tables for people, as JSON for programs.
+//! Results of runs: as tables for the terminal, as JSON for programs.
 
 use super::Failure;
-use super::many::Summary;
+use super::sweep::Summary;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use core::fmt::Display;
 use serde_json::{Value, json};
 use sim::scenario::{Outcome, to_toml};
 use sim::{LinkCounters, NicCounters};
 
-/// The names and values of a link's counters, in the order of a frame's life
+/// Returns the names and values of a link's counters, in the order in which a frame passes them.
 fn link_counters(counters: &LinkCounters) -> [(&'static str, u64); 13] {
     [
         ("offered", counters.offered),
@@ -48,7 +48,7 @@ fn nic_counters(counters: &NicCounters) -> [(&'static str, u64); 16] {
     ]
 }
 
-/// Rows of names and numbers: a column for each name with a number that is not 0.
+/// Returns a table with a column for each name that has a number other than 0 in any row.
 fn table(first: &str, rows: &[(String, Vec<(&'static str, u64)>)]) -> String {
     let Some((_, names)) = rows.first() else { return String::new() };
     let shown: Vec<usize> =
@@ -97,7 +97,7 @@ pub(super) fn one_text(outcome: &Outcome) -> String {
         .collect();
     let total = outcome.operations_in_all();
     let mut text = format!(
-        "Seed {}: {} in the world, {} packets, {total} operations completed. Digest {:016x}\n",
+        "Seed {}: {} of virtual time, {} packets, {total} operations completed. Digest {:016x}\n",
         outcome.seed,
         Span(outcome.time.0),
         outcome.packets,
@@ -109,22 +109,22 @@ pub(super) fn one_text(outcome: &Outcome) -> String {
     text += &table("switch", &switches);
     if outcome.violation.is_none() {
         text += match outcome.broken {
-            0 => "Everything is right.\n".to_owned(),
-            ends => format!("Everything that did not fail is right; {ends} ends of connections failed.\n"),
+            0 => "All checks passed.\n".to_owned(),
+            ends => format!("All checks passed; {ends} ends of connections failed.\n"),
         }
         .as_str();
     }
     text
 }
 
-pub(super) fn many_text(summary: &Summary) -> String {
+pub(super) fn sweep_text(summary: &Summary) -> String {
     let seconds = summary.time.as_secs_f64();
     let failed = match &summary.failed {
         None => String::new(),
         Some(_) => ", then one failed".into(),
     };
     format!(
-        "{} seeds from {} on are right{failed}: {} operations, {} packets ({:.2} million a second, {:.1} s), {} ends of \
+        "{} seeds from {} on passed{failed}: {} operations, {} packets ({:.2} million per second, {:.1} s), {} ends of \
          connections failed. Digest {:016x}\n",
         summary.passed,
         summary.from,
@@ -200,7 +200,7 @@ pub(super) fn one_json(outcome: &Outcome, failure: Option<&Failure>) -> String {
     format!("{value}\n")
 }
 
-pub(super) fn many_json(summary: &Summary, failure: Option<&Failure>) -> String {
+pub(super) fn sweep_json(summary: &Summary, failure: Option<&Failure>) -> String {
     let value = json!({
         "from": summary.from,
         "passed": summary.passed,
@@ -216,7 +216,7 @@ pub(super) fn many_json(summary: &Summary, failure: Option<&Failure>) -> String 
     format!("{value}\n")
 }
 
-/// A span in a unit that suits it
+/// A time span, printed in a suitable unit.
 struct Span(u64);
 
 impl Display for Span {

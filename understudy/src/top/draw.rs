@@ -1,4 +1,4 @@
-//! The screen: ports, workers, drops and latency above, a table of the function's own below.
+//! The screen: ports, workers, drops and latency at the top, and a table of the function's own at the bottom.
 
 use super::app::App;
 use super::rates::{TableView, View, clock, short, time};
@@ -8,15 +8,15 @@ use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
 
-/// Rows that the table below has at least, its tabs and heads included
+/// Minimum height of the table at the bottom, including its tabs and header
 const TABLE: usize = 7;
-/// Of these things so many are shown at most
+/// Maximum number of workers shown, and of drops and latencies
 const WORKERS: usize = 4;
 const LINES: usize = 3;
-/// And of drops and latencies so many on a screen of this height
+/// Maximum number of drops and latencies on screens of at least this height
 const MORE_LINES: usize = 8;
 const TALL: u16 = 36;
-/// Characters of a cell at most, and between two columns
+/// Maximum width of a cell, and space between two columns, in characters
 const WIDEST: usize = 40;
 const SPACE: usize = 2;
 const KEYS: &str = "q quit  p pause  tab next table  \u{2190}\u{2192} sort by  \u{2191}\u{2193} scroll";
@@ -25,11 +25,11 @@ const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const HEAD: Style = Style::new().add_modifier(Modifier::DIM);
 const REVERSED: Style = Style::new().add_modifier(Modifier::REVERSED);
 
-/// A section: heads, rows, and how wide columns are; the first column is words, the others are numbers.
+/// A section with a header and rows. The first column is left-aligned, the others right-aligned.
 struct Section {
     heads: Vec<String>,
     rows: Vec<Vec<String>>,
-    /// Rows that there was no room for
+    /// Number of rows that did not fit
     more: usize,
 }
 
@@ -39,23 +39,23 @@ pub(super) fn draw(app: &App, frame: &mut Frame<'_>) {
         Layout::vertical([Constraint::Length(1), Constraint::Min(0), Constraint::Length(1)]).areas(area);
     frame.render_widget(title(app, top.width), top);
     frame.render_widget(Paragraph::new(Line::styled(KEYS, HEAD)), bottom);
-    match (&app.view, &app.lost) {
+    match (&app.view, &app.error) {
         (Some(view), _) => draw_view(app, view, frame, body),
-        (None, Some(lost)) => {
-            let said = Paragraph::new(format!("\n{lost}\n\nWaiting for it."));
-            frame.render_widget(said.wrap(ratatui::widgets::Wrap { trim: true }), body);
+        (None, Some(error)) => {
+            let message = Paragraph::new(format!("\n{error}\n\nWaiting for the instance."));
+            frame.render_widget(message.wrap(ratatui::widgets::Wrap { trim: true }), body);
         }
         (None, None) => frame.render_widget(Paragraph::new("\nConnecting."), body),
     }
 }
 
-/// Who it is on the left, how it stands on the right.
+/// Returns the title line: the instance on the left, its state on the right.
 fn title(app: &App, width: u16) -> Line<'static> {
     let (name, uptime) = app.view.as_ref().map_or(("understudy".into(), String::new()), |view| {
         (view.title.clone(), format!("up {}", clock(view.uptime_s)))
     });
-    let state = match (app.paused, app.lost.is_some() && app.view.is_some()) {
-        (_, true) => "GONE, waiting for it  ",
+    let state = match (app.paused, app.error.is_some() && app.view.is_some()) {
+        (_, true) => "DISCONNECTED, waiting  ",
         (true, false) => "PAUSED  ",
         (false, false) => "",
     };
@@ -86,7 +86,7 @@ fn draw_view(app: &App, view: &View, frame: &mut Frame<'_>, area: Rect) {
 }
 
 impl Section {
-    /// With an empty line behind it
+    /// Returns the height, including an empty line at the end.
     fn height(&self) -> usize {
         1 + self.rows.len() + usize::from(self.more > 0) + 1
     }
@@ -101,8 +101,8 @@ impl Section {
     }
 }
 
-/// A table whose first columns are words and stand left; the others are numbers and stand right. A head may be marked. Where
-/// there is no room for all columns, those that come first in `order` stay.
+/// Returns a table whose first `words` columns are left-aligned and whose other columns are right-aligned.
+/// One header may be marked. If not all columns fit into `room`, those that come first in `order` are kept.
 fn table(
     heads: &[String],
     marked: Option<usize>,
@@ -111,7 +111,7 @@ fn table(
     order: &[usize],
     room: u16,
 ) -> Table<'static> {
-    let rows: Vec<Vec<_>> = rows.iter().map(|row| row.iter().map(|cell| cut(cell)).collect()).collect();
+    let rows: Vec<Vec<_>> = rows.iter().map(|row| row.iter().map(|cell| shorten(cell)).collect()).collect();
     let width = |at: usize| {
         let cells = rows.iter().filter_map(|row| row.get(at));
         cells.chain(heads.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0)
@@ -139,15 +139,15 @@ fn table(
     .flex(ratatui::layout::Flex::Start)
 }
 
-/// A cell that leaves room for others.
-fn cut(cell: &str) -> String {
+/// Shortens a cell, to leave room for others.
+fn shorten(cell: &str) -> String {
     match cell.char_indices().nth(WIDEST) {
         Some((end, _)) => format!("{}\u{2026}", &cell[..end]),
         None => cell.to_owned(),
     }
 }
 
-/// The columns for which there is room, the first of `order` in any case.
+/// Returns the columns that fit into `room`, and the first of `order` in any case.
 fn fitting(widths: &[usize], order: &[usize], room: usize) -> Vec<usize> {
     let mut shown = Vec::new();
     let mut taken = 0;
@@ -208,7 +208,7 @@ fn drops(view: &View, lines: usize) -> Section {
         view.drops.iter().take(lines).map(|(reason, frames, rate)| {
             vec![reason.replace('_', " "), short(*rate), short(*frames as f64)]
         });
-    let first = if view.drops.is_empty() { "no frame was dropped" } else { "dropped" };
+    let first = if view.drops.is_empty() { "no frames dropped" } else { "dropped" };
     let heads =
         if view.drops.is_empty() { vec![first.into()] } else { strings([first, "frames/s", "frames"]) };
     Section { heads, rows: rows.collect(), more: view.drops.len().saturating_sub(lines) }
@@ -229,7 +229,7 @@ fn latencies(view: &View, lines: usize) -> Section {
     }
 }
 
-/// The tables' names, and the one that is chosen.
+/// Draws the names of the tables, and the selected table.
 fn draw_table(app: &App, view: &View, frame: &mut Frame<'_>, area: Rect) {
     let tab = app.tab();
     let Some(shown) = view.tables.get(tab) else { return };
@@ -242,13 +242,14 @@ fn draw_table(app: &App, view: &View, frame: &mut Frame<'_>, area: Rect) {
     });
     frame.render_widget(Line::from(names.collect::<Vec<_>>()), tabs);
     let sorted_by = app.sorted_by.min(shown.counts.len().saturating_sub(1));
-    let (heads, rows) = cells(shown, sorted_by, app.from, usize::from(body.height));
+    let (heads, rows) = cells(shown, sorted_by, app.first_row, usize::from(body.height));
     let marked = (!shown.counts.is_empty()).then(|| shown.columns.len() + 2 * sorted_by);
     let order = order(shown, sorted_by);
     frame.render_widget(table(&heads, marked, &rows, shown.columns.len(), &order, body.width), body);
 }
 
-/// Columns by how much they are wanted: what a row is, what the table is sorted by, other rates, words, other counts.
+/// Returns the columns in order of priority: keys, the counter by which the table is sorted, other rates,
+/// other cells, other counts.
 fn order(shown: &TableView, sorted_by: usize) -> Vec<usize> {
     let words = shown.columns.len();
     let rate = |count: usize| words + 2 * count;
@@ -262,14 +263,19 @@ fn order(shown: &TableView, sorted_by: usize) -> Vec<usize> {
         .collect()
 }
 
-/// A column a second and one in all, for each count.
-fn cells(shown: &TableView, sorted_by: usize, from: usize, height: usize) -> (Vec<String>, Vec<Vec<String>>) {
+/// Returns the headers and rows of a table, with a rate and a total for each counter.
+fn cells(
+    shown: &TableView,
+    sorted_by: usize,
+    first_row: usize,
+    height: usize,
+) -> (Vec<String>, Vec<Vec<String>>) {
     let heads =
         shown.columns.iter().map(|name| name.replace('_', " ")).chain(shown.counts.iter().flat_map(|name| {
             let name = name.replace('_', " ");
             [format!("{name}/s"), name]
         }));
-    let rows = shown.sorted(sorted_by).into_iter().skip(from).take(height).map(|row| {
+    let rows = shown.sorted(sorted_by).into_iter().skip(first_row).take(height).map(|row| {
         let counts = row
             .counts
             .iter()

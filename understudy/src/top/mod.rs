@@ -1,4 +1,4 @@
-//! `understudy top`: a running instance, as it runs.
+//! `understudy top`: shows a running instance.
 
 mod app;
 mod draw;
@@ -8,7 +8,7 @@ mod tests;
 mod text;
 
 use crate::config::EXIT_CODE;
-use crate::observe::{Client, Lost, Snapshot, Target};
+use crate::observe::{Client, ClientError, Snapshot, Target};
 use crate::output::print;
 use crate::run::parse_seconds;
 use app::App;
@@ -22,26 +22,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-/// How long keys may wait
-const FRAME: Duration = Duration::from_millis(50);
-/// More often is more than can be read
-const FASTEST: Duration = Duration::from_millis(50);
+/// Interval at which keys are read
+const KEY_INTERVAL: Duration = Duration::from_millis(50);
+/// Shortest interval between two snapshots
+const MIN_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Watch a running instance: rates by port, group and connection, cycles, drops, latency
 ///
-/// The instance's configuration has to have [observe] with a socket (docs/observe.md).
+/// The instance's configuration has to have [observe] with `socket` (docs/observe.md).
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The instance's socket, or its configuration
+    /// Socket of the instance, or its configuration file
     #[arg(value_name = "SOCKET|CONFIG")]
     target: PathBuf,
-    /// Print what there is now, and end
+    /// Print the current state once and exit
     #[arg(long)]
     once: bool,
-    /// The same as JSON
+    /// Print the current state once as JSON and exit
     #[arg(long)]
     json: bool,
-    /// How often to look
+    /// Refresh interval
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = parse_seconds)]
     every: Duration,
 }
@@ -65,50 +65,51 @@ pub(crate) fn run(args: &Args) -> ExitCode {
                 print(&format!("{json}\n"), ExitCode::SUCCESS)
             }
             Ok(snapshot) => print(&text::of(&snapshot), ExitCode::SUCCESS),
-            Err(lost) => failed(&lost.to_string()),
+            Err(error) => failed(&error.to_string()),
         };
     }
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
-        return failed("`top` needs a terminal; --once prints what there is now, --json as JSON");
+        return failed("`top` needs a terminal; use --once for text, or --json");
     }
-    let ended = Arc::new(AtomicBool::new(false));
-    // Not SIGHUP: where the terminal is gone, reading from it may never return, and there is nothing to restore.
-    if let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&ended)) {
-        return failed(&format!("signals cannot be caught: {error}"));
+    let stop = Arc::new(AtomicBool::new(false));
+    // Not SIGHUP: when the terminal is gone, reading from it may never return, and there is nothing to
+    // restore.
+    if let Err(error) = signal_hook::flag::register(signal_hook::consts::SIGTERM, Arc::clone(&stop)) {
+        return failed(&format!("cannot catch signals: {error}"));
     }
     let shown = ratatui::try_init().and_then(|mut terminal| {
-        let shown = show(&mut terminal, target, args.every.max(FASTEST), &ended);
+        let shown = show(&mut terminal, target, args.every.max(MIN_INTERVAL), &stop);
         ratatui::restore();
         shown
     });
     match shown {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => failed(&format!("the terminal: {error}")),
+        Err(error) => failed(&format!("terminal: {error}")),
     }
 }
 
-/// Shows it until told to end.
+/// Shows the instance until the user or a signal ends the program.
 fn show(
     terminal: &mut DefaultTerminal,
     target: Target,
     every: Duration,
-    ended: &AtomicBool,
+    stop: &AtomicBool,
 ) -> io::Result<()> {
     let mut app = App::default();
-    // An instance that hangs must not keep keys waiting.
-    let (looks, looked) = crossbeam_channel::bounded(1);
+    // A thread of its own, because an instance that hangs must not delay keys.
+    let (sender, snapshots) = crossbeam_channel::bounded(1);
     thread::Builder::new().name("look".into()).spawn(move || {
         let mut client = None;
-        while looks.send(look(&target, &mut client)).is_ok() {
+        while sender.send(fetch(&target, &mut client)).is_ok() {
             thread::sleep(every);
         }
     })?;
-    while !ended.load(Ordering::Relaxed) {
-        for seen in looked.try_iter() {
-            app.see(seen);
+    while !stop.load(Ordering::Relaxed) {
+        for result in snapshots.try_iter() {
+            app.update(result);
         }
         terminal.draw(|frame| draw::draw(&app, frame))?;
-        if event::poll(FRAME)?
+        if event::poll(KEY_INTERVAL)?
             && let Event::Key(key) = event::read()?
             && key.kind != KeyEventKind::Release
             && !app.on_key(key)
@@ -119,8 +120,8 @@ fn show(
     Ok(())
 }
 
-/// The instance as it is now; after a failure the connection is made anew.
-fn look(target: &Target, client: &mut Option<Client>) -> Result<Snapshot, Lost> {
+/// Returns the current state of the instance, and reconnects after a failure.
+fn fetch(target: &Target, client: &mut Option<Client>) -> Result<Snapshot, ClientError> {
     let mut connected = match client.take() {
         Some(client) => client,
         None => Client::connect(target)?,

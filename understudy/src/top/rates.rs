@@ -1,23 +1,24 @@
-//! From two looks at an instance to what happens a second.
+//! Rates per second, from two snapshots of an instance.
 
 use crate::observe::{Latency, Snapshot};
 use std::collections::HashMap;
 
-/// The last two looks.
+/// The last two snapshots.
 #[derive(Default)]
 pub(super) struct Rates {
     before: Option<Snapshot>,
     now: Option<Snapshot>,
 }
 
-/// What is shown of an instance. Rates are zero until there are two looks.
+/// The data on the screen. Rates are zero until there are two snapshots.
 #[derive(Clone, Debug)]
 pub(super) struct View {
     pub(super) title: String,
     pub(super) uptime_s: f64,
     pub(super) ports: Vec<PortView>,
     pub(super) workers: Vec<WorkerView>,
-    /// Reasons that came up, those that come up now first: name, frames, and frames a second
+    /// Drop reasons with frames, those with the highest current rate first: name, frames, and frames per
+    /// second
     pub(super) drops: Vec<(String, u64, f64)>,
     pub(super) latencies: Vec<Latency>,
     pub(super) tables: Vec<TableView>,
@@ -26,12 +27,12 @@ pub(super) struct View {
 #[derive(Clone, Debug)]
 pub(super) struct PortView {
     pub(super) name: String,
-    /// A second, with bits as frames have them in memory
+    /// Rates per second; bits of frames as they are in memory
     pub(super) rx_frames: f64,
     pub(super) rx_bits: f64,
     pub(super) tx_frames: f64,
     pub(super) tx_bits: f64,
-    /// In all
+    /// Totals
     pub(super) missed: u64,
     pub(super) errors: u64,
 }
@@ -40,11 +41,11 @@ pub(super) struct PortView {
 pub(super) struct WorkerView {
     pub(super) worker: usize,
     pub(super) rx_frames: f64,
-    /// While frames came; `None` if none did
+    /// During iterations with frames; `None` if there were none
     pub(super) cycles_per_frame: Option<f64>,
     pub(super) ns_per_frame: Option<f64>,
     pub(super) frames_per_turn: Option<f64>,
-    /// Part of the time, and of the turns
+    /// Share of the time, and of the iterations
     pub(super) busy: f64,
     pub(super) empty_turns: f64,
 }
@@ -53,7 +54,7 @@ pub(super) struct WorkerView {
 pub(super) struct TableView {
     pub(super) name: String,
     pub(super) columns: Vec<String>,
-    /// How many of them tell one from another
+    /// Number of columns that identify a row
     pub(super) keys: usize,
     pub(super) counts: Vec<String>,
     pub(super) rows: Vec<RowView>,
@@ -63,16 +64,16 @@ pub(super) struct TableView {
 #[derive(Clone, Debug)]
 pub(super) struct RowView {
     pub(super) cells: Vec<String>,
-    /// What was counted, and a second; a gauge has no rate
+    /// Count and rate per second of each counter; a gauge has no rate
     pub(super) counts: Vec<(u64, Option<f64>)>,
 }
 
 impl Rates {
-    /// Another look. One at another instance, or at one that has begun anew, begins anew.
+    /// Adds a snapshot. One of another instance, or of a restarted one, discards the earlier snapshot.
     pub(super) fn add(&mut self, snapshot: Snapshot) {
-        let goes_on =
+        let is_same_run =
             |before: &Snapshot| before.instance == snapshot.instance && before.uptime_s < snapshot.uptime_s;
-        self.before = self.now.take().filter(goes_on);
+        self.before = self.now.take().filter(is_same_run);
         self.now = Some(snapshot);
     }
 
@@ -126,14 +127,14 @@ fn view(before: &Snapshot, now: &Snapshot) -> View {
         ports: ports.collect(),
         workers: workers.collect(),
         drops,
-        latencies: now.told.latencies.clone(),
+        latencies: now.metrics.latencies.clone(),
         tables: tables(before, now, &rate),
     }
 }
 
 fn tables(before: &Snapshot, now: &Snapshot, rate: &dyn Fn(u64, u64) -> f64) -> Vec<TableView> {
-    let tables = now.told.tables.iter().map(|table| {
-        let old = before.told.tables.iter().find(|old| old.name == table.name);
+    let tables = now.metrics.tables.iter().map(|table| {
+        let old = before.metrics.tables.iter().find(|old| old.name == table.name);
         let old: HashMap<_, _> = old
             .into_iter()
             .flat_map(|old| &old.rows)
@@ -141,7 +142,7 @@ fn tables(before: &Snapshot, now: &Snapshot, rate: &dyn Fn(u64, u64) -> f64) -> 
             .collect();
         let rows = table.rows.iter().map(|row| {
             let old = old.get(&row.cells[..table.keys]);
-            // Of what is new here it is not known since when it counts.
+            // A new row has no rate, because it is not known since when it counts.
             let counts = row
                 .counts
                 .iter()
@@ -158,13 +159,13 @@ fn tables(before: &Snapshot, now: &Snapshot, rate: &dyn Fn(u64, u64) -> f64) -> 
             more: table.more,
         }
     });
-    let counters = now.told.counters.iter().map(|counter| {
-        let old = before.told.counters.iter().find(|old| old.name == counter.name);
+    let counters = now.metrics.counters.iter().map(|counter| {
+        let old = before.metrics.counters.iter().find(|old| old.name == counter.name);
         let rate = old.map_or(0.0, |old| rate(old.value, counter.value));
         RowView { cells: vec![counter.name.clone()], counts: vec![(counter.value, Some(rate))] }
     });
     let gauges = now
-        .told
+        .metrics
         .gauges
         .iter()
         .map(|gauge| RowView { cells: vec![gauge.name.clone()], counts: vec![(gauge.value, None)] });
@@ -180,7 +181,7 @@ fn tables(before: &Snapshot, now: &Snapshot, rate: &dyn Fn(u64, u64) -> f64) -> 
 }
 
 impl TableView {
-    /// The rows with the highest rate of this count first, then those with the highest count.
+    /// Returns the rows sorted by the rate of this counter and then by its count, highest first.
     pub(super) fn sorted(&self, by: usize) -> Vec<&RowView> {
         let mut rows: Vec<_> = self.rows.iter().collect();
         let key = |row: &RowView| {
@@ -194,7 +195,8 @@ impl TableView {
     }
 }
 
-/// A number in at most six characters, with its unit of a thousand: `999`, `12.3 k`, `1.23 M`.
+/// Formats a number with at most six characters below 10^15, including a unit of a thousand: `999`, `12.3 k`,
+/// `1.23 M`.
 pub(super) fn short(number: f64) -> String {
     let mut number = number;
     if number < 999.5 {
@@ -208,10 +210,10 @@ pub(super) fn short(number: f64) -> String {
             return format!("{number:.places$} {unit}");
         }
     }
-    unreachable!("the last unit takes all")
+    unreachable!("the last unit takes all numbers")
 }
 
-/// A time in at most seven characters.
+/// Formats a time in at most seven characters.
 pub(super) fn time(ns: u64) -> String {
     match ns as f64 {
         ns if ns < 999.5 => format!("{ns:.0} ns"),
@@ -221,7 +223,7 @@ pub(super) fn time(ns: u64) -> String {
     }
 }
 
-/// Hours, minutes and seconds.
+/// Formats a time in hours, minutes and seconds.
 pub(super) fn clock(seconds: f64) -> String {
     let seconds = seconds as u64;
     format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)

@@ -1,16 +1,17 @@
-//! What rates come of two looks, and what the screen shows of them.
+//! Rates from two snapshots, and what the screen shows of them.
 
 use super::app::App;
 use super::draw::draw;
 use super::rates::{clock, short, time};
 use super::text;
-use crate::observe::{Latency, Lost, Row, Snapshot, Table, Told};
+use crate::observe::{ClientError, FunctionMetrics, Latency, Row, Snapshot, Table};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent};
 use serde_json::json;
 
-/// An instance after so many seconds, at a steady pace: a million frames a second, and a slower queue pair that drops.
+/// Returns a snapshot after `uptime_s` at a steady pace: a million frames per second, with drops and three
+/// queue pairs.
 fn snapshot(uptime_s: f64) -> Snapshot {
     let so_far = |rate: u64| (uptime_s * rate as f64) as u64;
     let port = |name: &str, rx: u64, tx: u64| {
@@ -43,7 +44,7 @@ fn snapshot(uptime_s: f64) -> Snapshot {
     let mut snapshot: Snapshot = serde_json::from_value(base).unwrap();
     let rows = [("10.0.0.1", "0x11", 400_000), ("10.0.0.2", "0x12", 600_000), ("fd00::1", "0x13", 3)];
     let rows = rows.map(|(host, qpn, rate)| Row::new([host, qpn], [so_far(rate), so_far(rate * 100)]));
-    // The slowest has the most bytes.
+    // The slowest queue pair has the most bytes.
     let [a, b, mut c] = rows;
     c.counts[1] = so_far(1_000_000_000);
     let table = Table::new("queue_pair", &["host", "qpn"], 2, &["frames", "bytes"], [a, b, c]);
@@ -51,7 +52,7 @@ fn snapshot(uptime_s: f64) -> Snapshot {
     times.record_n(1_500, 99).unwrap();
     times.record(2_500_000).unwrap();
     let latencies = Latency::of("writes latency", &times).into_iter().collect();
-    snapshot.told = Told { latencies, ..snapshot.told }.table(table);
+    snapshot.metrics = FunctionMetrics { latencies, ..snapshot.metrics }.table(table);
     snapshot
 }
 
@@ -66,8 +67,8 @@ fn screen(app: &App, width: u16, height: u16) -> Vec<String> {
 
 fn app() -> App {
     let mut app = App::default();
-    app.see(Ok(snapshot(60.0)));
-    app.see(Ok(snapshot(62.0)));
+    app.update(Ok(snapshot(60.0)));
+    app.update(Ok(snapshot(62.0)));
     app
 }
 
@@ -75,7 +76,7 @@ fn press(app: &mut App, code: KeyCode) -> bool {
     app.on_key(KeyEvent::from(code))
 }
 
-/// The words of the line that begins so
+/// Returns the words of the line that begins with `start`.
 fn line<'a>(screen: &'a [String], start: &str) -> Vec<&'a str> {
     let line = screen.iter().find(|line| line.trim_start().starts_with(start));
     line.unwrap_or_else(|| panic!("no {start} in\n{}", screen.join("\n")))
@@ -86,14 +87,14 @@ fn line<'a>(screen: &'a [String], start: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn a_screen_of_80_by_24_has_everything() {
+fn a_screen_of_80_by_24_shows_all_sections() {
     let screen = screen(&app(), 80, 24);
     assert_eq!(line(&screen, "understudy"), ["understudy 0.1.0 [forward] configs/demo.toml", "up 0:01:02"]);
     assert_eq!(line(&screen, "left"), ["left", "1.00 M", "800 M", "0", "0", "7", "0"]);
     assert_eq!(line(&screen, "right"), ["right", "0", "0", "1.00 M", "800 M", "7", "0"]);
-    // 500 M cycles a second of 2 G, for a million frames in 100,000 of 4 M turns
+    // 500 M cycles per second of 2 G, for a million frames in 100,000 of 4 M iterations
     assert_eq!(line(&screen, "0 "), ["0", "1.00 M", "500", "250.0", "10.0", "25.0 %", "97.5 %"]);
-    // What is dropped now stands first.
+    // The reason with the highest current rate comes first.
     assert_eq!(line(&screen, "impaired"), ["impaired", "10", "620"]);
     assert_eq!(line(&screen, "port full"), ["port full", "0", "5"]);
     assert!(!screen.iter().any(|line| line.contains("no buffer")));
@@ -109,7 +110,7 @@ fn a_screen_of_80_by_24_has_everything() {
 }
 
 #[test]
-fn keys() {
+fn keys_sort_scroll_select_pause_and_quit() {
     let mut app = app();
     press(&mut app, KeyCode::Right);
     let by_bytes = screen(&app, 80, 24);
@@ -129,9 +130,9 @@ fn keys() {
     assert_eq!(line(&counters, "held"), ["held", "-", "12"]);
     press(&mut app, KeyCode::BackTab);
     assert_eq!(app.tab(), 0);
-    // What is shown stays while it pauses.
+    // The screen does not change while paused.
     press(&mut app, KeyCode::Char('p'));
-    app.see(Ok(snapshot(120.0)));
+    app.update(Ok(snapshot(120.0)));
     let paused = screen(&app, 80, 24);
     assert!(paused[0].ends_with("PAUSED  up 0:01:02"), "{}", paused[0]);
     press(&mut app, KeyCode::Char('p'));
@@ -140,34 +141,35 @@ fn keys() {
 }
 
 #[test]
-fn an_instance_that_goes_away_is_said_to_be_gone() {
+fn a_lost_instance_is_shown_as_disconnected() {
     let mut app = App::default();
-    app.see(Err(Lost::Nobody("/run/observe.sock".into())));
+    app.update(Err(ClientError::NotListening("/run/observe.sock".into())));
     let waiting = screen(&app, 80, 24).join("\n");
     assert!(
-        waiting.contains("nobody listens at /run/observe.sock") && waiting.contains("Waiting for it."),
+        waiting.contains("no instance listens at /run/observe.sock")
+            && waiting.contains("Waiting for the instance."),
         "{waiting}"
     );
-    app.see(Ok(snapshot(60.0)));
-    app.see(Err(Lost::Nobody("/run/observe.sock".into())));
-    assert!(screen(&app, 80, 24)[0].contains("GONE, waiting for it"));
-    // It begins anew: no rate is told from what another one counted.
-    app.see(Ok(snapshot(1.0)));
+    app.update(Ok(snapshot(60.0)));
+    app.update(Err(ClientError::NotListening("/run/observe.sock".into())));
+    assert!(screen(&app, 80, 24)[0].contains("DISCONNECTED, waiting"));
+    // After a restart, no rate is computed from counts of the previous run.
+    app.update(Ok(snapshot(1.0)));
     let anew = screen(&app, 80, 24);
-    assert!(anew[0].ends_with("up 0:00:01") && !anew[0].contains("GONE"));
+    assert!(anew[0].ends_with("up 0:00:01") && !anew[0].contains("DISCONNECTED"));
     assert_eq!(line(&anew, "left"), ["left", "0", "0", "0", "0", "7", "0"]);
 }
 
 #[test]
-fn any_size_will_do() {
+fn the_screen_can_have_any_size() {
     let mut full = app();
     let mut many = snapshot(64.0);
     let one = many.ports[0].clone();
     many.ports = (0..64).map(|n| crate::observe::Port { name: format!("port-{n}"), ..one.clone() }).collect();
-    many.told = many.told.table(Table::new("link", &["link"], 1, &[], [Row::new(["only words"], [])]));
-    full.see(Ok(many.clone()));
+    many.metrics = many.metrics.table(Table::new("link", &["link"], 1, &[], [Row::new(["only words"], [])]));
+    full.update(Ok(many.clone()));
     many.uptime_s += 1.0;
-    full.see(Ok(many));
+    full.update(Ok(many));
     for width in [1, 7, 40, 80, 140, 300] {
         for height in [1, 2, 5, 10, 24, 40, 100] {
             screen(&full, width, height);
@@ -183,7 +185,7 @@ fn any_size_will_do() {
 }
 
 #[test]
-fn once_as_text() {
+fn the_text_has_all_sections() {
     let text = text::of(&snapshot(62.0));
     for words in [
         "understudy 0.1.0 [forward] configs/demo.toml, process 4711",
@@ -198,7 +200,7 @@ fn once_as_text() {
 }
 
 #[test]
-fn numbers_are_short() {
+fn numbers_and_times_are_formatted_briefly() {
     let numbers = [0.0, 0.04, 9.94, 9.96, 999.4, 999.6, 9_994.0, 12_345.0, 999_600.0, 1.5e9, 2.5e15, 1e18];
     let texts = [
         "0",
@@ -223,7 +225,7 @@ fn numbers_are_short() {
 }
 
 #[test]
-fn what_a_row_is_stays_where_there_is_no_room_for_all() {
+fn key_columns_remain_on_a_narrow_screen() {
     let mut app = App::default();
     for uptime_s in [60.0, 62.0] {
         let mut seen = snapshot(uptime_s);
@@ -231,8 +233,8 @@ fn what_a_row_is_stays_where_there_is_no_room_for_all() {
         let row = Row::new(["3", "10.0.0.1", &replicas, "open"], [uptime_s as u64 * 1000, 5_000_000, 7]);
         let columns = ["group", "leader", "replicas", "state"];
         let counts = ["requests", "request_bytes", "responses"];
-        seen.told = seen.told.first(Table::new("group", &columns, 2, &counts, [row]));
-        app.see(Ok(seen));
+        seen.metrics = seen.metrics.first(Table::new("group", &columns, 2, &counts, [row]));
+        app.update(Ok(seen));
     }
     let narrow = screen(&app, 80, 24);
     assert_eq!(

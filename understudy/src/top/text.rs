@@ -1,11 +1,11 @@
-//! One look at an instance, as text.
+//! One snapshot of an instance, as text.
 
 use super::rates::{clock, time};
 use crate::observe::Snapshot;
 use crate::run::{row, section};
 use core::fmt::Write as _;
 
-/// What was counted since the run began.
+/// Returns the counts since the run began.
 pub(super) fn of(snapshot: &Snapshot) -> String {
     let instance = &snapshot.instance;
     let mut text = format!(
@@ -39,7 +39,7 @@ pub(super) fn of(snapshot: &Snapshot) -> String {
     let drops = snapshot.drops.iter().filter(|drop| drop.frames > 0);
     let drops = drops.map(|drop| row(&[&drop.reason, &drop.meaning], &[drop.frames]));
     section(&mut text, "Dropped frames", &["reason", "meaning", "frames"], 2, drops);
-    for table in &snapshot.told.tables {
+    for table in &snapshot.metrics.tables {
         let heads: Vec<_> = table.columns.iter().chain(&table.counts).map(String::as_str).collect();
         let rows = table.rows.iter().map(|this| {
             let words: Vec<_> = this.cells.iter().map(String::as_str).collect();
@@ -50,7 +50,7 @@ pub(super) fn of(snapshot: &Snapshot) -> String {
             _ = writeln!(text, " {} more\n", table.more);
         }
     }
-    let latencies = snapshot.told.latencies.iter().map(|latency| {
+    let latencies = snapshot.metrics.latencies.iter().map(|latency| {
         let times =
             [latency.p50_ns, latency.p90_ns, latency.p99_ns, latency.p999_ns, latency.max_ns].map(time);
         let words: Vec<_> = std::iter::once(&*latency.name).chain(times.iter().map(String::as_str)).collect();
@@ -58,7 +58,7 @@ pub(super) fn of(snapshot: &Snapshot) -> String {
     });
     section(&mut text, "Latency", &["of", "50 %", "90 %", "99 %", "99.9 %", "max", "count"], 6, latencies);
     let numbers =
-        snapshot.told.counters.iter().filter(|counter| counter.value > 0).chain(&snapshot.told.gauges);
+        snapshot.metrics.counters.iter().filter(|counter| counter.value > 0).chain(&snapshot.metrics.gauges);
     section(&mut text, "Counters", &["counter", "count"], 1, numbers.map(|n| row(&[&n.name], &[n.value])));
     text
 }

@@ -1,10 +1,10 @@
-//! `understudy trace`: packets of a running instance as they come and as they leave.
+//! `understudy trace`: shows packets of a running instance as they are received and sent.
 
 mod pcapng;
 
 use crate::config::EXIT_CODE;
 use crate::decode::describe;
-use crate::observe::{Client, Lost, Occasion, Part, Target, TraceAsked, TraceLine};
+use crate::observe::{Client, ClientError, Part, Target, TraceLine, TraceRecord, TraceRequest};
 use crate::run::catch_signals;
 use core::net::IpAddr;
 use pcapng::Capture;
@@ -13,31 +13,31 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
-/// Show packets of a running instance, each as it came in and as it, or what was made of it, left
+/// Show packets of a running instance, each as it was received and as it was sent
 ///
-/// The instance's configuration has to have [observe] with a socket (docs/observe.md). Ctrl-C ends it.
+/// The instance's configuration has to have [observe] with `socket` (docs/observe.md). Ctrl-C ends the trace.
 #[derive(clap::Args)]
 #[command(group(clap::ArgGroup::new("which").required(true).args(["qp", "group"])))]
 pub(crate) struct Args {
-    /// The instance's socket, or its configuration
+    /// Socket of the instance, or its configuration file
     #[arg(value_name = "SOCKET|CONFIG")]
     target: PathBuf,
-    /// Packets to the queue pair of this number, before or after they are rewritten
+    /// Trace packets to the queue pair with this number, before or after rewriting
     #[arg(long, value_name = "QPN", value_parser = parse_qpn)]
     qp: Option<u32>,
-    /// At this host alone
+    /// Trace only packets to this host
     #[arg(long, value_name = "ADDRESS", requires = "qp")]
     host: Option<IpAddr>,
-    /// Packets of this group of [p4ce]: of its leader and of its replicas
+    /// Trace packets of this group of [p4ce]: those of its leader and of its replicas
     #[arg(long, value_name = "GROUP")]
     group: Option<u32>,
-    /// End after so many packets
+    /// End after this many packets
     #[arg(long, value_name = "PACKETS", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
-    /// Write frames to this file, too: those that came as of interface PORT-in, those that left as of PORT-out
+    /// Also write frames to this file: received ones on interface PORT-in, sent ones on PORT-out
     #[arg(long, value_name = "FILE")]
     pcapng: Option<PathBuf>,
-    /// Print a line of JSON a packet
+    /// Print one line of JSON per packet
     #[arg(long)]
     json: bool,
 }
@@ -50,20 +50,20 @@ fn parse_qpn(text: &str) -> Result<u32, String> {
     number.ok().filter(|number| *number < 1 << 24).ok_or_else(|| "a QPN is a number below 2^24".into())
 }
 
-/// Moments that an instance may take to begin, and to end
-const PATIENCE: u32 = 50;
+/// Number of read timeouts within which an instance has to begin and end a trace
+const MAX_TIMEOUTS: u32 = 50;
 
-/// Why it ended early.
+/// Reason why the trace ended early.
 enum Failure {
-    Lost(Lost),
-    /// Standard output
+    Client(ClientError),
+    /// Writing to standard output failed
     Out(io::Error),
     File(io::Error),
 }
 
-impl From<Lost> for Failure {
-    fn from(lost: Lost) -> Self {
-        Self::Lost(lost)
+impl From<ClientError> for Failure {
+    fn from(error: ClientError) -> Self {
+        Self::Client(error)
     }
 }
 
@@ -77,11 +77,11 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     };
     match trace(args, &target) {
         Ok(()) => ExitCode::SUCCESS,
-        // A reader that has seen enough
+        // The reader closed the pipe, such as `| head`.
         Err(Failure::Out(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => {
             let why = match failure {
-                Failure::Lost(lost) => lost.to_string(),
+                Failure::Client(error) => error.to_string(),
                 Failure::Out(error) => format!("standard output: {error}"),
                 Failure::File(error) => {
                     format!("{}: {error}", args.pcapng.as_deref().unwrap_or("".as_ref()).display())
@@ -96,36 +96,36 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 fn trace(args: &Args, target: &Target) -> Result<(), Failure> {
     let mut client = Client::connect(target)?;
     let stop = catch_signals().map_err(|error| Failure::Out(io::Error::other(error.to_string())))?;
-    client.trace(TraceAsked { qp: args.qp, host: args.host, group: args.group, count: args.count })?;
+    client.trace(TraceRequest { qp: args.qp, host: args.host, group: args.group, count: args.count })?;
     let mut printer = Printer { args, ports: Vec::new(), capture: None, first_ns: None };
     let mut ending = false;
-    // Moments in which nothing came that had to
-    let mut silent = 0;
+    // Consecutive read timeouts while a line has to come
+    let mut timeouts = 0;
     loop {
         if stop.flag().load(Ordering::Relaxed) && !ending {
             ending = true;
-            client.end()?;
+            client.end_trace()?;
         }
         match client.next_line()? {
             None if ending || printer.ports.is_empty() => {
-                silent += 1;
-                if silent > PATIENCE {
-                    return Err(Lost::Gone(ErrorKind::TimedOut.into()).into());
+                timeouts += 1;
+                if timeouts > MAX_TIMEOUTS {
+                    return Err(ClientError::Disconnected(ErrorKind::TimedOut.into()).into());
                 }
             }
             None => {}
             Some(TraceLine::Begin { ports }) => {
-                silent = 0;
+                timeouts = 0;
                 let capture = args.pcapng.as_deref().map(|path| Capture::create(path, &ports)).transpose();
                 printer.capture = capture.map_err(Failure::File)?;
                 eprintln!("Watching. Ctrl-C ends it.");
                 printer.ports = ports;
             }
-            Some(TraceLine::Packet(occasion)) => printer.print(&occasion)?,
+            Some(TraceLine::Packet(record)) => printer.print(&record)?,
             Some(TraceLine::End { packets, missed }) => {
                 printer.capture.map_or(Ok(()), Capture::finish).map_err(Failure::File)?;
                 let more = if missed > 0 {
-                    format!("; {missed} more came too fast to be told of")
+                    format!("; {missed} more were missed, because they arrived too fast")
                 } else {
                     String::new()
                 };
@@ -144,40 +144,36 @@ struct Printer<'a> {
 }
 
 impl Printer<'_> {
-    fn print(&mut self, occasion: &Occasion) -> Result<(), Failure> {
-        let first = *self.first_ns.get_or_insert(occasion.time_ns);
+    fn print(&mut self, record: &TraceRecord) -> Result<(), Failure> {
+        let first = *self.first_ns.get_or_insert(record.time_ns);
         if let Some(capture) = &mut self.capture {
-            capture.write(occasion).map_err(Failure::File)?;
+            capture.write(record).map_err(Failure::File)?;
         }
         let text = if self.args.json {
-            let json = serde_json::to_string(occasion).expect("numbers and text always serialise");
+            let json = serde_json::to_string(record).expect("numbers and text always serialise");
             format!("{json}\n")
         } else {
-            text(occasion, first, &self.ports)
+            text(record, first, &self.ports)
         };
         io::stdout().lock().write_all(text.as_bytes()).map_err(Failure::Out)
     }
 }
 
-/// A line for each of its parts; the first has its number, and when it came.
-fn text(occasion: &Occasion, first_ns: u64, ports: &[String]) -> String {
+/// Returns a line for each part of a traced packet. The first line has its number and time.
+fn text(record: &TraceRecord, first_ns: u64, ports: &[String]) -> String {
     use core::fmt::Write as _;
 
     let widest = ports.iter().map(|port| port.chars().count()).max().unwrap_or(0);
     let name = |port: u16| ports.get(usize::from(port)).map_or("?", String::as_str);
-    let seconds = occasion.time_ns.saturating_sub(first_ns) as f64 / 1e9;
-    let mut head = format!("{:>6} {seconds:>12.6}", occasion.number);
+    let seconds = record.time_ns.saturating_sub(first_ns) as f64 / 1e9;
+    let mut head = format!("{:>6} {seconds:>12.6}", record.number);
     let mut text = String::new();
-    let last = occasion.parts.len().saturating_sub(1);
-    for (at, part) in occasion.parts.iter().enumerate() {
-        if at == last && occasion.left_out > 0 {
-            _ = writeln!(
-                text,
-                "{:>19}  {:<widest$}  and {} more that are not shown",
-                "", "", occasion.left_out
-            );
+    let last = record.parts.len().saturating_sub(1);
+    for (at, part) in record.parts.iter().enumerate() {
+        if at == last && record.left_out > 0 {
+            _ = writeln!(text, "{:>19}  {:<widest$}  {} more frames are not shown", "", "", record.left_out);
         }
-        let told = match part {
+        let line = match part {
             Part::In { port, len, bytes } => {
                 format!("{:<widest$}  in   {}", name(*port), describe(&bytes.0, *len as usize))
             }
@@ -190,10 +186,10 @@ fn text(occasion: &Occasion, first_ns: u64, ports: &[String]) -> String {
             }
             Part::Dropped { reason } => format!("{:<widest$}  dropped: {}", "", reason.replace('_', " ")),
             Part::Punted => format!("{:<widest$}  to the control plane", ""),
-            Part::Consumed => format!("{:<widest$}  taken in", ""),
+            Part::Consumed => format!("{:<widest$}  consumed", ""),
         };
         // Writing to a string does not fail.
-        _ = writeln!(text, "{head:>19}  {told}");
+        _ = writeln!(text, "{head:>19}  {line}");
         head.clear();
     }
     text

@@ -1,6 +1,6 @@
-//! A trace as a pcapng file: an interface for each port and direction.
+//! A trace as a pcapng file, with an interface for each port and direction.
 
-use crate::observe::{Occasion, Part};
+use crate::observe::{Part, TraceRecord};
 use core::time::Duration;
 use pcap_file::pcapng::PcapNgWriter;
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
@@ -27,22 +27,22 @@ fn io(error: PcapError) -> io::Error {
     }
 }
 
-/// Creates a file that only this user may read: it has what others send.
-fn private(path: &Path) -> io::Result<File> {
+/// Creates a file that only this user may read, because it contains other hosts' data.
+fn create_private(path: &Path) -> io::Result<File> {
     File::options().write(true).create(true).truncate(true).mode(0o600).open(path)
 }
 
 impl Capture {
-    /// A file with the interfaces of these ports: PORT-in, PORT-out, and so on.
+    /// Creates a file with two interfaces for each port: PORT-in and PORT-out.
     pub(super) fn create(path: &Path, ports: &[String]) -> io::Result<Self> {
-        let mut writer = PcapNgWriter::new(BufWriter::new(private(path)?)).map_err(io)?;
+        let mut writer = PcapNgWriter::new(BufWriter::new(create_private(path)?)).map_err(io)?;
         for port in ports {
-            for way in ["in", "out"] {
+            for direction in ["in", "out"] {
                 let interface = InterfaceDescriptionBlock {
                     linktype: DataLink::ETHERNET,
                     snaplen: 0,
                     options: vec![
-                        InterfaceDescriptionOption::IfName(Cow::Owned(format!("{port}-{way}"))),
+                        InterfaceDescriptionOption::IfName(Cow::Owned(format!("{port}-{direction}"))),
                         InterfaceDescriptionOption::IfTsResol(NANOSECONDS),
                     ],
                 };
@@ -52,8 +52,8 @@ impl Capture {
         Ok(Self(writer))
     }
 
-    pub(super) fn write(&mut self, occasion: &Occasion) -> io::Result<()> {
-        for part in &occasion.parts {
+    pub(super) fn write(&mut self, record: &TraceRecord) -> io::Result<()> {
+        for part in &record.parts {
             let (interface_id, len, bytes) = match part {
                 Part::In { port, len, bytes } => (u32::from(*port) * 2, *len, &bytes.0),
                 Part::Out { port, len, bytes } => (u32::from(*port) * 2 + 1, *len, &bytes.0),
@@ -61,7 +61,7 @@ impl Capture {
             };
             let packet = EnhancedPacketBlock {
                 interface_id,
-                timestamp: Duration::from_nanos(occasion.time_ns),
+                timestamp: Duration::from_nanos(record.time_ns),
                 original_len: len,
                 data: Cow::Borrowed(bytes),
                 options: Vec::new(),

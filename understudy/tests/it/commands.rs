@@ -1,4 +1,4 @@
-//! The program as it is called: exit codes, and what is printed where.
+//! The command line: exit codes, and what is printed to standard output and standard error.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ fn file(content: &str) -> (tempfile::TempDir, String) {
 }
 
 #[test]
-fn every_example_is_right() {
+fn every_example_configuration_is_valid() {
     let mut names = Vec::new();
     let entries = [
         configs(),
@@ -66,12 +66,12 @@ fn every_example_is_right() {
 }
 
 #[test]
-fn a_right_file_is_summed_up() {
+fn check_summarizes_a_valid_file() {
     let path = configs().join("bump-in-the-wire.toml");
     let output = understudy(&["check", path.to_str().unwrap()]);
     let summary = text(&output.stdout);
     for words in ["interface host-a", "a <-> b", "1024 queue pairs", "MB in ordinary pages"] {
-        assert!(summary.contains(words), "{words:?} in\n{summary}");
+        assert!(summary.contains(words), "{words:?} is missing in\n{summary}");
     }
     assert_eq!(text(&output.stderr), "");
     let output = understudy(&["check", "--json", path.to_str().unwrap()]);
@@ -81,7 +81,7 @@ fn a_right_file_is_summed_up() {
 }
 
 #[test]
-fn a_wrong_file_is_shown_at_its_lines() {
+fn check_shows_errors_at_their_lines() {
     let (_folder, path) =
         file("[[port]]\nname = \"a\"\nmtuu = 1500\nring = {}\n\n[forward]\npairs = [[\"a\", \"b\"]]\n");
     let output = understudy(&["check", &path]);
@@ -96,7 +96,7 @@ fn a_wrong_file_is_shown_at_its_lines() {
         "there is no port `b`",
         "2 things are wrong",
     ] {
-        assert!(shown.contains(words), "{words:?} in\n{shown}");
+        assert!(shown.contains(words), "{words:?} is missing in\n{shown}");
     }
 
     let output = understudy(&["check", &path, "--json"]);
@@ -115,7 +115,7 @@ fn a_wrong_file_is_shown_at_its_lines() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_is_named() {
+fn an_unreadable_file_is_named_in_the_error() {
     for (path, words) in [("/nowhere/my.toml", "no such file"), ("/", "directory")] {
         let output = understudy(&["check", path]);
         assert_eq!(output.status.code(), Some(2));
@@ -129,7 +129,7 @@ fn a_file_that_cannot_be_read_is_named() {
 }
 
 #[test]
-fn a_network_is_planned() {
+fn plan_describes_a_network_and_writes_its_configurations() {
     let path = configs().join("onepipe/testbed.toml");
     let output = understudy(&["plan", path.to_str().unwrap()]);
     let shown = text(&output.stdout);
@@ -140,9 +140,9 @@ fn a_network_is_planned() {
         "Of 96 directions of links, 40 need a detour.",
         "ip decap-group onepipe",
         "\"tunnel_type\": \"IPINIP\"",
-        "`--out DIR` writes this, and 42 configurations",
+        "`--out DIR` writes these, and 42 configurations",
     ] {
-        assert!(shown.contains(words), "{words:?} in\n{shown}");
+        assert!(shown.contains(words), "{words:?} is missing in\n{shown}");
     }
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("new/folder");
@@ -157,7 +157,7 @@ fn a_network_is_planned() {
 }
 
 #[test]
-fn a_network_with_a_loop_is_shown_at_its_links() {
+fn a_loop_in_a_network_is_reported_at_its_link() {
     let rack = |n: usize| {
         format!(
             "[[switch]]\nname = \"s{n}\"\n[[host]]\nname = \"h{n}\"\naddress = \"10.0.{n}.1/24\"\n\
@@ -171,13 +171,13 @@ fn a_network_with_a_loop_is_shown_at_its_links() {
         assert_eq!((output.status.code(), text(&output.stdout)), (Some(2), String::new()));
         let shown = text(&output.stderr);
         for words in ["my.toml:24:8", "a loop: `s1` - `s2` - `s3` - `s1`", "3 things are wrong"] {
-            assert!(shown.contains(words), "{words:?} in\n{shown}");
+            assert!(shown.contains(words), "{words:?} is missing in\n{shown}");
         }
     }
 }
 
 #[test]
-fn doctor_ends_well_with_a_verdict() {
+fn doctor_succeeds_and_prints_a_verdict() {
     let output = understudy(&["doctor"]);
     assert!(output.status.success());
     let shown = text(&output.stdout);

@@ -11,13 +11,13 @@ fn contended_locks_are_taken_faster_with_swordbox() {
             .args(options)
             .output()
             .unwrap();
-        // It fails if nothing is gained.
+        // The program fails if Swordbox gains nothing.
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     };
-    let said = demo(&["--json"]);
-    println!("{said}");
-    let runs: Vec<Value> = said.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let printed = demo(&["--json"]);
+    println!("{printed}");
+    let runs: Vec<Value> = printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let number = |run: &Value, key: &str| run[key].as_f64().unwrap();
     assert_eq!(runs.len(), 6);
     for pair in runs.chunks(2) {

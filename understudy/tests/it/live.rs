@@ -1,5 +1,5 @@
-//! Machines as processes, joined by memif: any of them is killed, as nobody can prepare for, and started again. The others
-//! live on, and are there for it.
+//! Processes joined by memif. Any of them is killed without notice and started again; the other processes
+//! survive, and accept it again.
 
 use crate::common::machine::Machine;
 use serde_json::Value;
@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// A bridge of two ports, and what is at them.
+/// A bridge with two ports, and the hosts at them.
 struct Rack {
     folder: TempDir,
 }
@@ -50,19 +50,19 @@ impl Rack {
         self.host(2, &format!("kind = \"rping_client\"\nserver = \"10.0.0.1\"\ncount = {count}\nsize = 3000"))
     }
 
-    /// A client that comes and pings gets its pongs. What a killed one left behind may be in its way once or twice.
+    /// Runs a client until its pings succeed. The remains of a killed client may refuse it once or twice.
     fn ping(&self) {
         for _ in 0..10 {
-            let (well, report) = self.client(20).end();
+            let (succeeded, report) = self.client(20).end();
             let report: Value = serde_json::from_str(&report).unwrap();
             let service = &report["services"][0];
-            if well {
+            if succeeded {
                 assert_eq!(service["finished"], 1, "{report}");
                 return;
             }
             assert_eq!(service["refused"], 1, "{report}");
         }
-        panic!("no client gets through");
+        panic!("no client succeeded in 10 attempts");
     }
 }
 
@@ -70,9 +70,9 @@ const UP: &str = "has its peer";
 const DOWN: &str = "has lost its peer";
 
 #[test]
-fn hosts_come_back_to_a_bridge_that_was_killed() {
+fn hosts_reconnect_to_a_bridge_that_was_killed() {
     let rack = Rack::new();
-    // It waits for its bridge.
+    // The server waits for its bridge.
     let server = rack.server();
     server.wait_for("is ready", 1);
     let mut bridge = rack.bridge();
@@ -81,12 +81,15 @@ fn hosts_come_back_to_a_bridge_that_was_killed() {
     for kills in 1..=2 {
         bridge.kill();
         server.wait_for(DOWN, kills);
-        assert!(rack.folder.path().join("rack.sock").exists(), "what it left is in nobody's way");
+        assert!(
+            rack.folder.path().join("rack.sock").exists(),
+            "the killed bridge has left its socket, which must not be in the way"
+        );
         bridge = rack.bridge();
         server.wait_for(UP, kills + 1);
         rack.ping();
     }
-    // One that is alive is not pushed aside.
+    // A second bridge does not replace one that is running.
     let other = rack.bridge();
     other.wait_for("another process listens", 1);
     assert!(!other.end().0);
@@ -94,7 +97,7 @@ fn hosts_come_back_to_a_bridge_that_was_killed() {
 }
 
 #[test]
-fn a_bridge_has_a_host_back_that_was_killed() {
+fn a_bridge_accepts_a_host_again_after_it_was_killed() {
     let rack = Rack::new();
     let bridge = rack.bridge();
     let mut server = rack.server();
@@ -105,17 +108,17 @@ fn a_bridge_has_a_host_back_that_was_killed() {
     server = rack.server();
     bridge.wait_for("Port one has its peer", 2);
     rack.ping();
-    // At any moment: before it has its peer, while it connects, in the middle of its pings.
+    // The client is killed before it has its peer, while it connects, and during its pings.
     for moment in ["is ready", UP, "in its pings"] {
         let client = rack.client(0);
         if moment == "in its pings" {
             client.wait_for(UP, 1);
-            // It says nothing of its pings. Wherever they are by then, what follows has to hold.
+            // The client does not report its pings. Whatever their progress is, the test has to pass.
             thread::sleep(Duration::from_millis(100));
         } else {
             client.wait_for(moment, 1);
         }
-        // Or it has ended by itself, refused for the sake of the one before.
+        // The client may also have ended by itself, refused because of the previous one.
         drop(client);
     }
     rack.ping();

@@ -1,4 +1,4 @@
-//! The program, as its users run it.
+//! Tests of the program, as its users run it.
 
 mod commands;
 mod common;

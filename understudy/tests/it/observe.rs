@@ -1,6 +1,6 @@
-//! Looking at running instances: what is told adds up with the closing report, metrics parse and only grow, packets are shown as
-//! they come and leave.
-#![allow(clippy::disallowed_methods, reason = "what other processes do is waited for, but not for ever")]
+//! Observation of running instances: snapshots agree with the closing report, metrics parse and only grow,
+//! and packets are shown as they arrive and leave.
+#![allow(clippy::disallowed_methods, reason = "the tests wait for other processes, with a timeout")]
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,16 +20,16 @@ mod trace;
 
 use crate::common::machine::{DEADLINE, Machine};
 
-/// fifty CAS of 10.0.0.2, and their answers
+/// Fifty CASes of 10.0.0.2, and their responses
 const CAPTURE: &str = "rc_compare_swap.pcap";
 
 fn understudy(arguments: &[&str]) -> Output {
     processes::command(env!("CARGO_BIN_EXE_understudy")).args(arguments).output().unwrap()
 }
 
-struct Place(TempDir);
+struct TestFolder(TempDir);
 
-impl Place {
+impl TestFolder {
     fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -44,7 +44,7 @@ impl Place {
         path
     }
 
-    /// Plays the capture, once or for ever, between two ports.
+    /// Writes a configuration that plays the capture between two ports, once or forever.
     fn config(&self, infinite: bool, rest: &str) -> PathBuf {
         let text = format!(
             "[[port]]\nname = \"left\"\nmtu = 9000\npcap = {{ rx = \"{}\", infinite = {infinite} }}\n\
@@ -56,7 +56,7 @@ impl Place {
     }
 }
 
-const WIRE: &str = "[forward]\npairs = [[\"left\", \"right\"]]\n";
+const PAIR: &str = "[forward]\npairs = [[\"left\", \"right\"]]\n";
 
 fn top(config: &Path) -> Value {
     let output = understudy(&["top", "--json", config.to_str().unwrap()]);
@@ -64,12 +64,12 @@ fn top(config: &Path) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Looks until it is so.
-fn top_until(config: &Path, so: impl Fn(&Value) -> bool) -> Value {
+/// Repeats [`top`] until the condition is true.
+fn top_until(config: &Path, condition: impl Fn(&Value) -> bool) -> Value {
     let began = Instant::now();
     loop {
         let seen = top(config);
-        if so(&seen) {
+        if condition(&seen) {
             return seen;
         }
         assert!(began.elapsed() < DEADLINE, "{seen}");
@@ -78,86 +78,92 @@ fn top_until(config: &Path, so: impl Fn(&Value) -> bool) -> Value {
 
 fn table<'a>(snapshot: &'a Value, name: &str) -> &'a Value {
     let tables = snapshot["tables"].as_array().unwrap();
-    tables.iter().find(|table| table["name"] == name).unwrap_or_else(|| panic!("no {name} in {snapshot}"))
+    tables
+        .iter()
+        .find(|table| table["name"] == name)
+        .unwrap_or_else(|| panic!("no table {name} in {snapshot}"))
 }
 
 #[test]
-fn what_is_seen_is_what_is_reported_at_the_end() {
-    let place = Place::new();
-    let config = place.config(false, WIRE);
+fn a_snapshot_agrees_with_the_closing_report() {
+    let test_folder = TestFolder::new();
+    let config = test_folder.config(false, PAIR);
     let frames = captures::frames(&captures::path(CAPTURE)).len() as u64;
     let instance = Machine::ready("run", &config);
-    let socket = fs::symlink_metadata(place.path("top.sock")).unwrap();
+    let socket = fs::symlink_metadata(test_folder.path("top.sock")).unwrap();
     assert!(socket.file_type().is_socket() && socket.permissions().mode() & 0o777 == 0o600);
 
     let seen = top_until(&config, |seen| seen["ports"][1]["tx_frames"] == frames);
-    // By its socket, too, and for people
-    let socket = place.path("top.sock");
+    // Selecting the instance by its socket, with output for people
+    let socket = test_folder.path("top.sock");
     let once = understudy(&["top", "--once", socket.to_str().unwrap()]);
     let text = String::from_utf8(once.stdout).unwrap();
     for words in ["[forward]", "Ports\n", " left ", "RC CmpSwap", "10.0.0.1", "cycles/frame", "roce_frames"] {
-        assert!(text.contains(words), "{words:?} in\n{text}");
+        assert!(text.contains(words), "{words:?} is missing in\n{text}");
     }
 
     let report = instance.interrupt();
-    assert!(!socket.exists(), "it takes its socket with it");
+    assert!(!socket.exists(), "the instance has to remove its socket");
     for port in 0..2 {
-        let (seen, told) = (seen["ports"][port].as_object().unwrap(), &report["ports"][port]);
-        assert!(seen.len() == 10 && seen.iter().all(|(key, value)| told[key] == *value), "{seen:?} {told}");
+        let (seen, reported) = (seen["ports"][port].as_object().unwrap(), &report["ports"][port]);
+        assert!(
+            seen.len() == 10 && seen.iter().all(|(key, value)| reported[key] == *value),
+            "snapshot {seen:?}, report {reported}"
+        );
     }
     let sum = |rows: &Value, count: usize| {
         rows["rows"].as_array().unwrap().iter().map(|row| row["counts"][count].as_u64().unwrap()).sum::<u64>()
     };
-    for (name, told) in [("queue_pair", "qps"), ("opcode", "opcodes")] {
-        let told = report[told].as_array().unwrap();
+    for (name, reported) in [("queue_pair", "qps"), ("opcode", "opcodes")] {
+        let reported = report[reported].as_array().unwrap();
         let seen = table(&seen, name);
-        assert_eq!(seen["rows"].as_array().unwrap().len(), told.len(), "{seen}");
+        assert_eq!(seen["rows"].as_array().unwrap().len(), reported.len(), "{seen}");
         for (at, key) in ["frames", "bytes"].into_iter().enumerate() {
-            let told: u64 = told.iter().map(|row| row[key].as_u64().unwrap()).sum();
-            assert!(told > 0 && sum(seen, at) == told, "{name} {key}");
+            let reported: u64 = reported.iter().map(|row| row[key].as_u64().unwrap()).sum();
+            assert!(reported > 0 && sum(seen, at) == reported, "{name} {key}");
         }
     }
     assert_eq!(seen["workers"][0]["rx_frames"], report["workers"][0]["rx_frames"]);
     assert!(seen["workers"][0]["busy_cycles"].as_u64() > Some(0));
     assert_eq!(seen["instance"]["function"], "forward");
 
-    // Nobody is there any more.
+    // The instance has ended.
     let gone = understudy(&["top", "--once", config.to_str().unwrap()]);
     let error = String::from_utf8(gone.stderr).unwrap();
-    assert!(gone.status.code() == Some(1) && error.contains("is the instance running?"), "{error}");
+    assert!(gone.status.code() == Some(1) && error.contains("no instance listens at"), "{error}");
 }
 
 #[test]
-fn a_socket_is_one_instances_own() {
-    let place = Place::new();
-    let config = place.config(false, WIRE);
+fn an_instance_does_not_take_over_a_socket_in_use() {
+    let test_folder = TestFolder::new();
+    let config = test_folder.config(false, PAIR);
     let first = Machine::ready("run", &config);
     let second = understudy(&["run", config.to_str().unwrap()]);
     let error = String::from_utf8(second.stderr).unwrap();
-    assert!(!second.status.success() && error.contains("another process"), "{error}");
+    assert!(!second.status.success() && error.contains("another"), "{error}");
     assert_eq!(top(&config)["instance"]["pid"], first.id());
-    // Killed, it leaves a socket on which nobody listens: in nobody's way.
+    // A killed instance leaves a socket without a listener, which the next one replaces.
     drop(first);
-    assert!(place.path("top.sock").exists());
+    assert!(test_folder.path("top.sock").exists());
     let third = Machine::ready("run", &config);
     assert_eq!(top(&config)["instance"]["pid"], third.id());
     drop(third);
-    fs::remove_file(place.path("top.sock")).unwrap();
-    place.write("top.sock", "a file");
+    fs::remove_file(test_folder.path("top.sock")).unwrap();
+    test_folder.write("top.sock", "a file");
     let fourth = understudy(&["run", config.to_str().unwrap()]);
     let error = String::from_utf8(fourth.stderr).unwrap();
-    assert!(!fourth.status.success() && error.contains("something else"), "{error}");
-    assert_eq!(fs::read_to_string(place.path("top.sock")).unwrap(), "a file");
+    assert!(!fourth.status.success() && error.contains("not a socket"), "{error}");
+    assert_eq!(fs::read_to_string(test_folder.path("top.sock")).unwrap(), "a file");
 }
 
-/// What is checked can be opened: an address holds 107 bytes.
+/// A path that passes the check can also be bound: a socket address holds 107 bytes.
 #[test]
-fn a_socket_may_have_as_long_a_path_as_there_is() {
-    let place = Place::new();
-    let folder = place.0.path().as_os_str().len();
+fn a_socket_path_may_have_107_bytes() {
+    let test_folder = TestFolder::new();
+    let folder = test_folder.0.path().as_os_str().len();
     let longest = "s".repeat(107 - folder - 1);
     let config = |socket: &str| {
-        place.write(
+        test_folder.write(
             "long.toml",
             &format!("[[port]]\nname = \"a\"\nring = {{}}\n[forward]\npairs = [[\"a\", \"a\"]]\n[observe]\nsocket = \"{socket}\"\n"),
         )
@@ -165,10 +171,10 @@ fn a_socket_may_have_as_long_a_path_as_there_is() {
     let fits = config(&longest);
     let instance = Machine::ready("run", &fits);
     assert_eq!(top(&fits)["instance"]["pid"], instance.id());
-    let mode = fs::symlink_metadata(place.path(&longest)).unwrap().permissions().mode();
+    let mode = fs::symlink_metadata(test_folder.path(&longest)).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     instance.interrupt();
-    assert!(!place.path(&longest).exists());
+    assert!(!test_folder.path(&longest).exists());
 
     let too_long = config(&(longest + "s"));
     for command in ["check", "run"] {
@@ -183,24 +189,24 @@ fn a_socket_may_have_as_long_a_path_as_there_is() {
 }
 
 #[test]
-fn what_is_no_question_is_refused() {
-    let place = Place::new();
-    let config = place.config(false, WIRE);
+fn a_malformed_request_is_refused() {
+    let test_folder = TestFolder::new();
+    let config = test_folder.config(false, PAIR);
     let _instance = Machine::ready("run", &config);
-    for question in
+    for request in
         ["hello\n".to_owned(), "{\"ask\":\"money\"}\n".into(), "x".repeat(100_000), "[".repeat(5000)]
     {
-        let mut stream = std::os::unix::net::UnixStream::connect(place.path("top.sock")).unwrap();
-        // It may have refused before it has read all.
-        _ = stream.write_all(question.as_bytes());
-        let mut answer = String::new();
-        _ = BufReader::new(&stream).read_line(&mut answer);
-        assert!(answer.is_empty() || answer.starts_with("{\"error\":\"that is no question"), "{answer}");
+        let mut stream = std::os::unix::net::UnixStream::connect(test_folder.path("top.sock")).unwrap();
+        // The instance may refuse before it has read everything.
+        _ = stream.write_all(request.as_bytes());
+        let mut response = String::new();
+        _ = BufReader::new(&stream).read_line(&mut response);
+        assert!(response.is_empty() || response.starts_with("{\"error\":\"invalid request"), "{response}");
     }
     assert_eq!(top(&config)["instance"]["function"], "forward");
-    let none =
-        place.write("none.toml", "[[port]]\nname = \"a\"\nring = {}\n[forward]\npairs = [[\"a\", \"a\"]]\n");
+    let none = test_folder
+        .write("none.toml", "[[port]]\nname = \"a\"\nring = {}\n[forward]\npairs = [[\"a\", \"a\"]]\n");
     let refused = understudy(&["top", "--once", none.to_str().unwrap()]);
     let error = String::from_utf8(refused.stderr).unwrap();
-    assert!(refused.status.code() == Some(2) && error.contains("has no socket to look through"), "{error}");
+    assert!(refused.status.code() == Some(2) && error.contains("has no `socket` to connect to"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! `understudy run` with `[onepipe]`: what it says of links, and its report.
+//! `understudy run` with `[onepipe]`: what it prints about links, and its report.
 
 use rocev2::deth::Deth;
 use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
@@ -23,12 +23,15 @@ fn run(config: &Path, options: &[&str]) -> Output {
 }
 
 #[test]
-fn the_example_runs_and_says_who_is_dead() {
+fn the_example_runs_and_reports_dead_links() {
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/onepipe.toml");
     let output = run(&config, &["--for", "0.4", "--json", "--live", "0.1"]);
-    let said = String::from_utf8_lossy(&output.stderr);
+    let printed = String::from_utf8_lossy(&output.stderr);
     for link in ["Link 0 (host a)", "Link 1 (host b)", "Link 2 (host c)", "Link 3 (spine 1)"] {
-        assert!(said.contains(&format!("{link} is dead: silent for 30 us")), "{link} in\n{said}");
+        assert!(
+            printed.contains(&format!("{link} is dead: silent for 30 us")),
+            "{link} is missing in\n{printed}"
+        );
     }
     let lines: Vec<Value> = output
         .stdout
@@ -36,23 +39,30 @@ fn the_example_runs_and_says_who_is_dead() {
         .filter_map(|line| serde_json::from_slice(line).ok())
         .collect();
     let (last, live) = lines.split_last().unwrap();
-    assert!(!live.is_empty(), "a line now and then");
+    assert!(!live.is_empty(), "no live lines were printed");
     assert!(live.iter().all(|line| line["onepipe"]["intervals"].is_u64()));
-    let told = &last["onepipe"];
-    assert_eq!((told["dead"].as_u64(), told["links"].as_array().unwrap().len()), (Some(4), 4), "{told}");
-    assert!(told["links"].as_array().unwrap().iter().all(|link| link["state"] == "dead"), "{told}");
+    let onepipe_report = &last["onepipe"];
+    assert_eq!(
+        (onepipe_report["dead"].as_u64(), onepipe_report["links"].as_array().unwrap().len()),
+        (Some(4), 4),
+        "{onepipe_report}"
+    );
+    assert!(
+        onepipe_report["links"].as_array().unwrap().iter().all(|link| link["state"] == "dead"),
+        "{onepipe_report}"
+    );
     assert!(last["onepipe"]["intervals"].as_u64() > Some(100), "{last}");
     assert!(last["onepipe"]["beacons_sent"].as_u64() > Some(100), "{last}");
 }
 
-/// A packet of 1Pipe from host `from` to the switch, or to host 3 through it.
+/// Returns a 1Pipe packet from host `from` to the switch, or to host 3 through it.
 fn packet(from: u8, opcode: OnePipeOpcode, timestamp: Timestamp) -> Vec<u8> {
     let dst = if opcode == OnePipeOpcode::BEACON {
         MacAddr([2, 0, 0, 0, 0, 0xfe])
     } else {
         MacAddr([2, 0, 0, 0, 0, 3])
     };
-    // Its link's queue pair, or host 3's
+    // Queue pair of its link, or of host 3
     let qpn = if opcode == OnePipeOpcode::BEACON { 0xff + u32::from(from) } else { 0x11 };
     let ethernet = Ethernet { dst, src: MacAddr([2, 0, 0, 0, 0, from]), ethertype: ethertype::IPV4.into() };
     let ip = Ipv4 { src: [10, 0, 0, from], dst: [10, 0, 0, 3], ..Ipv4::default() };
@@ -66,7 +76,7 @@ fn packet(from: u8, opcode: OnePipeOpcode, timestamp: Timestamp) -> Vec<u8> {
     frame
 }
 
-#[allow(clippy::disallowed_methods, reason = "what is played has to be of the program's time")]
+#[allow(clippy::disallowed_methods, reason = "timestamps of the capture have to match the program's clock")]
 fn wall_clock() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64
 }
@@ -88,15 +98,16 @@ fn capture(path: &Path, frames: &[Vec<u8>]) {
 fn the_link_that_holds_the_barrier_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let now = wall_clock();
-    // Host 2 is 5 ms behind the others. All have spoken before one sends a message, to host 3.
+    // Host 2 is 5 ms behind the other hosts. All hosts have sent a beacon before one sends a message, to host
+    // 3.
     let mut text = String::from("[runtime]\nstop_when_idle_ms = 300\n");
     for n in 1..=3 {
-        let said = Timestamp::new(now - if n == 2 { 5_000_000 } else { u64::from(n) });
-        let mut frames = vec![packet(n, OnePipeOpcode::BEACON, said); 3];
+        let printed = Timestamp::new(now - if n == 2 { 5_000_000 } else { u64::from(n) });
+        let mut frames = vec![packet(n, OnePipeOpcode::BEACON, printed); 3];
         if n == 1 {
-            // Bursts of 32 take turns: it comes behind the others' beacons.
+            // Ports are polled in turn, in bursts of 32, so the message comes after the other hosts' beacons.
             frames.resize(64, frames[0].clone());
-            frames.push(packet(n, OnePipeOpcode::DATA, said));
+            frames.push(packet(n, OnePipeOpcode::DATA, printed));
         }
         capture(&folder.path().join(format!("{n}.pcap")), &frames);
         _ = write!(
@@ -117,17 +128,28 @@ fn the_link_that_holds_the_barrier_is_named() {
     let config = folder.path().join("my.toml");
     std::fs::write(&config, text).unwrap();
     let output = run(&config, &["--json"]);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("Link 1 (host 2) holds the barrier, 4999 us behind the others"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert!(printed.contains("Link 1 (host 2) holds the barrier, 4999 us behind the others"), "{printed}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let told = &report["onepipe"];
-    assert_eq!((told["lagging"].as_u64(), told["messages"].as_u64()), (Some(1), Some(1)), "{told}");
+    let onepipe_report = &report["onepipe"];
+    assert_eq!(
+        (onepipe_report["lagging"].as_u64(), onepipe_report["messages"].as_u64()),
+        (Some(1), Some(1)),
+        "{onepipe_report}"
+    );
     for side in ["above", "below"] {
-        assert_eq!(told[side]["holder_name"], "host 2", "{told}");
-        assert_eq!(told[side]["best_effort_ns"], Timestamp::new(now - 5_000_000).nanos(), "{told}");
+        assert_eq!(onepipe_report[side]["holder_name"], "host 2", "{onepipe_report}");
+        assert_eq!(
+            onepipe_report[side]["best_effort_ns"],
+            Timestamp::new(now - 5_000_000).nanos(),
+            "{onepipe_report}"
+        );
     }
-    assert_eq!((&told["links"][1]["ahead_ns"], &told["links"][1]["lag_ns"]), (&0.into(), &4_999_997.into()));
-    assert_eq!(told["links"][0]["state"], "alive", "{told}");
+    assert_eq!(
+        (&onepipe_report["links"][1]["ahead_ns"], &onepipe_report["links"][1]["lag_ns"]),
+        (&0.into(), &4_999_997.into())
+    );
+    assert_eq!(onepipe_report["links"][0]["state"], "alive", "{onepipe_report}");
     let sent = captures::frames(&folder.path().join("3-out.pcap"));
     let message =
         rocev2::Packet::parse(sent.iter().find(|frame| frame[5] == 3 && frame[11] == 1).unwrap()).unwrap();
@@ -136,12 +158,12 @@ fn the_link_that_holds_the_barrier_is_named() {
 
     let text = String::from_utf8(run(&config, &[]).stdout).unwrap();
     for words in ["1Pipe\n", "behind the others, ns", "held by link 1 (host 2)"] {
-        assert!(text.contains(words), "{words:?} in\n{text}");
+        assert!(text.contains(words), "{words:?} is missing in\n{text}");
     }
 }
 
 #[test]
-fn live_is_for_those_who_tell() {
+fn live_is_refused_for_functions_without_live_output() {
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/demo.toml");
     let output = processes::command(env!("CARGO_BIN_EXE_understudy"))
         .arg("run")

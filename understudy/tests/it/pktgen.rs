@@ -1,5 +1,5 @@
-//! `understudy pktgen` on DPDK's virtual devices: what it sends is what a dissector reads, what it counts adds up, and what is
-//! wrong is said.
+//! `understudy pktgen` on DPDK's virtual devices: a dissector reads what it sends, its counts add up, and
+//! errors are reported.
 
 use serde_json::Value;
 use std::path::Path;
@@ -12,14 +12,14 @@ fn understudy(arguments: &[&str]) -> Output {
         .args(arguments)
         .env("NO_COLOR", "1")
         .output()
-        .expect("it runs")
+        .expect("the program runs")
 }
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// A file of this content
+/// Writes a file with this content to a temporary folder.
 fn file(content: &str) -> (TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("my.toml");
@@ -35,7 +35,7 @@ fn report(output: &Output) -> Value {
 
 const HOSTS: &str = "src = \"10.0.0.1\"\ndst = \"10.0.0.2\"\n";
 
-/// Every verb, so many packets of each.
+/// Returns streams of every verb, with `packets` packets each.
 fn every_verb(packets: u32) -> String {
     let verbs = [
         ("write", "size = [64, 3000]"),
@@ -57,7 +57,7 @@ fn every_verb(packets: u32) -> String {
 }
 
 #[test]
-fn what_is_sent_decodes_cleanly() {
+fn sent_packets_decode_without_errors() {
     let folder = tempfile::tempdir().unwrap();
     let (config, capture) = (folder.path().join("my.toml"), folder.path().join("out.pcap"));
     let content = format!(
@@ -65,13 +65,13 @@ fn what_is_sent_decodes_cleanly() {
         capture.display(),
         every_verb(40)
     );
-    // How fast is not what is asked here.
+    // The rate does not matter here.
     std::fs::write(&config, content.replace("rate = { packets_per_s = 100_000 }\n", "")).unwrap();
     let run = understudy(&["pktgen", config.to_str().unwrap(), "--json"]);
     let sent = report(&run);
     assert!(run.status.success(), "{sent}");
     assert!(sent["streams"].as_array().unwrap().iter().all(|stream| stream["sent"] == 40), "{sent}");
-    assert_eq!(sent["streams"][0]["arrived"], Value::Null, "nobody looked");
+    assert_eq!(sent["streams"][0]["arrived"], Value::Null, "nothing was received, so arrivals are unknown");
 
     let decoded = understudy(&["decode", capture.to_str().unwrap(), "--json"]);
     let lines: Vec<Value> =
@@ -87,10 +87,11 @@ fn what_is_sent_decodes_cleanly() {
     tshark_agrees(&capture, 8 * 40);
 }
 
-/// Wireshark's dissector finds each packet to be one, with nothing malformed and no error or warning, and the ICRC where it has
-/// to be. (It does not compute the ICRC: `understudy decode` does, which is compared with real captures.)
+/// Checks that Wireshark dissects each packet as RoCEv2, without malformed parts, errors or warnings, and
+/// finds the ICRC in its place. (Wireshark does not compute the ICRC; `understudy decode` does, which is
+/// compared with real captures.)
 fn tshark_agrees(capture: &Path, packets: usize) {
-    // Wireshark's number for what is no more than a note
+    // Wireshark's severity of a note
     const NOTE: u32 = 0x0040_0000;
     let fields = [
         "infiniband.bth.opcode",
@@ -100,29 +101,28 @@ fn tshark_agrees(capture: &Path, packets: usize) {
         "_ws.expert.message",
         "frame.len",
     ];
-    // It takes payloads of SENDs for whatever their first bytes look like.
+    // By default, it interprets payloads of SENDs by their first bytes.
     let mut command = processes::command("tshark");
     command.args(["--disable-protocol", "rpcordma", "-T", "fields", "-r"]).arg(capture);
     for field in fields {
         command.args(["-e", field]);
     }
-    let output = command
-        .output()
-        .expect("tshark reads what was sent: install Debian's package tshark (scripts/deps.sh test)");
+    let output =
+        command.output().expect("cannot run tshark; install Debian's package tshark (scripts/deps.sh test)");
     let shown = text(&output.stdout);
     assert_eq!(shown.lines().count(), packets, "{}", text(&output.stderr));
     for line in shown.lines() {
         let fields: Vec<_> = line.split('\t').collect();
         assert!(!fields[0].is_empty() && fields[1].starts_with("0x") && fields[2].is_empty(), "{line}");
         let severities = fields[3].split(',').filter(|word| !word.is_empty());
-        for severity in severities.map(|word| word.parse::<u32>().expect("a number")) {
+        for severity in severities.map(|word| word.parse::<u32>().expect("the severity is a number")) {
             assert!(severity <= NOTE, "{line}");
         }
     }
 }
 
 #[test]
-fn a_ring_gives_everything_back() {
+fn a_ring_returns_every_packet_and_the_counts_add_up() {
     let (_folder, config) = file(&format!(
         "[[port]]\nname = \"loop\"\nring = {{}}\n[pktgen]\nsend = \"loop\"\nreceive = \"loop\"\nrespond = true\n{}",
         every_verb(500).replace(
@@ -155,40 +155,40 @@ fn a_ring_gives_everything_back() {
         "Requests = answered",
         "4000 packets sent by 8 streams",
     ] {
-        assert!(shown.contains(words), "{words:?} in\n{shown}");
+        assert!(shown.contains(words), "{words:?} is missing in\n{shown}");
     }
 }
 
 #[test]
-fn histograms_that_cannot_be_written_are_said() {
-    let looped = |verb: &str| {
+fn a_folder_that_cannot_hold_histograms_is_reported() {
+    let loop_config = |verb: &str| {
         format!(
             "[[port]]\nname = \"loop\"\nring = {{}}\n[pktgen]\nsend = \"loop\"\nreceive = \"loop\"\n\
              [[pktgen.stream]]\nname = \"x\"\nverb = \"{verb}\"\n{HOSTS}packets = 100\n"
         )
     };
-    let (folder, config) = file(&looped("write"));
-    // Where a file is, there is no folder: nothing is sent.
+    let (folder, config) = file(&loop_config("write"));
+    // The folder's path is that of a file: the run ends before anything is sent.
     let run = understudy(&["pktgen", &config, "--json", "--hgrm", &format!("{config}/x")]);
-    let said = text(&run.stderr);
-    assert_eq!((run.status.code(), run.stdout.len()), (Some(1), 0), "{said}");
-    assert!(said.contains("histograms cannot be written to") && !said.contains("is ready"), "{said}");
-    // Where a folder is, there is no file: the report is there before that is said.
+    let printed = text(&run.stderr);
+    assert_eq!((run.status.code(), run.stdout.len()), (Some(1), 0), "{printed}");
+    assert!(printed.contains("cannot write histograms to") && !printed.contains("is ready"), "{printed}");
+    // A folder has the name of a histogram: the report is printed before the error.
     let histograms = folder.path().join("histograms");
     std::fs::create_dir_all(histograms.join("x.latency.hgrm")).unwrap();
     let histograms = histograms.to_str().unwrap();
     let run = understudy(&["pktgen", &config, "--json", "--hgrm", histograms]);
     assert_eq!((run.status.code(), &report(&run)["streams"][0]["sent"]), (Some(1), &100.into()));
-    assert!(text(&run.stderr).contains("histograms cannot be written to"), "{}", text(&run.stderr));
-    // What has no latency
-    let (_folder, config) = file(&looped("ack"));
+    assert!(text(&run.stderr).contains("cannot write histograms to"), "{}", text(&run.stderr));
+    // A stream without latency
+    let (_folder, config) = file(&loop_config("ack"));
     let run = understudy(&["pktgen", &config, "--hgrm", histograms]);
     assert!(run.status.success(), "{}", text(&run.stdout));
     assert!(text(&run.stderr).contains("No latency was measured"), "{}", text(&run.stderr));
 }
 
 #[test]
-fn a_rate_that_no_port_reaches_is_said() {
+fn a_rate_that_no_port_reaches_is_reported() {
     let (_folder, config) = file(&format!(
         "[[port]]\nname = \"out\"\nnull = {{}}\n[pktgen]\nsend = \"out\"\nduration_s = 0.3\n[[pktgen.stream]]\nname = \"too fast\"\n\
          verb = \"write\"\n{HOSTS}rate = {{ packets_per_s = 1_000_000_000 }}\n"
@@ -196,18 +196,21 @@ fn a_rate_that_no_port_reaches_is_said() {
     let run = understudy(&["pktgen", &config, "--json"]);
     let report = report(&run);
     assert_eq!(run.status.code(), Some(1), "{report}");
-    let spoiled = &report["spoiled"][0];
-    assert_eq!(spoiled["reason"], "rate_not_reached", "{report}");
+    let invalid_runs = &report["spoiled"][0];
+    assert_eq!(invalid_runs["reason"], "rate_not_reached", "{report}");
     assert!(report["streams"][0]["forfeited"].as_u64().unwrap() > 0 && report["adds_up"] == true, "{report}");
     let part = report["streams"][0]["part_of_rate"].as_f64().unwrap();
     assert!(part > 0.0 && part < 0.9, "{report}");
     let shown = text(&understudy(&["pktgen", &config]).stdout);
     assert!(shown.contains("SPOILED (rate_not_reached): stream too fast sent"), "{shown}");
 
-    // Also where so many are to be sent, and where requests wait for answers that are slow to come.
+    // The same with a limited number of packets, and with requests that wait for responses
     for (lines, advice) in [
         ("packets = 100_000", "a faster port"),
-        ("outstanding = 1\npackets = 300\ntimeout_us = 1_000", "no answer came: is there a responder"),
+        (
+            "outstanding = 1\npackets = 300\ntimeout_us = 1_000",
+            "no response was received; set `respond = true`",
+        ),
     ] {
         let (_folder, config) = file(&format!(
             "[[port]]\nname = \"out\"\nnull = {{}}\n[pktgen]\nsend = \"out\"\n[[pktgen.stream]]\nverb = \"write\"\n{HOSTS}\
@@ -221,7 +224,7 @@ fn a_rate_that_no_port_reaches_is_said() {
 }
 
 #[test]
-fn malformed_packets_alone_are_frames_that_were_sent() {
+fn malformed_packets_are_reported_as_sent() {
     let (_folder, config) = file(&format!(
         "[[port]]\nname = \"out\"\nnull = {{}}\n[pktgen]\nsend = \"out\"\nduration_s = 0.05\n\
          [[pktgen.stream]]\nverb = \"write\"\n{HOSTS}malformed = 1.0\n"
@@ -229,18 +232,18 @@ fn malformed_packets_alone_are_frames_that_were_sent() {
     let shown = text(&understudy(&["pktgen", &config]).stdout);
     let last = shown.lines().last().unwrap();
     assert!(!last.starts_with('0') && last.contains(" of them malformed, sent by 1 stream, in"), "{shown}");
-    // As fast as possible, and nobody answers.
+    // As fast as possible, without a responder
     let (_folder, config) = file(&format!(
         "[[port]]\nname = \"out\"\nnull = {{}}\n[pktgen]\nsend = \"out\"\nduration_s = 0.05\ndrain_ms = 1\n\
          [[pktgen.stream]]\nverb = \"write\"\n{HOSTS}outstanding = 1\n"
     ));
     let shown = text(&understudy(&["pktgen", &config]).stdout);
-    assert!(shown.contains("\nstream 1: no answer came: is there a responder"), "{shown}");
+    assert!(shown.contains("\nstream 1: no response was received; set `respond = true`"), "{shown}");
 }
 
-/// A READ's response has to find room in the port's queue all at once.
+/// The whole response to a READ has to fit into the port's queue at once.
 #[test]
-fn answers_that_cannot_be_given_spoil_the_run() {
+fn responses_that_do_not_fit_the_queue_invalidate_the_run() {
     let (_folder, config) = file(&format!(
         "[[port]]\nname = \"loop\"\nring = {{}}\n[pktgen]\nsend = \"loop\"\nreceive = \"loop\"\nrespond = true\n\
          [[pktgen.stream]]\nname = \"reads\"\nverb = \"read\"\nsize = 262_144\n{HOSTS}packets = 100\n"
@@ -248,19 +251,19 @@ fn answers_that_cannot_be_given_spoil_the_run() {
     let run = understudy(&["pktgen", &config, "--json"]);
     let report = report(&run);
     assert_eq!(run.status.code(), Some(1), "{report}");
-    let spoiled = report["spoiled"].as_array().unwrap();
-    assert!(spoiled.iter().any(|spoil| spoil["reason"] == "unable_to_answer"), "{report}");
+    let invalid_runs = report["spoiled"].as_array().unwrap();
+    assert!(invalid_runs.iter().any(|invalid| invalid["reason"] == "unable_to_answer"), "{report}");
     assert_eq!(report["adds_up"], true, "{report}");
 }
 
 #[test]
-fn what_is_wrong_is_said_at_its_place() {
+fn configuration_errors_are_reported_with_a_remedy() {
     let ports = "[[port]]\nname = \"out\"\nring = {}\n[pktgen]\nsend = \"out\"\n";
     let one = format!("[[pktgen.stream]]\nverb = \"write\"\n{HOSTS}");
     let cases = [
         (
             format!("{one}first_qpn = 7\nqps = 3\n{one}first_qpn = 9"),
-            "both count PSNs of queue pair 0x9 of 10.0.0.2: their PSNs collide",
+            "both use queue pair 0x9 of 10.0.0.2: their PSNs collide",
             "write `first_qpn = 0xa` here",
         ),
         (
@@ -275,26 +278,30 @@ fn what_is_wrong_is_said_at_its_place() {
         ),
         (
             format!("{one}rate = {{ packets_per_s = [1, 2] }}"),
-            "a ramp has two rates, and a time",
+            "a ramp needs two rates and `over_s`",
             "over_s = 10",
         ),
-        (format!("{one}rate = {{}}"), "`rate` says no rate", "packets_per_s"),
-        (format!("{one}coalesce = 3"), "`coalesce` is nothing to `verb = \"write\"`", "verb = \"ack\""),
-        (format!("{one}outstanding = 4\nack_every = 9"), "have to ask for them", "ack_every = 1"),
+        (format!("{one}rate = {{}}"), "`rate` has no rate", "packets_per_s"),
+        (format!("{one}coalesce = 3"), "`coalesce` is not valid for `verb = \"write\"`", "verb = \"ack\""),
+        (
+            format!("{one}outstanding = 4\nack_every = 9"),
+            "never requests an acknowledgement",
+            "ack_every = 1",
+        ),
         (
             format!("{one}name = \"x\"\n{one}first_qpn = 8000\nname = \"x\""),
-            "two streams are called `x`",
-            "a name of its own",
+            "two streams have the name `x`",
+            "its own name",
         ),
         (
             one.replace("\"write\"", "\"fetch_add\"") + "size = 8",
-            "`size` is nothing to `verb = \"fetch_add\"`",
+            "`size` is not valid for `verb = \"fetch_add\"`",
             "remove it",
         ),
         (
             one.replace("dst = \"10.0.0.2\"", "dst = \"fd00::2\""),
             "different versions of IP",
-            "of one version",
+            "of the same IP version",
         ),
         (one.replace("\"write\"", "\"wrote\""), "`verb` cannot be `wrote`", "did you mean `write`?"),
         (
@@ -309,13 +316,13 @@ fn what_is_wrong_is_said_at_its_place() {
         ),
         (
             format!("respond = true\nreceive = \"out\"\n{one}size = 8192\nmtu = 1024\noutstanding = 256"),
-            "2048 packets of a queue pair wait for answers at once, and it is known of 1024 only",
+            "2048 packets of a queue pair are outstanding at once, but `window` covers only 1024",
             "write `window = 2048`",
         ),
         (
             format!("{one}malformed = 1.0\npackets = 7"),
-            "of those that are not 7 are to be sent: that would never end",
-            "leave `packets` out",
+            "do not count towards `packets` = 7: the run would never end",
+            "replace `packets` by `duration_s`",
         ),
         (String::new(), "[pktgen] has no stream", "[[pktgen.stream]]"),
     ];
@@ -337,31 +344,31 @@ fn what_is_wrong_is_said_at_its_place() {
     }
     let (_folder, path) = file(&format!("{ports}respond = true\n{one}"));
     let shown = text(&understudy(&["check", &path]).stderr);
-    assert!(shown.contains("nobody receives them"), "{shown}");
+    assert!(shown.contains("`respond` needs `receive`"), "{shown}");
 }
 
 const RING: &str = "[[port]]\nname = \"out\"\nring = {}\n[pktgen]\nsend = \"out\"\n";
 
 #[test]
-fn what_a_verb_cannot_have_is_said() {
+fn keys_that_a_verb_does_not_allow_are_reported_with_a_remedy() {
     let one = format!("[[pktgen.stream]]\nverb = \"write\"\n{HOSTS}");
     let cases = [
         (
             one.replace("\"write\"", "\"read\"") + "latency = true",
             "read has no payload that could carry the time",
-            "with `outstanding` the round trip is measured",
+            "`outstanding` measures the round trip",
         ),
         (
             one.replace("\"write\"", "\"ack\"") + "latency = true",
             "ack has no payload that could carry the time",
-            "leave `latency` out",
+            "remove `latency`",
         ),
         (
             one.replace("dst = \"10.0.0.2\"", "dst = \"10.0.0.1\""),
             "source and destination are both 10.0.0.1",
-            "an address of its own",
+            "its own address",
         ),
-        (format!("{one}timeout_us = 9"), "`timeout_us` is nothing without `outstanding`", "outstanding = 16"),
+        (format!("{one}timeout_us = 9"), "`timeout_us` needs `outstanding`", "outstanding = 16"),
     ];
     for (stream, message, help) in cases {
         let (_folder, path) = file(&format!("{RING}{stream}\n"));
@@ -372,43 +379,46 @@ fn what_a_verb_cannot_have_is_said() {
     }
 }
 
-/// Each key that is not for all verbs, with each verb.
+/// Tests each key that is not valid for all verbs with each verb.
 #[test]
-fn keys_that_are_nothing_to_a_verb_are_refused() {
-    const PLACED: &[&str] = &["write", "read", "compare_swap", "fetch_add"];
+fn keys_are_refused_for_exactly_the_verbs_without_them() {
+    const MEMORY_VERBS: &[&str] = &["write", "read", "compare_swap", "fetch_add"];
     let keys: [(&str, &[&str]); 7] = [
         ("coalesce = 2\n", &["ack"]),
         ("ack_every = 2\n", &["write", "send"]),
-        ("va = 4096\n", PLACED),
-        ("rkey = 1\n", PLACED),
-        ("slots = 2\n", PLACED),
-        ("slot = \"uniform\"\n", PLACED),
+        ("va = 4096\n", MEMORY_VERBS),
+        ("rkey = 1\n", MEMORY_VERBS),
+        ("slots = 2\n", MEMORY_VERBS),
+        ("slot = \"uniform\"\n", MEMORY_VERBS),
         ("mtu = 512\n", &["write", "send", "read", "onepipe_message"]),
     ];
-    let mut right = RING.to_owned();
+    let mut valid_config = RING.to_owned();
     for verb in
         ["write", "send", "read", "compare_swap", "fetch_add", "ack", "onepipe_message", "onepipe_beacon"]
     {
         let stream = format!("[[pktgen.stream]]\nverb = \"{verb}\"\n{HOSTS}");
         let lines = |fit: bool| keys.iter().filter(move |key| key.1.contains(&verb) == fit).map(|key| key.0);
-        right.push_str(&stream);
-        right.extend(lines(true));
+        valid_config.push_str(&stream);
+        valid_config.extend(lines(true));
         let (_folder, path) = file(&(format!("{RING}{stream}") + &lines(false).collect::<String>()));
         let report = report(&understudy(&["check", &path, "--json"]));
         let errors = report["errors"].as_array().unwrap();
-        let said = format!("is nothing to `verb = \"{verb}\"`");
+        let printed = format!("is not valid for `verb = \"{verb}\"`");
         assert_eq!(errors.len(), lines(false).count(), "{report}");
-        assert!(errors.iter().all(|error| error["message"].as_str().unwrap().ends_with(&said)), "{report}");
+        assert!(
+            errors.iter().all(|error| error["message"].as_str().unwrap().ends_with(&printed)),
+            "{report}"
+        );
     }
-    let (_folder, path) = file(&right);
+    let (_folder, path) = file(&valid_config);
     let shown = understudy(&["check", &path]);
     assert!(shown.status.success(), "{}", text(&shown.stderr));
     assert!(text(&shown.stdout).contains("MB for the state of queue pairs"), "{}", text(&shown.stdout));
 }
 
-/// The peer of a memif port goes in mid-run.
+/// The peer of a memif port is killed during the run.
 #[test]
-fn a_port_that_goes_down_spoils_the_run() {
+fn a_port_that_goes_down_invalidates_the_run() {
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, role: &str, rest: &str| {
         let path = folder.path().join(name);
@@ -428,11 +438,11 @@ fn a_port_that_goes_down_spoils_the_run() {
     };
     let mut mirror = start(&["run", &mirror]);
     let mut generator = start(&["pktgen", &config, "--live", "0.05", "--json"]);
-    // When the first packets have come back, the mirror goes.
+    // The mirror is killed when the first packets have come back.
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(generator.stdout.take().unwrap()));
     let mut next = || lines.next().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
     loop {
-        let line = next().expect("a line");
+        let line = next().expect("another line");
         let fields = ["sent", "received", "lost", "unseen", "duplicates"];
         let [_, received, ..] = fields.map(|key| line[key].as_u64().expect(key));
         assert!(line["seconds"].is_number() && line["sent_per_s"].is_number(), "{line}");
@@ -452,9 +462,13 @@ fn a_port_that_goes_down_spoils_the_run() {
         report = line;
     }
     assert_eq!(generator.wait().unwrap().code(), Some(1));
-    let spoiled: Vec<_> =
-        report["spoiled"].as_array().unwrap().iter().map(|spoil| spoil["reason"].as_str().unwrap()).collect();
-    assert!(spoiled.contains(&"port_down"), "{report}");
+    let invalid_runs: Vec<_> = report["spoiled"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|invalid| invalid["reason"].as_str().unwrap())
+        .collect();
+    assert!(invalid_runs.contains(&"port_down"), "{report}");
     assert_eq!(report["adds_up"], true, "{report}");
     let stream = &report["streams"][0];
     assert!(stream["arrived"]["received"].as_u64().unwrap() > 0, "{report}");

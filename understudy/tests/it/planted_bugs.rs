@@ -1,12 +1,13 @@
-//! Bugs that are planted into rnic have to be found by the simulator, or its silence would mean nothing.
+//! Checks that the simulator finds bugs planted into rnic; otherwise, a run without violations would have no
+//! meaning.
 //!
-//! Builds with debug assertions can plant them (`understudy sim --bug`).
+//! Builds with debug assertions can plant bugs (`understudy sim --bug`).
 
 use serde_json::Value;
 use std::path::Path;
 use understudy_tests::processes;
 
-/// Runs a thousand seeds with a bug.
+/// Runs `understudy sim` with the given arguments. Returns its report.
 fn run(scenario: &Path, arguments: &[&str]) -> Value {
     let mut command = processes::command(env!("CARGO_BIN_EXE_understudy"));
     let output = command.arg("sim").arg(scenario).args(arguments).arg("--json").output().unwrap();
@@ -14,7 +15,7 @@ fn run(scenario: &Path, arguments: &[&str]) -> Value {
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
 }
 
-/// The bug is found within a thousand seeds: which was it?
+/// Checks that the bug is found within a thousand seeds. Returns the failure.
 #[track_caller]
 fn found(bug: &str, arguments: &[&str]) -> Value {
     let scenario = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/sim/verbs.toml");
@@ -25,7 +26,7 @@ fn found(bug: &str, arguments: &[&str]) -> Value {
 }
 
 #[test]
-fn what_is_found_is_made_smaller() {
+fn a_found_bug_is_shrunk_to_a_smaller_scenario() {
     let bug = "atomic-twice";
     let failure = found(bug, &[]);
     let seed = failure["seed"].to_string();
@@ -33,30 +34,34 @@ fn what_is_found_is_made_smaller() {
     let smaller = folder.path().join("smaller.toml");
     std::fs::write(&smaller, failure["shrunk"]["scenario"].as_str().unwrap()).unwrap();
     assert_eq!(run(&smaller, &["--seed", &seed, "--bug", bug, "--no-shrink"])["ok"], false);
-    assert_eq!(run(&smaller, &["--seed", &seed])["ok"], true, "nothing is wrong without the bug");
+    assert_eq!(
+        run(&smaller, &["--seed", &seed])["ok"],
+        true,
+        "the smaller scenario fails even without the bug"
+    );
 }
 
 #[test]
-fn acknowledging_a_psn_too_far() {
+fn planted_acknowledgement_of_a_psn_too_far_is_found() {
     found("ack-too-far", &["--no-shrink"]);
 }
 
 #[test]
-fn executing_an_atomic_twice() {
+fn planted_double_execution_of_an_atomic_is_found() {
     found("atomic-twice", &["--no-shrink"]);
 }
 
 #[test]
-fn taking_duplicates_for_new() {
+fn planted_lack_of_duplicate_detection_is_found() {
     found("no-duplicate-check", &["--no-shrink"]);
 }
 
 #[test]
-fn a_wrong_wrap_of_psns() {
+fn planted_wrong_wrap_of_psns_is_found() {
     found("wrong-wrap", &["--no-shrink"]);
 }
 
 #[test]
-fn answering_a_repeated_read_with_stale_data() {
+fn planted_stale_response_to_a_repeated_read_is_found() {
     found("stale-read", &["--no-shrink"]);
 }

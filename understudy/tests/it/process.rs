@@ -1,4 +1,5 @@
-//! `understudy process`: processes and a switch between them, each a program of its own, joined by memif.
+//! `understudy process`: three processes and a switch between them, each a program of its own, joined by
+//! memif.
 
 use serde_json::Value;
 use std::fmt::Write as _;
@@ -16,7 +17,7 @@ fn understudy(arguments: &[&str], config: &Path) -> Command {
     program
 }
 
-/// The switch: a port and a link a process
+/// Returns the switch's configuration, with a port and a link for each process.
 fn switch() -> String {
     let mut text = String::from("[runtime]\nworkers = [\"any\"]\nidle = \"sleep\"\n");
     let mut links = String::new();
@@ -31,7 +32,7 @@ fn switch() -> String {
              address = \"10.0.0.{n}\"\nqpn = 0x11\n"
         );
     }
-    // Whoever shares its CPU with others is silent for a while, and not dead.
+    // A process that shares its CPU may be silent for a while, but is not dead.
     text + "[onepipe]\nincarnation = \"chip\"\naddresses = [\"10.0.0.254/24\"]\nmac = \"02:00:00:00:00:fe\"\n\
             beacon_interval_ns = 1000000\ndead_after_intervals = 1000000\nahead_max_us = 1000000\n"
         + &links
@@ -44,7 +45,7 @@ fn process(own: u32) -> String {
          [process]\nid = {own}\naddress = \"10.0.0.{own}/24\"\nmac = \"02:00:00:00:00:0{own}\"\n\
          beacon_interval_ns = 1000000\nahead_max_us = 1000000\ntimeout_us = 10000000\ninitial_window_kib = 16\n\
          [[process.beacons]]\nmac = \"02:00:00:00:00:fe\"\naddress = \"10.0.0.254\"\nqpn = {}\n",
-        // Of the link
+        // Queue pair of the link
         0x100 + own - 1
     );
     for n in (1..=PROCESSES).filter(|&n| n != own) {
@@ -57,7 +58,7 @@ fn process(own: u32) -> String {
 }
 
 #[test]
-fn everybody_receives_everything_in_one_order() {
+fn all_processes_receive_all_messages_in_one_order() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -91,7 +92,7 @@ fn everybody_receives_everything_in_one_order() {
             assert_eq!(count.as_u64(), Some(SCATTERINGS.into()), "{report}");
         }
         assert_eq!(report["failed"].as_object().map(serde_json::Map::len), Some(0), "{report}");
-        // Timestamp, sender, number, bytes: the same at everybody's.
+        // Lines with timestamp, sender, number and bytes, which are the same for all processes
         match &first {
             None => first = Some(lines),
             Some(first) => assert_eq!(first, &lines),
@@ -100,7 +101,7 @@ fn everybody_receives_everything_in_one_order() {
 }
 
 #[test]
-fn files_for_others_are_refused() {
+fn files_for_another_subcommand_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let [own, other] = [("p.toml", process(1)), ("s.toml", switch())].map(|(name, text)| {
         let path = folder.path().join(name);
@@ -109,17 +110,17 @@ fn files_for_others_are_refused() {
     });
     let refused = |arguments: &[&str], path: &Path, why: &str| {
         let output = understudy(arguments, path).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.contains(why), "{said}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{printed}");
+        assert!(printed.contains(why), "{printed}");
     };
     refused(&["process"], &other, "has no [process]");
-    refused(&["run"], &own, "`understudy process` is for it");
+    refused(&["run"], &own, "use `understudy process`");
     refused(&["process", "--to", "9"], &own, "there is no process 9");
     let output = understudy(&["check"], &own).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
+    let printed = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.success() && said.contains("1 at 10.0.0.1/24, 02:00:00:00:00:01, queue pair"),
-        "{said}"
+        output.status.success() && printed.contains("1 at 10.0.0.1/24, 02:00:00:00:00:01, queue pair"),
+        "{printed}"
     );
 }

@@ -1,4 +1,4 @@
-//! The built program: runs end by themselves, replays are identical to the bit, errors say what to do.
+//! The built program: runs end by themselves, replays are identical to the bit, and errors name the remedy.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use understudy_tests::captures::{self, frames};
 use understudy_tests::processes::{self, Process, Signal, command};
 
 fn understudy(arguments: &[&str]) -> Output {
-    processes::command(env!("CARGO_BIN_EXE_understudy")).args(arguments).output().expect("it runs")
+    processes::command(env!("CARGO_BIN_EXE_understudy")).args(arguments).output().expect("the program runs")
 }
 
 fn repository() -> PathBuf {
@@ -33,9 +33,9 @@ fn a_replay_is_identical_to_the_bit() {
         assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
         // An empty frame cannot be sent.
         let sent: Vec<_> = frames(&input).into_iter().filter(|frame| !frame.is_empty()).collect();
-        let came: Vec<_> = frames(&output).into_iter().filter(|frame| !frame.is_empty()).collect();
-        assert_eq!(came.len(), sent.len(), "{}", input.display());
-        assert!(came == sent, "{}", input.display());
+        let received: Vec<_> = frames(&output).into_iter().filter(|frame| !frame.is_empty()).collect();
+        assert_eq!(received.len(), sent.len(), "{}", input.display());
+        assert!(received == sent, "{}", input.display());
         let report: Value = serde_json::from_slice(&run.stdout).unwrap();
         let port = &report["ports"][0];
         let kinds =
@@ -46,13 +46,14 @@ fn a_replay_is_identical_to_the_bit() {
 }
 
 #[test]
-fn impaired_replays_repeat_to_the_bit() {
+fn impaired_replays_are_reproducible_to_the_bit() {
     let dir = tempfile::tempdir().unwrap();
     let input = captures::path("rc_write_4qp.pcap");
     let sent = frames(&input);
     let run = |seed: u64| {
         let (config, output) = (dir.path().join("impair.toml"), dir.path().join("out.pcap"));
-        // Times are far above what the kernel may keep a worker waiting, on which the order would depend.
+        // Delays are far above the kernel's scheduling delays of a worker, on which the order would otherwise
+        // depend.
         let text = format!(
             "[runtime]\nstop_when_idle_ms = 600\n\
              [[port]]\nname = \"in\"\nmtu = 9000\npcap = {{ rx = \"{}\" }}\n\
@@ -73,14 +74,14 @@ fn impaired_replays_repeat_to_the_bit() {
         for words in
             ["Rules\n  rule  action", " lose  drop", "a rule of `[impair]` dropped it", "were held back"]
         {
-            assert!(shown.contains(words), "{words:?} in\n{shown}");
+            assert!(shown.contains(words), "{words:?} is missing in\n{shown}");
         }
         (frames(&output), report)
     };
     let (left, report) = run(1);
     let rule = |rule: usize, count: &str| report["impair"]["rules"][rule][count].as_u64().unwrap();
     let lost = rule(0, "acted");
-    assert_eq!(rule(0, "matched"), sent.len() as u64, "all are packets of RoCEv2");
+    assert_eq!(rule(0, "matched"), sent.len() as u64, "all frames are RoCEv2 packets");
     assert!(lost > 0 && rule(1, "acted") > 0, "{report}");
     assert_eq!((rule(2, "acted"), rule(1, "matched")), (2, sent.len() as u64 - lost), "{report}");
     assert_eq!(report["drops"][0]["reason"], "impaired");
@@ -88,13 +89,13 @@ fn impaired_replays_repeat_to_the_bit() {
     let impair = &report["impair"];
     assert_eq!(impair["held"].as_u64(), Some(rule(1, "acted") + 2));
     assert_eq!((impair["held_at_end"].as_u64(), impair["held_full"].as_u64()), (Some(0), Some(0)));
-    assert_eq!(left.len() as u64 + lost, sent.len() as u64, "what was held back came");
+    assert_eq!(left.len() as u64 + lost, sent.len() as u64, "frames that were held back are missing");
     assert!(left.iter().all(|frame| sent.contains(frame)));
     assert!(!left.is_empty() && run(1).0 == left && run(2).0 != left);
 }
 
 #[test]
-fn the_demonstration_needs_nothing() {
+fn the_demonstration_runs_without_a_configuration() {
     let dir = tempfile::tempdir().unwrap();
     let run = processes::command(env!("CARGO_BIN_EXE_understudy"))
         .arg("run")
@@ -103,13 +104,13 @@ fn the_demonstration_needs_nothing() {
         .unwrap();
     let (text, errors) = (String::from_utf8_lossy(&run.stdout), String::from_utf8_lossy(&run.stderr));
     assert!(run.status.success() && errors.contains("ready"), "{errors}");
-    for word in ["RC RDMA WRITE First", "RC CmpSwap", "Malformed frames", "fd00::1", "cycles a frame"] {
+    for word in ["RC RDMA WRITE First", "RC CmpSwap", "Malformed frames", "fd00::1", "cycles per frame"] {
         assert!(text.contains(word), "no {word} in\n{text}");
     }
 }
 
 #[test]
-fn a_run_ends_after_the_time_asked_for_or_at_a_signal() {
+fn a_run_ends_after_its_duration_or_at_a_signal() {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("ring.toml");
     std::fs::write(&config, "[[port]]\nname = \"a\"\nring = {}\n[forward]\npairs = [[\"a\", \"a\"]]\n")
@@ -121,7 +122,7 @@ fn a_run_ends_after_the_time_asked_for_or_at_a_signal() {
         child.args(["run", config, "--json"]);
         child.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
         let mut child = Process::start(child);
-        // The line that says it is ready is printed before the first frame.
+        // The "ready" line is printed before the first frame is processed.
         let mut line = String::new();
         let mut stderr = std::io::BufReader::new(child.stderr.take().unwrap());
         std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
@@ -134,7 +135,7 @@ fn a_run_ends_after_the_time_asked_for_or_at_a_signal() {
 }
 
 #[test]
-fn what_is_missing_is_exit_code_one_and_what_is_wrong_two() {
+fn a_missing_device_exits_with_one_and_a_wrong_file_with_two() {
     let dir = tempfile::tempdir().unwrap();
     let config = dir.path().join("wire.toml");
     let text = "[[port]]\nname = \"a\"\naf_packet = { interface = \"no-such-if\" }\n[forward]\npairs = [[\"a\", \"a\"]]\n";
@@ -150,7 +151,8 @@ fn what_is_missing_is_exit_code_one_and_what_is_wrong_two() {
     assert!(errors.contains("did you mean `name`"), "{errors}");
 }
 
-/// Packets by opcode, as the captures' README has them: rows `| file | command | 4 x20, 17 x20 |`.
+/// Returns the packets by opcode that the captures' README documents, in rows such as `| file | command | 4
+/// x20, 17 x20 |`.
 fn documented() -> Vec<(String, Vec<(u64, u64)>)> {
     let readme = std::fs::read_to_string(captures::path("README.md")).unwrap();
     let mut rows = Vec::new();
@@ -189,7 +191,7 @@ fn opcodes(lines: &[Value]) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn captures_decode_to_what_tshark_counted() {
+fn captures_decode_to_the_counts_of_tshark() {
     let documented = documented();
     assert!(documented.len() >= 29, "{documented:?}");
     for (file, counts) in documented {
@@ -202,7 +204,7 @@ fn captures_decode_to_what_tshark_counted() {
 }
 
 #[test]
-fn every_icrc_is_right_where_nothing_was_damaged() {
+fn every_icrc_is_correct_in_undamaged_captures() {
     for path in captures::all() {
         let damaged = path.file_stem().unwrap() == "damaged";
         let lines = decode(&path);
@@ -222,7 +224,7 @@ fn headers_are_decoded_by_name() {
         decode(&captures::path(file))
             .into_iter()
             .find(|line| line["opcode"] == opcode)
-            .expect("it is in the file")
+            .expect("the file has a packet with this opcode")
     };
     let write = first("rc_write_64.pcap", 10);
     assert_eq!((write["reth"]["len"].as_u64(), write["payload_len"].as_u64()), (Some(64), Some(64)));
@@ -243,12 +245,12 @@ fn headers_are_decoded_by_name() {
 }
 
 #[test]
-fn other_forms_of_captures() {
+fn other_capture_formats_are_read_and_cut_files_reported() {
     let dir = tempfile::tempdir().unwrap();
     let original = captures::path("rc_send_64.pcap");
     let expected = decode(&original);
     let frames = frames(&original);
-    // Big-endian with nanoseconds; pcapng with an interface of microseconds.
+    // A big-endian pcap file with nanoseconds, and a pcapng file with an interface of microsecond resolution
     let mut big = Vec::new();
     for word in [0xa1b2_3c4d_u32, 0x0002_0004, 0, 0, 65_535, 1] {
         big.extend(word.to_be_bytes());
@@ -281,7 +283,7 @@ fn other_forms_of_captures() {
         assert_eq!(opcodes(&lines), opcodes(&expected), "{name}");
         assert!((lines[0]["time"].as_f64().unwrap() - time).abs() < 1e-9, "{name}: {}", lines[0]["time"]);
     }
-    // Cut in the middle: what is there is shown, and the rest is missed.
+    // A file cut in the middle of a frame: the complete frames are shown, and the cut is reported.
     let path = dir.path().join("cut.pcap");
     std::fs::write(&path, &big[..big.len() - 10]).unwrap();
     let run = understudy(&["decode", "--json", path.to_str().unwrap()]);

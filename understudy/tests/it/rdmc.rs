@@ -1,4 +1,4 @@
-//! Files to many hosts: processes on a bridge, joined by memif.
+//! File transfers to several hosts: processes at a bridge, joined by memif.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use understudy_tests::processes::{Process, Signal, command};
 
-/// A process; killed when dropped.
+/// A process, which is killed when dropped.
 struct Machine(Process);
 
 impl Machine {
@@ -18,13 +18,15 @@ impl Machine {
         Self(Process::start(program))
     }
 
-    /// Waits for its end: whether all went well, and what it said.
+    /// Waits for the end of the process. Returns whether it succeeded, and what it printed to standard output
+    /// and standard error.
     fn end(mut self) -> (bool, String, String) {
         let (out, err) = self.printed();
         (self.0.wait().unwrap().success(), out, err)
     }
 
-    /// Waits until the process closes its output. Returns what it wrote to stdout and stderr.
+    /// Waits until the process closes its output. Returns what it printed to standard output and standard
+    /// error.
     fn printed(&mut self) -> (String, String) {
         use std::io::Read as _;
         let (mut out, mut err) = (String::new(), String::new());
@@ -34,7 +36,7 @@ impl Machine {
     }
 }
 
-/// A bridge, and hosts at it; host 1 sends.
+/// A bridge with hosts, of which host 1 sends.
 struct Rack {
     folder: TempDir,
     bridge: Machine,
@@ -47,7 +49,7 @@ impl Rack {
         Self::at(hosts, "[forward]\nmac_table = {}\n")
     }
 
-    /// Hosts at a P4CE switch, with these lines in its table
+    /// Starts hosts at a P4CE switch, with these lines in its table.
     fn at_switch(hosts: u32, lines: &str) -> Self {
         let switch = "[p4ce]\nmac = \"02:00:00:00:00:fe\"\naddresses = [\"10.0.0.254/24\"]\n";
         Self::at(hosts, &[switch, lines, "\n"].concat())
@@ -67,16 +69,17 @@ impl Rack {
         Self { folder, bridge }
     }
 
-    /// Ends the bridge, which reports
+    /// Interrupts the bridge. Returns whether it succeeded, its report, and what it printed to standard
+    /// error.
     fn interrupt(self) -> (bool, String, String) {
         self.bridge.0.signal(Signal::INT);
         self.bridge.end()
     }
 
-    /// Ends the bridge: bytes that each host has sent, by its number
+    /// Interrupts the bridge. Returns how many bytes each host has sent, indexed by the host's number.
     fn sent(self) -> Vec<u64> {
-        let (_, report, said) = self.interrupt();
-        let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{said}"));
+        let (_, report, printed) = self.interrupt();
+        let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{printed}"));
         let ports = report["ports"].as_array().unwrap().iter();
         core::iter::once(0).chain(ports.map(|port| port["rx_bytes"].as_u64().unwrap())).collect()
     }
@@ -95,7 +98,7 @@ impl Rack {
         path.to_str().unwrap().to_owned()
     }
 
-    /// The folder that a host receives into
+    /// Returns the folder into which a host receives.
     fn inbox(&self, id: u32) -> PathBuf {
         let folder = self.path(&format!("into-{id}"));
         std::fs::create_dir_all(&folder).unwrap();
@@ -138,34 +141,34 @@ fn entries(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn a_file_comes_to_all() {
+fn a_file_is_stored_by_all_receivers() {
     let rack = Rack::new(4);
     let (file, bytes) = rack.file(3_000_001);
     let receivers: Vec<Machine> = (2..=4).map(|id| rack.receive(id)).collect();
-    let (well, report, said) = rack.send(&file, &[2, 3, 4]).end();
-    assert!(well, "{report}\n{said}");
+    let (succeeded, report, printed) = rack.send(&file, &[2, 3, 4]).end();
+    assert!(succeeded, "{report}\n{printed}");
     let report: Value = serde_json::from_str(&report).unwrap();
     assert_eq!(report["stored"].as_array().unwrap().len(), 3, "{report}");
     assert_eq!((&report["bytes"], &report["rounds"]), (&3_000_001.into(), &1.into()));
     for (id, receiver) in (2..).zip(receivers) {
-        let (well, text, said) = receiver.end();
-        assert!(well && text.contains(report["sha256"].as_str().unwrap()), "{text}\n{said}");
+        let (succeeded, text, printed) = receiver.end();
+        assert!(succeeded && text.contains(report["sha256"].as_str().unwrap()), "{text}\n{printed}");
         assert_eq!(entries(&rack.inbox(id)), ["the object"]);
         assert!(std::fs::read(rack.inbox(id).join("the object")).unwrap() == bytes, "host {id}");
     }
-    // Once more, and one has something of that name.
+    // A second transfer, where one receiver already has a file of this name
     std::fs::remove_file(rack.inbox(2).join("the object")).unwrap();
     let receivers: Vec<Machine> = (2..=3).map(|id| rack.receive(id)).collect();
-    let (well, report, _) = rack.send(&file, &[2, 3]).end();
-    assert!(!well && report.contains("it has something of this name"), "{report}");
+    let (succeeded, report, _) = rack.send(&file, &[2, 3]).end();
+    assert!(!succeeded && report.contains("an object of this name exists"), "{report}");
     let ends: Vec<_> = receivers.into_iter().map(Machine::end).collect();
     assert!(ends[0].0 && !ends[1].0, "{ends:?}");
     assert!(ends[1].2.contains("exists already"), "{}", ends[1].2);
     assert!(std::fs::read(rack.inbox(2).join("the object")).unwrap() == bytes);
 }
 
-/// Hosts 1, 2 and 3 are a rack, and 4 and 5 another one: the object comes there once, to 4, who gives it to 5. The bridge has seen who
-/// sent how much.
+/// Hosts 1, 2 and 3 are in one rack, and hosts 4 and 5 in another one. The object enters that rack once, at
+/// host 4, which relays it to host 5. The bridge's counters show how much each host has sent.
 #[test]
 fn a_file_crosses_between_racks_once() {
     let rack = Rack::new(5);
@@ -190,56 +193,58 @@ fn a_file_crosses_between_racks_once() {
     let (file, bytes) = rack.file(6_000_001);
     let receivers: Vec<Machine> = (2..=5).map(|id| rack.receive(id)).collect();
     let how = ["--algorithm", "hybrid", "--topology", path.to_str().unwrap()];
-    let (well, report, said) = rack.send_by(&file, &[2, 3, 4, 5], &how).end();
-    assert!(well, "{report}\n{said}");
+    let (succeeded, report, printed) = rack.send_by(&file, &[2, 3, 4, 5], &how).end();
+    assert!(succeeded, "{report}\n{printed}");
     let report: Value = serde_json::from_str(&report).unwrap();
     assert_eq!((&report["bytes"], &report["rounds"]), (&6_000_001.into(), &1.into()), "{report}");
     for (id, receiver) in (2..).zip(receivers) {
-        let (well, text, said) = receiver.end();
-        assert!(well && text.contains(report["sha256"].as_str().unwrap()), "{text}\n{said}");
+        let (succeeded, text, printed) = receiver.end();
+        assert!(succeeded && text.contains(report["sha256"].as_str().unwrap()), "{text}\n{printed}");
         assert!(std::fs::read(rack.inbox(id).join("the object")).unwrap() == bytes, "host {id}");
     }
     let (sent, whole) = (rack.sent(), bytes.len() as u64);
-    // Others send it once, however often a packet has to be sent again; acknowledgements are small.
+    // The other hosts send the object at most once, apart from retransmissions. Acknowledgements are small.
     assert!(sent[4] > whole && sent[5] < whole / 10, "{sent:?}");
-    assert!(sent[1] > 2 * whole, "to the other rack, and in its own: {sent:?}");
+    assert!(sent[1] > 2 * whole, "host 1 has to send to the other rack and within its own: {sent:?}");
 }
 
-/// Hosts 1 to 4 at a P4CE switch, which copies what host 1 sends: the object leaves it once, and receivers send acknowledgements alone.
+/// Hosts 1 to 4 are at a P4CE switch, which copies the packets of host 1. The object leaves host 1 once, and
+/// receivers send only acknowledgements.
 #[test]
-fn a_switch_copies_a_file_to_all() {
+fn a_switch_copies_a_file_to_all_receivers() {
     let rack = Rack::at_switch(4, "");
     let (file, bytes) = rack.file(3_000_001);
     let receivers: Vec<Machine> = (2..=4).map(|id| rack.receive(id)).collect();
     let how = ["--algorithm", "in-network", "--switch", "10.0.0.254:18515"];
-    let (well, report, said) = rack.send_by(&file, &[2, 3, 4], &how).end();
-    assert!(well, "{report}\n{said}");
+    let (succeeded, report, printed) = rack.send_by(&file, &[2, 3, 4], &how).end();
+    assert!(succeeded, "{report}\n{printed}");
     let report: Value = serde_json::from_str(&report).unwrap();
     assert_eq!(report["stored"].as_array().unwrap().len(), 3, "{report}");
     assert_eq!((&report["algorithm"], &report["rounds"]), (&"in-network".into(), &1.into()), "{report}");
     for (id, receiver) in (2..).zip(receivers) {
-        let (well, text, said) = receiver.end();
-        assert!(well && text.contains(report["sha256"].as_str().unwrap()), "{text}\n{said}");
+        let (succeeded, text, printed) = receiver.end();
+        assert!(succeeded && text.contains(report["sha256"].as_str().unwrap()), "{text}\n{printed}");
         assert!(std::fs::read(rack.inbox(id).join("the object")).unwrap() == bytes, "host {id}");
     }
     let (sent, whole) = (rack.sent(), bytes.len() as u64);
     assert!(sent[1] > whole && sent[2..].iter().all(|sent| *sent < whole / 10), "{sent:?}");
 }
 
-/// The switch makes no groups for this sender: it goes on by the pipeline, with all receivers.
+/// The switch does not admit this sender's groups, so the sender falls back to the pipeline, with all
+/// receivers.
 #[test]
-fn a_switch_that_does_not_copy_is_done_without() {
+fn a_switch_that_does_not_copy_is_replaced_by_a_pipeline() {
     let rack = Rack::at_switch(3, "leaders = [\"10.0.0.9/32\"]");
     let (file, bytes) = rack.file(300_001);
     let receivers: Vec<Machine> = (2..=3).map(|id| rack.receive(id)).collect();
     let how = ["--algorithm", "in-network", "--switch", "10.0.0.254:18515"];
-    let (well, report, said) = rack.send_by(&file, &[2, 3], &how).end();
-    assert!(well, "{report}\n{said}");
+    let (succeeded, report, printed) = rack.send_by(&file, &[2, 3], &how).end();
+    assert!(succeeded, "{report}\n{printed}");
     let report: Value = serde_json::from_str(&report).unwrap();
     assert_eq!(report["algorithm"], "pipeline", "{report}");
     for (id, receiver) in (2..).zip(receivers) {
-        let (well, text, said) = receiver.end();
-        assert!(well, "{text}\n{said}");
+        let (succeeded, text, printed) = receiver.end();
+        assert!(succeeded, "{text}\n{printed}");
         assert!(std::fs::read(rack.inbox(id).join("the object")).unwrap() == bytes, "host {id}");
     }
     let (_, report, _) = rack.interrupt();
@@ -247,7 +252,8 @@ fn a_switch_that_does_not_copy_is_done_without() {
     assert_eq!((&report["p4ce"]["opened"], &report["p4ce"]["limited"]), (&0.into(), &2.into()), "{report}");
 }
 
-/// A file that grows while it is sent is a mixture: the sender says so, and no receiver keeps it.
+/// A file that changes during the transfer would be stored as a mixture. The sender reports it, and no
+/// receiver keeps the file.
 #[test]
 fn a_file_that_changes_while_it_is_sent_is_not_kept() {
     let mut rack = Rack::new(2);
@@ -261,16 +267,19 @@ fn a_file_that_changes_while_it_is_sent_is_not_kept() {
         let file = std::fs::File::options().write(true).open(&file).unwrap();
         file.write_all_at(b"another beginning", 0).unwrap();
     }
-    let (well, report, said) = sender.end();
-    assert!(!well && said.replace('\n', " ").contains("was changed or replaced"), "{report}\n{said}");
-    let (well, text, said) = receiver.end();
-    assert!(!well, "{text}\n{said}");
+    let (succeeded, report, printed) = sender.end();
+    assert!(
+        !succeeded && printed.replace('\n', " ").contains("was changed or replaced"),
+        "{report}\n{printed}"
+    );
+    let (succeeded, text, printed) = receiver.end();
+    assert!(!succeeded, "{text}\n{printed}");
     assert!(entries(&into).is_empty(), "{:?}", entries(&into));
 }
 
-/// The sender's segments need more memory than the receiver has for them.
+/// The sender's segments need more memory than the receiver allows.
 #[test]
-fn a_receiver_without_memory_for_segments_says_so() {
+fn a_receiver_without_memory_for_segments_reports_it() {
     let rack = Rack::new(2);
     let (file, _) = rack.file(3_000_001);
     let (into, host) = (rack.inbox(2), rack.host(2));
@@ -287,14 +296,15 @@ fn a_receiver_without_memory_for_segments_says_so() {
         "--memory-mb",
         "1",
     ]);
-    let (well, _, said) = rack.send(&file, &[2]).end();
-    assert!(!well && said.contains("it has no memory for segments of this size"), "{said}");
-    let (well, _, said) = receiver.end();
-    assert!(!well && said.contains("it has no memory for segments of this size"), "{said}");
+    let (succeeded, _, printed) = rack.send(&file, &[2]).end();
+    assert!(!succeeded && printed.contains("no memory for segments of this size"), "{printed}");
+    let (succeeded, _, printed) = receiver.end();
+    assert!(!succeeded && printed.contains("no memory for segments of this size"), "{printed}");
     assert!(entries(&rack.inbox(2)).is_empty());
 }
 
-/// Waits until part of a file is in a folder, or else reports what the sender and the bridge printed.
+/// Waits until part of a file is in a folder. Panics with what the sender and the bridge printed if nothing
+/// arrives.
 fn wait_for_part(into: &Path, sender: &mut Machine, rack: &mut Rack) {
     if !has_part(into) {
         let printed = [sender, &mut rack.bridge].map(|machine| {
@@ -307,7 +317,7 @@ fn wait_for_part(into: &Path, sender: &mut Machine, rack: &mut Rack) {
 
 fn has_part(into: &Path) -> bool {
     let part = |entry: std::io::Result<std::fs::DirEntry>| {
-        entry.unwrap().metadata().is_ok_and(|about| about.len() > 0)
+        entry.unwrap().metadata().is_ok_and(|metadata| metadata.len() > 0)
     };
     (0..4000).any(|_| {
         let begun = std::fs::read_dir(into).unwrap().any(part);
@@ -319,7 +329,7 @@ fn has_part(into: &Path) -> bool {
 }
 
 #[test]
-fn the_others_get_it_when_one_is_killed() {
+fn all_other_receivers_get_the_file_when_one_is_killed() {
     let mut rack = Rack::new(4);
     let (file, bytes) = rack.file(40_000_000);
     let mut receivers: Vec<Machine> = (2..=4).map(|id| rack.receive(id)).collect();
@@ -327,28 +337,28 @@ fn the_others_get_it_when_one_is_killed() {
     let into = rack.inbox(3);
     wait_for_part(&into, &mut sender, &mut rack);
     drop(receivers.remove(1));
-    let (well, report, said) = sender.end();
-    let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{said}"));
-    assert!(!well && report["stored"] == serde_json::json!(["10.0.0.2", "10.0.0.4"]), "{report}");
+    let (succeeded, report, printed) = sender.end();
+    let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{printed}"));
+    assert!(!succeeded && report["stored"] == serde_json::json!(["10.0.0.2", "10.0.0.4"]), "{report}");
     assert_eq!(report["lost"][0]["receiver"], "10.0.0.3", "{report}");
     for (id, receiver) in [2, 4].into_iter().zip(receivers) {
-        let (well, text, said) = receiver.end();
-        assert!(well, "{text}\n{said}");
+        let (succeeded, text, printed) = receiver.end();
+        assert!(succeeded, "{text}\n{printed}");
         assert!(std::fs::read(rack.inbox(id).join("the object")).unwrap() == bytes, "host {id}");
     }
-    assert!(!into.join("the object").exists(), "half of it would have the name of the whole");
-    // What it has left is removed by the next receiver.
+    assert!(!into.join("the object").exists(), "a part of the file has the name of the whole");
+    // The next receiver removes the remains.
     assert_eq!(entries(&into).len(), 1, "{:?}", entries(&into));
     let receiver = rack.receive(3);
-    let (well, report, said) = rack.send(&file, &[3]).end();
-    assert!(well, "{report}\n{said}");
+    let (succeeded, report, printed) = rack.send(&file, &[3]).end();
+    assert!(succeeded, "{report}\n{printed}");
     assert!(receiver.end().0);
     assert_eq!(entries(&into), ["the object"]);
 }
 
-/// One is stopped by its user: it tells the sender, and nobody waits for it.
+/// A receiver that its user stops notifies the sender, which does not wait for it.
 #[test]
-fn who_is_stopped_says_so() {
+fn a_receiver_that_is_stopped_notifies_the_sender() {
     let rack = Rack::new(3);
     let (file, bytes) = rack.file(100_000_000);
     let stopped = rack.receive(2);
@@ -361,15 +371,15 @@ fn who_is_stopped_says_so() {
         sleep(Duration::from_millis(10));
     }
     stopped.0.signal(Signal::INT);
-    let (well, _, said) = stopped.end();
-    assert!(!well && said.contains("it was stopped before the file had come"), "{said}");
-    assert!(entries(&rack.inbox(2)).is_empty(), "half a file is left");
-    let (well, report, said) = sender.end();
-    let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{said}"));
-    assert!(!well && report["stored"] == serde_json::json!(["10.0.0.3"]), "{report}");
-    assert_eq!(report["lost"][0]["why"], "does not take it: it was stopped", "{report}");
-    let (well, text, said) = other.end();
-    assert!(well, "{text}\n{said}");
+    let (succeeded, _, printed) = stopped.end();
+    assert!(!succeeded && printed.contains("interrupted before the whole file was received"), "{printed}");
+    assert!(entries(&rack.inbox(2)).is_empty(), "part of the file is left");
+    let (succeeded, report, printed) = sender.end();
+    let report: Value = serde_json::from_str(&report).unwrap_or_else(|_| panic!("{report}\n{printed}"));
+    assert!(!succeeded && report["stored"] == serde_json::json!(["10.0.0.3"]), "{report}");
+    assert_eq!(report["lost"][0]["why"], "refused the object: it was stopped", "{report}");
+    let (succeeded, text, printed) = other.end();
+    assert!(succeeded, "{text}\n{printed}");
     assert!(std::fs::read(rack.inbox(3).join("the object")).unwrap() == bytes);
 }
 
@@ -378,7 +388,7 @@ fn understudy(arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_anything_begins() {
+fn invalid_calls_are_refused_before_anything_begins() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -397,15 +407,15 @@ fn what_cannot_be_is_refused_before_anything_begins() {
     let pipe = pipe.to_str().unwrap().to_owned();
     let topology = concat!(env!("CARGO_MANIFEST_DIR"), "/../configs/onepipe/testbed.toml");
     let cases: [(&[&str], &str); 13] = [
-        (&["send", &pipe, "--to", "10.0.0.2", "--on", &host], "is no file"),
+        (&["send", &pipe, "--to", "10.0.0.2", "--on", &host], "is not a regular file"),
         (&["send", &gone, "--to", "10.0.0.2", "--on", &host], "No such file"),
-        (&["send", &dir, "--to", "10.0.0.2", "--on", &host], "is no file"),
+        (&["send", &dir, "--to", "10.0.0.2", "--on", &host], "is not a regular file"),
         (&["send", &empty, "--to", "10.0.0.2", "--on", &host], "the object is empty"),
         (&["send", &file, "--to", "10.0.0.2,10.0.0.2", "--on", &host], "10.0.0.2 is named twice"),
         (&["send", &file, "--to", "10.0.0.1", "--on", &host], "named twice, or is the sender"),
         (&["send", &file, "--to", "10.0.0.2", "--on", &host, "--block-bytes", "0"], "1 to 10 are possible"),
         (&["send", &file, "--to", "10.0.0.2", "--on", &host, "--block-bytes", "11"], "1 to 10 are possible"),
-        (&["send", &file, "--to", "fd00::2", "--on", &host], "no address that speaks with"),
+        (&["send", &file, "--to", "fd00::2", "--on", &host], "no address of the same family as"),
         (&["send", &file, "--to", "10.0.0.2", "--on", &host, "--algorithm", "in-network"], "--switch"),
         (&["send", &file, "--to", "10.0.0.2", "--on", &host, "--algorithm", "hybrid"], "--topology"),
         (
@@ -427,17 +437,17 @@ fn what_cannot_be_is_refused_before_anything_begins() {
     ];
     for (arguments, what) in cases {
         let output = understudy(&[&["rdmc"], arguments].concat());
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
-        // Long lines are broken, and a bar stands before what follows.
-        let words = said.split_whitespace().filter(|word| *word != "│");
+        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {printed}");
+        // Long lines are wrapped, and continuation lines begin with a bar.
+        let words = printed.split_whitespace().filter(|word| *word != "│");
         let joined = words.collect::<Vec<_>>().join(" ");
-        assert!(joined.contains(what), "{arguments:?}: {said}");
+        assert!(joined.contains(what), "{arguments:?}: {printed}");
     }
 }
 
 #[test]
-fn a_schedule_is_drawn() {
+fn a_schedule_is_printed() {
     let output = understudy(&["rdmc", "schedule", "-n", "8", "-k", "3"]);
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success() && text.contains("\n   0 0>1  1>2  2>4  2>1     2>2\n"), "{text}");

@@ -1,5 +1,5 @@
-//! `understudy bench rfc2544` on DPDK's virtual devices, with short trials: whatever capacity it finds on this machine, its report
-//! adds up, and what is wrong is said.
+//! `understudy bench rfc2544` on DPDK's virtual devices, with short trials: whatever capacity it finds on
+//! this machine, its report adds up, and errors are reported.
 
 use serde_json::Value;
 use std::path::Path;
@@ -12,7 +12,7 @@ fn understudy(arguments: &[&str]) -> Output {
         .args(arguments)
         .env("NO_COLOR", "1")
         .output()
-        .expect("it runs")
+        .expect("the program runs")
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -25,11 +25,11 @@ fn write(folder: &TempDir, name: &str, content: &str) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// Short trials, of which each counts: other tests take CPUs, too.
+/// Options for short trials. `min_core = 0` makes each count although other tests use the CPUs, too.
 const SHORT: &str = "src = \"10.0.0.1\"\ndst = \"10.0.0.2\"\nframe_sizes = [64, 512]\nresolution = 0.25\nloss_step = 0.1\n\
     trial_s = 0.01\nlatency_trial_s = 0.01\nburst_s = 0.005\nrepeats = 2\nsettle_ms = 1000\nmin_core = 0\npackets_per_s = 20_000\n";
 
-/// What has to hold on any machine.
+/// Checks conditions that hold on any machine.
 fn adds_up(report: &Value, frames: &[u64]) {
     assert_eq!(report["adds_up"], true, "{report}");
     let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{value} in {report}"));
@@ -47,7 +47,7 @@ fn adds_up(report: &Value, frames: &[u64]) {
         let most = number(&throughput["most"]);
         assert!(least <= median && median <= most && most <= number(&row["most"]), "{row}");
         assert_eq!((&throughput["repeats"], &throughput["thrown"]), (&2.into(), &0.into()), "{row}");
-        // A rate that was found is one at which, in some trial, nothing was lost.
+        // At a rate that was found, there was a trial without loss.
         let passed = trials.iter().any(|trial| {
             let clean = trial["received"] == trial["sent"] && trial["offered"] == true;
             let rate = trial["load"]["packets_per_s"].as_f64() == Some(most);
@@ -77,7 +77,7 @@ fn report(output: &Output) -> Value {
 }
 
 #[test]
-fn a_ring_without_a_device() {
+fn a_ring_without_a_device_has_a_complete_report() {
     let folder = tempfile::tempdir().unwrap();
     let config = write(
         &folder,
@@ -89,17 +89,17 @@ fn a_ring_without_a_device() {
     let run = understudy(&["bench", "rfc2544", &config, "--json"]);
     let report = report(&run);
     assert!(run.status.success(), "{report}");
-    // WRITEs with a time in them: the shortest has 86 bytes, and 510 is the longest below 512.
+    // WRITEs with a timestamp: the shortest frame has 86 bytes, and the longest below 512 has 510.
     adds_up(&report, &[86, 510]);
     let shown = text(&understudy(&["bench", "rfc2544", &config]).stdout);
     for words in
         ["Throughput without loss (RFC 2544, 26.1)", "Latency (26.2)", "Loss (26.3)", "Back-to-back", "510 B"]
     {
-        assert!(shown.contains(words), "{words} in\n{shown}");
+        assert!(shown.contains(words), "{words} is missing in\n{shown}");
     }
 }
 
-/// Two memif ports, and the device a process that the configuration names.
+/// Writes configurations with two memif ports, and with another process as the device under test.
 fn across(folder: &TempDir, device: &str, command: &str, rest: &str) -> String {
     let port = |name: &str, id: u8, role: &str| {
         format!(
@@ -118,7 +118,7 @@ fn across(folder: &TempDir, device: &str, command: &str, rest: &str) -> String {
 }
 
 #[test]
-fn another_process_is_the_device() {
+fn another_process_may_be_the_device() {
     let folder = tempfile::tempdir().unwrap();
     let config = across(
         &folder,
@@ -132,13 +132,13 @@ fn another_process_is_the_device() {
     adds_up(&report, &[70, 510]);
 }
 
-/// A device that loses one frame in two has no throughput, and that is what is said.
+/// A device that loses every second frame has no throughput, which is reported.
 #[test]
-fn a_device_that_loses() {
+fn a_device_that_loses_frames_has_no_throughput() {
     let folder = tempfile::tempdir().unwrap();
     let lossy = "[impair]\npairs = [[\"a\", \"b\"]]\n[[impair.rule]]\naction = \"drop\"\nshare = 0.5\n";
     let config = across(&folder, lossy, "understudy run device.toml", "start_ms = 60_000\n");
-    // Each trial loses something, and waits for it.
+    // Each trial loses frames, and would wait for them.
     let content = std::fs::read_to_string(&config).unwrap();
     std::fs::write(&config, content.replace("settle_ms = 1000", "settle_ms = 20")).unwrap();
     let run = understudy(&["bench", "rfc2544", &config, "--json"]);
@@ -147,7 +147,7 @@ fn a_device_that_loses() {
     assert_eq!(report["adds_up"], true);
     for row in report["frames"].as_array().unwrap() {
         assert!(row["throughput"]["median"].as_f64().unwrap() < 5_000.0, "{row}");
-        // Unless this machine had other things to do than to offer it
+        // Unless this machine was too busy to offer the rate
         let trials = report["trials"].as_array().unwrap();
         let late = trials.iter().any(|trial| trial["test"] == "throughput" && trial["offered"] == false);
         assert!(row["limit"] == "loss" || (late && row["limit"] == "generator"), "{row}");
@@ -157,14 +157,14 @@ fn a_device_that_loses() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_named() {
+fn a_missing_device_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let forward = "[forward]\npairs = [[\"a\", \"b\"]]\n";
     let config = across(&folder, forward, "understudy run nowhere.toml", "");
     let run = understudy(&["bench", "rfc2544", &config]);
-    let said = text(&run.stderr);
-    assert_eq!(run.status.code(), Some(1), "{said}");
-    assert!(said.contains("the device under test") && said.contains("nowhere.toml"), "{said}");
+    let printed = text(&run.stderr);
+    assert_eq!(run.status.code(), Some(1), "{printed}");
+    assert!(printed.contains("the device under test") && printed.contains("nowhere.toml"), "{printed}");
 
     let config = write(
         &folder,
@@ -174,24 +174,24 @@ fn a_device_that_is_not_there_is_named() {
         ),
     );
     let run = understudy(&["bench", "rfc2544", &config]);
-    let said = text(&run.stderr);
+    let printed = text(&run.stderr);
     assert!(
-        run.status.code() == Some(1) && said.contains("nothing that was sent through hole came to in"),
-        "{said}"
+        run.status.code() == Some(1) && printed.contains("no frame sent through hole arrived at in"),
+        "{printed}"
     );
 }
 
 #[test]
-fn what_is_wrong_is_said_at_its_place() {
+fn configuration_errors_are_reported_with_a_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let ports = "[[port]]\nname = \"loop\"\nring = {}\n[rfc2544]\nsend = \"loop\"\nreceive = \"loop\"\n";
     let hosts = "src = \"10.0.0.1\"\ndst = \"10.0.0.2\"\n";
     let cases = [
         (format!("{hosts}frame_sizes = [2000]"), "frames of 1998 bytes do not fit", "mtu = 1980"),
-        (format!("{hosts}link_gbps = 10\npackets_per_s = 5"), "both say what the most is", "keep one"),
+        (format!("{hosts}link_gbps = 10\npackets_per_s = 5"), "both set the highest rate", "keep one"),
         (format!("{hosts}verb = \"read\""), "`verb` cannot be `read`", "write"),
         (format!("{hosts}repeat = 5"), "there is no key `repeat`", "did you mean `repeats`?"),
-        ("src = \"10.0.0.1\"\ndst = \"fd00::2\"".into(), "different versions of IP", "one version"),
+        ("src = \"10.0.0.1\"\ndst = \"fd00::2\"".into(), "different IP versions", "the same version"),
         ("src = \"10.0.0.1\"".into(), "has no `dst`", "dst = "),
     ];
     for (rest, message, help) in cases {
@@ -209,9 +209,9 @@ fn what_is_wrong_is_said_at_its_place() {
     }
 }
 
-/// What was measured until somebody ended it is printed all the same.
+/// A run that is interrupted prints the results up to then.
 #[test]
-fn an_interruption_prints_what_there_is() {
+fn an_interrupted_run_prints_its_results_so_far() {
     let folder = tempfile::tempdir().unwrap();
     let long = SHORT.replace("latency_trial_s = 0.01", "latency_trial_s = 60");
     let config = write(
@@ -225,8 +225,8 @@ fn an_interruption_prints_what_there_is() {
     run.args(["bench", "rfc2544", &config, "--json"]);
     run.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
     let run = Process::start(run);
-    // Each trial has a thread of its own. After three of them there is something to print, and the first one of latency takes a
-    // minute.
+    // Each trial has its own worker thread. After three of them there are results to print, and the first
+    // latency trial takes a minute.
     let mut trials = std::collections::BTreeSet::new();
     while trials.len() < 3 {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", run.id())).into_iter().flatten().flatten();
@@ -237,9 +237,9 @@ fn an_interruption_prints_what_there_is() {
     }
     run.signal(Signal::INT);
     let run = run.finish();
-    let said = text(&run.stderr);
-    assert_eq!(run.status.code(), Some(1), "{said}");
-    assert!(said.contains("it was ended before all tests were done"), "{said}");
+    let printed = text(&run.stderr);
+    assert_eq!(run.status.code(), Some(1), "{printed}");
+    assert!(printed.contains("interrupted before all tests were done"), "{printed}");
     let report = report(&run);
     assert_eq!((&report["complete"], &report["adds_up"]), (&false.into(), &true.into()), "{report}");
     assert!(!report["trials"].as_array().unwrap().is_empty(), "{report}");

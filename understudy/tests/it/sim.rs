@@ -1,4 +1,4 @@
-//! `understudy sim`: many seeds, replays to the byte, captures, and what it says when something is wrong.
+//! `understudy sim`: many seeds, byte-identical replays, captures, and the report of a failure.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::Output;
 use understudy_tests::captures::frames;
 use understudy_tests::processes;
 
-/// Returns the path of a scenario of the repository; an absolute path stays what it is.
+/// Returns the path of a scenario of the repository. An absolute path is returned as it is.
 fn path_of(scenario: impl AsRef<Path>) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/sim").join(scenario)
 }
@@ -23,9 +23,9 @@ fn json(output: &Output) -> Value {
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
 }
 
-/// So many seeds are right, and did so much at least.
+/// Checks that `seeds` seeds pass, with more than `operations` operations in total. Returns the report.
 #[track_caller]
-fn right(scenario: impl AsRef<Path>, seeds: u64, operations: u64) -> Value {
+fn check_seeds(scenario: impl AsRef<Path>, seeds: u64, operations: u64) -> Value {
     let output = sim(scenario, &["--seeds", &seeds.to_string(), "--json"]);
     let report = json(&output);
     assert!(output.status.success() && report["ok"] == true, "{report:#}");
@@ -35,33 +35,33 @@ fn right(scenario: impl AsRef<Path>, seeds: u64, operations: u64) -> Value {
 }
 
 #[test]
-fn a_thousand_seeds_of_every_verb() {
-    let report = right("verbs.toml", 1000, 50_000);
+fn a_thousand_seeds_of_every_verb_pass() {
+    let report = check_seeds("verbs.toml", 1000, 50_000);
     assert_eq!(report["broken_ends"], 0);
 }
 
 #[test]
-fn messages_of_up_to_a_megabyte_pass_bad_wires() {
-    let report = right("large.toml", 150, 1500);
+fn messages_of_up_to_a_megabyte_pass_lossy_links() {
+    let report = check_seeds("large.toml", 150, 1500);
     assert_eq!(report["broken_ends"], 0);
 }
 
 #[test]
-fn messages_of_up_to_64_kilobytes_pass_bad_wires() {
+fn messages_of_up_to_64_kilobytes_pass_lossy_links() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shorter.toml");
     let text = std::fs::read_to_string(path_of("large.toml")).unwrap();
     let shorter = text.replace("max_size = 1_048_576", "max_size = 65_536");
     assert_ne!(text, shorter);
     std::fs::write(&path, shorter).unwrap();
-    let report = right(path, 850, 8500);
+    let report = check_seeds(path, 850, 8500);
     assert_eq!(report["broken_ends"], 0);
 }
 
-/// Digests of all frames of seeds 1 to 20. They are the same on every machine and with every build; a change of the protocols,
-/// the NIC or the simulator changes them: then the new ones belong here.
+/// Digests of all frames of seeds 1 to 20. They are the same on every machine and with every build. A change
+/// of the protocols, the NIC or the simulator changes them; the new digests have to be entered here.
 #[test]
-fn digests_are_those_of_other_machines() {
+fn digests_are_the_same_on_every_machine() {
     let digests = ["verbs.toml", "large.toml", "rack.toml", "p4ce.toml"].map(|scenario| {
         let report = json(&sim(scenario, &["--seeds", "20", "--json"]));
         (scenario, report["digest"].as_str().unwrap().to_owned())
@@ -76,7 +76,7 @@ fn digests_are_those_of_other_machines() {
 }
 
 #[test]
-fn seeds_that_failed_once_pass() {
+fn seeds_that_failed_before_pass() {
     let seeds = include_str!("../../../sim/tests/seeds.txt").lines();
     for (scenario, seed) in seeds.filter_map(|line| line.split_once(' ')) {
         if Path::new(scenario).extension().is_some() {
@@ -91,20 +91,20 @@ fn seeds_that_failed_once_pass() {
 }
 
 #[test]
-fn a_thousand_seeds_with_crashes() {
-    let report = right("rack.toml", 1000, 100_000);
-    assert!(report["broken_ends"].as_u64().unwrap() > 0, "a crash ends connections");
+fn a_thousand_seeds_with_crashes_pass() {
+    let report = check_seeds("rack.toml", 1000, 100_000);
+    assert!(report["broken_ends"].as_u64().unwrap() > 0, "no connection was broken by a crash");
 }
 
 #[test]
-fn a_thousand_seeds_of_replication() {
-    let report = right("p4ce.toml", 1000, 50_000);
+fn a_thousand_seeds_of_replication_pass() {
+    let report = check_seeds("p4ce.toml", 1000, 50_000);
     let groups = report["broken_ends"].as_u64().unwrap();
-    assert!((100..3000).contains(&groups), "some of the groups end, not all: {groups}");
+    assert!((100..3000).contains(&groups), "some but not all groups have to end: {groups}");
 }
 
 #[test]
-fn how_many_seeds_at_once_makes_no_difference() {
+fn the_number_of_threads_does_not_change_the_result() {
     let digest = |threads: &str| {
         let report =
             json(&sim("verbs.toml", &["--seeds", "20", "--from", "7", "--threads", threads, "--json"]));
@@ -124,7 +124,7 @@ fn a_seed_replays_to_the_byte() {
     let first = run("first.pcap", "42");
     assert!(first == run("second.pcap", "42"));
     assert!(first != run("other.pcap", "43"));
-    // Everything that was put on the wire is in it, and it is RoCE.
+    // The capture has every frame that was sent on the link, and these are RoCE packets.
     let report: Value = serde_json::from_slice(&first.0).unwrap();
     let sent: u64 =
         report["links"].as_array().unwrap().iter().map(|link| link["sent"].as_u64().unwrap()).sum();
@@ -138,7 +138,7 @@ fn a_seed_replays_to_the_byte() {
 }
 
 #[test]
-fn one_of_several_links_is_captured() {
+fn one_of_several_links_can_be_captured() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("left.pcap");
     let output = sim("rack.toml", &["--seed", "1", "--pcap", &format!("left,a={}", path.display())]);
@@ -146,17 +146,17 @@ fn one_of_several_links_is_captured() {
     assert!(!frames(&path).is_empty());
     let output = sim("rack.toml", &["--seed", "1", "--pcap", &format!("a,b={}", path.display())]);
     assert_eq!(output.status.code(), Some(2));
-    let told = String::from_utf8(output.stderr).unwrap();
-    assert!(told.contains("there is no link a,b") && told.contains("a,left"), "{told}");
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert!(printed.contains("there is no link a,b") && printed.contains("a,left"), "wrong error: {printed}");
     let output = sim("rack.toml", &["--seed", "1", "--pcap", path.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(2));
 }
 
 #[test]
-fn what_is_wrong_is_told_with_its_seed_and_made_smaller() {
+fn a_failure_is_reported_with_its_seed_and_shrunk() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("slow.toml");
-    // Too much to do in a millisecond
+    // Too many operations for a millisecond
     let text = "[sim]\nlimit_ms = 1\n[[host]]\nname = \"a\"\naddress = \"10.0.0.1/24\"\n\
                 [[host]]\nname = \"b\"\naddress = \"10.0.0.2/24\"\n\
                 [[link]]\nends = [\"a\", \"b\"]\ndelay_us = 300\nloss = 0.1\n[verbs]\noperations = 50\n";
@@ -171,13 +171,14 @@ fn what_is_wrong_is_told_with_its_seed_and_made_smaller() {
     };
     let output = run(&["--seeds", "10", "--from", "5"]);
     assert_eq!(output.status.code(), Some(1));
-    let told = String::from_utf8(output.stdout).unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
     for words in ["with seed 5: not done after 1 ms", "slow.toml --seed 5 --digest ", "The smallest scenario"]
     {
-        assert!(told.contains(words), "{words:?} in\n{told}");
+        assert!(printed.contains(words), "{words:?} is missing in\n{printed}");
     }
-    // The words that are printed replay it. Where the run is another one, they say so.
-    let (_, digest) = told.split_once("slow.toml --seed 5 --digest ").unwrap();
+    // The printed command line replays the run. If the scenario has changed, the replay reports that it is
+    // another run.
+    let (_, digest) = printed.split_once("slow.toml --seed 5 --digest ").unwrap();
     let digest = digest.lines().next().unwrap();
     let replay = |scenario: &str| {
         std::fs::write(&path, scenario).unwrap();
@@ -186,11 +187,11 @@ fn what_is_wrong_is_told_with_its_seed_and_made_smaller() {
     let same = replay(text);
     assert_eq!((same.status.code(), &*same.stderr), (Some(1), &b""[..]));
     let other = replay(&text.replace("loss = 0.1", "loss = 0.2"));
-    let other_told = String::from_utf8(other.stderr).unwrap();
-    assert!(other_told.contains("not the run that was to be replayed"), "{other_told}");
+    let other_printed = String::from_utf8(other.stderr).unwrap();
+    assert!(other_printed.contains("not the run to be replayed"), "{other_printed}");
     assert_eq!(other.status.code(), Some(2));
     std::fs::write(&path, text).unwrap();
-    // The smaller scenario fails too, with the same seed, and what is not needed is gone.
+    // The smaller scenario fails with the same seed, and has no unnecessary faults.
     let report = json(&run(&["--seed", "5", "--json"]));
     let smaller = report["failure"]["shrunk"]["scenario"].as_str().unwrap().to_owned();
     assert!(smaller.contains("loss = 0\n") && smaller.contains("connections = 1\n"), "{smaller}");
@@ -202,7 +203,7 @@ fn what_is_wrong_is_told_with_its_seed_and_made_smaller() {
 }
 
 #[test]
-fn a_wrong_scenario_is_shown_at_its_line() {
+fn an_error_in_a_scenario_is_shown_at_its_line() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("my.toml");
     std::fs::write(&path, "[[host]]\nname = \"a\"\nadress = \"10.0.0.1/24\"\n").unwrap();
@@ -210,7 +211,7 @@ fn a_wrong_scenario_is_shown_at_its_line() {
         let output =
             processes::command(env!("CARGO_BIN_EXE_understudy")).arg(command).arg(&path).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert!(told.contains("my.toml:3:1") && told.contains("did you mean `address`?"), "{told}");
+        let printed = String::from_utf8(output.stderr).unwrap();
+        assert!(printed.contains("my.toml:3:1") && printed.contains("did you mean `address`?"), "{printed}");
     }
 }

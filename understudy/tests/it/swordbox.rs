@@ -1,4 +1,5 @@
-//! `understudy run` with `[swordbox]`: what it writes down, what it refuses after a restart, and other layers while it runs.
+//! `understudy run` with `[swordbox]`: its journal, what it refuses after a restart, and changes of layers
+//! while it runs.
 
 use serde_json::Value;
 use std::fs;
@@ -9,13 +10,13 @@ use tempfile::TempDir;
 use understudy_tests::captures;
 use understudy_tests::processes::{self, Process, Signal, command};
 
-/// A real client: fifty CAS, and their answers
+/// A real client's fifty CASes, and their responses
 const CAPTURE: &str = "rc_compare_swap.pcap";
-/// The opcode of a CAS, which stands behind Ethernet, IPv4 and UDP
+/// Opcode of a CAS. The BTH follows Ethernet, IPv4 and UDP.
 const CAS: u8 = 0x13;
 
-/// `understudy run`, for a folder with these lines in `[swordbox]`
-struct Place {
+/// A folder for runs of `understudy run`
+struct TestFolder {
     folder: TempDir,
 }
 
@@ -30,7 +31,7 @@ fn report(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-impl Place {
+impl TestFolder {
     fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap() }
     }
@@ -39,7 +40,8 @@ impl Place {
         self.folder.path().join("my.journal")
     }
 
-    /// Plays the capture through a Swordbox, each answer behind its request.
+    /// Writes a configuration that plays the capture through a Swordbox, each response after its request.
+    /// `lines` are added to `[swordbox]`.
     fn config(&self, lines: &str) -> PathBuf {
         let frames = captures::frames(&captures::path(CAPTURE));
         let (requests, answers): (Vec<_>, Vec<_>) = frames.into_iter().partition(|frame| frame[42] == CAS);
@@ -74,61 +76,69 @@ impl Place {
 }
 
 #[test]
-fn what_is_in_the_journal_is_refused_after_a_restart() {
-    let place = Place::new();
-    let config = place.config("layers = [\"remap\", \"cas_to_write\"]");
+fn connections_in_the_journal_are_refused_after_a_restart() {
+    let test_folder = TestFolder::new();
+    let config = test_folder.config("layers = [\"remap\", \"cas_to_write\"]");
     let first = run(&config);
-    let told = &report(&first)["swordbox"];
-    assert_eq!(told["layers"], "remap, cas_to_write");
-    assert!(told["paired"].as_u64() >= Some(1), "{told}");
-    assert_eq!((told["ended"].as_u64(), told["unwritten"].as_u64()), (Some(0), Some(0)), "{told}");
-    assert_eq!(told["usage"]["connections"], 1, "{told}");
-    assert!(told["memory_bytes"]["connections"].as_u64() > Some(1 << 20), "{told}");
+    let swordbox_report = &report(&first)["swordbox"];
+    assert_eq!(swordbox_report["layers"], "remap, cas_to_write");
+    assert!(swordbox_report["paired"].as_u64() >= Some(1), "{swordbox_report}");
+    assert_eq!(
+        (swordbox_report["ended"].as_u64(), swordbox_report["unwritten"].as_u64()),
+        (Some(0), Some(0)),
+        "{swordbox_report}"
+    );
+    assert_eq!(swordbox_report["usage"]["connections"], 1, "{swordbox_report}");
+    assert!(swordbox_report["memory_bytes"]["connections"].as_u64() > Some(1 << 20), "{swordbox_report}");
     assert!(String::from_utf8_lossy(&first.stderr).contains("up to 65536 connections in "));
-    let lines = place.lines();
+    let lines = test_folder.lines();
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0].starts_with("+ 10.0.0.1 0x") && lines[0].contains(" 10.0.0.2 0x"), "{lines:?}");
 
-    // It was never told that the connection is over.
+    // The first run was never notified of the end of the connection.
     let second = run(&config);
-    let told = &report(&second)["swordbox"];
-    assert_eq!(told["ended"], 100, "its requests, and what looks like late answers to them: {told}");
-    assert!(
-        String::from_utf8_lossy(&second.stderr).contains("earlier run, refused until they are made anew: 1.")
+    let swordbox_report = &report(&second)["swordbox"];
+    assert_eq!(
+        swordbox_report["ended"], 100,
+        "requests, and late responses to them, have to be refused: {swordbox_report}"
     );
-    assert_eq!(place.lines(), lines);
+    assert!(
+        String::from_utf8_lossy(&second.stderr)
+            .contains("earlier run, refused until they are established again: 1.")
+    );
+    assert_eq!(test_folder.lines(), lines);
     let drops = report(&second)["drops"].as_array().unwrap().clone();
     assert!(drops.iter().any(|drop| drop["reason"] == "no_queue_pair"), "{drops:?}");
 
-    // Without the layer nothing is noted.
-    fs::remove_file(place.journal()).unwrap();
-    let third = run(&place.config(""));
+    // Without these layers, nothing is written to the journal.
+    fs::remove_file(test_folder.journal()).unwrap();
+    let third = run(&test_folder.config(""));
     assert_eq!(report(&third)["swordbox"]["ended"], 0);
-    assert!(place.lines().is_empty());
+    assert!(test_folder.lines().is_empty());
     let text = processes::command(env!("CARGO_BIN_EXE_understudy")).arg("run").arg(&config).output().unwrap();
     let text = String::from_utf8(text.stdout).unwrap();
-    for words in ["Swordbox\n", " paired ", "Layers: none. In the end 1 connections"] {
-        assert!(text.contains(words), "{words:?} in\n{text}");
+    for words in ["Swordbox\n", " paired ", "Layers: none. At the end: 1 connections"] {
+        assert!(text.contains(words), "{words:?} is missing in\n{text}");
     }
 }
 
 #[test]
-fn a_file_that_is_no_journal_is_not_touched() {
-    let place = Place::new();
-    let config = place.config("layers = [\"remap\"]");
-    fs::write(place.journal(), "dear diary\n").unwrap();
+fn a_file_that_is_not_a_journal_is_not_changed() {
+    let test_folder = TestFolder::new();
+    let config = test_folder.config("layers = [\"remap\"]");
+    fs::write(test_folder.journal(), "dear diary\n").unwrap();
     let output =
         processes::command(env!("CARGO_BIN_EXE_understudy")).arg("run").arg(&config).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let words = String::from_utf8_lossy(&output.stderr).replace(['\n', '│'], " ");
     assert!(words.contains("is not a journal") && !words.contains("ready"), "{words}");
-    assert_eq!(fs::read_to_string(place.journal()).unwrap(), "dear diary\n");
+    assert_eq!(fs::read_to_string(test_folder.journal()).unwrap(), "dear diary\n");
 }
 
 #[test]
-fn layers_change_while_it_runs() {
-    let place = Place::new();
-    let config = place.folder.path().join("live.toml");
+fn layers_can_be_changed_while_it_runs() {
+    let test_folder = TestFolder::new();
+    let config = test_folder.folder.path().join("live.toml");
     let write = |lines: &str| {
         let text = format!(
             "[[port]]\nname = \"a\"\nring = {{}}\n[swordbox]\npairs = [[\"a\", \"a\"]]\njournal = \"my.journal\"\n{lines}\n\
@@ -140,15 +150,16 @@ fn layers_change_while_it_runs() {
     let mut child = command(env!("CARGO_BIN_EXE_understudy"));
     child.args(["run", "--json", config.to_str().unwrap()]).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = Process::start(child);
-    let mut said = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-    let mut wait_for = |words: &str| assert!(said.any(|line| line.contains(words)), "{words}");
+    let mut printed = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let mut wait_for =
+        |words: &str| assert!(printed.any(|line| line.contains(words)), "no line with {words:?}");
     wait_for("Swordbox keeps up to");
     write("layers = [\"remap\", \"cas_to_write\"]");
     child.signal(Signal::HUP);
-    wait_for("is read again: layers remap, cas_to_write.");
+    wait_for(": layers remap, cas_to_write.");
     write("layers = [\"remap\"]\nheld = 7");
     child.signal(Signal::HUP);
-    wait_for("nothing changed: more than its `layers` has changed");
+    wait_for("nothing changed: more than `layers` has changed");
     write("layers = [\"remap\", \"cas_to_wriet\"]");
     child.signal(Signal::HUP);
     wait_for("nothing changed");

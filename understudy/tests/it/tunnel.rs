@@ -1,4 +1,4 @@
-//! `understudy run` with `[tunnel]`: what comes out of tunnels goes on, in front of a router and of 1Pipe's switch.
+//! `understudy run` with `[tunnel]`: decapsulated packets go on to a router or to 1Pipe's switch.
 
 use core::net::{IpAddr, Ipv4Addr};
 use rocev2::ethernet::{Ethernet, MacAddr, ethertype};
@@ -10,14 +10,15 @@ use std::path::Path;
 use understudy_tests::captures;
 use understudy_tests::processes;
 
-const OWN: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xfe]);
-const END: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 255, 0, 1));
-const KNOWN: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 255, 0, 5));
-const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 9, 9));
+const SWITCH_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 0xfe]);
+const TUNNEL_END: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 255, 0, 1));
+const KNOWN_SOURCE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 255, 0, 5));
+const UNKNOWN_SOURCE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 9, 9));
 
-/// A packet to host 2, with this PSN
+/// Returns a packet to host 2, with this PSN.
 fn packet(psn: u32) -> Vec<u8> {
-    let ethernet = Ethernet { dst: OWN, src: MacAddr([2, 0, 0, 0, 1, 5]), ethertype: ethertype::IPV4.into() };
+    let ethernet =
+        Ethernet { dst: SWITCH_MAC, src: MacAddr([2, 0, 0, 0, 1, 5]), ethertype: ethertype::IPV4.into() };
     let ip = Ipv4 { src: [10, 0, 0, 1], dst: [10, 0, 0, 2], ttl: 9, ..Ipv4::default() };
     let bth = Bth::new(Opcode::UC_SEND_ONLY, Qpn::new(0x11), Psn::new(psn));
     let mut repr = Repr::new(ethernet, Ip::V4(ip, &[]), bth);
@@ -27,16 +28,21 @@ fn packet(psn: u32) -> Vec<u8> {
     frame
 }
 
-/// The same in a tunnel
-fn within(frame: &[u8], src: IpAddr) -> Vec<u8> {
+/// Returns the packet in a tunnel.
+fn encapsulate(frame: &[u8], src: IpAddr) -> Vec<u8> {
     let (ethernet, packet) = frame.split_at(Ethernet::LEN);
-    [ethernet, &switch::tunnel::headers(&[(src, END)], packet).unwrap(), packet].concat()
+    [ethernet, &switch::tunnel::headers(&[(src, TUNNEL_END)], packet).unwrap(), packet].concat()
 }
 
-/// Runs a function behind `[tunnel]` on three frames: what is at the other port, and the report as JSON and as text.
+/// Runs a function behind `[tunnel]` on three frames. Returns the frames at the other port, and the report as
+/// JSON and as text.
 fn run(tunnel: &str, function: &str) -> (Vec<Vec<u8>>, Value, String) {
     let folder = tempfile::tempdir().unwrap();
-    let frames = [within(&packet(1), KNOWN), within(&packet(2), STRANGER), within(&packet(3), KNOWN)];
+    let frames = [
+        encapsulate(&packet(1), KNOWN_SOURCE),
+        encapsulate(&packet(2), UNKNOWN_SOURCE),
+        encapsulate(&packet(3), KNOWN_SOURCE),
+    ];
     let mut capture = Vec::new();
     for word in [0xa1b2_c3d4_u32, 0x0004_0002, 0, 0, 65_535, 1] {
         capture.extend(word.to_le_bytes());
@@ -51,7 +57,7 @@ fn run(tunnel: &str, function: &str) -> (Vec<Vec<u8>>, Value, String) {
         "[runtime]\nstop_when_idle_ms = 200\n\
          [[port]]\nname = \"spine\"\npcap = {{ rx = \"in.pcap\", tx = \"back.pcap\" }}\n\
          [[port]]\nname = \"host\"\npcap = {{ tx = \"out.pcap\" }}\n\
-         [tunnel]\naddresses = [\"{END}\"]\nsources = [\"{KNOWN}\"]\n{tunnel}\n{function}"
+         [tunnel]\naddresses = [\"{TUNNEL_END}\"]\nsources = [\"{KNOWN_SOURCE}\"]\n{tunnel}\n{function}"
     );
     let config = folder.path().join("my.toml");
     std::fs::write(&config, text).unwrap();
@@ -66,15 +72,16 @@ fn run(tunnel: &str, function: &str) -> (Vec<Vec<u8>>, Value, String) {
     (captures::frames(&folder.path().join("out.pcap")), report, text)
 }
 
-/// Who was expected came out, with this hop's marks; who was not is counted.
+/// Checks that the packets of the known source left with a new hop's addresses and TTL, and that the other
+/// packet is counted.
 fn check((frames, report, text): &(Vec<Vec<u8>>, Value, String), dst: MacAddr) {
     let packets: Vec<_> =
         frames.iter().filter_map(|frame| Packet::parse(frame).map(|packet| (frame, packet))).collect();
     let psns: Vec<_> = packets.iter().map(|(_, packet)| packet.bth().psn().get()).collect();
     assert_eq!(psns, [1, 3]);
     for (frame, packet) in packets {
-        assert_eq!((&frame[..6], &frame[6..12]), (&dst.0[..], &OWN.0[..]));
-        assert_eq!(frame[Ethernet::LEN + 8], 8, "a hop was counted");
+        assert_eq!((&frame[..6], &frame[6..12]), (&dst.0[..], &SWITCH_MAC.0[..]));
+        assert_eq!(frame[Ethernet::LEN + 8], 8, "the TTL has to be decremented");
         assert!(packet.verify_icrc());
     }
     let plain = packet(1).len() as u64;
@@ -83,25 +90,25 @@ fn check((frames, report, text): &(Vec<Vec<u8>>, Value, String), dst: MacAddr) {
     });
     assert_eq!(report["tunnel"], expected);
     assert_eq!(report["drops"], serde_json::json!([{ "reason": "wrong_source", "frames": 1 }]));
-    assert!(text.contains(&format!("Tunnels: 2 packets came out, {} bytes", 2 * plain)), "{text}");
+    assert!(text.contains(&format!("Tunnels: 2 packets decapsulated, {} bytes", 2 * plain)), "{text}");
     assert!(text.contains("Tunnels: refused\n"), "{text}");
 }
 
 #[test]
-fn in_front_of_a_router() {
+fn tunnels_end_in_front_of_a_router() {
     let dst = MacAddr([2, 0, 0, 0, 0, 2]);
     let router = format!(
-        "[forward.routes]\nmac = \"{OWN}\"\n\
+        "[forward.routes]\nmac = \"{SWITCH_MAC}\"\n\
          [[forward.routes.to]]\nprefix = \"10.0.0.0/24\"\nvia = [{{ port = \"host\", mac = \"{dst}\" }}]\n"
     );
     check(&run("", &router), dst);
 }
 
 #[test]
-fn in_front_of_onepipes_switch() {
+fn tunnels_end_in_front_of_onepipes_switch() {
     let dst = MacAddr([2, 0, 0, 0, 0, 2]);
     let switch = format!(
-        "[onepipe]\nincarnation = \"chip\"\naddresses = [\"10.0.0.254/24\"]\nmac = \"{OWN}\"\nbeacon_interval_ns = 1000000\n\
+        "[onepipe]\nincarnation = \"chip\"\naddresses = [\"10.0.0.254/24\"]\nmac = \"{SWITCH_MAC}\"\nbeacon_interval_ns = 1000000\n\
          mac_table = {{ fixed = [{{ mac = \"{dst}\", port = \"host\" }}] }}\n\
          [[onepipe.links]]\nside = \"above\"\nport = \"spine\"\nmac = \"02:00:00:00:01:05\"\naddress = \"10.0.1.5\"\nqpn = 0x11\n"
     );

@@ -1,17 +1,17 @@
-//! The report as a page: one file, which asks nobody for anything.
+//! The report as one self-contained HTML page.
 
-use super::super::figure::{Figure, Outcome, Paper, Plot, Shown, Verdict, Whose};
+use super::super::figure::{Figure, Origin, Outcome, Paper, Plot, Reproduction, Verdict};
 use super::style::STYLE;
 use super::{Content, PREFACE, State, number, plot};
 use core::fmt::Write as _;
 use miette::Report;
 
-/// Text in a page
+/// Escapes text for HTML.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// The page
+/// Returns the page.
 pub(super) fn page(content: &Content<'_>) -> Result<String, Report> {
     let mut page = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
@@ -29,7 +29,7 @@ pub(super) fn page(content: &Content<'_>) -> Result<String, Report> {
     for paper in Paper::ALL {
         _ = writeln!(page, "<h2 id=\"{}\">{}</h2>", paper.key(), paper.name());
         for (figure, state) in content.of(paper) {
-            if !matches!(state, State::Not(_)) {
+            if !matches!(state, State::Omitted(_)) {
                 article(&mut page, figure, state, content)?;
             }
         }
@@ -47,16 +47,16 @@ const fn class(verdict: Verdict) -> &'static str {
     }
 }
 
-/// What there is of a figure, in a word, and how it looks
-fn word(state: &State) -> (&'static str, &'static str) {
+/// Returns the wording and the CSS class of a figure's state.
+fn wording(state: &State) -> (&'static str, &'static str) {
     match state {
-        State::Done(record) => {
+        State::Measured(record) => {
             let verdict = record.outcome.verdict();
             (verdict.name(), class(verdict))
         }
-        State::Open => ("not measured yet", "open"),
+        State::Pending => ("not measured yet", "open"),
         State::Failed(_) => ("failed", "failed"),
-        State::Not(_) => ("not shown", "open"),
+        State::Omitted(_) => ("not shown", "open"),
     }
 }
 
@@ -66,11 +66,11 @@ fn anchor(figure: &Figure) -> String {
 
 fn overview(page: &mut String, content: &Content<'_>) {
     page.push_str("<div class=\"wide\"><table>\n<tr><th>Paper</th><th>Figure</th><th>Shape</th></tr>\n");
-    for (figure, state) in content.figures.iter().filter(|(_, state)| !matches!(state, State::Not(_))) {
-        let (word, class) = word(state);
+    for (figure, state) in content.figures.iter().filter(|(_, state)| !matches!(state, State::Omitted(_))) {
+        let (wording, class) = wording(state);
         _ = writeln!(
             page,
-            "<tr><td>{}</td><td><a href=\"#{}\">{}</a> {}</td><td class=\"{class}\">{word}</td></tr>",
+            "<tr><td>{}</td><td><a href=\"#{}\">{}</a> {}</td><td class=\"{class}\">{wording}</td></tr>",
             figure.paper.name(),
             anchor(figure),
             figure.id,
@@ -81,10 +81,10 @@ fn overview(page: &mut String, content: &Content<'_>) {
 }
 
 fn article(page: &mut String, figure: &Figure, state: &State, content: &Content<'_>) -> Result<(), Report> {
-    let (word, class) = word(state);
+    let (wording, class) = wording(state);
     _ = writeln!(
         page,
-        "<article id=\"{}\">\n<h3>{}: {} <span class=\"verdict {class}\">{word}</span></h3>",
+        "<article id=\"{}\">\n<h3>{}: {} <span class=\"verdict {class}\">{wording}</span></h3>",
         anchor(figure),
         figure.id,
         escaped(figure.title)
@@ -92,12 +92,12 @@ fn article(page: &mut String, figure: &Figure, state: &State, content: &Content<
     let term = |page: &mut String, name: &str, text: &str| {
         _ = writeln!(page, "<p><span class=\"term\">{name}</span>{text}</p>");
     };
-    term(page, "Paper", &escaped(figure.says));
-    if let Shown::Measured { how, by, .. } = figure.shown {
-        term(page, by.heading(), &escaped(how));
+    term(page, "Paper", &escaped(figure.paper_result));
+    if let Reproduction::Measured { how, source, .. } = figure.reproduction {
+        term(page, source.heading(), &escaped(how));
     }
     match state {
-        State::Done(record) => {
+        State::Measured(record) => {
             outcome(page, &record.outcome)?;
             let command = escaped(&record.command);
             term(
@@ -161,7 +161,7 @@ fn drawing(page: &mut String, plot: &Plot) -> Result<(), Report> {
     );
     page.push_str("<ul class=\"legend\">\n");
     for (n, series) in plot.series.iter().enumerate() {
-        let class = if series.whose == Whose::Paper { " class=\"paper\"" } else { "" };
+        let class = if series.origin == Origin::Paper { " class=\"paper\"" } else { "" };
         let colour = plot::colour(plot, n);
         _ = writeln!(
             page,
@@ -174,20 +174,20 @@ fn drawing(page: &mut String, plot: &Plot) -> Result<(), Report> {
 }
 
 fn not_shown(page: &mut String, content: &Content<'_>, paper: Paper) {
-    let count = content.of(paper).filter(|(_, state)| matches!(state, State::Not(_))).count();
+    let count = content.of(paper).filter(|(_, state)| matches!(state, State::Omitted(_))).count();
     _ = writeln!(
         page,
         "<details open=\"open\">\n<summary>Not shown ({count})</summary>\n<div class=\"wide\"><table>"
     );
     page.push_str("<tr><th>Figure</th><th>Paper</th><th>Why not</th></tr>\n");
     for (figure, state) in content.of(paper) {
-        let State::Not(why) = state else { continue };
+        let State::Omitted(why) = state else { continue };
         _ = writeln!(
             page,
             "<tr><td>{}: {}</td><td>{}</td><td>{}</td></tr>",
             figure.id,
             escaped(figure.title),
-            escaped(figure.says),
+            escaped(figure.paper_result),
             escaped(why)
         );
     }

@@ -1,42 +1,42 @@
-//! The report as Markdown: the same without the curves, whose points are in the JSON.
+//! The report as Markdown: without the curves, whose points are in the JSON.
 
-use super::super::figure::{Figure, Paper, Shown};
+use super::super::figure::{Figure, Paper, Reproduction};
 use super::{Content, PREFACE, State, number};
 use core::fmt::Write as _;
 
-/// A cell of a table
+/// Escapes text for a cell of a table.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }
 
-fn word(state: &State) -> &'static str {
+fn wording(state: &State) -> &'static str {
     match state {
-        State::Done(record) => record.outcome.verdict().name(),
-        State::Open => "not measured yet",
+        State::Measured(record) => record.outcome.verdict().name(),
+        State::Pending => "not measured yet",
         State::Failed(_) => "failed",
-        State::Not(_) => "not shown",
+        State::Omitted(_) => "not shown",
     }
 }
 
-/// A line for each figure that is measured
+/// Returns a line for each figure that was measured or failed.
 pub(super) fn summary(content: &Content<'_>) -> String {
     let mut text = String::new();
     for (figure, state) in
-        content.figures.iter().filter(|(_, state)| !matches!(state, State::Not(_) | State::Open))
+        content.figures.iter().filter(|(_, state)| !matches!(state, State::Omitted(_) | State::Pending))
     {
         _ = writeln!(
             text,
             "{:<9} {:<16} {:<15} {}",
             figure.paper.key(),
             figure.id,
-            word(state),
+            wording(state),
             figure.title
         );
     }
     text
 }
 
-/// All of it
+/// Returns the whole report.
 pub(super) fn text(content: &Content<'_>) -> String {
     let mut text = format!("# The papers' figures, in software\n\n{PREFACE}\n\n| | |\n|---|---|\n");
     for (name, fact) in content.facts() {
@@ -44,18 +44,18 @@ pub(super) fn text(content: &Content<'_>) -> String {
     }
     for paper in Paper::ALL {
         _ = write!(text, "\n## {}\n", paper.name());
-        for (figure, state) in content.of(paper).filter(|(_, state)| !matches!(state, State::Not(_))) {
+        for (figure, state) in content.of(paper).filter(|(_, state)| !matches!(state, State::Omitted(_))) {
             section(&mut text, figure, state, content);
         }
         text.push_str("\n### Not shown\n\n| figure | paper | why not |\n|---|---|---|\n");
         for (figure, state) in content.of(paper) {
-            let State::Not(why) = state else { continue };
+            let State::Omitted(why) = state else { continue };
             _ = writeln!(
                 text,
                 "| {}: {} | {} | {} |",
                 figure.id,
                 cell(figure.title),
-                cell(figure.says),
+                cell(figure.paper_result),
                 cell(why)
             );
         }
@@ -64,12 +64,12 @@ pub(super) fn text(content: &Content<'_>) -> String {
 }
 
 fn section(text: &mut String, figure: &Figure, state: &State, content: &Content<'_>) {
-    _ = write!(text, "\n### {}: {}\n\nShape: **{}**\n\n", figure.id, figure.title, word(state));
-    _ = writeln!(text, "- Paper: {}", figure.says);
-    if let Shown::Measured { how, by, .. } = figure.shown {
-        _ = writeln!(text, "- {}: {how}", by.heading());
+    _ = write!(text, "\n### {}: {}\n\nShape: **{}**\n\n", figure.id, figure.title, wording(state));
+    _ = writeln!(text, "- Paper: {}", figure.paper_result);
+    if let Reproduction::Measured { how, source, .. } = figure.reproduction {
+        _ = writeln!(text, "- {}: {how}", source.heading());
     }
-    let State::Done(record) = state else {
+    let State::Measured(record) = state else {
         _ = match state {
             State::Failed(why) => writeln!(text, "- Failed: {why}"),
             _ => writeln!(text, "- To do: `{}`", figure.command(content.settings)),

@@ -1,4 +1,5 @@
-//! The report of the papers' figures: the same as one page of HTML, as Markdown and as JSON; and histograms.
+//! The report of the papers' figures: as one HTML page, as Markdown and as JSON, with the same content; and
+//! histogram files.
 
 mod html;
 mod markdown;
@@ -6,7 +7,7 @@ mod plot;
 mod style;
 
 use super::Failed;
-use super::figure::{By, Figure, Paper, Settings, Shown};
+use super::figure::{Figure, NumberSource, Paper, Reproduction, Settings};
 use super::machine::Machine;
 use super::results::{self, Record, Store};
 use super::{figures, shape};
@@ -15,20 +16,20 @@ use miette::{IntoDiagnostic as _, Report, WrapErr as _};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
-/// What there is of a figure.
+/// State of a figure.
 #[derive(Debug)]
 pub(super) enum State {
-    /// What was found
-    Done(Box<Record>),
-    /// It was not measured yet
-    Open,
-    /// It could not be measured
+    /// Measured
+    Measured(Box<Record>),
+    /// Not measured yet
+    Pending,
+    /// The experiment failed, with this error
     Failed(String),
-    /// It cannot be shown
-    Not(&'static str),
+    /// Not reproduced, for this reason
+    Omitted(&'static str),
 }
 
-/// A report's content: every figure, in the papers' order.
+/// Content of a report: every figure, in the papers' order.
 pub(super) struct Content<'a> {
     pub(super) settings: &'a Settings,
     pub(super) machine: &'a Machine,
@@ -42,9 +43,9 @@ impl<'a> Content<'a> {
         machine: &'a Machine,
         failed: &[Failed],
     ) -> Self {
-        let state = |figure: &'static Figure| match figure.shown {
-            Shown::Not(why) => State::Not(why),
-            Shown::Measured { .. } => {
+        let state = |figure: &'static Figure| match figure.reproduction {
+            Reproduction::Omitted(why) => State::Omitted(why),
+            Reproduction::Measured { .. } => {
                 let why = failed
                     .iter()
                     .find(|(other, _)| core::ptr::eq(*other, figure))
@@ -52,8 +53,8 @@ impl<'a> Content<'a> {
                 why.map_or_else(
                     || {
                         store
-                            .find(figure, settings)
-                            .map_or(State::Open, |record| State::Done(Box::new(record)))
+                            .load(figure, settings)
+                            .map_or(State::Pending, |record| State::Measured(Box::new(record)))
                     },
                     State::Failed,
                 )
@@ -66,7 +67,7 @@ impl<'a> Content<'a> {
         self.figures.iter().filter(move |(figure, _)| figure.paper == paper)
     }
 
-    /// What stands above everything, by name
+    /// Returns the properties of the run, by name.
     pub(super) fn facts(&self) -> Vec<(&'static str, String)> {
         let Machine { program, commit, cpu, cpus, memory_mib, kernel, dpdk } = self.machine;
         let run = if self.settings.quick { "quick: shorter, with fewer points" } else { "full" };
@@ -83,18 +84,18 @@ impl<'a> Content<'a> {
     }
 }
 
-/// What a report says of itself first
-pub(super) const PREFACE: &str = "What the four papers' figures and tables show, and what this program shows in software. It is \
-    measured in virtual time, or computed by a model where a figure says so. Software takes no time, and links and the server's \
-    NIC take as long as they are said to: numbers are the same on any machine, and it is the shape of a figure that compares, not \
-    its absolute values. Whether the shape holds is computed from our numbers by the checks that stand below each figure.";
+/// Introduction of the report
+pub(super) const PREFACE: &str = "This report compares the figures and tables of the four papers with what this program reproduces in \
+    software. Results are measured in virtual time, or computed by a model where a figure states it. Software takes no time, and \
+    the times of links and of the server's NIC are inputs. So numbers are the same on any machine, and only the shapes of figures \
+    are comparable, not their absolute values. The checks below each figure compute from our numbers whether its shape holds.";
 
-/// The report's files
+/// File names of the report
 const HTML: &str = "report.html";
 const MARKDOWN: &str = "report.md";
 const JSON: &str = "report.json";
 
-/// Writes the report beside the results. What is told of it.
+/// Writes the report beside the results. Returns a summary for the terminal.
 pub(super) fn write(
     store: &Store,
     settings: &Settings,
@@ -106,21 +107,23 @@ pub(super) fn write(
     results::write(&folder.join(HTML), &html::page(&content)?)?;
     results::write(&folder.join(MARKDOWN), &markdown::text(&content))?;
     results::write(&folder.join(JSON), &serde_json::to_string_pretty(&json(&content)).into_diagnostic()?)?;
-    let mut told = markdown::summary(&content);
+    let mut summary = markdown::summary(&content);
     let histograms = histograms(store, &content)?;
-    _ = write!(told, "\n{}", folder.join(HTML).display());
-    _ = write!(told, ", {MARKDOWN}, {JSON} and {histograms} histograms (.hgrm) beside it");
-    Ok(told)
+    _ = write!(summary, "\n{}", folder.join(HTML).display());
+    _ = write!(summary, ", {MARKDOWN}, {JSON} and {histograms} histograms (.hgrm) beside it");
+    Ok(summary)
 }
 
 fn histograms(store: &Store, content: &Content<'_>) -> Result<usize, Report> {
     let folder = store.folder().join("histograms");
     let mut written = 0;
     for (figure, state) in &content.figures {
-        let State::Done(record) = state else { continue };
+        let State::Measured(record) = state else { continue };
         for distribution in &record.outcome.histograms {
-            std::fs::create_dir_all(&folder).into_diagnostic().wrap_err("histograms cannot be written")?;
-            // Three digits, as the generator's have
+            std::fs::create_dir_all(&folder)
+                .into_diagnostic()
+                .wrap_err("cannot create the folder for histograms")?;
+            // Three digits, as the generator's histograms have
             let mut histogram = Histogram::<u64>::new(3).into_diagnostic()?;
             for &(ns, count) in &distribution.counts {
                 histogram.record_n(ns, count).into_diagnostic()?;
@@ -139,13 +142,13 @@ fn json(content: &Content<'_>) -> Value {
             "paper": figure.paper.key(),
             "figure": figure.id,
             "title": figure.title,
-            "paper_says": figure.says,
+            "paper_says": figure.paper_result,
         });
         match state {
-            State::Done(record) => {
-                if let Shown::Measured { how, by, .. } = figure.shown {
+            State::Measured(record) => {
+                if let Reproduction::Measured { how, source, .. } = figure.reproduction {
                     value["how"] = json!(how);
-                    value["computed"] = json!(by == By::Model);
+                    value["computed"] = json!(source == NumberSource::Model);
                 }
                 value["verdict"] = json!(record.outcome.verdict());
                 value["command"] = json!(record.command);
@@ -156,9 +159,9 @@ fn json(content: &Content<'_>) -> Value {
                     "checks": record.outcome.checks,
                 });
             }
-            State::Open => value["not_measured_yet"] = json!(figure.command(content.settings)),
+            State::Pending => value["not_measured_yet"] = json!(figure.command(content.settings)),
             State::Failed(why) => value["failed"] = json!(why),
-            State::Not(why) => value["not_shown"] = json!(why),
+            State::Omitted(why) => value["not_shown"] = json!(why),
         }
         value
     };
@@ -169,7 +172,7 @@ fn json(content: &Content<'_>) -> Value {
     })
 }
 
-/// A number of ours, as people read it
+/// Formats a number of ours for people.
 pub(super) fn number(value: f64) -> String {
     shape::text(value)
 }

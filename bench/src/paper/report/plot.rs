@@ -1,36 +1,37 @@
-//! Plots as SVG for a page of its own colours: what is drawn in a colour here is a CSS variable there.
+//! Plots as SVG whose colours are CSS variables of the page that contains them.
 
-use super::super::figure::{Axis, Plot, Series, Whose};
+use super::super::figure::{Axis, Origin, Plot, Series};
 use miette::{Report, miette};
 use plotters::coord::ranged1d::{AsRangedCoord, Ranged, ValueFormatter};
 use plotters::prelude::*;
 use plotters::style::ShapeStyle;
 
-/// The page shows plots at about this size, so that text stays readable on a phone.
+/// The page shows plots at about this size in pixels, so that text stays readable on a phone.
 const SIZE: (u32, u32) = (480, 300);
-/// Colours of curves that the page's style has
+/// Number of curve colours in the page's style
 pub(super) const COLOURS: usize = 6;
 
-/// A colour that stands for a variable of the page
-const fn stands_for(n: u8) -> RGBColor {
+/// Returns a placeholder colour that [`themed`] replaces by a variable of the page.
+const fn placeholder(n: u8) -> RGBColor {
     RGBColor(1, 2, n)
 }
 
-const TEXT: RGBColor = stands_for(200);
-const GRID: RGBColor = stands_for(201);
-const BACK: RGBColor = stands_for(202);
+const TEXT: RGBColor = placeholder(200);
+const GRID: RGBColor = placeholder(201);
+const BACK: RGBColor = placeholder(202);
 
-/// The variable that a curve's colour is. The paper's curve, `paper, NAME`, has that of ours of this name, so that what is compared
-/// looks alike.
+/// Returns the number of the colour variable of a curve. The paper's curve `paper, NAME` has the colour of
+/// our curve `NAME`, so that curves to compare look alike.
 pub(super) fn colour(plot: &Plot, series: usize) -> usize {
     let one = &plot.series[series];
-    let place = |end: usize, whose| plot.series[..end].iter().filter(|other| other.whose == whose).count();
-    let name = one.name.strip_prefix("paper, ").filter(|_| one.whose == Whose::Paper);
+    let index_among =
+        |end: usize, origin| plot.series[..end].iter().filter(|other| other.origin == origin).count();
+    let name = one.name.strip_prefix("paper, ").filter(|_| one.origin == Origin::Paper);
     let same = name.and_then(|name| plot.series.iter().position(|other| other.name == name));
-    same.map_or_else(|| place(series, one.whose), |same| place(same, Whose::Ours)) % COLOURS
+    same.map_or_else(|| index_among(series, one.origin), |same| index_among(same, Origin::Ours)) % COLOURS
 }
 
-/// Draws it.
+/// Draws a plot as SVG.
 pub(super) fn svg(plot: &Plot) -> Result<String, Report> {
     let failed = |error: String| miette!("\"{}\" cannot be drawn: {error}", plot.title);
     let (x, y) = (range(plot, |point| point.0, &plot.x), range(plot, |point| point.1, &plot.y));
@@ -49,7 +50,7 @@ pub(super) fn svg(plot: &Plot) -> Result<String, Report> {
     Ok(themed(&text))
 }
 
-/// From the least to the greatest, and a little around it
+/// Returns the range of an axis: the least to the greatest value, with a margin.
 fn range(plot: &Plot, of: fn(&(f64, f64)) -> f64, axis: &Axis) -> (f64, f64) {
     let values = plot.series.iter().flat_map(|series| series.points.iter().map(of));
     let values = values.filter(|value| value.is_finite() && (!axis.log || *value > 0.0));
@@ -62,7 +63,7 @@ fn range(plot: &Plot, of: fn(&(f64, f64)) -> f64, axis: &Axis) -> (f64, f64) {
         let around = (most / least).powf(0.05).max(1.1);
         (least / around, most * around)
     } else {
-        // Bars and shares are read from 0.
+        // Ranges that are not narrow begin at 0, so that lengths can be compared.
         let low = if least >= 0.0 && least < 0.6 * most { 0.0 } else { least - 0.1 * least.abs() };
         (low, if most > low { most + 0.06 * (most - low) } else { low + 1.0 })
     }
@@ -80,14 +81,14 @@ where
     X::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
     Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
-    let told = |error: DrawingAreaErrorKind<_>| format!("{error}");
+    let to_text = |error: DrawingAreaErrorKind<_>| format!("{error}");
     let mut chart = ChartBuilder::on(area)
         .margin(6)
         .margin_right(16)
         .x_label_area_size(50)
         .y_label_area_size(66)
         .build_cartesian_2d(x, y)
-        .map_err(told)?;
+        .map_err(to_text)?;
     let font = ("sans-serif", 16).into_font().color(&TEXT);
     chart
         .configure_mesh()
@@ -104,17 +105,17 @@ where
         .x_desc(&plot.x.label)
         .y_desc(&plot.y.label)
         .draw()
-        .map_err(told)?;
+        .map_err(to_text)?;
     for (n, series) in plot.series.iter().enumerate() {
-        let colour = stands_for(colour(plot, n) as u8);
+        let colour = placeholder(colour(plot, n) as u8);
         let points = points(series, plot);
-        if series.whose == Whose::Ours {
+        if series.origin == Origin::Ours {
             chart
                 .draw_series(LineSeries::new(points.clone(), ShapeStyle::from(colour).stroke_width(2)))
-                .map_err(told)?;
+                .map_err(to_text)?;
             chart
                 .draw_series(points.into_iter().map(|at| Circle::new(at, 3, colour.filled())))
-                .map_err(told)?;
+                .map_err(to_text)?;
         } else {
             chart
                 .draw_series(DashedLineSeries::new(
@@ -123,19 +124,19 @@ where
                     4,
                     ShapeStyle::from(colour).stroke_width(1),
                 ))
-                .map_err(told)?;
+                .map_err(to_text)?;
             let hollow = |at| {
                 EmptyElement::at(at)
                     + Circle::new((0, 0), 4, BACK.filled())
                     + Circle::new((0, 0), 4, colour.stroke_width(2))
             };
-            chart.draw_series(points.into_iter().map(hollow)).map_err(told)?;
+            chart.draw_series(points.into_iter().map(hollow)).map_err(to_text)?;
         }
     }
     Ok(())
 }
 
-/// Those that can be shown on these axes
+/// Returns the points that can be shown on the plot's axes.
 fn points(series: &Series, plot: &Plot) -> Vec<(f64, f64)> {
     let shown = |value: f64, axis: &Axis| value.is_finite() && (!axis.log || value > 0.0);
     series.points.iter().copied().filter(|point| shown(point.0, &plot.x) && shown(point.1, &plot.y)).collect()
@@ -149,7 +150,7 @@ fn tick(value: f64) -> String {
     }
 }
 
-/// The page's colours and its width in place of those that were drawn.
+/// Replaces the placeholder colours by the page's variables, and the fixed size by the page's width.
 fn themed(svg: &str) -> String {
     let mut text = svg.to_owned();
     for n in 0..COLOURS {
@@ -159,7 +160,7 @@ fn themed(svg: &str) -> String {
         text = text.replace(&format!("\"#0102{:02X}\"", colour.2), &format!("\"var(--{variable})\""));
     }
     let (width, height) = SIZE;
-    // It is part of a page of HTML, which needs no name space, and it is as wide as it may be.
+    // Inline SVG in HTML needs no name space, and takes the available width without a size of its own.
     text.replace(&format!("width=\"{width}\" height=\"{height}\" viewBox"), "viewBox")
         .replace(" xmlns=\"http://www.w3.org/2000/svg\"", "")
 }
@@ -177,11 +178,11 @@ mod tests {
     }
 
     #[test]
-    fn colours_are_the_pages() {
+    fn colours_are_variables_of_the_page() {
         for log in [false, true] {
             let svg = svg(&plot(log)).unwrap();
             assert!(svg.starts_with("<svg viewBox=\"0 0 480 300\""), "{}", &svg[..80]);
-            assert!(!svg.contains("\"#"), "a colour that no theme changes: {svg}");
+            assert!(!svg.contains("\"#"), "a fixed colour: {svg}");
             for variable in ["--c0", "--c1", "--text", "--grid", "--back"] {
                 assert!(svg.contains(&format!("var({variable})")), "{variable}");
             }
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_compared_looks_alike() {
+    fn a_papers_curve_has_the_colour_of_ours_of_the_same_name() {
         let mut plot = plot(false);
         assert_eq!([0, 1, 2].map(|n| colour(&plot, n)), [0, 0, 1]);
         plot.series[1].name = "paper, c".into();
@@ -198,14 +199,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_can_be_drawn_too() {
+    fn an_empty_plot_can_be_drawn() {
         let mut empty = plot(true);
         empty.series.clear();
         assert!(svg(&empty).unwrap().contains("right"));
     }
 
     #[test]
-    fn ranges() {
+    fn ranges_include_zero_unless_narrow_or_logarithmic() {
         let of = |values: &[f64], log| {
             let series = vec![Series::ours("", values.iter().map(|value| (1.0, *value)))];
             let axis = Axis { label: String::new(), log };

@@ -1,4 +1,4 @@
-//! How the page looks: inline, without anything from elsewhere, in both themes, on a phone and on paper.
+//! Style of the page: inline, self-contained, for light and dark themes, phones and print.
 
 pub(super) const STYLE: &str = "
 :root{--back:#fff;--text:#1c2024;--soft:#5b6670;--grid:#d5dadf;--card:#f6f8fa;--good:#1a7f37;--part:#9a6700;--bad:#cf222e;

@@ -28,7 +28,7 @@ fn add_ring([flags, index, region]: [u16; 3], offset: u32, log2: u8) -> Message 
     Message::new(ADD_RING, &body, Some(event()))
 }
 
-fn plain(kind: u16) -> Message {
+fn message_of(kind: u16) -> Message {
     Message::new(kind, &[], None)
 }
 
@@ -39,31 +39,32 @@ fn hello(rings: u16) -> Message {
     Message::new(HELLO, &body, None)
 }
 
-/// What a sound client says after its `INIT`
-fn sound_client() -> Vec<Message> {
-    let mut said = vec![add_region(0, REGION, memory(REGION, SealFlags::SHRINK))];
+/// Returns the messages of a valid client after its `INIT`.
+fn valid_client() -> Vec<Message> {
+    let mut messages = vec![add_region(0, REGION, memory(REGION, SealFlags::SHRINK))];
     for flags in [FROM_CLIENT, 0] {
-        said.extend((0..QUEUES).map(|n| {
-            let place = u32::from(n + flags * QUEUES);
-            add_ring([flags, n, 0], place * (128 + 16 * 1024), 10)
+        messages.extend((0..QUEUES).map(|n| {
+            let slot = u32::from(n + flags * QUEUES);
+            add_ring([flags, n, 0], slot * (128 + 16 * 1024), 10)
         }));
     }
-    said.push(plain(CONNECT));
-    said
+    messages.push(message_of(CONNECT));
+    messages
 }
 
-fn accepted(mut audit: Audit, said: &[Message]) -> Result<(), String> {
-    said.iter().try_for_each(|message| audit.check(message))
+fn accepted(mut audit: Audit, messages: &[Message]) -> Result<(), String> {
+    messages.iter().try_for_each(|message| audit.check(message))
 }
 
-fn refusal(said: &[Message]) -> String {
-    accepted(Audit::of_client(QUEUES), said).unwrap_err()
+fn refusal(messages: &[Message]) -> String {
+    accepted(Audit::of_client(QUEUES), messages).unwrap_err()
 }
 
 #[test]
-fn sound_peers_are_accepted() {
-    accepted(Audit::of_client(QUEUES), &sound_client()).unwrap();
-    let server = [hello(256), plain(ACK), plain(ACK), plain(CONNECTED), plain(DISCONNECT)];
+fn valid_peers_are_accepted() {
+    accepted(Audit::of_client(QUEUES), &valid_client()).unwrap();
+    let server =
+        [hello(256), message_of(ACK), message_of(ACK), message_of(CONNECTED), message_of(DISCONNECT)];
     accepted(Audit::of_server(QUEUES), &server).unwrap();
 }
 
@@ -77,7 +78,7 @@ fn region_that_can_shrink_or_is_too_short_is_refused() {
         (add_region(0, u64::MAX, memory(REGION, sealed)), "is announced with"),
         (add_region(1, REGION, memory(REGION, sealed)), "is not the next one"),
         (add_region(0, REGION, tempfile::tempfile().unwrap().into()), "is announced with"),
-        (Message::new(ADD_REGION, &[0; 10], None), "comes with no descriptor"),
+        (Message::new(ADD_REGION, &[0; 10], None), "carries no descriptor"),
     ];
     for (message, words) in cases {
         let why = refusal(&[message]);
@@ -109,33 +110,33 @@ fn ring_outside_its_region_is_refused() {
 
 #[test]
 fn peer_with_fewer_rings_than_queues_is_refused() {
-    // The driver would use what an earlier peer has left in its queue.
+    // The driver would use the previous peer's ring for the missing queue.
     let region = add_region(0, REGION, memory(REGION, SealFlags::SHRINK));
-    let why = refusal(&[region, add_ring([FROM_CLIENT, 0, 0], 0, 10), plain(CONNECT)]);
-    assert_eq!(why, "1 rings from it and 0 to it are not the 2 and 2 of this port");
+    let why = refusal(&[region, add_ring([FROM_CLIENT, 0, 0], 0, 10), message_of(CONNECT)]);
+    assert_eq!(why, "1 rings from the client and 0 to it, but this port needs 2 and 2");
     let why = accepted(Audit::of_server(QUEUES), &[hello(1)]).unwrap_err();
-    assert_eq!(why, "it takes 1 rings to it, and this port has 2");
+    assert_eq!(why, "the server supports 1 rings to it, but this port needs 2");
 }
 
 #[test]
-fn messages_out_of_their_order_are_refused() {
-    let mut late = sound_client();
+fn messages_in_the_wrong_state_are_refused() {
+    let mut late = valid_client();
     late.push(add_ring([0, QUEUES, 0], 0, 10));
-    assert_eq!(refusal(&late), "message 5 is not expected now");
+    assert_eq!(refusal(&late), "message 5 is not expected in this state");
     for kind in [HELLO, CONNECTED, INIT, 0, 9, u16::MAX] {
-        assert!(refusal(&[plain(kind)]).contains("is not expected now"));
+        assert!(refusal(&[message_of(kind)]).contains("is not expected in this state"));
     }
-    let server = |said: &[Message]| accepted(Audit::of_server(QUEUES), said).unwrap_err();
-    assert_eq!(server(&[plain(CONNECTED)]), "message 7 is not expected now");
-    assert_eq!(server(&[hello(9), hello(9)]), "message 2 is not expected now");
+    let server = |messages: &[Message]| accepted(Audit::of_server(QUEUES), messages).unwrap_err();
+    assert_eq!(server(&[message_of(CONNECTED)]), "message 7 is not expected in this state");
+    assert_eq!(server(&[hello(9), hello(9)]), "message 2 is not expected in this state");
     let region = || add_region(0, REGION, memory(REGION, SealFlags::SHRINK));
-    assert_eq!(server(&[hello(9), region()]), "message 4 is not expected now");
+    assert_eq!(server(&[hello(9), region()]), "message 4 is not expected in this state");
     let extra = Message::new(DISCONNECT, &[], Some(event()));
-    assert_eq!(server(&[extra]), "message 8 comes with a descriptor");
+    assert_eq!(server(&[extra]), "message 8 carries a descriptor");
 }
 
 #[test]
-fn event_of_a_ring_cannot_block_a_worker() {
+fn event_descriptor_of_a_ring_is_made_non_blocking() {
     let region = add_region(0, REGION, memory(REGION, SealFlags::SHRINK));
     let ring = add_ring([FROM_CLIENT, 0, 0], 0, 10);
     accepted(Audit::of_client(1), &[region]).unwrap();
@@ -144,7 +145,7 @@ fn event_of_a_ring_cannot_block_a_worker() {
     assert!(fcntl_getfl(ring.descriptor().unwrap()).unwrap().contains(OFlags::NONBLOCK));
 }
 
-/// What DPDK's driver would do with messages that it gets: it looks at nothing that is not looked at here.
+/// Model of DPDK's driver, which uses the messages that it receives without further checks.
 #[derive(Default)]
 struct Driver {
     regions: Vec<(u64, OwnedFd)>,
@@ -153,7 +154,7 @@ struct Driver {
 }
 
 impl Driver {
-    fn gets(&mut self, message: &Message) {
+    fn receive(&mut self, message: &Message) {
         match message.kind() {
             ADD_REGION => {
                 let file = message.descriptor().expect("the driver maps it").try_clone().unwrap();
@@ -165,7 +166,7 @@ impl Driver {
                 assert_eq!(
                     usize::from(index),
                     self.rings[direction].len(),
-                    "a ring that is set anew, or skipped"
+                    "a ring was set twice or skipped"
                 );
                 self.rings[direction].push(ring);
             }
@@ -173,12 +174,12 @@ impl Driver {
             _ => {}
         }
         if self.connected {
-            self.touches();
+            self.assert_rings_are_mapped();
         }
     }
 
-    /// Every byte of each ring lies in the file that its region maps, for good.
-    fn touches(&self) {
+    /// Asserts that every byte of each ring is within its region's file, which cannot shrink.
+    fn assert_rings_are_mapped(&self) {
         for rings in &self.rings {
             assert_eq!(rings.len(), usize::from(QUEUES), "a queue without a ring");
             for &(region, offset, log2) in rings {
@@ -191,15 +192,15 @@ impl Driver {
     }
 }
 
-/// What a client says, before it is made into a message
+/// A message of a client, before encoding
 #[derive(Clone, Debug)]
-enum Said {
+enum ClientMessage {
     Region { index: u16, size: u64, file: u64, sealed: bool },
     Ring { fields: [u16; 3], offset: u32, log2: u8 },
     Plain(u16),
 }
 
-impl Said {
+impl ClientMessage {
     fn message(&self) -> Message {
         match *self {
             Self::Region { index, size, file, sealed } => {
@@ -207,13 +208,13 @@ impl Said {
                 add_region(index, size, memory(file, seals))
             }
             Self::Ring { fields, offset, log2 } => add_ring(fields, offset, log2),
-            Self::Plain(kind) => plain(kind),
+            Self::Plain(kind) => message_of(kind),
         }
     }
 
     /// Changes one field.
-    fn spoil(&mut self, what: u8, value: u64) {
-        // Mostly near a limit, where mistakes are
+    fn mutate(&mut self, what: u8, value: u64) {
+        // Mostly values near a limit, where mistakes are likely
         let number = match value % 4 {
             0 => value >> 2,
             1 => (value >> 2) % 4,
@@ -237,33 +238,33 @@ impl Said {
     }
 }
 
-/// What a sound client says, in which messages are spoiled, left out, said twice or exchanged
-fn client() -> impl Strategy<Value = Vec<Said>> {
-    let mut sound = vec![Said::Region { index: 0, size: REGION, file: REGION, sealed: true }];
+/// Generates the messages of a valid client, some of which are changed, left out, duplicated or swapped.
+fn client() -> impl Strategy<Value = Vec<ClientMessage>> {
+    let mut valid = vec![ClientMessage::Region { index: 0, size: REGION, file: REGION, sealed: true }];
     for flags in [FROM_CLIENT, 0] {
-        sound.extend((0..QUEUES).map(|n| {
-            let place = u32::from(n + flags * QUEUES);
-            Said::Ring { fields: [flags, n, 0], offset: place * (128 + 16 * 1024), log2: 10 }
+        valid.extend((0..QUEUES).map(|n| {
+            let slot = u32::from(n + flags * QUEUES);
+            ClientMessage::Ring { fields: [flags, n, 0], offset: slot * (128 + 16 * 1024), log2: 10 }
         }));
     }
-    sound.push(Said::Plain(CONNECT));
+    valid.push(ClientMessage::Plain(CONNECT));
     let faults =
         proptest::collection::vec((0..8_u8, any::<prop::sample::Index>(), any::<u8>(), any::<u64>()), 0..3);
     faults.prop_map(move |faults| {
-        let mut said = sound.clone();
+        let mut messages = valid.clone();
         for (how, at, what, value) in faults {
-            let at = at.index(said.len());
+            let at = at.index(messages.len());
             match how {
-                0 if said.len() > 1 => drop(said.remove(at)),
-                1 => said.insert(at, said[at].clone()),
+                0 if messages.len() > 1 => drop(messages.remove(at)),
+                1 => messages.insert(at, messages[at].clone()),
                 2 => {
-                    let other = value as usize % said.len();
-                    said.swap(at, other);
+                    let other = value as usize % messages.len();
+                    messages.swap(at, other);
                 }
-                _ => said[at].spoil(what, value),
+                _ => messages[at].mutate(what, value),
             }
         }
-        said
+        messages
     })
 }
 
@@ -271,13 +272,13 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 4_000, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_client_makes_the_driver_touch_what_it_must_not(said in client()) {
+    fn no_client_makes_the_driver_access_memory_outside_of_its_files(messages in client()) {
         let (mut audit, mut driver) = (Audit::of_client(QUEUES), Driver::default());
-        for message in said.iter().map(Said::message) {
+        for message in messages.iter().map(ClientMessage::message) {
             if audit.check(&message).is_err() {
                 break;
             }
-            driver.gets(&message);
+            driver.receive(&message);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The switch of a rack, for the tests: what `understudy run configs/memif/p4ce.toml` is, a bridge of memif ports that
-//! replicates for those who ask it to.
+//! The switch of the tests' rack. It does what `understudy run configs/memif/p4ce.toml` does: it is a bridge
+//! of memif ports that replicates for leaders that request it.
 
 #![forbid(unsafe_code)]
 
@@ -17,7 +17,7 @@ const PORTS: u32 = 3;
 
 fn main() {
     let Some(socket) = std::env::args_os().nth(1) else {
-        eprintln!("kv-rack SOCKET");
+        eprintln!("usage: kv-rack SOCKET");
         std::process::exit(2);
     };
     let socket = PathBuf::from(socket);
@@ -51,6 +51,8 @@ fn main() {
         groups: 16,
         queue_pairs: 64,
         silent_after: Nanos::from_millis(500),
+        #[cfg(debug_assertions)]
+        bug: None,
     })
     .salted(RandomState::new().build_hasher().finish());
     let control = Control::new(ControlConfig {

@@ -1,75 +1,82 @@
-//! `kv check` against servers of one process that are right, and that are wrong in ways it has to find.
+//! `kv check` against in-process servers that are correct, or have a defect that it has to find.
 
 use super::*;
-use crate::command::{Command, Operation as Asked, Request};
+use crate::command::{Command, Operation as StoreOperation, Request};
 use crate::resp::Parser;
 use crate::store::{Outcome, Store};
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Mutex;
 
-/// What is wrong with a server.
+/// The defect of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wrong {
+enum Defect {
     Nothing,
-    /// Reads of shared keys come from a copy that is some writes old.
+    /// Reads of shared keys are served from a copy that is some writes old.
     StaleReads,
-    /// A SET of a shared register is acknowledged, and what was there before comes back some commands later.
+    /// A SET of a shared register is acknowledged, but the previous value reappears some commands later.
     LostUpdate,
-    /// An INCR of a shared counter returns the number of the one before.
+    /// An INCR of a shared counter returns the previous INCR's number.
     LostIncrement,
-    /// A command without a number is done twice.
+    /// A command without a number is executed twice.
     Repeats,
-    /// Connections break before the answer, and the command is done or not. It is right.
+    /// Connections break before the response, and the command may or may not be executed. This is allowed.
     Breaks,
 }
 
 /// A server and its state
 struct State {
-    wrong: Wrong,
+    defect: Defect,
     store: Store,
-    /// The store, some commands ago
+    /// A copy of the store, some commands old
     old: Store,
     commands: u64,
-    /// What an earlier state of a key is to be put back, and when
-    comes_back: Option<(u64, Vec<u8>, Vec<u8>)>,
+    /// An earlier value of a key that reappears: at which command, the key, and the value
+    reappearing: Option<(u64, Vec<u8>, Vec<u8>)>,
 }
 
-/// Commands of which all are answered rightly
-const RIGHT: u64 = 100;
+/// Number of commands without any error in the beginning
+const FAULTLESS_COMMANDS: u64 = 100;
 /// Commands between two copies of the store, and between two errors
-const BETWEEN: u64 = 40;
+const FAULT_PERIOD: u64 = 40;
 
 impl State {
-    /// Returns the answer to a command; `None` if the connection breaks.
-    fn answer(&mut self, command: Command) -> Option<Value> {
+    /// Returns the response to a command, or `None` if the connection breaks.
+    fn execute(&mut self, command: Command) -> Option<Value> {
         self.commands += 1;
-        let errs = self.commands > RIGHT && self.commands % BETWEEN < 8;
-        let is = |part: &str| String::from_utf8_lossy(&command.key).contains(part);
-        let (shared, reads) = (is(":register:") || is(":counter:"), command.operation == Asked::Get);
-        if self.commands % BETWEEN == 8 {
+        let is_faulty = self.commands > FAULTLESS_COMMANDS && self.commands % FAULT_PERIOD < 8;
+        let key_contains = |part: &str| String::from_utf8_lossy(&command.key).contains(part);
+        let (shared, reads) = (
+            key_contains(":register:") || key_contains(":counter:"),
+            command.operation == StoreOperation::Get,
+        );
+        if self.commands % FAULT_PERIOD == 8 {
             self.old = self.store.clone();
         }
-        if let Some((_, key, value)) = self.comes_back.take_if(|(at, ..)| *at <= self.commands) {
-            self.store.apply(Command { operation: Asked::Set(value), key, once: None });
+        if let Some((_, key, value)) = self.reappearing.take_if(|(at, ..)| *at <= self.commands) {
+            self.store.apply(Command { operation: StoreOperation::Set(value), key, once: None });
         }
-        match self.wrong {
-            Wrong::StaleReads if errs && shared && reads => return Some(to_value(self.old.apply(command))),
-            Wrong::LostUpdate if errs && is(":register:") && !reads && self.comes_back.is_none() => {
-                let get = Command { operation: Asked::Get, once: None, ..command.clone() };
+        match self.defect {
+            Defect::StaleReads if is_faulty && shared && reads => {
+                return Some(to_value(self.old.apply(command)));
+            }
+            Defect::LostUpdate
+                if is_faulty && key_contains(":register:") && !reads && self.reappearing.is_none() =>
+            {
+                let get = Command { operation: StoreOperation::Get, once: None, ..command.clone() };
                 if let Outcome::Found(Some(before)) = self.store.apply(get) {
-                    self.comes_back = Some((self.commands + 3, command.key.clone(), before));
+                    self.reappearing = Some((self.commands + 3, command.key.clone(), before));
                 }
             }
-            Wrong::LostIncrement if errs && is(":counter:") && !reads => {
-                let get = Command { operation: Asked::Get, once: None, ..command.clone() };
+            Defect::LostIncrement if is_faulty && key_contains(":counter:") && !reads => {
+                let get = Command { operation: StoreOperation::Get, once: None, ..command.clone() };
                 if let Outcome::Found(Some(before)) = self.store.apply(get) {
-                    let number = String::from_utf8_lossy(&before).parse().expect("a number");
+                    let number = String::from_utf8_lossy(&before).parse().expect("the counter is a number");
                     return Some(Value::Number(number));
                 }
             }
-            Wrong::Repeats if errs && command.once.is_none() => _ = self.store.apply(command.clone()),
-            Wrong::Breaks if errs && shared => {
+            Defect::Repeats if is_faulty && command.once.is_none() => _ = self.store.apply(command.clone()),
+            Defect::Breaks if is_faulty && shared => {
                 if self.commands.is_multiple_of(2) {
                     self.store.apply(command);
                 }
@@ -90,8 +97,8 @@ fn to_value(outcome: Outcome) -> Value {
     }
 }
 
-/// Serves a client until it goes.
-fn talk(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
+/// Serves a client until it disconnects.
+fn serve_client(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     let (mut parser, mut chunk) = (Parser::default(), vec![0; 4096]);
     loop {
         let len = stream.read(&mut chunk)?;
@@ -101,7 +108,7 @@ fn talk(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
         parser.feed(&chunk[..len]);
         while let Ok(Some(words)) = parser.next() {
             let Ok(Request::Command(command)) = Request::from_words(&words) else { return Ok(()) };
-            let Some(value) = state.lock().unwrap().answer(command) else { return Ok(()) };
+            let Some(value) = state.lock().unwrap().execute(command) else { return Ok(()) };
             let mut output = Vec::new();
             value.encode(&mut output);
             stream.write_all(&output)?;
@@ -109,8 +116,8 @@ fn talk(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     }
 }
 
-/// Runs a check against a server with something wrong.
-fn check_against(wrong: Wrong) -> Report {
+/// Runs a check against a server with a defect.
+fn check_against(defect: Defect) -> Report {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let args = CheckArgs {
         tcp: vec![listener.local_addr().unwrap()],
@@ -121,55 +128,55 @@ fn check_against(wrong: Wrong) -> Report {
         pause_ms: 1000,
     };
     let store = Store::new(1 << 20);
-    let state = State { wrong, old: store.clone(), store, commands: 0, comes_back: None };
+    let state = State { defect, old: store.clone(), store, commands: 0, reappearing: None };
     let state = Arc::new(Mutex::new(state));
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let state = Arc::clone(&state);
-            thread::spawn(move || talk(stream, &state));
+            thread::spawn(move || serve_client(stream, &state));
         }
     });
     let report = check(&args, &AtomicBool::new(false)).unwrap();
-    println!("{wrong:?}: {report:#?}");
+    println!("{defect:?}: {report:#?}");
     report
 }
 
-/// Asserts that only the linearizability of the shared keys says that the server is wrong.
-fn assert_is_found(wrong: Wrong) {
-    let report = check_against(wrong);
+/// Asserts that the check finds the defect, by the linearizability of the shared keys alone.
+fn assert_is_found(defect: Defect) {
+    let report = check_against(defect);
     assert!(report.failed.is_empty() && report.findings.acknowledged > 0);
-    assert_eq!((report.findings.lost, report.findings.twice), (0, 0));
-    assert!(!report.not_linearizable.is_empty() && !report.is_good());
+    assert_eq!((report.findings.lost, report.findings.executed_twice), (0, 0));
+    assert!(!report.not_linearizable.is_empty() && !report.passes());
 }
 
 #[test]
-fn right_server_passes() {
-    let report = check_against(Wrong::Nothing);
-    assert!(report.is_good() && report.shared > 100 && report.unknown == 0);
+fn a_correct_server_passes() {
+    let report = check_against(Defect::Nothing);
+    assert!(report.passes() && report.shared > 100 && report.unknown == 0);
 }
 
 #[test]
-fn right_server_whose_connections_break_passes() {
-    let report = check_against(Wrong::Breaks);
-    assert!(report.is_good() && report.unknown > 0);
+fn a_correct_server_whose_connections_break_passes() {
+    let report = check_against(Defect::Breaks);
+    assert!(report.passes() && report.unknown > 0);
 }
 
 #[test]
 fn stale_reads_are_found() {
-    assert_is_found(Wrong::StaleReads);
+    assert_is_found(Defect::StaleReads);
 }
 
 #[test]
-fn acknowledged_write_that_is_lost_later_is_found() {
-    assert_is_found(Wrong::LostUpdate);
+fn acknowledged_writes_that_are_lost_later_are_found() {
+    assert_is_found(Defect::LostUpdate);
 }
 
 #[test]
 fn increments_that_return_the_same_number_are_found() {
-    assert_is_found(Wrong::LostIncrement);
+    assert_is_found(Defect::LostIncrement);
 }
 
 #[test]
-fn command_that_is_done_twice_is_found() {
-    assert_is_found(Wrong::Repeats);
+fn commands_that_are_executed_twice_are_found() {
+    assert_is_found(Defect::Repeats);
 }

@@ -1,4 +1,4 @@
-//! Three servers in the simulator: the same runs every time, crashes and all.
+//! Three servers in the simulator. Each run is reproducible, including its crashes.
 
 use super::*;
 use crate::command::{Once, Operation};
@@ -16,7 +16,7 @@ const MAX_VALUE: usize = 100;
 struct Net {
     world: World,
     servers: Vec<NodeId>,
-    answers: Vec<Receiver<(Ticket, Answer)>>,
+    responses: Vec<Receiver<(Ticket, Response)>>,
     next: Ticket,
 }
 
@@ -29,7 +29,7 @@ impl Net {
         let mut world = World::new(seed);
         let bridge = Switch::new(|| Forward::new(&ForwardConfig::bridge(3, 16)));
         let bridge = world.add("bridge", bridge, Clock::default());
-        let (mut servers, mut answers) = (Vec::new(), Vec::new());
+        let (mut servers, mut responses) = (Vec::new(), Vec::new());
         for n in 0..3 {
             let interface = Interface::new(MacAddr([2, 0, 0, 0, 0, n]), ip(n), 24);
             let mut nic = NicConfig::new(interface);
@@ -46,26 +46,28 @@ impl Net {
                 through: None,
                 incarnation: seed << 8 | u64::from(n),
                 secret: None,
+                #[cfg(debug_assertions)]
+                bug: None,
             };
             let (sender, receiver) = unbounded();
             let host = Host::new(move || Rnic::new(nic.clone()), Replica::new(config, sender));
             servers.push(world.add(&format!("server {n}"), host, Clock::default()));
-            answers.push(receiver);
+            responses.push(receiver);
         }
         for server in &servers {
             world.connect(*server, bridge, Link::default());
         }
-        let mut net = Self { world, servers, answers, next: 0 };
+        let mut net = Self { world, servers, responses, next: 0 };
         net.run_for(Nanos::from_millis(2));
-        assert_eq!(net.bootstrap(0), Some(Answer::Begun(Ok(()))));
+        assert_eq!(net.bootstrap(0), Some(Response::Begun(Ok(()))));
         net
     }
 
-    fn bootstrap(&mut self, server: usize) -> Option<Answer> {
+    fn bootstrap(&mut self, server: usize) -> Option<Response> {
         self.next += 1;
         let ticket = self.next;
         self.world.with(self.servers[server], |host: &mut Host<Replica>, _| host.app.bootstrap(ticket));
-        self.answer(server, ticket, Nanos::from_millis(1))
+        self.response(server, ticket, Nanos::from_millis(1))
     }
 
     fn run_for(&mut self, time: Nanos) {
@@ -77,20 +79,20 @@ impl Net {
         &self.world.node::<Host<Replica>>(self.servers[server]).app
     }
 
-    fn ask(&mut self, server: usize, command: Command) -> Ticket {
+    fn submit(&mut self, server: usize, command: Command) -> Ticket {
         self.next += 1;
         let ticket = self.next;
-        self.world.with(self.servers[server], |host: &mut Host<Replica>, _| host.app.ask(ticket, command));
+        self.world.with(self.servers[server], |host: &mut Host<Replica>, _| host.app.submit(ticket, command));
         ticket
     }
 
-    /// The answer, if there is one in time
-    fn answer(&mut self, server: usize, ticket: Ticket, time: Nanos) -> Option<Answer> {
+    /// Returns the result of a request, if there is one in time.
+    fn response(&mut self, server: usize, ticket: Ticket, time: Nanos) -> Option<Response> {
         let until = self.world.now() + time;
         loop {
-            let mut answers = self.answers[server].try_iter();
-            if let Some((_, answer)) = answers.find(|(of, _)| *of == ticket) {
-                return Some(answer);
+            let mut responses = self.responses[server].try_iter();
+            if let Some((_, response)) = responses.find(|(of, _)| *of == ticket) {
+                return Some(response);
             }
             if self.world.now() >= until {
                 return None;
@@ -99,25 +101,25 @@ impl Net {
         }
     }
 
-    fn call(&mut self, server: usize, command: Command) -> Option<Answer> {
-        let ticket = self.ask(server, command);
-        self.answer(server, ticket, Nanos::from_millis(50))
+    fn call(&mut self, server: usize, command: Command) -> Option<Response> {
+        let ticket = self.submit(server, command);
+        self.response(server, ticket, Nanos::from_millis(50))
     }
 
-    /// Asks whoever leads, until it is done.
-    fn have_done(&mut self, mut server: usize, command: &Command) -> Outcome {
+    /// Executes a command at the leader, with retries.
+    fn execute_with_retries(&mut self, mut server: usize, command: &Command) -> Outcome {
         for _ in 0..1000 {
             match self.call(server, command.clone()) {
-                Some(Answer::Applied(outcome)) => return outcome,
-                Some(Answer::NotLeader(Some(leader))) => server = usize::from(leader),
+                Some(Response::Applied(outcome)) => return outcome,
+                Some(Response::NotLeader(Some(leader))) => server = usize::from(leader),
                 _ => server = (server + 1) % 3,
             }
             self.run_for(Nanos::from_micros(100));
         }
-        panic!("nobody does it");
+        panic!("no server has executed the command");
     }
 
-    fn now_and(&self, time: Nanos) -> Nanos {
+    fn after(&self, time: Nanos) -> Nanos {
         self.world.now() + time
     }
 }
@@ -131,42 +133,46 @@ fn incr(number: u64) -> Command {
 }
 
 #[test]
-fn the_leader_serves_and_the_others_say_who_it_is() {
+fn the_leader_serves_and_followers_name_it() {
     let mut net = Net::new(1);
     net.run_for(Nanos::from_millis(10));
-    assert_eq!(net.call(1, incr(1)), Some(Answer::NotLeader(Some(0))));
-    assert_eq!(net.call(0, incr(1)), Some(Answer::Applied(Outcome::Number(1))));
+    assert_eq!(net.call(1, incr(1)), Some(Response::NotLeader(Some(0))));
+    assert_eq!(net.call(0, incr(1)), Some(Response::Applied(Outcome::Number(1))));
     let found = Outcome::Found(Some(b"1".to_vec()));
-    assert_eq!(net.call(0, command(Operation::Get, "n")), Some(Answer::Applied(found)));
+    assert_eq!(net.call(0, command(Operation::Get, "n")), Some(Response::Applied(found)));
     let long = command(Operation::Set(vec![0; MAX_VALUE]), "n");
     let most = net.replica(0).config.layout.max_value();
-    assert_eq!(net.call(0, long), Some(Answer::TooLong(most)));
+    assert_eq!(net.call(0, long), Some(Response::TooLong(most)));
     net.run_for(Nanos::from_millis(1));
     assert_eq!(net.replica(2).store, net.replica(0).store);
 }
 
 #[test]
-fn more_at_once_than_may_be_under_way() {
+fn more_requests_than_the_window_are_applied_in_order() {
     let mut net = Net::new(1);
     net.run_for(Nanos::from_millis(10));
-    let tickets: Vec<_> = (0..100).map(|_| net.ask(0, command(Operation::Incr, "n"))).collect();
+    let tickets: Vec<_> = (0..100).map(|_| net.submit(0, command(Operation::Incr, "n"))).collect();
     net.run_for(Nanos::from_millis(20));
-    let answers: Vec<_> = net.answers[0].try_iter().collect();
-    let expected = (1..).map(|n| Answer::Applied(Outcome::Number(n)));
-    assert_eq!(answers, tickets.into_iter().zip(expected).collect::<Vec<_>>(), "in their order");
+    let responses: Vec<_> = net.responses[0].try_iter().collect();
+    let expected = (1..).map(|n| Response::Applied(Outcome::Number(n)));
+    assert_eq!(
+        responses,
+        tickets.into_iter().zip(expected).collect::<Vec<_>>(),
+        "results are not in the order of requests"
+    );
 }
 
 #[test]
-fn who_loses_the_office_says_that_it_does_not_know() {
+fn a_leader_that_loses_the_leadership_reports_an_unknown_outcome() {
     let mut net = Net::new(1);
     net.run_for(Nanos::from_millis(10));
     let link = net.world.links().next().unwrap();
     let now = net.world.now();
     net.world.schedule(now, Fault::Cut(vec![link]));
-    assert_eq!(net.call(0, incr(1)), Some(Answer::Unknown));
-    assert_eq!(net.call(0, incr(2)), Some(Answer::NotLeader(None)));
-    // The others know neither of them.
-    assert_eq!(net.have_done(1, &incr(2)), Outcome::Number(1));
+    assert_eq!(net.call(0, incr(1)), Some(Response::Unknown));
+    assert_eq!(net.call(0, incr(2)), Some(Response::NotLeader(None)));
+    // The other servers have neither of the commands.
+    assert_eq!(net.execute_with_retries(1, &incr(2)), Outcome::Number(1));
     let now = net.world.now();
     net.world.schedule(now, Fault::Heal(vec![link]));
     net.run_for(Nanos::from_millis(50));
@@ -175,18 +181,18 @@ fn who_loses_the_office_says_that_it_does_not_know() {
 }
 
 #[test]
-fn one_that_forgot_everything_gets_it_from_the_others() {
+fn a_server_that_lost_its_memory_gets_a_snapshot() {
     let mut net = Net::new(1);
     net.run_for(Nanos::from_millis(10));
     for server in [2, 0] {
-        let (now, later) = (net.world.now(), net.now_and(Nanos::from_millis(10)));
+        let (now, later) = (net.world.now(), net.after(Nanos::from_millis(10)));
         net.world.schedule(now, Fault::Crash(net.servers[server]));
         net.world.schedule(later, Fault::Restart(net.servers[server]));
         net.run_for(Nanos::from_millis(9));
-        // More than the log holds
+        // More entries than the log holds
         for n in 0..40 {
             let set = command(Operation::Set(vec![server as u8, n]), &n.to_string());
-            assert_eq!(net.have_done(1, &set), Outcome::Done);
+            assert_eq!(net.execute_with_retries(1, &set), Outcome::Done);
         }
         net.run_for(Nanos::from_millis(60));
         let replica = net.replica(server);
@@ -197,29 +203,29 @@ fn one_that_forgot_everything_gets_it_from_the_others() {
 }
 
 #[test]
-fn what_is_asked_again_is_done_once_whoever_dies() {
+fn a_retried_command_is_executed_once_whichever_server_crashes() {
     for seed in 1..=30 {
         let mut net = Net::new(seed);
-        let mut chance = Chance::new(seed);
+        let mut rng = Chance::new(seed);
         let mut at = Nanos::from_millis(10);
         let until = Nanos::from_millis(400);
         while at < until {
-            let server = net.servers[chance.below(3) as usize];
-            let down = Nanos::from_micros(chance.between(100, 20_000));
+            let server = net.servers[rng.below(3) as usize];
+            let down = Nanos::from_micros(rng.between(100, 20_000));
             net.world.schedule(at, Fault::Crash(server));
             net.world.schedule(at + down, Fault::Restart(server));
-            // Two that have forgotten everything at once are too many.
-            at = at + down + Nanos::from_micros(chance.between(30_000, 60_000));
+            // If two servers lost their memory at once, there would be no majority.
+            at = at + down + Nanos::from_micros(rng.between(30_000, 60_000));
         }
         let (mut server, mut done) = (0, 0);
         while net.world.now() < until || done == 0 {
-            let ticket = net.ask(server, incr(done + 1));
-            match net.answer(server, ticket, Nanos::from_millis(5)) {
-                Some(Answer::Applied(outcome)) => {
+            let ticket = net.submit(server, incr(done + 1));
+            match net.response(server, ticket, Nanos::from_millis(5)) {
+                Some(Response::Applied(outcome)) => {
                     done += 1;
                     assert_eq!(outcome, Outcome::Number(done as i64), "seed {seed}");
                 }
-                Some(Answer::NotLeader(Some(leader))) => server = usize::from(leader),
+                Some(Response::NotLeader(Some(leader))) => server = usize::from(leader),
                 _ => server = (server + 1) % 3,
             }
             net.run_for(Nanos::from_micros(20));
@@ -232,9 +238,9 @@ fn what_is_asked_again_is_done_once_whoever_dies() {
 fn servers_that_all_restart_wait_for_the_operator() {
     let mut net = Net::new(1);
     net.run_for(Nanos::from_millis(10));
-    assert_eq!(net.have_done(0, &incr(1)), Outcome::Number(1));
-    assert_eq!(net.bootstrap(1), Some(Answer::Begun(Err(BootstrapError::Member))));
-    let (now, later) = (net.world.now(), net.now_and(Nanos::from_millis(1)));
+    assert_eq!(net.execute_with_retries(0, &incr(1)), Outcome::Number(1));
+    assert_eq!(net.bootstrap(1), Some(Response::Begun(Err(BootstrapError::Member))));
+    let (now, later) = (net.world.now(), net.after(Nanos::from_millis(1)));
     for server in net.servers.clone() {
         net.world.schedule(now, Fault::Crash(server));
         net.world.schedule(later, Fault::Restart(server));
@@ -242,8 +248,12 @@ fn servers_that_all_restart_wait_for_the_operator() {
     net.run_for(Nanos::from_millis(100));
     for server in 0..3 {
         assert_eq!(net.replica(server).server.waits_for(), Some(Waiting::Bootstrap));
-        assert_eq!(net.call(server, incr(2)), Some(Answer::NotLeader(None)), "nothing is done");
+        assert_eq!(
+            net.call(server, incr(2)),
+            Some(Response::NotLeader(None)),
+            "a blank server executed a command"
+        );
     }
-    assert_eq!(net.bootstrap(2), Some(Answer::Begun(Ok(()))));
-    assert_eq!(net.have_done(0, &incr(1)), Outcome::Number(1), "it began empty, as it was told");
+    assert_eq!(net.bootstrap(2), Some(Response::Begun(Ok(()))));
+    assert_eq!(net.execute_with_retries(0, &incr(1)), Outcome::Number(1), "the new group has to begin empty");
 }

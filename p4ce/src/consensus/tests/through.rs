@@ -1,5 +1,5 @@
-//! What a leader asks a switch for, and what it writes through it. The switch here is a NIC that answers as a test says. It
-//! acknowledges what is written to it, and hands nothing on by itself.
+//! Requests of a leader to a switch, and writes through it. The switch in these tests is a NIC that responds
+//! as a test wants: it acknowledges writes, and forwards nothing by itself.
 
 use super::{Net, heartbeats, ip};
 use crate::consensus::log::{DECIDED, HEAD};
@@ -20,34 +20,34 @@ fn init(pd: Pd, cq: Cq) -> QpInit {
 }
 
 impl Net {
-    /// Three servers and a switch. The first one leads, and has asked for a group.
+    /// Returns three servers and a switch. The first server leads, and has requested a group.
     fn with_switch() -> Self {
         let through = Through { address: ip(SWITCH), port: PORT };
         let mut net = Self::new(3, |config| config.through = Some(through));
         net.add_nic(SWITCH, PORT);
-        net.beats(3);
+        net.run_heartbeats(3);
         net.servers[0].bootstrap().unwrap();
-        net.run_until("asked", |net| !net.requests.is_empty());
+        net.run_until("requested", |net| !net.requests.is_empty());
         net
     }
 
-    /// The same, and entries go through the switch from now on.
+    /// Returns the same after the switch has accepted: entries go through the switch from now on.
     fn open() -> (Self, Buffer) {
         let mut net = Self::with_switch();
-        let memory = net.answer();
+        let memory = net.accept_group();
         net.deliver_all();
         assert!(net.servers[0].replicates_through());
         (net, memory)
     }
 
-    /// The switch answers the last request. Returns what is written through it.
-    fn answer(&mut self) -> Buffer {
+    /// Accepts the last request. Returns the memory that the leader writes.
+    fn accept_group(&mut self) -> Buffer {
         let len = self.config.layout.memory_len();
-        self.answer_with(0, len as u64)
+        self.accept_group_with(0, len as u64)
     }
 
-    /// Answers with memory at this address and of this size.
-    fn answer_with(&mut self, va: u64, size: u64) -> Buffer {
+    /// Accepts the last request with memory at this address and of this size.
+    fn accept_group_with(&mut self, va: u64, size: u64) -> Buffer {
         let (nic, conn) = (&mut self.nics[usize::from(SWITCH)], self.requests.last().unwrap().conn);
         let pd = nic.alloc_pd();
         let cq = nic.create_cq(16).unwrap();
@@ -59,14 +59,15 @@ impl Net {
         memory
     }
 
-    /// The switch refuses the last request.
-    fn refuse(&mut self) {
+    /// Rejects the last request.
+    fn reject_group(&mut self) {
         let (nic, conn) = (&mut self.nics[usize::from(SWITCH)], self.requests.last().unwrap().conn);
         nic.reject(conn, RejReason::CONSUMER, &Refusal::Full.to_bytes(), self.now).unwrap();
     }
 
-    /// Hands on to a server's memory what was written through the switch: entries, and how many are decided.
-    fn hand_on(&mut self, memory: Buffer, to: usize) {
+    /// Copies what was written through the switch to a server's memory: entries, and the number of decided
+    /// ones.
+    fn copy_to_server(&mut self, memory: Buffer, to: usize) {
         let written = self.nics[usize::from(SWITCH)].bytes(memory).to_vec();
         let layout = self.servers[to].config.layout;
         let log = self.servers[to].resources.as_ref().unwrap().log.0;
@@ -78,9 +79,11 @@ impl Net {
         }
     }
 
-    /// The time from the last request but one to the last one
+    /// Returns the time between the last two requests.
     fn between_requests(&self) -> Nanos {
-        let [.., before, last] = &self.requests[..] else { panic!("the switch was asked once") };
+        let [.., before, last] = &self.requests[..] else {
+            panic!("the switch received fewer than two requests")
+        };
         last.at.since(before.at)
     }
 
@@ -89,14 +92,14 @@ impl Net {
     }
 }
 
-/// Queue pairs that the leader writes to the others with
+/// Returns the queue pairs on which the leader writes to the other servers.
 fn links(net: &Net) -> [Qpn; 2] {
     let followers = &net.servers[0].leadership.as_ref().unwrap().followers;
     [1, 2].map(|server: usize| followers[server].link.unwrap().qpn)
 }
 
 #[test]
-fn a_leader_asks_for_a_group_of_all_that_count_as_soon_as_they_do() {
+fn a_leader_requests_a_group_as_soon_as_all_servers_count() {
     let net = Net::with_switch();
     assert!(net.servers[0].leads() && !net.servers[0].replicates_through());
     let expected = GroupRequest {
@@ -106,17 +109,17 @@ fn a_leader_asks_for_a_group_of_all_that_count_as_soon_as_they_do() {
         outvote: false,
     };
     assert_eq!(net.requests.len(), 1);
-    // It runs for office at the twentieth heartbeat, and both others follow at once.
+    // It starts a candidacy at the twentieth heartbeat, and both other servers follow at once.
     assert_eq!(net.requests[0].at, heartbeats(20));
     assert_eq!(net.requests[0].from, ip(0));
     assert_eq!(GroupRequest::from_bytes(&net.requests[0].private_data), Ok(expected));
 }
 
 #[test]
-fn an_entry_is_written_to_the_switch_alone_and_decided_when_it_is_acknowledged() {
+fn an_entry_through_the_switch_is_decided_when_it_is_acknowledged() {
     let (mut net, memory) = Net::open();
-    net.decide(3, 40);
-    net.beats(2);
+    net.propose_and_decide(3, 40);
+    net.run_heartbeats(2);
     assert_eq!(net.servers[0].decided(), 3);
     let layout = net.servers[0].config.layout;
     for index in 0..3 {
@@ -124,120 +127,119 @@ fn an_entry_is_written_to_the_switch_alone_and_decided_when_it_is_acknowledged()
         let written = net.nics[usize::from(SWITCH)].bytes(memory);
         assert_eq!(layout.entry(index, written).map(|entry| entry.value), Some(&[index as u8; 40][..]));
     }
-    net.hand_on(memory, 1);
-    net.beats(1);
-    assert_eq!(net.told[1], net.told[0]);
+    net.copy_to_server(memory, 1);
+    net.run_heartbeats(1);
+    assert_eq!(net.delivered[1], net.delivered[0]);
 }
 
 #[test]
-fn entries_go_through_the_switch_when_all_its_replicas_hold_what_was_written_before() {
+fn entries_go_through_the_switch_after_all_members_hold_the_earlier_ones() {
     let mut net = Net::with_switch();
-    net.away = vec![2];
-    net.decide(2, 40);
-    let memory = net.answer();
+    net.partitioned = vec![2];
+    net.propose_and_decide(2, 40);
+    let memory = net.accept_group();
     net.deliver_all();
     assert!(!net.servers[0].replicates_through());
-    net.decide(1, 40);
-    assert_eq!(net.servers[0].decided(), 2, "neither by the switch nor directly");
-    net.away.clear();
-    net.beats(2);
+    net.propose_and_decide(1, 40);
+    assert_eq!(net.servers[0].decided(), 2, "written neither through the switch nor directly");
+    net.partitioned.clear();
+    net.run_heartbeats(2);
     assert!(net.servers[0].replicates_through());
     assert_eq!((net.servers[0].decided(), net.value(1, 1), net.value(1, 2)), (3, Some(&[1; 40][..]), None));
-    net.hand_on(memory, 1);
+    net.copy_to_server(memory, 1);
     assert_eq!(net.value(1, 2), Some(&[0; 40][..]));
 }
 
 #[test]
-fn what_an_earlier_leader_left_half_written_does_not_go_through_the_switch() {
+fn a_torn_entry_of_an_earlier_leader_does_not_go_through_the_switch() {
     let mut net = Net::with_switch();
     let log = net.servers[0].resources.as_ref().unwrap().log.0;
-    // The header of an entry of 40 bytes, without its end
+    // The header of an entry of 40 bytes, without the rest
     let header = [1u64, 0, 40].map(u64::to_le_bytes).concat();
     net.nics[0].bytes_mut(log)[HEAD..][..24].copy_from_slice(&header);
-    let memory = net.answer();
+    let memory = net.accept_group();
     net.deliver_all();
     assert!(net.servers[0].replicates_through());
-    net.decide(1, 40);
+    net.propose_and_decide(1, 40);
     let (layout, written) = (net.servers[0].config.layout, net.nics[usize::from(SWITCH)].bytes(memory));
     assert_eq!(layout.entry(0, written).map(|entry| entry.value), Some(&[0; 40][..]));
 }
 
 #[test]
-fn a_group_that_is_idle_stays() {
+fn an_idle_group_stays_open() {
     let (mut net, memory) = Net::open();
-    net.decide(3, 40);
-    net.beats(1);
+    net.propose_and_decide(3, 40);
+    net.run_heartbeats(1);
     for to in [1, 2] {
-        net.hand_on(memory, to);
+        net.copy_to_server(memory, to);
     }
-    net.beats(1);
+    net.run_heartbeats(1);
     let sent = net.nics[usize::from(SWITCH)].counters().sent;
-    net.beats(200);
+    net.run_heartbeats(200);
     assert!(net.servers[0].replicates_through());
     assert_eq!(net.requests.len(), 1);
     assert_eq!(net.nics[usize::from(SWITCH)].counters().sent, sent, "the switch has nothing to acknowledge");
 }
 
 #[test]
-fn a_switch_that_does_not_answer_is_given_up_and_asked_again() {
+fn an_unresponsive_switch_is_given_up_and_contacted_again() {
     let mut net = Net::with_switch();
-    // Entries are written directly meanwhile.
-    net.decide(3, 40);
-    net.beats(1);
-    assert_eq!((net.told[1].len(), net.told[2].len()), (3, 3));
-    net.beats(400);
-    net.run_until("asked again", |net| net.requests.len() == 2);
-    // More than 200 for an answer, and 300 until it is asked again
+    // Meanwhile entries are written directly.
+    net.propose_and_decide(3, 40);
+    net.run_heartbeats(1);
+    assert_eq!((net.delivered[1].len(), net.delivered[2].len()), (3, 3));
+    net.run_heartbeats(400);
+    net.run_until("requested again", |net| net.requests.len() == 2);
+    // More than 200 heartbeats for a response, and 300 until the next request
     let span = net.between_requests();
     assert!(span > heartbeats(500) && span < heartbeats(501), "{span:?}");
     assert!(!net.servers[0].replicates_through());
 }
 
 #[test]
-fn entries_that_the_switch_does_not_hand_on_are_written_directly() {
+fn entries_that_the_switch_loses_are_written_directly() {
     let (mut net, memory) = Net::open();
-    net.decide(2, 40);
-    net.beats(1);
-    net.hand_on(memory, 1);
-    let told = net.now;
-    net.beats(19);
-    assert!(net.servers[0].replicates_through() && net.told[2].is_empty());
-    net.run_until("asked again", |net| net.requests.len() == 2);
-    let span = net.now.since(told);
+    net.propose_and_decide(2, 40);
+    net.run_heartbeats(1);
+    net.copy_to_server(memory, 1);
+    let since = net.now;
+    net.run_heartbeats(19);
+    assert!(net.servers[0].replicates_through() && net.delivered[2].is_empty());
+    net.run_until("requested again", |net| net.requests.len() == 2);
+    let span = net.now.since(since);
     assert!(span > heartbeats(20) && span < heartbeats(21), "{span:?}");
-    net.beats(3);
-    assert_eq!(net.told[2], net.told[0]);
+    net.run_heartbeats(3);
+    assert_eq!(net.delivered[2], net.delivered[0]);
 }
 
 #[test]
-fn memory_of_another_size_or_at_another_address_is_not_written_to() {
+fn a_region_of_another_size_or_address_is_not_used() {
     let len = Net::new(1, |_| {}).config.layout.memory_len() as u64;
     for (va, size) in [(0, len + 8), (0, len - 8), (64, len), (64, len + 8)] {
         let mut net = Net::with_switch();
-        net.answer_with(va, size);
-        net.beats(2);
+        net.accept_group_with(va, size);
+        net.run_heartbeats(2);
         assert!(!net.servers[0].replicates_through(), "{size} bytes at {va}");
-        net.beats(150);
-        net.run_until("asked again", |net| net.requests.len() == 2);
+        net.run_heartbeats(150);
+        net.run_until("requested again", |net| net.requests.len() == 2);
         assert_eq!(net.between_requests(), heartbeats(300), "{size} bytes at {va}");
     }
 }
 
 #[test]
-fn a_switch_that_refuses_disturbs_no_follower() {
+fn a_rejection_by_the_switch_does_not_affect_followers() {
     let mut net = Net::with_switch();
     let before = links(&net);
-    net.refuse();
-    net.beats(2);
+    net.reject_group();
+    net.run_heartbeats(2);
     assert_eq!(links(&net), before);
-    net.beats(150);
-    net.run_until("asked again", |net| net.requests.len() == 2);
+    net.run_heartbeats(150);
+    net.run_until("requested again", |net| net.requests.len() == 2);
     assert_eq!(net.between_requests(), heartbeats(300));
 }
 
-/// A server's log lies in memory that it gives to the switch if that asks in the name of the server's leader. Returns whether it
-/// does.
-fn is_given(net: &mut Net, to: usize, leader: u8) -> bool {
+/// Lets the switch request permission from a server on behalf of `leader`. Returns whether it is granted.
+fn is_granted(net: &mut Net, to: usize, leader: u8) -> bool {
     let before = net.servers[to].queue_pairs();
     let nic = &mut net.nics[usize::from(SWITCH)];
     let pd = nic.alloc_pd();
@@ -251,94 +253,94 @@ fn is_given(net: &mut Net, to: usize, leader: u8) -> bool {
 }
 
 #[test]
-fn a_follower_gives_the_switch_permission_in_the_name_of_its_leader_alone() {
+fn a_follower_grants_permission_to_the_switch_only_for_its_leader() {
     let mut net = Net::with_switch();
-    net.beats(1);
-    assert!(!is_given(&mut net, 1, 1) && !is_given(&mut net, 1, 2), "in another name");
-    assert!(!is_given(&mut net, 0, 0), "a leader follows none");
-    net.decide(3, 40);
-    net.beats(1);
+    net.run_heartbeats(1);
+    assert!(!is_granted(&mut net, 1, 1) && !is_granted(&mut net, 1, 2), "on behalf of another server");
+    assert!(!is_granted(&mut net, 0, 0), "a leader follows no server");
+    net.propose_and_decide(3, 40);
+    net.run_heartbeats(1);
     net.restart(2);
-    assert!(!is_given(&mut net, 2, 0), "it follows none yet");
-    net.run_until("up to date", |net| net.told[2].len() == 3);
+    assert!(!is_granted(&mut net, 2, 0), "it follows no server yet");
+    net.run_until("up to date", |net| net.delivered[2].len() == 3);
     assert_eq!((net.servers[2].standing(), net.servers[2].leader()), (Standing::Blank, Some(0)));
-    assert!(!is_given(&mut net, 2, 0), "it counts for nothing");
-    net.beats(3);
-    assert!(is_given(&mut net, 2, 0));
-    assert!(is_given(&mut net, 1, 0));
+    assert!(!is_granted(&mut net, 2, 0), "a blank server does not count");
+    net.run_heartbeats(3);
+    assert!(is_granted(&mut net, 2, 0));
+    assert!(is_granted(&mut net, 1, 0));
 }
 
 #[test]
-fn a_group_has_no_permission_any_more_when_there_is_another_leader() {
+fn a_new_leader_revokes_the_permission_of_the_group() {
     let mut net = Net::with_switch();
-    net.beats(1);
+    net.run_heartbeats(1);
     let usual = net.servers[2].queue_pairs();
-    assert!(is_given(&mut net, 2, 0));
+    assert!(is_granted(&mut net, 2, 0));
     assert!(net.servers[2].joined.is_some());
-    net.away = vec![0];
+    net.partitioned = vec![0];
     net.run_until("led by another server", |net| net.servers[2].leader() == Some(1));
     assert!(net.servers[2].joined.is_none());
-    net.beats(100);
-    net.away.clear();
-    net.beats(200);
+    net.run_heartbeats(100);
+    net.partitioned.clear();
+    net.run_heartbeats(200);
     assert_eq!((net.servers[2].leader(), net.servers[2].queue_pairs()), (Some(0), usual));
 }
 
-/// Replicas that the switch was asked for last
+/// Returns the replicas in the last request.
 fn replicas(net: &Net) -> Vec<IpAddr> {
-    let asks = GroupRequest::from_bytes(&net.requests.last().unwrap().private_data).unwrap();
-    let Replicas::Listed(replicas) = asks.replicas else { panic!("a list is expected") };
+    let request = GroupRequest::from_bytes(&net.requests.last().unwrap().private_data).unwrap();
+    let Replicas::Listed(replicas) = request.replicas else { panic!("expected a list of replicas") };
     replicas
 }
 
 #[test]
-fn a_group_waits_for_fifty_heartbeats_for_a_server_that_is_about_to_count() {
+fn a_group_waits_fifty_heartbeats_for_a_server_that_is_about_to_count() {
     let mut net = Net::with_switch();
-    net.away = vec![2];
-    net.beats(20);
+    net.partitioned = vec![2];
+    net.run_heartbeats(20);
     for _ in 0..3 {
-        net.decide(5, 40);
-        net.beats(3);
+        net.propose_and_decide(5, 40);
+        net.run_heartbeats(3);
     }
-    net.away.clear();
-    // Server 2 has promised itself more meanwhile.
+    net.partitioned.clear();
+    // Server 2 has promised itself a higher term meanwhile.
     let term = net.servers[0].term();
     net.run_until("leading in a later term", |net| net.servers[0].term() > term && net.servers[0].leads());
-    let (leads, asked) = (net.now, net.requests.len());
-    net.run_until("asked", |net| net.requests.len() > asked);
+    let (leads, request_count) = (net.now, net.requests.len());
+    net.run_until("requested", |net| net.requests.len() > request_count);
     assert!(net.servers[0].wants_snapshot(), "for server 2");
     assert_eq!((net.now.since(leads), replicas(&net)), (heartbeats(50), vec![ip(1)]));
-    // One replica is a majority with the leader.
-    let memory = net.answer();
-    net.beats(60);
-    net.decide(1, 40);
+    // One replica is a majority together with the leader.
+    let memory = net.accept_group();
+    net.run_heartbeats(60);
+    net.propose_and_decide(1, 40);
     assert!(net.servers[0].replicates_through());
     assert_eq!((net.servers[0].decided(), net.value(1, 15)), (16, None));
-    net.beats(1);
-    net.hand_on(memory, 1);
-    net.beats(3);
-    // The other one gets into the group when it has counted for as long.
+    net.run_heartbeats(1);
+    net.copy_to_server(memory, 1);
+    net.run_heartbeats(3);
+    // Server 2 joins a group when it has counted for the same time.
     let (given, state) = (net.now, b"state");
     net.give_snapshot(state).unwrap();
-    net.run_until("asked for both", |net| net.requests.len() > asked + 1);
+    net.run_until("requested for both", |net| net.requests.len() > request_count + 1);
     assert_eq!(replicas(&net), [ip(1), ip(2)]);
     assert_eq!(net.now.since(given), heartbeats(50));
 }
 
 #[test]
-fn a_leader_that_loses_the_switch_has_permissions_given_anew() {
+fn a_leader_that_loses_the_switch_requests_permissions_again() {
     let (mut net, _) = Net::open();
-    net.decide(3, 40);
+    net.propose_and_decide(3, 40);
     let before = links(&net);
-    net.away = vec![SWITCH];
+    net.partitioned = vec![SWITCH];
     net.propose(0, b"a value").unwrap();
-    net.beats(20);
+    net.run_heartbeats(20);
     assert!(!net.servers[0].replicates_through());
     assert!(links(&net).iter().all(|link| !before.contains(link)));
-    assert_eq!((net.servers[0].decided(), net.told[1].len(), net.told[2].len()), (4, 4, 4));
-    net.away.clear();
-    net.beats(180);
-    net.run_until("asked again", |net| net.requests.len() == 2);
+    assert_eq!((net.servers[0].decided(), net.delivered[1].len(), net.delivered[2].len()), (4, 4, 4));
+    net.partitioned.clear();
+    net.run_heartbeats(180);
+    net.run_until("requested again", |net| net.requests.len() == 2);
     let span = net.between_requests();
     assert!(span > heartbeats(300) && span < heartbeats(320), "{span:?}");
 }

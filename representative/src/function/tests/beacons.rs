@@ -1,4 +1,4 @@
-//! When beacons are sent, what they look like, and what becomes of those who send none.
+//! When beacons are sent, what they contain, and what happens to links without beacons.
 
 use super::*;
 
@@ -6,27 +6,31 @@ use super::*;
 fn idle_links_get_beacons_when_the_barrier_passes_an_instant() {
     let mut function = representative(Incarnation::Chip);
     let sent = timer(&mut function, 5);
-    assert!(sent.len() == 4 && sent.iter().all(|(header, _)| header.barrier().is_none()), "wait for me");
+    assert!(
+        sent.len() == 4 && sent.iter().all(|(header, _)| header.barrier().is_none()),
+        "beacons without a barrier ask neighbours to wait"
+    );
     assert!(sent.iter().all(|(header, _)| !header.nothing_follows()));
-    all_say(&mut function, 100);
+    update_all(&mut function, 100);
     let sent = timer(&mut function, 110);
     assert_eq!(sent.iter().map(|&(_, PortId(port))| port).collect::<Vec<_>>(), [0, 1, 2, 3]);
     assert!(sent.iter().all(|(header, _)| header.barrier() == Some(at(100))));
-    assert_eq!(timer(&mut function, 120), [], "once");
-    // The last of four makes it pass the instant; a message has told link 2 already.
+    assert_eq!(timer(&mut function, 120), [], "each barrier is sent once");
+    // The last of the four links makes the barrier pass the instant; a message has already carried it to link
+    // 2.
     for n in 0..3 {
         verdict(&mut function, &beacon(n, Some(at(T + 10))), n.into(), T + 100);
     }
-    let (frame, _) = passed(&mut function, &data(1, 2, T + 200), 1, T + 200);
+    let (frame, _) = forwarded(&mut function, &data(1, 2, T + 200), 1, T + 200);
     assert_eq!(header_of(&frame).barrier(), Some(at(T + 10)));
     let sent = timer(&mut function, T + 210);
-    assert_eq!(sent.len(), 1, "upwards links 0 and 1 are enough");
+    assert_eq!(sent.len(), 1, "the up half needs links 0 and 1 only");
     assert_eq!((sent[0].1, sent[0].0.barrier()), (PortId(3), Some(at(T + 10))));
     verdict(&mut function, &beacon(3, Some(at(T + 10))), 3, T + 300);
-    assert_eq!(timer(&mut function, T + 310).len(), 2, "and downwards to 0 and 1");
-    // A barrier that stands still is said again, every other interval.
-    let silent: usize = (2..8).map(|n| timer(&mut function, n * T).len()).sum();
-    assert_eq!(silent, 3 * 4);
+    assert_eq!(timer(&mut function, T + 310).len(), 2, "downwards to 0 and 1");
+    // A barrier that does not rise is repeated every other interval.
+    let repeated: usize = (2..8).map(|n| timer(&mut function, n * T).len()).sum();
+    assert_eq!(repeated, 3 * 4);
     let counters = function.counters();
     assert_eq!((counters.ticks.get(), counters.ticks_missed.get(), counters.late_ns.get()), (8, 0, 210));
     assert_eq!(counters.latest_ns.get(), 210);
@@ -38,13 +42,13 @@ fn neighbour_that_reads_no_messages_gets_beacons_beside_them() {
         let mut config = config(Incarnation::Chip);
         (config.pace, config.links[2].barriers_in_messages) = (pace, false);
         let mut function = Representative::new(config).unwrap();
-        all_say(&mut function, 100);
+        update_all(&mut function, 100);
         timer(&mut function, 110);
         for n in 0..4 {
             verdict(&mut function, &beacon(n, Some(at(T + 10))), n.into(), T + 100);
         }
-        passed(&mut function, &data(1, 2, T + 200), 1, T + 200);
-        passed(&mut function, &data(1, 3, T + 200), 1, T + 200);
+        forwarded(&mut function, &data(1, 2, T + 200), 1, T + 200);
+        forwarded(&mut function, &data(1, 3, T + 200), 1, T + 200);
         let above = timer(&mut function, T + 210).into_iter().filter(|&(_, PortId(port))| port >= 2);
         let above: Vec<_> = above.map(|(header, port)| (header.barrier(), port)).collect();
         assert_eq!(above, [(Some(at(T + 10)), PortId(2))], "{pace:?}");
@@ -55,7 +59,7 @@ fn neighbour_that_reads_no_messages_gets_beacons_beside_them() {
 fn beacon_that_names_the_switch_as_its_source_does_not_reach_its_neighbour() {
     for incarnation in [Incarnation::Chip, Incarnation::SwitchCpu] {
         let mut function = representative(incarnation);
-        all_say(&mut function, 100);
+        update_all(&mut function, 100);
         let promise = header(OnePipeOpcode::BEACON, at(200), Some(at(200)));
         for opcode in [Opcode::UD_SEND_ONLY, Opcode::UC_WRITE_ONLY] {
             let forged = packet((false, OWN_IP, mac(2)), opcode, FIRST_QP, promise.as_bytes(), |_| ());
@@ -70,34 +74,34 @@ fn beacons_at_instants_for_idle_links() {
     let mut config = config(Incarnation::Chip);
     config.pace = Pace::Instants;
     let mut function = Representative::new(config).unwrap();
-    all_say(&mut function, 100);
+    update_all(&mut function, 100);
     timer(&mut function, 110);
     assert_eq!(function.next_timer(), Some(Nanos(T)), "multiples of the interval, by 1Pipe's clock");
-    passed(&mut function, &data(0, 2, 200), 0, 200);
+    forwarded(&mut function, &data(0, 2, 200), 0, 200);
     let ports: Vec<_> = timer(&mut function, T).into_iter().map(|(_, PortId(port))| port).collect();
     assert_eq!(ports, [0, 1, 3], "2 had a message");
     assert_eq!(timer(&mut function, 2 * T).len(), 4);
-    // Corrected, the clock has its instants elsewhere.
+    // After a correction of the clock, the instants are at other times.
     function.on_command(Command::Clock(at(2 * T + 100)), Nanos(2 * T));
     assert_eq!(function.next_timer(), Some(Nanos(3 * T - 100)));
 }
 
 #[test]
-fn a_clock_that_is_set_back_refuses_nobody_whose_clock_was_not() {
+fn representative_whose_clock_is_set_back_refuses_no_correct_clock() {
     const MS: u64 = 1_000_000;
     let mut function = representative(Incarnation::Chip);
-    all_say(&mut function, 100);
+    update_all(&mut function, 100);
     function.on_command(Command::Clock(at(200)), Nanos(10 * MS));
-    passed(&mut function, &data(0, 2, 10 * MS + 500), 0, 10 * MS + 500);
+    forwarded(&mut function, &data(0, 2, 10 * MS + 500), 0, 10 * MS + 500);
     let ahead = data(0, 2, 12 * MS);
     assert_eq!(verdict(&mut function, &ahead, 0, 10 * MS + 600), Verdict::Drop(DropReason::Refused));
-    // One that is set forward is one again.
+    // A clock that is set forward again is the reference again.
     function.on_command(Command::Clock(at(12 * MS)), Nanos(11 * MS));
-    passed(&mut function, &ahead, 0, 11 * MS);
+    forwarded(&mut function, &ahead, 0, 11 * MS);
 }
 
 #[test]
-fn a_write_is_executed_here() {
+fn write_beacons_are_executed_by_the_representative() {
     let mut config = config(Incarnation::Host);
     for link in &mut config.links {
         link.port = PortId(0);
@@ -109,7 +113,7 @@ fn a_write_is_executed_here() {
     for n in 0..3 {
         assert_eq!(verdict(&mut function, &write(n, n, at(500), |_| ()), 0, 500), Verdict::Consume);
     }
-    // The last over IPv6, and as a datagram.
+    // The last link over IPv6, and with a datagram.
     let bytes = header(OnePipeOpcode::BEACON, at(400), Some(at(400)));
     let qpn = Qpn::new(FIRST_QP.get() + 3);
     let frame = packet((true, 3, OWN), Opcode::UD_SEND_ONLY, qpn, bytes.as_bytes(), |_| ());
@@ -133,7 +137,7 @@ fn a_write_is_executed_here() {
         let expected = if n < 2 { at(400) } else { at(500) };
         assert_eq!(OnePipe::read_from_bytes(packet.payload()).unwrap().barrier(), Some(expected));
     }
-    // What there was no room for is still due at the next instant that the barrier passes.
+    // The beacon that there was no room for is still due at the next instant that the barrier passes.
     let mut out = Sent::with_room(8);
     function.on_timer(Nanos(700), &mut out);
     let packet = Packet::parse(out.frames[0].0.bytes()).unwrap();
@@ -142,10 +146,10 @@ fn a_write_is_executed_here() {
 }
 
 #[test]
-fn a_silent_link_dies_and_comes_back() {
+fn silent_link_is_removed_and_returns() {
     let mut function = representative(Incarnation::Chip);
     timer(&mut function, 0);
-    all_say(&mut function, 10);
+    update_all(&mut function, 10);
     for n in 1..=10 {
         timer(&mut function, n * T);
         for link in [0, 2, 3] {
@@ -153,7 +157,7 @@ fn a_silent_link_dies_and_comes_back() {
         }
     }
     assert_eq!((function.barriers(Side::Above).0, function.poll_event()), (Some(at(10)), None));
-    assert_eq!(timer(&mut function, 11 * T).len(), 4, "the barrier goes on at once");
+    assert_eq!(timer(&mut function, 11 * T).len(), 4, "the barrier rises at once");
     assert_eq!(function.poll_event(), Some(Event::Dead(LinkId(1), None)));
     assert_eq!(function.barriers(Side::Below).0, Some(at(10 * T + 5)));
     // Too far behind, then waited for, then caught up.
@@ -170,18 +174,18 @@ fn a_silent_link_dies_and_comes_back() {
 }
 
 #[test]
-fn one_who_leaves_is_not_waited_for() {
+fn link_that_leaves_is_not_waited_for() {
     let mut function = representative(Incarnation::Chip);
-    all_say(&mut function, 100);
+    update_all(&mut function, 100);
     timer(&mut function, 100);
-    assert_eq!(verdict(&mut function, &farewell(0, 200), 0, 200), Verdict::Consume);
+    assert_eq!(verdict(&mut function, &final_beacon(0, 200), 0, 200), Verdict::Consume);
     assert_eq!(function.poll_event(), Some(Event::Left(LinkId(0), None)));
     for n in 1..4 {
         verdict(&mut function, &beacon(n, Some(at(300))), n.into(), 300);
     }
     assert_eq!(function.barriers(Side::Below).0, Some(at(300)));
-    // Nobody is left below: those above are told, and what comes from them goes on.
-    verdict(&mut function, &farewell(1, 400), 1, 400);
+    // No link is left below: the neighbours above are told that nothing follows, and the down half goes on.
+    verdict(&mut function, &final_beacon(1, 400), 1, 400);
     for n in 2..4 {
         verdict(&mut function, &beacon(n, Some(at(T + 1))), n.into(), T);
     }
@@ -192,41 +196,46 @@ fn one_who_leaves_is_not_waited_for() {
     assert_eq!((function.barriers(Side::Above).0, function.counters().left.get()), (Some(at(T + 50)), 2));
 }
 
-/// Late, repeated or overtaken, from a link that has said something since: it would lift the barrier over what is to come.
+/// A late, repeated or overtaken announcement, of a link that has carried barriers since, would raise the
+/// barrier above timestamps that still arrive.
 #[test]
-fn one_who_left_long_ago_has_not_left_now() {
+fn stale_announcement_that_nothing_follows_is_refused() {
     for incarnation in [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host] {
         let mut function = representative(incarnation);
         let stale = Verdict::Drop(DropReason::Stale);
-        // Older than anybody waits for
-        assert_eq!(verdict(&mut function, &farewell(0, 0), 0, 10 * T + 1), stale);
-        all_say(&mut function, 11 * T);
-        assert_eq!(verdict(&mut function, &farewell(0, 11 * T - 1), 0, 11 * T), stale);
+        // Older than the join window
+        assert_eq!(verdict(&mut function, &final_beacon(0, 0), 0, 10 * T + 1), stale);
+        update_all(&mut function, 11 * T);
+        assert_eq!(verdict(&mut function, &final_beacon(0, 11 * T - 1), 0, 11 * T), stale);
         assert!(function.is_live(LinkId(0)));
-        // It leaves, and comes back with a barrier from before: what held it back was behind it.
-        assert_eq!(verdict(&mut function, &farewell(0, 11 * T + 50), 0, 11 * T + 50), Verdict::Consume);
+        // The link leaves, and returns with an earlier barrier, delivered late.
+        assert_eq!(verdict(&mut function, &final_beacon(0, 11 * T + 50), 0, 11 * T + 50), Verdict::Consume);
         assert!(!function.is_live(LinkId(0)));
         verdict(&mut function, &beacon(0, Some(at(11 * T + 40))), 0, 11 * T + 60);
         assert!(function.is_live(LinkId(0)));
-        assert_eq!(verdict(&mut function, &farewell(0, 11 * T + 50), 0, 11 * T + 60), stale, "again");
+        assert_eq!(
+            verdict(&mut function, &final_beacon(0, 11 * T + 50), 0, 11 * T + 60),
+            stale,
+            "a repetition"
+        );
         assert!(function.is_live(LinkId(0)));
         for n in 1..4 {
             verdict(&mut function, &beacon(n, Some(at(11 * T + 90))), n.into(), 11 * T + 90);
         }
         assert_eq!(function.barriers(Side::Above).0, Some(at(11 * T + 40)));
-        assert_eq!(verdict(&mut function, &farewell(0, 11 * T + 70), 0, 11 * T + 90), Verdict::Consume);
+        assert_eq!(verdict(&mut function, &final_beacon(0, 11 * T + 70), 0, 11 * T + 90), Verdict::Consume);
         assert_eq!(function.barriers(Side::Above).0, Some(at(11 * T + 90)));
-        let far = farewell(1, 11 * T + 90 + 1_000_001);
+        let far = final_beacon(1, 11 * T + 90 + 1_000_001);
         assert_eq!(verdict(&mut function, &far, 1, 11 * T + 90), Verdict::Drop(DropReason::Refused));
         assert_eq!(refused(&function), [("ahead", 1), ("stale", 3)]);
     }
 }
 
 #[test]
-fn a_worker_that_slept_blames_nobody() {
+fn worker_that_slept_finds_no_link_dead() {
     let mut function = representative(Incarnation::SwitchCpu);
     timer(&mut function, 0);
-    all_say(&mut function, 10);
+    update_all(&mut function, 10);
     timer(&mut function, 10 + 50 * T);
     assert_eq!((function.poll_event(), function.counters().ticks_missed.get()), (None, 49));
     assert_eq!(function.next_timer(), Some(Nanos(51 * T)));
@@ -238,12 +247,12 @@ fn forged_beacon_with_a_wrong_udp_checksum_does_not_reach_the_neighbour() {
         let mut config = config(incarnation);
         config.forward.verify_udp_checksum = true;
         let mut function = Representative::new(config).unwrap();
-        all_say(&mut function, 100);
+        update_all(&mut function, 100);
         let promise = header(OnePipeOpcode::BEACON, at(200), Some(at(200)));
         for opcode in [Opcode::UD_SEND_ONLY, Opcode::UC_WRITE_ONLY] {
             let mut forged = packet((false, OWN_IP, mac(2)), opcode, FIRST_QP, promise.as_bytes(), |_| ());
             forged[41] = 1;
-            assert!(Packet::parse(&forged).unwrap().verify_icrc(), "the ICRC leaves the checksum out");
+            assert!(Packet::parse(&forged).unwrap().verify_icrc(), "the ICRC does not cover the checksum");
             assert!(matches!(verdict(&mut function, &forged, 0, 200), Verdict::Drop(_)), "{incarnation:?}");
         }
     }
@@ -254,7 +263,7 @@ fn message_with_a_wrong_udp_checksum_does_not_pass_with_its_sender_s_barrier() {
     let mut config = config(Incarnation::Chip);
     config.forward.verify_udp_checksum = true;
     let mut function = Representative::new(config).unwrap();
-    all_say(&mut function, 100);
+    update_all(&mut function, 100);
     let mut damaged = data(0, 2, 900);
     damaged[41] = 1;
     let refused = Verdict::Drop(DropReason::Malformed(rocev2::Fault::UdpChecksum));
@@ -262,12 +271,12 @@ fn message_with_a_wrong_udp_checksum_does_not_pass_with_its_sender_s_barrier() {
 }
 
 #[test]
-fn neighbour_hears_of_the_barrier_beside_messages_that_it_refuses() {
+fn neighbour_gets_beacons_beside_messages_that_it_refuses() {
     for pace in [Pace::Passing, Pace::Instants] {
         let mut config = config(Incarnation::Chip);
         (config.pace, config.links[0].barriers_in_messages) = (pace, false);
         let mut function = Representative::new(config).unwrap();
-        all_say(&mut function, 100);
+        update_all(&mut function, 100);
         timer(&mut function, 110);
         let mut beacons = 0;
         for tick in 1..100u64 {
@@ -311,27 +320,27 @@ fn link_whose_barrier_stands_is_alive_with_the_fewest_intervals_and_a_lost_beaco
     let [mut sender, mut receiver] = [(); 2].map(|()| Representative::new(config.clone()).unwrap());
     for function in [&mut sender, &mut receiver] {
         timer(function, 0);
-        all_say(function, 100);
+        update_all(function, 100);
     }
     let mut sent = 0;
     for ns in (200..40 * T).step_by(100) {
-        let says = |function: &mut Representative, n: u8, barrier| {
+        let receive = |function: &mut Representative, n: u8, barrier| {
             verdict(function, &beacon(n, Some(at(barrier))), n.into(), ns);
         };
         if ns % T == 700 {
-            // The barrier of link 0 stands.
+            // The barrier of link 0 does not rise.
             for n in [0, 1] {
-                says(&mut sender, n, 100);
+                receive(&mut sender, n, 100);
             }
             for n in [1, 2, 3] {
-                says(&mut receiver, n, ns);
+                receive(&mut receiver, n, ns);
             }
         }
         timer(&mut receiver, ns);
         if timer(&mut sender, ns).iter().any(|&(_, port)| port == PortId(2)) {
             sent += 1;
             if sent % 3 > 0 {
-                says(&mut receiver, 0, 100);
+                receive(&mut receiver, 0, 100);
             }
         }
     }

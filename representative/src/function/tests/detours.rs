@@ -1,4 +1,4 @@
-//! Beacons that take the way around: three IP headers, of which switches take two off.
+//! Beacons with a detour: three IP headers, two of which switches remove.
 
 use super::*;
 use switch::forward::Forward;
@@ -6,13 +6,13 @@ use switch::tunnel::{self, Onward, Tunnel};
 
 const SWITCHES: [MacAddr; 2] = [MacAddr([2, 0, 0, 0, 2, 1]), MacAddr([2, 0, 0, 0, 2, 2])];
 
-/// The tunnel address of switch `n`
-fn end(v6: bool, n: u8) -> IpAddr {
+/// Tunnel address of switch `n`.
+fn tunnel_end(v6: bool, n: u8) -> IpAddr {
     ip(v6, 200 + n)
 }
 
-/// A representative whose first link goes around by `detour`.
-fn around(detour: Vec<IpAddr>, address: IpAddr) -> Representative {
+/// Returns a representative whose only link has this detour.
+fn representative_with(detour: Vec<IpAddr>, address: IpAddr) -> Representative {
     let mut config = config(Incarnation::Host);
     for link in &mut config.links {
         (link.port, link.beacon) = (PortId(0), BeaconForm::Write { va: VA, rkey: RKEY });
@@ -22,18 +22,18 @@ fn around(detour: Vec<IpAddr>, address: IpAddr) -> Representative {
     Representative::new(config).unwrap()
 }
 
-/// The one beacon that it sends at first
-fn sent(function: &mut Representative) -> Vec<u8> {
+/// Returns the one beacon that the representative sends at first.
+fn first_beacon(function: &mut Representative) -> Vec<u8> {
     let mut out = Sent::with_room(8);
     function.on_timer(Nanos(0), &mut out);
     assert_eq!(out.frames.len(), 1);
     out.frames.pop().unwrap().0.into_bytes()
 }
 
-/// What leaves switch `n`, to which `source` may send, for `next`.
-fn through(frame: &[u8], n: u8, source: IpAddr, next: (IpAddr, MacAddr)) -> Vec<u8> {
+/// Returns the frame as switch `n`, which accepts tunnels from `source`, forwards it to `next`.
+fn pass_switch(frame: &[u8], n: u8, source: IpAddr, next: (IpAddr, MacAddr)) -> Vec<u8> {
     let own = SWITCHES[usize::from(n) - 1];
-    let (ends, sources) = (vec![end(true, n), end(false, n)], vec![source]);
+    let (ends, sources) = (vec![tunnel_end(true, n), tunnel_end(false, n)], vec![source]);
     let config = tunnel::Config { mac: own, ends, sources, onward: Onward::NextHops(vec![next]) };
     let mut bridge = forward::Config::bridge(2, 4);
     if let Topology::Mac(table) = &mut bridge.topology {
@@ -46,39 +46,43 @@ fn through(frame: &[u8], n: u8, source: IpAddr, next: (IpAddr, MacAddr)) -> Vec<
 }
 
 #[test]
-fn what_comes_out_at_the_end_is_the_beacon() {
+fn beacon_leaves_its_detour_unchanged() {
     for (v6, outer) in [(false, false), (true, true), (false, true), (true, false)] {
         let to = ip(v6, 0);
-        let detour = vec![end(outer, 1), end(outer, 2)];
-        let frame = sent(&mut around(detour, to));
-        let plain = sent(&mut around(Vec::new(), to));
+        let detour = vec![tunnel_end(outer, 1), tunnel_end(outer, 2)];
+        let frame = first_beacon(&mut representative_with(detour, to));
+        let plain = first_beacon(&mut representative_with(Vec::new(), to));
         assert_eq!(frame.len(), plain.len() + 2 * if outer { 40 } else { 20 });
-        assert!(Packet::parse(&frame).is_none(), "no beacon for those on the way");
+        assert!(Packet::parse(&frame).is_none(), "not recognised as a beacon on the way");
         let class = |frame: &[u8]| if outer { frame[14] << 4 | frame[15] >> 4 } else { frame[15] };
-        assert_eq!(class(&frame), 0x6a, "in the queue that the beacon would wait in");
-        let frame = through(&frame, 1, ip(outer, 254), (end(outer, 2), SWITCHES[1]));
+        assert_eq!(class(&frame), 0x6a, "the DSCP of the beacon without a detour");
+        let frame = pass_switch(&frame, 1, ip(outer, 254), (tunnel_end(outer, 2), SWITCHES[1]));
         assert_eq!(class(&frame), 0x6a);
-        let frame = through(&frame, 2, end(outer, 1), (to, mac(0)));
+        let frame = pass_switch(&frame, 2, tunnel_end(outer, 1), (to, mac(0)));
         let packet = Packet::parse(&frame).expect("a beacon");
         assert!(packet.verify_icrc());
-        assert_eq!((packet.src(), packet.dst()), (ip(v6, 254), to), "from the representative");
+        assert_eq!(
+            (packet.src(), packet.dst()),
+            (ip(v6, 254), to),
+            "from the representative to its neighbour"
+        );
         let l4 = if v6 { 14 + 40 } else { 14 + 20 };
         assert_eq!((&frame[l4..], frame[13]), (&plain[l4..], plain[13]));
     }
 }
 
 #[test]
-fn one_switch_will_do_where_the_link_ends_at_a_host() {
-    let frame = sent(&mut around(vec![end(false, 1)], ip(false, 0)));
-    let frame = through(&frame, 1, ip(false, 254), (ip(false, 0), mac(0)));
+fn one_tunnel_suffices_where_the_link_ends_at_a_host() {
+    let frame = first_beacon(&mut representative_with(vec![tunnel_end(false, 1)], ip(false, 0)));
+    let frame = pass_switch(&frame, 1, ip(false, 254), (ip(false, 0), mac(0)));
     assert_eq!(Packet::parse(&frame).map(|packet| packet.dst()), Some(ip(false, 0)));
 }
 
-/// Each beacon of a detour carries what is true when it is sent; the headers in front do not change.
+/// Each beacon of a detour carries the current barrier; the outer headers do not change.
 #[test]
-fn every_beacon_goes_around() {
-    let mut function = around(vec![end(false, 1), end(false, 2)], ip(false, 0));
-    let first = sent(&mut function);
+fn every_beacon_takes_the_detour() {
+    let mut function = representative_with(vec![tunnel_end(false, 1), tunnel_end(false, 2)], ip(false, 0));
+    let first = first_beacon(&mut function);
     verdict(&mut function, &write(0, 0, at(2 * T), |_| ()), 0, 2 * T);
     let mut out = Sent::with_room(8);
     function.on_timer(Nanos(2 * T), &mut out);
@@ -94,13 +98,13 @@ fn every_beacon_goes_around() {
 }
 
 #[test]
-fn detours_that_cannot_be() {
+fn invalid_detours_are_refused() {
     let detour = |incarnation, detour: &[IpAddr]| {
         let mut config = config(incarnation);
         config.links[1].detour = detour.to_vec();
         Representative::new(config).err()
     };
-    let [one, two, other] = [end(false, 1), end(false, 2), end(true, 2)];
+    let [one, two, other] = [tunnel_end(false, 1), tunnel_end(false, 2), tunnel_end(true, 2)];
     assert_eq!(detour(Incarnation::Host, &[one, two]), None);
     assert_eq!(detour(Incarnation::Chip, &[one, two]), Some(ConfigError::NeedlessDetour(1)));
     assert_eq!(detour(Incarnation::SwitchCpu, &[one]), Some(ConfigError::NeedlessDetour(1)));
@@ -113,9 +117,9 @@ fn detours_that_cannot_be() {
     assert_eq!(Representative::new(config).err(), Some(ConfigError::NoOwnAddress(1)));
 }
 
-/// The beacon that `tests/e2e/detour.py` sends through routers of Linux, as it stands there in hexadecimal.
+/// The beacon that `tests/e2e/detour.py` sends through Linux routers, from the same hexadecimal file.
 #[test]
-fn the_beacon_that_goes_through_real_routers() {
+fn beacon_equals_the_one_of_the_end_to_end_test() {
     let hex = include_str!("../../../../tests/e2e/detour_beacon.hex").replace('\n', "");
     let byte = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
     let written: Vec<_> = (0..hex.len()).step_by(2).map(byte).collect();
@@ -130,5 +134,5 @@ fn the_beacon_that_goes_through_real_routers() {
         beacon: BeaconForm::Write { va: VA, rkey: RKEY },
         ..link(0, Side::Above)
     }];
-    assert_eq!(sent(&mut Representative::new(config).unwrap()), written);
+    assert_eq!(first_beacon(&mut Representative::new(config).unwrap()), written);
 }

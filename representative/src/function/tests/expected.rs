@@ -1,14 +1,14 @@
-//! The short way of a beacon that looks like those before it comes to what the long way comes to.
+//! The fast path of an expected beacon has the same effects as the full checks.
 
 use super::*;
 use proptest::prelude::*;
 
-/// What becomes of one frame
+/// Parameters of one frame, and whether the timer runs after it
 #[derive(Clone, Debug)]
-#[allow(clippy::struct_excessive_bools, reason = "each is drawn for itself")]
+#[allow(clippy::struct_excessive_bools, reason = "each is drawn independently")]
 struct Step {
     link: u8,
-    /// The port and the station that it comes from; the link's own mostly
+    /// Port that the frame arrives on and station that it is from; usually the link's own
     port: u16,
     from: u8,
     v6: bool,
@@ -23,22 +23,22 @@ struct Step {
     ttl: u8,
     udp_checksum: bool,
     damage: Option<(usize, u8)>,
-    /// Its ICRC is right whatever was done to it
-    mended: bool,
+    /// The ICRC is recomputed after the damage
+    icrc_fixed: bool,
     timer: bool,
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let seldom = |one_in: u32| prop::bool::weighted(1.0 / f64::from(one_in));
-    let who = (0u8..4, prop::option::weighted(0.05, 0u16..5), prop::option::weighted(0.05, 0u8..5));
+    let rarely = |one_in: u32| prop::bool::weighted(1.0 / f64::from(one_in));
+    let source = (0u8..4, prop::option::weighted(0.05, 0u16..5), prop::option::weighted(0.05, 0u8..5));
     let times = (prop::option::weighted(0.95, 0u64..3000), prop::option::weighted(0.3, 0u64..3000));
-    let kind = (seldom(20), seldom(3), prop::option::weighted(0.05, 0u8..4), seldom(30));
+    let kind = (rarely(20), rarely(3), prop::option::weighted(0.05, 0u8..4), rarely(30));
     let counts = (any::<[u32; 2]>(), any::<u16>(), prop::option::weighted(0.05, 1u8..));
-    let bad = (seldom(20), prop::option::weighted(0.1, (0usize..110, 1u8..)), any::<bool>(), seldom(4));
-    (who, times, kind, counts, bad).prop_map(|(who, times, kind, counts, bad)| Step {
-        link: who.0,
-        port: who.1.unwrap_or(who.0.into()),
-        from: who.2.unwrap_or(who.0),
+    let bad = (rarely(20), prop::option::weighted(0.1, (0usize..110, 1u8..)), any::<bool>(), rarely(4));
+    (source, times, kind, counts, bad).prop_map(|(source, times, kind, counts, bad)| Step {
+        link: source.0,
+        port: source.1.unwrap_or(source.0.into()),
+        from: source.2.unwrap_or(source.0),
         barrier: times.0,
         commit: times.1,
         v6: kind.0,
@@ -50,7 +50,7 @@ fn step() -> impl Strategy<Value = Step> {
         ttl: counts.2.unwrap_or(64),
         udp_checksum: bad.0,
         damage: bad.1,
-        mended: bad.2,
+        icrc_fixed: bad.2,
         timer: bad.3,
     })
 }
@@ -79,11 +79,11 @@ impl Step {
             repr.udp.checksum = u16::from(self.udp_checksum).into();
         };
         let mut frame = packet((self.v6, self.from, OWN), opcode, qpn, header.as_bytes(), change);
-        if let Some((place, by)) = self.damage {
-            let place = place % frame.len();
-            frame[place] ^= by;
+        if let Some((offset, by)) = self.damage {
+            let offset = offset % frame.len();
+            frame[offset] ^= by;
         }
-        if let (true, rocev2::Class::Roce(layout)) = (self.mended, rocev2::classify(&frame)) {
+        if let (true, rocev2::Class::Roce(layout)) = (self.icrc_fixed, rocev2::classify(&frame)) {
             let icrc = rocev2::icrc::compute(&frame, &layout);
             frame[layout.icrc()..layout.end()].copy_from_slice(&icrc.to_le_bytes());
         }
@@ -91,11 +91,11 @@ impl Step {
     }
 }
 
-/// What it and its bridge have counted, both sides' barriers, and events
-type Seen = (String, String, [(Option<Timestamp>, Option<Timestamp>); 2], Vec<Event>);
+/// Counters of the function and of its bridge, the barriers of both sides, and events
+type Observed = (String, String, [(Option<Timestamp>, Option<Timestamp>); 2], Vec<Event>);
 
-/// Everything that can be seen of a function
-fn seen(function: &mut Representative) -> Seen {
+/// Returns everything that can be observed of a function.
+fn observe(function: &mut Representative) -> Observed {
     let counters = format!("{:?}", function.counters());
     let forward = format!("{:?}", function.forward_counters());
     let events = core::iter::from_fn(|| function.poll_event()).collect();
@@ -103,50 +103,50 @@ fn seen(function: &mut Representative) -> Seen {
 }
 
 #[test]
-fn the_short_way_comes_to_what_the_long_way_does() {
+fn fast_path_has_the_effects_of_the_full_checks() {
     let incarnation =
         prop::sample::select(vec![Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host]);
     let drawn = (incarnation, any::<bool>(), prop::collection::vec(step(), 1..100));
-    let taken = core::cell::Cell::new(0);
+    let fast_count = core::cell::Cell::new(0);
     let run = proptest::test_runner::TestRunner::default().run(&drawn, |(incarnation, verify, steps)| {
-        taken.set(taken.get() + compare(incarnation, verify, &steps)?);
+        fast_count.set(fast_count.get() + compare(incarnation, verify, &steps)?);
         Ok(())
     });
     run.unwrap();
-    assert!(taken.get() > 1000, "the short way was taken {} times", taken.get());
+    assert!(fast_count.get() > 1000, "the fast path was taken {} times", fast_count.get());
 }
 
-/// Gives a function's frames to another one, too, which forgets what beacons look like before each. Returns how often the first one
-/// took the short way.
+/// Gives each frame to two functions, the second of which forgets the expected beacons before each frame, and
+/// compares them. Returns the number of frames for which the first one took the fast path.
 fn compare(incarnation: Incarnation, verify: bool, steps: &[Step]) -> Result<u32, TestCaseError> {
     let mut config = config(incarnation);
     config.forward.verify_icrc = verify;
     config.forward.verify_udp_checksum = verify;
     config.forward.counted_qps = if verify { 4 } else { 0 };
-    // Neighbours have an address of either version, only one of which is known.
-    let mut short = Representative::new(config.clone()).unwrap();
-    let mut long = Representative::new(config).unwrap();
-    let mut taken = 0;
+    // Neighbours have addresses of both versions, only one of which is configured.
+    let mut fast = Representative::new(config.clone()).unwrap();
+    let mut full = Representative::new(config).unwrap();
+    let mut fast_count = 0;
     for (past, step) in (0..).step_by(500).zip(steps) {
         let frame = step.frame(past);
-        for (n, expected) in (0..).zip(&mut long.expected) {
+        for (n, expected) in (0..).zip(&mut full.expected) {
             *expected = incoming::Expected::new(PortId(n));
         }
-        let shorter = short.expected[usize::from(step.link)].like.as_ref();
-        taken += u32::from(shorter.is_some_and(|like| like.read(&frame).is_some()));
-        let [a, b] = [&mut short, &mut long].map(|function| {
+        let template = fast.expected[usize::from(step.link)].template.as_ref();
+        fast_count += u32::from(template.is_some_and(|template| template.read(&frame).is_some()));
+        let [a, b] = [&mut fast, &mut full].map(|function| {
             let frames = run_frame(function, &frame, PortId(step.port), Nanos(past + 1000));
             let beacons = step.timer.then(|| timer(function, past + 1000));
             (frames, beacons)
         });
         prop_assert_eq!(a, b, "{:?}", step);
-        prop_assert_eq!(seen(&mut short), seen(&mut long), "{:?}", step);
+        prop_assert_eq!(observe(&mut fast), observe(&mut full), "{:?}", step);
     }
-    Ok(taken)
+    Ok(fast_count)
 }
 
 #[test]
-fn senders_that_change_their_beacons_are_learned_anew() {
+fn expected_beacon_is_relearned_when_a_sender_changes_its_beacons() {
     let mut function = representative(Incarnation::Host);
     let from = |ttl: u8, ns: u64| {
         let header = header(OnePipeOpcode::BEACON, at(ns), Some(at(ns)));
@@ -159,12 +159,13 @@ fn senders_that_change_their_beacons_are_learned_anew() {
     let mut times = (1..).map(|n| 10 * n);
     let mut beacon = |function: &mut Representative, ttl| {
         let frame = from(ttl, times.next().unwrap());
-        let known = function.expected[1].like.as_ref().is_some_and(|like| like.read(&frame).is_some());
+        let is_expected =
+            function.expected[1].template.as_ref().is_some_and(|template| template.read(&frame).is_some());
         assert_eq!(verdict(function, &frame, 1, 100), Verdict::Consume);
-        known
+        is_expected
     };
     assert_eq!([64, 64, 63, 64].map(|ttl| beacon(&mut function, ttl)), [false, true, false, true]);
     let relearned = (0..32).position(|_| beacon(&mut function, 60));
-    assert_eq!(relearned, Some(15), "one in sixteen that are unlike is what others are compared with");
+    assert_eq!(relearned, Some(15), "one in sixteen of those that differ becomes the expected one");
     assert!(beacon(&mut function, 60) && refused(&function).is_empty());
 }

@@ -1,4 +1,4 @@
-//! A switch that routes by IP: its MAC address is that of everybody's next hop.
+//! A switch that routes by IP: its MAC address is every neighbour's next hop.
 
 use super::*;
 use switch::forward::config::{NextHop, Route, RouteTable, Ttl};
@@ -20,25 +20,25 @@ fn routed(from: u8, ns: u64) -> Vec<u8> {
 #[test]
 fn messages_to_the_next_hop_are_routed_with_a_barrier() {
     let mut function = router(Incarnation::Chip);
-    let (_, port) = passed(&mut function, &routed(0, 100), 0, 100);
+    let (_, port) = forwarded(&mut function, &routed(0, 100), 0, 100);
     assert_eq!(port, PortId(2));
     let before = routed(1, 150);
-    let (frame, _) = passed(&mut function, &before, 1, 150);
+    let (frame, _) = forwarded(&mut function, &before, 1, 150);
     assert_eq!(header_of(&frame).barrier(), Some(at(100)));
     assert_eq!(frame[..12], [mac(2).0, OWN.0].concat());
     assert_eq!(frame[22] + 1, before[22], "the TTL");
     assert_eq!(refused(&function), []);
-    // What comes from above does not go up again.
+    // A message from above does not go up again.
     let verdict = verdict(&mut function, &routed(3, 150), 3, 150);
     assert_eq!(verdict, Verdict::Drop(DropReason::Unexpected));
     assert_eq!(refused(&function), [("valley", 1)]);
 }
 
 #[test]
-fn beacons_are_for_the_router_and_other_traffic_is_not() {
+fn router_consumes_beacons_and_routes_other_traffic() {
     for incarnation in [Incarnation::Chip, Incarnation::SwitchCpu] {
         let mut function = router(incarnation);
-        let to_us = |frame: Vec<u8>| {
+        let to_router = |frame: Vec<u8>| {
             let mut repr = Repr::parse(&frame).unwrap();
             match &mut repr.ip {
                 Ip::V4(ip, _) => ip.dst = [10, 0, 0, 254],
@@ -50,25 +50,25 @@ fn beacons_are_for_the_router_and_other_traffic_is_not() {
         };
         for n in 0..4 {
             assert_eq!(
-                verdict(&mut function, &to_us(beacon(n, Some(at(100)))), n.into(), 100),
+                verdict(&mut function, &to_router(beacon(n, Some(at(100)))), n.into(), 100),
                 Verdict::Consume
             );
         }
-        let register = to_us(write(1, 1, at(200), |_| ()));
+        let register = to_router(write(1, 1, at(200), |_| ()));
         assert_eq!(verdict(&mut function, &register, 1, 200), Verdict::Consume);
         assert_eq!(function.barriers(Side::Above).0, Some(at(100)));
-        // Somebody else's WRITE, and what is no RDMA at all
+        // A WRITE for another station, and a packet that is not RDMA
         let other = write(1, 1, at(300), |_| ());
-        assert_eq!(passed(&mut function, &other, 1, 300).1, PortId(2));
+        assert_eq!(forwarded(&mut function, &other, 1, 300).1, PortId(2));
         let mut tcp = packet((false, 1, OWN), Opcode::RC_SEND_ONLY, Qpn::new(5), b"", |_| ());
         (tcp[23], tcp[24], tcp[25]) = (6, 0, 0);
         let sum = rocev2::checksum::Sum::default().add(&tcp[14..34]).checksum();
         tcp[24..26].copy_from_slice(&sum.to_be_bytes());
-        assert_eq!(passed(&mut function, &tcp, 1, 300).1, PortId(2));
+        assert_eq!(forwarded(&mut function, &tcp, 1, 300).1, PortId(2));
         assert_eq!(
             verdict(
                 &mut function,
-                &to_us(packet((false, 1, OWN), Opcode::RC_SEND_ONLY, Qpn::new(5), b"", |_| ())),
+                &to_router(packet((false, 1, OWN), Opcode::RC_SEND_ONLY, Qpn::new(5), b"", |_| ())),
                 1,
                 300
             ),

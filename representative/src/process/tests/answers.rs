@@ -1,8 +1,8 @@
-//! What senders learn, when packets or answers are lost, receivers begin anew, or do not read.
+//! Which results senders get when packets or ACKs are lost, or receivers restart or do not read.
 
 use super::*;
 
-/// What process 0 has failed to send, as (number of the scattering, why)
+/// Returns the messages of process 0 that have failed, as (number of the scattering, reason).
 fn failed(group: &mut Group) -> Vec<(u64, Failure)> {
     let failed = |event| match event {
         Event::SendFailed { scattering, why, .. } => Some((scattering.0, why)),
@@ -15,18 +15,18 @@ const fn is_data(header: &OnePipe) -> bool {
     matches!(header.opcode(), OnePipeOpcode::DATA)
 }
 
-/// As long as answers come, whoever hears that a message has failed knows that it was not delivered; and a lost packet does
-/// not keep those behind it from being sent, however small the window.
+/// As long as ACKs arrive, a message that is reported as failed was not delivered; and a lost packet does not
+/// block those behind it, however small the window.
 #[test]
-fn where_only_data_is_lost_nothing_fails_that_was_delivered() {
+fn if_only_data_is_lost_no_delivered_message_fails() {
     let (mut all, mut silent) = (0, 0);
     for seed in 0..40 {
         let mut group = Group::new(2, |config| {
             config.receive_window = 2000;
             config.initial_window = 1500;
         });
-        let mut chance = Chance::stream(seed, 1);
-        group.loses = Box::new(move |_, _, header| is_data(&header) && chance.below(10) == 0);
+        let mut rng = Chance::stream(seed, 1);
+        group.loses = Box::new(move |_, _, header| is_data(&header) && rng.below(10) == 0);
         let mut lengths = Chance::stream(seed, 2);
         group.run(4);
         let (mut delivered, mut failures) = (Vec::new(), Vec::new());
@@ -34,7 +34,7 @@ fn where_only_data_is_lost_nothing_fails_that_was_delivered() {
             let mut text = vec![0; lengths.below(900) as usize];
             text.splice(..0, n.to_le_bytes());
             group.scatter(0, &[(1, &text)]).unwrap();
-            // Bursts, and pauses in which nothing follows what was lost
+            // Bursts, and pauses in which no packet follows a lost one
             let pause = if lengths.below(4) == 0 { 8 } else { 0 };
             group.run(pause);
             delivered.extend(group.received(1));
@@ -54,13 +54,13 @@ fn where_only_data_is_lost_nothing_fails_that_was_delivered() {
         silent += failures.iter().filter(|(_, why)| *why == Failure::NoAnswer).count();
         all += failures.len();
     }
-    assert!(all > 300 && 3 * silent < all, "of {all} that have failed, {silent} without an answer");
+    assert!(all > 300 && 3 * silent < all, "of {all} that have failed, {silent} were not acknowledged");
 }
 
-/// Its sender would otherwise wait until the time is out, as nothing else makes the receiver speak.
+/// Without that ACK, the sender would wait for the time-out, because no later packet triggers one.
 #[test]
-fn what_the_barrier_decides_is_said() {
-    // What has come is acknowledged before the barrier passes it.
+fn packets_decided_by_the_barrier_are_acknowledged() {
+    // Packets are acknowledged before the barrier passes them.
     let mut group = Group::new(2, |config| config.ack_delay = Nanos::from_micros(1));
     group.run(4);
     let mut nth = 0;
@@ -77,10 +77,10 @@ fn what_the_barrier_decides_is_said() {
     assert_eq!((group.processes[0].unsettled, group.processes[1].buffered()), (0, (0, 0)));
 }
 
-/// More than can be told apart from a new life; still, what was taken behind the gap is not called lost. What was lost before it
-/// is longer ago than answers tell.
+/// A gap too long to be distinguished from a restart; yet the messages accepted behind it are not reported as
+/// lost. The message lost before it is further back than an ACK's history.
 #[test]
-fn what_was_taken_behind_a_long_gap_stays_taken() {
+fn messages_accepted_behind_a_long_gap_stay_accepted() {
     let mut group = Group::new(2, |config| {
         config.initial_window = 1 << 20;
         config.timeout = Nanos::from_millis(20);
@@ -98,17 +98,17 @@ fn what_was_taken_behind_a_long_gap_stays_taken() {
     }
     assert_eq!(group.send(0, usize::MAX), 1200);
     group.run(20);
-    assert_eq!(group.processes[1].counters().restarts.get(), 1, "so it seems");
+    assert_eq!(group.processes[1].counters().restarts.get(), 1, "mistaken for a restart");
     assert_eq!((group.received(1).len(), failed(&mut group)), (1200, vec![(1, Failure::NoAnswer)]));
 }
 
-/// The receiver that is there now knows nothing of what an earlier one has delivered.
+/// The new incarnation of the receiver has no record of what the previous one has delivered.
 #[test]
-fn a_receiver_that_begins_anew_may_have_delivered_what_it_does_not_know() {
+fn restarted_receiver_may_have_delivered_what_it_does_not_report() {
     let mut group = Group::new(2, |_| {});
     group.run(4);
     for _ in 0..3 {
-        group.scatter(0, &[(1, b"heard")]).unwrap();
+        group.scatter(0, &[(1, b"acknowledged")]).unwrap();
     }
     group.run(9);
     group.loses = Box::new(|_, _, header| header.opcode() == OnePipeOpcode::ACK);
@@ -121,7 +121,7 @@ fn a_receiver_that_begins_anew_may_have_delivered_what_it_does_not_know() {
     config.seed = 7;
     group.processes[1] = Process::new(config).unwrap();
     group.loses = Box::new(|_, _, _| false);
-    // It counts more packets than the earlier one was known to have.
+    // It counts more packets than the previous incarnation had acknowledged.
     for _ in 0..4 {
         group.scatter(0, &[(1, b"anew")]).unwrap();
     }
@@ -130,9 +130,9 @@ fn a_receiver_that_begins_anew_may_have_delivered_what_it_does_not_know() {
     assert_eq!(failed(&mut group), [(3, Failure::NoAnswer), (4, Failure::NoAnswer)]);
 }
 
-/// Also if its sender had never heard it before, or both have drawn the same number.
+/// Also if no ACK of the previous incarnation was received, or both incarnations have drawn the same number.
 #[test]
-fn a_receiver_of_which_nothing_was_known_may_have_delivered_too() {
+fn receiver_that_never_acknowledged_may_have_delivered_before_a_restart() {
     let mut group = Group::new(2, |_| {});
     group.run(4);
     group.loses = Box::new(|_, _, header| header.opcode() == OnePipeOpcode::ACK);
@@ -156,9 +156,9 @@ fn a_receiver_of_which_nothing_was_known_may_have_delivered_too() {
     assert_eq!(failed(&mut group), [no_answer(0), no_answer(1), no_answer(2), (5, Failure::Lost)]);
 }
 
-/// It is asked with one packet whether it has room again, not with all that would fit if it had.
+/// A zero window is probed with one packet, not with all that would fit into an open one.
 #[test]
-fn who_does_not_read_costs_a_packet_each_time() {
+fn receiver_that_does_not_read_is_probed_with_one_packet_a_time_out() {
     let mut group = Group::new(2, |config| config.receive_window = 4000);
     group.run(4);
     for _ in 0..100 {
@@ -166,19 +166,19 @@ fn who_does_not_read_costs_a_packet_each_time() {
     }
     group.run(5_100);
     let failures = failed(&mut group);
-    assert!((3..=5).contains(&failures.len()), "one for each time-out: {failures:?}");
+    assert!((3..=5).contains(&failures.len()), "one per time-out: {failures:?}");
     assert!(failures.iter().all(|(_, why)| *why == Failure::NoRoom), "{failures:?}");
     let mut read = 0;
     for _ in 0..100 {
         read += group.received(1).len();
         group.run(20);
     }
-    assert_eq!((read + failures.len(), failed(&mut group)), (100, vec![]), "all others come");
+    assert_eq!((read + failures.len(), failed(&mut group)), (100, vec![]), "all other messages arrive");
 }
 
-/// The switch has nobody left to wait for.
+/// The switch has no sender left to wait for.
 #[test]
-fn when_nothing_follows_what_is_there_is_delivered() {
+fn buffered_messages_are_delivered_when_nothing_follows() {
     let mut group = Group::new(2, |_| {});
     group.run(4);
     group.scatter(0, &[(1, b"last")]).unwrap();
@@ -194,20 +194,20 @@ fn when_nothing_follows_what_is_there_is_delivered() {
         frame(peer(false, TOR), peer(false, 1), &header, &[])
     };
     let process = &mut group.processes[1];
-    // One of long ago, when it was so
+    // An announcement older than `ahead_max`
     assert_eq!(process.on_frame(&beacon(true, ahead_max + 1), now), Err(Refusal::Stale));
     process.on_frame(&beacon(false, 10), now).unwrap();
-    assert_eq!(process.on_frame(&beacon(true, 11), now), Err(Refusal::Stale), "overtaken");
+    assert_eq!(process.on_frame(&beacon(true, 11), now), Err(Refusal::Stale), "overtaken by a later beacon");
     assert_eq!(group.received(1), [], "no barrier yet");
     group.processes[1].on_frame(&beacon(true, 10), now).unwrap();
     assert_eq!(group.received(1), [(0, b"last".to_vec())]);
     assert_eq!(group.processes[1].on_frame(&beacon(true, 10), now), Err(Refusal::Stale), "repeated");
 }
 
-/// What one sender has left in the receiver's buffer keeps another waiting, who goes on as soon as it is taken, and not a time-out
-/// later.
+/// Bytes of one sender in the receiver's buffer block another sender, which continues as soon as they are
+/// taken, and not a time-out later.
 #[test]
-fn who_waits_for_what_others_have_left_is_told_when_it_is_taken() {
+fn sender_blocked_by_another_one_is_sent_a_window_update() {
     let mut group = Group::new(3, |config| {
         (config.receive_window, config.receive_buffer, config.initial_window) = (2000, 2400, 1500);
         config.timeout = Nanos::from_millis(10);
@@ -221,7 +221,7 @@ fn who_waits_for_what_others_have_left_is_told_when_it_is_taken() {
         group.scatter(0, &[(2, text)]).unwrap();
         group.run(20);
     }
-    assert_eq!(group.processes[0].unsettled(), 1, "the second has no room");
+    assert_eq!(group.processes[0].unsettled(), 1, "the second message has no room");
     for _ in 0..7 {
         assert_eq!(group.processes[2].unreliable_recv().map(|message| message.src), Some(ProcessId(1)));
     }
@@ -231,9 +231,10 @@ fn who_waits_for_what_others_have_left_is_told_when_it_is_taken() {
     assert!(failed(&mut group).is_empty());
 }
 
-/// A buffer that is smaller than the window of each sender is not taken for one that others have filled.
+/// A buffer that is smaller than the window of each sender is not mistaken for one that other senders have
+/// filled.
 #[test]
-fn a_small_buffer_does_not_keep_those_busy_who_send_nothing() {
+fn small_buffer_does_not_cause_acks_to_idle_senders() {
     let answers = |others: &[usize]| {
         let mut group = Group::new(3, |config| {
             (config.receive_window, config.receive_buffer, config.initial_window) = (12_000, 2_400, 1_500);

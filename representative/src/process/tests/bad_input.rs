@@ -1,8 +1,8 @@
-//! What a process refuses, each by its reason and without effect; and configurations that cannot be.
+//! Refused frames, each with its reason and without effect; and invalid configurations.
 
 use super::*;
 
-/// A message from process 0 to process 1
+/// Returns the header of a message from process 0 to process 1.
 fn message(psn: u32, timestamp: Timestamp) -> OnePipe {
     let mut header = OnePipe::new(OnePipeOpcode::DATA, timestamp, Psn::new(psn));
     header.set_first(true);
@@ -11,12 +11,12 @@ fn message(psn: u32, timestamp: Timestamp) -> OnePipe {
 }
 
 #[test]
-fn each_refusal_by_its_reason() {
+fn frames_are_refused_with_the_right_reason() {
     let now = Nanos::from_micros(20);
     let clock = config(0, 2, false).clock.add(now.0);
     let [zero, one, tor] = [0, 1, TOR].map(|n| peer(false, n));
     let good = frame(zero, one, &message(5, clock), b"x");
-    let stranger = Peer { qpn: Qpn::new(0x999), ..zero };
+    let outsider = Peer { qpn: Qpn::new(0x999), ..zero };
     let changed = |at: usize, to: u8| {
         let mut bytes = good.clone();
         bytes[at] = to;
@@ -56,7 +56,7 @@ fn each_refusal_by_its_reason() {
         (frame(zero, one, &with(OnePipeOpcode::RELIABLE_DATA), b"x"), Refusal::Opcode),
         (frame(zero, one, &with(OnePipeOpcode::RECALL), b""), Refusal::Opcode),
         (frame(zero, one, &with(OnePipeOpcode(99)), b""), Refusal::Opcode),
-        (frame(stranger, one, &message(5, clock), b"x"), Refusal::UnknownSource),
+        (frame(outsider, one, &message(5, clock), b"x"), Refusal::UnknownSource),
         (frame(tor, one, &message(5, clock), b"x"), Refusal::UnknownSource),
         (frame(zero, one, &with(OnePipeOpcode::BEACON), b""), Refusal::WrongSource),
         (frame(zero, one, &message(5, ahead), b"x"), Refusal::Ahead),
@@ -76,14 +76,14 @@ fn each_refusal_by_its_reason() {
         assert_eq!(process.on_frame(&bytes, now), Err(why), "case {number}");
         assert_eq!(process.counters().refused(why), before + 1);
     }
-    // A message whose barrier nobody can believe is one, all the same; what it says of the barrier is not taken.
+    // A message whose barrier is too far ahead is accepted all the same; only its barrier is refused.
     assert_eq!(process.on_frame(&frame(zero, one, &early, b"x"), now), Err(Refusal::Ahead));
     assert_eq!(process.barriers(), (None, None));
     assert_eq!(process.counters().packets_taken.get(), 1);
 }
 
 #[test]
-fn duplicates_replays_and_barriers_that_go_back() {
+fn duplicates_replays_and_barriers_that_go_back_are_refused() {
     let now = Nanos::from_micros(20);
     let clock = config(0, 2, false).clock.add(now.0);
     let [zero, one] = [0, 1].map(|n| peer(false, n));
@@ -97,8 +97,8 @@ fn duplicates_replays_and_barriers_that_go_back() {
     assert_eq!(process.on_frame(&send(100, early), now), Err(Refusal::Duplicate));
     assert_eq!(process.on_frame(&send(102, clock), now), Ok(()));
     assert_eq!(process.on_frame(&send(102, clock), now), Err(Refusal::Duplicate), "behind a gap");
-    assert_eq!(process.barriers().0, Some(clock), "a message's own");
-    // Its barrier has gone on; that of the message that was late is not taken.
+    assert_eq!(process.barriers().0, Some(clock), "the message's own barrier");
+    // The process's barrier is later; that of the late message is ignored.
     assert_eq!(process.on_frame(&send(101, early.add(1)), now), Err(Refusal::Late));
     let later = clock.add(10);
     process.on_frame(&beacon(false, 1, Some(later), now), now).unwrap();
@@ -106,21 +106,21 @@ fn duplicates_replays_and_barriers_that_go_back() {
     assert_eq!(process.barriers().0, Some(later));
     let texts: Vec<_> =
         core::iter::from_fn(|| process.unreliable_recv()).map(|message| message.timestamp).collect();
-    assert_eq!(texts, [early], "the other waits for the clock");
+    assert_eq!(texts, [early], "the other message waits for the clock");
     process.on_timer(now + Nanos(1));
     assert_eq!(process.unreliable_recv().map(|message| message.timestamp), Some(clock));
-    // After delivery, replays are known as well, and so is what lies too far back to be known.
+    // After delivery, repetitions are still recognised, and so are packets too far back to be recorded.
     assert_eq!(process.on_frame(&send(100, early), now), Err(Refusal::Duplicate));
     assert_eq!(process.on_frame(&send(0x80_0000 + 90, early), now), Err(Refusal::GivenUp));
     assert_eq!(process.unreliable_recv(), None);
-    // In the middle of a run whose beginning never came
+    // In the middle of a run whose first packet never arrived
     let mut rest = message(103, later);
     rest.set_first(false);
     assert_eq!(process.on_frame(&frame(zero, one, &rest, b"x"), now), Err(Refusal::Incomplete));
 }
 
 #[test]
-fn no_room_is_said() {
+fn packet_without_room_is_naked() {
     let now = Nanos::from_micros(20);
     let clock = config(0, 2, false).clock.add(now.0);
     let [zero, one] = [0, 1].map(|n| peer(false, n));
@@ -142,7 +142,7 @@ fn no_room_is_said() {
 }
 
 #[test]
-fn messages_need_not_speak_for_the_link() {
+fn barriers_in_messages_are_ignored_if_so_configured() {
     let now = Nanos::from_micros(20);
     let clock = config(0, 2, false).clock.add(now.0);
     let mut process = Process::new(config(1, 2, false)).unwrap();
@@ -156,7 +156,7 @@ fn messages_need_not_speak_for_the_link() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_configurations_are_refused() {
     let refused = |change: &dyn Fn(&mut Config)| {
         let mut config = config(0, 3, false);
         change(&mut config);
@@ -171,11 +171,11 @@ fn what_cannot_be_is_refused() {
     assert_eq!(refused(&|config| config.receive_window = (1 << 28) + 1), many);
     let timeout = ConfigError::Timeout { timeout: Nanos(3000), ack_delay: Nanos(3000) };
     assert_eq!(refused(&|config| config.timeout = Nanos(3000)), timeout);
-    assert_eq!(refused(&|config| config.peers[1].id = ProcessId(1)), ConfigError::Twice(ProcessId(1)));
-    assert_eq!(refused(&|config| config.peers[1].id = ProcessId(0)), ConfigError::Twice(ProcessId(0)));
+    assert_eq!(refused(&|config| config.peers[1].id = ProcessId(1)), ConfigError::Duplicate(ProcessId(1)));
+    assert_eq!(refused(&|config| config.peers[1].id = ProcessId(0)), ConfigError::Duplicate(ProcessId(0)));
     let same = |config: &mut Config| {
         (config.peers[1].address, config.peers[1].qpn) = (config.peers[0].address, config.peers[0].qpn);
     };
-    assert_eq!(refused(&same), ConfigError::Twice(ProcessId(2)));
-    assert_eq!(refused(&|config| config.tor.address = ip(true, 9)), ConfigError::Family(ip(true, 9)));
+    assert_eq!(refused(&same), ConfigError::Duplicate(ProcessId(2)));
+    assert_eq!(refused(&|config| config.tor.address = ip(true, 9)), ConfigError::IpVersion(ip(true, 9)));
 }

@@ -1,10 +1,10 @@
-//! Beacons of a process whose own host stands for its switch.
+//! Beacons of a process whose own host represents its switch.
 
 use super::*;
 use rocev2::ethernet::Ethernet;
 use switch::tunnel;
 
-/// The first beacon of a process whose beacons go around by `detour`
+/// Returns the first beacon of a process whose beacons take `detour`, and its configuration.
 fn beacon_of(v6: bool, detour: Vec<IpAddr>) -> (Vec<u8>, Config) {
     let mut config = config(1, 2, v6);
     config.tor.detour = detour;
@@ -17,25 +17,25 @@ fn beacon_of(v6: bool, detour: Vec<IpAddr>) -> (Vec<u8>, Config) {
 }
 
 #[test]
-fn what_the_switch_takes_off_leaves_the_beacon() {
+fn beacon_remains_after_the_switch_removes_the_tunnel_header() {
     for v6 in [false, true] {
         let end = ip(v6, 200);
         let (plain, config) = beacon_of(v6, Vec::new());
         let (frame, _) = beacon_of(v6, vec![end]);
         let outer = if v6 { 40 } else { 20 };
         assert_eq!(frame.len(), plain.len() + outer);
-        assert!(Packet::parse(&frame).is_none(), "no beacon for those on the way");
+        assert!(Packet::parse(&frame).is_none(), "not recognised as a beacon on the way");
         let header = &frame[Ethernet::LEN..Ethernet::LEN + outer];
         let wanted = tunnel::headers(&[(config.own.address, end)], &plain[Ethernet::LEN..]).unwrap();
         assert_eq!(header, wanted, "from the process to the switch");
         let inner = [&frame[..Ethernet::LEN], &frame[Ethernet::LEN + outer..]].concat();
-        assert_eq!(inner, plain, "and what is in it is the beacon as it would be");
+        assert_eq!(inner, plain, "the inner packet is the beacon without a detour");
         assert!(Packet::parse(&inner).expect("a beacon").verify_icrc());
     }
 }
 
 #[test]
-fn a_detour_has_one_version_of_ip() {
+fn detour_of_two_ip_versions_is_refused() {
     let mut config = config(1, 2, false);
     config.tor.detour = vec![ip(true, 200)];
     let why = Process::new(config).err();

@@ -1,4 +1,4 @@
-//! Large messages, windows, and who waits for whom.
+//! Large messages, windows, and which messages wait for which.
 
 use super::*;
 use zerocopy::IntoBytes as _;
@@ -20,19 +20,21 @@ fn sixteen_megabytes_arrive_whole() {
     assert_eq!(too_long, Err(SendError::TooLong { dst: ProcessId(1), len: MAX_MESSAGE + 1 }));
 }
 
-/// A frame at a time, the barrier and small messages to somebody else go on, however much of a large one is left.
+/// The barrier and small messages to another process advance with each frame, however much of a large message
+/// is left.
 #[test]
-fn a_large_message_delays_neither_barriers_nor_small_ones() {
+fn large_message_delays_neither_barriers_nor_small_messages() {
     let mut group = Group::new(3, |_| {});
     group.run(4);
     group.scatter(0, &[(1, &vec![0; 100_000])]).unwrap();
     for n in 0..40u8 {
         group.now = group.now + Nanos(100);
-        assert_eq!(group.send(0, 1), 1, "a packet of the large one");
+        assert_eq!(group.send(0, 1), 1, "a packet of the large message");
         let begun = group.processes[0].timestamp(group.now);
         group.scatter(0, &[(2, &[n])]).unwrap();
         group.now = group.now + Nanos(100);
-        // Whose turn it is depends on who was last; the small one leaves with the second frame.
+        // Which of the two messages is sent first depends on the last one; the small one leaves with the
+        // second frame at the latest.
         group.send(0, 2);
         assert!(group.promised[0].is_some_and(|promised| begun.precedes(promised)), "{n}");
         let last = group.frames.iter().rev().take(2).map(|frame| Packet::parse(frame).unwrap());
@@ -44,10 +46,10 @@ fn a_large_message_delays_neither_barriers_nor_small_ones() {
 }
 
 #[test]
-fn who_waits_holds_what_it_has_and_blocks_only_its_own_receivers() {
+fn waiting_scattering_blocks_only_its_own_receivers() {
     let mut group = Group::new(4, |config| config.initial_window = 2000);
     group.run(4);
-    // Nothing comes back from 1: its window is soon used up.
+    // No ACKs arrive from process 1: its window is soon used up.
     group.loses = Box::new(|from, _, _| from == 1);
     group.scatter(0, &[(1, &[1; 1500])]).unwrap();
     group.settle();
@@ -56,7 +58,7 @@ fn who_waits_holds_what_it_has_and_blocks_only_its_own_receivers() {
     group.scatter(0, &[(2, b"behind it")]).unwrap();
     group.run(12);
     assert_eq!(group.received(3), [(0, b"past it".to_vec())]);
-    assert_eq!(group.received(2), [], "what was sent later to the same waits");
+    assert_eq!(group.received(2), [], "later messages to the same receiver wait");
     let settled =
         |event: &Event| matches!(event, Event::Settled { scattering, .. } if *scattering == waiting);
     assert!(!group.events(0).iter().any(settled));
@@ -67,15 +69,15 @@ fn who_waits_holds_what_it_has_and_blocks_only_its_own_receivers() {
 }
 
 #[test]
-fn a_stream_of_small_ones_does_not_keep_a_large_one_from_going() {
+fn stream_of_small_messages_does_not_starve_a_large_one() {
     let mut group = Group::new(3, |config| config.initial_window = 4000);
     group.run(4);
     let large = group.scatter(0, &[(1, &vec![1; 20_000]), (2, &vec![2; 20_000])]).unwrap();
     let mut small = 0u32;
     let settled = |event: &Event| matches!(event, Event::Settled { scattering, .. } if *scattering == large);
     for round in 0.. {
-        assert!(round < 1000, "it ends");
-        // There are always more of them than fit.
+        assert!(round < 1000, "the large scattering is never settled");
+        // There are always more small messages than fit.
         while group.processes[0].buffered().0 < 50_000 {
             group.scatter(0, &[(1 + small % 2, &[3; 200])]).unwrap();
             small += 1;
@@ -93,7 +95,7 @@ fn a_stream_of_small_ones_does_not_keep_a_large_one_from_going() {
 }
 
 #[test]
-fn a_slow_reader_stops_its_senders_and_nobody_else() {
+fn slow_reader_stops_only_its_own_senders() {
     let mut group = Group::new(3, |config| config.receive_window = 4000);
     group.run(4);
     for n in 0..40u8 {
@@ -104,19 +106,19 @@ fn a_slow_reader_stops_its_senders_and_nobody_else() {
     }
     let (unsent, _) = group.processes[0].buffered();
     let (_, held) = group.processes[1].buffered();
-    assert!(unsent > 0 && (3000..=4000).contains(&held), "{unsent} bytes wait, {held} are kept");
+    assert!(unsent > 0 && (3000..=4000).contains(&held), "{unsent} bytes are unsent, {held} are buffered");
     assert_eq!(group.failures(0), []);
     let mut texts = Vec::new();
     for _ in 0..40 {
         texts.extend(group.received(1).into_iter().map(|(_, text)| text[0]));
         group.run(4);
     }
-    assert_eq!(texts, (0..40).collect::<Vec<_>>(), "it goes on when there is room");
+    assert_eq!(texts, (0..40).collect::<Vec<_>>(), "the sender continues when there is room");
     assert_eq!((group.failures(0), group.processes[1].counters().refused(Refusal::NoRoom)), (vec![], 0));
 }
 
 #[test]
-fn marks_make_the_window_small() {
+fn marks_shrink_the_congestion_window() {
     let mut group = Group::new(2, |_| {});
     group.run(4);
     let window = |group: &Group| group.processes[0].congestion_window(ProcessId(1)).unwrap();
@@ -130,7 +132,7 @@ fn marks_make_the_window_small() {
             let packet = Packet::parse(&frame).unwrap();
             assert_eq!(packet.ecn(), 2, "ECN-capable");
             if packet.ethernet().dst.0[5] == 1 {
-                // A switch marks it (the IPv4 checksum follows; the ICRC does not cover it).
+                // A switch marks it (the IPv4 checksum is updated; the ICRC does not cover these bits).
                 frame[15] |= 3;
                 let mut ip = *packet_ip(&frame);
                 ip.fill_checksum(&[]);
@@ -171,7 +173,7 @@ fn buffers_are_bounded() {
         group.run(3);
         group.received(1);
     }
-    assert_eq!(group.scatter(0, &[(1, b"")]), Err(SendError::Full), "events that nobody has polled");
+    assert_eq!(group.scatter(0, &[(1, b"")]), Err(SendError::Full), "events that have not been polled");
     assert_eq!(group.events(0).len(), 3);
     assert!(group.scatter(0, &[(1, b"")]).is_ok());
 }

@@ -1,10 +1,10 @@
-//! What a receiver takes at its bounds, what it counts, and when it has to answer.
+//! Limits of what a receiver accepts, what it counts, and when it has ACKs or NAKs to send.
 
 use super::*;
 use crate::process::config::PACKET_COST;
 use zerocopy::FromBytes;
 
-/// A process of two, whose clock stands at what is returned with it
+/// Returns one of two processes, with the runner's time and 1Pipe's time of that moment.
 fn receiver() -> (Process, Nanos, Timestamp) {
     let now = Nanos::from_micros(20);
     let config = config(1, 2, false);
@@ -14,7 +14,7 @@ fn receiver() -> (Process, Nanos, Timestamp) {
     (process, now, clock)
 }
 
-/// A whole message of process 0 to process 1
+/// Builds a complete message from process 0 to process 1.
 fn message(psn: u32, timestamp: Timestamp) -> Vec<u8> {
     let mut header = OnePipe::new(OnePipeOpcode::DATA, timestamp, Psn::new(psn));
     header.set_first(true);
@@ -33,7 +33,7 @@ fn barriers_and_messages_may_be_ahead_by_ahead_max() {
 }
 
 #[test]
-fn a_barrier_that_is_repeated_is_not_stale() {
+fn repeated_barrier_is_not_stale() {
     let (mut process, now, clock) = receiver();
     for barrier in [clock, clock] {
         assert_eq!(process.on_frame(&beacon(false, 1, Some(barrier), now), now), Ok(()));
@@ -44,9 +44,9 @@ fn a_barrier_that_is_repeated_is_not_stale() {
 }
 
 #[test]
-fn a_beacon_after_which_nothing_follows_may_be_as_old_as_ahead_max() {
+fn beacon_that_announces_the_end_may_be_as_old_as_ahead_max() {
     let ahead_max = config(1, 2, false).ahead_max;
-    // The first microsecond of this process's time is long over.
+    // The first microseconds of this process's time are longer ago than `ahead_max`.
     let now = Nanos(ahead_max.0 + 5_000);
     let mut process = Process::new(config(1, 2, false)).unwrap();
     process.on_timer(now);
@@ -60,7 +60,7 @@ fn a_beacon_after_which_nothing_follows_may_be_as_old_as_ahead_max() {
 }
 
 #[test]
-fn a_late_message_of_a_known_sender_is_refused_in_its_turn() {
+fn late_message_that_arrives_in_order_is_refused() {
     let (mut process, now, clock) = receiver();
     assert_eq!(process.on_frame(&message(0, clock), now), Ok(()));
     process.on_frame(&beacon(false, 1, Some(clock.add(10)), now), now).unwrap();
@@ -68,7 +68,7 @@ fn a_late_message_of_a_known_sender_is_refused_in_its_turn() {
     assert_eq!(
         process.on_frame(&message(2, clock.add(10)), now),
         Ok(()),
-        "the next one may be the barrier's"
+        "a timestamp equal to the barrier is not late"
     );
 }
 
@@ -83,12 +83,12 @@ fn each_message_of_a_scattering_counts_as_delivered() {
 }
 
 #[test]
-fn half_messages_of_every_sender_are_thrown_away() {
+fn incomplete_messages_of_all_senders_are_discarded() {
     let mut group = Group::new(4, |config| config.timeout = Nanos::from_micros(20));
     group.run(4);
     for from in [0, 2, 3] {
         group.scatter(from, &[(1, &[1; 700])]).unwrap();
-        assert_eq!(group.send(from, 2), 2, "two packets of three or more");
+        assert_eq!(group.send(from, 2), 2, "two packets of at least three");
     }
     // 10,000 time-outs, and a sweep for each peer
     group.now = group.now + Nanos::from_millis(201);
@@ -102,7 +102,7 @@ fn half_messages_of_every_sender_are_thrown_away() {
 }
 
 #[test]
-fn a_receiver_has_answers_until_all_are_sent() {
+fn receiver_has_answers_until_all_are_sent() {
     let (mut process, now, clock) = receiver();
     let send_all = |process: &mut Process| {
         let mut frame = Vec::new();
@@ -115,7 +115,7 @@ fn a_receiver_has_answers_until_all_are_sent() {
     process.on_frame(&message(0, clock), now).unwrap_err();
     assert!(process.has_answers());
     send_all(&mut process);
-    // An ACK, once enough has come
+    // An ACK, once enough packets have arrived
     let every = config(1, 2, false).ack_every;
     for psn in 1..=every {
         assert!(!process.has_answers() || psn == every);
@@ -126,7 +126,7 @@ fn a_receiver_has_answers_until_all_are_sent() {
 }
 
 #[test]
-fn the_timer_of_an_ack_ends_when_the_ack_is_sent() {
+fn ack_timer_is_cancelled_when_the_ack_is_sent() {
     let mut config = config(1, 2, false);
     (config.ack_every, config.ack_delay) = (2, Nanos(700));
     config.beacon_interval = Nanos::from_millis(1);
@@ -144,19 +144,19 @@ fn the_timer_of_an_ack_ends_when_the_ack_is_sent() {
 }
 
 #[test]
-fn a_message_at_the_barrier_waits_for_the_next_one() {
+fn message_at_the_barrier_waits_for_the_next_barrier() {
     let (mut process, now, clock) = receiver();
     let before = clock.add((1 << 48) - 5);
     process.on_frame(&message(0, before), now).unwrap();
     process.on_frame(&message(1, clock.add(10)), now).unwrap();
     process.on_frame(&beacon(false, 1, Some(clock.add(10)), now), now).unwrap();
     assert_eq!(process.unreliable_recv().map(|message| message.timestamp), Some(before));
-    // The clock passes it in 10 ns, which makes no difference.
+    // The clock passes it in 10 ns, which is not waited for.
     assert!(process.next_timer().unwrap() > now + Nanos(100));
 }
 
 #[test]
-fn a_receiver_takes_packets_until_its_window_or_its_buffer_is_full() {
+fn packets_are_accepted_until_the_window_or_the_buffer_is_full() {
     let room = PACKET_COST * 10;
     for window_is_small in [true, false] {
         let mut config = config(1, 2, false);
@@ -170,7 +170,7 @@ fn a_receiver_takes_packets_until_its_window_or_its_buffer_is_full() {
         let now = Nanos::from_micros(20);
         let mut process = Process::new(config).unwrap();
         process.on_timer(now);
-        // Packets of one message, the last of which does not come
+        // Packets of one message, the last of which does not arrive
         let part = |psn: u32, len: usize| {
             let mut header = OnePipe::new(OnePipeOpcode::DATA, clock, Psn::new(psn));
             header.set_first(psn == 0);
@@ -185,7 +185,7 @@ fn a_receiver_takes_packets_until_its_window_or_its_buffer_is_full() {
     }
 }
 
-/// A packet of process 0, without data, that is the first of its run, or the last
+/// Builds a packet of process 0 without data, which is the first of its run, or the last.
 fn part(psn: u32, time: Timestamp, is_first: bool, is_last: bool) -> Vec<u8> {
     let mut header = OnePipe::new(OnePipeOpcode::DATA, time, Psn::new(psn));
     header.set_first(is_first);
@@ -193,18 +193,19 @@ fn part(psn: u32, time: Timestamp, is_first: bool, is_last: bool) -> Vec<u8> {
     frame(peer(false, 0), peer(false, 1), &header, &[])
 }
 
-/// A receiver whose buffer has room for 15 packets. Its sender began anew nine times while a packet waited behind a gap: nothing is
-/// kept of those but ten marks. With it: its time, a timestamp behind those packets', and a PSN for the next life
-fn receiver_of_ten_lives() -> (Process, Nanos, Timestamp, u32) {
+/// Returns a receiver whose buffer has room for 15 packets, and whose sender has restarted nine times while a
+/// packet waited behind a gap: only ten marks are left of those incarnations. Also returns the time, a
+/// timestamp after those packets', and a PSN for the next incarnation.
+fn receiver_after_ten_incarnations() -> (Process, Nanos, Timestamp, u32) {
     let mut config = config(1, 2, false);
-    // What is over is more than 15.
+    // The rest is less than a packet.
     config.receive_buffer = 15 * PACKET_COST + 40;
     let clock = config.clock.add(20_000);
     let now = Nanos::from_micros(20);
     let mut process = Process::new(config).unwrap();
     process.on_timer(now);
-    for life in 0..10u32 {
-        let (psn, time) = (10_000 * life, clock.add(life.into()));
+    for incarnation in 0..10u32 {
+        let (psn, time) = (10_000 * incarnation, clock.add(incarnation.into()));
         assert_eq!(process.on_frame(&part(psn, time, true, false), now), Ok(()));
         assert_eq!(process.on_frame(&part(psn + 2, time, false, true), now), Ok(()));
         assert_eq!(process.buffered().1, 2 * PACKET_COST);
@@ -214,23 +215,23 @@ fn receiver_of_ten_lives() -> (Process, Nanos, Timestamp, u32) {
 }
 
 #[test]
-fn a_sender_that_begins_anew_again_and_again_fills_no_more_than_the_buffer() {
-    let (mut process, now, clock, first) = receiver_of_ten_lives();
+fn sender_that_restarts_repeatedly_does_not_exceed_the_buffer() {
+    let (mut process, now, clock, first) = receiver_after_ten_incarnations();
     for psn in first..first + 5 {
         assert_eq!(process.on_frame(&message(psn, clock), now), Ok(()));
     }
     assert_eq!(process.on_frame(&message(first + 5, clock), now), Err(Refusal::NoRoom));
-    // There is room again when the barrier has passed them.
+    // There is room again when the barrier has passed the messages.
     process.on_frame(&beacon(false, 1, Some(clock), now), now).unwrap();
     let now = now + Nanos::from_micros(1);
     process.on_timer(now);
     assert_eq!(process.on_frame(&message(first + 6, clock), now), Ok(()));
 }
 
-/// One packet may complete several runs, which are more than there is room for.
+/// One packet may complete several runs, more than there is room for.
 #[test]
-fn runs_that_one_packet_completes_are_taken_and_nothing_after_them() {
-    let (mut process, now, clock, first) = receiver_of_ten_lives();
+fn runs_completed_by_one_packet_are_accepted_and_nothing_after_them() {
+    let (mut process, now, clock, first) = receiver_after_ten_incarnations();
     assert_eq!(process.on_frame(&message(first, clock), now), Ok(()));
     for (behind, is_first) in [(2, false), (3, true), (4, false), (1, true)] {
         let packet = part(first + behind, clock, is_first, !is_first);
@@ -244,7 +245,7 @@ fn runs_that_one_packet_completes_are_taken_and_nothing_after_them() {
 }
 
 #[test]
-fn answers_that_wait_are_bounded() {
+fn pending_answers_are_bounded() {
     let sent = |process: &mut Process, now| {
         let mut frame = Vec::new();
         while process.poll_transmit(now, &mut frame) {}
@@ -252,22 +253,22 @@ fn answers_that_wait_are_bounded() {
     };
     let (mut process, now, clock) = receiver();
     process.on_frame(&beacon(false, 1, Some(clock.add(10)), now), now).unwrap();
-    for psn in 0..=ANSWERS as u32 {
+    for psn in 0..=MAX_ANSWERS as u32 {
         assert_eq!(process.on_frame(&message(psn, clock), now), Err(Refusal::Late));
     }
-    assert_eq!((sent(&mut process, now).0, process.counters().naks_lost.get()), (ANSWERS as u64, 1));
-    // ACKs are written down before what they say is forgotten; one more says the latest.
+    assert_eq!((sent(&mut process, now).0, process.counters().naks_lost.get()), (MAX_ANSWERS as u64, 1));
+    // ACKs are saved before their history is too short; the last one reports the latest packets.
     let (mut process, now, clock) = receiver();
     let repeated = message(0, clock);
     assert_eq!(process.on_frame(&repeated, now), Ok(()));
-    for _ in 0..200 * ANSWERS {
+    for _ in 0..200 * MAX_ANSWERS {
         assert_eq!(process.on_frame(&repeated, now), Err(Refusal::Duplicate));
     }
-    assert_eq!(sent(&mut process, now), (0, ANSWERS as u64 + 1));
+    assert_eq!(sent(&mut process, now), (0, MAX_ANSWERS as u64 + 1));
 }
 
 #[test]
-fn half_a_message_is_kept_for_ten_thousand_time_outs() {
+fn incomplete_message_is_kept_for_ten_thousand_time_outs() {
     let mut config = config(1, 2, false);
     config.timeout = Nanos::from_micros(20);
     let clock = config.clock.add(20_000);
@@ -279,14 +280,15 @@ fn half_a_message_is_kept_for_ten_thousand_time_outs() {
     let last = now + Nanos::from_millis(200);
     process.on_timer(last);
     assert_eq!(process.buffered().1, PACKET_COST);
-    // Each peer has its turn to be looked at.
+    // Each beacon interval, one peer is checked.
     (1..=2).for_each(|n| process.on_timer(last + Nanos(n * interval.0)));
     assert_eq!((process.buffered().1, process.counters().refused(Refusal::Incomplete)), (0, 1));
 }
 
-/// Process 1, with a window for each sender and a buffer of 4,000 bytes, takes so many messages of 500 bytes of processes 0 and 2.
-/// Returns the room that process 2 hears of then, and with each message that is taken away.
-fn rooms(window: u32, [of_0, of_2]: [u32; 2]) -> Vec<Option<u32>> {
+/// Process 1, with this window for each sender and a buffer of 4,000 bytes, receives these numbers of
+/// messages of 500 bytes from processes 0 and 2. Returns the window advertised to process 2 after that, and
+/// after each message that is taken.
+fn advertised_windows(window: u32, [of_0, of_2]: [u32; 2]) -> Vec<Option<u32>> {
     const BUFFER: usize = 4000;
     const COST: usize = 500;
     let mut config = config(1, 3, false);
@@ -303,42 +305,44 @@ fn rooms(window: u32, [of_0, of_2]: [u32; 2]) -> Vec<Option<u32>> {
         let message = frame(peer(false, from), peer(false, 1), &header, &[0; COST - PACKET_COST]);
         assert_eq!(process.on_frame(&message, now), Ok(()));
     }
-    // Returns the room that process 2 hears of, if it does.
-    let told = |process: &mut Process| {
-        let (mut frame, mut room) = (Vec::new(), None);
+    // Returns the window advertised to process 2, if an ACK is sent to it.
+    let advertised = |process: &mut Process| {
+        let (mut frame, mut window) = (Vec::new(), None);
         while process.poll_transmit(now, &mut frame) {
             let packet = Packet::parse(&frame).unwrap();
             if packet.ethernet().dst == peer(false, 2).mac {
                 let (arrivals, _) = Arrivals::ref_from_prefix(&packet.payload()[OnePipe::LEN..]).unwrap();
-                room = Some(arrivals.window.get());
+                window = Some(arrivals.window.get());
             }
         }
-        room
+        window
     };
-    let mut rooms = vec![told(&mut process)];
+    let mut advertised_windows = vec![advertised(&mut process)];
     let now_past = now + Nanos(10);
     process.on_frame(&beacon(false, 1, Some(clock.add(2)), now_past), now_past).unwrap();
-    assert_eq!(told(&mut process), None);
+    assert_eq!(advertised(&mut process), None);
     while process.unreliable_recv().is_some() {
-        rooms.push(told(&mut process));
+        advertised_windows.push(advertised(&mut process));
     }
-    rooms
+    advertised_windows
 }
 
-/// A sender whose window is small because of what others sent hears of room once half of the buffer is free.
+/// A sender whose window is limited by other senders' messages gets a window update once half of the buffer
+/// is free.
 #[test]
-fn a_sender_hears_of_room_once_half_of_the_buffer_is_free() {
-    let heard = rooms(4000, [6, 1]);
-    assert_eq!(heard[..5], [Some(500), None, None, Some(2000), None]);
+fn window_update_is_sent_once_half_of_the_buffer_is_free() {
+    let windows = advertised_windows(4000, [6, 1]);
+    assert_eq!(windows[..5], [Some(500), None, None, Some(2000), None]);
 }
 
 #[test]
-fn a_sender_with_a_quarter_of_the_buffer_hears_of_no_more() {
-    assert_eq!(rooms(4000, [5, 1]), [Some(1000), None, None, None, None, None, None]);
+fn sender_with_a_quarter_of_the_buffer_gets_no_update() {
+    assert_eq!(advertised_windows(4000, [5, 1]), [Some(1000), None, None, None, None, None, None]);
 }
 
-/// Of those of process 0 there is one message, which leaves as much room as the sender's own.
+/// There is one message of process 0; the rest of the buffer is as large as what process 2's own window has
+/// left.
 #[test]
-fn a_sender_whose_own_messages_take_its_window_hears_of_room_once_half_of_that_is_free() {
-    assert_eq!(rooms(3500, [1, 6]), [Some(500), None, None, None, Some(2000), None, None, None]);
+fn sender_that_fills_its_own_window_gets_an_update_once_half_of_it_is_free() {
+    assert_eq!(advertised_windows(3500, [1, 6]), [Some(500), None, None, None, Some(2000), None, None, None]);
 }

@@ -1,14 +1,14 @@
-//! Two managers, their owners, and a pipe that loses, doubles and reorders.
+//! Two managers with their owners, and a channel that drops, duplicates and reorders.
 
 use super::*;
 use core::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use switch::random::Share;
 
-/// What an owner does later.
+/// A scheduled action of an owner or of the channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Later {
-    /// The message of this number, to this side
+enum Action {
+    /// Deliver the message with this index to this side
     Deliver(usize, usize),
     Connect(u32),
     Accept(Conn),
@@ -16,10 +16,10 @@ enum Later {
     Disconnect(Conn),
 }
 
-/// What an owner has seen of a connection.
+/// Events and calls that an owner has seen of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools)]
-struct Seen {
+struct Observed {
     qpn: u32,
     confirmed: bool,
     established: bool,
@@ -31,10 +31,10 @@ struct Seen {
 
 struct World {
     cms: [Cm; 2],
-    seen: [BTreeMap<Conn, Seen>; 2],
-    agenda: BinaryHeap<Reverse<(Nanos, u64, usize, Later)>>,
+    seen: [BTreeMap<Conn, Observed>; 2],
+    agenda: BinaryHeap<Reverse<(Nanos, u64, usize, Action)>>,
     mads: Vec<(Peer, [u8; MAD_LEN])>,
-    chance: Chance,
+    rng: Chance,
     loss: Share,
     now: Nanos,
     order: u64,
@@ -51,41 +51,41 @@ impl World {
             seen: Default::default(),
             agenda: BinaryHeap::new(),
             mads: Vec::new(),
-            chance: Chance::new(seed),
+            rng: Chance::new(seed),
             loss: Share::percent(loss_percent),
             now: T0,
             order: 0,
         }
     }
 
-    fn later(&mut self, side: usize, after: Nanos, what: Later) {
+    fn schedule(&mut self, side: usize, after: Nanos, action: Action) {
         self.order += 1;
-        self.agenda.push(Reverse((self.now + after, self.order, side, what)));
+        self.agenda.push(Reverse((self.now + after, self.order, side, action)));
     }
 
-    /// A while, up to so many milliseconds
-    fn while_ms(&mut self, most: u64) -> Nanos {
-        Nanos::from_millis(self.chance.below(most))
+    /// Returns a random time below `most` milliseconds.
+    fn random_ms(&mut self, most: u64) -> Nanos {
+        Nanos::from_millis(self.rng.below(most))
     }
 
-    fn ship(&mut self, side: usize) {
+    fn transmit(&mut self, side: usize) {
         while let Some((peer, mad)) = self.cms[side].poll_transmit() {
-            let copies = 1 + usize::from(self.chance.happens(Share::percent(10)));
+            let copies = 1 + usize::from(self.rng.happens(Share::percent(10)));
             for _ in 0..copies {
-                if self.chance.happens(self.loss) {
+                if self.rng.happens(self.loss) {
                     continue;
                 }
-                self.mads.push((turned(peer), mad));
+                self.mads.push((reversed(peer), mad));
                 let at = self.mads.len() - 1;
-                // Some come seconds later, when all may be over.
-                let most = if self.chance.happens(Share::percent(5)) { 9000 } else { 50 };
-                let after = self.while_ms(most);
-                self.later(side, after, Later::Deliver(1 - side, at));
+                // Some messages arrive seconds later, when the connection may be closed.
+                let most = if self.rng.happens(Share::percent(5)) { 9000 } else { 50 };
+                let after = self.random_ms(most);
+                self.schedule(side, after, Action::Deliver(1 - side, at));
             }
         }
     }
 
-    fn hear(&mut self, side: usize) {
+    fn process_events(&mut self, side: usize) {
         while let Some(event) = self.cms[side].poll_event() {
             let conn = event.conn();
             let now = self.now;
@@ -95,37 +95,38 @@ impl World {
             match &event {
                 Event::Requested { request, .. } => {
                     seen.qpn = request.qpn.get();
-                    match self.chance.below(10) {
+                    match self.rng.below(10) {
                         0 => {
                             seen.rejected_by_us = true;
                             self.cms[side].reject(conn, RejReason::CONSUMER, b"no", now).unwrap();
                         }
                         1 | 2 => {
                             self.cms[side].delay(conn, 20).unwrap();
-                            let after = self.while_ms(9000);
-                            self.later(side, after, Later::Accept(conn));
+                            let after = self.random_ms(9000);
+                            self.schedule(side, after, Action::Accept(conn));
                         }
-                        _ => self.later(side, T0, Later::Accept(conn)),
+                        _ => self.schedule(side, T0, Action::Accept(conn)),
                     }
                 }
-                Event::Replied { .. } => match self.chance.below(10) {
+                Event::Replied { .. } => match self.rng.below(10) {
                     0 => {
                         seen.rejected_by_us = true;
                         self.cms[side].reject(conn, RejReason::CONSUMER, b"no", now).unwrap();
                     }
                     1 | 2 => {
                         self.cms[side].delay(conn, 20).unwrap();
-                        let after = self.while_ms(9000);
-                        self.later(side, after, Later::Confirm(conn));
+                        let after = self.random_ms(9000);
+                        self.schedule(side, after, Action::Confirm(conn));
                     }
-                    _ => self.later(side, T0, Later::Confirm(conn)),
+                    _ => self.schedule(side, T0, Action::Confirm(conn)),
                 },
                 Event::Established { .. } => {
                     assert!(!seen.established);
                     seen.established = true;
-                    // Whoever is first; if nothing arrives, each ends it by itself.
-                    let after = self.while_ms(60_000);
-                    self.later(side, after, Later::Disconnect(conn));
+                    // The first side to act closes the connection; if nothing arrives, each closes it by
+                    // itself.
+                    let after = self.random_ms(60_000);
+                    self.schedule(side, after, Action::Disconnect(conn));
                 }
                 Event::Disconnecting { .. } => {
                     assert!(!seen.disconnecting && !seen.disconnect_called);
@@ -137,40 +138,40 @@ impl World {
             }
             assert_eq!(event.is_last(), self.seen[side][&conn].last.is_some());
         }
-        self.ship(side);
+        self.transmit(side);
     }
 
-    fn act(&mut self, side: usize, what: Later) {
+    fn act(&mut self, side: usize, action: Action) {
         let now = self.now;
-        match what {
-            Later::Deliver(to, at) => {
+        match action {
+            Action::Deliver(to, at) => {
                 let (peer, mad) = self.mads[at];
                 self.cms[to].on_mad(peer, &mad, now);
-                self.hear(to);
+                self.process_events(to);
             }
-            Later::Connect(qpn) => {
+            Action::Connect(qpn) => {
                 let peer = if side == 0 { A_TO_B } else { B_TO_A };
                 let conn = self.cms[side].connect(&ConnectRequest { peer, ..request(qpn) }, now).unwrap();
-                self.seen[side].insert(conn, Seen { qpn, ..Seen::default() });
+                self.seen[side].insert(conn, Observed { qpn, ..Observed::default() });
             }
-            // It may have ended meanwhile.
-            Later::Accept(conn) => {
+            // The connection may have ended meanwhile.
+            Action::Accept(conn) => {
                 _ = self.cms[side].accept(conn, &answer(1000 + conn.comm_id() % 65536), now);
             }
-            Later::Confirm(conn) => {
+            Action::Confirm(conn) => {
                 if self.cms[side].confirm(conn, &[]).is_ok() {
                     self.seen[side].get_mut(&conn).unwrap().confirmed = true;
-                    let after = self.while_ms(40_000);
-                    self.later(side, after, Later::Disconnect(conn));
+                    let after = self.random_ms(40_000);
+                    self.schedule(side, after, Action::Disconnect(conn));
                 }
             }
-            Later::Disconnect(conn) => {
+            Action::Disconnect(conn) => {
                 if self.cms[side].disconnect(conn, b"bye", now).is_ok() {
                     self.seen[side].get_mut(&conn).unwrap().disconnect_called = true;
                 }
             }
         }
-        self.hear(side);
+        self.process_events(side);
     }
 
     fn run(&mut self) {
@@ -178,44 +179,44 @@ impl World {
             let timers = [self.cms[0].next_timer(), self.cms[1].next_timer()];
             let next = self.agenda.peek().map(|&Reverse((at, ..))| at);
             let Some(at) = timers.into_iter().chain([next]).flatten().min() else { return };
-            assert!(at < Nanos::from_secs(3600), "it does not end");
+            assert!(at < Nanos::from_secs(3600), "the run does not end");
             self.now = self.now.max(at);
             if next == Some(at) {
-                let Reverse((_, _, side, what)) = self.agenda.pop().unwrap();
-                self.act(side, what);
+                let Reverse((_, _, side, action)) = self.agenda.pop().unwrap();
+                self.act(side, action);
             } else {
                 let side = usize::from(timers[0] != Some(at));
                 self.cms[side].on_timer(self.now);
-                self.hear(side);
+                self.process_events(side);
             }
         }
     }
 }
 
-/// All that happened, told in a way that can be compared.
-fn life(seed: u64, loss_percent: u64) -> String {
+/// Simulates connections and returns everything that happened, in a form that can be compared.
+fn simulate(seed: u64, loss_percent: u64) -> String {
     let mut world = World::new(seed, loss_percent);
     for n in 0..8u32 {
-        let after = world.while_ms(15_000);
-        world.later(n as usize % 2, after, Later::Connect(0x100 + n));
+        let after = world.random_ms(15_000);
+        world.schedule(n as usize % 2, after, Action::Connect(0x100 + n));
     }
     world.run();
     for side in 0..2 {
         assert!(world.cms[side].is_empty(), "seed {seed}, {loss_percent} % loss: a connection is left");
         for (conn, seen) in &world.seen[side] {
-            // Every connection ended: its owner was told once, or had rejected it.
+            // Every connection ended: a final event was reported once, or its owner had rejected it.
             assert_eq!(seen.last.is_some(), !seen.rejected_by_us, "seed {seed}: {conn:?} {seen:?}");
             let others: Vec<_> =
                 world.seen[1 - side].values().filter(|other| other.qpn == seen.qpn).collect();
             if seen.established {
                 assert!(
                     others.iter().any(|other| other.confirmed),
-                    "seed {seed}: {seen:?}, which the active side did not confirm: {others:?}"
+                    "seed {seed}: {seen:?}, but the active side did not confirm: {others:?}"
                 );
             }
             if loss_percent == 0 && seen.confirmed {
-                let told = others.iter().any(|other| other.established || other.disconnecting);
-                assert!(told, "seed {seed}: {seen:?}, of which the passive side heard nothing: {others:?}");
+                let was_notified = others.iter().any(|other| other.established || other.disconnecting);
+                assert!(was_notified, "seed {seed}: {seen:?}, but the passive side got no event: {others:?}");
                 assert_eq!(seen.last, Some("disconnected"), "seed {seed}");
             }
         }
@@ -228,31 +229,31 @@ fn life(seed: u64, loss_percent: u64) -> String {
 fn every_connection_ends_on_both_sides() {
     for seed in 0..200 {
         for loss_percent in [0, 10, 40] {
-            life(seed, loss_percent);
+            simulate(seed, loss_percent);
         }
     }
-    // Also if hardly anything arrives.
+    // Also with hardly any message arriving.
     for seed in 0..50 {
-        life(seed, 90);
-        life(seed, 100);
+        simulate(seed, 90);
+        simulate(seed, 100);
     }
 }
 
 #[test]
-fn the_same_seed_is_the_same_life() {
+fn the_same_seed_gives_the_same_run() {
     for seed in 0..10 {
-        assert_eq!(life(seed, 30), life(seed, 30));
+        assert_eq!(simulate(seed, 30), simulate(seed, 30));
     }
-    assert_ne!(life(1, 30), life(2, 30));
+    assert_ne!(simulate(1, 30), simulate(2, 30));
 }
 
 #[test]
-fn what_usually_happens_usually_happens() {
+fn most_requests_succeed_despite_loss() {
     let mut count = BTreeMap::new();
     for seed in 0..40 {
         let mut world = World::new(seed, 30);
         for n in 0..8u32 {
-            world.later(0, T0, Later::Connect(0x100 + n));
+            world.schedule(0, T0, Action::Connect(0x100 + n));
         }
         world.run();
         for seen in world.seen[0].values() {
@@ -261,6 +262,6 @@ fn what_usually_happens_usually_happens() {
                 .or_insert(0) += 1;
         }
     }
-    // 320 requests; about one in ten is rejected by either owner.
+    // 320 requests; each of the two owners rejects about one in ten.
     assert!(count["confirmed"] > 230 && count["rejected"] > 15, "{count:?}");
 }

@@ -1,15 +1,15 @@
-//! What each message does in each state.
+//! The state transition tables: the effect of each message in each state.
 
 use super::*;
-use crate::cm::wire::{self, Of};
+use crate::cm::wire::{self, MessageType};
 use rocev2::cm::{Drep, Dreq, Kind, MadHeader, Mra, Rej, Rep, Req, Rtu, emit};
 use std::fmt::Write as _;
 use zerocopy::{FromZeros, Immutable, IntoBytes};
 
-/// What the other side calls the connection, and its queue pair
-const THEIRS: u32 = 0x77;
-const THEIR_QP: Qpn = Qpn::new(0x99);
-const OUR_QP: Qpn = Qpn::new(0x11);
+/// The remote side's ID of the connection, and its queue pair
+const REMOTE_ID: u32 = 0x77;
+const REMOTE_QP: Qpn = Qpn::new(0x99);
+const LOCAL_QP: Qpn = Qpn::new(0x11);
 
 fn mad(kind: Kind, body: &(impl IntoBytes + Immutable)) -> [u8; MAD_LEN] {
     let mut mad = [0; MAD_LEN];
@@ -19,9 +19,9 @@ fn mad(kind: Kind, body: &(impl IntoBytes + Immutable)) -> [u8; MAD_LEN] {
 
 fn req() -> [u8; MAD_LEN] {
     let mut req = Req::zeroed();
-    req.local_comm_id = THEIRS.into();
+    req.local_comm_id = REMOTE_ID.into();
     req.service_id = SERVICE.into();
-    req.set_qpn(THEIR_QP);
+    req.set_qpn(REMOTE_QP);
     req.mtu_rnr = 3 << 4;
     req.timeout_retries = 20 << 3;
     req.cm_retries_srq = 15 << 4;
@@ -30,24 +30,24 @@ fn req() -> [u8; MAD_LEN] {
 
 fn rep(conn: Conn) -> [u8; MAD_LEN] {
     let mut rep = Rep::zeroed();
-    rep.local_comm_id = THEIRS.into();
+    rep.local_comm_id = REMOTE_ID.into();
     rep.remote_comm_id = conn.comm_id().into();
-    rep.set_qpn(THEIR_QP);
+    rep.set_qpn(REMOTE_QP);
     mad(Kind::Rep, &rep)
 }
 
 macro_rules! with_ids {
     ($type:ident, $conn:expr) => {{
         let mut message = $type::new_zeroed();
-        message.local_comm_id = THEIRS.into();
+        message.local_comm_id = REMOTE_ID.into();
         message.remote_comm_id = $conn.comm_id().into();
         message
     }};
 }
 
-fn mra(conn: Conn, of: Of) -> [u8; MAD_LEN] {
+fn mra(conn: Conn, message_type: MessageType) -> [u8; MAD_LEN] {
     let mut mra = with_ids!(Mra, conn);
-    mra.acknowledged = (of as u8) << 6;
+    mra.acknowledged = (message_type as u8) << 6;
     mra.service_timeout = 20 << 3;
     mad(Kind::Mra, &mra)
 }
@@ -66,25 +66,25 @@ fn dreq(conn: Conn, qpn: Qpn) -> [u8; MAD_LEN] {
     mad(Kind::Dreq, &dreq)
 }
 
-fn rej(conn: Conn, of: Of, theirs: u32) -> [u8; MAD_LEN] {
+fn rej(conn: Conn, message_type: MessageType, theirs: u32) -> [u8; MAD_LEN] {
     let mut rej = Rej::of_req(theirs, conn.comm_id(), RejReason::CONSUMER);
-    rej.rejected = (of as u8) << 6;
+    rej.rejected = (message_type as u8) << 6;
     mad(Kind::Rej, &rej)
 }
 
-/// A connection in this state.
+/// Returns a connection in this state.
 fn at(state: State, active: bool) -> (Cm, Conn) {
     let mut cm = cm(1);
     cm.listen(SERVICE).unwrap();
     let conn = if active {
-        cm.connect(&request(OUR_QP.get()), T0).unwrap()
+        cm.connect(&request(LOCAL_QP.get()), T0).unwrap()
     } else {
         cm.on_mad(A_TO_B, &req(), T0);
         event(&mut cm).conn()
     };
     let steps: &[&dyn Fn(&mut Cm)] = if active {
         &[
-            &|cm| cm.on_mad(A_TO_B, &mra(conn, Of::Req), T0),
+            &|cm| cm.on_mad(A_TO_B, &mra(conn, MessageType::Req), T0),
             &|cm| cm.on_mad(A_TO_B, &rep(conn), T0),
             &|cm| cm.delay(conn, 20).unwrap(),
             &|cm| cm.confirm(conn, &[]).unwrap(),
@@ -94,8 +94,8 @@ fn at(state: State, active: bool) -> (Cm, Conn) {
     } else {
         &[
             &|cm| cm.delay(conn, 20).unwrap(),
-            &|cm| cm.accept(conn, &answer(OUR_QP.get()), T0).unwrap(),
-            &|cm| cm.on_mad(A_TO_B, &mra(conn, Of::Rep), T0),
+            &|cm| cm.accept(conn, &answer(LOCAL_QP.get()), T0).unwrap(),
+            &|cm| cm.on_mad(A_TO_B, &mra(conn, MessageType::Rep), T0),
             &|cm| cm.on_mad(A_TO_B, &rtu(conn), T0),
             &|cm| cm.disconnect(conn, &[], T0).unwrap(),
             &|cm| cm.on_mad(A_TO_B, &drep(conn), T0),
@@ -113,7 +113,7 @@ fn at(state: State, active: bool) -> (Cm, Conn) {
     (cm, conn)
 }
 
-fn told(event: &Event) -> &'static str {
+fn event_name(event: &Event) -> &'static str {
     match event {
         Event::Requested { .. } => "Requested",
         Event::Replied { .. } => "Replied",
@@ -125,7 +125,7 @@ fn told(event: &Event) -> &'static str {
     }
 }
 
-/// A message of the table, by its name.
+/// A message of the table, with its name.
 type Row = (&'static str, fn(Conn) -> [u8; MAD_LEN]);
 
 const MESSAGES: [Row; 13] = [
@@ -135,20 +135,20 @@ const MESSAGES: [Row; 13] = [
         mad[24 + 46] = 1;
         mad
     }),
-    ("MRA of REQ", |conn| mra(conn, Of::Req)),
-    ("MRA of REP", |conn| mra(conn, Of::Rep)),
-    ("REJ of REQ", |conn| rej(conn, Of::Req, 0)),
-    ("REJ of REP", |conn| rej(conn, Of::Rep, THEIRS)),
-    ("REJ of none", |conn| rej(conn, Of::Other, THEIRS)),
+    ("MRA of REQ", |conn| mra(conn, MessageType::Req)),
+    ("MRA of REP", |conn| mra(conn, MessageType::Rep)),
+    ("REJ of REQ", |conn| rej(conn, MessageType::Req, 0)),
+    ("REJ of REP", |conn| rej(conn, MessageType::Rep, REMOTE_ID)),
+    ("REJ of none", |conn| rej(conn, MessageType::Other, REMOTE_ID)),
     ("REP", rep),
     ("RTU", rtu),
-    ("DREQ", |conn| dreq(conn, OUR_QP)),
+    ("DREQ", |conn| dreq(conn, LOCAL_QP)),
     ("DREQ, other QP", |conn| dreq(conn, Qpn::new(0x12))),
     ("DREP", drep),
     ("LAP", |conn| mad(Kind::Lap, &with_ids!(Rtu, conn))),
 ];
 
-/// Whether the side that asked, or the one that was asked, is ever in this state
+/// Returns whether the active or the passive side can be in this state.
 fn possible(state: State, active: bool) -> bool {
     let passive_only =
         matches!(state, State::ReqReceived | State::MraReqSent | State::RepSent | State::MraRepReceived);
@@ -157,7 +157,7 @@ fn possible(state: State, active: bool) -> bool {
     !if active { passive_only } else { active_only }
 }
 
-/// The table: what a message changes. Where nothing is said, nothing happens.
+/// Renders the table of effects. Messages without an effect are omitted.
 fn table(active: bool) -> String {
     let mut table = String::new();
     for state in State::ALL {
@@ -169,7 +169,7 @@ fn table(active: bool) -> String {
             let (mut cm, conn) = at(state, active);
             cm.on_mad(A_TO_B, &message(conn), T0);
             let (sent, events) = (names(&mut cm), events(&mut cm));
-            let events: Vec<_> = events.iter().map(told).collect();
+            let events: Vec<_> = events.iter().map(event_name).collect();
             let after = cm.state(conn).unwrap();
             if after == state && sent.is_empty() && events.is_empty() {
                 continue;
@@ -180,7 +180,7 @@ fn table(active: bool) -> String {
                 write!(table, "; sends {}", sent.join(", ")).unwrap();
             }
             if !events.is_empty() {
-                write!(table, "; tells {}", events.join(", ")).unwrap();
+                write!(table, "; reports {}", events.join(", ")).unwrap();
             }
             table.push('\n');
         }
@@ -189,17 +189,17 @@ fn table(active: bool) -> String {
 }
 
 #[test]
-fn the_active_side() {
+fn messages_to_the_active_side_have_the_effects_in_active_txt() {
     assert_eq!(table(true), include_str!("active.txt"));
 }
 
 #[test]
-fn the_passive_side() {
+fn messages_to_the_passive_side_have_the_effects_in_passive_txt() {
     assert_eq!(table(false), include_str!("passive.txt"));
 }
 
 #[test]
-fn calls_out_of_place() {
+fn calls_fail_by_state_only() {
     for active in [true, false] {
         for state in State::ALL {
             if !possible(state, active) {
@@ -220,7 +220,7 @@ fn calls_out_of_place() {
 }
 
 #[test]
-fn spans() {
+fn spans_are_powers_of_two_times_4096_ns() {
     assert_eq!(wire::span(0), Nanos(4096));
     assert_eq!(wire::span(20), Nanos(4_294_967_296));
     assert_eq!(wire::span(31), Nanos(4096 << 31));

@@ -1,4 +1,5 @@
-//! The same for long packets, four blocks a register (VPCLMULQDQ with AVX-512): a kilobyte in less than half the time.
+//! CRC folding for long packets with four blocks a register (VPCLMULQDQ with AVX-512): a kilobyte takes less
+//! than half the time.
 
 use crate::icrc::POWER;
 use core::arch::x86_64::{
@@ -7,12 +8,13 @@ use core::arch::x86_64::{
     _mm512_ternarylogic_epi64, _mm512_xor_si512, _mm512_zextsi128_si512,
 };
 
-/// Blocks of 16 bytes from which on it is worth the call
+/// Count of 16-byte blocks from which on the call pays off
 pub(super) const MIN_BLOCKS: usize = 4 * LANES;
-/// Registers that are folded side by side, so that their multiplications overlap
+/// Count of registers that are folded in parallel, so that their multiplications overlap
 const LANES: usize = 4;
 
-/// What 64 bits are multiplied by to be folded over `BYTES`: the lower half of a block by the first, the upper by the second.
+/// Returns the multipliers that fold 64 bits over `bytes`: for the lower half of a block, and for the upper
+/// half.
 const fn fold(bytes: usize) -> (i64, i64) {
     ((POWER[bytes + 4] as i64) << 1, (POWER[bytes - 4] as i64) << 1)
 }
@@ -25,7 +27,7 @@ const BY_128: (i64, i64) = fold(16);
 const _: () = assert!(BY_512.0 == super::FOLD_512.0 && BY_512.1 == super::FOLD_512.1);
 const _: () = assert!(BY_128.0 == super::FOLD_128.0 && BY_128.1 == super::FOLD_128.1);
 
-/// Whether the CPU can.
+/// Returns whether the CPU has the instructions.
 #[inline]
 pub(super) fn available() -> bool {
     is_x86_feature_detected!("vpclmulqdq") && is_x86_feature_detected!("avx512f")
@@ -44,7 +46,8 @@ fn powers((low, high): (i64, i64)) -> __m512i {
     _mm512_broadcast_i32x4(_mm_set_epi64x(high, low))
 }
 
-/// Moves each block of `x` on by the distance that `powers` stand for and adds `next`.
+/// Multiplies each block of `x` by the power of x that `powers` stands for, which moves it forward, and adds
+/// `next`.
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq")]
 fn fold_into(x: __m512i, powers: __m512i, next: __m512i) -> __m512i {
@@ -55,19 +58,22 @@ fn fold_into(x: __m512i, powers: __m512i, next: __m512i) -> __m512i {
 
 #[inline]
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq")]
-fn move_on(x: __m128i, (low, high): (i64, i64)) -> __m128i {
+fn multiply_block(x: __m128i, (low, high): (i64, i64)) -> __m128i {
     let powers = _mm_set_epi64x(high, low);
     _mm_xor_si128(_mm_clmulepi64_si128::<0x00>(x, powers), _mm_clmulepi64_si128::<0x11>(x, powers))
 }
 
-/// Folds as many of `blocks`, of which there are [`MIN_BLOCKS`] or more, as fill whole registers onto `x`: one block, and the
-/// blocks that are left.
+/// Folds those of `blocks` (at least [`MIN_BLOCKS`]) that fill whole registers into `x`. Returns the
+/// resulting block, and the remaining blocks.
+///
+/// # Panics
+/// If there are fewer than [`LANES`] whole registers.
 #[target_feature(enable = "avx512f,vpclmulqdq,pclmulqdq,sse4.1")]
 pub(super) fn fold_all(x: __m128i, blocks: &[[u8; 16]]) -> (__m128i, &[[u8; 16]]) {
     let (fours, rest) = blocks.as_chunks::<4>();
-    let (first, others) = fours.split_first_chunk::<LANES>().expect("so many blocks");
+    let (first, others) = fours.split_first_chunk::<LANES>().expect("at least MIN_BLOCKS blocks");
     let mut lanes = [load(&first[0]), load(&first[1]), load(&first[2]), load(&first[3])];
-    lanes[0] = _mm512_xor_si512(lanes[0], _mm512_zextsi128_si512(move_on(x, BY_128)));
+    lanes[0] = _mm512_xor_si512(lanes[0], _mm512_zextsi128_si512(multiply_block(x, BY_128)));
     let (turns, fours) = others.as_chunks::<LANES>();
     let by_all = powers(BY_ALL);
     for turn in turns {
@@ -84,9 +90,9 @@ pub(super) fn fold_all(x: __m128i, blocks: &[[u8; 16]]) -> (__m128i, &[[u8; 16]]
     for four in fours {
         x = fold_into(x, by_512, load(four));
     }
-    let one = move_on(_mm512_castsi512_si128(x), BY_384);
-    let two = move_on(_mm512_extracti32x4_epi32::<1>(x), BY_256);
-    let three = move_on(_mm512_extracti32x4_epi32::<2>(x), BY_128);
+    let one = multiply_block(_mm512_castsi512_si128(x), BY_384);
+    let two = multiply_block(_mm512_extracti32x4_epi32::<1>(x), BY_256);
+    let three = multiply_block(_mm512_extracti32x4_epi32::<2>(x), BY_128);
     let all = _mm_xor_si128(_mm_xor_si128(one, two), _mm_xor_si128(three, _mm512_extracti32x4_epi32::<3>(x)));
     (all, rest)
 }

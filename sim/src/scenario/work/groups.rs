@@ -1,4 +1,4 @@
-//! Leaders and replicas of P4CE's groups.
+//! The workload of P4CE's groups: leaders and replicas.
 
 use super::{Workload, clock_of};
 use crate::Controlled;
@@ -15,20 +15,20 @@ pub(super) struct Work {
     groups: Groups,
     seed: u64,
     may_fail: bool,
-    /// The address of the switch that replicates
+    /// Address of the switch that replicates
     switch: IpAddr,
     /// Names of leaders; the other hosts are replicas
     leader_names: Vec<String>,
     replica_addresses: Vec<IpAddr>,
-    hosts: Vec<Of>,
+    hosts: Vec<Role>,
     shared: Arc<SharedGroups>,
-    /// What was seen to be wrong while it ran
+    /// First violation during the run
     wrong: Option<String>,
 }
 
-/// What a host is.
+/// Role of a host.
 #[derive(Clone, Copy)]
-enum Of {
+enum Role {
     Leader(NodeId),
     Replica(NodeId),
 }
@@ -54,28 +54,29 @@ impl Work {
     }
 
     fn leaders<'a>(&self, world: &'a World) -> impl Iterator<Item = &'a Host<LeaderApp>> {
-        self.hosts.iter().filter_map(|of| match of {
-            Of::Leader(node) => Some(world.node(*node)),
-            Of::Replica(_) => None,
+        self.hosts.iter().filter_map(|role| match role {
+            Role::Leader(node) => Some(world.node(*node)),
+            Role::Replica(_) => None,
         })
     }
 
     fn replicas<'a>(&self, world: &'a World) -> impl Iterator<Item = &'a Host<ReplicaApp>> {
-        self.hosts.iter().filter_map(|of| match of {
-            Of::Replica(node) => Some(world.node(*node)),
-            Of::Leader(_) => None,
+        self.hosts.iter().filter_map(|role| match role {
+            Role::Replica(node) => Some(world.node(*node)),
+            Role::Leader(_) => None,
         })
     }
 
-    /// What was acknowledged is held by a quorum, and no host saw anything wrong.
-    fn held(&self, world: &World) -> Option<String> {
+    /// Reports an acknowledged operation that no quorum holds, or a violation that a host found.
+    fn check_acknowledged(&self, world: &World) -> Option<String> {
         let replicas: Vec<_> = self.replicas(world).collect();
         let wrong = self.shared.wrong().map(str::to_owned);
         wrong.or_else(|| self.leaders(world).find_map(|leader| leader.app.check(&replicas)))
     }
 
-    /// What each replica in an open group of this switch is taken to hold, it holds.
-    fn holds(&self, world: &World, switch: NodeId) -> Option<String> {
+    /// Reports an operation that a replica in an open group of this switch lacks although the switch takes it
+    /// to hold it.
+    fn check_groups(&self, world: &World, switch: NodeId) -> Option<String> {
         let node = world.node::<Controlled<Control>>(switch);
         let leaders: Vec<_> = self.leaders(world).collect();
         let replicas: Vec<_> = self.replicas(world).collect();
@@ -92,18 +93,18 @@ impl Workload for Work {
             let own = host.address.0;
             let app = groups::leader(&self.groups, self.seed, own, self.switch, replicas, &self.shared);
             let node = world.add(&host.name, Host::new(make, app), clock_of(host));
-            self.hosts.push(Of::Leader(node));
+            self.hosts.push(Role::Leader(node));
             node
         } else {
             let app = ReplicaApp::new(self.groups.clone(), self.seed, self.shared.clone());
             let node = world.add(&host.name, Host::new(make, app), clock_of(host));
-            self.hosts.push(Of::Replica(node));
+            self.hosts.push(Role::Replica(node));
             node
         }
     }
 
     fn begin(&mut self, _world: &mut World) {
-        // Leaders ask for their groups when they start.
+        // Leaders request their groups when they start.
     }
 
     fn is_done(&self) -> bool {
@@ -111,15 +112,16 @@ impl Workload for Work {
     }
 
     fn is_wrong(&mut self, world: &World) -> bool {
-        // At once: later others may have it as well.
+        // Checked at once, because further replicas may receive the operation later.
         if self.wrong.is_none() && self.shared.take_news() {
-            self.wrong = self.held(world);
+            self.wrong = self.check_acknowledged(world);
         }
         self.wrong.is_some()
     }
 
-    fn spread(&mut self, _world: &mut World) {
-        // The switch tells leaders of replicas that fail, and they do not care for one another.
+    fn notify_broken(&mut self, _world: &mut World) {
+        // Nothing to do: the switch notifies leaders of failed replicas, and groups do not depend on each
+        // other.
     }
 
     fn check(&mut self, world: &World, switches: &[(NodeId, SwitchKind)]) -> Option<String> {
@@ -127,20 +129,20 @@ impl Workload for Work {
         let unread = |replica: &Host<ReplicaApp>| replica.app.check_memory(&replica.nic);
         let failed = |leader: &Host<LeaderApp>| {
             let outcome = leader.app.outcomes().find(|outcome| **outcome != Outcome::Done)?;
-            (!self.may_fail).then(|| format!("a group ended as {outcome:?}"))
+            (!self.may_fail).then(|| format!("a group did not finish: {outcome:?}"))
         };
         self.wrong
             .clone()
-            .or_else(|| self.held(world))
+            .or_else(|| self.check_acknowledged(world))
             .or_else(|| self.replicas(world).find_map(unread))
-            .or_else(|| p4ce.find_map(|(switch, _)| self.holds(world, *switch)))
+            .or_else(|| p4ce.find_map(|(switch, _)| self.check_groups(world, *switch)))
             .or_else(|| self.leaders(world).find_map(failed))
     }
 
     fn nic<'a>(&self, world: &'a World, number: usize) -> &'a Rnic {
         match self.hosts[number] {
-            Of::Leader(node) => &world.node::<Host<LeaderApp>>(node).nic,
-            Of::Replica(node) => &world.node::<Host<ReplicaApp>>(node).nic,
+            Role::Leader(node) => &world.node::<Host<LeaderApp>>(node).nic,
+            Role::Replica(node) => &world.node::<Host<ReplicaApp>>(node).nic,
         }
     }
 

@@ -1,4 +1,4 @@
-//! What the hosts of a scenario do, and whether it was right.
+//! Workloads of scenarios, and their checks.
 
 mod groups;
 mod verbs;
@@ -8,37 +8,37 @@ use crate::clock::Clock;
 use crate::world::{NodeId, World};
 use rnic::{Config, Rnic};
 
-/// What the hosts of a scenario do.
+/// A workload of a scenario.
 pub(super) trait Workload {
-    /// Makes the next host of the scenario. The workload says how large its NIC is.
+    /// Adds the next host of the scenario. The workload sets the capacity of its NIC.
     fn add_host(&mut self, world: &mut World, host: &HostSpec, nic: Config) -> NodeId;
 
-    /// Everything stands, and captures run: the first frames leave.
+    /// Starts the workload: the network is complete and captures are running.
     fn begin(&mut self, world: &mut World);
 
-    /// Everything is done.
+    /// Returns whether the workload is done.
     fn is_done(&self) -> bool;
 
-    /// Looked at after each event: something is wrong, which [`Workload::check`] tells.
+    /// Returns whether there is a violation, which [`Workload::check`] reports. Called after each event.
     fn is_wrong(&mut self, world: &World) -> bool;
 
-    /// Happens now and then: ends of connections hear that the other end has failed.
-    fn spread(&mut self, world: &mut World);
+    /// Notifies ends of connections that the other end has failed. Called now and then.
+    fn notify_broken(&mut self, world: &mut World);
 
-    /// At the end: what is wrong, if anything. All switches are given.
+    /// Returns a violation, if any. Called at the end, with all switches.
     fn check(&mut self, world: &World, switches: &[(NodeId, SwitchKind)]) -> Option<String>;
 
-    /// The NIC of a host, by its number
+    /// Returns the NIC of a host, by index.
     fn nic<'a>(&self, world: &'a World, number: usize) -> &'a Rnic;
 
-    /// Operations that completed, by name
+    /// Returns the number of completed operations, by name.
     fn operations(&self, world: &World) -> Vec<(&'static str, u64)>;
 
-    /// Ends of connections that failed
+    /// Returns the number of ends of connections that failed.
     fn broken(&self, world: &World) -> u64;
 }
 
-/// The workload of a scenario whose numbers are drawn.
+/// Creates the workload of a scenario whose numbers are drawn.
 pub(super) fn of(scenario: &Scenario, seed: u64) -> Box<dyn Workload> {
     match &scenario.work {
         Work::Verbs(spec) => Box::new(verbs::Work::new(spec, scenario, seed)),

@@ -1,4 +1,4 @@
-//! Every two hosts, and every verb.
+//! The workload of all verbs between each two hosts.
 
 use super::{Workload, clock_of};
 use crate::host::Host;
@@ -13,10 +13,10 @@ pub(super) struct Work {
     workload: Verbs,
     seed: u64,
     may_fail: bool,
-    /// Of hosts that are yet to be made
+    /// Applications of hosts that are not added yet
     apps: std::vec::IntoIter<VerbsApp>,
     hosts: Vec<(NodeId, IpAddr)>,
-    /// Connections of each host, at most
+    /// Upper bound of the connections of each host
     connections: usize,
     shared: Arc<Shared>,
 }
@@ -40,12 +40,12 @@ impl Workload for Work {
     fn add_host(&mut self, world: &mut World, host: &HostSpec, nic: Config) -> NodeId {
         let nic = Config {
             max_qps: self.connections,
-            // Target, landing zone and receives of each connection, pattern, words, shared receives, and one that takes
-            // another's place
+            // Target, landing zone and receive requests of each connection; pattern, words, shared receive
+            // requests, and the replacement of a deregistered region
             max_regions: self.connections * 3 + 4,
             ..nic
         };
-        let app = self.apps.next().expect("an application for each host");
+        let app = self.apps.next().expect("there is an application for each host");
         let node = world.add(&host.name, Host::new(crate::nic(nic), app), clock_of(host));
         self.hosts.push((node, host.address.0));
         node
@@ -64,10 +64,10 @@ impl Workload for Work {
         self.shared.is_wrong()
     }
 
-    fn spread(&mut self, world: &mut World) {
+    fn notify_broken(&mut self, world: &mut World) {
         if self.may_fail {
             for (host, _) in &self.hosts {
-                world.with(*host, |host: &mut Host<VerbsApp>, now| host.notice_broken(now));
+                world.with(*host, |host: &mut Host<VerbsApp>, now| host.notify_broken(now));
             }
         }
     }

@@ -1,42 +1,43 @@
-//! A history, prepared for the search: what is known of each operation, and which has to come before which.
+//! A history, prepared for the search: the known effect of each operation, and which operations have to
+//! precede which.
 
 use super::{Action, Done, Op, Rules};
 use std::collections::BTreeMap;
 
-/// What an operation does to the word.
+/// Effect of an operation on the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// It finds this value and leaves it.
+    /// Finds this value and leaves it
     Read(u64),
-    /// It leaves this value.
+    /// Leaves this value
     Write(u64),
-    /// It finds the one and leaves the other.
+    /// Finds the first value and leaves the second
     Swap(u64, u64),
-    /// A `CmpSwap`, of which nobody knows what it found
+    /// A `CmpSwap` (expected and new value) with an unknown outcome
     MaybeSwap(u64, u64),
-    /// A `FetchAdd`, of which nobody knows what it found
+    /// A `FetchAdd` (summand) with an unknown outcome
     MaybeAdd(u64),
-    /// A `CmpSwap` with this value; nobody has found what it leaves
+    /// A `CmpSwap` with this expected value; no operation has found the value that it leaves
     Unseen(u64),
 }
 
-/// An operation.
+/// An operation of the search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Item {
-    /// Its place in the history; none for the memory in the end
+    /// Index in the history; None for the memory at the end
     pub(super) op: Option<usize>,
     pub(super) invoked: u64,
-    /// When it was over at the latest; `u64::MAX` if nobody knows
+    /// Latest moment at which it may take effect; `u64::MAX` if there is none
     pub(super) returned: u64,
-    /// It has to be in the order
-    pub(super) must: bool,
+    /// Whether it has to be in the order
+    pub(super) required: bool,
     pub(super) effect: Effect,
-    /// Those that come after it as its connection posted them so
+    /// Items that have to follow it, because its connection posted them later
     pub(super) after: Vec<u32>,
 }
 
 impl Item {
-    /// The value that it has to find
+    /// Returns the value that it has to find.
     pub(super) const fn finds(&self) -> Option<u64> {
         match self.effect {
             Effect::Read(found) | Effect::Swap(found, _) => Some(found),
@@ -44,7 +45,7 @@ impl Item {
         }
     }
 
-    /// The value that it leaves, or may leave, by itself
+    /// Returns the value that it leaves, or may leave, if that does not depend on the value before it.
     pub(super) const fn leaves(&self) -> Option<u64> {
         match self.effect {
             Effect::Write(left) | Effect::Swap(_, left) | Effect::MaybeSwap(_, left) => Some(left),
@@ -53,7 +54,7 @@ impl Item {
     }
 }
 
-/// Whether it may change the word.
+/// Returns whether it may change the word.
 fn changes(op: &Op) -> bool {
     match op.action {
         Action::Read => false,
@@ -76,30 +77,30 @@ fn effect(op: &Op) -> Effect {
     }
 }
 
-/// What the program order of a connection still needs to know.
+/// State of a connection's program order.
 #[derive(Debug, Default)]
 struct Posted {
     change: Option<u32>,
     read: Option<u32>,
-    /// READs that no fence stands behind
+    /// READs that no fenced operation follows
     reads: Vec<u32>,
-    /// READs before a fence of what was left out
+    /// READs before a fenced operation that was omitted
     fenced: Vec<u32>,
 }
 
-/// The items of a history, by the moment at which they were posted; the last one is the memory in the end, if that is known.
+/// Returns the items of a history, by posting time. The last one is the memory at the end, if that is known.
 pub(super) fn prepare(ops: &[Op], last: Option<u64>, rules: Rules) -> Vec<Item> {
     let mut order: Vec<usize> = (0..ops.len()).collect();
     order.sort_by_key(|op| ops[*op].invoked);
     let mut items: Vec<Item> = Vec::with_capacity(order.len() + 1);
     let mut connections: BTreeMap<u32, Posted> = BTreeMap::new();
-    for place in order {
-        let (op, number) = (&ops[place], items.len() as u32);
+    for op_index in order {
+        let (op, number) = (&ops[op_index], items.len() as u32);
         let posted = connections.entry(op.connection).or_default();
         let is_read = op.action == Action::Read;
         if op.done.is_none() && !changes(op) {
-            // Of what changes nothing, and fetched nothing, there is nothing to be explained. It still stands between
-            // others.
+            // An operation that changes and fetched nothing needs no explanation. Its fence still orders
+            // other operations.
             if op.fence && !is_read {
                 posted.fenced.append(&mut posted.reads);
             }
@@ -125,10 +126,10 @@ pub(super) fn prepare(ops: &[Op], last: Option<u64>, rules: Rules) -> Vec<Item> 
             }
         }
         items.push(Item {
-            op: Some(place),
+            op: Some(op_index),
             invoked: op.invoked,
             returned: op.done.map_or(op.until, |done| done.at),
-            must: op.done.is_some(),
+            required: op.done.is_some(),
             effect: effect(op),
             after: Vec::new(),
         });
@@ -137,7 +138,7 @@ pub(super) fn prepare(ops: &[Op], last: Option<u64>, rules: Rules) -> Vec<Item> 
         op: None,
         invoked: u64::MAX - 1,
         returned: u64::MAX - 1,
-        must: true,
+        required: true,
         effect: Effect::Read(last),
         after: Vec::new(),
     }));

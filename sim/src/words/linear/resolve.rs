@@ -1,30 +1,31 @@
-//! What became of operations with an unknown outcome, as far as others have seen it.
+//! Outcomes of operations with unknown outcomes, as far as other operations reveal them.
 
 use super::items::{Effect, Item};
 use std::collections::{BTreeMap, BTreeSet};
 use switch::table::mix;
 
-/// Additions whose sum is looked for, at most
-const SUM: usize = 4;
+/// Number of additions in a sum at most, if they are not powers of two
+const MAX_ADDENDS: usize = 4;
 /// Bits of a sum of powers of two
-const POWERS: u32 = 45;
-/// Sums that are looked at, at most
-const SUMS: u32 = 20_000;
+const POWER_BITS: u32 = 45;
+/// Number of sums tried at most
+const MAX_SUMS: u32 = 20_000;
 
-/// Decides for each operation with an unknown outcome whether it happened, and what it found. What comes of it is one
-/// possibility, and the likely one: values that were written once say who wrote them. Where several operations may have
-/// been it, or in several orders, further attempts decide otherwise. And whether there were any such.
+/// Decides for each operation with an unknown outcome whether it took effect, and what it found. Returns one
+/// possible history, the likely one: a value that was written once identifies its writer. If several
+/// operations qualify, or several orders, higher `attempt`s decide differently. Also returns whether there
+/// was such an ambiguity.
 pub(super) fn resolve(items: &[Item], first: u64, attempt: u64) -> (Vec<Item>, bool) {
     let mut items = items.to_vec();
-    if items.iter().all(|item| item.must) {
+    if items.iter().all(|item| item.required) {
         return (items, false);
     }
     let mut ambiguous = false;
-    while settle(&mut items) || sum_up(&mut items, first, attempt, &mut ambiguous) {}
-    (leave_out(items), ambiguous)
+    while mark_observed(&mut items) || explain_by_additions(&mut items, first, attempt, &mut ambiguous) {}
+    (drop_unobserved(items), ambiguous)
 }
 
-/// How many may leave each value
+/// Returns how many operations may leave each value.
 fn writers(items: &[Item]) -> BTreeMap<u64, u32> {
     let mut writers = BTreeMap::new();
     for value in items.iter().filter_map(Item::leaves) {
@@ -33,40 +34,42 @@ fn writers(items: &[Item]) -> BTreeMap<u64, u32> {
     writers
 }
 
-/// Values that somebody has found
+/// Returns the values that operations have found.
 fn found(items: &[Item]) -> BTreeSet<u64> {
-    items.iter().filter(|item| item.must).filter_map(Item::finds).collect()
+    items.iter().filter(|item| item.required).filter_map(Item::finds).collect()
 }
 
-/// Those happened whose value was found, and is nobody else's. Whether there was one more.
-fn settle(items: &mut [Item]) -> bool {
+/// Marks operations that took effect because their value was found and no other operation leaves it. Returns
+/// whether there was one.
+fn mark_observed(items: &mut [Item]) -> bool {
     let (writers, found) = (writers(items), found(items));
     let mut any = false;
-    for item in items.iter_mut().filter(|item| !item.must) {
+    for item in items.iter_mut().filter(|item| !item.required) {
         if !item.leaves().is_some_and(|value| found.contains(&value) && writers.get(&value) == Some(&1)) {
             continue;
         }
         if let Effect::MaybeSwap(compare, swap) = item.effect {
             item.effect = Effect::Swap(compare, swap);
         }
-        item.must = true;
+        item.required = true;
         any = true;
     }
     any
 }
 
-/// Those that have to have happened, as something behind them has
+/// Returns which items took effect because a later item of their connection did.
 fn forced(items: &[Item]) -> Vec<bool> {
     let mut forced = vec![false; items.len()];
     for number in (0..items.len()).rev() {
         let item = &items[number];
-        forced[number] = item.must || item.after.iter().any(|after| forced[*after as usize]);
+        forced[number] = item.required || item.after.iter().any(|after| forced[*after as usize]);
     }
     forced
 }
 
-/// Values that were found and that nobody left come from additions. Whether there was one.
-fn sum_up(items: &mut [Item], first: u64, attempt: u64, ambiguous: &mut bool) -> bool {
+/// Explains a value that was found but that no operation leaves as a sum of additions. Returns whether there
+/// was one.
+fn explain_by_additions(items: &mut [Item], first: u64, attempt: u64, ambiguous: &mut bool) -> bool {
     let mut left: BTreeSet<u64> = writers(items).into_keys().collect();
     left.insert(first);
     let forced = forced(items);
@@ -79,24 +82,24 @@ fn sum_up(items: &mut [Item], first: u64, attempt: u64, ambiguous: &mut bool) ->
     if adds.is_empty() {
         return false;
     }
-    let strange: Vec<u64> = found(items).into_iter().filter(|value| !left.contains(value)).collect();
-    // What somebody has changed already is not there any more to be added to.
-    for item in items.iter().filter(|item| item.must) {
+    let unwritten: Vec<u64> = found(items).into_iter().filter(|value| !left.contains(value)).collect();
+    // A value that another operation has replaced cannot be added to any more.
+    for item in items.iter().filter(|item| item.required) {
         if let Effect::Swap(found, _) = item.effect {
             left.remove(&found);
         }
     }
-    let powers = strange.iter().filter_map(|value| {
-        let of_value = items.iter().filter(|item| item.must && item.finds() == Some(*value));
+    let powers = unwritten.iter().filter_map(|value| {
+        let of_value = items.iter().filter(|item| item.required && item.finds() == Some(*value));
         let seen_at = of_value.map(|item| item.returned).min().unwrap_or(u64::MAX);
         let adds: Vec<_> = adds.iter().copied().filter(|add| add.invoked < seen_at).collect();
         let (chosen, choices) = powers(&adds, *value, &left, attempt)?;
         Some((choices, *value, chosen))
     });
-    // What is certain comes first, and the fewest: between the others may be values that these lead to.
+    // Unambiguous sums first, then the shortest ones: they may produce intermediate values for the others.
     let chosen = powers.min_by_key(|(choices, _, chosen)| (*choices, chosen.len())).or_else(|| {
-        let counts = 1..=SUM.min(adds.len());
-        let mut tries = counts.flat_map(|count| strange.iter().map(move |value| (count, *value)));
+        let counts = 1..=MAX_ADDENDS.min(adds.len());
+        let mut tries = counts.flat_map(|count| unwritten.iter().map(move |value| (count, *value)));
         tries.find_map(|(count, value)| {
             let mut chosen = Vec::new();
             choose(&adds, count, value, &left, &mut chosen, &mut 0).then_some((0, value, chosen))
@@ -105,19 +108,19 @@ fn sum_up(items: &mut [Item], first: u64, attempt: u64, ambiguous: &mut bool) ->
     let Some((choices, mut value, mut chosen)) = chosen else { return false };
     *ambiguous |= choices > 0 || chosen.len() > 1;
     if attempt > 0 {
-        // Nor need they have happened in the order in which they were posted: another may have come first.
+        // They need not have taken effect in the order in which they were posted; another order may be right.
         chosen.sort_by_key(|addition| mix(mix(value ^ attempt << 16 | addition.item as u64)));
     }
     for addition in chosen.into_iter().rev() {
         let before = value.wrapping_sub(addition.add);
         let item = &mut items[addition.item];
-        (item.effect, item.must) = (Effect::Swap(before, value), true);
+        (item.effect, item.required) = (Effect::Swap(before, value), true);
         value = before;
     }
     true
 }
 
-/// An addition of which nobody knows whether it happened.
+/// An addition with an unknown outcome.
 #[derive(Clone, Copy, Debug)]
 struct Addition {
     item: usize,
@@ -126,31 +129,33 @@ struct Addition {
     forced: bool,
 }
 
-/// Where additions are powers of two, their sum says which they are: the fewest that lead to `value` from one that
-/// somebody left, in the order in which they were posted; and for how many of them there was a choice.
+/// Explains `value` by additions of powers of two, whose sum identifies them. Returns the fewest that lead to
+/// `value` from a value that was left, in the order in which they were posted, and the number of bits for
+/// which there was a choice.
 fn powers(
     adds: &[Addition],
     value: u64,
     left: &BTreeSet<u64>,
     attempt: u64,
 ) -> Option<(Vec<Addition>, usize)> {
-    let near = left.range(..value).rev().take_while(|from| (value - *from) >> POWERS == 0);
+    let near = left.range(..value).rev().take_while(|from| (value - *from) >> POWER_BITS == 0);
     let sum = near.map(|from| value - from).min_by_key(|sum| sum.count_ones())?;
     let (mut chosen, mut choices) = (Vec::new(), 0);
-    for bit in (0..POWERS).filter(|bit| sum >> bit & 1 == 1) {
+    for bit in (0..POWER_BITS).filter(|bit| sum >> bit & 1 == 1) {
         let of_bit: Vec<&Addition> = adds.iter().filter(|add| add.add == 1 << bit).collect();
         choices += usize::from(of_bit.len() > 1);
         let likely = of_bit.iter().position(|add| add.forced).unwrap_or(0);
-        let chance = mix(mix(value ^ attempt << 8 | u64::from(bit)));
-        let other = attempt > 0 && chance & 1 == 1;
-        let place = if other { (chance >> 8) as usize % of_bit.len().max(1) } else { likely };
-        chosen.push(**of_bit.get(place)?);
+        let draw = mix(mix(value ^ attempt << 8 | u64::from(bit)));
+        let other = attempt > 0 && draw & 1 == 1;
+        let index = if other { (draw >> 8) as usize % of_bit.len().max(1) } else { likely };
+        chosen.push(**of_bit.get(index)?);
     }
     chosen.sort_unstable_by_key(|addition| addition.item);
     Some((chosen, choices))
 }
 
-/// So many of the additions that lead to `value` from one that somebody left; in the order in which they were posted.
+/// Finds `count` additions that lead to `value` from a value that was left, in the order in which they were
+/// posted. Returns whether there are any.
 fn choose(
     adds: &[Addition],
     count: usize,
@@ -164,7 +169,7 @@ fn choose(
     }
     for (at, add) in adds.iter().enumerate() {
         *tried += 1;
-        if *tried > SUMS {
+        if *tried > MAX_SUMS {
             return false;
         }
         chosen.push(*add);
@@ -176,8 +181,8 @@ fn choose(
     false
 }
 
-/// Leaves out what nobody has seen, unless something that its connection posted later was seen.
-fn leave_out(items: Vec<Item>) -> Vec<Item> {
+/// Removes operations whose effects were not observed, unless a later operation of the same connection was.
+fn drop_unobserved(items: Vec<Item>) -> Vec<Item> {
     let kept = forced(&items);
     let mut numbers = vec![0; items.len()];
     let mut count = 0;
@@ -187,11 +192,11 @@ fn leave_out(items: Vec<Item>) -> Vec<Item> {
     }
     let mut known: BTreeSet<u64> = items.iter().filter_map(Item::leaves).collect();
     known.extend(found(&items));
-    let mut nothing = 0;
+    let mut counter = 0;
     let mut fresh = || {
         loop {
-            nothing += 1;
-            let value = mix(mix(nothing));
+            counter += 1;
+            let value = mix(mix(counter));
             if known.insert(value) {
                 return value;
             }
@@ -204,9 +209,9 @@ fn leave_out(items: Vec<Item>) -> Vec<Item> {
             .filter(|after| kept[**after as usize])
             .map(|after| numbers[*after as usize])
             .collect(),
-        must: true,
+        required: true,
         effect: match item.effect {
-            // Nobody has found what it leaves: any value is as good.
+            // No operation has found what it leaves, so any unused value will do.
             Effect::MaybeAdd(_) => Effect::Write(fresh()),
             Effect::MaybeSwap(compare, _) => Effect::Unseen(compare),
             effect => effect,
@@ -217,7 +222,7 @@ fn leave_out(items: Vec<Item>) -> Vec<Item> {
         items.into_iter().enumerate().filter(|(number, _)| kept[*number]).map(of_kept).collect();
     let mut linked = items.clone();
     for (item, of) in linked.iter_mut().zip(&items) {
-        // What has no place of its own in the order passes on what it waits for.
+        // An item without a position of its own passes its successors on to its predecessors.
         let mut unseen: Vec<u32> = of.after.clone();
         while let Some(after) = unseen.pop() {
             let after = &items[after as usize];

@@ -6,45 +6,45 @@ use super::items::{Effect, Item};
 use std::collections::{BTreeMap, HashSet};
 use switch::table::mix;
 
-/// Choices that are tried for each item, and for any history, before the search is given up
-const PATIENCE: u64 = 4;
-const LEAST_PATIENCE: u64 = 20_000;
-/// Items that are told of where it is stuck
-const TOLD: usize = 6;
-/// A value that no item finds or leaves by itself
+/// Steps per item, and steps for any history, before the search gives up
+const STEPS_PER_ITEM: u64 = 4;
+const MIN_STEPS: u64 = 20_000;
+/// Number of operations that an error message lists
+const LISTED: usize = 6;
+/// Number of a value that no item finds or leaves by itself
 const OTHER: u32 = u32::MAX;
 
-/// How a search ended.
+/// Result of a search.
 #[derive(Debug)]
 pub(super) enum Found {
-    /// There is an order.
+    /// There is an order
     Order,
-    /// There is none.
+    /// There is no order
     None(Stuck),
-    /// It took too long to say.
+    /// The search was given up
     Undecided(Stuck),
 }
 
-/// What may come next, and what the word holds then. The least comes first.
+/// A possible next item, and the word's value after it. The smallest choice is tried first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Choice {
     rank: u8,
     first_return: u64,
     item: u32,
     value: u64,
-    /// It never happened.
+    /// Whether the item is assumed not to have taken effect
     dropped: bool,
 }
 
-/// A place to which the search can come back.
+/// A state to which the search can backtrack.
 #[derive(Debug)]
 struct Fork {
     done: usize,
-    /// What was not tried, the next one last
+    /// Untried choices; the next one is the last
     choices: Vec<Choice>,
 }
 
-/// Items in a list, from which they are taken, and put back in the opposite order. The last entry is the list's head.
+/// Doubly linked list of items, which are removed and restored in opposite order. The last entry is the head.
 #[derive(Debug)]
 struct List {
     next: Vec<u32>,
@@ -82,42 +82,44 @@ impl List {
     }
 }
 
-/// A search.
+/// State of a search.
 #[derive(Debug)]
 pub(super) struct Search<'a> {
     items: &'a [Item],
-    /// What is not done, by the moment at which it was posted
+    /// Remaining items, by posting time
     posted: List,
-    /// What is not done and was over at some moment, by that moment
+    /// Remaining items with a latest moment, by that moment
     returned: List,
-    /// Items that have to come before each, and are not done
+    /// Number of remaining items that have to precede each item
     waits: Vec<u32>,
     clusters: Clusters,
     /// Numbers of values
     values: BTreeMap<u64, u32>,
-    /// The value that an item has to find, and that it leaves by itself
+    /// Number of the value that each item has to find
     finds: Vec<u32>,
     leaves: Vec<u32>,
-    /// Items that have to find each value, and that may leave it, and are not done
+    /// Number of remaining items that have to find each value
     wanted: Vec<u32>,
     writers: Vec<u32>,
-    /// Additions that may leave any value
+    /// Number of remaining additions, which may leave any value
     adders: u32,
-    /// Items that have to be in the order and are not
-    left: usize,
+    /// Number of remaining items that have to be in the order
+    remaining: usize,
     value: u64,
     number: u32,
-    /// What is done, what the word held before it, and whether it was dropped instead
+    /// Placed items: the item, the word's value before it with its number, and whether the item was dropped
+    /// instead
     trail: Vec<(u32, u64, u32, bool)>,
-    /// A sum over all that is done
-    sum: [u64; 2],
+    /// Hash of the set of placed items
+    hash: [u64; 2],
     seen: HashSet<([u64; 2], u64)>,
-    /// Every value is left once, and everything happened: the order of clusters is the only choice, and any is right.
-    decided: bool,
+    /// Set if every value is left once and all outcomes are known: only the order of clusters is to be
+    /// chosen, and any choice is right
+    is_deterministic: bool,
     stuck: Stuck,
-    /// A value that nobody finds or leaves
-    nothing: u64,
-    /// What may change the value next; kept for its room
+    /// A value that no item finds or leaves
+    unused_value: u64,
+    /// Items that may change the value next; kept for its capacity
     changes: Vec<u32>,
 }
 
@@ -131,7 +133,8 @@ impl<'a> Search<'a> {
                 *values.entry(value).or_insert(next)
             })
         };
-        let finds: Vec<u32> = items.iter().map(|item| number(item.finds().filter(|_| item.must))).collect();
+        let finds: Vec<u32> =
+            items.iter().map(|item| number(item.finds().filter(|_| item.required))).collect();
         let leaves: Vec<u32> = items.iter().map(|item| number(item.leaves())).collect();
         let (mut wanted, mut writers) = (vec![0; values.len()], vec![0; values.len()]);
         finds.iter().filter(|value| **value != OTHER).for_each(|value| wanted[*value as usize] += 1);
@@ -142,14 +145,14 @@ impl<'a> Search<'a> {
             (0..len as u32).filter(|item| items[*item as usize].returned != u64::MAX).collect();
         by_return.sort_by_key(|item| items[*item as usize].returned);
         let adders = items.iter().filter(|item| matches!(item.effect, Effect::MaybeAdd(_))).count() as u32;
-        let decided = writers[0] == 0
+        let is_deterministic = writers[0] == 0
             && writers.iter().all(|writers| *writers <= 1)
-            && items.iter().all(|item| item.must && !matches!(item.effect, Effect::MaybeSwap(..)))
+            && items.iter().all(|item| item.required && !matches!(item.effect, Effect::MaybeSwap(..)))
             && adders == 0;
-        let mut nothing = mix(len as u64);
+        let mut unused_value = mix(len as u64);
         let compared = |item: &Item, value| item.effect == Effect::Unseen(value);
-        while values.contains_key(&nothing) || items.iter().any(|item| compared(item, nothing)) {
-            nothing = nothing.wrapping_add(1);
+        while values.contains_key(&unused_value) || items.iter().any(|item| compared(item, unused_value)) {
+            unused_value = unused_value.wrapping_add(1);
         }
         Self {
             items,
@@ -163,40 +166,40 @@ impl<'a> Search<'a> {
             wanted,
             writers,
             adders,
-            left: items.iter().filter(|item| item.must).count(),
+            remaining: items.iter().filter(|item| item.required).count(),
             value: first,
             number: 0,
             trail: Vec::new(),
-            sum: [0; 2],
+            hash: [0; 2],
             seen: HashSet::new(),
-            decided,
+            is_deterministic,
             stuck: Stuck { value: first, ..Stuck::default() },
-            nothing,
+            unused_value,
             changes: Vec::new(),
         }
     }
 
-    /// Looks for an order.
+    /// Searches for an order.
     pub(super) fn run(mut self) -> Found {
-        let strange = |item: &usize| {
+        let unwritten = |item: &usize| {
             let value = self.finds[*item];
             value != OTHER && value != 0 && self.writers[value as usize] == 0
         };
         if self.adders == 0
-            && let Some(item) = (0..self.items.len()).find(strange)
+            && let Some(item) = (0..self.items.len()).find(unwritten)
         {
-            // Nobody has written what it found.
-            (self.stuck.next, self.stuck.strange) = (Some(item as u32), true);
+            // No operation wrote the value that this item found.
+            (self.stuck.next, self.stuck.unwritten) = (Some(item as u32), true);
             return Found::None(self.stuck);
         }
-        let mut patience = LEAST_PATIENCE + PATIENCE * self.items.len() as u64;
+        let mut steps_left = MIN_STEPS + STEPS_PER_ITEM * self.items.len() as u64;
         let mut forks: Vec<Fork> = Vec::new();
         loop {
-            let mut choices = self.pass();
-            if self.left == 0 {
+            let mut choices = self.place_reads();
+            if self.remaining == 0 {
                 return Found::Order;
             }
-            if choices.len() > 1 && !self.seen.insert((self.sum, self.value)) {
+            if choices.len() > 1 && !self.seen.insert((self.hash, self.value)) {
                 choices.clear();
             }
             if choices.len() > 1 {
@@ -206,8 +209,8 @@ impl<'a> Search<'a> {
             if next.is_some() && !choices.is_empty() {
                 forks.push(Fork { done: self.trail.len(), choices });
             }
-            if next.is_none() || patience == 1 {
-                self.note();
+            if next.is_none() || steps_left == 1 {
+                self.record_progress();
             }
             while next.is_none() {
                 let Some(fork) = forks.last_mut() else { return Found::None(self.stuck) };
@@ -219,16 +222,17 @@ impl<'a> Search<'a> {
                 self.back_to(done);
             }
             let Some(choice) = next else { return Found::None(self.stuck) };
-            patience -= 1;
-            if patience == 0 {
+            steps_left -= 1;
+            if steps_left == 0 {
                 return Found::Undecided(self.stuck);
             }
             self.take(choice.item, choice.value, choice.dropped);
         }
     }
 
-    /// Passes once over all that may come next: READs of the value come now, everything else is a choice.
-    fn pass(&mut self) -> Vec<Choice> {
+    /// Passes once over all items that may come next: places READs of the present value, and returns all
+    /// others as choices.
+    fn place_reads(&mut self) -> Vec<Choice> {
         let mut changes = core::mem::take(&mut self.changes);
         let mut at = self.posted.first();
         while at != self.posted.head() {
@@ -249,26 +253,27 @@ impl<'a> Search<'a> {
             }
             at = next;
         }
-        // Now, and not before: what was found meanwhile wants nothing any more.
+        // Evaluated only now, because the items placed meanwhile do not need their values any more.
         let mut choices: Vec<Choice> = changes
             .drain(..)
             .filter_map(|item| self.choice(item))
-            .filter(|choice| self.may_leave(choice))
+            .filter(|choice| self.may_change(choice))
             .chain(self.drop_next())
             .collect();
         self.changes = changes;
-        if self.decided {
-            self.decide(&mut choices);
+        if self.is_deterministic {
+            self.keep_best_choice(&mut choices);
         }
         choices
     }
 
-    /// What is over next need not have happened, unless something behind it did.
+    /// Returns the choice to drop the next item with a latest moment, if its outcome is unknown and no later
+    /// item of its connection took effect.
     fn drop_next(&self) -> Option<Choice> {
-        let item = self.items.get(self.returned.first() as usize).filter(|item| !item.must)?;
+        let item = self.items.get(self.returned.first() as usize).filter(|item| !item.required)?;
         let wanted = |leaves: u32| leaves != OTHER && self.wanted[leaves as usize] > 0;
         let rank = if wanted(self.leaves[self.returned.first() as usize]) { 5 } else { 3 };
-        let forced = item.after.iter().any(|after| self.items[*after as usize].must);
+        let forced = item.after.iter().any(|after| self.items[*after as usize].required);
         let choice =
             Choice { rank, first_return: 0, item: self.returned.first(), value: self.value, dropped: true };
         (!forced).then_some(choice)
@@ -280,9 +285,9 @@ impl<'a> Search<'a> {
         let rank = |value| {
             let known = self.values.get(&value);
             let wanted = known.is_some_and(|value| self.wanted[*value as usize] > 0);
-            if !item.must && !wanted {
+            if !item.required && !wanted {
                 3
-            } else if self.clusters.may_come(cluster) {
+            } else if self.clusters.may_come_next(cluster) {
                 1
             } else {
                 2
@@ -292,10 +297,10 @@ impl<'a> Search<'a> {
             Effect::Read(_) => return None,
             Effect::Swap(_, value) => (0, value),
             Effect::Write(value) => (rank(value), value),
-            // It leaves something else, whatever that is.
-            Effect::Unseen(_) => (rank(self.nothing), self.nothing),
+            // It leaves another value, whichever that is.
+            Effect::Unseen(_) => (rank(self.unused_value), self.unused_value),
             Effect::MaybeSwap(compare, swap) if compare == self.value => (rank(swap), swap),
-            // It makes no difference but to what its connection posted later.
+            // It matters only for later items of its connection.
             Effect::MaybeSwap(..) if item.after.is_empty() => return None,
             Effect::MaybeSwap(..) => (4, self.value),
             Effect::MaybeAdd(add) => {
@@ -307,8 +312,9 @@ impl<'a> Search<'a> {
         Some(Choice { rank, first_return, item: number, value, dropped: false })
     }
 
-    /// Whether the word may hold something else from now on, as nobody has to find what it holds, or it will again.
-    fn may_leave(&self, choice: &Choice) -> bool {
+    /// Returns whether the word may change now: no remaining item has to find the present value, or an item
+    /// may leave it again.
+    fn may_change(&self, choice: &Choice) -> bool {
         if choice.value == self.value || self.number == OTHER {
             return true;
         }
@@ -319,8 +325,8 @@ impl<'a> Search<'a> {
         wanted == 0 || writers > 0 || adders > 0
     }
 
-    /// Leaves the one choice that is as good as any.
-    fn decide(&self, choices: &mut Vec<Choice>) {
+    /// Keeps the one choice that is as good as any other.
+    fn keep_best_choice(&self, choices: &mut Vec<Choice>) {
         let swap = choices.iter().position(|choice| choice.rank == 0);
         let wanted = self.wanted.get(self.number as usize).is_some_and(|wanted| *wanted > 0);
         let next = swap.or_else(|| choices.iter().position(|choice| !wanted && choice.rank == 1));
@@ -333,7 +339,7 @@ impl<'a> Search<'a> {
         if item.returned != u64::MAX {
             self.returned.take(number);
         }
-        self.left -= usize::from(item.must);
+        self.remaining -= usize::from(item.required);
         if !dropped {
             item.after.iter().for_each(|after| self.waits[*after as usize] -= 1);
         }
@@ -344,21 +350,21 @@ impl<'a> Search<'a> {
             self.value = value;
             self.number = self.values.get(&value).copied().unwrap_or(OTHER);
         }
-        self.add_up(number, dropped);
+        self.update_hash(number, dropped);
     }
 
     fn back_to(&mut self, done: usize) {
         while self.trail.len() > done {
             let Some((number, value, value_number, dropped)) = self.trail.pop() else { return };
             let item = &self.items[number as usize];
-            self.add_up(number, dropped);
+            self.update_hash(number, dropped);
             (self.value, self.number) = (value, value_number);
             self.count(number, |count| *count += 1);
             self.clusters.put_back(number, item);
             if !dropped {
                 item.after.iter().for_each(|after| self.waits[*after as usize] += 1);
             }
-            self.left += usize::from(item.must);
+            self.remaining += usize::from(item.required);
             if item.returned != u64::MAX {
                 self.returned.put_back(number);
             }
@@ -379,20 +385,20 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Sums of what is done stand for it: 128 bits, in which no two sets will ever meet.
-    fn add_up(&mut self, number: u32, dropped: bool) {
+    /// Updates the hash of the set of placed items: 128 bits, in which no two sets collide in practice.
+    fn update_hash(&mut self, number: u32, dropped: bool) {
         let number = (u64::from(number) + 1) * 2 + u64::from(dropped);
-        self.sum[0] ^= mix(mix(number));
-        self.sum[1] ^= mix(mix(number ^ 0x5eed << 40));
+        self.hash[0] ^= mix(mix(number));
+        self.hash[1] ^= mix(mix(number ^ 0x5eed << 40));
     }
 
-    /// Remembers how far it got.
-    fn note(&mut self) {
+    /// Records the state if the search got further than before.
+    fn record_progress(&mut self) {
         if self.trail.len() < self.stuck.done {
             return;
         }
-        let behind = self.trail.iter().rev().take(TOLD).rev().map(|(item, ..)| *item).collect();
+        let latest = self.trail.iter().rev().take(LISTED).rev().map(|(item, ..)| *item).collect();
         let next = Some(self.returned.first()).filter(|item| *item != self.returned.head());
-        self.stuck = Stuck { value: self.value, done: self.trail.len(), behind, next, strange: false };
+        self.stuck = Stuck { value: self.value, done: self.trail.len(), latest, next, unwritten: false };
     }
 }

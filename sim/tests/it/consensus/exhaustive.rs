@@ -1,6 +1,6 @@
-//! Three servers, entries of three packets, and changes of leader: the leader is gone after every single packet of what it
-//! writes, whatever each server held before. Two moments after which all servers hold the same bytes, have promised the
-//! same and have applied the same are one; every other one is played to its end.
+//! Exhaustive test with three servers and entries of three packets. The leader is lost after every single
+//! packet that it writes, in each state that the servers had before. Moments in which all servers hold the
+//! same bytes, and have promised and applied the same, count as one. Every other moment is played to its end.
 
 use super::{candidate, links_of, run_for_frames};
 use sim::consensus::{Cluster, ClusterConfig, Proposer};
@@ -9,56 +9,57 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use switch::Nanos;
 
-/// Bytes of a value: with its header and its seal, three packets of the path MTU
+/// Bytes of a value. With its header and its seal, it takes three packets of the path MTU.
 const SIZE: usize = 2500;
 /// Entries that a log holds at once
 const SLOTS: u64 = 4;
-/// Entries that are decided before the first leader is gone: every slot holds an entry that the next one is written over
-const BEGUN: u64 = SLOTS + 2;
+/// Entries that are decided before the first leader is lost. Every slot then holds an entry that the next one
+/// overwrites.
+const INITIAL_ENTRIES: u64 = SLOTS + 2;
 /// Frames after which a leader has decided values of its own
-const FRAMES: u64 = 160;
-/// By when there is another candidate
-const CHANGE: Nanos = Nanos::from_millis(8);
+const MAX_FRAMES: u64 = 160;
+/// Time by which there is another candidate
+const ELECTION_LIMIT: Nanos = Nanos::from_millis(8);
 
 /// What happens to one leader.
 #[derive(Clone, Copy, Debug)]
 struct Step {
-    /// A server that does not hear it
-    deaf: Option<usize>,
-    /// Frames that it has sent when it is gone
+    /// A server that does not receive from the leader
+    unreachable: Option<usize>,
+    /// Frames that the leader has sent when it is lost
     frames: u64,
-    /// It forgets everything; otherwise it is cut off.
+    /// Whether it crashes and loses its memory; otherwise it is cut off.
     crashes: bool,
-    /// The leader before is back at once; otherwise when this one is gone.
-    early: bool,
+    /// Whether the previous leader is back from the start; otherwise it is back when this leader is lost.
+    previous_is_back: bool,
 }
 
 /// Changes the cluster's configuration.
 type Tune = fn(&mut ClusterConfig);
 
-/// A cluster in the middle of it
+/// A cluster in the middle of a play
 struct Play {
     net: Cluster,
-    gone: Option<(usize, bool)>,
+    lost_leader: Option<(usize, bool)>,
     crashed: bool,
 }
 
 impl Play {
-    /// Server 0 leads, and wants to propose more.
+    /// Builds a cluster in which server 0 leads and will propose more values.
     fn new(tune: Tune) -> Self {
         let mut config = ClusterConfig {
             sizes: (SIZE, SIZE),
             slots: SLOTS,
             window: 2,
-            wanted: BEGUN,
+            wanted: INITIAL_ENTRIES,
             snapshot: 3000,
             ..ClusterConfig::default()
         };
         tune(&mut config);
         let mut net = Cluster::new(&config);
         net.run_until(Nanos::from_millis(6));
-        assert_eq!((net.entries(), candidate(&net)), (BEGUN, Some(0)));
-        Self { net, gone: None, crashed: false }
+        assert_eq!((net.entries(), candidate(&net)), (INITIAL_ENTRIES, Some(0)));
+        Self { net, lost_leader: None, crashed: false }
     }
 
     fn fault(&mut self, fault: Fault) {
@@ -67,47 +68,47 @@ impl Play {
         self.net.run_until(now);
     }
 
-    /// The server that is gone comes back.
-    fn back(&mut self) {
-        if let Some((server, crashed)) = self.gone.take() {
+    /// Brings the server back that was lost.
+    fn bring_back(&mut self) {
+        if let Some((server, crashed)) = self.lost_leader.take() {
             let links = links_of(&self.net, &[server]);
             let node = self.net.servers[server];
             self.fault(if crashed { Fault::Restart(node) } else { Fault::Heal(links) });
         }
     }
 
-    /// What comes before the leader of this step is gone: who it is.
+    /// Applies what happens before the leader of this step is lost. Returns that leader.
     fn begin(&mut self, step: &Step) -> usize {
         let leader = candidate(&self.net).expect("a server has promised itself");
-        if step.early {
-            self.back();
+        if step.previous_is_back {
+            self.bring_back();
         }
-        if let Some(deaf) = step.deaf {
-            let links = links_of(&self.net, &[deaf]);
+        if let Some(unreachable) = step.unreachable {
+            let links = links_of(&self.net, &[unreachable]);
             self.fault(Fault::Cut(links));
         }
-        if self.gone.is_none() && !step.early {
+        if self.lost_leader.is_none() && !step.previous_is_back {
             self.net.want(2);
         }
         leader
     }
 
-    /// Plays a step until there is another candidate; false if there is none.
+    /// Plays a step until there is another candidate. Returns false if there is none.
     fn step(&mut self, step: &Step) -> bool {
         let leader = self.begin(step);
-        let end = self.net.world.now() + CHANGE;
+        let end = self.net.world.now() + ELECTION_LIMIT;
         run_for_frames(&mut self.net, leader, step.frames, end);
         let links = links_of(&self.net, &[leader]);
         let fault = if step.crashes { Fault::Crash(self.net.servers[leader]) } else { Fault::Cut(links) };
         self.fault(fault);
-        if let Some(deaf) = step.deaf {
-            let links = links_of(&self.net, &[deaf]);
+        if let Some(unreachable) = step.unreachable {
+            let links = links_of(&self.net, &[unreachable]);
             self.fault(Fault::Heal(links));
         }
-        self.back();
-        self.gone = Some((leader, step.crashes));
+        self.bring_back();
+        self.lost_leader = Some((leader, step.crashes));
         self.crashed |= step.crashes;
-        let end = self.net.world.now() + CHANGE;
+        let end = self.net.world.now() + ELECTION_LIMIT;
         let changed = |net: &Cluster| candidate(net).is_some_and(|next| next != leader);
         while !changed(&self.net) && self.net.step(end) {}
         changed(&self.net)
@@ -119,19 +120,19 @@ impl Play {
         for node in &self.net.servers {
             let host = self.net.world.node::<Host<Proposer>>(*node);
             let server = host.app.server();
-            let standing = format!("{:?}{:?}", server.standing(), self.net.world.is_down(*node));
-            (server.term().0, host.app.next(), server.leads(), standing).hash(&mut hasher);
+            let status = format!("{:?}{:?}", server.standing(), self.net.world.is_down(*node));
+            (server.term().0, host.app.next(), server.leads(), status).hash(&mut hasher);
             server.slots(&host.nic).hash(&mut hasher);
         }
         hasher.finish()
     }
 
-    /// All are back: what is decided stays, and every server catches up.
+    /// Brings all servers back, and checks that decided values stay and every server catches up.
     fn finish(mut self) -> Result<(), String> {
-        self.back();
+        self.bring_back();
         let mark = self.net.mark();
         self.net.want(4);
-        // A NIC that did not hear of a neighbour while its link was cut asks again after half a second.
+        // A NIC whose ARP request was lost while its link was cut repeats it after half a second.
         let end = self.net.world.now() + Nanos::from_millis(1500);
         let mut at = self.net.world.now();
         while !self.net.lagging(&mark).is_empty() && at < end {
@@ -149,13 +150,13 @@ fn play(tune: Tune, steps: &[Step]) -> Option<Play> {
     steps.iter().all(|step| play.step(step)).then_some(play)
 }
 
-/// Moments of the step that comes after these, each of which leaves the servers in another state
+/// Returns the moments of the step after `steps` of which each leaves the servers in another state.
 fn moments(tune: Tune, steps: &[Step], next: Step) -> Vec<Step> {
     let Some(mut play) = play(tune, steps) else { return Vec::new() };
     let leader = play.begin(&next);
-    let end = play.net.world.now() + CHANGE;
+    let end = play.net.world.now() + ELECTION_LIMIT;
     let (mut seen, mut moments) = (BTreeSet::new(), Vec::new());
-    for frames in 0..FRAMES {
+    for frames in 0..MAX_FRAMES {
         if seen.insert(play.state()) {
             moments.push(Step { frames, ..next });
         }
@@ -164,25 +165,26 @@ fn moments(tune: Tune, steps: &[Step], next: Step) -> Vec<Step> {
     moments
 }
 
-/// All steps that can come after these
+/// Returns all steps that can follow `steps`.
 fn next_steps(tune: Tune, steps: &[Step]) -> Vec<Step> {
     let has_crashed = steps.iter().any(|step| step.crashes);
     let mut all = Vec::new();
-    for deaf in [None, Some(1), Some(2)] {
-        for (crashes, early) in [(false, false), (true, false), (false, true), (true, true)] {
-            // At most one of three forgets; and no server is gone before the first step.
-            let possible = !(crashes && has_crashed || early && steps.is_empty());
-            // With one server gone and another that does not hear it, a candidate gets no vote.
-            let votes = steps.is_empty() || deaf.is_none() || early;
+    for unreachable in [None, Some(1), Some(2)] {
+        for (crashes, previous_is_back) in [(false, false), (true, false), (false, true), (true, true)] {
+            // At most one of three servers loses its memory, and no server is lost before the first step.
+            let possible = !(crashes && has_crashed || previous_is_back && steps.is_empty());
+            // With one server lost and another that does not receive from the candidate, the candidate gets
+            // no vote.
+            let votes = steps.is_empty() || unreachable.is_none() || previous_is_back;
             if possible && votes {
-                all.extend(moments(tune, steps, Step { deaf, frames: 0, crashes, early }));
+                all.extend(moments(tune, steps, Step { unreachable, frames: 0, crashes, previous_is_back }));
             }
         }
     }
     all
 }
 
-/// Plays all changes of leader that begin with these steps, so many deep: how many there are.
+/// Plays all sequences of `depth` changes of leader that begin with `steps`. Returns how many there are.
 fn all_changes(tune: Tune, steps: &mut Vec<Step>, depth: usize) -> Result<u64, String> {
     let mut count = 0;
     for step in next_steps(tune, steps) {
@@ -198,7 +200,7 @@ fn all_changes(tune: Tune, steps: &mut Vec<Step>, depth: usize) -> Result<u64, S
     Ok(count)
 }
 
-/// Two changes deep, or as many as `DEPTH` says: 3 takes some minutes in a release build.
+/// Plays two changes in sequence, or as many as `DEPTH` states. 3 takes some minutes in a release build.
 #[test]
 fn a_leader_is_gone_after_every_packet_and_nothing_decided_is_lost() {
     let depth = std::env::var("DEPTH").ok().and_then(|value| value.parse().ok()).unwrap_or(2);
@@ -209,7 +211,7 @@ fn a_leader_is_gone_after_every_packet_and_nothing_decided_is_lost() {
 
 #[cfg(debug_assertions)]
 #[test]
-fn a_planted_torn_entry_is_found_by_playing_everything() {
+fn a_planted_torn_entry_is_found_by_exhaustive_play() {
     let plant: Tune = |config| config.bug = Some(p4ce::consensus::Bug::TornEntry);
     let wrong = all_changes(plant, &mut Vec::new(), 2).expect_err("a torn entry was not found");
     println!("{wrong}");

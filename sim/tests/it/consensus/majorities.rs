@@ -1,7 +1,8 @@
-//! Majorities that are none: of a server that has lost its memory, and of an entry of an earlier term.
+//! False majorities: with a server that has lost its memory, and with an entry of an earlier term.
 //!
-//! A leader that finds an entry of an earlier term at a server may not count it there before its own term stands in it: a leader
-//! of a term between the two may have another value in its place (Raft, section 5.4.2).
+//! A leader that finds an entry of an earlier term at a server may not count it there until an entry of its
+//! own term follows it: a leader of a term in between may have another value in its slot (Raft, section
+//! 5.4.2).
 
 use super::links_of;
 use p4ce::consensus::{Standing, Waiting};
@@ -9,18 +10,18 @@ use sim::Fault;
 use sim::consensus::{Cluster, ClusterConfig};
 use switch::Nanos;
 
-/// By when a majority that is connected has a leader
-const ELECTED: Nanos = Nanos::from_millis(60);
+/// Time by which a connected majority has a leader
+const ELECTION_LIMIT: Nanos = Nanos::from_millis(60);
 const SERVERS: usize = 5;
 
 struct Play {
     net: Cluster,
     /// Servers that are cut off
-    away: Vec<usize>,
+    cut_off_servers: Vec<usize>,
 }
 
 impl Play {
-    /// Server 0 leads, and has decided all that was wanted.
+    /// Builds a cluster in which server 0 leads and has decided all wanted values.
     fn new(tune: impl FnOnce(&mut ClusterConfig)) -> Self {
         let mut config =
             ClusterConfig { servers: SERVERS as u8, wanted: 3, window: 1, ..ClusterConfig::default() };
@@ -28,31 +29,32 @@ impl Play {
         let mut net = Cluster::new(&config);
         net.run_until(Nanos::from_millis(8));
         assert_eq!(net.entries(), 3);
-        Self { net, away: Vec::new() }
+        Self { net, cut_off_servers: Vec::new() }
     }
 
-    /// Cuts these servers off, and connects all others.
-    fn cut_off(&mut self, away: &[usize]) {
+    /// Cuts the given servers off, and reconnects all others.
+    fn cut_off(&mut self, cut_off_servers: &[usize]) {
         let now = self.net.world.now();
-        let heal = links_of(&self.net, &self.away);
-        let cut = links_of(&self.net, away);
+        let heal = links_of(&self.net, &self.cut_off_servers);
+        let cut = links_of(&self.net, cut_off_servers);
         self.net.world.schedule(now, Fault::Cut(cut));
         self.net.world.schedule(now, Fault::Heal(heal));
-        self.away = away.to_vec();
+        self.cut_off_servers = cut_off_servers.to_vec();
         self.net.run_until(now);
     }
 
-    /// Runs until a server that is connected leads in a later term than any server has promised before.
+    /// Runs until a connected server leads in a later term than any server had promised before. Returns it,
+    /// or `None` if there is none in time.
     fn elect(&mut self) -> Option<usize> {
         let term = |net: &Cluster, server: usize| net.app(server).server().term();
         let before = (0..self.net.servers.len()).map(|server| term(&self.net, server)).max();
-        let end = self.net.world.now() + ELECTED;
+        let end = self.net.world.now() + ELECTION_LIMIT;
         loop {
             let leads = |server: &usize| {
                 self.net.app(*server).server().leads() && Some(term(&self.net, *server)) > before
             };
-            let leader =
-                (0..self.net.servers.len()).find(|server| !self.away.contains(server) && leads(server));
+            let leader = (0..self.net.servers.len())
+                .find(|server| !self.cut_off_servers.contains(server) && leads(server));
             if leader.is_some() || !self.net.step(end) {
                 return leader;
             }
@@ -60,23 +62,25 @@ impl Play {
     }
 }
 
-/// Plays it: `first` gets the entry of the first leader, `second` that of the third one. Returns whether the third leader is the
-/// first one again, and a server between had another value.
+/// Plays the schedule of Raft's figure 8: server `first` gets the entry of the first leader, server `second`
+/// that of the third one. Returns whether the third leader is the first one again and a server in between had
+/// another value.
 fn play(tune: impl FnOnce(&mut ClusterConfig), first: usize, second: usize) -> Result<bool, String> {
     let mut play = Play::new(tune);
-    // Server 0 proposes, and one server hears it.
-    let deaf: Vec<_> = (1..SERVERS).filter(|server| *server != first).collect();
-    play.cut_off(&deaf);
+    // Server 0 proposes, and only server `first` receives it.
+    let unreachable: Vec<_> = (1..SERVERS).filter(|server| *server != first).collect();
+    play.cut_off(&unreachable);
     play.net.want(1);
     play.net.run_until(play.net.world.now() + Nanos::from_micros(150));
-    assert_eq!(play.net.entries(), 3, "one server is no majority");
-    // Another server leads, proposes another value in that place, and is cut off before any server hears it.
+    assert_eq!(play.net.entries(), 3, "the entry was decided without a majority");
+    // Another server leads, proposes another value for that slot, and is cut off before any server receives
+    // it.
     play.cut_off(&[0, first]);
     let between = play.elect().ok_or("the majority has no leader")?;
     if between == second {
         return Ok(false);
     }
-    // Server 0 leads again, with the one that has its entry and one that has not, and decides.
+    // Server 0 leads again, with the server that has its entry and one that does not, and decides.
     let is_other = |server: &usize| ![first, second, between].contains(server);
     let other: Vec<_> = (1..SERVERS).filter(is_other).collect();
     play.cut_off(&[between, other[0]]);
@@ -85,17 +89,17 @@ fn play(tune: impl FnOnce(&mut ClusterConfig), first: usize, second: usize) -> R
     while play.net.entries() == 3 && play.net.step(end) {}
     let decided = play.net.entries();
     if decided == 3 {
-        return Err(format!("server {again} leads, and decides nothing"));
+        return Err(format!("server {again} leads, but decides nothing"));
     }
-    // A majority in which one server has the entry, and one the other value
+    // A majority in which one server has the entry, and another one the other value
     play.cut_off(&[0, second]);
     play.elect().ok_or("the last majority has no leader")?;
     play.net.run_until(play.net.world.now() + Nanos::from_millis(5));
     play.net.check().map(|()| again == 0)
 }
 
-/// Two of three servers decide what the third does not hear; one of the two restarts with empty memory, and the other is cut off.
-/// The third and the blank one are no majority.
+/// Two of three servers decide entries that the third does not receive. One of the two restarts with empty
+/// memory, and the other is cut off. The third server and the blank one are not a majority.
 fn play_blank(tune: impl FnOnce(&mut ClusterConfig)) -> Result<(), String> {
     let mut play = Play::new(|config| {
         config.servers = 3;
@@ -115,8 +119,9 @@ fn play_blank(tune: impl FnOnce(&mut ClusterConfig)) -> Result<(), String> {
     if leader.is_some() { Err(format!("server {leader:?} leads without a majority")) } else { Ok(()) }
 }
 
-/// A leader brings a server up to date that has restarted with empty memory, and all others restart before it is admitted: all are
-/// blank, and this one is not empty. The operator begins the group; `restarts` says whether that server is restarted before.
+/// A leader brings a server up to date that has restarted with empty memory, and all other servers restart
+/// before it is admitted. All servers are then blank, but this one holds entries. The operator bootstraps the
+/// group; `restarts` states whether that server is restarted before. Returns how often the group has begun.
 fn play_lost_group(tune: impl FnOnce(&mut ClusterConfig), restarts: bool) -> Result<u64, String> {
     let mut play = Play::new(|config| {
         config.servers = 3;
@@ -149,8 +154,8 @@ fn play_lost_group(tune: impl FnOnce(&mut ClusterConfig), restarts: bool) -> Res
 }
 
 #[test]
-fn a_group_begins_when_no_server_holds_entries_of_another() {
-    assert_eq!(play_lost_group(|_| {}, false), Ok(1), "the word is not obeyed");
+fn a_group_begins_only_when_no_server_holds_entries_of_another() {
+    assert_eq!(play_lost_group(|_| {}, false), Ok(1), "a bootstrap over existing entries was obeyed");
     assert_eq!(play_lost_group(|_| {}, true), Ok(2));
 }
 
@@ -161,11 +166,11 @@ fn a_planted_beginning_over_entries_is_found() {
     let wrong = play_lost_group(plant, false);
     let wrong = wrong.expect_err("a beginning over entries was not found");
     println!("{wrong}");
-    assert!(wrong.contains("is another"), "{wrong}");
+    assert!(wrong.contains("differs from the decided entries"), "{wrong}");
 }
 
 #[test]
-fn a_blank_server_is_no_part_of_a_majority() {
+fn a_blank_server_is_not_part_of_a_majority() {
     assert_eq!(play_blank(|_| {}), Ok(()));
 }
 
@@ -178,22 +183,23 @@ fn a_planted_count_of_a_blank_server_is_found() {
     assert!(wrong.contains("is decided at"), "{wrong}");
 }
 
-/// Plays all choices of servers: how many plays were what they are for.
+/// Plays all choices of the two servers. Returns how many of the plays reached the intended schedule.
 fn play_all(tune: fn(&mut ClusterConfig)) -> Result<u32, String> {
     let mut count = 0;
     for first in 1..SERVERS {
         for second in (1..SERVERS).filter(|second| *second != first) {
-            let is_it = play(tune, first, second).map_err(|wrong| format!("{first} {second}: {wrong}"))?;
-            count += u32::from(is_it);
+            let is_intended =
+                play(tune, first, second).map_err(|wrong| format!("{first} {second}: {wrong}"))?;
+            count += u32::from(is_intended);
         }
     }
     Ok(count)
 }
 
 #[test]
-fn an_entry_of_an_earlier_term_is_not_decided_by_count() {
+fn an_entry_of_an_earlier_term_is_not_decided_by_counting_replicas() {
     let count = play_all(|_| {}).unwrap_or_else(|wrong| panic!("{wrong}"));
-    println!("{count} plays");
+    println!("{count} plays reached the schedule");
     assert!(count >= 2, "{count}");
 }
 

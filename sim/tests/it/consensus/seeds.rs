@@ -1,4 +1,4 @@
-//! Seeds: everything that can happen, drawn at random.
+//! Random schedules: every fault that can occur, drawn from seeds.
 
 use super::{candidate, environment, links_of, run_for_frames};
 use p4ce::consensus::Waiting;
@@ -7,39 +7,41 @@ use sim::{Fault, Link, Queues};
 use std::collections::BTreeSet;
 use switch::{Chance, Nanos, Share};
 
-/// The n-th of the parts of all seeds: 250, or as the environment has it.
+/// Returns the seeds of one of `PARTS` parts of all seeds, which are 250 or those that the environment
+/// selects.
 fn seeds(part: u64) -> impl Iterator<Item = u64> {
     environment::seeds("consensus", 250).filter(move |seed| seed % PARTS == part)
 }
 
 const PARTS: u64 = 4;
 
-/// Draws a switch with room for two groups of all servers at most, in a quarter of the seeds: then leaders replicate by themselves,
-/// now and then or always.
+/// Draws a switch with room for at most two groups of all servers, in a quarter of the seeds. Leaders then
+/// replicate without the switch, now and then or always.
 fn few_queue_pairs(seed: u64) -> Option<usize> {
-    let mut chance = Chance::stream(seed, 0x7061_6972);
-    (chance.below(4) == 0).then(|| 1 << chance.below(4))
+    let mut rng = Chance::stream(seed, 0x7061_6972);
+    (rng.below(4) == 0).then(|| 1 << rng.below(4))
 }
 
-/// Lets clocks drift and UDP source ports change in some seeds.
-fn wear(net: &mut Cluster, seed: u64) {
+/// Makes clocks drift and UDP source ports change in some seeds.
+fn drift_and_rehash(net: &mut Cluster, seed: u64) {
     let (servers, within) = (net.servers.clone(), Nanos::from_millis(20));
     environment::rehash(&mut net.world, &servers, seed, within);
     environment::drift(&mut net.world, &[&servers[..], &[net.switch]].concat(), seed, within);
 }
 
-/// A cluster of a seed: how many servers, what they propose, how lossy their links are, and who else asks for what.
-fn drawn(seed: u64, chance: &mut Chance, least_len: u64) -> ClusterConfig {
-    let worst = [0, 0, 20, 200][chance.below(4) as usize];
-    let mut share = || Share::new(chance.between(0, worst) as f64 / 10_000.0).unwrap();
+/// Draws the cluster of a seed: the number of servers, the values proposed, the loss of links, and the
+/// requests of an outsider.
+fn draw_config(seed: u64, rng: &mut Chance, least_len: u64) -> ClusterConfig {
+    let max_share = [0, 0, 20, 200][rng.below(4) as usize];
+    let mut share = || Share::new(rng.between(0, max_share) as f64 / 10_000.0).unwrap();
     let mut link =
         Link { loss: share(), duplicate: share(), reorder: share(), corrupt: share(), ..Link::default() };
     environment::late(&mut link, seed, Nanos::from_millis(4));
     environment::short_queue(&mut link, seed);
-    let window = chance.between(1, 16);
-    // Short values, or such as take several packets, of one length or of many.
-    let most = [48, 3000, 8192][chance.below(3) as usize].max(least_len);
-    let least = if chance.below(2) == 0 { most } else { least_len };
+    let window = rng.between(1, 16);
+    // Values that fit one packet or take several, of one length or of many
+    let max = [48, 3000, 8192][rng.below(3) as usize].max(least_len);
+    let min = if rng.below(2) == 0 { max } else { least_len };
     ClusterConfig {
         queues: Queues::drawn(seed),
         forgetful: Share::percent(50),
@@ -47,34 +49,37 @@ fn drawn(seed: u64, chance: &mut Chance, least_len: u64) -> ClusterConfig {
         queue_pairs: few_queue_pairs(seed).unwrap_or(64),
         first_psn: environment::psns_near_the_wrap(seed),
         seed,
-        servers: [3, 5][chance.below(2) as usize],
+        servers: [3, 5][rng.below(2) as usize],
         window,
         link,
-        through: chance.below(2) == 0,
-        slots: chance.between(window.max(8), 64),
-        sizes: (least as usize, most as usize),
-        snapshot: [8, 1000, 20_000, 65_536][chance.below(4) as usize],
-        secret: chance.below(4) == 0,
-        stranger: (chance.below(4) == 0).then(|| Nanos::from_micros(chance.between(50, 2000))),
-        wanted: 2_000_000 / (most + 1000),
+        through: rng.below(2) == 0,
+        slots: rng.between(window.max(8), 64),
+        sizes: (min as usize, max as usize),
+        snapshot: [8, 1000, 20_000, 65_536][rng.below(4) as usize],
+        secret: rng.below(4) == 0,
+        stranger: (rng.below(4) == 0).then(|| Nanos::from_micros(rng.between(50, 2000))),
+        wanted: 2_000_000 / (max + 1000),
         ..ClusterConfig::default()
     }
 }
 
-/// The time after the last fault by which every live server has applied a value that was proposed since, if a majority of
-/// members lives: half of all seeds need 0.6 ms, nine in ten 12 ms. An election takes some 10 ms (heartbeats of 100 us: 14 until
-/// the leader is missed, 60 of candidacy), a snapshot of 64 packets at a path MTU of 1,024 and its repetitions as long. But a
-/// NIC asks for a neighbour's MAC address every half second, and two of its questions or answers may be lost.
-const CATCH_UP: Nanos = Nanos::from_millis(1500);
-/// The time after the last fault by which what was under way has arrived: seven tries of 131 us on both sides of the switch
-const SETTLED: Nanos = Nanos::from_millis(5);
+/// Time after the last fault by which every live server has applied a value that was proposed since, if a
+/// majority of members lives. Half of all seeds need 0.6 ms, nine in ten 12 ms. An election takes some 10 ms
+/// (heartbeats of 100 us: 14 until the leader is missed, 60 of candidacy). A snapshot takes 64 packets at a
+/// path MTU of 1,024, and as long again for its retransmission. But a NIC sends an ARP request only every
+/// half second, and two requests or replies may be lost.
+const CATCH_UP_LIMIT: Nanos = Nanos::from_millis(1500);
+/// Time after the last fault by which what was in flight has arrived: seven tries of 131 us on both sides of
+/// the switch
+const IN_FLIGHT_LIMIT: Nanos = Nanos::from_millis(5);
 
-/// Runs until all live servers have caught up, after the last fault. Plays the operator: if all servers wait for a bootstrap,
-/// restarts those that a lost leader has written to, and bootstraps one server; if no group has ever begun, starts the servers
-/// that are down. Returns false if fewer members live than a majority and the group therefore stands still.
+/// Runs until all live servers have caught up after the last fault, and plays the operator. If all servers
+/// wait for a bootstrap, restarts those that a lost leader has written to, and bootstraps one server. If no
+/// group has ever begun, starts the servers that are down. Returns false if fewer members live than a
+/// majority, so that the group makes no progress.
 fn catch_up(net: &mut Cluster, seed: u64) -> Result<bool, String> {
     let begun = net.world.now();
-    let (mark, mut end, mut told) = (net.mark(), begun + CATCH_UP, false);
+    let (mark, mut end, mut bootstrapped) = (net.mark(), begun + CATCH_UP_LIMIT, false);
     net.want(200);
     while let lagging = net.lagging(&mark)
         && !lagging.is_empty()
@@ -83,34 +88,36 @@ fn catch_up(net: &mut Cluster, seed: u64) -> Result<bool, String> {
         let (all, majority) = (net.servers.len(), net.servers.len() / 2 + 1);
         let (live, members) = (net.live().count(), net.members().len());
         let waits = |server: usize| net.app(server).server().waits_for();
-        let is_operators = |server| matches!(waits(server), Some(Waiting::Bootstrap | Waiting::Restart(_)));
-        let all_wait = live == all && (0..all).all(is_operators);
-        let written: Vec<_> =
+        let waits_for_operator =
+            |server| matches!(waits(server), Some(Waiting::Bootstrap | Waiting::Restart(_)));
+        let all_wait = live == all && (0..all).all(waits_for_operator);
+        let written_servers: Vec<_> =
             (0..all).filter(|server| waits(*server) == Some(Waiting::Restart(*server as u8))).collect();
-        if all_wait && !written.is_empty() {
-            for server in written {
+        if all_wait && !written_servers.is_empty() {
+            for server in written_servers {
                 net.world.schedule(now, Fault::Crash(net.servers[server]));
                 net.world.schedule(now + Nanos::from_micros(50), Fault::Restart(net.servers[server]));
             }
-            end = now + CATCH_UP;
-        } else if all_wait && !told {
+            end = now + CATCH_UP_LIMIT;
+        } else if all_wait && !bootstrapped {
             net.bootstrap(seed as usize % all);
-            (end, told) = (now + CATCH_UP, true);
-        } else if now >= begun + SETTLED && members < majority && (members > 0 || live < all) {
-            stands_still(net)?;
+            (end, bootstrapped) = (now + CATCH_UP_LIMIT, true);
+        } else if now >= begun + IN_FLIGHT_LIMIT && members < majority && (members > 0 || live < all) {
+            check_no_progress(net)?;
             if members > 0 || net.entries() > 0 {
                 return Ok(false);
             }
-            // A group begins only while all servers run. No server has begun it, or one that did went down before a live
-            // server read of it: until all run, a majority that never crashed can do nothing.
+            // A group begins only while all servers run. Either no server has begun it, or the one that did
+            // crashed before a live server learned of it. Until all servers run, even a majority that never
+            // crashed cannot proceed.
             start_all(net);
-            end = net.world.now() + CATCH_UP;
+            end = net.world.now() + CATCH_UP_LIMIT;
         } else if now >= end {
-            let standing = |server| {
+            let describe = |server| {
                 let app = net.app(server);
                 (server, app.next(), app.server().standing(), app.server().waits_for())
             };
-            let lagging: Vec<_> = lagging.into_iter().map(standing).collect();
+            let lagging: Vec<_> = lagging.into_iter().map(describe).collect();
             return Err(format!("{lagging:?} have not caught up, {} entries are decided", net.entries()));
         }
         net.run_until(net.world.now() + Nanos::from_micros(100));
@@ -118,7 +125,8 @@ fn catch_up(net: &mut Cluster, seed: u64) -> Result<bool, String> {
     net.check().map(|()| true)
 }
 
-/// Ends one crash of each server that is down. A server with overlapping crashes stays down until all have ended.
+/// Ends one crash of each server that is down. A server with overlapping crashes stays down until all have
+/// ended.
 fn start_all(net: &mut Cluster) {
     let now = net.world.now();
     for node in net.servers.clone() {
@@ -129,45 +137,47 @@ fn start_all(net: &mut Cluster) {
     net.run_until(now);
 }
 
-/// Without a majority of members nothing is decided, no server becomes a member, and none asks for the operator: blank servers
-/// see a member, or miss a server.
-fn stands_still(net: &mut Cluster) -> Result<(), String> {
+/// Checks that without a majority of members nothing is decided, no server becomes a member, and no server
+/// asks for the operator, because a blank server sees a member or misses a server.
+fn check_no_progress(net: &mut Cluster) -> Result<(), String> {
     let before = (net.entries(), net.members());
     net.run_until(net.world.now() + Nanos::from_millis(20));
     net.check()?;
     let after = (net.entries(), net.members());
     if after != before {
-        return Err(format!("{after:?} after {before:?} entries and members, without a majority"));
+        return Err(format!("entries and members changed from {before:?} to {after:?} without a majority"));
     }
     let waits = |server: &usize| net.app(*server).server().waits_for() == Some(Waiting::Bootstrap);
     net.live().find(waits).map_or(Ok(()), |server| Err(format!("server {server} asks for the operator")))
 }
 
-/// Draws whether two servers that others reach do not reach each other from a time on, and what ends that.
-fn parted(net: &Cluster, at: Nanos) -> Option<(Fault, Fault)> {
-    let mut chance = Chance::stream(at.0, 0x7061_7274);
-    let [a, b] = [(); 2].map(|()| sim::consensus::mac(chance.below(net.servers.len() as u64) as u8));
-    (chance.below(3) == 0).then_some((Fault::Part(a, b), Fault::Join(a, b)))
+/// Draws, in a third of the cases, a partition between two servers at `at`, and its end. All other servers
+/// still reach both.
+fn draw_partition(net: &Cluster, at: Nanos) -> Option<(Fault, Fault)> {
+    let mut rng = Chance::stream(at.0, 0x7061_7274);
+    let [a, b] = [(); 2].map(|()| sim::consensus::mac(rng.below(net.servers.len() as u64) as u8));
+    (rng.below(3) == 0).then_some((Fault::Part(a, b), Fault::Join(a, b)))
 }
 
-/// Lossy wires, crashes, restarts, pauses and cuts, of any number of servers. When they are over, all live servers catch up,
-/// unless more servers than may be have crashed. If all have, or the group has not begun, the operator has it begin.
+/// Runs a seed with lossy links, and with crashes, restarts, pauses and cuts of any number of servers. After
+/// the faults, all live servers have to catch up, unless too many servers have crashed. If all have crashed,
+/// or the group has not begun, the operator bootstraps it.
 fn run(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, String> {
-    let mut chance = Chance::new(seed);
-    let mut config = drawn(seed, &mut chance, 9);
+    let mut rng = Chance::new(seed);
+    let mut config = draw_config(seed, &mut rng, 9);
     tune(&mut config);
     let servers = config.servers;
     let mut net = Cluster::new(&config);
-    wear(&mut net, seed);
+    drift_and_rehash(&mut net, seed);
     let links: Vec<_> = net.world.links().collect();
     let (mut crashed, mut last) = (BTreeSet::new(), Nanos::ZERO);
-    for n in 0..chance.between(1, 5) {
-        let at = Nanos::from_micros(chance.between(1000, 15_000));
-        let until = at + Nanos::from_micros(chance.between(10, 8000));
+    for n in 0..rng.between(1, 5) {
+        let at = Nanos::from_micros(rng.between(1000, 15_000));
+        let until = at + Nanos::from_micros(rng.between(10, 8000));
         last = last.max(until);
-        let server = net.servers[chance.below(net.servers.len() as u64) as usize];
-        let link = links[chance.below(links.len() as u64) as usize];
-        match chance.below(12) {
+        let server = net.servers[rng.below(net.servers.len() as u64) as usize];
+        let link = links[rng.below(links.len() as u64) as usize];
+        match rng.below(12) {
             0..=2 => {
                 net.world.schedule(at, Fault::Crash(net.switch));
                 net.world.schedule(until, Fault::Restart(net.switch));
@@ -175,8 +185,8 @@ fn run(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, Stri
             3..=5 => {
                 net.world.schedule(at, Fault::Crash(server));
                 crashed.insert(server);
-                // As many as may, for good
-                if n >= u64::from(servers / 2) || chance.below(2) == 0 {
+                // As many servers as the group tolerates stay down.
+                if n >= u64::from(servers / 2) || rng.below(2) == 0 {
                     net.world.schedule(until, Fault::Restart(server));
                 }
             }
@@ -184,7 +194,8 @@ fn run(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, Stri
                 net.world.schedule(at, Fault::Pause(server));
                 net.world.schedule(until, Fault::Resume(server));
             }
-            // Power fails in the whole rack; or one server restarts, and all others do before it is admitted.
+            // A power failure of the whole rack; or one server restarts, and all others restart before it is
+            // admitted.
             9 => {
                 let mut early = Chance::stream(seed, 0x6561_726c);
                 let first = (early.below(2) == 0).then_some(server);
@@ -193,14 +204,15 @@ fn run(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, Stri
                     let down = if first.is_none() || is_first { at } else { until };
                     net.world.schedule(down, Fault::Crash(server));
                     let since = if is_first { at } else { until };
-                    let back = since + Nanos::from_micros(chance.between(0, 3000));
+                    let back = since + Nanos::from_micros(rng.between(0, 3000));
                     net.world.schedule(back, Fault::Restart(server));
                     last = last.max(back);
                     crashed.insert(server);
                 }
             }
             _ => {
-                let (cut, heal) = parted(&net, at).unwrap_or_else(|| environment::cut(&net.world, link, at));
+                let (cut, heal) =
+                    draw_partition(&net, at).unwrap_or_else(|| environment::cut(&net.world, link, at));
                 net.world.schedule(at, cut);
                 net.world.schedule(until, heal);
             }
@@ -209,86 +221,87 @@ fn run(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, Stri
     net.run_until(last);
     net.check()?;
     if !catch_up(&mut net, seed)? && crashed.len() <= usize::from(servers / 2) {
-        return Err("a majority never crashed, and nothing goes on".into());
+        return Err("a majority never crashed, but the group makes no progress".into());
     }
     Ok(net)
 }
 
-/// Change after change of leader, each in the middle of what the one before was writing: cut off, stopped or crashed after
-/// some frames. Values have few lengths, so that they take each other's place.
+/// Runs a seed with repeated changes of leader. Each leader is cut off, paused or crashed after some frames,
+/// in the middle of its writes. Values have few different lengths, so that they overwrite each other exactly.
 fn changes(seed: u64, tune: impl FnOnce(&mut ClusterConfig)) -> Result<Cluster, String> {
-    let mut chance = Chance::new(seed ^ 0x6368_616e);
-    let mut config = drawn(seed, &mut chance, 1500);
+    let mut rng = Chance::new(seed ^ 0x6368_616e);
+    let mut config = draw_config(seed, &mut rng, 1500);
     config.window = config.window.min(4);
     config.wanted = 200;
     tune(&mut config);
     let mut net = Cluster::new(&config);
-    wear(&mut net, seed);
-    let few = net.servers.len() / 2;
-    let mut end = Nanos::from_millis(10) + Nanos::from_micros(chance.between(0, 300));
+    drift_and_rehash(&mut net, seed);
+    let max_crashes = net.servers.len() / 2;
+    let mut end = Nanos::from_millis(10) + Nanos::from_micros(rng.between(0, 300));
     net.run_until(end);
     let (mut crashes, mut last) = (0, Nanos::ZERO);
-    let mut away: Vec<(usize, bool)> = Vec::new();
-    for _ in 0..chance.between(2, 6) {
+    let mut lost_leaders: Vec<(usize, bool)> = Vec::new();
+    for _ in 0..rng.between(2, 6) {
         let now = net.world.now();
-        // Some do not hear what comes now, ...
-        let deaf: Vec<usize> = (0..net.servers.len()).filter(|_| chance.below(3) == 0).collect();
-        let links = links_of(&net, &deaf);
+        // Some servers do not receive what is sent now, ...
+        let unreachable: Vec<usize> = (0..net.servers.len()).filter(|_| rng.below(3) == 0).collect();
+        let links = links_of(&net, &unreachable);
         net.world.schedule(now, Fault::Cut(links.clone()));
         let leader = candidate(&net).unwrap_or(0);
-        let (frames, end_of_wait) = (chance.below(60), now + Nanos::from_micros(chance.between(20, 400)));
+        let (frames, end_of_wait) = (rng.below(60), now + Nanos::from_micros(rng.between(20, 400)));
         run_for_frames(&mut net, leader, frames, end_of_wait);
         let now = net.world.now();
         net.world.schedule(now, Fault::Heal(links));
-        // ... and then the leader is gone, for a while or for good, and those that were gone come back.
-        for (server, is_cut) in away.drain(..) {
+        // ... and then the leader is lost, for a while or for good, and the servers that were lost before
+        // come back.
+        for (server, is_cut) in lost_leaders.drain(..) {
             let links = links_of(&net, &[server]);
             let fault = if is_cut { Fault::Heal(links) } else { Fault::Resume(net.servers[server]) };
-            net.world.schedule(now + Nanos::from_micros(chance.below(300)), fault);
+            net.world.schedule(now + Nanos::from_micros(rng.below(300)), fault);
         }
-        match chance.below(5) {
-            0 if crashes < few => {
+        match rng.below(5) {
+            0 if crashes < max_crashes => {
                 crashes += 1;
                 net.world.schedule(now, Fault::Crash(net.servers[leader]));
-                if chance.below(2) == 0 {
-                    let back = now + Nanos::from_micros(chance.between(100, 20_000));
+                if rng.below(2) == 0 {
+                    let back = now + Nanos::from_micros(rng.between(100, 20_000));
                     net.world.schedule(back, Fault::Restart(net.servers[leader]));
                     last = last.max(back);
                 }
             }
             1 => {
                 net.world.schedule(now, Fault::Pause(net.servers[leader]));
-                away.push((leader, false));
+                lost_leaders.push((leader, false));
             }
             _ => {
                 let links = links_of(&net, &[leader]);
                 net.world.schedule(now, Fault::Cut(links));
-                away.push((leader, true));
+                lost_leaders.push((leader, true));
             }
         }
-        // Until another one asks for permission
+        // Until another server asks for permission
         end = now + Nanos::from_millis(8);
         while candidate(&net).is_none_or(|next| next == leader) && net.step(end) {}
     }
     let now = net.world.now();
-    for (server, is_cut) in away {
+    for (server, is_cut) in lost_leaders {
         let links = links_of(&net, &[server]);
         let fault = if is_cut { Fault::Heal(links) } else { Fault::Resume(net.servers[server]) };
         net.world.schedule(now, fault);
     }
     net.run_until(last.max(now + Nanos::from_micros(300)));
     net.check()?;
-    if catch_up(&mut net, seed)? { Ok(net) } else { Err("nothing goes on".into()) }
+    if catch_up(&mut net, seed)? { Ok(net) } else { Err("the group makes no progress".into()) }
 }
 
-/// Server 0 crashes before the group begins or, if `begun`, when it has begun it and no other server has read of it. The
-/// others, a majority that never crashes, wait until it is started. Returns what catching up returns, and how often the
-/// group has begun by then.
+/// Crashes server 0 before the group begins or, if `begun`, after it has begun the group and before another
+/// server has learned of it. The other servers, a majority that never crashes, wait until server 0 is
+/// started. Returns the result of [`catch_up`], and how often the group has begun by then.
 fn catch_up_after_an_early_crash(begun: bool) -> (Result<bool, String>, u64) {
     let mut net = Cluster::new(&ClusterConfig { begins: begun, ..ClusterConfig::default() });
     while begun && net.beginnings() == 0 && net.step(Nanos::from_millis(5)) {}
     let now = net.world.now();
-    // Two crashes that overlap
+    // Two overlapping crashes
     for _ in 0..2 {
         net.world.schedule(now, Fault::Crash(net.servers[0]));
     }
@@ -304,18 +317,18 @@ fn a_group_that_faults_kept_from_beginning_begins_when_all_servers_run() {
 }
 
 fn logs_agree(part: u64) {
-    let (mut entries, mut installed, mut asked) = (0, 0, 0);
+    let (mut entries, mut installed, mut requests) = (0, 0, 0);
     for seed in seeds(part) {
         for net in [run(seed, |_| {}), changes(seed, |_| {})] {
             let net = net.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
             entries += net.entries();
             installed += net.apps().map(Proposer::installed).sum::<u64>();
-            asked += net.asked_by_stranger();
+            requests += net.asked_by_stranger();
         }
     }
-    let enough = entries > 100 && installed > 10 && asked > 500;
-    println!("{entries} entries, {installed} snapshots, a stranger asked {asked} times");
-    assert!(enough || !environment::are_default());
+    let enough = entries > 100 && installed > 10 && requests > 500;
+    println!("{entries} entries, {installed} snapshots, {requests} requests of an outsider");
+    assert!(enough || !environment::selects_default_seeds());
 }
 
 #[cfg(debug_assertions)]
@@ -336,21 +349,21 @@ fn planted_bugs_are_found() {
 }
 
 #[test]
-fn logs_agree_whatever_happens_in_the_first_quarter_of_the_seeds() {
+fn logs_agree_in_the_first_quarter_of_the_seeds() {
     logs_agree(0);
 }
 
 #[test]
-fn logs_agree_whatever_happens_in_the_second_quarter_of_the_seeds() {
+fn logs_agree_in_the_second_quarter_of_the_seeds() {
     logs_agree(1);
 }
 
 #[test]
-fn logs_agree_whatever_happens_in_the_third_quarter_of_the_seeds() {
+fn logs_agree_in_the_third_quarter_of_the_seeds() {
     logs_agree(2);
 }
 
 #[test]
-fn logs_agree_whatever_happens_in_the_last_quarter_of_the_seeds() {
+fn logs_agree_in_the_last_quarter_of_the_seeds() {
     logs_agree(3);
 }

@@ -1,4 +1,4 @@
-//! What transfers take, packet by packet, and that the model says the same.
+//! Durations of transfers, simulated packet by packet, and their agreement with the model.
 
 use rdmc::model::{Network, Object, run};
 use rdmc::{Algorithm, Racks, Schedule};
@@ -12,16 +12,17 @@ fn measured(algorithm: Algorithm, hosts: u16) -> Took {
     transfer(algorithm, hosts, BYTES, BLOCK, wide(RATE), &[]).unwrap()
 }
 
-/// Of a packet's bytes on the wire, 4,096 are of the block: the rest is Ethernet with preamble and gap, IP, UDP, BTH, ICRC.
+/// Share of a packet's bytes on the wire that are payload: 4,096. The remainder is Ethernet with preamble and
+/// gap, IP, UDP, BTH and ICRC.
 const PAYLOAD: f64 = 4096.0 / (4096.0 + 14.0 + 20.0 + 8.0 + 12.0 + 4.0 + 24.0);
 
 fn modelled(algorithm: Algorithm, hosts: u16) -> f64 {
     modelled_with(algorithm, hosts, None)
 }
 
-/// With one host whose link has half the rate
+/// Returns the duration with one host whose link has half the rate.
 fn modelled_with(algorithm: Algorithm, hosts: u16, slow: Option<u16>) -> f64 {
-    // Two links of a microsecond each, and the switch, which receives a packet before it sends it
+    // Two links of 1 us each, and the switch, which stores and forwards a packet
     let latency = 2e-6 + 4178.0 * 8.0 / RATE as f64;
     let mut network = Network::new(hosts.into(), RATE as f64 * PAYLOAD, latency);
     if let Some(slow) = slow {
@@ -39,7 +40,7 @@ fn modelled_with(algorithm: Algorithm, hosts: u16, slow: Option<u16>) -> f64 {
 }
 
 #[test]
-fn packets_take_as_long_as_the_model_says() {
+fn packets_take_as_long_as_the_model_predicts() {
     for hosts in [2, 3, 4, 5, 8] {
         let racks = Racks::new(&(0..hosts).map(|host| host / 2).collect::<Vec<_>>()).unwrap();
         let all = [
@@ -64,10 +65,10 @@ fn packets_take_as_long_as_the_model_says() {
     }
 }
 
-/// One host's link has half the rate, which costs a pipeline what the model says. The first relay of a chain says later that
-/// it is ready: its words wait behind the blocks that leave by the same link.
+/// One host's link has half the rate, which costs a pipeline as much as the model predicts. The first relay
+/// of a chain announces later that it is ready: its words wait behind the blocks that leave on the same link.
 #[test]
-fn a_slow_link_is_about_as_bad_as_the_model_says() {
+fn a_slow_link_costs_about_as_much_as_the_model_predicts() {
     for (algorithm, hosts) in [(Algorithm::Chain, 4), (Algorithm::Pipeline, 4), (Algorithm::Pipeline, 8)] {
         let name = algorithm.name();
         let even = measured(algorithm.clone(), hosts).time;
@@ -83,9 +84,10 @@ fn a_slow_link_is_about_as_bad_as_the_model_says() {
     }
 }
 
-/// A request for a P4CE group names 12 members: of more, the root sends a block once to each group.
+/// A request for a P4CE group names up to 12 members. For more members, the root requests several groups, and
+/// sends each block once to each group.
 #[test]
-fn a_switch_is_asked_for_several_groups() {
+fn a_large_group_uses_several_switch_groups() {
     let (packets, model) = (measured(Algorithm::InNetwork, 14), modelled(Algorithm::InNetwork, 14));
     println!("{packets:?}, model {model}");
     assert!((model * 0.98..model * 1.02).contains(&packets.time), "{packets:?} {model}");
@@ -94,11 +96,11 @@ fn a_switch_is_asked_for_several_groups() {
     assert!((1.99..2.01).contains(&twice), "{twice}");
 }
 
-/// The root of a group whose blocks a switch copies sends each of them once. That is half and less of what sequential send
-/// and a tree have the root send, a little less than a pipeline does, and as much as a chain: nobody can send less. All
-/// hosts together send an (n - 1)-th of what they send in any other way.
+/// The root of a group whose blocks a switch copies sends each of them once. That is at most half of what the
+/// root sends in a sequential send or a tree, a little less than in a pipeline, and as much as in a chain: a
+/// root cannot send less. All hosts together send an (n - 1)-th of what they send with any other algorithm.
 #[test]
-fn a_switch_spares_the_hosts_bytes() {
+fn a_copying_switch_saves_the_hosts_bytes() {
     for hosts in [4, 8, 13] {
         let all = [Algorithm::Sequential, Algorithm::Tree, Algorithm::Pipeline, Algorithm::Chain];
         let by_switch = measured(Algorithm::InNetwork, hosts);
@@ -108,7 +110,7 @@ fn a_switch_spares_the_hosts_bytes() {
         println!("{hosts}: root's bytes: {sequential:.3} {tree:.3} {pipeline:.3} {chain:.3}");
         assert!(sequential < 1.02 / f64::from(hosts - 1), "{sequential}");
         assert!(tree < 1.02 / f64::from(hosts).log2().ceil(), "{tree}");
-        // The root sends its last block once for each dimension but one more.
+        // The root sends its last block once for each dimension except one.
         let blocks = f64::from(BYTES / BLOCK);
         let expected = blocks / (blocks + f64::from(hosts.ilog2()) - 1.0);
         assert!((pipeline - expected).abs() < 0.01 && (chain - 1.0).abs() < 0.01, "{pipeline} {chain}");

@@ -1,7 +1,7 @@
-//! Seeds of deliveries: names of any length, disks that begin late, are slow, full or small, switches that copy, that are not there
-//! or fail, lossy networks, crashes.
+//! Deliveries drawn from seeds: names of any length, disks that begin late, are slow, full or small, switches
+//! that copy, are absent or fail, lossy networks, and crashes.
 //!
-//! FROM and SEEDS say other seeds: `SEEDS=50000 cargo test -p sim --release --test rdmc deliveries`
+//! FROM and SEEDS select other seeds: `SEEDS=50000 cargo test -p sim --release --test it rdmc::deliveries`
 
 use crate::environment;
 use rdmc::Algorithm;
@@ -14,75 +14,75 @@ use switch::{Chance, Nanos, Share};
 /// Segments that a root keeps ahead of the slowest receiver
 const WINDOW: u64 = 4;
 
-/// What happened in all runs.
+/// Counts over all runs.
 #[derive(Debug, Default)]
 struct Totals {
-    /// Deliveries that all sound receivers got, and those that some did not get, or nobody
+    /// Deliveries that all sound receivers completed; then those that some or all of them did not complete
     whole: usize,
     partial: usize,
-    /// Those by a switch that copies, and those that went on without
+    /// Deliveries through a switch that copies; then those that fell back to another algorithm
     copied: usize,
     without: usize,
     /// Rounds beyond the first
     again: u32,
 }
 
-fn habit(chance: &mut Chance) -> Habit {
-    match chance.below(12) {
+fn behaviour(rng: &mut Chance) -> Habit {
+    match rng.below(12) {
         0 => Habit::Full,
         1 => Habit::Careless,
-        2 => Habit::Small(chance.below(400_000)),
-        3..6 => Habit::Begins(Nanos(chance.below(100_000_000))),
-        6 => Habit::Begins(Nanos(chance.below(100_000))),
-        7 => Habit::Disk(Nanos(chance.below(3_000_000))),
+        2 => Habit::Small(rng.below(400_000)),
+        3..6 => Habit::Begins(Nanos(rng.below(100_000_000))),
+        6 => Habit::Begins(Nanos(rng.below(100_000))),
+        7 => Habit::Disk(Nanos(rng.below(3_000_000))),
         _ => Habit::Sound,
     }
 }
 
-/// Whether a receiver of this habit gets the object, if nothing else goes wrong.
-fn is_sound(habit: Habit) -> bool {
-    match habit {
+/// Returns whether a receiver with this behaviour gets the object if nothing else fails.
+fn is_sound(behaviour: Habit) -> bool {
+    match behaviour {
         Habit::Sound | Habit::Begins(_) | Habit::Disk(_) => true,
-        // What is held at most: what was not written, that again, and what comes in
+        // Segments held at most: those not yet written, the same again, and the one that arrives
         Habit::Small(bytes) => bytes >= (2 * WINDOW + 1) * 40_000,
         _ => false,
     }
 }
 
-fn share(chance: &mut Chance, most: u64) -> Share {
-    Share::new(chance.below(most) as f64 / 10_000.0).unwrap_or(Share::NEVER)
+fn share(rng: &mut Chance, max: u64) -> Share {
+    Share::new(rng.below(max) as f64 / 10_000.0).unwrap_or(Share::NEVER)
 }
 
-/// What is drawn for a seed.
+/// What a seed has drawn.
 struct Drawn {
     setup: Setup,
-    habits: Vec<Habit>,
-    /// Neither loss nor crashes
-    calm: bool,
-    /// The switch is where receivers and root look for it, and has room
+    behaviours: Vec<Habit>,
+    /// Whether there is neither loss nor crashes
+    has_no_faults: bool,
+    /// Whether the switch is at the configured address and has room
     has_switch: bool,
     algorithm: Algorithm,
     name: String,
     len: u64,
 }
 
-fn draw(seed: u64, chance: &mut Chance) -> Drawn {
-    let calm = chance.below(2) == 0;
+fn draw(seed: u64, rng: &mut Chance) -> Drawn {
+    let has_no_faults = rng.below(2) == 0;
     let mut link = Link::default();
-    if !calm {
-        (link.loss, link.reorder) = (share(chance, 300), share(chance, 200));
+    if !has_no_faults {
+        (link.loss, link.reorder) = (share(rng, 300), share(rng, 200));
         environment::late(&mut link, seed, Nanos::from_millis(4));
         environment::short_queue(&mut link, seed);
     }
-    let habits: Vec<Habit> = (0..chance.between(1, 6)).map(|_| habit(chance)).collect();
+    let behaviours: Vec<Habit> = (0..rng.between(1, 6)).map(|_| behaviour(rng)).collect();
     let all =
         [Algorithm::Sequential, Algorithm::Chain, Algorithm::Tree, Algorithm::Pipeline, Algorithm::InNetwork];
-    let algorithm = if chance.below(3) == 0 { Algorithm::InNetwork } else { chance.pick(&all).clone() };
-    let has_switch = chance.below(4) > 0;
-    let create_timeout = if calm { Nanos::from_millis(200) } else { Nanos::from_secs(2) };
+    let algorithm = if rng.below(3) == 0 { Algorithm::InNetwork } else { rng.pick(&all).clone() };
+    let has_switch = rng.below(4) > 0;
+    let create_timeout = if has_no_faults { Nanos::from_millis(200) } else { Nanos::from_secs(2) };
     let mut setup = Setup {
         seed,
-        hosts: habits.len() as u16 + 1,
+        hosts: behaviours.len() as u16 + 1,
         link,
         create_timeout,
         queues: Queues::drawn(seed),
@@ -93,69 +93,74 @@ fn draw(seed: u64, chance: &mut Chance) -> Drawn {
     if !has_switch {
         setup.copies_at = ip(99);
     }
-    // A switch with too few queue pairs for a root and a receiver, which may be all that is left, is as good as none.
+    // A switch with too few queue pairs for a root and a receiver, the smallest possible group, is equivalent
+    // to no switch.
     let has_room = Chance::stream(seed, 0x7061_6972).below(4) > 0;
     if !has_room {
         setup.queue_pairs = 1;
     }
     let has_switch = has_switch && has_room;
-    let letters = *chance.pick(&[1, 31, 32, 33, 64, 65, 255, 1 + seed % 255]);
-    let name = (0..letters).map(|at| char::from(b'a' + (at % 26) as u8)).collect();
-    let len = chance.between(3000, 600_000);
-    Drawn { setup, habits, calm, has_switch, algorithm, name, len }
+    let name_len = *rng.pick(&[1, 31, 32, 33, 64, 65, 255, 1 + seed % 255]);
+    let name = (0..name_len).map(|at| char::from(b'a' + (at % 26) as u8)).collect();
+    let len = rng.between(3000, 600_000);
+    Drawn { setup, behaviours, has_no_faults, has_switch, algorithm, name, len }
 }
 
-/// Runs a seed, and checks it. `plant` changes what the hosts are made with.
+/// Runs a seed, and checks it. `plant` changes the setup of the hosts.
 fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(), String> {
-    let mut chance = Chance::stream(seed, 0x6465_6c69);
-    let Drawn { mut setup, habits, calm, has_switch, algorithm, name, len } = draw(seed, &mut chance);
+    let mut rng = Chance::stream(seed, 0x6465_6c69);
+    let Drawn { mut setup, behaviours, has_no_faults, has_switch, algorithm, name, len } =
+        draw(seed, &mut rng);
     plant(&mut setup);
-    let context = format!("{habits:?} {} name of {}, {len} bytes", algorithm.name(), name.len());
-    let mut delivery = Delivery::new(&setup, len, &habits, |give| {
-        give.patience = if calm { Nanos::from_millis(300) } else { Nanos::from_secs(3) };
+    let context = format!("{behaviours:?} {} name of {}, {len} bytes", algorithm.name(), name.len());
+    let mut delivery = Delivery::new(&setup, len, &behaviours, |give| {
+        give.patience = if has_no_faults { Nanos::from_millis(300) } else { Nanos::from_secs(3) };
         (give.algorithm, give.name, give.window) = (algorithm.clone(), name, WINDOW as u32);
     })
     .map_err(|error| error.to_string())?;
     let (hosts, within) = (delivery.hosts.clone(), Nanos::from_millis(3));
     environment::rehash(&mut delivery.world, &hosts, seed, within);
     environment::drift(&mut delivery.world, &[&hosts[..], &[delivery.switch]].concat(), seed, within);
-    let receivers = habits.len() as u16;
+    let receivers = behaviours.len() as u16;
     let mut victims = Vec::new();
-    if !calm {
-        for _ in 0..chance.below(3) {
-            let at = Nanos(chance.below(3_000_000));
-            let victim = chance.between(0, u64::from(receivers) + 1) as u16;
-            // The one behind the last is the switch, which begins anew.
+    if !has_no_faults {
+        for _ in 0..rng.below(3) {
+            let at = Nanos(rng.below(3_000_000));
+            let victim = rng.between(0, u64::from(receivers) + 1) as u16;
+            // The number after the last receiver is the switch, which restarts.
             if victim > receivers {
                 delivery.world.schedule(at, Fault::Crash(delivery.switch));
-                delivery.world.schedule(at + Nanos(chance.below(300_000)), Fault::Restart(delivery.switch));
+                delivery.world.schedule(at + Nanos(rng.below(300_000)), Fault::Restart(delivery.switch));
             } else {
                 delivery.world.schedule(at, Fault::Crash(delivery.hosts[usize::from(victim)]));
                 victims.push(victim);
             }
         }
     }
-    let others: Vec<u16> = (1..=receivers).filter(|host| !victims.contains(host)).collect();
+    let live_receivers: Vec<u16> = (1..=receivers).filter(|host| !victims.contains(host)).collect();
     if victims.contains(&0) {
         delivery.world.run_until(Nanos::from_secs(8));
-    } else if !delivery.settle(Nanos::from_secs(180), &others) {
-        return Err(format!("{context}: not over: {:?}", delivery.given()));
+    } else if !delivery.settle(Nanos::from_secs(180), &live_receivers) {
+        return Err(format!("{context}: not over, result at the root: {:?}", delivery.given()));
     }
     let given = delivery.given().filter(|_| !victims.contains(&0));
-    for host in &others {
-        let habit = habits[usize::from(*host) - 1];
+    for host in &live_receivers {
+        let behaviour = behaviours[usize::from(*host) - 1];
         let Some(taken) = delivery.taken(*host) else {
-            return Err(format!("{context}: host {host} has not heard how it ended"));
+            return Err(format!("{context}: host {host} has no result"));
         };
         if taken.is_ok() && !delivery.is_right(*host) {
-            return Err(format!("{context}: host {host} has something else"));
+            return Err(format!("{context}: host {host} has stored something else"));
         }
-        // A root that keeps to the protocol is never taken for one that does not.
-        if is_sound(habit) && matches!(taken, Err(TakeError::Violation(_) | TakeError::Refused(_))) {
+        // A root that keeps to the protocol is never taken for one that violates it.
+        if is_sound(behaviour) && matches!(taken, Err(TakeError::Violation(_) | TakeError::Refused(_))) {
             return Err(format!("{context}: host {host}: {taken:?}"));
         }
         if delivery.most_unwritten(*host) > WINDOW {
-            return Err(format!("{context}: host {host} had {} segments", delivery.most_unwritten(*host)));
+            return Err(format!(
+                "{context}: host {host} held {} unwritten segments, more than the window of {WINDOW}",
+                delivery.most_unwritten(*host)
+            ));
         }
         let lost = match given {
             Some(Ok(given)) => given.lost.as_slice(),
@@ -163,14 +168,16 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
             _ => &[],
         };
         let lost = lost.iter().find(|(lost, _)| *lost == ip(*host)).map(|(_, why)| *why);
-        let expected = match habit {
-            _ if is_sound(habit) => None,
+        let expected = match behaviour {
+            _ if is_sound(behaviour) => None,
             Habit::Full => Some(Lost::Refused(Refusal::NoSpace)),
             Habit::Small(_) => Some(Lost::Refused(Refusal::Memory)),
             _ => Some(Lost::Damaged),
         };
-        if calm && lost != expected {
-            return Err(format!("{context}: host {host} is {lost:?}, not {expected:?}: {given:?}"));
+        if has_no_faults && lost != expected {
+            return Err(format!(
+                "{context}: the root lists host {host} as {lost:?}, expected {expected:?}: {given:?}"
+            ));
         }
     }
     let Some(Ok(given)) = given else {
@@ -180,9 +187,12 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
     if let Some(host) =
         (1..=receivers).find(|host| given.stored.contains(&ip(*host)) && !delivery.is_right(*host))
     {
-        return Err(format!("{context}: host {host} has something else"));
+        return Err(format!("{context}: host {host} is listed as stored but has stored something else"));
     }
-    if calm && algorithm == Algorithm::InNetwork && has_switch != (given.algorithm == Algorithm::InNetwork) {
+    if has_no_faults
+        && algorithm == Algorithm::InNetwork
+        && has_switch != (given.algorithm == Algorithm::InNetwork)
+    {
         return Err(format!("{context}: {given:?}"));
     }
     totals.whole += usize::from(given.lost.is_empty());
@@ -196,13 +206,13 @@ fn run(seed: u64, plant: impl Fn(&mut Setup), totals: &mut Totals) -> Result<(),
 }
 
 #[test]
-fn all_who_are_sound_and_left_get_the_object() {
+fn all_sound_and_live_receivers_get_the_object() {
     let mut totals = Totals::default();
     for seed in crate::environment::seeds("rdmc", 300) {
         run(seed, |_| {}, &mut totals).unwrap_or_else(|what| panic!("seed {seed}: {what}"));
     }
     println!("{totals:?}");
-    if crate::environment::are_default() {
+    if crate::environment::selects_default_seeds() {
         assert!(
             totals.whole > 60 && totals.copied > 20 && totals.without > 5 && totals.again > 50,
             "{totals:?}"
@@ -219,6 +229,6 @@ fn planted_bugs_are_found() {
             Some((seed, what))
         });
         println!("{bug:?}: {found:?}");
-        assert!(found.is_some(), "{bug:?}");
+        assert!(found.is_some(), "{bug:?} was not found");
     }
 }

@@ -1,4 +1,4 @@
-//! Objects of any length, for everybody who is left.
+//! Delivery of objects of any length to all receivers that do not fail.
 
 use rdmc::Algorithm;
 use rdmc::delivery::{GiveError, Lost, Refusal, TakeError};
@@ -10,14 +10,14 @@ use switch::Nanos;
 const END: Nanos = Nanos::from_secs(5);
 
 #[test]
-fn everybody_gets_it() {
+fn all_receivers_get_the_object() {
     for (receivers, len) in [(1, 3000), (2, 40_000), (3, 40_001), (4, 500_000), (7, 123_456)] {
         for algorithm in [Algorithm::Pipeline, Algorithm::Chain, Algorithm::InNetwork] {
             let setup = Setup { hosts: receivers + 1, ..Setup::default() };
-            let habits = vec![Habit::Sound; receivers.into()];
+            let behaviours = vec![Habit::Sound; receivers.into()];
             let context = format!("{len} bytes to {receivers} by {}", algorithm.name());
             let mut delivery =
-                Delivery::new(&setup, len, &habits, |give| give.algorithm = algorithm).unwrap();
+                Delivery::new(&setup, len, &behaviours, |give| give.algorithm = algorithm).unwrap();
             let all: Vec<u16> = (1..=receivers).collect();
             assert!(delivery.settle(END, &all), "{context}: {:?}", delivery.given());
             let given = delivery.given().unwrap().as_ref().unwrap();
@@ -32,7 +32,7 @@ fn everybody_gets_it() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_configurations_are_refused_with_the_reason() {
     let setup = Setup { hosts: 3, ..Setup::default() };
     let new = |change: fn(&mut rdmc::delivery::GiveConfig)| {
         Delivery::new(&setup, 50_000, &[Habit::Sound, Habit::Sound], change).unwrap_err()
@@ -55,17 +55,20 @@ fn what_cannot_be_is_refused() {
     let hybrid = Delivery::new(&setup, 50_000, &[Habit::Sound; 2], |give| {
         give.algorithm = Algorithm::Hybrid(racks);
     });
-    assert_eq!(hybrid.unwrap_err().to_string(), "the racks are of 4 nodes, the group has 3");
+    assert_eq!(
+        hybrid.unwrap_err().to_string(),
+        "racks are given for 4 nodes, but the group has 3; give the rack of every node"
+    );
 }
 
 #[test]
-fn who_does_not_play_its_part_is_named_and_the_others_get_it() {
+fn receivers_that_fail_are_named_and_the_other_receivers_get_the_object() {
     let setup = Setup { hosts: 5, ..Setup::default() };
-    let run = |habits: [Habit; 4]| {
-        let mut delivery = Delivery::new(&setup, 400_000, &habits, |_| {}).unwrap();
+    let run = |behaviours: [Habit; 4]| {
+        let mut delivery = Delivery::new(&setup, 400_000, &behaviours, |_| {}).unwrap();
         let present: Vec<u16> =
-            (1..=4).filter(|host| habits[usize::from(*host) - 1] != Habit::Absent).collect();
-        assert!(delivery.settle(END, &present), "{habits:?}: {:?}", delivery.given());
+            (1..=4).filter(|host| behaviours[usize::from(*host) - 1] != Habit::Absent).collect();
+        assert!(delivery.settle(END, &present), "{behaviours:?}: {:?}", delivery.given());
         delivery
     };
     let delivery = run([Habit::Sound, Habit::Absent, Habit::Sound, Habit::Absent]);
@@ -92,16 +95,16 @@ fn who_does_not_play_its_part_is_named_and_the_others_get_it() {
     assert_eq!(given.stored, [ip(1), ip(2), ip(4)]);
 }
 
-/// Receivers crash at moments spread over a delivery: the others get the object, and nobody sends again what all of them
-/// had. When the root crashes, everybody hears of it.
+/// Receivers crash at moments spread over a delivery. All other receivers get the object, and segments that
+/// all of them had are not sent again. When the root crashes, all receivers are notified.
 #[test]
-fn survivors_go_on_where_they_were() {
+fn survivors_continue_where_they_were() {
     let (mut resumed, mut spared) = (0, 0);
     for moment in 1..=24_u64 {
         for victim in [0_u16, 1, 4] {
             let setup = Setup { hosts: 6, ..Setup::default() };
             let mut delivery = Delivery::new(&setup, 1_200_000, &[Habit::Sound; 5], |_| {}).unwrap();
-            // It takes some 300 us, and everybody is there after 30.
+            // The delivery takes some 300 us, and all receivers have joined after 30 us.
             let at = Nanos(moment * 11_000);
             delivery.world.schedule(at, Fault::Crash(delivery.hosts[usize::from(victim)]));
             let context = format!("{victim} crashes at {at:?}");
@@ -109,7 +112,7 @@ fn survivors_go_on_where_they_were() {
             if victim == 0 {
                 delivery.world.run_until(at + Nanos::from_millis(700));
                 for host in others {
-                    assert!(delivery.taken(host).is_some(), "{context}: {host} has not heard of it");
+                    assert!(delivery.taken(host).is_some(), "{context}: {host} has no result");
                     let is_right = delivery.is_right(host);
                     assert_eq!(delivery.taken(host) == Some(&Ok(())), is_right, "{context}: {host}");
                 }
@@ -133,13 +136,13 @@ fn survivors_go_on_where_they_were() {
             }
         }
     }
-    println!("{resumed} went on in another round, {spared} of them without beginning anew");
+    println!("{resumed} continued in another round, {spared} of them without sending the whole object again");
     assert!(resumed > 10 && spared > 5, "{resumed} {spared}");
 }
 
-/// A receiver that is started anew while others are still waited for is reached again.
+/// A receiver that restarts while the root still waits for another one is called again.
 #[test]
-fn who_is_called_may_begin_late_and_begin_anew() {
+fn receivers_may_start_late_and_restart() {
     let mut delivery =
         Delivery::new(&Setup { hosts: 3, ..Setup::default() }, 100_000, &[Habit::Sound; 2], |_| {}).unwrap();
     let ([_, first, second], from_ms) =
@@ -158,13 +161,13 @@ fn who_is_called_may_begin_late_and_begin_anew() {
     assert!((1..=2).all(|host| delivery.is_right(host)));
 }
 
-/// A receiver that answers and does not write holds nobody up for good.
+/// A receiver that responds but does not write does not stop the delivery for good.
 #[test]
-fn a_receiver_that_is_stuck_is_left_behind() {
+fn a_stuck_receiver_is_left_behind() {
     for after in [0, 3, 9] {
         let setup = Setup { hosts: 4, ..Setup::default() };
-        let habits = [Habit::Sound, Habit::Stuck(after), Habit::Sound];
-        let mut delivery = Delivery::new(&setup, 400_000, &habits, |_| {}).unwrap();
+        let behaviours = [Habit::Sound, Habit::Stuck(after), Habit::Sound];
+        let mut delivery = Delivery::new(&setup, 400_000, &behaviours, |_| {}).unwrap();
         assert!(delivery.settle(END, &[1, 3]), "{after}: {:?}", delivery.given());
         let given = delivery.given().unwrap().as_ref().unwrap();
         assert_eq!(given.lost, [(ip(2), Lost::Silent)], "{after}");
@@ -172,9 +175,9 @@ fn a_receiver_that_is_stuck_is_left_behind() {
     }
 }
 
-/// A root that answers and does not read does not hold receivers up for good.
+/// A root that responds but does not read does not make receivers wait forever.
 #[test]
-fn a_root_that_is_stuck_is_given_up() {
+fn a_stuck_root_is_given_up() {
     let setup = Setup { hosts: 3, ..Setup::default() };
     let mut delivery = Delivery::new(&setup, 400_000, &[Habit::Sound; 2], |_| {}).unwrap();
     delivery.read_at_most(3);
@@ -184,21 +187,23 @@ fn a_root_that_is_stuck_is_given_up() {
     }
 }
 
-/// A disk that needs longer for what is left than others are waited for: it is waited for as long as it goes on.
+/// A disk needs longer for its remaining segments than the usual timeout. The root waits for it as long as it
+/// makes progress.
 #[test]
 fn a_slow_disk_is_waited_for_while_it_writes() {
     let setup = Setup { hosts: 3, ..Setup::default() };
-    let habits = [Habit::Sound, Habit::Disk(Nanos::from_millis(120))];
-    let mut delivery = Delivery::new(&setup, 400_000, &habits, |_| {}).unwrap();
+    let behaviours = [Habit::Sound, Habit::Disk(Nanos::from_millis(120))];
+    let mut delivery = Delivery::new(&setup, 400_000, &behaviours, |_| {}).unwrap();
     assert!(delivery.settle(END, &[1, 2]), "{:?}", delivery.given());
     let given = delivery.given().unwrap().as_ref().unwrap();
     assert_eq!((given.stored.len(), given.lost.len(), given.rounds), (2, 0, 1), "{given:?}");
     assert!(delivery.is_right(2));
 }
 
-/// Behind a switch that copies, a receiver crashes: the switch ends the group, and goes on copying for those who are left.
+/// A receiver behind a switch that copies crashes. The switch ends the group, and continues to copy for the
+/// other receivers.
 #[test]
-fn a_receiver_behind_a_switch_crashes() {
+fn a_switch_goes_on_copying_after_a_receiver_crashes() {
     let setup = Setup { hosts: 5, create_timeout: Nanos::from_secs(3), ..Setup::default() };
     let mut delivery = Delivery::new(&setup, 4_000_000, &[Habit::Sound; 4], |give| {
         give.algorithm = Algorithm::InNetwork;
@@ -214,9 +219,9 @@ fn a_receiver_behind_a_switch_crashes() {
     assert!(others.iter().all(|host| delivery.is_right(*host)));
 }
 
-/// Nobody is at the switch's address: receivers get it without it, all of them.
+/// No host has the switch's address: all receivers get the object without the switch.
 #[test]
-fn a_switch_that_is_not_there_is_done_without() {
+fn an_absent_switch_is_replaced_by_a_pipeline() {
     let setup = Setup { copies_at: ip(99), ..Setup::default() };
     let mut delivery = Delivery::new(&setup, 400_000, &[Habit::Sound; 3], |give| {
         give.algorithm = Algorithm::InNetwork;
@@ -227,14 +232,14 @@ fn a_switch_that_is_not_there_is_done_without() {
     assert_eq!((given.stored.len(), given.algorithm.clone()), (3, Algorithm::Pipeline), "{given:?}");
 }
 
-/// Receivers cannot reach each other: as few as possible are left out, and the others get it. One that nobody but the root
-/// reaches does not cost those who accuse it, nor those whom it accuses.
+/// Some receivers cannot reach each other: as few as possible are left out, and all other receivers get the
+/// object. A receiver that only the root can reach costs neither those that name it nor those that it names.
 #[test]
-fn receivers_that_are_apart_do_not_cost_others() {
+fn unreachable_receivers_are_the_only_ones_left_out() {
     let pair: (&[_], &[_]) = (&[(3, 4)], &[4]);
-    let lonely: (&[_], &[_]) = (&[(1, 5), (2, 5), (3, 5), (4, 5)], &[5]);
+    let isolated: (&[_], &[_]) = (&[(1, 5), (2, 5), (3, 5), (4, 5)], &[5]);
     let first: (&[_], &[_]) = (&[(1, 2), (1, 3), (1, 4), (1, 5)], &[1]);
-    for (apart, left_out) in [pair, lonely, first] {
+    for (apart, left_out) in [pair, isolated, first] {
         let setup = Setup { hosts: 6, apart: apart.to_vec(), ..Setup::default() };
         let mut delivery = Delivery::new(&setup, 100_000, &[Habit::Sound; 5], |_| {}).unwrap();
         let others: Vec<u16> = (1..=5).filter(|host| !left_out.contains(host)).collect();
@@ -247,9 +252,10 @@ fn receivers_that_are_apart_do_not_cost_others() {
     }
 }
 
-/// Two racks, and a third one that a crash empties: those who are left go on by a hybrid of their racks.
+/// There are two racks, and a third one that a crash empties. The surviving receivers continue with a hybrid
+/// of their racks.
 #[test]
-fn racks_are_told_to_receivers() {
+fn survivors_continue_with_the_racks_that_are_left() {
     for victim in [None, Some(3_u16), Some(6)] {
         let setup = Setup { hosts: 7, ..Setup::default() };
         let racks = rdmc::Racks::new(&["a", "a", "b", "b", "b", "a", "c"]).unwrap();
@@ -271,10 +277,10 @@ fn racks_are_told_to_receivers() {
     }
 }
 
-/// Who gives up says so: nobody has to wait for what would tell it otherwise.
+/// A host that gives up notifies the others, which need not wait for a timeout.
 #[test]
-fn who_stops_is_heard() {
-    let soon = Nanos::from_millis(3);
+fn all_hosts_are_notified_when_one_stops() {
+    let notification_limit = Nanos::from_millis(3);
     for stops in [0, 2] {
         for at in [10, 60, 200] {
             let setup = Setup { hosts: 4, ..Setup::default() };
@@ -284,15 +290,15 @@ fn who_stops_is_heard() {
             let context = format!("{stops} stops after {at} us");
             if stops == 0 {
                 assert_eq!(delivery.given(), Some(&Err(GiveError::Stopped)), "{context}");
-                delivery.world.run_until(delivery.world.now() + soon);
+                delivery.world.run_until(delivery.world.now() + notification_limit);
                 for host in 1..=3 {
-                    // Who was not called yet waits.
+                    // A receiver that has not been called yet continues to wait.
                     let taken = delivery.taken(host);
                     let expected = if at > 10 { Some(&Err(TakeError::Left(ip(0)))) } else { taken };
                     assert_eq!(taken, expected, "{context}: {host}");
                 }
             } else if at > 10 {
-                assert!(delivery.settle(delivery.world.now() + soon, &[1, 2, 3]), "{context}");
+                assert!(delivery.settle(delivery.world.now() + notification_limit, &[1, 2, 3]), "{context}");
                 let given = delivery.given().unwrap().as_ref().unwrap();
                 assert_eq!(given.lost, [(ip(2), Lost::Refused(Refusal::Stopped))], "{context}");
                 assert!([1, 3].iter().all(|host| delivery.is_right(*host)), "{context}");
@@ -302,7 +308,7 @@ fn who_stops_is_heard() {
 }
 
 #[test]
-fn a_switch_that_fails_is_done_without() {
+fn a_switch_that_fails_is_replaced() {
     let setup = Setup { create_timeout: Nanos::from_secs(3), ..Setup::default() };
     let mut delivery = Delivery::new(&setup, 4_000_000, &[Habit::Sound; 3], |give| {
         give.algorithm = Algorithm::InNetwork;

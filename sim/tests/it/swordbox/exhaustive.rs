@@ -1,9 +1,10 @@
-//! Every order of deliveries of two clients, one word and a server that restarts.
+//! Plays every order of deliveries of two clients, one word and a server that restarts.
 //!
-//! An order differs from the usual one in a stretch of DEPTH successive choices, wherever that stretch begins: in it, any frame
-//! that is first on its link may be delivered next, the server may restart, and a client that notices that may connect again.
-//! The usual order is that of equally long links. Of orders that differ only in which of two independent choices comes first,
-//! one is played (sleep sets; Godefroid, "Partial-Order Methods", LNCS 1032, chapter 5).
+//! An order differs from the usual one in a stretch of DEPTH successive choices, wherever that stretch
+//! begins. Within the stretch, the first frame of any link may be delivered next, the server may restart, and
+//! a client that notices the restart may reconnect. The usual order is that of links of equal latency. Of
+//! orders that differ only in the sequence of two independent choices, only one is played (sleep sets;
+//! Godefroid, "Partial-Order Methods", LNCS 1032, chapter 5).
 
 mod history;
 mod hosts;
@@ -12,16 +13,16 @@ mod play;
 use play::{Choice, Options, Play, Totals};
 use std::collections::BTreeSet;
 
-/// Depth of orders without any other choice, unless `DEPTH` is set
+/// Length of the stretch if orders have no further kinds of choices, unless `DEPTH` is set
 const DEPTH: usize = 5;
 
-/// Steps from one restart to the next where there is time for some only
+/// Steps from one restart to the next where there is time for some of them only
 const STRIDE: usize = 8;
 
-/// Choice among several.
+/// A point at which there are several choices.
 struct Node {
     choices: Vec<Choice>,
-    /// The one that is played
+    /// Index of the choice that is played
     at: usize,
     /// Choices that lead to orders which are played elsewhere
     asleep: Vec<Choice>,
@@ -32,22 +33,22 @@ impl Node {
         self.choices[self.at]
     }
 
-    /// Returns the choices that lead to orders which are played elsewhere, behind the one that is played.
+    /// Returns the choices after the one being played that lead to orders which are played elsewhere.
     fn asleep_behind(&self) -> Vec<Choice> {
         let tried = self.asleep.iter().chain(&self.choices[..self.at]);
         tried.copied().filter(|other| other.is_independent_of(self.chosen())).collect()
     }
 }
 
-/// Orders that begin as usual, and what became of them.
+/// Exploration of all orders, and its results
 struct Explorer {
     options: Options,
     depth: usize,
-    /// Whether every order is played, independent choices or not
+    /// Whether every order is played, including those that differ only in the sequence of independent choices
     plays_all: bool,
     orders: u64,
     totals: Totals,
-    /// Digests of histories
+    /// Digests of the histories
     histories: BTreeSet<u64>,
 }
 
@@ -101,13 +102,14 @@ impl Explorer {
         }
     }
 
-    /// Makes the first choice wherever there are several, up to the depth; false if all orders from there on are played
-    /// elsewhere.
+    /// Makes the first choice wherever there are several, up to the depth. Returns false if all orders from
+    /// there on are played elsewhere.
     fn extend(&self, path: &mut Vec<Node>, play: &mut Play) -> bool {
         while path.len() < self.depth {
             let asleep = match path.last() {
                 _ if self.plays_all => Vec::new(),
-                // What begins as usual is played where the stretch begins one step later.
+                // An order that begins with the usual choice is played by a stretch that begins one step
+                // later.
                 None => vec![play.usual()],
                 Some(node) => node.asleep_behind(),
             };
@@ -129,13 +131,14 @@ impl Explorer {
     }
 }
 
-/// Returns `DEPTH` from the environment, or the default, less `less`: further choices multiply the orders.
+/// Returns `DEPTH` from the environment, or the default, less `less`, because further kinds of choices
+/// multiply the orders.
 fn depth(less: usize) -> usize {
     let depth = std::env::var("DEPTH").ok().and_then(|value| value.parse().ok()).unwrap_or(DEPTH);
     depth.saturating_sub(less).max(1)
 }
 
-/// Plays every order, and expects more than `least` of them.
+/// Plays every order, and checks that there are more than `least`.
 fn play(options: Options, depth: usize, least: u64) {
     let explored = Explorer::new(options, depth).explore().unwrap_or_else(|wrong| panic!("{wrong}"));
     let (orders, histories) = (explored.orders, explored.histories.len());
@@ -163,13 +166,14 @@ fn every_order_with_a_lost_duplicated_or_overtaken_frame_is_linearizable() {
     play(Options { faults: 1, ..Options::default() }, depth(3), 500);
 }
 
-/// Of long WRITEs that follow one another, packets in the middle come again when others have used the word.
+/// In a sequence of long WRITEs, packets in the middle are retransmitted after the other client has used the
+/// word.
 #[test]
 fn every_order_of_long_writes_with_lost_frames_is_linearizable() {
     play(Options { faults: 1, long: true, ..Options::default() }, depth(3), 500);
 }
 
-/// The restart comes at any step, and the stretch anywhere behind it.
+/// The restart occurs at any step, and the stretch begins anywhere after it.
 #[test]
 fn every_order_after_every_restart_is_linearizable() {
     let depth = depth(4);
@@ -188,7 +192,7 @@ fn every_order_after_every_restart_is_linearizable() {
 }
 
 #[test]
-fn orders_that_are_left_out_have_the_histories_of_others() {
+fn omitted_orders_add_no_histories() {
     for options in [Options::default(), Options { faults: 1, waits: 1, ..Options::default() }] {
         let depth = if options.faults > 0 { 1 } else { 3 };
         let explore = |plays_all| {
@@ -203,7 +207,7 @@ fn orders_that_are_left_out_have_the_histories_of_others() {
     }
 }
 
-/// Returns what the first order comes to that shows a bug.
+/// Checks that an order shows the planted bug, and prints the first violation found.
 #[cfg(debug_assertions)]
 fn find(tune: fn(swordbox::Config) -> swordbox::Config, options: Options) {
     let shallow = |depth| Explorer::new(Options { tune, ..options }, depth).explore().err();
@@ -213,7 +217,7 @@ fn find(tune: fn(swordbox::Config) -> swordbox::Config, options: Options) {
 
 #[cfg(debug_assertions)]
 #[test]
-fn a_planted_kept_word_is_found_by_playing_every_order() {
+fn a_planted_word_kept_after_a_restart_is_found_by_playing_every_order() {
     let tune = |config| swordbox::Config { bug: Some(swordbox::Bug::KeptWord), ..config };
     find(tune, Options::default());
 }
@@ -234,14 +238,14 @@ fn a_planted_dead_client_is_found_by_playing_every_order() {
 
 #[cfg(debug_assertions)]
 #[test]
-fn a_planted_second_decision_is_found_by_playing_every_order() {
+fn a_planted_double_decision_is_found_by_playing_every_order() {
     let tune = |config| swordbox::Config { bug: Some(swordbox::Bug::DecidedAnew), ..config };
     find(tune, Options { faults: 1, ..Options::default() });
 }
 
 #[cfg(debug_assertions)]
 #[test]
-fn a_planted_earlier_message_is_found_by_playing_every_order() {
+fn a_planted_mix_up_with_an_earlier_message_is_found_by_playing_every_order() {
     let tune = |config| swordbox::Config { bug: Some(swordbox::Bug::EarlierMessage), ..config };
     find(tune, Options { faults: 1, long: true, ..Options::default() });
 }

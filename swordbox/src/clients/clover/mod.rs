@@ -1,14 +1,14 @@
-//! A key-value store in remote memory after Clover (Tsai et al., USENIX ATC 2020): a key is a list of its values, the newest
-//! last, and nothing takes a lock.
+//! Key-value store in remote memory after Clover (Tsai et al., USENIX ATC 2020): each key has a list of its
+//! values, the newest last, and no operation takes a lock.
 //!
-//! An update writes a node into memory that nobody else uses, then appends it by CAS(0 -> the node's address) on the
-//! `next` word of what it believes to be the last one; if that fails, it follows the words to the last node and tries
-//! again. A read reads what it believes to be the last node, and follows its `next` words as well. Where the last node
-//! was, a client remembers. The more clients, the less that is worth: most requests are in vain
-//! ([`Tally::hits`](super::Tally) and `misses` count them).
+//! An update writes a node into unused memory, then appends it by CAS(0 -> the node's address) to the `next`
+//! word of the node that it takes for the last one. If that fails, it follows the `next` words to the last
+//! node and tries again. A read reads the node that it takes for the last one, and follows its `next` words
+//! as well. A client remembers the last node that it found. With more clients, that is more often outdated,
+//! and most requests fail ([`Tally::hits`](super::Tally) and `misses` count them).
 //!
-//! A switch that knows the [`Layout`] can send a CAS, or a READ, of a node that is not the last one any more to the one
-//! that is. A client does not know: it sees success.
+//! A switch that knows the [`Layout`] can redirect a CAS or a READ of an outdated node to the last one. The
+//! client only sees that its request succeeds.
 //!
 //! # Memory
 //!
@@ -20,23 +20,25 @@
 //!                         `---- key 0 ----'  `---- key 1 ----'
 //! ```
 //!
-//! `bump` is how much of region 1 is given away (bytes): a client takes space for some nodes by FETCH_ADD. `first` is the
-//! address of a key's first node, which stays. `shortcut`, if it is not 0, is the address of some later node: a hint, by which
-//! those that have not looked for long are spared the way from node to node. Who had to follow writes it.
+//! `bump` is the number of bytes of region 1 that are allocated: a client allocates space for several nodes
+//! by FETCH_ADD. `first` is the constant address of a key's first node. `shortcut`, if not 0, is the address
+//! of a later node: a hint that spares clients with an old last node most of the list. A client that had to
+//! follow the list writes it.
 //!
-//! Region 1 holds nodes, all of one size, each at a multiple of eight:
+//! Region 1 has nodes of one size, at multiples of eight bytes:
 //!
 //! ```text
 //!   byte 0      8     16    20      24
 //!   | next | key | len | zeros | value ... |
 //! ```
 //!
-//! `next` is the address of the next node, or 0; `len` the bytes of the value. Numbers are little-endian, as the NIC's
-//! atomics are on the machines that have them. A node is written by one WRITE, with `next` = 0, and from then on changes in
-//! `next` alone, once.
+//! `next` is the address of the next node, or 0; `len` is the length of the value in bytes. Numbers are
+//! little-endian, like the NIC's atomics on little-endian machines. A node is written by one WRITE with
+//! `next` = 0. Afterwards only `next` changes, once.
 //!
-//! Clover collects garbage, replicates, and asks metadata servers; here memory is used up, once, and the index is memory
-//! like the rest. Its clients spare shortcuts to read them by the way; here they are read after so many nodes.
+//! Differences to Clover: Clover collects garbage, replicates, and has metadata servers. Here memory is never
+//! reused, and the index is ordinary memory. Clover's clients read shortcuts along with other requests; here
+//! they are read after a given number of nodes.
 
 mod store;
 
@@ -51,44 +53,51 @@ use super::verbs::{Stopped, word};
 use super::ycsb::{Ask, Workload};
 use rnic::Remote;
 
-/// Bytes of a node in front of its value
+/// Bytes of a node before its value
 pub const HEADER: usize = 24;
-/// Where in a node the address of the next one stands
+/// Offset in a node of the address of the next one
 pub const NEXT: usize = 0;
-/// Where in a node its key stands
+/// Offset in a node of its key
 pub const KEY: usize = 8;
-/// Where in a node the length of its value stands (four bytes)
+/// Offset in a node of the length of its value (four bytes)
 pub const LEN: usize = 16;
-/// Where the index of keys begins in region 0, and bytes of a key's entry
+/// Offset in region 0 of the index, and length in bytes of an entry
 const ENTRIES: u64 = 64;
 const ENTRY: u64 = 16;
 
-/// Where things lie.
+/// Layout of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Keys: 0 up to this
+    /// Number of keys, counted from 0
     pub keys: u64,
-    /// Bytes of a node, which is one WRITE or READ: 128 to 1,024 in the papers; a multiple of eight, and more than
-    /// [`HEADER`]
+    /// Length of a node in bytes, transferred by one WRITE or READ: 128 to 1,024 in the papers; a multiple of
+    /// 8, and more than [`HEADER`]
     pub node_len: usize,
 }
 
 impl Layout {
-    /// The longest value (bytes)
+    /// Returns the maximum length of a value in bytes.
     pub const fn max_value(&self) -> usize {
         self.node_len - HEADER
     }
 
-    /// Bytes of region 0
+    /// Returns the length of region 0 in bytes.
     pub const fn index_len(&self) -> usize {
         (ENTRIES + self.keys * ENTRY) as usize
     }
 
-    /// A server's memory: the index, and so many nodes, of which each key has one with an empty value.
+    /// Returns a server's memory: the index, and `nodes` nodes, one of which each key has with an empty
+    /// value.
+    ///
+    /// # Panics
+    /// If there are fewer nodes than keys, or the length of a node is invalid.
     pub fn memory(self, index_va: u64, nodes_va: u64, nodes: usize) -> Vec<Memory> {
         let keys = self.keys as usize;
-        assert!(nodes >= keys, "each key has a node");
-        assert!(self.node_len.is_multiple_of(8) && self.node_len > HEADER, "a node holds a value");
+        assert!(nodes >= keys, "fewer nodes than keys");
+        assert!(
+            self.node_len.is_multiple_of(8) && self.node_len > HEADER,
+            "node_len has to be a multiple of 8 and more than HEADER"
+        );
         let index = Memory::filled(index_va, self.index_len(), move |bytes| {
             put_word(bytes, 0, (keys * self.node_len) as u64);
             for key in 0..keys {
@@ -104,21 +113,24 @@ impl Layout {
         vec![index, nodes]
     }
 
-    /// The values of a key, oldest first, in a server's memory: the first is the empty one that it began with.
+    /// Returns the values of a key in a server's memory, oldest first. The first one is the initial empty
+    /// value.
     ///
     /// # Errors
-    /// What is wrong with the list.
+    /// The description of an inconsistency of the list.
     pub fn list(&self, index: &[u8], nodes: &[u8], nodes_va: u64, key: u64) -> Result<Vec<Vec<u8>>, String> {
         let mut at = word(index, (ENTRIES + key * ENTRY) as usize);
         let mut values = Vec::new();
         while at != 0 {
             let offset = at.checked_sub(nodes_va).map(|offset| offset as usize);
             let node = offset.and_then(|offset| nodes.get(offset..offset + self.node_len));
-            let node = node.ok_or_else(|| format!("key {key} has a node at {at:#x}"))?;
+            let node =
+                node.ok_or_else(|| format!("key {key} has a node at {at:#x}, outside of the region"))?;
             if values.len() > nodes.len() / self.node_len {
-                return Err(format!("the list of key {key} has no end"));
+                return Err(format!("the list of key {key} is cyclic"));
             }
-            let value = value_of(node, key).ok_or_else(|| format!("a node of key {key} is another's"))?;
+            let value = value_of(node, key)
+                .ok_or_else(|| format!("the list of key {key} has a node of another key"))?;
             values.push(value.to_vec());
             at = word(node, NEXT);
         }
@@ -139,21 +151,21 @@ fn put_word(bytes: &mut [u8], at: usize, word: u64) {
     bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
 }
 
-/// The value in a node, if it is one of this key
+/// Returns the value of a node, if it belongs to this key.
 fn value_of(node: &[u8], key: u64) -> Option<&[u8]> {
     let len = word(node, LEN) as u32 as usize;
     if word(node, KEY) == key { node.get(HEADER..HEADER + len) } else { None }
 }
 
-/// What a client knows of the server's memory.
+/// Layout and regions of the server's memory.
 #[derive(Clone, Copy, Debug)]
-struct Places {
+struct Addresses {
     layout: Layout,
     index: Region,
     nodes: Region,
 }
 
-impl Places {
+impl Addresses {
     fn bump(&self) -> Remote {
         self.index.at(0)
     }
@@ -166,35 +178,35 @@ impl Places {
         self.index.at(ENTRIES + key * ENTRY + 8)
     }
 
-    /// A node, or a part of it, that is said to be at this address
+    /// Returns the remote address at `offset` in the node at this address, if a node can be there.
     fn node(&self, at: u64, offset: usize) -> Result<Remote, Stopped> {
         let inside = self.nodes.offset_of(at, self.layout.node_len as u64);
-        inside.ok_or(Stopped::Corrupt("a pointer that leads nowhere"))?;
+        inside.ok_or(Stopped::Corrupt("a pointer is outside of the region"))?;
         Ok(Remote { va: at + offset as u64, rkey: self.nodes.rkey })
     }
 }
 
-/// A program: reads and updates keys as a workload says.
+/// Program that reads and updates keys according to a workload.
 #[derive(Clone, Debug)]
 pub struct Clover {
-    /// Where things lie
+    /// Layout of the store
     pub layout: Layout,
-    /// What is asked for
+    /// Workload
     pub workload: Workload,
-    /// How clients go about it
+    /// Client options
     pub options: Options,
-    /// Operations of each thread
+    /// Operations per thread
     pub times: u64,
-    /// What makes this machine's threads others than those of another
+    /// Number of this machine, which distinguishes its threads from those of other machines
     pub machine: u64,
-    /// For what is drawn
+    /// Seed of the random numbers
     pub seed: u64,
-    /// Where the threads of this machine remember last nodes
+    /// Last nodes that the threads of this machine share
     pub tails: Tails,
 }
 
 impl Clover {
-    /// Threads of a machine, without end.
+    /// Returns a program that runs without end.
     pub fn new(layout: Layout, workload: Workload, machine: u64, seed: u64) -> Self {
         let tails = Tails::new(layout.keys);
         Self { layout, workload, options: Options::default(), times: u64::MAX, machine, seed, tails }
@@ -210,9 +222,9 @@ impl Program for Clover {
                 if clover.options.shared_tails { clover.tails } else { Tails::new(clover.layout.keys) };
             let mut store = Store::new(verbs.clone(), &regions, clover.layout, clover.options, tails)?;
             let name = tag(clover.machine, number, life);
-            let mut asks = clover.workload.generator(clover.seed, name);
+            let mut operations = clover.workload.generator(clover.seed, name);
             for time in 0..clover.times {
-                let Some((ask, key)) = asks.next() else { return Ok(()) };
+                let Some((ask, key)) = operations.next() else { return Ok(()) };
                 let began = verbs.now();
                 let kind = match ask {
                     Ask::Read => {
@@ -239,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_begins_with_an_empty_value_for_each_key() {
+    fn each_key_initially_has_an_empty_value() {
         let layout = Layout { keys: 3, node_len: 128 };
         let memory = layout.memory(0x1000, 0x10_0000, 10);
         let image = |n: usize| {
@@ -258,8 +270,8 @@ mod tests {
         put_word(&mut nodes, 128 + NEXT, 0x10_0000 + 5 * 128);
         assert_eq!(layout.list(&index, &nodes, 0x10_0000, 1), Ok(vec![vec![], b"value".to_vec()]));
         put_word(&mut nodes, 5 * 128, 0x10_0000 + 128);
-        assert!(layout.list(&index, &nodes, 0x10_0000, 1).unwrap_err().contains("no end"));
+        assert!(layout.list(&index, &nodes, 0x10_0000, 1).unwrap_err().contains("is cyclic"));
         put_word(&mut nodes, 5 * 128, 0x10_0000);
-        assert!(layout.list(&index, &nodes, 0x10_0000, 1).unwrap_err().contains("another's"));
+        assert!(layout.list(&index, &nodes, 0x10_0000, 1).unwrap_err().contains("of another key"));
     }
 }

@@ -1,12 +1,12 @@
-//! A B-link tree in remote memory after Sherman (Wang et al., SIGMOD 2022): lookups read nodes and take no lock;
-//! an insertion takes the lock of a leaf, reads it, writes it, and releases the lock right behind that without waiting in
-//! between. A node that is full is split: the new half is written first, then the old one, which leads to it by its
-//! sibling pointer, then the parent is told, under its own lock.
+//! B-link tree in remote memory after Sherman (Wang et al., SIGMOD 2022). Lookups read nodes and take no
+//! lock. An insertion acquires the lock of a leaf, reads it, writes it, and releases the lock without waiting
+//! for the write. A full node is split: the new half is written first, then the old one, whose sibling
+//! pointer refers to the new one. Then the separator is inserted into the parent, under the parent's lock.
 //!
 //! # Memory
 //!
-//! Region 0 is the table of [locks](super::lock): on a server that has such, memory of the NIC. A node's lock is chosen by
-//! a hash of its address, so some nodes share one; a thread holds one lock at a time.
+//! Region 0 is the table of [locks](super::lock), in NIC memory on servers that have it. A node's lock is
+//! chosen by a hash of its address, so some nodes share one; a thread holds one lock at a time.
 //!
 //! Region 1 is the tree:
 //!
@@ -15,12 +15,13 @@
 //!   | root | bump | unused ... | node | node | ...
 //! ```
 //!
-//! `root` is the address of the root, which changes by CAS; `bump` how much of the region is given away (bytes): a client takes
-//! space for some nodes by FETCH_ADD. [`Node`] says how a node lies in memory.
+//! `root` is the address of the root, which is changed by CAS. `bump` is the number of bytes of the region
+//! that are allocated: a client allocates space for several nodes by FETCH_ADD. [`Node`] describes the layout
+//! of a node.
 //!
-//! Sherman writes single entries of leaves and leaves them unsorted, hands locks over between threads of a machine, and has a
-//! cache of its own kind; here whole nodes are written, and each thread remembers inner nodes for itself. Keys are not
-//! removed, and memory not used again.
+//! Differences to Sherman: Sherman writes single entries of unsorted leaves, hands locks over between the
+//! threads of a machine, and has its own kind of cache. Here whole nodes are written, and each thread caches
+//! inner nodes for itself. Keys are not removed, and memory is not reused.
 
 mod image;
 mod node;
@@ -36,15 +37,15 @@ use super::server::Memory;
 use super::threads::{Program, Start, Thread};
 use super::ycsb::{Ask, Workload, scattered};
 
-/// Where in region 1 the address of the root stands
+/// Offset in region 1 of the address of the root
 pub const ROOT: u64 = 0;
-/// Where in region 1 stands how much of it is given away
+/// Offset in region 1 of the number of allocated bytes
 pub const BUMP: u64 = 8;
-/// Where in region 1 nodes begin
+/// Offset in region 1 of the first node
 pub const FIRST_NODE: u64 = NODE_LEN as u64;
 
-/// A server's memory: so many locks of eight bytes, and a tree of these keys and values, which ascend, with room for so many
-/// nodes more.
+/// Returns a server's memory: `locks` locks of eight bytes, and a tree of these entries in ascending order of
+/// their keys, with room for `nodes` more nodes.
 pub fn memory(
     locks_va: u64,
     locks: usize,
@@ -57,25 +58,25 @@ pub fn memory(
     vec![Memory::zeroed(locks_va, locks * 8), tree]
 }
 
-/// A program: reads, writes and scans keys as a workload says. The keys are [scattered].
+/// Program that reads, writes and scans keys according to a workload. The keys are [scattered].
 #[derive(Clone, Debug)]
 pub struct Sherman {
-    /// What is asked for
+    /// Workload
     pub workload: Workload,
-    /// How locks are released
+    /// Way of releasing locks
     pub unlock: Unlock,
-    /// Keys that a read reads: one, or more in order, by a scan
+    /// Number of keys that a read covers: 1 for a lookup, more for an ordered scan
     pub scan: usize,
-    /// Operations of each thread
+    /// Operations per thread
     pub times: u64,
-    /// What makes this machine's threads others than those of another: below 2^31
+    /// Number of this machine, below 2^31, which distinguishes its threads from those of other machines
     pub machine: u64,
-    /// For what is drawn
+    /// Seed of the random numbers
     pub seed: u64,
 }
 
 impl Sherman {
-    /// Threads that look up and insert single keys, without end.
+    /// Returns a program that looks up and inserts single keys without end.
     pub const fn new(workload: Workload, machine: u64, seed: u64) -> Self {
         Self { workload, unlock: Unlock::Write, scan: 1, times: u64::MAX, machine, seed }
     }
@@ -88,9 +89,9 @@ impl Program for Sherman {
             let Start { number, life, verbs, regions } = start;
             let tag = tag(sherman.machine, number, life);
             let mut tree = Tree::new(verbs.clone(), &regions, 8, tag, sherman.unlock)?;
-            let mut asks = sherman.workload.generator(sherman.seed, tag);
+            let mut operations = sherman.workload.generator(sherman.seed, tag);
             for time in 0..sherman.times {
-                let Some((ask, key)) = asks.next() else { return Ok(()) };
+                let Some((ask, key)) = operations.next() else { return Ok(()) };
                 let key = scattered(key).min(NO_LIMIT - 1);
                 let began = verbs.now();
                 let kind = match ask {

@@ -1,16 +1,16 @@
-//! A node of the tree, as it lies in memory.
+//! Node of the tree, and its layout in memory.
 
 use crate::clients::verbs::word;
 
-/// Bytes of a node
+/// Length of a node in bytes
 pub const NODE_LEN: usize = 1024;
-/// Bytes in front of the entries
+/// Bytes before the entries
 const HEADER: usize = 48;
 const ENTRY: usize = 16;
 const REAR: usize = NODE_LEN - 8;
-/// Keys that a node has room for
+/// Maximum number of keys of a node
 pub const FANOUT: usize = (REAR - HEADER) / ENTRY;
-/// Above all keys
+/// Upper bound of all keys
 pub const NO_LIMIT: u64 = u64::MAX;
 
 /// A node.
@@ -20,44 +20,45 @@ pub const NO_LIMIT: u64 = u64::MAX;
 ///   | version | level | count | low | high | sibling | leftmost | key | value | ... | ... | version |
 /// ```
 ///
-/// Numbers are little-endian. Level (two bytes) is 0 for leaves. The node is for keys from `low` to just below `high`; those
-/// from there on are at `sibling`, whose `low` is this `high`. In an inner node a value is the address of the child for keys
-/// from that key on, and `leftmost` the child for those before the first key. The keys ascend. Both versions are
-/// the same but while the node is being written: a READ that sees them differ is torn, and done again.
+/// Numbers are little-endian. The level (two bytes) is 0 for leaves. The node has keys from `low` to `high`
+/// exclusive. Keys from `high` on are in the node at `sibling`, whose `low` is this `high`. In an inner node,
+/// a value is the address of the child for keys from its key on, and `leftmost` is the child for keys before
+/// the first one. The keys ascend. The two versions differ only while the node is being written: a READ that
+/// sees different versions is torn, and is repeated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// How often it was written
+    /// Number of times that the node was written
     pub version: u64,
-    /// Above the leaves
+    /// Height above the leaves
     pub level: u16,
-    /// The least key that it is for
+    /// Smallest key of the node's range
     pub low: u64,
-    /// The least key that it is not for any more; [`NO_LIMIT`] for all
+    /// End of the node's range (exclusive); [`NO_LIMIT`] for none
     pub high: u64,
-    /// The address of the node for keys from `high` on, or 0
+    /// Address of the node for keys from `high` on, or 0
     pub sibling: u64,
-    /// The child for the keys before the first, in an inner node
+    /// Address of the child for keys before the first one, in an inner node
     pub leftmost: u64,
-    /// Keys and their values, or children, ascending
+    /// Keys in ascending order, with their values or children
     pub entries: Vec<(u64, u64)>,
 }
 
-/// What bytes hold instead of a node.
+/// Reason why bytes are not a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotANode {
-    /// Parts of two: it is being written
+    /// The versions differ: the node is being written
     Torn,
-    /// Something else
+    /// The contents are invalid
     Other,
 }
 
 impl Node {
-    /// A node for all keys, without any.
+    /// Returns an empty node for all keys.
     pub const fn empty(level: u16) -> Self {
         Self { version: 1, level, low: 0, high: NO_LIMIT, sibling: 0, leftmost: 0, entries: Vec::new() }
     }
 
-    /// Its bytes
+    /// Returns the node's bytes.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; NODE_LEN];
         let mut put = |at: usize, word: u64| bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
@@ -75,10 +76,10 @@ impl Node {
         bytes
     }
 
-    /// The node that these bytes are.
+    /// Parses a node.
     ///
     /// # Errors
-    /// Why they are none.
+    /// The bytes are torn or invalid.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, NotANode> {
         if bytes.len() < NODE_LEN {
             return Err(NotANode::Other);
@@ -106,13 +107,13 @@ impl Node {
         })
     }
 
-    /// The value of a key, in a leaf
+    /// Returns the value of a key, in a leaf.
     pub fn get(&self, key: u64) -> Option<u64> {
         let at = self.entries.binary_search_by_key(&key, |(key, _)| *key).ok()?;
         Some(self.entries[at].1)
     }
 
-    /// The child for a key, in an inner node
+    /// Returns the address of the child for a key, in an inner node.
     pub fn child(&self, key: u64) -> u64 {
         match self.entries.partition_point(|(first, _)| *first <= key) {
             0 => self.leftmost,
@@ -120,7 +121,8 @@ impl Node {
         }
     }
 
-    /// Sets the value of a key that it is for; the value before. It may have one key too many then.
+    /// Sets the value of a key within the node's range. Returns the previous value. Afterwards the node may
+    /// have one key too many.
     pub fn set(&mut self, key: u64, value: u64) -> Option<u64> {
         match self.entries.binary_search_by_key(&key, |(key, _)| *key) {
             Ok(at) => Some(core::mem::replace(&mut self.entries[at].1, value)),
@@ -131,17 +133,18 @@ impl Node {
         }
     }
 
-    /// Whether it has more keys than it has room for
+    /// Returns whether the node has more than [`FANOUT`] keys.
     pub fn is_too_full(&self) -> bool {
         self.entries.len() > FANOUT
     }
 
-    /// Gives the upper half of its keys to a new node at this address, its sibling from now on.
+    /// Moves the upper half of the keys to a new node at `right_at`, which becomes the sibling. Returns the
+    /// new node.
     #[must_use]
     pub fn split(&mut self, right_at: u64) -> Self {
         let mut entries = self.entries.split_off(self.entries.len() / 2);
         let low = entries[0].0;
-        // The separator moves up: what it leads to is the new node's leftmost child.
+        // The separator moves up: its child becomes the new node's leftmost child.
         let leftmost = if self.level > 0 { entries.remove(0).1 } else { 0 };
         let right = Self {
             version: 1,
@@ -162,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_comes_back() {
+    fn a_node_survives_a_round_trip() {
         let mut node = Node { version: 7, level: 3, low: 5, high: 1 << 60, sibling: 9, ..Node::empty(0) };
         node.entries = (0..FANOUT as u64).map(|n| (n * 10 + 5, n)).collect();
         let bytes = node.to_bytes();
@@ -174,11 +177,11 @@ mod tests {
             assert_eq!(Node::from_bytes(&torn), Err(NotANode::Torn));
         }
         assert_eq!(Node::from_bytes(&bytes[1..]), Err(NotANode::Other));
-        assert_eq!(Node::from_bytes(&[0; NODE_LEN]), Err(NotANode::Other), "nothing was ever written");
+        assert_eq!(Node::from_bytes(&[0; NODE_LEN]), Err(NotANode::Other), "the bytes were never written");
     }
 
     #[test]
-    fn a_leaf_splits() {
+    fn a_split_leaf_keeps_all_keys() {
         let mut left = Node::empty(0);
         for key in 0..=FANOUT as u64 {
             assert_eq!(left.set(key * 2, key), None);
@@ -198,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn an_inner_node_splits() {
+    fn a_split_inner_node_moves_the_separator_up() {
         let mut left = Node { leftmost: 1000, ..Node::empty(1) };
         for n in 1..=4 {
             left.set(n * 10, 1000 + n);

@@ -1,4 +1,4 @@
-//! A client of the tree: lookups that take no lock, insertions that take one at a time.
+//! Client of the tree: lookups without locks, insertions with one lock at a time.
 
 use super::node::{NO_LIMIT, NODE_LEN, Node, NotANode};
 use super::{BUMP, ROOT};
@@ -9,10 +9,10 @@ use rnic::Remote;
 use std::collections::HashMap;
 use switch::table::mix;
 
-/// Inner nodes that a client remembers; if there are more, it begins anew
+/// Maximum number of cached inner nodes; then the cache is cleared
 const CACHED: usize = 1 << 16;
 
-/// A client of a tree: a thread's.
+/// Client of a tree, used by one thread.
 #[derive(Debug)]
 pub struct Tree {
     verbs: Verbs,
@@ -20,23 +20,24 @@ pub struct Tree {
     memory: Region,
     tag: u64,
     unlock: Unlock,
-    /// Inner nodes as they were at some time: what has moved since is found by siblings
+    /// Inner nodes as last read. Outdated ones are corrected by following siblings
     cache: HashMap<u64, Node>,
-    /// The root, as it was at some time
+    /// Address of the root, as last read
     root: Option<u64>,
-    /// Space for nodes: from this offset of the memory up to the other
+    /// Allocated space for nodes: begin and end as offsets in the region
     space: (u64, u64),
     nodes_at_once: u64,
 }
 
-/// A node, and where it is
-type Found = (u64, Node);
+/// Address of a node, and the node
+type LocatedNode = (u64, Node);
 
 impl Tree {
-    /// A client whose locks show this tag. Region 0 has the locks, so many bytes apart, region 1 the tree.
+    /// Returns a client that uses this tag for its locks. Region 0 has the locks, `stride` bytes apart;
+    /// region 1 has the tree.
     ///
     /// # Errors
-    /// The regions cannot be those of a tree.
+    /// The regions do not fit a tree.
     pub fn new(
         verbs: Verbs,
         regions: &[Region],
@@ -50,19 +51,20 @@ impl Tree {
         Ok(Self { verbs, locks, memory, tag, unlock, cache, root, space: (0, 0), nodes_at_once: 16 })
     }
 
-    /// The value of a key
+    /// Returns the value of a key.
     ///
     /// # Errors
-    /// The connection ended, or the memory holds something else than a tree.
+    /// The connection ended, or the memory has no valid tree.
     pub async fn get(&mut self, key: u64) -> Result<Option<u64>, Stopped> {
         let (_, leaf) = self.find(key, 0).await?;
         Ok(leaf.get(key))
     }
 
-    /// Up to so many keys from this one on, and their values. What others insert meanwhile may or may not be among them.
+    /// Returns up to `count` entries from `from` on. Entries inserted concurrently may or may not be
+    /// included.
     ///
     /// # Errors
-    /// The connection ended, or the memory holds something else than a tree.
+    /// The connection ended, or the memory has no valid tree.
     pub async fn scan(&mut self, from: u64, count: usize) -> Result<Vec<(u64, u64)>, Stopped> {
         let (_, mut leaf) = self.find(from, 0).await?;
         let mut entries: Vec<_> = leaf.entries.iter().copied().filter(|(key, _)| *key >= from).collect();
@@ -74,15 +76,15 @@ impl Tree {
         Ok(entries)
     }
 
-    /// Sets the value of a key; the value before.
+    /// Sets the value of a key. Returns the previous value.
     ///
     /// # Errors
-    /// The connection ended, memory is used up, or it holds something else than a tree.
+    /// The connection ended, the memory is exhausted, or it has no valid tree.
     ///
     /// # Panics
-    /// If the key is `u64::MAX`, which is above all keys.
+    /// If the key is `u64::MAX`, which is reserved.
     pub async fn put(&mut self, key: u64, value: u64) -> Result<Option<u64>, Stopped> {
-        assert!(key < NO_LIMIT, "a key below the limit");
+        assert!(key < NO_LIMIT, "the key u64::MAX is reserved");
         let (at, _) = self.find(key, 0).await?;
         let (before, split) = self.set(at, key, value).await?;
         let mut level = 0;
@@ -94,15 +96,15 @@ impl Tree {
         Ok(before)
     }
 
-    /// Sets an entry of the node at this address, or of one to its right. If it was split, then what its parent has to be
-    /// told: the first key of the new node, and its address.
+    /// Sets an entry of the node at this address, or of one to its right. Returns the previous value and,
+    /// after a split, the entry for the parent: the first key of the new node, and its address.
     async fn set(
         &mut self,
         mut at: u64,
         key: u64,
         value: u64,
     ) -> Result<(Option<u64>, Option<(u64, u64)>), Stopped> {
-        // Before the lock: others do not wait for it.
+        // Before the lock is acquired, so that other clients do not wait for it.
         self.reserve().await?;
         let mut node = self.lock(at).await?;
         while key >= node.high {
@@ -116,7 +118,7 @@ impl Tree {
             let right_at = self.take_space();
             let right = node.split(right_at);
             split = Some((right.low, right_at));
-            // Nobody knows of it before its sibling is written, which is behind it.
+            // The new node is unreachable until the sibling pointer is written, which happens afterwards.
             self.write(right_at, &right)?;
         }
         node.version += 1;
@@ -126,7 +128,8 @@ impl Tree {
         Ok((before, split))
     }
 
-    /// Tells the nodes of a level of a new one below.
+    /// Inserts the entry of a new child into a node of this level. Returns the entry for the next level after
+    /// a split.
     async fn set_above(&mut self, level: u16, key: u64, child: u64) -> Result<Option<(u64, u64)>, Stopped> {
         loop {
             let root_at = self.verbs.read_word(self.memory.at(ROOT)).await?;
@@ -136,7 +139,7 @@ impl Tree {
                 let (at, _) = self.find(key, level).await?;
                 return Ok(self.set(at, key, child).await?.1);
             }
-            // There is no such level yet. What lies to the right of the old root is found by siblings.
+            // The level does not exist yet. Nodes to the right of the old root are found through siblings.
             self.reserve().await?;
             let at = self.take_space();
             let root = Node { leftmost: root_at, entries: vec![(key, child)], ..Node::empty(level) };
@@ -146,12 +149,12 @@ impl Tree {
                 self.remember(at, root);
                 return Ok(None);
             }
-            // Somebody was faster; the space stays unused.
+            // Another client was faster; the space stays unused.
         }
     }
 
-    /// The node of a level that a key belongs to, as it is now
-    async fn find(&mut self, key: u64, level: u16) -> Result<Found, Stopped> {
+    /// Returns the current node of this level for a key.
+    async fn find(&mut self, key: u64, level: u16) -> Result<LocatedNode, Stopped> {
         let mut at = match self.root {
             Some(at) => at,
             None => self.verbs.read_word(self.memory.at(ROOT)).await?,
@@ -159,17 +162,17 @@ impl Tree {
         self.root = Some(at);
         let mut parent = None;
         loop {
-            // What is looked for is looked at; what leads there is as it is remembered.
+            // The node itself is always read; inner nodes on the way are taken from the cache.
             let remembered = self.cache.get(&at).filter(|node| node.level > level).cloned();
             let node = match remembered {
                 Some(node) => node,
                 None => self.fetch(at).await?,
             };
             if node.level < level || key < node.low {
-                return Err(Stopped::Corrupt("a tree that leads to another key"));
+                return Err(Stopped::Corrupt("a child pointer leads to a node of another key range"));
             }
             if key >= node.high {
-                // What led here is older than the split that made the sibling.
+                // The cached parent or root is older than the split that created the sibling.
                 match parent {
                     Some(parent) => _ = self.cache.remove(&parent),
                     None => self.root = None,
@@ -185,10 +188,10 @@ impl Tree {
         }
     }
 
-    /// A node, as it is
+    /// Reads a node until it is not torn.
     async fn fetch(&mut self, at: u64) -> Result<Node, Stopped> {
         loop {
-            let bytes = self.verbs.read(self.place(at)?, NODE_LEN as u32).await?;
+            let bytes = self.verbs.read(self.remote_of(at)?, NODE_LEN as u32).await?;
             match Node::from_bytes(&bytes) {
                 Ok(node) => {
                     self.remember(at, node.clone());
@@ -196,7 +199,7 @@ impl Tree {
                 }
                 Err(NotANode::Torn) => self.verbs.account().tried(false),
                 Err(NotANode::Other) => {
-                    return Err(Stopped::Corrupt("a pointer to something else than a node"));
+                    return Err(Stopped::Corrupt("a pointer leads to an invalid node"));
                 }
             }
         }
@@ -211,19 +214,19 @@ impl Tree {
         }
     }
 
-    fn place(&self, at: u64) -> Result<Remote, Stopped> {
+    fn remote_of(&self, at: u64) -> Result<Remote, Stopped> {
         let inside = self.memory.offset_of(at, NODE_LEN as u64);
-        inside.ok_or(Stopped::Corrupt("a pointer that leads nowhere"))?;
+        inside.ok_or(Stopped::Corrupt("a pointer is outside of the region"))?;
         Ok(Remote { va: at, rkey: self.memory.rkey })
     }
 
-    /// Writes a node: nobody waits for it but the release of its lock.
+    /// Posts the write of a node. The release of its lock is ordered behind it.
     fn write(&self, at: u64, node: &Node) -> Result<(), Stopped> {
-        self.verbs.write_ahead(self.place(at)?, node.to_bytes());
+        self.verbs.write_ahead(self.remote_of(at)?, node.to_bytes());
         Ok(())
     }
 
-    /// A lock is many nodes': a thread holds one at a time.
+    /// Returns the lock of a node. Several nodes may share a lock, so a thread holds one at a time.
     fn lock_of(at: u64) -> u64 {
         mix(at)
     }
@@ -237,7 +240,7 @@ impl Tree {
         self.locks.unlock(&self.verbs, Self::lock_of(at), self.tag, self.unlock).await
     }
 
-    /// Sees to it that there is space for a node.
+    /// Allocates space for nodes if none is left.
     async fn reserve(&mut self) -> Result<(), Stopped> {
         let node = NODE_LEN as u64;
         if self.space.0 + node > self.space.1 {
@@ -251,7 +254,7 @@ impl Tree {
         Ok(())
     }
 
-    /// The address of the space that was reserved
+    /// Returns the address of allocated space for one node.
     fn take_space(&mut self) -> u64 {
         let at = self.memory.va + self.space.0;
         self.space.0 += NODE_LEN as u64;

@@ -1,4 +1,4 @@
-//! What `[consensus]` would run.
+//! Describes what `[consensus]` would run.
 
 use crate::consensus::ConsensusConfig;
 
@@ -14,7 +14,10 @@ pub(super) fn lines(config: &ConsensusConfig) -> Vec<(&'static str, String)> {
     lines.extend([
         (
             "server",
-            format!("{id} of {}, at port {port}; writes {through} while it leads", servers.join(", ")),
+            format!(
+                "{id} of {}, at port {port}; writes {through} while it is the leader",
+                servers.join(", ")
+            ),
         ),
         (
             "log",
@@ -27,13 +30,13 @@ pub(super) fn lines(config: &ConsensusConfig) -> Vec<(&'static str, String)> {
         ),
     ]);
     if config.secret.is_some() {
-        lines.push(("secret", "other servers and the switch have to know it".into()));
+        lines.push(("secret", "the other servers and the switch need it, too".into()));
     }
     let load = match config.load {
         None => "nothing".into(),
         Some(load) => {
-            let rate = load.rate.map_or("as fast as it goes".into(), |rate| format!("{rate} a second"));
-            format!("values of {} bytes, {rate}, {window} at once", load.size)
+            let rate = load.rate.map_or("at the highest rate".into(), |rate| format!("{rate} per second"));
+            format!("values of {} bytes, {rate}, {window} in flight", load.size)
         }
     };
     lines.push(("proposes", load));

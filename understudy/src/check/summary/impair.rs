@@ -1,13 +1,13 @@
-//! Rules, on a screen.
+//! Describes the rules of `[impair]`.
 
-use super::wires;
+use super::pairs_text;
 use dataplane::config::Port;
 use switch::Share;
 use switch::impair::{Action, Config, Field, Match, Rule};
 
 pub(super) fn lines(config: &Config, ports: &[Port]) -> Vec<(&'static str, String)> {
-    let pairs = wires(&config.pairs, ports);
-    let held = if config.rules.iter().any(holds) {
+    let pairs = pairs_text(&config.pairs, ports);
+    let held = if config.rules.iter().any(holds_frames) {
         let mb = (config.held * config.frame_len).div_ceil(1 << 20);
         format!("; a worker holds back up to {} frames, in {mb} MB", config.held)
     } else {
@@ -17,7 +17,7 @@ pub(super) fn lines(config: &Config, ports: &[Port]) -> Vec<(&'static str, Strin
     core::iter::once(first).chain(config.rules.iter().map(|rule| ("", line(rule)))).collect()
 }
 
-fn holds(rule: &Rule) -> bool {
+fn holds_frames(rule: &Rule) -> bool {
     matches!(rule.action, Action::Delay { .. } | Action::Reorder { .. })
 }
 
@@ -31,16 +31,16 @@ fn line(rule: &Rule) -> String {
         Action::Duplicate { copies: 1 } => "are sent twice".into(),
         Action::Duplicate { copies } => format!("are sent {} times", copies + 1),
         Action::Reorder { behind, at_most } => {
-            format!("come behind {behind} later ones, or after {} us", us(at_most.0))
+            format!("are sent behind {behind} later ones, or after {} us", us(at_most.0))
         }
         Action::Corrupt(Field::Payload) => "get a bit flipped in the payload".into(),
         Action::Corrupt(Field::Header) => "get a bit flipped in the BTH".into(),
         Action::Corrupt(Field::Icrc) => "get a bit flipped in the ICRC".into(),
-        Action::Mark { force: false } => "are ECN-marked if they are ECN capable".into(),
+        Action::Mark { force: false } => "are ECN-marked if they are ECN-capable".into(),
         Action::Mark { force: true } => "are ECN-marked".into(),
     };
     let share = if *share == Share::ALWAYS { "all".into() } else { share.to_string() };
-    let skip = if *skip == 0 { String::new() } else { format!(", but for the first {skip},") };
+    let skip = if *skip == 0 { String::new() } else { format!(", except the first {skip},") };
     let times = match times {
         &u64::MAX => String::new(),
         1 => ", once".into(),
@@ -49,7 +49,7 @@ fn line(rule: &Rule) -> String {
     format!("`{name}`: {share} of {}{skip} {action}{times}", packets(matching))
 }
 
-/// What a rule asks for, without the values: those stand in the file.
+/// Returns the packets that a rule selects, by the names of its keys; the values are in the file.
 fn packets(matching: &Match) -> String {
     let Match { operations, qpns, src, dst, port, psn, psn_offset } = matching;
     let keys = [
@@ -61,29 +61,29 @@ fn packets(matching: &Match) -> String {
         (psn.is_some(), "PSN"),
         (psn_offset.is_some(), "PSN offset"),
     ];
-    let keys: Vec<_> = keys.iter().filter(|(asked, _)| *asked).map(|(_, key)| *key).collect();
+    let keys: Vec<_> = keys.iter().filter(|(present, _)| *present).map(|(_, key)| *key).collect();
     match keys.as_slice() {
         [] => "the RoCEv2 packets".into(),
-        [only] => format!("the packets of its {only}"),
-        [head @ .., last] => format!("the packets of its {} and {last}", head.join(", ")),
+        [only] => format!("the packets with its {only}"),
+        [head @ .., last] => format!("the packets with its {} and {last}", head.join(", ")),
     }
 }
 
-/// What is right, and may still not be meant.
+/// Returns notes about valid settings that may not be intended.
 pub(super) fn notes(config: &Config, workers: usize) -> Vec<String> {
     let mut notes = Vec::new();
     if config.rules.is_empty() {
-        notes.push("[impair] has no [[impair.rule]]: everything passes".into());
+        notes.push("[impair] has no [[impair.rule]]: all packets pass".into());
     }
     if workers > 1 {
-        let alone = |rule: &&Rule| {
+        let counts_packets = |rule: &&Rule| {
             let reorders = matches!(rule.action, Action::Reorder { .. });
             rule.skip > 0 || rule.times < u64::MAX || rule.matching.psn_offset.is_some() || reorders
         };
-        notes.extend(config.rules.iter().filter(alone).map(|rule| {
+        notes.extend(config.rules.iter().filter(counts_packets).map(|rule| {
             format!(
-                "rule `{}`: each of the {workers} workers counts the packets that it sees by itself; run one \
-                 worker to have them counted together",
+                "rule `{}`: each of the {workers} workers counts only its own packets; run one worker to \
+                 have them counted together",
                 rule.name
             )
         }));

@@ -1,4 +1,4 @@
-//! What `[onepipe]` would run.
+//! Describes what `[onepipe]` would run.
 
 use super::topology;
 use crate::config::{Clock, OnePipeConfig};
@@ -13,30 +13,30 @@ pub(super) fn lines(config: &OnePipeConfig, ports: &[Port]) -> Vec<(&'static str
         Incarnation::Chip => "barriers in the switch: messages carry them",
         Incarnation::SwitchCpu => "barriers on the switch's CPU: beacons alone carry them",
         Incarnation::Host => {
-            "barriers on a host beside the switch: beacons come and go through the links they speak of"
+            "barriers on a host beside the switch: beacons pass the links that they describe"
         }
     };
     let pace = match switch.pace {
         Pace::Passing => "when the barrier passes an interval",
-        Pace::Instants => "when this clock shows an interval's end",
+        Pace::Instants => "when the switch's clock reaches the end of an interval",
     };
     let clock = match config.clock {
         Clock::Realtime => "UTC (CLOCK_REALTIME)",
         Clock::Tai => "TAI (CLOCK_TAI)",
     };
-    let alarm = config.lag_alarm.map_or_else(String::new, |alarm| {
-        format!("; one that lags by more than {} us is told of", alarm.0 / 1_000)
-    });
+    let alarm = config
+        .lag_alarm
+        .map_or_else(String::new, |alarm| format!("; a lag of more than {} us is reported", alarm.0 / 1_000));
     let mut lines = vec![
         ("1Pipe", format!("{} at {mac}; {incarnation}", addresses.join(", "))),
         (
             "",
             format!(
-                "a beacon every {} ns, {pace}; a link is dead after {} of them{alarm}",
+                "a beacon every {} ns, {pace}; a link is dead after {} intervals without one{alarm}",
                 switch.beacon_interval.0, switch.dead_after_intervals
             ),
         ),
-        ("", format!("the time is {clock}; the rest: {}", topology(&switch.forward.topology, ports))),
+        ("", format!("the time is {clock}; other frames: {}", topology(&switch.forward.topology, ports))),
     ];
     lines.extend(
         config.names.iter().zip(&switch.links).map(|(name, link)| ("link", self::link(name, link, ports))),
@@ -50,7 +50,7 @@ fn link(name: &str, link: &Link, ports: &[Port]) -> String {
         BeaconForm::Datagram => "datagrams".into(),
         BeaconForm::Write { va, rkey } => format!("WRITEs to {va:#x} with key {rkey:#x}"),
     };
-    let untouched = if link.barriers_in_messages { "" } else { "; its messages carry no barriers" };
+    let no_barriers = if link.barriers_in_messages { "" } else { "; its messages carry no barriers" };
     let port = &ports[link.port.index()].name;
-    format!("{name}, {side}, at {port}: {beacon} to queue pair {} of {}{untouched}", link.qpn, link.address)
+    format!("{name}, {side}, at {port}: {beacon} to queue pair {} of {}{no_barriers}", link.qpn, link.address)
 }

@@ -1,4 +1,4 @@
-//! What `[p4ce]` would run.
+//! Describes what `[p4ce]` would run.
 
 use crate::config::P4ceConfig;
 use switch::Nanos;
@@ -11,17 +11,17 @@ pub(super) fn lines(config: &P4ceConfig) -> Vec<(&'static str, String)> {
         after => format!("excluded after {} ms of silence", after.0 / 1_000_000),
     };
     let mut lines = vec![
-        ("switch", format!("{} at {mac}; a bridge for all else", addresses.join(", "))),
+        ("switch", format!("{} at {mac}; a bridge for all other traffic", addresses.join(", "))),
         (
             "groups",
             format!(
-                "up to {} of up to {} replicas, asked for at port {}; a replica is {silent}",
+                "up to {} of up to {} replicas, requested at port {}; a replica is {silent}",
                 config.groups, config.max_replicas, config.port
             ),
         ),
     ];
     if config.secret.is_some() {
-        lines.push(("secret", "leaders have to know it".into()));
+        lines.push(("secret", "leaders need it".into()));
     }
     for (number, list) in &config.lists {
         let names: Vec<_> = list.iter().map(ToString::to_string).collect();

@@ -1,4 +1,4 @@
-//! A generator, on a screen.
+//! Describes a packet generator.
 
 use crate::run::pktgen::rate;
 use dataplane::config::Port;
@@ -9,18 +9,18 @@ pub(super) fn lines(profile: &Profile, ports: &[Port]) -> Vec<(&'static str, Str
     let receive = match profile.receive {
         Some(port) if profile.respond => format!("; checked and answered at {}", ports[port.index()].name),
         Some(port) => format!("; checked at {}", ports[port.index()].name),
-        None => "; nobody looks what becomes of it".into(),
+        None => "; not received".into(),
     };
     let time = match profile.duration {
         Some(time) => format!(", for {} s", time.0 as f64 / 1e9),
         None if profile.streams.iter().all(|stream| stream.packets.is_some()) => String::new(),
-        None => ", until it is told to end".into(),
+        None => ", until interrupted".into(),
     };
     let first = ("pktgen", format!("sends through {send}{time}{receive}; seed {}", profile.seed));
     core::iter::once(first).chain(profile.streams.iter().map(|stream| ("", line(stream)))).collect()
 }
 
-/// What is kept of queue pairs, beside packets
+/// Returns the memory for the state of queue pairs, which packet buffers do not include.
 pub(super) fn state(profile: &Profile) -> String {
     format!(", and {:.1} MB for the state of queue pairs", profile.state_bytes() as f64 / 1e6)
 }

@@ -1,4 +1,4 @@
-//! What `[process]` would join as.
+//! Describes the 1Pipe process of `[process]`.
 
 use crate::config::Clock;
 use ::onepipe::Settings;
@@ -11,7 +11,7 @@ pub(super) fn lines(config: &Settings) -> Vec<(&'static str, String)> {
         Clock::Realtime => "UTC (CLOCK_REALTIME)",
         Clock::Tai => "TAI (CLOCK_TAI)",
     };
-    let way = match process.tor.detour.first() {
+    let tunnel = match process.tor.detour.first() {
         Some(end) => format!(", through the tunnel that ends at {end}"),
         None => String::new(),
     };
@@ -24,14 +24,14 @@ pub(super) fn lines(config: &Settings) -> Vec<(&'static str, String)> {
         (
             "beacons",
             format!(
-                "every {} ns, to queue pair {} of {} for {}{way}{barriers}",
+                "every {} ns, to queue pair {} of {} for {}{tunnel}{barriers}",
                 process.beacon_interval.0, process.tor.qpn, process.tor.address, config.switch
             ),
         ),
         (
             "peers",
             format!(
-                "{}; a message has failed after {} us without an answer",
+                "{}; a message fails after {} us without an acknowledgement",
                 process.peers.len(),
                 process.timeout.0 / 1_000
             ),

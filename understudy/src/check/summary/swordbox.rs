@@ -1,4 +1,4 @@
-//! What `[swordbox]` would run.
+//! Describes what `[swordbox]` would run.
 
 use super::topology;
 use crate::config::SwordboxConfig;
@@ -11,11 +11,11 @@ pub(super) fn lines(config: &SwordboxConfig, ports: &[Port]) -> Vec<(&'static st
     let switch = &config.switch;
     let failed = match switch.failed_cas {
         FailedCas::Write => "leaves as a WRITE, too",
-        FailedCas::Answer => "is answered here",
+        FailedCas::Answer => "is answered by the switch",
     };
     let journal = match &config.journal {
-        Some(path) => format!("connections whose sides differ are noted in {}", path.display()),
-        None => "no connection's sides come to differ".into(),
+        Some(path) => format!("connections whose sides differ are recorded in {}", path.display()),
+        None => "the sides of a connection never differ".into(),
     };
     let mut lines = vec![
         ("swordbox", topology(&switch.forward.topology, ports)),
@@ -32,8 +32,8 @@ fn memory(switch: &Config) -> String {
     let mb = |bytes: usize| bytes.div_ceil(1 << 20);
     let bytes: Memory = switch.memory();
     format!(
-        "up to {connections} connections ({} MB), {in_flight} operations under way on a shared one ({} MB in all), {lines} \
-         lines of words ({} MB), {held} frames that wait ({} MB); {} MB for what is steered",
+        "up to {connections} connections ({} MB), {in_flight} operations in flight on a shared one ({} MB \
+         in all), {lines} cached lines of words ({} MB), {held} held frames ({} MB); {} MB for steering",
         mb(bytes.connections),
         mb(bytes.in_flight),
         mb(bytes.lines),
@@ -62,37 +62,40 @@ fn server(server: &Server) -> String {
     }
     let never = match never.len() {
         0 => String::new(),
-        count => format!(", but for {count} ranges"),
+        count => format!(", except for {count} ranges"),
     };
-    let own = match connect {
-        Some(own) => format!("{} lanes of the switch's own, or ", own.lanes),
+    let own_qps = match connect {
+        Some(own_qps) => format!("{} shared connections of the switch's own, or ", own_qps.lanes),
         None => String::new(),
     };
     format!(
-        "{host}: {words}{never}, on {own}up to {lanes} shared connections, {rd_atomic} READs and atomics at once on each{steered}"
+        "{host}: {words}{never}, on {own_qps}up to {lanes} shared connections, {rd_atomic} READs and atomics \
+         in flight on each{steered}"
     )
 }
 
-/// What is right, and may still not be meant.
+/// Returns notes about valid settings that may not be intended.
 pub(super) fn notes(config: &SwordboxConfig) -> Vec<String> {
     let switch = &config.switch;
     let mut notes = Vec::new();
     if switch.layers.remap {
-        let bare = switch.servers.iter().filter(|server| {
+        let unshared = switch.servers.iter().filter(|server| {
             let words = |structure: &Structure| matches!(structure, Structure::Locks(_));
             server.share
                 && server.tables.is_empty()
                 && !server.structures.iter().any(words)
                 && server.detect == 0
         });
-        notes.extend(bare.map(|server| {
+        notes.extend(unshared.map(|server| {
             format!(
-                "server {}: nothing is shared of it, without a [[swordbox.server.table]] and with `detect` 0",
+                "server {}: no connections are shared without a [[swordbox.server.table]] and with \
+                 `detect` 0",
                 server.host
             )
         }));
     }
-    let lists = |server: &Server| server.structures.iter().any(|it| matches!(it, Structure::Lists(_)));
+    let lists =
+        |server: &Server| server.structures.iter().any(|structure| matches!(structure, Structure::Lists(_)));
     if (switch.layers.steer_writes || switch.layers.steer_reads) && !switch.servers.iter().any(lists) {
         notes.push("nothing is steered without a [[swordbox.server.lists]]".into());
     }

@@ -1,4 +1,4 @@
-//! What `[tunnel]` would end.
+//! Describes the tunnels of `[tunnel]`.
 
 use crate::config::TunnelConfig;
 use switch::tunnel::Onward;
@@ -7,8 +7,8 @@ pub(super) fn lines(config: &TunnelConfig) -> Vec<(&'static str, String)> {
     let ends: Vec<_> = config.ends.iter().map(ToString::to_string).collect();
     let mac = config.mac.map_or("the first port's MAC address".into(), |mac| mac.to_string());
     let onward = match &config.onward {
-        Onward::Function => "the router sends on what they carry".into(),
-        Onward::NextHops(hops) => format!("what they carry goes to {} next hops", hops.len()),
+        Onward::Function => "the router sends inner packets on".into(),
+        Onward::NextHops(hops) => format!("inner packets go to {} next hops", hops.len()),
     };
     let sources = config.sources.len();
     vec![("tunnels", format!("end at {} ({mac}), those of {sources} sources; {onward}", ends.join(", ")))]

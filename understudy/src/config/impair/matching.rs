@@ -1,4 +1,4 @@
-//! Which packets a rule is for: the table `match`.
+//! Reads the table `match`: the packets that a rule applies to.
 
 use crate::config::port::Ports;
 use crate::config::tree::Value;
@@ -7,7 +7,7 @@ use core::net::IpAddr;
 use rocev2::{Opcode, Psn, Qpn};
 use switch::impair::{Match, Network, Operations, PsnRange};
 
-/// The largest number of 24 bits
+/// Largest 24-bit number
 const MAX_24: u64 = 0xff_ffff;
 
 pub(super) fn read(value: &Value<'_>, ports: &Ports) -> Option<Match> {
@@ -20,7 +20,7 @@ pub(super) fn read(value: &Value<'_>, ports: &Ports) -> Option<Match> {
     let psn = table.get("psn", "\"100-200\"").map(|value| psns(&value, true));
     let psn_offset = table.get("psn_offset", "\"0-10\"").map(|value| psns(&value, false));
     table.finish();
-    // What was said and not understood leaves nothing that could be run.
+    // A value that is present but invalid leaves no rule that could be run.
     let operations = operations.map_or(Some(None), |read| read.map(Some))?;
     let src = src.map_or(Some(None), |read| read.map(Some))?;
     let dst = dst.map_or(Some(None), |read| read.map(Some))?;
@@ -30,12 +30,14 @@ pub(super) fn read(value: &Value<'_>, ports: &Ports) -> Option<Match> {
     Some(Match { operations, qpns: qpns.unwrap_or(Some(Vec::new()))?, src, dst, port, psn, psn_offset })
 }
 
-/// The elements of a list that may not be empty, or the one value.
+/// Returns the elements of a list, which may not be empty, or the single value.
 fn elements<'a>(value: &Value<'a>) -> Option<Vec<Value<'a>>> {
     let elements = value.one_or_list();
     if elements.is_empty() {
-        let problem = value.problem(format!("{} lists nothing, and no packet matches that", value.name()));
-        value.add(problem.label("empty").help(format!("remove it, or name something{}", value.such_as())));
+        let problem = value.problem(format!("{} is empty, so no packet matches", value.name()));
+        value.add(
+            problem.label("empty").help(format!("remove it, or list at least one value{}", value.such_as())),
+        );
         return None;
     }
     Some(elements)
@@ -46,7 +48,7 @@ fn operations(value: &Value<'_>) -> Option<Operations> {
     sets.into_iter().try_fold(Operations::default(), |all, set| Some(all.and(set?)))
 }
 
-/// A class, an opcode's name or its number.
+/// Reads a class of opcodes, the name of an opcode, or its number.
 fn operation(value: &Value<'_>) -> Option<Operations> {
     let opcode = |opcode: &Opcode| Some((opcode.info()?.constant.to_lowercase(), *opcode));
     let known: Vec<_> = Opcode::KNOWN.iter().filter_map(opcode).collect();
@@ -69,7 +71,7 @@ fn operation(value: &Value<'_>) -> Option<Operations> {
     let number = Opcode(value.number(0..=255, 0x0a)? as u8);
     if number.info().is_none() {
         let problem = value.problem(format!("there is no opcode {:#04x} in RoCEv2", number.0));
-        value.add(problem.label("not of RC, UC or UD, and not the CNP").help(help));
+        value.add(problem.label("neither RC, UC, UD nor CNP").help(help));
         return None;
     }
     Some(Operations::only(number))
@@ -80,7 +82,7 @@ fn qpns(value: &Value<'_>) -> Option<Vec<Qpn>> {
     qpns.into_iter().map(|qpn| Some(Qpn::new(qpn? as u32))).collect()
 }
 
-/// An address, or a network in CIDR notation.
+/// Reads an address, or a network in CIDR notation.
 fn network(value: &Value<'_>) -> Option<Network> {
     let text = value.text()?;
     let parsed = match text.split_once('/') {
@@ -92,18 +94,18 @@ fn network(value: &Value<'_>) -> Option<Network> {
         Some(prefix) => Network::new(address, prefix),
     });
     let (Some(network), Some((address, prefix))) = (network, parsed) else {
-        let problem = value.problem(format!("`{text}` is no address and no network")).label("not an address");
-        value.add(problem.help(format!(
-            "write an address, or a network with the length of its prefix{}",
-            value.such_as()
-        )));
+        let problem =
+            value.problem(format!("`{text}` is neither an address nor a network")).label("not an address");
+        value.add(
+            problem.help(format!("write an address, or a network with its prefix length{}", value.such_as())),
+        );
         return None;
     };
     let first = network.first();
     if let (Some(prefix), true) = (prefix, first != address) {
-        let problem = value.problem(format!("{address} is not the first address of a network of that size"));
+        let problem = value.problem(format!("{address} is not the first address of its network"));
         value.add(
-            problem.label("a host's address with a prefix").help(format!(
+            problem.label("a host's address with a prefix length").help(format!(
                 "write `\"{first}/{prefix}\"` for the network, or `\"{address}\"` for the host"
             )),
         );
@@ -112,7 +114,7 @@ fn network(value: &Value<'_>) -> Option<Network> {
     Some(network)
 }
 
-/// A number, or a range of numbers; one that goes round the circle if it `wraps`.
+/// Reads a number, or a range of numbers, which may wrap around 2^24 if `wraps` is true.
 fn psns(value: &Value<'_>, wraps: bool) -> Option<PsnRange> {
     let Some(text) = value.text_if_any() else {
         let psn = Psn::new(value.number(0..=MAX_24, 100)? as u32);
@@ -130,14 +132,14 @@ fn psns(value: &Value<'_>, wraps: bool) -> Option<PsnRange> {
     let Some((first, last)) = number(first).zip(number(last)) else {
         let problem =
             value.problem(format!("{} cannot be `{text}`", value.name())).label("not a range of PSNs");
-        let help =
-            format!("write a number from 0 to {MAX_24}, or two with a `-` between them{}", value.such_as());
+        let help = format!("write a number from 0 to {MAX_24}, or two joined by `-`{}", value.such_as());
         value.add(problem.help(help));
         return None;
     };
     if last < first && !wraps {
-        let problem =
-            value.problem(format!("{} ends before it begins", value.name())).label("no number is in it");
+        let problem = value
+            .problem(format!("the range {} ends before it begins", value.name()))
+            .label("an empty range");
         value.add(problem.help(format!("write the smaller number first: `\"{last}-{first}\"`")));
         return None;
     }

@@ -1,9 +1,9 @@
-//! The table `[impair]` and its rules.
+//! Reads the table `[impair]` and its rules.
 
 mod matching;
 
 use super::FunctionConfig;
-use super::pairs::{self, own_pair};
+use super::pairs::{self, example_pairs};
 use super::port::Ports;
 use super::report::Problem;
 use super::tree::{Table, Value, subsections};
@@ -11,21 +11,21 @@ use core::ops::{Range, RangeInclusive};
 use switch::impair::{Action, Config, Field, Match, Rule};
 use switch::{Nanos, Share};
 
-/// The line that begins a rule
-const RULE: &str = "[[impair.rule]]";
-/// Longest name of a rule, so that reports fit on a line
+/// Header of a rule
+const RULE_HEADER: &str = "[[impair.rule]]";
+/// Longest name of a rule, in characters, so that reports fit on a line
 const MAX_NAME: usize = 64;
-/// More packets than any run sees
+/// Upper bound for numbers of packets: more than any run sees
 const MAX_PACKETS: u64 = 1 << 48;
-/// Longest delay: ten seconds, by which every sender has given up
-const MAX_US: u64 = 10_000_000;
-/// Bytes of an Ethernet header and of the tags that are looked through
+/// Longest delay, in microseconds: ten seconds, after which every sender has given up
+const MAX_DELAY_US: u64 = 10_000_000;
+/// Bytes of an Ethernet header and of the most VLAN tags that are parsed
 const ETHERNET_AND_TAGS: usize = 14 + 4 * rocev2::packet::MAX_TAGS;
 
-/// What a rule does, in words
+/// Values of `action`
 const ACTIONS: [&str; 6] = ["drop", "delay", "duplicate", "reorder", "corrupt", "mark"];
-/// Keys that belong to one action, with their examples
-const OWN_KEYS: [(&str, &str, &str); 7] = [
+/// Keys that belong to one action: key, action, example
+const ACTION_KEYS: [(&str, &str, &str); 7] = [
     ("delay_us", "delay", "100"),
     ("jitter_us", "delay", "50"),
     ("copies", "duplicate", "1"),
@@ -39,14 +39,14 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     let seed = table.number("seed", 0..=i64::MAX as u64, 1);
     let pairs = table.get("pairs", "[[\"host-a\", \"host-b\"]]");
     if pairs.is_none() {
-        let problem = table.problem("[impair] does not say where frames go").label("where to?");
-        let pair = own_pair(ports);
+        let problem = table.problem("[impair] does not define where frames go").label("no `pairs`");
+        let pair = example_pairs(ports);
         table.problems().add(problem.help(format!("add `pairs = {pair}` to join ports two by two")));
     }
     let pairs = pairs.and_then(|value| pairs::read(&value, ports, "remove it from one of them"));
     let held = table.number("held", 1..=65_536, 4096) as usize;
     let flows = table.number("flows", 1..=1 << 20, 4096) as usize;
-    let counted_qps = table.number("counted_qps", 0..=1 << 20, super::forward::COUNTED_QPS) as usize;
+    let counted_qps = table.number("counted_qps", 0..=1 << 20, super::forward::DEFAULT_COUNTED_QPS) as usize;
     let rules = rules(table, ports);
     let mtu = ports.list.iter().map(|port| usize::from(port.mtu)).max().unwrap_or(0);
     Some(FunctionConfig::Impair(Config {
@@ -62,40 +62,42 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
 }
 
 fn rules(table: &Table<'_>, ports: &Ports) -> Option<Vec<Rule>> {
-    let tables = subsections(table, "rule", RULE)?;
+    let tables = subsections(table, "rule", RULE_HEADER)?;
     let mut names: Vec<(String, Option<Range<usize>>)> = Vec::new();
     let read = tables.into_iter().enumerate().map(|(index, table)| {
         let given = table.get("name", "\"lose some\"");
         let name = given.as_ref().map_or(Some(format!("rule {}", index + 1)), name);
-        let place = given.map(|value| value.span());
+        let span = given.map(|value| value.span());
         if let Some(name) = &name {
             if let Some((_, first)) = names.iter().find(|(other, _)| other == name) {
-                let problem = match &place {
-                    Some(span) => Problem::at(span.clone(), format!("two rules are called `{name}`")),
-                    None => table.problem(format!("two rules are called `{name}`")),
+                let problem = match &span {
+                    Some(span) => Problem::at(span.clone(), format!("two rules have the name `{name}`")),
+                    None => table.problem(format!("two rules have the name `{name}`")),
                 };
                 let problem = match first {
                     Some(first) => problem.label("again").also(first.clone(), "first here"),
-                    None => problem.label("as the rule without a name"),
+                    None => problem.label("the default name of another rule"),
                 };
                 table
                     .problems()
-                    .add(problem.help("give each rule a name of its own: its chance comes from it"));
+                    .add(problem.help("give each rule its own name, which seeds its random choices"));
             }
-            names.push((name.clone(), place));
+            names.push((name.clone(), span));
         }
         rule(table, ports, name)
     });
-    // All are read, so that the problems of each are shown.
+    // All rules are read, so that the problems of each are reported.
     let read: Vec<Option<Rule>> = read.collect();
     read.into_iter().collect()
 }
 
-/// A name that fits into reports.
+/// Reads a name that fits into reports.
 fn name(value: &Value<'_>) -> Option<String> {
     let text = value.text()?;
     if text.chars().count() > MAX_NAME || text.chars().any(char::is_control) {
-        let problem = value.problem("a rule cannot have this name").label("too long, or not on one line");
+        let problem = value
+            .problem("`name` of a rule is too long, or has control characters")
+            .label("not a valid name");
         value.add(problem.help(format!("write up to {MAX_NAME} characters, such as `name = \"lose some\"`")));
         return None;
     }
@@ -116,20 +118,21 @@ fn rule(table: Table<'_>, ports: &Ports, name: Option<String>) -> Option<Rule> {
 fn action(table: &Table<'_>) -> Option<Action> {
     let given = table.require("action", "\"drop\"");
     let word = given.as_ref().and_then(|value| value.word(&ACTIONS));
-    for (key, owner, example) in OWN_KEYS {
+    for (key, owner, example) in ACTION_KEYS {
         let Some(value) = table.get(key, example) else { continue };
         if let (Some(word), Some(given)) = (word.filter(|word| *word != owner), &given) {
             let problem =
-                Problem::at(value.key_span(), format!("`{key}` is nothing to `action = \"{word}\"`"));
-            let problem = problem.label(format!("for `{owner}`")).also(given.span(), "the action");
+                Problem::at(value.key_span(), format!("`{key}` is not valid for `action = \"{word}\"`"));
+            let problem = problem.label(format!("a key of `{owner}`")).also(given.span(), "the action");
             value.add(problem.help(format!("remove it, or write `action = \"{owner}\"`")));
         }
     }
     let micros =
         |key, range: RangeInclusive<u64>, default| Nanos::from_micros(table.number(key, range, default));
-    // All are read, whatever the action is, so that the problems of each are shown.
-    let (by, jitter) = (micros("delay_us", 0..=MAX_US, 100), micros("jitter_us", 0..=MAX_US, 0));
-    let (behind, at_most) = (table.number("behind", 1..=65_536, 1), micros("at_most_us", 1..=MAX_US, 10_000));
+    // All keys are read, whichever the action is, so that the problems of each are reported.
+    let (by, jitter) = (micros("delay_us", 0..=MAX_DELAY_US, 100), micros("jitter_us", 0..=MAX_DELAY_US, 0));
+    let (behind, at_most) =
+        (table.number("behind", 1..=65_536, 1), micros("at_most_us", 1..=MAX_DELAY_US, 10_000));
     let copies = table.number("copies", 1..=16, 1) as u32;
     let field = table.get("field", "\"payload\"");
     let field = field.map_or(Some("payload"), |value| value.word(&["payload", "header", "icrc"]));

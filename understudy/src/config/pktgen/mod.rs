@@ -1,4 +1,4 @@
-//! The table `[pktgen]`: a packet generator, its receiver, and its streams.
+//! Reads the table `[pktgen]`: a packet generator, its receiver, and its streams.
 
 mod stream;
 
@@ -14,12 +14,12 @@ use rocev2::onepipe::Timestamp;
 use stream::ReadStream;
 use switch::{Nanos, PortId};
 
-/// The line that begins a stream
-const STREAM: &str = "[[pktgen.stream]]";
-/// What a ring holds between its two ends, however many descriptors are asked for
-const RING: u32 = 1024;
-/// A day
-const MAX_S: f64 = 86_400.0;
+/// Header of a stream
+const STREAM_HEADER: &str = "[[pktgen.stream]]";
+/// Packets that a ring device holds between its two ends, whatever its number of descriptors
+const RING_CAPACITY: u32 = 1024;
+/// Longest duration, in seconds: one day
+const MAX_DURATION_S: f64 = 86_400.0;
 
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     let sends = table.require("send", "\"out\"");
@@ -34,26 +34,27 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     let catch_up = Nanos::from_millis(table.number("catch_up_ms", 0..=10_000, 10));
     let window = table.power_of_two("window", 64..=1 << 16, 1024) as u32;
     if let (Some(value), true, None) = (&respond, responds, &receive) {
-        let problem = value.problem("requests are to be answered, and nobody receives them");
+        let problem = value.problem("`respond` needs `receive`");
         value.add(
             problem
-                .label("where?")
-                .help("add `receive = \"in\"`, the port at which they arrive, or leave `respond` out"),
+                .label("no receive port")
+                .help("add `receive = \"in\"`, the port at which requests arrive, or remove `respond`"),
         );
     }
     for (value, port) in [(&sends, send_port), (&receive, receive_port)] {
         if let (Some(value), Some(port)) = (value, port) {
-            one_queue(value, &ports.list[port.index()]);
+            check_queues(value, &ports.list[port.index()]);
         }
     }
-    // The worker's, and the devices' own
+    // Packets that wait in the worker and in the devices
     let descriptors =
         |port: Option<PortId>| port.map_or(0, |port| u32::from(ports.list[port.index()].descriptors));
-    let queued = dataplane::TX_QUEUE as u32 + (descriptors(send_port) + descriptors(receive_port)).max(RING);
+    let queued =
+        dataplane::TX_QUEUE as u32 + (descriptors(send_port) + descriptors(receive_port)).max(RING_CAPACITY);
     let mtu = send_port.map(|port| ports.list[port.index()].mtu);
     let streams = streams(table, receive.is_some(), mtu);
     let (spans, streams): (Vec<_>, Vec<_>) =
-        streams?.into_iter().map(|ReadStream { places, stream }| (places, stream)).unzip();
+        streams?.into_iter().map(|ReadStream { spans, stream }| (spans, stream)).unzip();
     let profile = Profile {
         seed,
         send: send_port?,
@@ -74,16 +75,17 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     Some(FunctionConfig::Pktgen(profile))
 }
 
-/// What is written in seconds; not there is none.
-#[expect(clippy::option_option, reason = "wrong, not there, or so long")]
+/// Reads a time in seconds. An absent key is `Some(None)`.
+#[expect(clippy::option_option, reason = "invalid, absent, or a time")]
 fn seconds(table: &Table<'_>, key: &'static str, example: &'static str) -> Option<Option<Nanos>> {
     let Some(value) = table.get(key, example) else { return Some(None) };
-    let seconds = value.fraction(0.001..=MAX_S)?;
+    let seconds = value.fraction(0.001..=MAX_DURATION_S)?;
     Some(Some(Nanos((seconds * 1e9) as u64)))
 }
 
-/// The order of packets is what is checked, and several queues would change it.
-fn one_queue(value: &Value<'_>, port: &ReadPort) {
+/// Reports a port with several receive queues: they would change the order of packets, which the receiver
+/// checks.
+fn check_queues(value: &Value<'_>, port: &ReadPort) {
     let queues = match port.device.as_ref().map(|device| &device.device) {
         Some(Device::Pcap { rx, .. }) => rx.len(),
         _ => usize::from(port.rx_queues),
@@ -91,27 +93,26 @@ fn one_queue(value: &Value<'_>, port: &ReadPort) {
     if queues > 1 {
         let name = value.text_if_any().unwrap_or_default();
         let problem = value.problem(format!("port `{name}` has {queues} receive queues"));
-        value.add(
-            problem
-                .label("order is lost between queues")
-                .help("the order of packets is checked: write `rx_queues = 1` for that port, or one capture"),
-        );
+        value.add(problem.label("queues do not keep the order").help(
+            "write `rx_queues = 1` for that port, or one capture: the receiver checks the order of \
+                 packets",
+        ));
     }
 }
 
 fn streams(table: &Table<'_>, received: bool, mtu: Option<u16>) -> Option<Vec<ReadStream>> {
-    let tables = subsections(table, "stream", STREAM)?;
+    let tables = subsections(table, "stream", STREAM_HEADER)?;
     if tables.is_empty() {
-        let problem = table.problem("[pktgen] has no stream").label("what is to be sent?");
+        let problem = table.problem("[pktgen] has no stream").label("no [[pktgen.stream]]");
         table.problems().add(problem.help(format!(
-            "add one, such as\n\n{STREAM}\nverb = \"write\"\nsize = 64\nsrc = \"10.0.0.1\"\ndst = \"10.0.0.2\"\nrate = {{ packets_per_s = 1_000_000 }}"
+            "add one, such as\n\n{STREAM_HEADER}\nverb = \"write\"\nsize = 64\nsrc = \"10.0.0.1\"\ndst = \"10.0.0.2\"\nrate = {{ packets_per_s = 1_000_000 }}"
         )));
         return None;
     }
-    if let Some(first_too_many) = tables.get(MAX_STREAMS) {
-        let problem = first_too_many.problem(format!("there are {} streams", tables.len()));
-        let problem = problem.label("the first too many");
-        table.problems().add(problem.help(format!("remove some: {MAX_STREAMS} is the most")));
+    if let Some(excess) = tables.get(MAX_STREAMS) {
+        let problem = excess.problem(format!("[pktgen] has {} streams", tables.len()));
+        let problem = problem.label("the first one too many");
+        table.problems().add(problem.help(format!("keep at most {MAX_STREAMS}")));
         for table in tables {
             table.forget();
         }
@@ -126,10 +127,10 @@ fn streams(table: &Table<'_>, received: bool, mtu: Option<u16>) -> Option<Vec<Re
     read.into_iter().collect()
 }
 
-/// A profile that cannot be, at the place where it says so.
-fn explain(error: &ProfileError, profile: &Profile, places: &[stream::Places], table: &Table<'_>) -> Problem {
+/// Explains why a profile is invalid, at the key that causes it.
+fn explain(error: &ProfileError, profile: &Profile, spans: &[stream::Spans], table: &Table<'_>) -> Problem {
     let text = error.to_string();
-    let at = |stream: usize| &places[stream];
+    let at = |stream: usize| &spans[stream];
     let name = |stream: usize| &profile.streams[stream].name;
     match *error {
         ProfileError::PsnsCollide { first, second, qpn, host } => {
@@ -138,76 +139,85 @@ fn explain(error: &ProfileError, profile: &Profile, places: &[stream::Places], t
             Problem::at(
                 at(second).qpn(),
                 format!(
-                    "streams `{}` and `{}` both count PSNs of queue pair {qpn} of {host}: their PSNs collide",
+                    "streams `{}` and `{}` both use queue pair {qpn} of {host}: their PSNs collide",
                     one.name, other.name
                 ),
             )
-            .label("these numbers are taken")
-            .also(at(first).qpn(), "by these")
-            .help(format!("give each stream queue pairs of its own: write `first_qpn = {free:#x}` here"))
+            .label("these queue pairs are taken")
+            .also(at(first).qpn(), "by this stream")
+            .help(format!("give each stream its own queue pairs: write `first_qpn = {free:#x}` here"))
         }
         ProfileError::StampDoesNotFit { stream, size, needed } => Problem::at(
             at(stream).latency.clone().unwrap_or_else(|| at(stream).size()),
-            format!("the time of sending, {needed} bytes, does not fit into a payload of {size}"),
+            format!("the timestamp, {needed} bytes, does not fit into a payload of {size}"),
         )
         .label("no room")
         .help(format!("write `size = {needed}` or more for `{}`, or `latency = false`", name(stream))),
         ProfileError::NothingToStamp { stream, .. } => {
             let answered = profile.streams[stream].verb.is_request();
             let help = if answered {
-                "leave `latency` out: these are answered, and with `outstanding` the round trip is measured"
+                "remove `latency`: these requests are answered, and `outstanding` measures the round trip"
             } else {
-                "leave `latency` out"
+                "remove `latency`"
             };
             let at = at(stream).latency.clone().unwrap_or_else(|| at(stream).header.clone());
-            Problem::at(at, text).label("in what?").help(help)
+            Problem::at(at, text).label("no payload").help(help)
         }
-        ProfileError::OneHost { stream, .. } => Problem::at(at(stream).dst(), text)
-            .label("the source's own")
-            .help("give `dst` an address of its own, such as `dst = \"10.0.0.2\"`: requests are told from answers by it"),
-        ProfileError::ReadSizes { stream } => Problem::at(at(stream).size(), text)
-            .label("several")
-            .help("keep one, and write a stream for each of the others: a READ takes as many PSNs as its response has packets"),
+        ProfileError::OneHost { stream, .. } => {
+            Problem::at(at(stream).dst(), text).label("the same as `src`").help(
+                "give `dst` its own address, such as `dst = \"10.0.0.2\"`, which separates requests from \
+             responses",
+            )
+        }
+        ProfileError::ReadSizes { stream } => {
+            Problem::at(at(stream).size(), text).label("several sizes").help(
+                "keep one, and write a stream for each of the others: a READ takes as many PSNs as its \
+             response has packets",
+            )
+        }
         ProfileError::NeverAsked { stream, .. } => Problem::at(at(stream).outstanding(), text)
-            .label("waits for ever")
-            .help("write `ack_every = 1`, or a number that is not above `outstanding`"),
-        ProfileError::CasOutstanding { stream } => Problem::at(at(stream).outstanding(), text)
-            .label("too many")
-            .help("write `outstanding = 1`: what is asked next depends on the answer; more queue pairs ask at once"),
+            .label("would wait for ever")
+            .help("write `ack_every = 1`, or a number up to `outstanding`"),
+        ProfileError::CasOutstanding { stream } => {
+            Problem::at(at(stream).outstanding(), text).label("too many").help(
+                "write `outstanding = 1`: the next request depends on the response; use more queue pairs for \
+             more requests in flight",
+            )
+        }
         ProfileError::NeverEnds { stream, .. } => Problem::at(at(stream).malformed(), text)
-            .label("all of them")
-            .help("write `malformed = 0.99` or less, or leave `packets` out and say `duration_s`"),
-        ProfileError::HalfTheCircle { stream, step, .. } => Problem::at(at(stream).step(), text)
-            .label(format!("{step} PSNs each"))
-            .help(
-                "write a smaller `window` or `outstanding`, or take fewer PSNs: a smaller `coalesce`, or a smaller READ; a circle \
-                 has 2^24 PSNs",
-            ),
-        ProfileError::Window { stream, packets, .. } => Problem::at(at(stream).outstanding(), text)
-            .label(format!("{packets} packets"))
-            .help(format!(
+            .label("all packets")
+            .help("write `malformed = 0.99` or less, or replace `packets` by `duration_s`"),
+        ProfileError::HalfTheCircle { stream, step, .. } => {
+            Problem::at(at(stream).step(), text).label(format!("{step} PSNs each")).help(
+                "write a smaller `window` or `outstanding`, or use fewer PSNs, by a smaller `coalesce` or \
+                 a smaller READ; there are 2^24 PSNs",
+            )
+        }
+        ProfileError::Window { stream, packets, .. } => {
+            Problem::at(at(stream).outstanding(), text).label(format!("{packets} packets")).help(format!(
                 "write `window = {}` for `[pktgen]`, a smaller `outstanding`, or shorter messages",
                 packets.next_power_of_two()
-            )),
+            ))
+        }
         ProfileError::NotAnswered { stream, .. } => Problem::at(at(stream).outstanding(), text)
-            .label("waits for ever")
-            .help("leave `outstanding` out"),
+            .label("would wait for ever")
+            .help("remove `outstanding`"),
         ProfileError::Versions { stream } => Problem::at(at(stream).header.clone(), text)
             .label("IPv4 and IPv6")
-            .help("write `src` and `dst` of one version"),
-        ProfileError::Qpns { stream, .. } => Problem::at(at(stream).qpn(), text)
-            .label("out of range")
-            .help("begin lower, or ask for fewer `qps`: numbers have 24 bits, and the first two and the last are taken"),
+            .help("write `src` and `dst` of the same IP version"),
+        ProfileError::Qpns { stream, .. } => Problem::at(at(stream).qpn(), text).label("out of range").help(
+            "lower `first_qpn` or `qps`: numbers have 24 bits, and the first two and the last are reserved",
+        ),
         ProfileError::Value { stream: Some(stream), .. } => {
             let stamped = Problem::at(at(stream).size(), format!("`{}`: {text}", name(stream)));
-            stamped.label("out of range").help("configs/pktgen/mix.toml says what each key takes")
+            stamped.label("out of range").help("see configs/pktgen/mix.toml for the values of each key")
         }
         ProfileError::Qps(_)
         | ProfileError::Memory { .. }
         | ProfileError::Streams(_)
         | ProfileError::NobodyReceives
         | ProfileError::Value { stream: None, .. } => {
-            table.problem(text).label("here").help("configs/pktgen/mix.toml says what each key takes")
+            table.problem(text).label("here").help("see configs/pktgen/mix.toml for the values of each key")
         }
     }
 }

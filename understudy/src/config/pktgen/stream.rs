@@ -1,4 +1,4 @@
-//! A stream: `[[pktgen.stream]]`.
+//! Reads a stream: `[[pktgen.stream]]`.
 
 use crate::config::forward::station;
 use crate::config::nic::ip;
@@ -16,34 +16,34 @@ use rocev2::udp::Udp;
 use rocev2::{Bth, Psn, Qpn};
 use switch::{Nanos, Share};
 
-/// Longest name, so that reports fit on a line
+/// Longest name of a stream, in characters, so that reports fit on a line
 const MAX_NAME: usize = 32;
-/// Longest message (IB 9.4.1)
+/// Longest message, in bytes (IB 9.4.1)
 const MAX_SIZE: u64 = 1 << 30;
 const VERBS: [&str; 8] =
     ["write", "send", "read", "compare_swap", "fetch_add", "ack", "onepipe_message", "onepipe_beacon"];
 
-/// Verbs that name a place in memory
-const PLACED: &[&str] = &["write", "read", "compare_swap", "fetch_add"];
-/// Keys that say something to some verbs only: an example, and which
-const OF_VERBS: [(&str, &str, &[&str]); 7] = [
+/// Verbs that access an address in memory
+const MEMORY_VERBS: &[&str] = &["write", "read", "compare_swap", "fetch_add"];
+/// Keys that only some verbs use: key, example, verbs
+const VERB_KEYS: [(&str, &str, &[&str]); 7] = [
     ("coalesce", "8", &["ack"]),
     ("ack_every", "1", &["write", "send"]),
-    ("va", "0x7f0000000000", PLACED),
-    ("rkey", "0x1000", PLACED),
-    ("slots", "4096", PLACED),
-    ("slot", "\"uniform\"", PLACED),
+    ("va", "0x7f0000000000", MEMORY_VERBS),
+    ("rkey", "0x1000", MEMORY_VERBS),
+    ("slots", "4096", MEMORY_VERBS),
+    ("slot", "\"uniform\"", MEMORY_VERBS),
     ("mtu", "1024", &["write", "send", "read", "onepipe_message"]),
 ];
 
-/// A stream, and where what it says stands in the file.
+/// Stream, and the spans of its keys.
 pub(super) struct ReadStream {
-    pub(super) places: Places,
+    pub(super) spans: Spans,
     pub(super) stream: Stream,
 }
 
-/// Places of keys; those that are not there stand for the table's header.
-pub(super) struct Places {
+/// Spans of keys in the file. An absent key has the span of the table's header.
+pub(super) struct Spans {
     pub(super) header: Range<usize>,
     pub(super) latency: Option<Range<usize>>,
     dst: Option<Range<usize>>,
@@ -54,7 +54,7 @@ pub(super) struct Places {
     malformed: Option<Range<usize>>,
 }
 
-impl Places {
+impl Spans {
     pub(super) fn qpn(&self) -> Range<usize> {
         self.qpn.clone().unwrap_or_else(|| self.header.clone())
     }
@@ -67,7 +67,7 @@ impl Places {
         self.size.clone().unwrap_or_else(|| self.header.clone())
     }
 
-    /// What makes steps of PSNs long
+    /// Returns the span of the key that determines how many PSNs a message takes.
     pub(super) fn step(&self) -> Range<usize> {
         self.coalesce.clone().unwrap_or_else(|| self.size())
     }
@@ -94,15 +94,15 @@ pub(super) fn read(
     let (src, dst) = (host(&table, "src", "\"10.0.0.1\""), host(&table, "dst", "\"10.0.0.2\""));
     let src_mac = mac(&table, "src_mac", "\"02:00:00:00:00:01\"", MacAddr([2, 0, 0, 0, 0, 1]));
     let dst_mac = mac(&table, "dst_mac", "\"02:00:00:00:00:02\"", MacAddr([2, 0, 0, 0, 0, 2]));
-    let place = |key, example| table.get(key, example).map(|value| value.span());
-    let places = Places {
-        qpn: place("first_qpn", "0x100"),
-        size: place("size", "64"),
-        latency: place("latency", "true"),
-        dst: place("dst", "\"10.0.0.2\""),
-        outstanding: place("outstanding", "16"),
-        coalesce: place("coalesce", "8"),
-        malformed: place("malformed", "0.01"),
+    let span = |key, example| table.get(key, example).map(|value| value.span());
+    let spans = Spans {
+        qpn: span("first_qpn", "0x100"),
+        size: span("size", "64"),
+        latency: span("latency", "true"),
+        dst: span("dst", "\"10.0.0.2\""),
+        outstanding: span("outstanding", "16"),
+        coalesce: span("coalesce", "8"),
+        malformed: span("malformed", "0.01"),
         header,
     };
     let default_qpn = 0x100 + 0x1000 * index as u64;
@@ -125,11 +125,11 @@ pub(super) fn read(
     if let (Some(verb), Some(sizes), Some(mtu), Some(limit), Some(dst)) =
         (verb, &sizes, mtu, mtu_of_port, dst)
     {
-        fits(&table, verb, sizes, mtu, limit, dst);
+        check_mtu(&table, verb, sizes, mtu, limit, dst);
     }
     table.finish();
     let (verb, sizes, mtu) = (verb?, sizes?, mtu?);
-    let roomy = verb.has_payload() && sizes.iter().all(|size| *size >= STAMP_LEN as u32);
+    let has_stamp_room = verb.has_payload() && sizes.iter().all(|size| *size >= STAMP_LEN as u32);
     let stream = Stream {
         name: name?,
         verb,
@@ -149,12 +149,12 @@ pub(super) fn read(
         outstanding: outstanding.map(|n| n.into_inner() as u16),
         timeout,
         stamp: match latency {
-            Some(asked) => asked?,
-            None => roomy && received,
+            Some(enabled) => enabled?,
+            None => has_stamp_room && received,
         },
         malformed: Share::new(malformed?)?,
     };
-    Some(ReadStream { places, stream })
+    Some(ReadStream { spans, stream })
 }
 
 fn name(
@@ -164,27 +164,25 @@ fn name(
     names: &mut Vec<(String, Range<usize>)>,
 ) -> Option<String> {
     let given = table.get("name", "\"writes\"");
-    let (name, place) = match &given {
+    let (name, span) = match &given {
         None => (format!("stream {}", index + 1), header.clone()),
         Some(value) => (value.text()?.to_owned(), value.span()),
     };
     if name.chars().count() > MAX_NAME || name.chars().any(char::is_control) {
-        let problem =
-            Problem::at(place, "a stream cannot have this name").label("too long, or not on one line");
+        let problem = Problem::at(span, "`name` of a stream is too long, or has control characters")
+            .label("not a valid name");
         table
             .problems()
             .add(problem.help(format!("write up to {MAX_NAME} characters, such as `name = \"writes\"`")));
         return None;
     }
     if let Some((_, first)) = names.iter().find(|(other, _)| *other == name) {
-        let problem = Problem::at(place, format!("two streams are called `{name}`")).label("again");
+        let problem = Problem::at(span, format!("two streams have the name `{name}`")).label("again");
         let problem = problem.also(first.clone(), "first here");
-        table
-            .problems()
-            .add(problem.help("give each stream a name of its own: reports tell them apart by it"));
+        table.problems().add(problem.help("give each stream its own name, by which reports separate them"));
         return None;
     }
-    names.push((name.clone(), place));
+    names.push((name.clone(), span));
     Some(name)
 }
 
@@ -192,7 +190,7 @@ fn verb(table: &Table<'_>) -> Option<Verb> {
     let given = table.require("verb", "\"write\"")?;
     let coalesce = table.spanned_number("coalesce", 1..=1 << 16, 8);
     let word = given.word(&VERBS)?;
-    of_this_verb(table, word, &given);
+    check_verb_keys(table, word, &given);
     Some(match word {
         "write" => Verb::Write,
         "send" => Verb::Send,
@@ -205,26 +203,28 @@ fn verb(table: &Table<'_>) -> Option<Verb> {
     })
 }
 
-/// Refuses keys that say nothing to the verb.
-fn of_this_verb(table: &Table<'_>, verb: &str, given: &Value<'_>) {
-    for (key, example, verbs) in OF_VERBS.into_iter().filter(|(.., verbs)| !verbs.contains(&verb)) {
+/// Reports keys that the verb does not use.
+fn check_verb_keys(table: &Table<'_>, verb: &str, given: &Value<'_>) {
+    for (key, example, verbs) in VERB_KEYS.into_iter().filter(|(.., verbs)| !verbs.contains(&verb)) {
         let Some(value) = table.get(key, example) else { continue };
-        let message = format!("`{key}` is nothing to `verb = \"{verb}\"`");
-        let problem = Problem::at(value.key_span(), message).label(format!("for {}", words(verbs)));
+        let message = format!("`{key}` is not valid for `verb = \"{verb}\"`");
+        let problem = Problem::at(value.key_span(), message).label(format!("for {}", quoted(verbs)));
         let problem = problem.also(given.span(), "the verb");
         let instead =
             if let [only] = verbs { format!(", or write `verb = \"{only}\"`") } else { String::new() };
         table.problems().add(problem.help(format!("remove it{instead}")));
     }
     if let (Some(value), None) = (table.get("timeout_us", "10_000"), table.get("outstanding", "16")) {
-        let problem = Problem::at(value.key_span(), "`timeout_us` is nothing without `outstanding`");
-        let problem = problem.label("nobody waits");
-        table.problems().add(problem.help("remove it, or say how many requests wait: `outstanding = 16`"));
+        let problem = Problem::at(value.key_span(), "`timeout_us` needs `outstanding`");
+        let problem = problem.label("no request waits");
+        table
+            .problems()
+            .add(problem.help("remove it, or set the number of requests that wait: `outstanding = 16`"));
     }
 }
 
-/// Words as they stand in a sentence
-fn words(all: &[&str]) -> String {
+/// Returns words in quotes, as a sentence lists them.
+fn quoted(all: &[&str]) -> String {
     let quoted: Vec<_> = all.iter().map(|word| format!("`{word}`")).collect();
     match quoted.as_slice() {
         [most @ .., last] if !most.is_empty() => format!("{} and {last}", most.join(", ")),
@@ -240,7 +240,7 @@ fn mac(table: &Table<'_>, key: &'static str, example: &'static str, default: Mac
     table.get(key, example).map_or(Some(default), |value| station(&value))
 }
 
-/// `"turn"`, `"uniform"` or `{ zipf = 0.99 }`; in turn, if it is not there
+/// Reads `"turn"`, `"uniform"` or `{ zipf = 0.99 }`. The default is `"turn"`.
 fn choice(table: &Table<'_>, key: &'static str) -> Option<Choice> {
     let Some(value) = table.get(key, "\"uniform\"") else { return Some(Choice::Turn) };
     if value.text_if_any().is_some() {
@@ -258,14 +258,15 @@ fn choice(table: &Table<'_>, key: &'static str) -> Option<Choice> {
 
 fn sizes(table: &Table<'_>, verb: Option<Verb>) -> Option<Vec<u32>> {
     let given = table.get("size", "64");
-    let wants = verb.is_none_or(|verb| verb.has_payload() || verb == Verb::Read);
-    match (given, wants) {
+    let has_size = verb.is_none_or(|verb| verb.has_payload() || verb == Verb::Read);
+    match (given, has_size) {
         (None, false) => Some(Vec::new()),
         (None, true) => Some(vec![64]),
         (Some(value), false) => {
             let name = verb.map_or("", Verb::name);
-            let problem = Problem::at(value.key_span(), format!("`size` is nothing to `verb = \"{name}\"`"));
-            value.add(problem.label("these have one size").help("remove it"));
+            let problem =
+                Problem::at(value.key_span(), format!("`size` is not valid for `verb = \"{name}\"`"));
+            value.add(problem.label("this verb has one size").help("remove it"));
             None
         }
         (Some(value), true) => {
@@ -275,7 +276,10 @@ fn sizes(table: &Table<'_>, verb: Option<Verb>) -> Option<Vec<u32>> {
             let sizes = sizes?;
             if sizes.is_empty() {
                 value.add(
-                    value.problem("`size` is empty").label("none").help("write a size, such as `size = 64`"),
+                    value
+                        .problem("`size` is empty")
+                        .label("no size")
+                        .help("write a size, such as `size = 64`"),
                 );
                 return None;
             }
@@ -288,8 +292,8 @@ fn mtu(table: &Table<'_>) -> Option<u16> {
     let Some(value) = table.get("mtu", "1024") else { return Some(1024) };
     let mtu = value.number(256..=4096, 1024)?;
     if !mtu.is_power_of_two() {
-        let problem = value.problem(format!("{mtu} is no path MTU")).label("not one of InfiniBand's");
-        value.add(problem.help("write 256, 512, 1024, 2048 or 4096; a port of MTU 1500 carries 1024"));
+        let problem = value.problem(format!("{mtu} is not a path MTU")).label("not defined by InfiniBand");
+        value.add(problem.help("write 256, 512, 1024, 2048 or 4096; a port with MTU 1500 carries 1024"));
         return None;
     }
     Some(mtu as u16)
@@ -305,7 +309,8 @@ fn memory(table: &Table<'_>) -> Option<Memory> {
     Some(Memory { va: va?, rkey, slots, choice: choice? })
 }
 
-/// `"max"`, `{ packets_per_s = N }`, `{ bits_per_s = N }`, or with `[from, to]` and `over_s` a ramp
+/// Reads `"max"`, `{ packets_per_s = N }`, `{ bits_per_s = N }`, or a ramp, which has `[from, to]` and
+/// `over_s`.
 fn rate(value: &Value<'_>) -> Option<Rate> {
     if value.text_if_any().is_some() {
         return value.word(&["max"]).map(|_| Rate::Max);
@@ -320,16 +325,15 @@ fn rate(value: &Value<'_>) -> Option<Rate> {
         (None, Some(bits)) => (Unit::Bits, bits),
         (packets, _) => {
             let what = if packets.is_some() { "two rates" } else { "no rate" };
-            let problem = value.problem(format!("`rate` says {what}")).label("one is needed");
+            let problem = value.problem(format!("`rate` has {what}")).label("exactly one is needed");
             value.add(problem.help("write `rate = { packets_per_s = 1_000_000 }`, `{ bits_per_s = 10_000_000_000 }` or `\"max\"`"));
             return None;
         }
     };
-    let number = |value: &Value<'_>, least| value.number(least..=Rate::FASTEST, 1_000_000);
+    let number = |value: &Value<'_>, min| value.number(min..=Rate::FASTEST, 1_000_000);
     let Some(list) = given.list_if_any() else {
         if let Some(over) = over {
-            let problem = Problem::at(over.key_span(), "`over_s` is for a rate that changes")
-                .label("from what to what?");
+            let problem = Problem::at(over.key_span(), "`over_s` needs two rates").label("only one rate");
             over.add(
                 problem.help("write two rates, such as `packets_per_s = [1_000, 1_000_000]`, or remove it"),
             );
@@ -338,7 +342,8 @@ fn rate(value: &Value<'_>) -> Option<Rate> {
         return Some(Rate::Steady { unit, per_second: number(&given, 1)? });
     };
     let ([from, to], Some(over)) = (list.as_slice(), over) else {
-        let problem = given.problem("a ramp has two rates, and a time").label("from, to");
+        let problem =
+            given.problem("a ramp needs two rates and `over_s`").label("not `[from, to]` with `over_s`");
         given.add(problem.help("write `rate = { packets_per_s = [1_000, 1_000_000], over_s = 10 }`"));
         return None;
     };
@@ -346,15 +351,15 @@ fn rate(value: &Value<'_>) -> Option<Rate> {
     Some(Rate::Ramp { unit, from: from?, to: to?, over: Nanos((over? * 1e9) as u64) })
 }
 
-/// Refuses packets that the port does not take.
-fn fits(table: &Table<'_>, verb: Verb, sizes: &[u32], mtu: u16, limit: u16, dst: IpAddr) {
+/// Reports packets that exceed the port's MTU.
+fn check_mtu(table: &Table<'_>, verb: Verb, sizes: &[u32], mtu: u16, limit: u16, dst: IpAddr) {
     const ICRC: usize = 4;
     let ip = if dst.is_ipv4() { Ipv4::LEN } else { Ipv6::LEN };
     let longest = sizes.iter().copied().max().unwrap_or(0).min(mtu.into()) as usize;
     let payload = longest.next_multiple_of(4);
     let rest = match verb {
         Verb::Write => 16 + payload,
-        // A response's header is shorter than a request's, and it has the payload.
+        // A response has a shorter header than its request, and carries the payload.
         Verb::Read => (4 + payload).max(16),
         Verb::Send => payload,
         Verb::CompareSwap | Verb::FetchAdd => 28,
@@ -363,9 +368,9 @@ fn fits(table: &Table<'_>, verb: Verb, sizes: &[u32], mtu: u16, limit: u16, dst:
     };
     let packet = ip + Udp::LEN + Bth::LEN + rest + ICRC;
     if packet > usize::from(limit) {
-        let place = table.get("mtu", "1024").or_else(|| table.get("size", "64"));
+        let value = table.get("mtu", "1024").or_else(|| table.get("size", "64"));
         let message = format!("packets of {packet} bytes do not fit the port's MTU of {limit}");
-        let problem = match place {
+        let problem = match value {
             Some(value) => value.problem(message),
             None => table.problem(message),
         };

@@ -1,11 +1,11 @@
-//! `[[fault]]`: something that happens to hosts, switches or links.
+//! Reads `[[fault]]`: an event that affects hosts, switches or links.
 
 use super::network::Names;
-use super::{LONG_US, MICRO, between, scaled};
+use super::{MICRO, TIMES_US, read_range, read_scaled};
 use crate::config::tree::{Table, Value};
 use sim::scenario::{FaultKind, FaultSpec, HostSpec, LinkSpec};
 
-/// What a fault may happen to
+/// Nodes and links that a fault can affect
 pub(super) struct Nodes<'a> {
     pub(super) names: &'a Names,
     pub(super) hosts: &'a [HostSpec],
@@ -13,50 +13,54 @@ pub(super) struct Nodes<'a> {
 }
 
 pub(super) fn read(table: Table<'_>, nodes: &Nodes<'_>) -> Option<FaultSpec> {
-    let at = table.require("at_us", "100").and_then(|value| scaled(&value, MICRO, LONG_US));
-    let lasts = between(&table, "for_us", MICRO, LONG_US);
-    let [crash, pause, clock, stranger, rehash] =
+    let at = table.require("at_us", "100").and_then(|value| read_scaled(&value, MICRO, TIMES_US));
+    let lasts = read_range(&table, "for_us", MICRO, TIMES_US);
+    let [crash, pause, clock, outsider, rehash] =
         ["crash", "pause", "clock", "stranger", "rehash"].map(|key| table.get(key, "\"a\""));
     let sides = ["partition", "mute"].map(|key| table.get(key, "[\"a\"]"));
     let [part, link, swap] = ["part", "link", "swap"].map(|key| table.get(key, "[\"a\", \"b\"]"));
-    let moves = ["step_us", "drift_ppm"].map(|key| table.get(key, "5"));
-    let [mtu, lies, salt] =
+    let clock_changes = ["step_us", "drift_ppm"].map(|key| table.get(key, "5"));
+    let [mtu, packets, salt] =
         [("mtu", "600"), ("lies", "20"), ("salt", "7")].map(|(key, example)| table.get(key, example));
-    let things = [&crash, &pause, &clock, &stranger, &rehash, &part, &link, &swap];
-    let count = things.into_iter().chain(&sides).flatten().count();
-    let is_whole = moves.iter().flatten().count() == usize::from(clock.is_some())
+    let events = [&crash, &pause, &clock, &outsider, &rehash, &part, &link, &swap];
+    let count = events.into_iter().chain(&sides).flatten().count();
+    let is_complete = clock_changes.iter().flatten().count() == usize::from(clock.is_some())
         && mtu.is_some() == link.is_some()
-        && lies.is_some() == stranger.is_some()
+        && packets.is_some() == outsider.is_some()
         && salt.is_some() == rehash.is_some();
-    if count != 1 || !is_whole {
-        let problem = table.problem("a fault is one thing that happens").label("none, or several");
+    if count != 1 || !is_complete {
+        let problem = table
+            .problem("a [[fault]] needs exactly one event with all of its keys")
+            .label("none, several, or incomplete");
         table.problems().add(problem.help(
-            "write one of `crash = \"a\"`, `pause = \"a\"`, `partition = [\"a\"]`, `mute = [\"a\"]`, `part = [\"a\", \"b\"]`, \
-             `link = [\"a\", \"b\"]` with `mtu`, `swap = [\"a\", \"b\"]`, `stranger = \"s\"` with `lies`, `rehash = \"a\"` with `salt`, or `clock = \"a\"` with `step_us` or `drift_ppm`; `for_us` says for how long",
+            "write one of `crash = \"a\"`, `pause = \"a\"`, `partition = [\"a\"]`, `mute = [\"a\"]`, `part \
+             = [\"a\", \"b\"]`, `link = [\"a\", \"b\"]` with `mtu`, `swap = [\"a\", \"b\"]`, `stranger = \
+             \"s\"` with `lies`, `rehash = \"a\"` with `salt`, or `clock = \"a\"` with `step_us` or \
+             `drift_ppm`; `for_us` is the duration",
         ));
         table.finish();
         return None;
     }
-    let [crash, pause, clock] = [crash, pause, clock].map(|value| nodes.names.known(&value?));
+    let [crash, pause, clock] = [crash, pause, clock].map(|value| nodes.names.resolve(&value?));
     let [partition, mute] = sides.map(|value| nodes.side(&value?));
-    let [step, drift] = moves;
-    let step = step.and_then(|value| scaled(&value, MICRO, -1e8..=1e8));
-    let drift = drift.and_then(|value| scaled(&value, MICRO, -1e5..=1e5));
-    let mtu = mtu.and_then(|value| scaled(&value, 1.0, 128.0..=65536.0));
-    let lies = lies.and_then(|value| scaled(&value, 1.0, 1.0..=1e6));
-    let salt = salt.and_then(|value| scaled(&value, 1.0, 0.0..=65535.0));
+    let [step, drift] = clock_changes;
+    let step = step.and_then(|value| read_scaled(&value, MICRO, -1e8..=1e8));
+    let drift = drift.and_then(|value| read_scaled(&value, MICRO, -1e5..=1e5));
+    let mtu = mtu.and_then(|value| read_scaled(&value, 1.0, 128.0..=65536.0));
+    let packets = packets.and_then(|value| read_scaled(&value, 1.0, 1.0..=1e6));
+    let salt = salt.and_then(|value| read_scaled(&value, 1.0, 0.0..=65535.0));
     let kind = crash
         .map(FaultKind::Crash)
         .or_else(|| pause.map(FaultKind::Pause))
         .or_else(|| partition.map(FaultKind::Partition))
         .or_else(|| mute.map(FaultKind::Mute))
         .or_else(|| {
-            nodes.hosts(&part?, "part", "do not receive what the other one sends").map(FaultKind::Part)
+            nodes.hosts(&part?, "part", "then do not receive each other's packets").map(FaultKind::Part)
         })
         .or_else(|| nodes.neighbours(&swap?).map(FaultKind::Swap))
         .or_else(|| Some(FaultKind::Rehash(nodes.host(&rehash?)?, salt?)))
         .or_else(|| Some(FaultKind::Mtu(nodes.link(&link?)?, mtu?)))
-        .or_else(|| Some(FaultKind::Stranger(nodes.switch(&stranger?)?, lies?)))
+        .or_else(|| Some(FaultKind::Stranger(nodes.switch(&outsider?)?, packets?)))
         .or_else(|| Some(FaultKind::ClockStep(clock.clone()?, step?)))
         .or_else(|| Some(FaultKind::ClockDrift(clock?, drift?)));
     table.finish();
@@ -64,17 +68,18 @@ pub(super) fn read(table: Table<'_>, nodes: &Nodes<'_>) -> Option<FaultSpec> {
 }
 
 impl Nodes<'_> {
-    fn known(&self, value: &Value<'_>) -> Option<Vec<String>> {
-        value.list()?.iter().map(|name| self.names.known(name)).collect()
+    fn resolve(&self, value: &Value<'_>) -> Option<Vec<String>> {
+        value.list()?.iter().map(|name| self.names.resolve(name)).collect()
     }
 
-    /// Returns the nodes of one side of a partition, if a link leads from them to others.
+    /// Returns the nodes of one side of a partition. At least one link has to lead from them to other nodes.
     fn side(&self, value: &Value<'_>) -> Option<Vec<String>> {
-        let nodes = self.known(value)?;
+        let nodes = self.resolve(value)?;
         let is_cut = |link: &LinkSpec| nodes.contains(&link.ends[0]) != nodes.contains(&link.ends[1]);
-        // A link that was not understood may be one of them.
+        // A link that could not be read may be one of them.
         if !self.links.iter().any(is_cut) && !self.links.is_empty() {
-            let problem = value.problem("no link leads from these nodes to others").label("nothing to cut");
+            let problem =
+                value.problem("no link leads from these nodes to other nodes").label("nothing to cut");
             value.add(problem.help("name the hosts and switches of one side only, such as `[\"a\"]`"));
             return None;
         }
@@ -83,38 +88,43 @@ impl Nodes<'_> {
 
     /// Returns a host.
     fn host(&self, value: &Value<'_>) -> Option<String> {
-        let name = self.names.known(value)?;
+        let name = self.names.resolve(value)?;
         if !self.hosts.iter().any(|host| host.name == name) {
-            let problem = value.problem("a host has UDP source ports").label("not a host");
+            let problem =
+                value.problem("`rehash` needs a host: a switch has no UDP source ports").label("not a host");
             value.add(problem.help("name a `[[host]]`"));
             return None;
         }
         Some(name)
     }
 
-    /// Returns two hosts whose links lead to the same switch.
+    /// Returns two hosts that are linked to the same switch.
     fn neighbours(&self, value: &Value<'_>) -> Option<[String; 2]> {
-        let hosts = self.hosts(value, "swap", "change their ports")?;
-        let behind = |host: &String| {
+        let hosts = self.hosts(value, "swap", "then swap their ports")?;
+        let switch_of = |host: &String| {
             let link = self.links.iter().find(|link| link.ends.contains(host))?;
             link.ends.iter().find(|end| *end != host)
         };
-        // A link that was not understood may be one of theirs.
-        if !self.links.is_empty() && (behind(&hosts[0]) != behind(&hosts[1]) || behind(&hosts[0]).is_none()) {
-            let problem = value.problem("hosts change their ports at one switch").label("not at one switch");
+        // A link that could not be read may be one of theirs.
+        if !self.links.is_empty()
+            && (switch_of(&hosts[0]) != switch_of(&hosts[1]) || switch_of(&hosts[0]).is_none())
+        {
+            let problem =
+                value.problem("hosts swap their ports only at one switch").label("not at one switch");
             value.add(problem.help("name two hosts that are linked to the same `[[switch]]`"));
             return None;
         }
         Some(hosts)
     }
 
-    /// Returns two hosts, which `key` names.
+    /// Returns the two hosts that `value` names. `key` and `what` are the key and its effect, for messages.
     fn hosts(&self, value: &Value<'_>, key: &str, what: &str) -> Option<[String; 2]> {
         let is_host = |name: &String| self.hosts.iter().any(|host| host.name == *name);
-        match <[String; 2]>::try_from(self.known(value)?) {
+        match <[String; 2]>::try_from(self.resolve(value)?) {
             Ok([a, b]) if a != b && is_host(&a) && is_host(&b) => Some([a, b]),
             _ => {
-                let problem = value.problem(format!("two hosts {what}")).label("not two hosts");
+                let problem =
+                    value.problem(format!("`{key}` needs two hosts, which {what}")).label("not two hosts");
                 value.add(problem.help(format!("write `{key} = [\"a\", \"b\"]`")));
                 None
             }
@@ -123,9 +133,10 @@ impl Nodes<'_> {
 
     /// Returns a switch.
     fn switch(&self, value: &Value<'_>) -> Option<String> {
-        let name = self.names.known(value)?;
+        let name = self.names.resolve(value)?;
         if self.hosts.iter().any(|host| host.name == name) {
-            let problem = value.problem("a stranger is a host at a switch").label("not a switch");
+            let problem =
+                value.problem("`stranger` needs the switch at which the outsider is").label("not a switch");
             value.add(problem.help("name a `[[switch]]`"));
             return None;
         }
@@ -134,13 +145,13 @@ impl Nodes<'_> {
 
     /// Returns the ends of a link.
     fn link(&self, value: &Value<'_>) -> Option<[String; 2]> {
-        let ends = <[String; 2]>::try_from(self.known(value)?).ok();
-        // A link that was not understood may be this one.
+        let ends = <[String; 2]>::try_from(self.resolve(value)?).ok();
+        // A link that could not be read may be this one.
         let ends =
             ends.filter(|ends| self.links.is_empty() || self.links.iter().any(|link| link.joins(ends)));
         if ends.is_none() {
-            let problem = value.problem("no link joins these two").label("not a link's ends");
-            value.add(problem.help("write what a `[[link]]` has as its `ends`"));
+            let problem = value.problem("no link joins these two nodes").label("not a link's ends");
+            value.add(problem.help("write the `ends` of a `[[link]]`"));
         }
         ends
     }

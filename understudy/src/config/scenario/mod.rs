@@ -1,5 +1,5 @@
-//! Scenarios of the simulator: `[sim]`, `[[host]]`, `[[switch]]`, `[[link]]`, `[verbs]` or `[groups]`, and `[[fault]]`. Every number
-//! may be a range, `[low, high]`, from which the seed draws.
+//! Reads scenarios of the simulator: `[sim]`, `[[host]]`, `[[switch]]`, `[[link]]`, `[verbs]` or `[groups]`,
+//! and `[[fault]]`. Every number may be a range, `[low, high]`, from which the seed draws.
 
 mod fault;
 pub(in crate::config) mod network;
@@ -16,20 +16,20 @@ use toml::de::DeTable;
 
 const MICRO: f64 = 1e3;
 const MILLI: f64 = 1e6;
-const SHARE: f64 = 1e9;
-/// A time of a scenario at most, in microseconds: ten days
-const LONG_US: RangeInclusive<f64> = 0.0..=864e9;
-/// Whether the tables are those of a scenario.
-pub(in crate::config) fn is_one(root: &DeTable<'_>) -> bool {
+const SHARE_SCALE: f64 = 1e9;
+/// Range of times in a scenario, in microseconds: up to ten days
+const TIMES_US: RangeInclusive<f64> = 0.0..=864e9;
+/// Returns whether the tables are those of a scenario.
+pub(in crate::config) fn is_scenario(root: &DeTable<'_>) -> bool {
     ["sim", "host", "link", "verbs", "groups"].iter().any(|key| root.contains_key(*key))
 }
 
-/// The scenario, if enough was understood; whether nothing is wrong is for `problems` to say.
+/// Returns the scenario if it is complete. It is valid only if `problems` is empty as well.
 pub(in crate::config) fn read(root: &DeTable<'_>, problems: &Problems) -> Option<Scenario> {
     let [has_verbs, has_groups] = ["verbs", "groups"].map(|key| root.contains_key(key));
     let root = Table::root(root, problems);
     let sim = section(&root, "sim").unwrap_or_else(|| absent("sim", problems));
-    let limit = between(&sim, "limit_ms", MILLI, 0.001..=864e6).unwrap_or(Between::just(100_000_000_000));
+    let limit = read_range(&sim, "limit_ms", MILLI, 0.001..=864e6).unwrap_or(Between::just(100_000_000_000));
     sim.finish();
     let mut names = Names::default();
     let hosts: Vec<_> =
@@ -44,8 +44,9 @@ pub(in crate::config) fn read(root: &DeTable<'_>, problems: &Problems) -> Option
     let work = if has_groups {
         if has_verbs {
             let verbs = table("verbs");
-            let problem = verbs.problem("hosts have one thing to do").label("beside `[groups]`");
-            problems.add(problem.help("leave `[verbs]` or `[groups]` out"));
+            let problem =
+                verbs.problem("a scenario has `[verbs]` or `[groups]`, not both").label("beside `[groups]`");
+            problems.add(problem.help("remove `[verbs]` or `[groups]`"));
             verbs.forget();
         }
         work::groups(table("groups"), &hosts, &switches, &links).map(Work::Groups)
@@ -63,17 +64,15 @@ pub(in crate::config) fn read(root: &DeTable<'_>, problems: &Problems) -> Option
             let span = names.all[&switch.name].clone();
             let problem = Problem::at(
                 span,
-                format!("`{}` and `{}` cannot speak to each other", host.name, switch.name),
+                format!("`{}` and `{}` have addresses of different IP versions", host.name, switch.name),
             );
             problems.add(
-                problem
-                    .label("an address of another family")
-                    .help("give all IPv4 addresses, or all IPv6 addresses"),
+                problem.label("another IP version").help("give all IPv4 addresses, or all IPv6 addresses"),
             );
         }
     }
     if hosts.len() < 2 && !problems.are_there() {
-        problems.add(Problem::of_file("there are fewer than two hosts").help(
+        problems.add(Problem::of_file("the scenario has fewer than two hosts").help(
             "add hosts and a link between them, such as\n\n[[host]]\nname = \"a\"\naddress = \"10.0.0.1/24\"\n\n\
              [[host]]\nname = \"b\"\naddress = \"10.0.0.2/24\"\n\n[[link]]\nends = [\"a\", \"b\"]",
         ));
@@ -81,20 +80,25 @@ pub(in crate::config) fn read(root: &DeTable<'_>, problems: &Problems) -> Option
     Some(Scenario { limit, hosts, switches, links, work: work?, faults })
 }
 
-/// A number or `[low, high]`, in units of so many of the scenario's
-fn between(table: &Table<'_>, key: &'static str, unit: f64, range: RangeInclusive<f64>) -> Option<Between> {
+/// Reads a number or `[low, high]`, and multiplies it by `unit`, the scenario's units in one of the key's.
+fn read_range(
+    table: &Table<'_>,
+    key: &'static str,
+    unit: f64,
+    range: RangeInclusive<f64>,
+) -> Option<Between> {
     let value = table.get(key, "")?;
-    scaled(&value, unit, range)
+    read_scaled(&value, unit, range)
 }
 
-fn scaled(value: &Value<'_>, unit: f64, range: RangeInclusive<f64>) -> Option<Between> {
+fn read_scaled(value: &Value<'_>, unit: f64, range: RangeInclusive<f64>) -> Option<Between> {
     let number =
         |value: &Value<'_>| value.fraction(range.clone()).map(|number| (number * unit).round() as i64);
     let Some(list) = value.list_if_any() else { return number(value).map(Between::just) };
     let [low, high] = list.as_slice() else {
         value.add(
             value
-                .problem(format!("{} has to be a number, or two", value.name()))
+                .problem(format!("{} has to be a number or two numbers", value.name()))
                 .label("not two")
                 .help("write a number, or `[least, greatest]`, from which the seed draws one"),
         );
@@ -104,7 +108,7 @@ fn scaled(value: &Value<'_>, unit: f64, range: RangeInclusive<f64>) -> Option<Be
     if low > high {
         value.add(
             value
-                .problem(format!("{} ends before it begins", value.name()))
+                .problem(format!("the range {} ends before it begins", value.name()))
                 .label("the second is smaller than the first")
                 .help("write the smaller number first: `[least, greatest]`"),
         );
@@ -113,7 +117,7 @@ fn scaled(value: &Value<'_>, unit: f64, range: RangeInclusive<f64>) -> Option<Be
     Some(Between { low, high })
 }
 
-/// `true`, `false` or `"any"`
+/// Reads `true`, `false` or `"any"`. An absent key is `false`.
 fn flag(table: &Table<'_>, key: &'static str) -> Between {
     let Some(value) = table.get(key, "true") else { return Between::just(0) };
     if value.text_if_any() == Some("any") {
@@ -123,25 +127,26 @@ fn flag(table: &Table<'_>, key: &'static str) -> Between {
 }
 
 fn host(table: Table<'_>, names: &mut Names) -> Option<HostSpec> {
-    let name = names.take(&table);
+    let name = names.read_name(&table);
     let address = table.require("address", "\"10.0.0.1/24\"").and_then(|value| address(&value));
-    let plain = HostSpec::new("", IpAddr::from([0; 4]), 0);
+    let defaults = HostSpec::new("", IpAddr::from([0; 4]), 0);
     let ppm = -1e5..=1e5;
     let spec = HostSpec {
-        clock_offset: between(&table, "clock_offset_us", MICRO, -1e8..=1e8).unwrap_or(plain.clock_offset),
-        clock_drift: between(&table, "clock_drift_ppm", MICRO, ppm).unwrap_or(plain.clock_drift),
-        window: between(&table, "window", 1.0, 1.0..=65536.0).unwrap_or(plain.window),
-        ack: table.get("ack", "\"every-packet\"").and_then(|value| ack_of(&value)).unwrap_or(plain.ack),
+        clock_offset: read_range(&table, "clock_offset_us", MICRO, -1e8..=1e8)
+            .unwrap_or(defaults.clock_offset),
+        clock_drift: read_range(&table, "clock_drift_ppm", MICRO, ppm).unwrap_or(defaults.clock_drift),
+        window: read_range(&table, "window", 1.0, 1.0..=65536.0).unwrap_or(defaults.window),
+        ack: table.get("ack", "\"every-packet\"").and_then(|value| read_ack(&value)).unwrap_or(defaults.ack),
         credits: flag(&table, "credits"),
         dcqcn: flag(&table, "dcqcn"),
         forgetful: flag(&table, "forgetful"),
-        ..plain
+        ..defaults
     };
     table.finish();
     Some(HostSpec { name: name?, address: address?, ..spec })
 }
 
-pub(in crate::config) fn ack_of(value: &Value<'_>) -> Option<AckSpec> {
+pub(in crate::config) fn read_ack(value: &Value<'_>) -> Option<AckSpec> {
     if value.text_if_any().is_some() {
         return Some(match value.word(&["any", "every-packet", "on-request"])? {
             "any" => AckSpec::Any,
@@ -158,11 +163,11 @@ pub(in crate::config) fn ack_of(value: &Value<'_>) -> Option<AckSpec> {
 }
 
 fn switch(table: Table<'_>, names: &mut Names) -> Option<SwitchSpec> {
-    let name = names.take(&table);
+    let name = names.read_name(&table);
     let function = table.get("function", "\"p4ce\"").map_or(Some("bridge"), |v| v.word(&["bridge", "p4ce"]));
     let kind = match function {
         Some("p4ce") => table.require("address", "\"10.0.0.254/24\"").and_then(|value| {
-            let silent_after = between(&table, "silent_after_us", MICRO, LONG_US);
+            let silent_after = read_range(&table, "silent_after_us", MICRO, TIMES_US);
             Some(SwitchKind::P4ce {
                 address: address(&value)?,
                 silent_after: silent_after.unwrap_or(Between::just(0)),
@@ -183,11 +188,11 @@ fn link(table: Table<'_>, network: &mut Network<'_>) -> Option<LinkSpec> {
             );
             return None;
         };
-        let (a, b) = (network.names.known(a)?, network.names.known(b)?);
+        let (a, b) = (network.names.resolve(a)?, network.names.resolve(b)?);
         if a == b {
             value.add(
                 value
-                    .problem("a link joins two nodes")
+                    .problem("a link joins two different nodes")
                     .label("one node twice")
                     .help("write `ends = [\"a\", \"b\"]`"),
             );
@@ -195,30 +200,30 @@ fn link(table: Table<'_>, network: &mut Network<'_>) -> Option<LinkSpec> {
         }
         if !network.join(&a, &b) {
             value.add(
-                value.problem(format!("`{a}` and `{b}` are joined already")).label("closes a loop").help(
-                    "take a link away: learning bridges send what they do not know around a loop for ever",
+                value.problem(format!("`{a}` and `{b}` are already joined")).label("closes a loop").help(
+                    "remove a link: learning bridges send frames to unknown addresses around a loop for ever",
                 ),
             );
         }
         Some([a, b])
     });
-    network.unclear |= ends.is_none();
-    let plain = LinkSpec::new("", "");
+    network.incomplete |= ends.is_none();
+    let defaults = LinkSpec::new("", "");
     let share = || 0.0..=1.0;
-    let time = |key, default| between(&table, key, MICRO, LONG_US).unwrap_or(default);
+    let time = |key, default| read_range(&table, key, MICRO, TIMES_US).unwrap_or(default);
     let spec = LinkSpec {
-        rate: between(&table, "rate_gbps", 1e9, 0.0..=1e4).unwrap_or(plain.rate),
-        delay: time("delay_us", plain.delay),
-        jitter: time("jitter_us", plain.jitter),
-        loss: between(&table, "loss", SHARE, share()).unwrap_or(plain.loss),
-        duplicate: between(&table, "duplicate", SHARE, share()).unwrap_or(plain.duplicate),
-        reorder: between(&table, "reorder", SHARE, share()).unwrap_or(plain.reorder),
-        reorder_by: time("reorder_by_us", plain.reorder_by),
-        corrupt: between(&table, "corrupt", SHARE, share()).unwrap_or(plain.corrupt),
-        mtu: between(&table, "mtu", 1.0, 128.0..=65536.0).unwrap_or(plain.mtu),
-        queue: between(&table, "queue", 1.0, 0.0..=1e12).unwrap_or(plain.queue),
+        rate: read_range(&table, "rate_gbps", 1e9, 0.0..=1e4).unwrap_or(defaults.rate),
+        delay: time("delay_us", defaults.delay),
+        jitter: time("jitter_us", defaults.jitter),
+        loss: read_range(&table, "loss", SHARE_SCALE, share()).unwrap_or(defaults.loss),
+        duplicate: read_range(&table, "duplicate", SHARE_SCALE, share()).unwrap_or(defaults.duplicate),
+        reorder: read_range(&table, "reorder", SHARE_SCALE, share()).unwrap_or(defaults.reorder),
+        reorder_by: time("reorder_by_us", defaults.reorder_by),
+        corrupt: read_range(&table, "corrupt", SHARE_SCALE, share()).unwrap_or(defaults.corrupt),
+        mtu: read_range(&table, "mtu", 1.0, 128.0..=65536.0).unwrap_or(defaults.mtu),
+        queue: read_range(&table, "queue", 1.0, 0.0..=1e12).unwrap_or(defaults.queue),
         ecn: table.get("ecn", "{ min = 5000, max = 200000, share = 0.01 }").and_then(|value| ecn(&value)),
-        ..plain
+        ..defaults
     };
     table.finish();
     Some(LinkSpec { ends: ends?, ..spec })
@@ -226,14 +231,15 @@ fn link(table: Table<'_>, network: &mut Network<'_>) -> Option<LinkSpec> {
 
 fn ecn(value: &Value<'_>) -> Option<EcnSpec> {
     let table = value.table("`ecn`")?;
-    let bytes = |key| table.require(key, "5000").and_then(|value| scaled(&value, 1.0, 0.0..=1e12));
+    let bytes = |key| table.require(key, "5000").and_then(|value| read_scaled(&value, 1.0, 0.0..=1e12));
     let (min, max) = (bytes("min"), bytes("max"));
-    let share = table.require("share", "0.01").and_then(|value| scaled(&value, SHARE, 0.0..=1.0));
+    let share = table.require("share", "0.01").and_then(|value| read_scaled(&value, SHARE_SCALE, 0.0..=1.0));
     table.finish();
     let (min, max) = (min?, max?);
     if min.high >= max.low {
         value.add(value.problem("`max` has to be greater than `min`").label("not greater").help(
-            "nothing is marked below `min`, everything from `max` on, and in between a share that grows up to `share`",
+            "raise `max`: nothing is marked below `min`, everything from `max` on, and in between a share \
+             that grows up to `share`",
         ));
         return None;
     }

@@ -1,4 +1,4 @@
-//! The nodes of a scenario by their names, and whether they can reach one another.
+//! Nodes of a scenario by name, and whether they can reach one another.
 
 use crate::config::report::Problem;
 use crate::config::tree::{Problems, Table, Value};
@@ -7,18 +7,18 @@ use core::ops::Range;
 use sim::scenario::HostSpec;
 use std::collections::BTreeMap;
 
-/// Names of hosts and switches, and where they stand
+/// Names of hosts and switches, with their spans in the file
 #[derive(Default)]
 pub(in crate::config) struct Names {
     pub(in crate::config) all: BTreeMap<String, Range<usize>>,
 }
 
 impl Names {
-    pub(in crate::config) fn take(&mut self, table: &Table<'_>) -> Option<String> {
+    pub(in crate::config) fn read_name(&mut self, table: &Table<'_>) -> Option<String> {
         let value = table.require("name", "\"a\"")?;
         let name = value.text()?.to_owned();
         if let Some(first) = self.all.get(&name) {
-            let problem = value.problem(format!("there are two nodes named `{name}`")).label("again");
+            let problem = value.problem(format!("two nodes have the name `{name}`")).label("again");
             value.add(
                 problem.also(first.clone(), "first here").help("give each host and switch its own name"),
             );
@@ -28,7 +28,7 @@ impl Names {
         Some(name)
     }
 
-    pub(super) fn known(&self, value: &Value<'_>) -> Option<String> {
+    pub(super) fn resolve(&self, value: &Value<'_>) -> Option<String> {
         let name = value.text()?;
         if self.all.contains_key(name) {
             return Some(name.to_owned());
@@ -43,23 +43,23 @@ impl Names {
     }
 }
 
-/// What is joined so far.
+/// Nodes that are joined so far.
 pub(super) struct Network<'a> {
     pub(super) names: &'a Names,
-    /// The part of the network that a node belongs to, by a node of it
+    /// Connected part of the network to which each node belongs, named after one node of the part
     part: BTreeMap<String, String>,
     links: BTreeMap<String, usize>,
-    /// The ends of a link were not understood: what has no link may have that one
-    pub(super) unclear: bool,
+    /// The ends of some link could not be read: a node without a link may have that one
+    pub(super) incomplete: bool,
 }
 
 impl<'a> Network<'a> {
     pub(super) fn new(names: &'a Names) -> Self {
         let part = names.all.keys().map(|name| (name.clone(), name.clone())).collect();
-        Self { names, part, links: BTreeMap::new(), unclear: false }
+        Self { names, part, links: BTreeMap::new(), incomplete: false }
     }
 
-    /// False if both were joined already.
+    /// Joins two nodes. Returns false if they were already connected.
     pub(super) fn join(&mut self, a: &str, b: &str) -> bool {
         for end in [a, b] {
             *self.links.entry(end.to_owned()).or_default() += 1;
@@ -76,27 +76,30 @@ impl<'a> Network<'a> {
     pub(super) fn check(&self, hosts: &[HostSpec], problems: &Problems) {
         for host in hosts {
             let links = self.links.get(&host.name).copied().unwrap_or(0);
-            if links > 1 || links == 0 && !self.unclear {
+            if links > 1 || links == 0 && !self.incomplete {
                 let span = self.names.all[&host.name].clone();
                 problems.add(
-                    Problem::at(span, format!("host `{}` has {links} links, and needs one", host.name))
-                        .label("one port, one link")
-                        .help("join hosts to a `[[switch]]`, or two hosts to each other"),
+                    Problem::at(
+                        span,
+                        format!("host `{}` has {links} links, but needs exactly one", host.name),
+                    )
+                    .label("a host has one port")
+                    .help("join hosts to a `[[switch]]`, or two hosts to each other"),
                 );
             }
         }
         let Some((first, rest)) = hosts.split_first() else { return };
         for host in rest {
-            let apart = self.part.get(&host.name) != self.part.get(&first.name);
-            if apart
-                && !self.unclear
+            let separate = self.part.get(&host.name) != self.part.get(&first.name);
+            if separate
+                && !self.incomplete
                 && self.links.contains_key(&host.name)
                 && self.links.contains_key(&first.name)
             {
                 let span = self.names.all[&host.name].clone();
                 problems.add(
-                    Problem::at(span, format!("nothing joins `{}` and `{}`", first.name, host.name))
-                        .label("in a part of the network of its own")
+                    Problem::at(span, format!("no path joins `{}` and `{}`", first.name, host.name))
+                        .label("in a separate part of the network")
                         .help("add a `[[link]]` between the parts"),
                 );
             }
@@ -105,9 +108,12 @@ impl<'a> Network<'a> {
                 problems.add(
                     Problem::at(
                         span,
-                        format!("`{}` and `{}` cannot speak to each other", first.name, host.name),
+                        format!(
+                            "`{}` and `{}` have addresses of different IP versions",
+                            first.name, host.name
+                        ),
                     )
-                    .label("an address of another family")
+                    .label("another IP version")
                     .help("give all hosts IPv4 addresses, or all IPv6 addresses"),
                 );
             }
@@ -118,7 +124,7 @@ impl<'a> Network<'a> {
                 let span = self.names.all[&host.name].clone();
                 problems.add(
                     Problem::at(span, format!("`{}` and `{}` have the same address", other.name, host.name))
-                        .label("the same again")
+                        .label("the same address")
                         .help("give each host its own `address`"),
                 );
             }

@@ -1,6 +1,6 @@
-//! What the hosts of a scenario do: `[verbs]` or `[groups]`.
+//! Reads the workload of the hosts of a scenario: `[verbs]` or `[groups]`.
 
-use super::{between, flag, scaled};
+use super::{flag, read_range, read_scaled};
 use crate::config::tree::{Table, Value};
 use crate::config::words;
 use core::ops::RangeInclusive;
@@ -8,21 +8,21 @@ use sim::scenario::{Between, GroupsSpec, HostSpec, LinkSpec, SwitchKind, SwitchS
 use sim::verbs::Verb;
 use std::collections::BTreeSet;
 
-/// What the headers of a packet take beside its payload: IPv6 40, UDP 8, BTH 12, RETH 16, immediate 4, ICRC 4
+/// Bytes of a packet beside its payload: IPv6 40, UDP 8, BTH 12, RETH 16, immediate 4, ICRC 4
 const HEADERS: i64 = 84;
 
-/// A whole number, or a range of them
-fn whole(table: &Table<'_>, key: &'static str, range: RangeInclusive<u32>) -> Option<Between> {
+/// Reads a whole number, or a range of them.
+fn read_integers(table: &Table<'_>, key: &'static str, range: RangeInclusive<u32>) -> Option<Between> {
     let (first, last) = range.into_inner();
-    between(table, key, 1.0, first.into()..=last.into())
+    read_range(table, key, 1.0, first.into()..=last.into())
 }
 
-/// `retry_count` of a workload, or that of one that does not say.
-fn retry_count(table: &Table<'_>, plain: Between) -> Option<Between> {
+/// Reads `retry_count` of a workload. Returns `defaults` if the key is absent or `"unlimited"`.
+fn retry_count(table: &Table<'_>, defaults: Between) -> Option<Between> {
     match table.get("retry_count", "7") {
-        Some(value) if value.text_if_any() == Some("unlimited") => Some(plain),
-        Some(value) => scaled(&value, 1.0, 0.0..=7.0),
-        None => Some(plain),
+        Some(value) if value.text_if_any() == Some("unlimited") => Some(defaults),
+        Some(value) => read_scaled(&value, 1.0, 0.0..=7.0),
+        None => Some(defaults),
     }
 }
 
@@ -32,13 +32,13 @@ pub(super) fn groups(
     switches: &[SwitchSpec],
     links: &[LinkSpec],
 ) -> Option<GroupsSpec> {
-    let plain = GroupsSpec::new(Vec::new());
+    let defaults = GroupsSpec::new(Vec::new());
     let replicating = |switch: &&SwitchSpec| matches!(switch.kind, SwitchKind::P4ce { .. });
     if switches.iter().filter(replicating).count() != 1 {
         table.problems().add(
             table
-                .problem("one switch has to replicate what leaders write")
-                .label("none does, or several")
+                .problem("[groups] needs exactly one switch that replicates")
+                .label("none, or several")
                 .help("add a `[[switch]]` with `function = \"p4ce\"` and an `address`"),
         );
     }
@@ -58,69 +58,69 @@ pub(super) fn groups(
         if leaders.is_empty() || distinct.len() < leaders.len() || leaders.len() >= hosts.len() {
             value.add(
                 value
-                    .problem("some hosts have to lead, and the others are their replicas")
-                    .label("not some of the hosts, each once")
-                    .help("name one host at least, and leave one out at least"),
+                    .problem("`leaders` has to name some of the hosts, each once")
+                    .label("empty, repeated, or all hosts")
+                    .help("name at least one host, and leave out at least one, which is a replica"),
             );
             return None;
         }
         Some(leaders)
     });
     let replicas = hosts.len().saturating_sub(leaders.as_ref().map_or(1, Vec::len)).max(1) as u32;
-    let number = |key, range, default| whole(&table, key, range).unwrap_or(default);
-    let retry_count = retry_count(&table, plain.retry_count);
+    let number = |key, range, default| read_integers(&table, key, range).unwrap_or(default);
+    let retry_count = retry_count(&table, defaults.retry_count);
     let spec = GroupsSpec {
-        groups: number("groups", 1..=1000, plain.groups),
-        operations: number("operations", 0..=1_000_000, plain.operations),
-        depth: number("depth", 1..=4096, plain.depth),
-        max_size: number("max_size", 0..=1 << 27, plain.max_size),
-        mtu_log2: table.get("mtu", "1024").and_then(|value| mtu(&value, links)).unwrap_or(plain.mtu_log2),
-        timeout: number("timeout", 1..=31, plain.timeout),
-        quorum: number("quorum", 0..=replicas.min(255), plain.quorum),
+        groups: number("groups", 1..=1000, defaults.groups),
+        operations: number("operations", 0..=1_000_000, defaults.operations),
+        depth: number("depth", 1..=4096, defaults.depth),
+        max_size: number("max_size", 0..=1 << 27, defaults.max_size),
+        mtu_log2: table.get("mtu", "1024").and_then(|value| mtu(&value, links)).unwrap_or(defaults.mtu_log2),
+        timeout: number("timeout", 1..=31, defaults.timeout),
+        quorum: number("quorum", 0..=replicas.min(255), defaults.quorum),
         outvote: flag(&table, "outvote"),
-        receives: number("receives", 1..=4096, plain.receives),
-        messages: number("messages", 0..=1_000_000, plain.messages),
-        retry_count: retry_count.unwrap_or(plain.retry_count),
-        ..plain
+        receives: number("receives", 1..=4096, defaults.receives),
+        messages: number("messages", 0..=1_000_000, defaults.messages),
+        retry_count: retry_count.unwrap_or(defaults.retry_count),
+        ..defaults
     };
     table.finish();
     Some(GroupsSpec { leaders: leaders?, ..spec })
 }
 
 pub(super) fn verbs(table: Table<'_>, links: &[LinkSpec]) -> Option<VerbsSpec> {
-    let plain = VerbsSpec::default();
-    let number = |key, range, default| whole(&table, key, range).unwrap_or(default);
+    let defaults = VerbsSpec::default();
+    let number = |key, range, default| read_integers(&table, key, range).unwrap_or(default);
     let names: Vec<_> = Verb::ALL.iter().map(|verb| verb.name()).collect();
     let verb = |value: &Value<'_>| {
         let name = value.word(&names)?;
         Verb::ALL.into_iter().find(|verb| verb.name() == name)
     };
-    let verbs = table.get("verbs", "[\"write\", \"read\"]").map_or(Some(plain.verbs), |value| {
+    let verbs = table.get("verbs", "[\"write\", \"read\"]").map_or(Some(defaults.verbs), |value| {
         let list: Option<Vec<_>> = value.list()?.iter().map(verb).collect();
         let list = list?;
         if list.is_empty() {
-            value.add(value.problem("`verbs` is empty").label("none").help("name one at least"));
+            value.add(value.problem("`verbs` is empty").label("no verb").help("name at least one verb"));
         }
         Some(list)
     });
-    let retry_count = retry_count(&table, plain.retry_count);
+    let retry_count = retry_count(&table, defaults.retry_count);
     let spec = VerbsSpec {
-        connections: number("connections", 1..=100_000, plain.connections),
-        unreliable: number("unreliable", 0..=100_000, plain.unreliable),
-        operations: number("operations", 0..=100_000_000, plain.operations),
-        depth: number("depth", 1..=4096, plain.depth),
-        max_size: number("max_size", 0..=1 << 27, plain.max_size),
-        mtu_log2: table.get("mtu", "1024").and_then(|value| mtu(&value, links)).unwrap_or(plain.mtu_log2),
-        timeout: number("timeout", 1..=31, plain.timeout),
-        receives: number("receives", 1..=4096, plain.receives),
-        repost_us: number("repost_us", 0..=1_000_000, plain.repost_us),
-        rnr_timer: number("rnr_timer", 0..=31, plain.rnr_timer),
-        max_rd_atomic: number("max_rd_atomic", 1..=128, plain.max_rd_atomic),
-        words: number("words", 1..=4096, plain.words),
+        connections: number("connections", 1..=100_000, defaults.connections),
+        unreliable: number("unreliable", 0..=100_000, defaults.unreliable),
+        operations: number("operations", 0..=100_000_000, defaults.operations),
+        depth: number("depth", 1..=4096, defaults.depth),
+        max_size: number("max_size", 0..=1 << 27, defaults.max_size),
+        mtu_log2: table.get("mtu", "1024").and_then(|value| mtu(&value, links)).unwrap_or(defaults.mtu_log2),
+        timeout: number("timeout", 1..=31, defaults.timeout),
+        receives: number("receives", 1..=4096, defaults.receives),
+        repost_us: number("repost_us", 0..=1_000_000, defaults.repost_us),
+        rnr_timer: number("rnr_timer", 0..=31, defaults.rnr_timer),
+        max_rd_atomic: number("max_rd_atomic", 1..=128, defaults.max_rd_atomic),
+        words: number("words", 1..=4096, defaults.words),
         srq: flag(&table, "srq"),
         flow_control: flag(&table, "flow_control"),
         background_reads: flag(&table, "background_reads"),
-        revoke_us: number("revoke_us", 0..=1_000_000_000, plain.revoke_us),
+        revoke_us: number("revoke_us", 0..=1_000_000_000, defaults.revoke_us),
         verbs: verbs?,
         retry_count: retry_count?,
     };
@@ -128,23 +128,27 @@ pub(super) fn verbs(table: Table<'_>, links: &[LinkSpec]) -> Option<VerbsSpec> {
     Some(spec)
 }
 
-/// A path MTU, or the range of those from one to another
+/// Reads a path MTU, or a range, from which the seed draws one.
 fn mtu(value: &Value<'_>, links: &[LinkSpec]) -> Option<Between> {
-    let Between { low, high } = scaled(value, 1.0, 256.0..=4096.0)?;
+    let Between { low, high } = read_scaled(value, 1.0, 256.0..=4096.0)?;
     if [low, high].iter().any(|mtu| mtu.count_ones() != 1) {
         value.add(
-            value.problem(format!("{} is no path MTU", value.name())).label("not one of InfiniBand's").help(
-                "it can be 256, 512, 1024, 2048 or 4096; `[256, 4096]` is one of them as the seed has it",
-            ),
+            value
+                .problem(format!("{} is not a path MTU", value.name()))
+                .label("not defined by InfiniBand")
+                .help("write 256, 512, 1024, 2048 or 4096; of `[256, 4096]` the seed draws one"),
         );
         return None;
     }
     if let Some(link) = links.iter().find(|link| link.mtu.low < high + HEADERS) {
         let least = high + HEADERS;
-        value.add(value.problem("packets of this size do not pass all links").label("too large").help(format!(
-            "with headers they have {least} bytes: give the link between `{}` and `{}` an `mtu` of {least} at least",
-            link.ends[0], link.ends[1]
-        )));
+        value.add(value.problem("packets of this size exceed the MTU of a link").label("too large").help(
+            format!(
+                "with headers they have {least} bytes: give the link between `{}` and `{}` an `mtu` of at \
+             least {least}",
+                link.ends[0], link.ends[1]
+            ),
+        ));
         return None;
     }
     let log2 = |mtu: i64| i64::from(mtu.trailing_zeros());

@@ -1,5 +1,5 @@
-//! The table `[swordbox]`: the memory servers, what is done for their clients, how much room there is for it, and the bridge
-//! that it is otherwise.
+//! Reads the table `[swordbox]`: the memory servers, what the switch does for their clients, the sizes of its
+//! tables, and the bridge that it otherwise is.
 
 mod structures;
 
@@ -18,55 +18,59 @@ use switch::Nanos;
 use switch::forward::config::Topology;
 use swordbox::{Config, Connect, FailedCas, Layers, Server};
 
-const SERVER: &str = "[[swordbox.server]]";
-const TABLE: &str = "[[swordbox.server.table]]";
-/// One less than there are numbers of a byte, of which one stands for none
+const SERVER_HEADER: &str = "[[swordbox.server]]";
+const TABLE_HEADER: &str = "[[swordbox.server.table]]";
+/// Largest number of servers. They are numbered by a byte, of which one value means no server, and one number
+/// is spare
 const MAX_SERVERS: usize = 254;
-/// What may stand in `layers`
+/// Values of `layers`
 const LAYERS: [&str; 4] = ["remap", "cas_to_write", "steer_writes", "steer_reads"];
-/// A queue pair takes no more READs and atomics at once: their number is a byte
+/// Largest number of outstanding READs and atomics of a queue pair, which is a byte
 const MAX_RD_ATOMIC: u64 = 255;
-/// A minute: longer waits are a slip
-const MAX_US: u64 = 60_000_000;
-/// Lanes of the switch's own at a server, if not said
-const LANES: u64 = 4;
-/// A word, in bytes
-const WORD: u64 = 8;
+/// Longest wait, in microseconds: one minute. Longer ones are taken for mistakes
+const MAX_WAIT_US: u64 = 60_000_000;
+/// Default number of the switch's own queue pairs to a server
+const DEFAULT_OWN_QPS: u64 = 4;
+/// Length of a word, in bytes
+const WORD_LEN: u64 = 8;
 
-/// What `[swordbox]` asks for.
+/// Contents of `[swordbox]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SwordboxConfig {
-    /// Without what the journal knows
+    /// Function of the switch, without the contents of the journal
     pub(crate) switch: Config,
-    /// Where connections are written down
+    /// File that records connections
     pub(crate) journal: Option<PathBuf>,
-    /// The switch's MAC address is the first port's own, and not yet in `switch`
+    /// The switch uses the first port's MAC address, which is not yet in `switch`
     pub(crate) mac_of_port: bool,
 }
 
-/// What is sent from here has the headers with which packets came, MAC addresses as well.
-fn can_send_as_it_came(table: &Table<'_>, forward: &switch::forward::Config) -> bool {
+/// Reports next hops with a MAC address: packets that the switch sends itself keep the headers with which
+/// they arrived, including the MAC addresses.
+fn keeps_mac_addresses(table: &Table<'_>, forward: &switch::forward::Config) -> bool {
     let Topology::Routes(routes) = &forward.topology else { return true };
-    let can = routes.routes.iter().flat_map(|route| &route.via).all(|hop| hop.mac.is_none());
-    if !can {
+    let keeps = routes.routes.iter().flat_map(|route| &route.via).all(|hop| hop.mac.is_none());
+    if !keeps {
         let problem = table.problem("[swordbox] cannot write the MAC addresses of next hops");
-        let help = "leave `mac` out of the next hops of its `routes`, so that packets keep theirs, or bridge with `mac_table`";
-        table.problems().add(problem.label("its routes have some").help(help));
+        let help = "remove `mac` from the next hops of its `routes`, so that packets keep theirs, or bridge \
+         with `mac_table`";
+        table.problems().add(problem.label("its routes have `mac`").help(help));
     }
-    can
+    keeps
 }
 
 pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
-    let forward = super::forward::bridge(table, ports).filter(|forward| can_send_as_it_came(table, forward));
+    let forward =
+        super::forward::forwarding(table, ports).filter(|forward| keeps_mac_addresses(table, forward));
     let layers = table.get("layers", "[\"remap\", \"cas_to_write\"]");
     let journal = table.get("journal", "\"swordbox.journal\"");
     if let (Some(value), None) = (&layers, &journal) {
         check_journal(value);
     }
-    let layers = layers.map_or(Layers::PASS, |value| layers_of(&value));
+    let layers = layers.map_or(Layers::PASS, |value| read_layers(&value));
     let journal = journal.and_then(|value| value.text().map(PathBuf::from));
-    let count = |key, most, default: usize| table.number(key, 1..=most, default as u64) as usize;
-    // The defaults are the function's own; what it forwards is not among them.
+    let count = |key, max, default: usize| table.number(key, 1..=max, default as u64) as usize;
+    // The defaults are the function's own, except for the forwarding, which is not used.
     let default = Config::new(switch::forward::Config {
         ports: 0,
         topology: Topology::Pairs(Vec::new()),
@@ -77,7 +81,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     });
     let in_flight = table.power_of_two("in_flight", 2..=1 << 16, default.in_flight as u64) as usize;
     let failed_cas = table.get("failed_cas", "\"answer\"").and_then(|value| value.word(&["write", "answer"]));
-    let us = |key, default: Nanos| Nanos::from_micros(table.number(key, 1..=MAX_US, default.0 / 1000));
+    let us = |key, default: Nanos| Nanos::from_micros(table.number(key, 1..=MAX_WAIT_US, default.0 / 1000));
     let config = Config {
         connections: count("connections", 1 << 20, default.connections),
         per_host: count("connections_per_host", 1 << 20, default.per_host),
@@ -93,7 +97,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
         replay_after: us("replay_after_us", default.replay_after),
         dead_after: Nanos::from_millis(table.number(
             "dead_after_ms",
-            1..=MAX_US / 1000,
+            1..=MAX_WAIT_US / 1000,
             default.dead_after.0 / 1_000_000,
         )),
         layers,
@@ -108,7 +112,7 @@ pub(super) fn read(table: &Table<'_>, ports: &Ports) -> Option<FunctionConfig> {
     Some(FunctionConfig::Swordbox(SwordboxConfig { switch, journal, mac_of_port }))
 }
 
-/// The switch's own addresses, for lanes of its own
+/// Reads the switch's own addresses, which its own queue pairs need.
 fn interface(table: &Table<'_>, mac: Option<MacAddr>) -> Option<Interface> {
     let addresses = table.get("addresses", "[\"10.0.0.254/24\"]");
     let gateways = table.get("gateways", "[\"10.0.0.1\"]");
@@ -125,23 +129,27 @@ fn interface(table: &Table<'_>, mac: Option<MacAddr>) -> Option<Interface> {
     })
 }
 
-/// The service at which the switch connects lanes of its own
-fn connect_of(value: Value<'_>, has_address: bool) -> Option<Connect> {
+/// Reads `connect`, the service to which the switch connects queue pairs of its own.
+fn read_connect(value: Value<'_>, has_address: bool) -> Option<Connect> {
     if !has_address {
-        let problem = value.problem("lanes of the switch's own need an address");
-        value.add(problem.label("from where?").help(
-            "add `addresses = [\"10.0.0.254/24\"]` to [swordbox], an address of the server's network that no host has",
+        let problem = value.problem("`connect` needs an address of the switch");
+        value.add(problem.label("no source address").help(
+            "add `addresses = [\"10.0.0.254/24\"]` to [swordbox], an unused address of the server's network",
         ));
     }
     let table = value.like("{ port = 7471 }").table("`connect`")?;
     let port = table.require("port", "7471").and_then(|port| port.number(1..=65_535, 7471));
-    let lanes = table.number("lanes", 1..=64, LANES) as usize;
+    let lanes = table.number("lanes", 1..=64, DEFAULT_OWN_QPS) as usize;
     let private_data = table.get("private_data", "\"a word\"").map_or(Some(Vec::new()), |value| {
         let bytes = value.text()?.as_bytes().to_vec();
         if bytes.len() > rnic::cm::private_data::REQ_CMA {
-            let most = rnic::cm::private_data::REQ_CMA;
+            let max = rnic::cm::private_data::REQ_CMA;
             let problem = value.problem(format!("`private_data` has {} bytes", bytes.len()));
-            value.add(problem.label("too long").help(format!("a REQ has room for {most}")));
+            value.add(
+                problem
+                    .label("too long")
+                    .help(format!("write at most {max} bytes, for which a REQ of rdma_cm has room")),
+            );
         }
         Some(bytes)
     });
@@ -150,70 +158,72 @@ fn connect_of(value: Value<'_>, has_address: bool) -> Option<Connect> {
     Some(Connect { service, private_data: private_data?, lanes })
 }
 
-/// Two sides of a connection may only differ if that outlives this program.
+/// Reports a layer without a journal: the two sides of a connection may differ only if the difference
+/// survives a restart.
 fn check_journal(layers: &Value<'_>) {
-    let wants = |layer: &Value<'_>| layer.text_if_any().is_some_and(|layer| LAYERS.contains(&layer));
+    let needs_journal = |layer: &Value<'_>| layer.text_if_any().is_some_and(|layer| LAYERS.contains(&layer));
     let elements = layers.list_if_any().unwrap_or_default();
-    let Some(first) = elements.iter().find(|layer| wants(layer)) else { return };
+    let Some(first) = elements.iter().find(|layer| needs_journal(layer)) else { return };
     let name = first.text_if_any().unwrap_or_default();
-    let problem = first.problem(format!("the layer `{name}` needs a `journal`")).label("kept by nobody");
+    let problem = first.problem(format!("the layer `{name}` needs a `journal`")).label("no `journal`");
     first.add(problem.help(
-        "add `journal = \"swordbox.journal\"`, a file in which connections are noted before their two sides differ: \
-         after a restart without it, a server could take a packet of theirs for another",
+        "add `journal = \"swordbox.journal\"`, a file that records connections before their two sides \
+         differ: after a restart without it, a server could take one of their packets for another",
     ));
 }
 
-fn layers_of(value: &Value<'_>) -> Layers {
+fn read_layers(value: &Value<'_>) -> Layers {
     let mut layers = Layers::PASS;
-    let mut decides: Option<Value<'_>> = None;
+    let mut cas_layer: Option<Value<'_>> = None;
     for element in value.list().unwrap_or_default() {
         match element.word(&LAYERS) {
             Some("remap") => layers.remap = true,
             Some("cas_to_write") => {
                 layers.cas_to_write = true;
-                decides = Some(element);
+                cas_layer = Some(element);
             }
             Some("steer_writes") => layers.steer_writes = true,
             Some("steer_reads") => layers.steer_reads = true,
             _ => {}
         }
     }
-    if let Some(decides) = decides.filter(|_| !layers.remap) {
-        let problem = decides.problem("the layer `cas_to_write` needs the layer `remap`").label("alone");
-        decides.add(problem.help(
-            "write `layers = [\"remap\", \"cas_to_write\"]`: what a word holds is known only if everything goes to it on one \
-             connection",
+    if let Some(cas_layer) = cas_layer.filter(|_| !layers.remap) {
+        let problem =
+            cas_layer.problem("the layer `cas_to_write` needs the layer `remap`").label("no `remap`");
+        cas_layer.add(problem.help(
+            "write `layers = [\"remap\", \"cas_to_write\"]`: the value of a word is known only if all \
+             operations on it use one connection",
         ));
     }
     layers
 }
 
 fn servers(table: &Table<'_>, has_address: bool) -> Option<Vec<Server>> {
-    let tables = subsections(table, "server", SERVER)?;
+    let tables = subsections(table, "server", SERVER_HEADER)?;
     if tables.is_empty() {
-        let problem = table.problem("[swordbox] has no server").label("for whose clients?");
-        table.problems().add(
-            problem.help(format!("add one for each memory server, such as\n\n{SERVER}\nhost = \"10.0.0.9\"")),
-        );
+        let problem = table.problem("[swordbox] has no server").label("no [[swordbox.server]]");
+        table.problems().add(problem.help(format!(
+            "add one for each memory server, such as\n\n{SERVER_HEADER}\nhost = \"10.0.0.9\""
+        )));
     }
-    if let Some(first_too_many) = tables.get(MAX_SERVERS) {
-        let problem = first_too_many.problem(format!("there are {} servers", tables.len()));
-        let problem = problem.label("the first too many");
-        table.problems().add(problem.help(format!("remove some: {MAX_SERVERS} is the most")));
+    if let Some(excess) = tables.get(MAX_SERVERS) {
+        let problem = excess.problem(format!("[swordbox] has {} servers", tables.len()));
+        let problem = problem.label("the first one too many");
+        table.problems().add(problem.help(format!("keep at most {MAX_SERVERS}")));
     }
-    let mut places: Vec<(core::net::IpAddr, Range<usize>)> = Vec::new();
+    let mut spans: Vec<(core::net::IpAddr, Range<usize>)> = Vec::new();
     let mut servers = Vec::new();
     for table in tables {
         let host = table.require("host", "\"10.0.0.9\"");
-        let place = host.as_ref().map(Value::span);
+        let span = host.as_ref().map(Value::span);
         let ip = host.as_ref().and_then(super::nic::ip);
-        if let (Some(ip), Some(place)) = (ip, place) {
-            if let Some((_, first)) = places.iter().find(|(other, _)| *other == ip) {
-                let problem = Problem::at(place.clone(), format!("two servers have the address {ip}"));
+        if let (Some(ip), Some(span)) = (ip, span) {
+            if let Some((_, first)) = spans.iter().find(|(other, _)| *other == ip) {
+                let problem = Problem::at(span.clone(), format!("two servers have the address {ip}"));
                 let problem = problem.label("again").also(first.clone(), "first here");
-                table.problems().add(problem.help("write what is said of it into one table"));
+                table.problems().add(problem.help("join the two tables into one"));
             }
-            places.push((ip, place));
+            spans.push((ip, span));
         }
         let server = server(&table, ip, has_address);
         table.finish();
@@ -230,7 +240,7 @@ fn server(table: &Table<'_>, host: Option<core::net::IpAddr>, has_address: bool)
     let share = table.boolean("share", true);
     let path_mtu = table.number("path_mtu", 0..=4096, default.path_mtu.into()) as u16;
     let connect = table.get("connect", "{ port = 7471 }");
-    let connect = connect.map_or(Some(None), |value| connect_of(value, has_address).map(Some));
+    let connect = connect.map_or(Some(None), |value| read_connect(value, has_address).map(Some));
     let never = table.get("never", "[{ va = 0x10000, bytes = 4096 }]").map_or(Some(Vec::new()), |value| {
         let never = |element: Value<'_>| {
             let table = element.like("{ va = 0x10000, bytes = 4096 }").table("`never`")?;
@@ -241,7 +251,7 @@ fn server(table: &Table<'_>, host: Option<core::net::IpAddr>, has_address: bool)
         };
         value.list()?.into_iter().map(never).collect::<Option<Vec<_>>>()
     });
-    let tables = subsections(table, "table", TABLE)?;
+    let tables = subsections(table, "table", TABLE_HEADER)?;
     let tables: Option<Vec<_>> = tables.into_iter().map(lock_table).collect();
     let structures = structures::read(table);
     let (host, tables, structures, never) = (host?, tables?, structures?, never?);
@@ -259,68 +269,71 @@ fn server(table: &Table<'_>, host: Option<core::net::IpAddr>, has_address: bool)
     })
 }
 
-/// Words of a server's memory
+/// Reads a range of words in a server's memory.
 fn lock_table(table: Table<'_>) -> Option<swordbox::Table> {
     let rkey = table.spanned_number("rkey", 0..=u32::MAX.into(), 0x1234).map(|rkey| rkey.into_inner() as u32);
     let va = table.get("va", "0x10000");
-    let whole = va.is_none();
-    if whole && rkey.is_none() {
-        let problem = table.problem(format!("{TABLE} does not say where the words lie")).label("where?");
-        table.problems().add(
-            problem.help(
-                "add `va = 0x10000` and `bytes = 4096`, or `rkey = 0x1234` for all that a key leads to",
-            ),
-        );
+    let no_va = va.is_none();
+    if no_va && rkey.is_none() {
+        let problem = table
+            .problem(format!("{TABLE_HEADER} does not define where the words are"))
+            .label("no `va` and no `rkey`");
+        table
+            .problems()
+            .add(problem.help(
+                "add `va = 0x10000` and `bytes = 4096`, or `rkey = 0x1234` for all memory of that key",
+            ));
     }
     let range = match va {
-        Some(va) => range(&table, &va, WORD),
+        Some(va) => range(&table, &va, WORD_LEN),
         None => Some(0..u64::MAX),
     };
     let stride = stride(&table);
     let writable = table.boolean("writable", false);
-    if whole && let Some(bytes) = table.get("bytes", "4096") {
-        let problem = Problem::at(bytes.key_span(), "`bytes` needs a `va` to count from");
-        table.problems().add(problem.label("from where?").help("add `va = 0x10000`"));
+    if no_va && let Some(bytes) = table.get("bytes", "4096") {
+        let problem = Problem::at(bytes.key_span(), "`bytes` needs `va`");
+        table.problems().add(problem.label("no first address").help("add `va = 0x10000`"));
     }
     table.finish();
     Some(swordbox::Table { rkey, range: range?, stride: stride?, writable })
 }
 
-/// Bytes from a word to the next
+/// Reads `stride`: the bytes from the start of one word to the start of the next.
 fn stride(table: &Table<'_>) -> Option<u64> {
-    table.get("stride", "8").map_or(Some(WORD), |value| {
-        let stride = value.number(WORD..=1 << 30, WORD)?;
+    table.get("stride", "8").map_or(Some(WORD_LEN), |value| {
+        let stride = value.number(WORD_LEN..=1 << 30, WORD_LEN)?;
         aligned(&value, stride)
     })
 }
 
-/// `bytes` from `va` on; a multiple of so many
+/// Reads the range of `bytes` bytes from `va` on, with at least `multiple` bytes. `va` has to be aligned if
+/// `multiple` is a word.
 fn range(table: &Table<'_>, va: &Value<'_>, multiple: u64) -> Option<Range<u64>> {
     let bytes = table.require("bytes", "4096")?;
     let first = va.number(0..=u64::MAX, 0x10000);
     let len = bytes.number(multiple..=u64::MAX, 4096);
     let (first, len) = (first?, len?);
-    if multiple == WORD {
+    if multiple == WORD_LEN {
         aligned(va, first)?;
     }
     let Some(end) = first.checked_add(len) else {
-        let problem = bytes.problem(format!("{len} bytes from {first:#x} on reach beyond all addresses"));
-        bytes.add(problem.label("too many").help("write the length of the region"));
+        let problem = bytes.problem(format!("{len} bytes from {first:#x} on exceed the address space"));
+        bytes.add(problem.label("too many").help("write the length of the region, in bytes"));
         return None;
     };
     Some(first..end)
 }
 
 fn aligned(value: &Value<'_>, number: u64) -> Option<u64> {
-    if number.is_multiple_of(WORD) {
+    if number.is_multiple_of(WORD_LEN) {
         return Some(number);
     }
-    let problem = value.problem(format!("{} has to be a multiple of {WORD}", value.name()));
-    let below = number - number % WORD;
+    let problem = value.problem(format!("{} has to be a multiple of {WORD_LEN}", value.name()));
+    let below = number - number % WORD_LEN;
     value.add(
         problem
             .label("not aligned")
-            .help(format!("atomics are done on aligned words of {WORD} bytes: write {below:#x}")),
+            .help(format!("write {below:#x}: atomics need words that are aligned to {WORD_LEN} bytes")),
     );
     None
 }

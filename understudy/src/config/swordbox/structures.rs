@@ -1,6 +1,6 @@
-//! Data structures in a server's memory of which a Swordbox knows something: stores of lists, and tables of locks.
+//! Reads the data structures in a server's memory that Swordbox knows: stores of lists, and tables of locks.
 
-use super::{WORD, aligned, range};
+use super::{WORD_LEN, aligned, range};
 use crate::config::tree::{Table, subsections};
 use core::ops::Range;
 use swordbox::clients::clover::{HEADER, Layout};
@@ -8,16 +8,16 @@ use swordbox::steering::{ListsConfig, LocksConfig, Structure};
 
 const LISTS: &str = "[[swordbox.server.lists]]";
 const LOCKS: &str = "[[swordbox.server.locks]]";
-/// Structures of a server have numbers of a byte
-const MAX: usize = 255;
+/// Largest number of structures of a server, which a byte numbers
+const MAX_STRUCTURES: usize = 255;
 
 pub(super) fn read(table: &Table<'_>) -> Option<Vec<Structure>> {
     let lists = subsections(table, "lists", LISTS);
     let locks = subsections(table, "locks", LOCKS);
     let (lists, locks) = (lists?, locks?);
-    let too_many = lists.iter().chain(&locks).nth(MAX).map(|first| {
-        let problem = first.problem(format!("a server has more than {MAX} structures"));
-        problem.label("the first too many").help("declare neighbours of one kind as one")
+    let too_many = lists.iter().chain(&locks).nth(MAX_STRUCTURES).map(|first| {
+        let problem = first.problem(format!("a server has more than {MAX_STRUCTURES} structures"));
+        problem.label("the first one too many").help("declare adjacent structures of one kind as one")
     });
     if let Some(problem) = too_many {
         table.problems().add(problem);
@@ -27,23 +27,23 @@ pub(super) fn read(table: &Table<'_>) -> Option<Vec<Structure>> {
     lists.into_iter().chain(locks).collect()
 }
 
-/// The range that a structure has to have
-fn place(table: &Table<'_>) -> Option<Range<u64>> {
+/// Reads the range of a structure, which is required.
+fn required_range(table: &Table<'_>) -> Option<Range<u64>> {
     let va = table.require("va", "0x10000")?;
-    range(table, &va, WORD)
+    range(table, &va, WORD_LEN)
 }
 
 fn lists(table: Table<'_>) -> Option<Structure> {
-    let nodes = place(&table);
+    let nodes = required_range(&table);
     let keys =
         table.require("keys", "1000").and_then(|value| value.number(1..=u64::from(u32::MAX) - 1, 1000));
     let node_len = table.require("node_bytes", "128").and_then(|value| {
-        let node_len = aligned(&value, value.number(HEADER as u64 + WORD..=1 << 20, 128)?)?;
+        let node_len = aligned(&value, value.number(HEADER as u64 + WORD_LEN..=1 << 20, 128)?)?;
         if let Some(nodes) = &nodes
             && (nodes.end - nodes.start) / node_len >= u64::from(u32::MAX)
         {
-            let problem = value.problem("there are more nodes than 32 bits can count").label("too small");
-            value.add(problem.help("declare parts of the region, each as a store of its own"));
+            let problem = value.problem("the store has more nodes than 32 bits can count").label("too small");
+            value.add(problem.help("declare parts of the region as separate stores"));
             return None;
         }
         Some(node_len as usize)
@@ -59,7 +59,7 @@ fn lists(table: Table<'_>) -> Option<Structure> {
 }
 
 fn locks(table: Table<'_>) -> Option<Structure> {
-    let range = place(&table);
+    let range = required_range(&table);
     let rkey = table.spanned_number("rkey", 0..=u32::MAX.into(), 0x1234).map(|rkey| rkey.into_inner() as u32);
     let stride = super::stride(&table);
     table.finish();

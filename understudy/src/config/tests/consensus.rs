@@ -1,6 +1,6 @@
-//! `[consensus]` beside `[nic]`.
+//! Tests of `[consensus]` beside `[nic]`.
 
-use super::{PORTS, read, wrong};
+use super::{PORTS, fails, read};
 use crate::config::FunctionConfig;
 use crate::consensus::{ConsensusConfig, Load};
 use core::net::IpAddr;
@@ -12,12 +12,12 @@ const PORT: &str = "[[port]]\nname = \"a\"\nring = {}\n";
 const NIC: &str = "[nic]\naddresses = [\"10.0.0.2/24\", \"fd00::2/64\"]\n";
 const SERVERS: &str = "servers = [\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]\n";
 
-/// A file with these lines in `[consensus]`
+/// Returns a file with these lines in `[consensus]`.
 fn consensus(lines: &str) -> String {
     [PORT, NIC, "[consensus]\n", lines, "\n"].concat()
 }
 
-/// A file with these lines in `[consensus]`, beside what has to be there
+/// Returns a file with these lines in `[consensus]`, beside the required keys.
 fn with(lines: &str) -> String {
     consensus(&["id = 1\n", SERVERS, lines].concat())
 }
@@ -30,7 +30,7 @@ fn server(text: &str) -> ConsensusConfig {
 }
 
 #[test]
-fn what_is_said_and_what_is_not() {
+fn keys_and_defaults_are_read() {
     let plain = server(&with(""));
     let addresses: Vec<IpAddr> = (1..=3).map(|n| [10, 0, 0, n].into()).collect();
     assert_eq!(plain.host.addresses[0], (addresses[1], 24));
@@ -65,130 +65,131 @@ fn what_is_said_and_what_is_not() {
     let unlimited = server(&with("switch = \"10.0.0.254\"\npropose = { size = 1 }"));
     assert_eq!(unlimited.load, Some(Load { size: 1, rate: None }));
     assert_eq!(unlimited.switch.map(|switch| switch.port), Some(18_515));
-    // What the NIC waits for an acknowledgement: 4.096 us times two to this, a heartbeat or a little more.
+    // The NIC's acknowledgement timeout is 4.096 us times two to this power: a heartbeat or a little more.
     assert_eq!((plain.server(1).ack_timeout, all.server(1).ack_timeout), (8, 10));
 }
 
 #[test]
-fn what_it_stands_beside() {
+fn consensus_needs_nic_alone() {
     let consensus = ["[consensus] #!\nid = 1\n", SERVERS].concat();
-    let beside = "add `[nic]` with this server's `addresses`, in place of any other function";
+    let beside = "add `[nic]` with this server's `addresses`, and remove any other function";
     let other = [PORTS, "[forward]\npairs = [[\"a\", \"b\"]]\n", &consensus].concat();
-    wrong(&other, "[consensus] has no [nic] beside it", beside);
+    fails(&other, "[consensus] needs [nic]", beside);
     let service = "[[nic.service]] #!\nkind = \"rping_server\"\n";
-    wrong(
+    fails(
         &[PORT, NIC, service, &consensus.replace("#!", "")].concat(),
-        "a host with [consensus] has no services",
-        "remove the [[nic.service]]; a host that serves is another program",
+        "[[nic.service]] is not valid beside [consensus]",
+        "remove [[nic.service]]; run another instance for services",
     );
-    wrong(
+    fails(
         &["[runtime]\nworkers = [0, 1] #!\n", &with("")].concat(),
-        "a host has one worker",
+        "a host supports one worker",
         "write `workers = [1]`, or leave the key out",
     );
 }
 
 #[test]
-fn servers_that_cannot_be() {
-    wrong(
+fn ids_and_servers_have_to_fit_the_host() {
+    fails(
         &consensus(SERVERS).replace("[consensus]", "[consensus] #!"),
         "[consensus] has no `id`",
         "add `id = 0`",
     );
-    wrong(
+    fails(
         &consensus("id = 1").replace("[consensus]", "[consensus] #!"),
         "[consensus] has no `servers`",
         "add `servers = [\"10.0.0.1\", \"10.0.0.2\", \"10.0.0.3\"]`",
     );
-    wrong(
+    fails(
         &consensus(&["id = 3 #!\n", SERVERS].concat()),
         "`id` cannot be 3",
         "write a number from 0 to 2, such as `id = 0`",
     );
-    wrong(
+    fails(
         &consensus(&["id = 0 #!\n", SERVERS].concat()),
-        "server 0 is 10.0.0.1, and this host is not",
+        "server 0 has the address 10.0.0.1, which this host does not have",
         "add 10.0.0.1 to `addresses` of [nic], or change `id` or `servers`",
     );
-    wrong(
+    fails(
         &consensus("id = 0\nservers = [] #!"),
         "`servers` lists 0 servers",
-        "list all servers in the order of their numbers, 1 to 17, this one among them",
+        "list 1 to 17 servers in the order of their numbers, including this one",
     );
-    wrong(
+    fails(
         &consensus("id = 0\nservers = [\"10.0.0.2\", \"10.0.0.2\"] #!"),
-        "10.0.0.2 is server 0 already",
-        "give each server an address of its own",
+        "10.0.0.2 is already server 0",
+        "give each server its own address",
     );
-    wrong(
+    fails(
         &consensus("id = 0\nservers = [\"here\"] #!"),
-        "`here` is no IP address",
+        "`here` is not an IP address",
         "write an address such as `\"10.0.0.1\"` or `\"fd00::1\"`",
     );
 }
 
 #[test]
-fn switches_that_cannot_be() {
-    wrong(
+fn switches_have_an_address_of_their_own_and_few_servers() {
+    fails(
         &with("switch_port = 5 #!"),
-        "a port of a switch that is not there",
+        "`switch_port` needs `switch`",
         "add `switch`, or remove `switch_port`",
     );
-    wrong(
+    fails(
         &with("switch = \"10.0.0.3\" #!"),
-        "the switch has the address of server 2",
-        "the switch has an address of its own: `addresses` of its [p4ce]",
+        "the switch and server 2 have the same address",
+        "write the switch's own address, one of `addresses` in its [p4ce]",
     );
     let many: Vec<_> = (1..=14).map(|n| format!("\"10.0.0.{n}\"")).collect();
-    wrong(
+    fails(
         &consensus(&format!("id = 1\nswitch = \"10.0.0.254\"\nservers = [{}] #!", many.join(", "))),
-        "14 servers, and a switch",
-        "a leader can name 12 others to the switch; leave `switch` out, or servers",
+        "14 servers are too many with a switch",
+        "a request to the switch has room for 12 other servers: remove servers, or remove `switch`",
     );
     let ten = many[..10].join(", ");
-    wrong(
+    fails(
         &consensus(&format!(
             "id = 1\nsecret = \"0123456789abcdef\"\nswitch = \"10.0.0.254\"\nservers = [{ten}] #!"
         )),
-        "10 servers, and a switch",
-        "a leader can name 8 others to the switch; leave `switch` out, or servers",
+        "10 servers are too many with a switch",
+        "a request to the switch has room for 8 other servers: remove servers, or remove `switch`",
     );
 }
 
 #[test]
 fn a_secret_that_can_be_guessed_is_refused() {
-    wrong(
+    fails(
         &with("secret = \"0123456789abcde\" #!"),
-        "a secret of 15 bytes",
-        "write 16 bytes or more that nobody can guess, such as what `openssl rand -hex 32` prints, at all servers and the \
-         switch",
+        "`secret` has only 15 bytes",
+        "write at least 16 random bytes, such as the output of `openssl rand -hex 32`, at \
+         all servers and the switch",
     );
 }
 
 #[test]
-fn logs_and_loads_that_cannot_be() {
-    wrong(
+fn logs_and_loads_have_to_fit() {
+    fails(
         &with("log_entries = 20\nwindow = 21 #!"),
-        "a window of 21 values, and a log of 20",
+        "`window` is 21 values, but the log has only 20 entries",
         "lower `window`, or raise `log_entries`",
     );
-    wrong(
+    fails(
         &with("log_entries = 1048576 #!\nmax_value = 1024"),
-        "a log of 1064 MB",
-        "it has `log_entries` of `max_value` bytes and 40 more; it can have 1024 MB",
+        "the log has 1064 MB",
+        "the log has `log_entries` of `max_value` + 40 bytes each: lower one of the two, so that it has at \
+         most 1024 MB",
     );
-    wrong(
+    fails(
         &with("max_value = 63\npropose = { size = 64 } #!"),
-        "values of 64 bytes, and `max_value` is 63",
+        "`size` is 64 bytes, but `max_value` is 63",
         "lower `size`, or raise `max_value` at all servers",
     );
-    wrong(&with("propose = { rate = 5 } #!"), "`propose` has no `size`", "add `size = 64`");
-    wrong(
+    fails(&with("propose = { rate = 5 } #!"), "`propose` has no `size`", "add `size = 64`");
+    fails(
         &with("propose = 64 #!"),
         "`propose` has to be a table, and is a whole number",
         "write a table in braces, such as `propose = { size = 64 }`",
     );
-    wrong(
+    fails(
         &with("heartbeat = 5 #!"),
         "there is no key `heartbeat` in [consensus]",
         "did you mean `heartbeat_us`? [consensus] takes `servers`, `id`, `port`, `switch`, `switch_port`, `secret`, `heartbeat_us`, `log_entries`, `max_value`, `max_snapshot`, `window` and `propose`",

@@ -1,6 +1,6 @@
-//! `[impair]`.
+//! Tests of `[impair]`.
 
-use super::{PORTS, problems_in, read, wrong};
+use super::{PORTS, fails, problems_in, read};
 use crate::config::FunctionConfig;
 use rocev2::{Opcode, Psn, Qpn};
 use switch::impair::{Action, Config, Field, Match, Network, Operations, PsnRange, Rule};
@@ -9,17 +9,17 @@ use switch::{Nanos, PortId, Share};
 const PAIRS: &str = "[impair]\npairs = [[\"a\", \"b\"]]\n";
 const RULE_KEYS: &str = "[[impair.rule]] takes `name`, `match`, `share`, `skip`, `times`, `action`, `delay_us`, `jitter_us`, `copies`, `behind`, `at_most_us`, `field` and `force`";
 
-/// A file with these lines in `[impair]`
+/// Returns a file with these lines in `[impair]`.
 fn impair(lines: &str) -> String {
     [PORTS, PAIRS, lines, "\n"].concat()
 }
 
-/// A file with a rule of these lines
+/// Returns a file with a rule of these lines.
 fn rule(lines: &str) -> String {
     impair(&["[[impair.rule]]\n", lines].concat())
 }
 
-/// A file with a rule for packets that match this
+/// Returns a file with a rule whose `match` has these keys.
 fn matching(content: &str) -> String {
     rule(&["action = \"drop\"\nmatch = { ", content, " } #!"].concat())
 }
@@ -42,7 +42,7 @@ fn action(lines: &str) -> Action {
 }
 
 #[test]
-fn defaults() {
+fn absent_keys_have_defaults() {
     let config = Config {
         ports: 2,
         pairs: vec![(PortId(0), PortId(1))],
@@ -66,7 +66,7 @@ fn defaults() {
 }
 
 #[test]
-fn every_key() {
+fn every_key_is_read() {
     let config = function(&impair(
         r#"seed = 7
            held = 16
@@ -121,7 +121,7 @@ fn every_key() {
 }
 
 #[test]
-fn actions() {
+fn every_action_is_read() {
     let us = Nanos::from_micros;
     for (lines, expected) in [
         ("action = \"delay\"\ndelay_us = 100", Action::Delay { by: us(100), jitter: us(0) }),
@@ -146,7 +146,7 @@ fn every_opcode_has_a_name() {
         let name = opcode.info().unwrap().constant.to_lowercase();
         let rule = only_rule(&matching(&format!("opcode = \"{name}\"")));
         assert_eq!(rule.matching.operations, Some(Operations::only(opcode)));
-        assert!(Operations::class(&name).is_none(), "a class and an opcode of one name: {name}");
+        assert!(Operations::class(&name).is_none(), "a class and an opcode share the name {name}");
     }
     for class in Operations::CLASSES {
         let rule = only_rule(&matching(&format!("opcode = \"{class}\"")));
@@ -155,42 +155,42 @@ fn every_opcode_has_a_name() {
 }
 
 #[test]
-fn wires() {
-    wrong(
+fn impair_needs_pairs_and_is_the_only_function() {
+    fails(
         &[PORTS, "[impair] #!\n"].concat(),
-        "[impair] does not say where frames go",
+        "[impair] does not define where frames go",
         r#"add `pairs = [["a", "b"]]` to join ports two by two"#,
     );
-    wrong(
+    fails(
         &[PORTS, "[impair]\npairs = [[\"a\", \"b\"], [\"b\", \"b\"]] #!\n"].concat(),
         "port `b` is in two pairs",
         "remove it from one of them",
     );
-    wrong(
+    fails(
         &[PORTS, "[impair] #!\npairs = [[\"a\", \"b\"]]\n[forward]\npairs = [[\"a\", \"b\"]]"].concat(),
-        "there are two functions",
-        "keep one: a program plays one part, and another is played by another program",
+        "the file has two functions",
+        "keep one, and run another instance for the other",
     );
 }
 
 #[test]
-fn unknown_keys() {
-    wrong(
+fn unknown_keys_are_reported_with_suggestions() {
+    fails(
         &impair("sed = 5 #!"),
         "there is no key `sed` in [impair]",
         "did you mean `seed`? [impair] takes `seed`, `pairs`, `held`, `flows`, `counted_qps` and `rule`",
     );
-    wrong(
+    fails(
         &rule("action = \"drop\"\nshares = 0.5 #!"),
         "there is no key `shares` in [[impair.rule]]",
         &format!("did you mean `share`? {RULE_KEYS}"),
     );
-    wrong(
+    fails(
         &matching("opcodes = \"write\""),
         "there is no key `opcodes` in `match`",
         "did you mean `opcode`? `match` takes `opcode`, `qpn`, `src`, `dst`, `port`, `psn` and `psn_offset`",
     );
-    wrong(
+    fails(
         &rule("match = { qpn = 5 }\naction = \"drop\"\npsn = 7 #!"),
         "there is no key `psn` in [[impair.rule]]",
         "`psn` belongs to `match`: move it there",
@@ -198,75 +198,75 @@ fn unknown_keys() {
 }
 
 #[test]
-fn rules() {
-    wrong(
+fn rules_need_double_brackets_an_action_and_their_own_names() {
+    fails(
         &impair("rule = 5 #!"),
         "`rule` has to be a list of tables",
         "begin each with the line `[[impair.rule]]`, in double brackets, and write its keys below",
     );
-    wrong(
+    fails(
         &impair("[impair.rule] #!\naction = \"drop\""),
         "`rule` has to be a list of tables",
         "begin each with the line `[[impair.rule]]`, in double brackets, and write its keys below",
     );
-    wrong(
+    fails(
         &impair("[[impair.rule]] #!\nshare = 0.5"),
         "[[impair.rule]] has no `action`",
         r#"add `action = "drop"`"#,
     );
-    wrong(
+    fails(
         &rule("action = \"lose\" #!"),
         "`action` cannot be `lose`",
         "it can be `drop`, `delay`, `duplicate`, `reorder`, `corrupt` or `mark`",
     );
-    wrong(
+    fails(
         &rule("name = \"one\"\naction = \"drop\"\n[[impair.rule]]\nname = \"one\" #!\naction = \"drop\""),
-        "two rules are called `one`",
-        "give each rule a name of its own: its chance comes from it",
+        "two rules have the name `one`",
+        "give each rule its own name, which seeds its random choices",
     );
-    wrong(
+    fails(
         &rule("action = \"drop\"\n[[impair.rule]]\nname = \"rule 1\" #!\naction = \"drop\""),
-        "two rules are called `rule 1`",
-        "give each rule a name of its own: its chance comes from it",
+        "two rules have the name `rule 1`",
+        "give each rule its own name, which seeds its random choices",
     );
-    wrong(
+    fails(
         &rule("name = \"two\\nlines\" #!\naction = \"drop\""),
-        "a rule cannot have this name",
+        "`name` of a rule is too long, or has control characters",
         "write up to 64 characters, such as `name = \"lose some\"`",
     );
 }
 
 #[test]
-fn numbers() {
+fn numbers_outside_of_their_range_are_reported() {
     let share = |value: &str| rule(&format!("action = \"drop\"\nshare = {value} #!"));
     for value in ["1.5", "-0.1", "nan", "2", "inf"] {
-        wrong(
+        fails(
             &share(value),
             &format!("`share` cannot be {value}"),
             "write a number from 0 to 1, such as `share = 0.01`",
         );
     }
-    wrong(
+    fails(
         &share("\"0.5\""),
         "`share` has to be a number, and is a string",
         "leave out the quotes: `share = 0.5`",
     );
-    wrong(
+    fails(
         &share("\"1 %\""),
         "`share` has to be a number, and is a string",
         "write a number such as `share = 0.01`",
     );
-    wrong(
+    fails(
         &rule("action = \"drop\"\ntimes = 0 #!"),
         "`times` cannot be 0",
         "write a number from 1 to 281474976710656, such as `times = 1`",
     );
-    wrong(
+    fails(
         &rule("action = \"duplicate\"\ncopies = 17 #!"),
         "`copies` cannot be 17",
         "write a number from 1 to 16, such as `copies = 1`",
     );
-    wrong(
+    fails(
         &impair("held = 0 #!"),
         "`held` cannot be 0",
         "write a number from 1 to 65536, such as `held = 4096`",
@@ -274,23 +274,23 @@ fn numbers() {
 }
 
 #[test]
-fn keys_of_other_actions() {
-    wrong(
+fn keys_of_other_actions_are_reported() {
+    fails(
         &rule("action = \"drop\"\ndelay_us = 100 #!"),
-        "`delay_us` is nothing to `action = \"drop\"`",
+        "`delay_us` is not valid for `action = \"drop\"`",
         "remove it, or write `action = \"delay\"`",
     );
-    wrong(
+    fails(
         &rule("action = \"delay\"\ndelay_us = 5\nfield = \"icrc\" #!"),
-        "`field` is nothing to `action = \"delay\"`",
+        "`field` is not valid for `action = \"delay\"`",
         "remove it, or write `action = \"corrupt\"`",
     );
-    wrong(
+    fails(
         &impair("[[impair.rule]] #!\naction = \"delay\"\njitter_us = 5"),
         "[[impair.rule]] has no `delay_us`",
         "add `delay_us = 100`",
     );
-    wrong(
+    fails(
         &rule("action = \"corrupt\"\nfield = \"bth\" #!"),
         "`field` cannot be `bth`",
         "it can be `payload`, `header` or `icrc`",
@@ -298,60 +298,60 @@ fn keys_of_other_actions() {
 }
 
 #[test]
-fn matches() {
+fn matches_have_valid_opcodes_numbers_and_ports() {
     let opcodes = "write `request`, `response`, `ack`, `read`, `write`, `send`, `atomic` or `cm`, or an opcode such as `rc_write_only`, `ud_send_only_imm` or 0x0a";
-    wrong(
+    fails(
         &rule("action = \"drop\"\nmatch = \"write\" #!"),
         "`match` has to be a table, and is a string",
         "write a table in braces, such as `match = { opcode = \"write\" }`",
     );
-    wrong(
+    fails(
         &matching("opcode = \"rc_writ_only\""),
         "there is no opcode `rc_writ_only`",
         &format!("did you mean `rc_write_only`? {opcodes}"),
     );
-    wrong(&matching("opcode = [0x15]"), "there is no opcode 0x15 in RoCEv2", opcodes);
-    wrong(
+    fails(&matching("opcode = [0x15]"), "there is no opcode 0x15 in RoCEv2", opcodes);
+    fails(
         &matching("opcode = []"),
-        "`opcode` lists nothing, and no packet matches that",
-        "remove it, or name something, such as `opcode = \"rc_write_only\"`",
+        "`opcode` is empty, so no packet matches",
+        "remove it, or list at least one value, such as `opcode = \"rc_write_only\"`",
     );
-    wrong(
+    fails(
         &matching("qpn = 0x1000000"),
         "`qpn` cannot be 0x1000000",
         "write a number from 0 to 16777215, such as `qpn = 17`",
     );
-    wrong(&matching("port = \"c\""), "there is no port `c`", "the ports are `a` and `b`");
-    wrong(
+    fails(&matching("port = \"c\""), "there is no port `c`", "the ports are `a` and `b`");
+    fails(
         &matching("psn = \"5 to 7\""),
         "`psn` cannot be `5 to 7`",
-        "write a number from 0 to 16777215, or two with a `-` between them, such as `psn = \"100-200\"`",
+        "write a number from 0 to 16777215, or two joined by `-`, such as `psn = \"100-200\"`",
     );
-    wrong(
+    fails(
         &matching("psn_offset = \"10-5\""),
-        "`psn_offset` ends before it begins",
+        "the range `psn_offset` ends before it begins",
         "write the smaller number first: `\"5-10\"`",
     );
 }
 
 #[test]
-fn hosts() {
+fn hosts_are_addresses_or_networks() {
     for text in ["10.0.0", "10.0.0.0/33", "10.0.0.0/x", "host-a", "fd00::/129"] {
-        wrong(
+        fails(
             &matching(&format!("src = \"{text}\"")),
-            &format!("`{text}` is no address and no network"),
-            "write an address, or a network with the length of its prefix, such as `src = \"10.0.0.1\"`",
+            &format!("`{text}` is neither an address nor a network"),
+            "write an address, or a network with its prefix length, such as `src = \"10.0.0.1\"`",
         );
     }
-    wrong(
+    fails(
         &matching("dst = \"10.0.0.1/24\""),
-        "10.0.0.1 is not the first address of a network of that size",
+        "10.0.0.1 is not the first address of its network",
         "write `\"10.0.0.0/24\"` for the network, or `\"10.0.0.1\"` for the host",
     );
 }
 
 #[test]
-fn all_mistakes_at_once() {
+fn all_mistakes_are_reported_at_once() {
     let text = impair(
         "seed = -1\n[[impair.rule]]\naction = \"drp\"\nshare = 7\nmatch = { qpn = \"x\", opcode = \"wrte\" }\n\
          [[impair.rule]]\nfoo = 1\n",

@@ -1,4 +1,4 @@
-//! What is understood, and each problem: its line, its words, and what to do.
+//! Tests of the parser: what it reads, and the line, the message and the help of each problem.
 
 mod consensus;
 mod devices;
@@ -18,7 +18,7 @@ mod swordbox;
 mod syntax;
 mod topology;
 mod tunnel;
-mod understood;
+mod valid;
 
 use super::{Config, Report, parse_on};
 use crate::machine::Machine;
@@ -26,7 +26,7 @@ use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// Two ports, and the function that joins them.
+/// Two ports, and a function that joins them
 const PORTS: &str = r#"
 [[port]]
 name = "a"
@@ -40,27 +40,27 @@ const FORWARD: &str = r#"
 pairs = [["a", "b"]]
 "#;
 
-/// A file with these lines in `[runtime]`
+/// Returns a file with these lines in `[runtime]`.
 fn runtime(lines: &str) -> String {
     format!("[runtime]\n{lines}\n{PORTS}{FORWARD}")
 }
 
-/// A file with these lines in the first of two ports
+/// Returns a file with these lines in the first of two ports.
 fn port(lines: &str) -> String {
     device(&format!("ring = {{}}\n{lines}"))
 }
 
-/// A file with these lines in place of the first port's device
+/// Returns a file with these lines in place of the first port's device.
 fn device(lines: &str) -> String {
     PORTS.replacen("ring = {}", lines, 1) + FORWARD
 }
 
-/// A file with these lines in `[forward]`
+/// Returns a file with these lines in `[forward]`.
 fn forward(lines: &str) -> String {
     format!("{PORTS}\n[forward]\n{lines}\n")
 }
 
-/// A folder that is a machine of four CPUs.
+/// Returns a folder that stands for a machine with four CPUs.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let cpus = folder.path().join("sys/devices/system/cpu");
@@ -69,7 +69,7 @@ fn folder() -> TempDir {
     folder
 }
 
-/// Such a folder with captures in it, right ones and wrong ones.
+/// Returns such a folder with valid and invalid captures in it.
 fn captures() -> TempDir {
     let folder = folder();
     let capture = |name: &str, link_type: u32, frames: &[u32]| {
@@ -95,30 +95,30 @@ fn read_in(folder: &Path, text: &str) -> Result<Config, Report> {
     parse_on(Path::new("test.toml"), text, folder, &Machine::at(folder))
 }
 
-/// Reads what is right.
+/// Reads a valid file.
 #[track_caller]
 fn read(text: &str) -> Config {
     let folder = folder();
     read_in(folder.path(), text).unwrap_or_else(|report| panic!("{}", report.render()))
 }
 
-/// What is wrong: lines, messages and helps.
+/// Returns the lines, messages and helps of the problems of an invalid file.
 fn problems_in(folder: &Path, text: &str) -> Vec<(usize, String, String)> {
-    let report = read_in(folder, text).expect_err("something is wrong");
+    let report = read_in(folder, text).expect_err("the file is invalid");
     // The folder's name differs from run to run.
     let plain = |text: &str| text.replace(&format!("{}/", folder.display()), "");
     report.findings().map(|f| (f.place.line, plain(f.message), plain(f.help))).collect()
 }
 
-/// Asserts that there is one problem, on the line marked with `#!` (or of the file as a whole, if there is none), with
-/// these words.
+/// Asserts that there is exactly one problem, with this message and this help, on the line that is marked
+/// with `#!` (or on the first line, if none is marked).
 #[track_caller]
-fn wrong(text: &str, message: &str, help: &str) {
-    wrong_in(folder().path(), text, message, help);
+fn fails(text: &str, message: &str, help: &str) {
+    fails_in(folder().path(), text, message, help);
 }
 
 #[track_caller]
-fn wrong_in(folder: &Path, text: &str, message: &str, help: &str) {
+fn fails_in(folder: &Path, text: &str, message: &str, help: &str) {
     let line = text.lines().position(|line| line.contains("#!")).map_or(1, |index| index + 1);
     let found = problems_in(folder, text);
     assert_eq!(found, [(line, message.to_owned(), help.to_owned())], "in:{text}");

@@ -1,6 +1,6 @@
-//! `[nic]`.
+//! Tests of `[nic]`.
 
-use super::{read, wrong};
+use super::{fails, read};
 use crate::config::FunctionConfig;
 use crate::host::{Client, HostConfig, Kind, PerftestConfig, ServiceConfig, Test};
 use rnic::{AckPolicy, PathMtu, Transport};
@@ -9,12 +9,12 @@ use switch::Nanos;
 
 const PORT: &str = "[[port]]\nname = \"a\"\nring = {}\n";
 
-/// A file with these lines in `[nic]`
+/// Returns a file with these lines in `[nic]`.
 fn nic(lines: &str) -> String {
     [PORT, "[nic]\n", lines, "\n"].concat()
 }
 
-/// A file with a service of these lines
+/// Returns a file with a service of these lines.
 fn service(lines: &str) -> String {
     nic(&["addresses = [\"10.0.0.2/24\"]\n[[nic.service]]\n", lines].concat())
 }
@@ -44,7 +44,7 @@ fn defaults() -> HostConfig {
 }
 
 #[test]
-fn what_is_said_and_what_is_not() {
+fn keys_and_defaults_are_read() {
     assert_eq!(host(&nic("addresses = [\"10.0.0.2/24\"]")), defaults());
     let all = nic(
         "addresses = [\"10.0.0.2/24\", \"fd00::2/64\"]\nmac = \"02:00:00:00:00:07\"\ngateways = [\"10.0.0.254\"]\n\
@@ -69,7 +69,7 @@ fn what_is_said_and_what_is_not() {
 }
 
 #[test]
-fn services() {
+fn services_are_read() {
     let only = |lines: &str| {
         let mut services = host(&service(lines)).services;
         assert_eq!(services.len(), 1);
@@ -89,7 +89,7 @@ fn services() {
 }
 
 #[test]
-fn perftest_servers() {
+fn perftest_servers_are_read() {
     let only = |lines: &str| {
         let host = host(&service(&["kind = \"perftest_server\"\n", lines].concat()));
         assert_eq!((host.services.len(), host.perftests.len()), (0, 1));
@@ -109,75 +109,79 @@ fn perftest_servers() {
 }
 
 #[test]
-fn perftest_servers_that_cannot_be() {
+fn perftest_servers_need_a_test_and_their_own_port() {
     let perftest = |lines: &str| service(&["kind = \"perftest_server\"\n", lines].concat());
-    wrong(
+    fails(
         &perftest("").replace("[[nic.service]]", "[[nic.service]] #!"),
         "[[nic.service]] has no `test`",
         "add `test = \"write_bw\"`",
     );
-    wrong(
+    fails(
         &perftest("test = \"ib_send_bw\" #!"),
         "`test` cannot be `ib_send_bw`",
         "did you mean `send_bw`? it can be `write_bw`, `read_bw`, `send_bw`, `atomic_bw`, `write_lat`, `read_lat`, `send_lat` or `atomic_lat`",
     );
-    wrong(
+    fails(
         &perftest("test = \"read_bw\"\ntransport = \"uc\" #!"),
-        "read_bw is not on UC",
-        "UC has neither READs nor atomics; leave the key out",
+        "read_bw does not run on UC",
+        "remove `transport`: UC has neither READs nor atomics",
     );
-    wrong(
+    fails(
         &perftest("test = \"read_bw\"\nmessages = 3 #!"),
         "there is no key `messages` in [[nic.service]]",
         "[[nic.service]] takes `kind`, `test`, `port`, `size` and `transport`",
     );
     let two = "test = \"read_bw\"\n[[nic.service]]\nkind = \"perftest_server\"\ntest = \"send_bw\"";
-    wrong(
+    fails(
         &perftest(two).replace("[nic]", "[nic] #!"),
         "two services listen at port 18515",
         "give one of them another `port`",
     );
     let nine = "addresses = [\"10.0.0.2/24\", ".to_owned() + &"\"10.0.0.3/24\", ".repeat(8) + "] #!";
-    wrong(
+    fails(
         &perftest("test = \"read_bw\"").replace("addresses = [\"10.0.0.2/24\"]", &nine),
-        "9 addresses, with a perftest server",
-        "such a host has 8 at most",
+        "a host with a perftest server has 9 addresses",
+        "list at most 8, or remove the perftest server",
     );
-    // TCP's ports are not rdma_cm's.
+    // The ports of TCP and those of rdma_cm are different ones.
     let other = "test = \"read_bw\"\nport = 7174\n[[nic.service]]\nkind = \"rping_server\"";
     assert_eq!(host(&perftest(other)).services.len(), 1);
 }
 
 #[test]
-fn addresses() {
-    wrong(
+fn addresses_are_required_and_have_a_prefix() {
+    fails(
         &nic("#!").replace("[nic]\n#!", "[nic] #!"),
         "[nic] has no `addresses`",
         "add `addresses = [\"10.0.0.2/24\"]`",
     );
-    wrong(&nic("addresses = [] #!"), "`addresses` is empty", "a host needs an address");
+    fails(
+        &nic("addresses = [] #!"),
+        "`addresses` is empty",
+        "write the host's address, such as `addresses = [\"10.0.0.2/24\"]`",
+    );
     for text in ["10.0.0.2", "10.0.0.2/33", "fd00::1/129", "here/24"] {
-        wrong(
+        fails(
             &nic(&format!("addresses = [\"{text}\"] #!")),
-            &format!("`{text}` is no address with the length of its prefix"),
+            &format!("`{text}` is not an IP address with a prefix length"),
             "write `\"10.0.0.1/24\"` or `\"fd00::1/64\"`",
         );
     }
-    wrong(
+    fails(
         &nic("addresses = [\"10.0.0.2/24\"]\ngateways = [\"there\"] #!"),
-        "`there` is no IP address",
+        "`there` is not an IP address",
         "write an address such as `\"10.0.0.1\"` or `\"fd00::1\"`",
     );
 }
 
 #[test]
-fn numbers() {
-    wrong(
+fn numbers_outside_of_their_range_are_reported() {
+    fails(
         &nic("addresses = [\"10.0.0.2/24\"]\nmtu = 1500 #!"),
-        "1500 is no path MTU",
-        "write 256, 512, 1024, 2048 or 4096; a port of MTU 1500 carries 1024",
+        "1500 is not a path MTU",
+        "write 256, 512, 1024, 2048 or 4096; a port with MTU 1500 carries 1024",
     );
-    wrong(
+    fails(
         &nic("addresses = [\"10.0.0.2/24\"]\nvlan = 4095 #!"),
         "`vlan` cannot be 4095",
         "write a number from 1 to 4094, such as `vlan = 10`",
@@ -185,34 +189,34 @@ fn numbers() {
 }
 
 #[test]
-fn one_port_and_one_worker() {
+fn a_host_has_one_port_and_one_worker() {
     let two = ["[[port]]\nname = \"b\"\nring = {}\n", PORT].concat().replace("\"a\"", "\"a\" #!");
-    wrong(
+    fails(
         &[&two, "[nic]\naddresses = [\"10.0.0.2/24\"]\n"].concat(),
-        "a host has one port",
-        "remove it; another host is another program",
+        "a host has exactly one port",
+        "remove it, or run another instance for another host",
     );
-    wrong(
+    fails(
         &["[runtime]\nworkers = [1, 2] #!\n", &nic("addresses = [\"10.0.0.2/24\"]")].concat(),
-        "a host has one worker",
+        "a host supports one worker",
         "write `workers = [1]`, or leave the key out",
     );
 }
 
 #[test]
-fn services_that_cannot_be() {
-    wrong(
+fn services_need_valid_kinds_and_their_own_ports() {
+    fails(
         &service("kind = \"rping\" #!"),
         "`kind` cannot be `rping`",
         "did you mean `rping_server`? it can be `rping_server`, `rping_client`, `ucmatose_server`, `ucmatose_client`, `memory` or `perftest_server`",
     );
-    wrong(
+    fails(
         &service("kind = \"memory\"\nserver = \"10.0.0.1\" #!"),
         "there is no key `server` in [[nic.service]]",
         "[[nic.service]] takes `kind`, `port` and `size`",
     );
     let twice = service("kind = \"memory\"\nport = 7471\n[[nic.service]]\nkind = \"ucmatose_server\"");
-    wrong(
+    fails(
         &twice.replace("[nic]", "[nic] #!"),
         "two services listen at port 7471",
         "give `memory` or `ucmatose_server` another `port`",

@@ -1,6 +1,6 @@
-//! `[observe]`: where an instance can be looked at.
+//! Tests of `[observe]`.
 
-use super::{FORWARD, PORTS, folder, read_in, wrong};
+use super::{FORWARD, PORTS, fails, folder, read_in};
 use crate::config::ObserveConfig;
 
 const KEYS: &str = "[observe] takes `socket` and `prometheus`";
@@ -10,7 +10,7 @@ fn observe(lines: &str) -> String {
 }
 
 #[test]
-fn understood() {
+fn sockets_and_addresses_are_read() {
     let folder = folder();
     let read = |lines: &str| {
         let config = read_in(folder.path(), &observe(lines));
@@ -32,35 +32,35 @@ fn understood() {
 }
 
 #[test]
-fn slips() {
-    wrong(&observe("metrics = 9464 #!"), "there is no key `metrics` in [observe]", KEYS);
-    wrong(
+fn invalid_keys_and_addresses_are_reported() {
+    fails(&observe("metrics = 9464 #!"), "there is no key `metrics` in [observe]", KEYS);
+    fails(
         &observe("sockets = \"a.sock\" #!"),
         "there is no key `sockets` in [observe]",
         &format!("did you mean `socket`? {KEYS}"),
     );
-    wrong(
+    fails(
         &observe("socket = true #!"),
         "`socket` has to be a string in quotes, and is `true` or `false`",
         "write a string in quotes, such as `socket = \"/run/understudy/observe.sock\"`",
     );
     for address in ["localhost:9464", "127.0.0.1", ":9464", "127.0.0.1:99999"] {
-        wrong(
+        fails(
             &observe(&format!("prometheus = \"{address}\" #!")),
-            &format!("`{address}` is no address with a port"),
-            "write `prometheus = \"127.0.0.1:9464\"`, `\"[::1]:9464\"`, or `prometheus = 9464` for this machine alone; a name in \
-             place of an address is not looked up",
+            &format!("`{address}` is not an address with a port"),
+            "write `prometheus = \"127.0.0.1:9464\"`, `\"[::1]:9464\"`, or `prometheus = 9464` for this \
+             machine alone; names are not resolved",
         );
     }
-    wrong(
+    fails(
         &observe("prometheus = 0 #!"),
         "`prometheus` cannot be 0",
         "write a number from 1 to 65535, such as `prometheus = 9464`",
     );
     let long = format!("/{}", "x".repeat(120));
-    wrong(
+    fails(
         &observe(&format!("socket = \"{long}\" #!")),
         "a socket has a path of 107 bytes at most, and this has 121",
-        "put it into a folder nearer to the root, such as /run/understudy",
+        "use a shorter path, such as one in /run/understudy",
     );
 }

@@ -1,6 +1,6 @@
-//! `[onepipe]`.
+//! Tests of `[onepipe]`.
 
-use super::{PORTS, folder, read, read_in, wrong};
+use super::{PORTS, fails, folder, read, read_in};
 use crate::config::{Clock, FunctionConfig, OnePipeConfig};
 use representative::Representative;
 use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Registers, Side};
@@ -12,12 +12,12 @@ use switch::{Nanos, PortId, forward};
 const HEAD: &str = "incarnation = \"chip\"\naddresses = [\"10.0.0.254/24\"]\n";
 const LINK: &str = "[[onepipe.links]]\nside = \"below\"\nport = \"a\"\nmac = \"02:00:00:00:00:01\"\naddress = \"10.0.0.1\"\nqpn = 0x11\n";
 
-/// A file with these lines in `[onepipe]`, and a link
+/// Returns a file with these lines in `[onepipe]`, and a link.
 fn onepipe(lines: &str) -> String {
     [PORTS, "[onepipe]\n", HEAD, lines, "\n", LINK].concat()
 }
 
-/// A file with this change to its link
+/// Returns a file with this change to its link.
 fn link(from: &str, to: &str) -> String {
     assert!(LINK.contains(from));
     onepipe("").replace(from, to)
@@ -66,7 +66,7 @@ fn defaults() -> Config {
 }
 
 #[test]
-fn what_is_not_said() {
+fn absent_keys_have_defaults() {
     let expected = OnePipeConfig {
         switch: defaults(),
         mac: None,
@@ -76,7 +76,7 @@ fn what_is_not_said() {
         lag_alarm: Some(Nanos::from_micros(300)),
     };
     assert_eq!(switch(&onepipe("")), expected);
-    // What is waited for grows with the time after which a link is dead.
+    // The default of the join window grows with the time after which a link is dead.
     let slow = switch(&onepipe("beacon_interval_ns = 1000000"));
     assert_eq!(
         (slow.switch.join_window, slow.lag_alarm),
@@ -86,7 +86,7 @@ fn what_is_not_said() {
 }
 
 #[test]
-fn what_is_said() {
+fn every_key_is_read() {
     let lines = [
         "incarnation = \"host\"\naddresses = [\"10.0.0.254/24\", \"fd00::fe/64\"]\nmac = \"02:00:00:00:00:fe\"",
         "pace = \"instants\"\nclock = \"tai\"\nbeacon_interval_ns = 1000\ndead_after_intervals = 5\njoin_window_us = 5",
@@ -131,110 +131,113 @@ fn what_is_said() {
     assert_eq!((read.mac, read.clock), (Some(MacAddr([2, 0, 0, 0, 0, 0xfe])), Clock::Tai));
     assert_eq!(read.names, ["spine 1", "fd00::1"]);
     assert_eq!(read.lag_alarm, Some(Nanos::from_micros(77)));
-    assert!(Representative::new(read.switch).is_ok(), "what is right in a file can be");
+    assert!(Representative::new(read.switch).is_ok(), "a valid file makes a valid configuration");
 }
 
 #[test]
-fn what_has_to_be_there() {
+fn required_keys_and_the_number_of_workers_are_checked() {
     let bare = [PORTS, "[onepipe] #!\naddresses = [\"10.0.0.254/24\"]\n", LINK].concat();
-    wrong(&bare, "[onepipe] has no `incarnation`", "add `incarnation = \"chip\"`");
-    wrong(
+    fails(&bare, "[onepipe] has no `incarnation`", "add `incarnation = \"chip\"`");
+    fails(
         &onepipe("").replace("\"chip\"", "\"chips\" #!"),
         "`incarnation` cannot be `chips`",
         "did you mean `chip`? it can be `chip`, `switch-cpu` or `host`",
     );
-    wrong(
+    fails(
         &onepipe("").replace("[\"10.0.0.254/24\"]", "[] #!"),
         "`addresses` is empty",
-        "beacons have to come from an address: write the switch's",
+        "write the switch's address, from which it sends beacons",
     );
-    wrong(
+    fails(
         &[PORTS, "[onepipe] #!\n", HEAD].concat(),
         "[onepipe] has no link",
         "add one for each neighbour, such as\n\n[[onepipe.links]]\nside = \"below\"\nport = \"host-a\"\nmac = \
          \"02:00:00:00:00:01\"\naddress = \"10.0.0.1\"\nqpn = 0x11",
     );
-    wrong(
+    fails(
         &["[runtime]\nworkers = [0, 1] #!\n", &onepipe("")].concat(),
-        "[onepipe] has one worker: that a link keeps its order is what barriers rest on",
+        "[onepipe] supports one worker: barriers need the order of each link's frames",
         "write `workers = [1]`, or leave the key out",
     );
 }
 
 #[test]
-fn times_and_numbers() {
-    wrong(
+fn times_and_numbers_have_a_range() {
+    fails(
         &onepipe("beacon_interval_ns = 999 #!"),
         "`beacon_interval_ns` cannot be 999",
         "write a number from 1000 to 1000000, such as `beacon_interval_ns = 3000`",
     );
-    wrong(
+    fails(
         &onepipe("beacon_interval_ns = 1001\njoin_window_us = 10 #!"),
-        "`join_window_us` is shorter than it takes a link to be dead",
-        "a link that was dead could never come back: write 11 at least, which is `beacon_interval_ns` times \
-         `dead_after_intervals`",
+        "`join_window_us` is shorter than the time after which a link is dead",
+        "write at least 11, which is `beacon_interval_ns` times `dead_after_intervals`; otherwise a dead \
+         link could never come back",
     );
-    wrong(
+    fails(
         &onepipe("first_qp = 16777214 #!"),
         "`first_qp` cannot be 16777214",
         "write a number from 2 to 16777213, such as `first_qp = 256`",
     );
-    wrong(&onepipe("clock = \"ptp\" #!"), "`clock` cannot be `ptp`", "it can be `realtime` or `tai`");
+    fails(&onepipe("clock = \"ptp\" #!"), "`clock` cannot be `ptp`", "it can be `realtime` or `tai`");
 }
 
 #[test]
-fn links() {
+fn links_have_valid_ports_addresses_and_detours() {
     let two = onepipe("") + &LINK.replace("port = \"a\"", "port = \"a\" #!");
-    wrong(
+    fails(
         &two,
         "two links are at port `a`",
-        "give each link its own port; only `incarnation = \"host\"` tells links apart by queue pair",
+        "give each link its own port; only `incarnation = \"host\"` distinguishes links by queue pair",
     );
     let host = two.replace("\"chip\"", "\"host\"");
-    assert!(read_in(folder().path(), &host).is_ok(), "there they may");
-    wrong(&link("port = \"a\"", "port = \"c\" #!"), "there is no port `c`", "the ports are `a` and `b`");
-    wrong(
+    assert!(read_in(folder().path(), &host).is_ok(), "links share a port of a host");
+    fails(&link("port = \"a\"", "port = \"c\" #!"), "there is no port `c`", "the ports are `a` and `b`");
+    fails(
         &link("\"10.0.0.1\"", "\"fd00::1\" #!"),
-        "fd00::1 is an IPv6 address, and the switch has none",
-        "add an IPv6 address to `addresses` of [onepipe], or write the neighbour's other one",
+        "fd00::1 is an IPv6 address, but the switch has none",
+        "add an IPv6 address to `addresses` of [onepipe], or write the neighbour's address of the other \
+         version",
     );
-    wrong(&link("\"below\"", "\"under\" #!"), "`side` cannot be `under`", "it can be `below` or `above`");
-    wrong(&link("qpn", "beacon = \"write\" #!\nqpn"), "`beacon` cannot be `write`", "it can be `datagram`");
-    wrong(&link("qpn", "beacon = { va = 1 } #!\nqpn"), "`beacon` has no `rkey`", "add `rkey = 0x31506970`");
-    wrong(
+    fails(&link("\"below\"", "\"under\" #!"), "`side` cannot be `under`", "it can be `below` or `above`");
+    fails(&link("qpn", "beacon = \"write\" #!\nqpn"), "`beacon` cannot be `write`", "it can be `datagram`");
+    fails(&link("qpn", "beacon = { va = 1 } #!\nqpn"), "`beacon` has no `rkey`", "add `rkey = 0x31506970`");
+    fails(
         &link("qpn", "name = \"a\\nb\" #!\nqpn"),
         "`name` does not fit on a line",
-        "write 64 letters at most",
+        "write at most 64 characters",
     );
-    wrong(
+    fails(
         &link("qpn", "detour = [\"10.9.0.1\"] #!\nqpn"),
-        "a switch's own beacons need no detour",
-        "what it sends at a port passes the port's link: leave `detour` out; only `incarnation = \"host\"` needs one",
+        "a switch needs no detour for its own beacons",
+        "remove `detour`: frames that the switch sends at a port pass the port's link; only `incarnation = \
+         \"host\"` needs a detour",
     );
     let around =
         |ends: &str| link("qpn", &format!("detour = [{ends}] #!\nqpn")).replace("\"chip\"", "\"host\"");
-    wrong(
+    fails(
         &around("\"10.9.0.1\", \"10.9.0.2\", \"10.9.0.3\""),
-        "a detour through more switches than a link has ends",
+        "a detour has at most two switches, the ends of the link",
         "write the addresses at which the two switches of the link end tunnels, the nearer one first",
     );
     for ends in ["\"10.9.0.1\", \"fd00::1\"", "\"fd00::1\""] {
-        wrong(
+        fails(
             &around(ends),
-            "the addresses of a detour are not all of a version that the switch has",
-            "tunnels lead from one of `addresses` of [onepipe]: write addresses of one version of IP, of which it has one",
+            "the addresses of a detour need one IP version, which the switch has as well",
+            "write addresses of one IP version, of which `addresses` of [onepipe] has one: the tunnels \
+             start there",
         );
     }
     let queues = link("port = \"a\"", "port = \"a\" #!");
     let queues = queues.replacen("ring = {}", "ring = {}\nrx_queues = 2", 1);
-    wrong(
+    fails(
         &queues,
-        "port `a` has 2 receive queues, and is at a link",
-        "barriers rest on it that a link keeps its order: write `rx_queues = 1` for that port, or one capture",
+        "port `a` is at a link, but has 2 receive queues",
+        "write `rx_queues = 1` for that port, or one capture: barriers need the order of each link's frames",
     );
 }
 
-/// Hosts ask for the switch's address, and send there what is to be routed.
+/// Hosts that resolve the switch's address also send to it the frames to be routed.
 #[test]
 fn a_switch_that_routes_has_one_address() {
     let routes = "routes = { mac = \"02:00:00:00:00:fd\", to = [{ prefix = \"10.0.0.0/8\", via = [{ port = \"a\", mac = \
@@ -244,9 +247,10 @@ fn a_switch_that_routes_has_one_address() {
         switch(&onepipe(&format!("{routes}mac = \"02:00:00:00:00:fd\""))).mac,
         Some(MacAddr([2, 0, 0, 0, 0, 0xfd]))
     );
-    wrong(
+    fails(
         &onepipe(&format!("{routes}mac = \"02:00:00:00:00:fe\" #!")),
-        "the switch is 02:00:00:00:00:fe, and as a router 02:00:00:00:00:fd",
-        "write one address in both places: hosts that ask for the switch's address send it what is to be routed, too",
+        "`mac` of the switch is 02:00:00:00:00:fe, but that of `routes` is 02:00:00:00:00:fd",
+        "write the same address in both: hosts that resolve the switch's address also send to it the frames \
+         to be routed",
     );
 }

@@ -1,13 +1,13 @@
-//! `[p4ce]`.
+//! Tests of `[p4ce]`.
 
-use super::{PORTS, read, wrong};
+use super::{PORTS, fails, read};
 use crate::config::{FunctionConfig, P4ceConfig};
 use p4ce::Limits;
 use rocev2::ethernet::MacAddr;
 use switch::Nanos;
 use switch::forward::config::MacTable;
 
-/// A file with these lines in `[p4ce]`
+/// Returns a file with these lines in `[p4ce]`.
 fn p4ce(lines: &str) -> String {
     [PORTS, "[p4ce]\n", lines, "\n"].concat()
 }
@@ -22,7 +22,7 @@ fn switch(text: &str) -> P4ceConfig {
 const ADDRESS: &str = "addresses = [\"10.0.0.254/24\"]";
 
 #[test]
-fn what_is_said_and_what_is_not() {
+fn keys_and_defaults_are_read() {
     let defaults = P4ceConfig {
         mac: None,
         addresses: vec![([10, 0, 0, 254].into(), 24)],
@@ -47,7 +47,7 @@ fn what_is_said_and_what_is_not() {
         "vlan = 7\nport = 9\ngroups = 3\nmax_replicas = 4\nsilent_after_ms = 0\nsetup_timeout_ms = 50\nstations = 9",
         "leaders = [\"10.0.0.0/24\"]\nreplicas = [\"10.1.0.0/16\", \"fd00::/64\"]\ngroups_per_leader = 2",
         "leader_requests_per_s = 5\nrequests_per_s = 6",
-        "secret = \"a secret that nobody guesses\"\nageing_s = 8\ncounted_qps = 0\nseed = 5\n[[p4ce.list]]\nnumber = 2\nreplicas = [\"10.0.0.1\", \"10.0.0.2\"]",
+        "secret = \"a secret of enough bytes\"\nageing_s = 8\ncounted_qps = 0\nseed = 5\n[[p4ce.list]]\nnumber = 2\nreplicas = [\"10.0.0.1\", \"10.0.0.2\"]",
     ];
     let expected = P4ceConfig {
         mac: Some(MacAddr([2, 0, 0, 0, 0, 0xfe])),
@@ -67,7 +67,7 @@ fn what_is_said_and_what_is_not() {
             requests: 6,
             ..Limits::default()
         },
-        secret: Some(p4ce::Secret::new("a secret that nobody guesses")),
+        secret: Some(p4ce::Secret::new("a secret of enough bytes")),
         lists: [(2, vec![[10, 0, 0, 1].into(), [10, 0, 0, 2].into()])].into(),
         stations: MacTable { capacity: 9, ageing: Nanos::from_secs(8), fixed: Vec::new() },
         ports: 2,
@@ -78,48 +78,52 @@ fn what_is_said_and_what_is_not() {
 }
 
 #[test]
-fn addresses_and_workers() {
-    wrong(
+fn an_address_and_one_worker_are_required() {
+    fails(
         &p4ce("").replace("[p4ce]", "[p4ce] #!"),
         "[p4ce] has no `addresses`",
         "add `addresses = [\"10.0.0.254/24\"]`",
     );
-    wrong(&p4ce("addresses = [] #!"), "`addresses` is empty", "a switch that is asked needs one");
-    wrong(
+    fails(
+        &p4ce("addresses = [] #!"),
+        "`addresses` is empty",
+        "write the address at which leaders request groups, such as `addresses = [\"10.0.0.254/24\"]`",
+    );
+    fails(
         &["[runtime]\nworkers = [0, 1] #!\n", &p4ce(ADDRESS)].concat(),
-        "[p4ce] has one worker",
+        "[p4ce] supports one worker",
         "write `workers = [1]`, or leave the key out",
     );
 }
 
 #[test]
-fn hosts_that_may_ask_are_named_by_subnet() {
-    wrong(
+fn permitted_hosts_are_named_by_subnet() {
+    fails(
         &p4ce(&[ADDRESS, "\nleaders = [] #!"].concat()),
         "`leaders` is empty",
-        "list the subnets of hosts that may, or remove the key for all hosts",
+        "list the subnets of the permitted hosts, or remove the key to permit all",
     );
-    wrong(
+    fails(
         &p4ce(&[ADDRESS, "\nreplicas = [\"10.0.0.1/24\"] #!"].concat()),
-        "`10.0.0.1/24` is no prefix",
-        "write an address whose bits behind the length are zero, such as `\"10.0.0.0/8\"` or `\"fd00::/16\"`",
+        "`10.0.0.1/24` is not a prefix",
+        "write an address whose bits after the prefix are zero, such as `\"10.0.0.0/8\"` or `\"fd00::/16\"`",
     );
 }
 
 #[test]
-fn lists() {
+fn lists_have_valid_replicas_and_their_own_numbers() {
     let list = |lines: &str| p4ce(&[ADDRESS, "\n[[p4ce.list]]\n", lines].concat());
-    wrong(
+    fails(
         &list("number = 1\nreplicas = [] #!"),
         "`replicas` lists 0 replicas",
-        "list 1 to 16, which is `max_replicas`",
+        "list 1 to 16 replicas: `max_replicas` is the limit",
     );
-    wrong(
+    fails(
         &list("number = 1\nreplicas = [\"here\"] #!"),
-        "`here` is no IP address",
+        "`here` is not an IP address",
         "write an address such as `\"10.0.0.1\"` or `\"fd00::1\"`",
     );
-    wrong(
+    fails(
         &list(
             "number = 1\nreplicas = [\"10.0.0.1\"]\n[[p4ce.list]]\nnumber = 1 #!\nreplicas = [\"10.0.0.2\"]",
         ),

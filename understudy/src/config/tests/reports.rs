@@ -1,4 +1,4 @@
-//! Several problems at once, and how they are shown.
+//! Tests of several problems at once, and of how they are shown.
 
 use super::{FORWARD, PORTS, folder, problems_in, read_in, runtime};
 use crate::config::port::Ports;
@@ -37,7 +37,7 @@ drop = ["icrc"]
 
 #[test]
 fn one_slip_gives_one_problem() {
-    // Each of these would make something else look wrong as well, if the reader believed its own guesses.
+    // Each of these would cause further problems if the parser used the values that it guesses.
     let without_names = PORTS.replace("name = \"b\"", "name = 5");
     for text in [
         [&without_names, FORWARD].concat(),
@@ -53,7 +53,7 @@ fn one_slip_gives_one_problem() {
 }
 
 #[test]
-fn a_problem_on_a_screen_of_80_columns() {
+fn a_problem_fits_80_columns() {
     let text = runtime("")
         .replace("name = \"b\"", "name = \"a\"\nmtuu = 9000")
         .replace("\"a\", \"b\"", "\"a\", \"a\"");
@@ -90,7 +90,7 @@ test.toml cannot be used: 2 things are wrong
 "#;
     let shown = report.rendered_by(options().force_graphical(true));
     assert_eq!(shown, expected, "shown:\n{shown}");
-    // As an error of the program's it says the same.
+    // As an error of the program, the report has the same text.
     let whole = format!("{:?}", miette::Report::new(report));
     assert!(whole.contains("two ports are called") && whole.contains("did you mean"), "{whole}");
 }
@@ -104,7 +104,7 @@ fn columns_count_characters() {
 }
 
 #[test]
-fn files_that_cannot_be_read() {
+fn unreadable_files_are_reported() {
     let folder = folder();
     let path = folder.path().join("binary.toml");
     fs::write(&path, b"a = \xff").unwrap();
@@ -121,18 +121,18 @@ fn files_that_cannot_be_read() {
         ),
         (
             &path,
-            format!("{} is not a text: byte 4 is not UTF-8", path.display()),
-            "save it in UTF-8; is it the right file?",
+            format!("{} is not UTF-8 text: the first invalid byte is at offset 4", path.display()),
+            "save it as UTF-8, or name another file",
         ),
     ] {
         let report = load(path).unwrap_err();
         let found: Vec<_> = report.findings().map(|f| (f.place.line, f.message, f.help)).collect();
         assert_eq!(found, [(1, message.as_str(), help)]);
-        assert!(!report.render().contains("cannot be used"), "the file is named once");
+        assert!(!report.render().contains("cannot be used"), "the message names the file exactly once");
     }
 }
 
-/// A function of tomorrow, which takes any port.
+/// Reader of a future function, which accepts any port.
 const LATER: FunctionTable = FunctionTable {
     key: "later",
     read: |table: &Table<'_>, _: &Ports| {
@@ -151,25 +151,23 @@ fn problems_with(functions: &[FunctionTable], text: &str) -> Vec<(String, String
 }
 
 #[test]
-fn one_function_a_file() {
+fn a_file_has_exactly_one_function() {
     let [forward, ..] = FUNCTIONS;
     let functions = [forward, LATER];
     let problem = |message: &str, help: &str| vec![(message.to_owned(), help.to_owned())];
     assert_eq!(
         problems_with(&functions, &[PORTS, FORWARD, "[later]\n"].concat()),
-        problem(
-            "there are two functions",
-            "keep one: a program plays one part, and another is played by another program"
-        )
+        problem("the file has two functions", "keep one, and run another instance for the other")
     );
     assert_eq!(
         problems_with(&functions, PORTS),
         problem(
-            "no table says what becomes of frames",
-            "add a function, such as\n\n[forward]\npairs = [[\"a\", \"b\"]]\n\nit can be `[forward]` or `[later]`: configs/ has an example of each"
+            "no table defines what happens to frames",
+            "add a function, such as\n\n[forward]\npairs = [[\"a\", \"b\"]]\n\nit can be `[forward]` or \
+             `[later]`; configs/ has an example of each"
         )
     );
-    // A key of a function that is not there is recognised where it does not belong.
+    // A misplaced key of an absent function is recognised.
     assert_eq!(
         problems_with(&functions, &[PORTS, FORWARD, "keys = 3\n"].concat()),
         problem("there is no key `keys` in [forward]", "`keys` belongs to [later]: move it there")

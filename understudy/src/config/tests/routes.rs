@@ -1,12 +1,12 @@
-//! `routes`.
+//! Tests of `routes`.
 
-use super::{PORTS, read, wrong};
+use super::{PORTS, fails, read};
 use crate::config::FunctionConfig;
 use rocev2::ethernet::MacAddr;
 use switch::PortId;
 use switch::forward::config::{NextHop, Route, RouteTable, Topology, Ttl};
 
-/// A file with these lines in `[forward.routes]`, and a route with these
+/// Returns a file with these lines in `[forward.routes]`, and a route with these.
 fn routes(table: &str, route: &str) -> String {
     [PORTS, "[forward.routes]\n", table, "\n[[forward.routes.to]]\n", route, "\n"].concat()
 }
@@ -21,7 +21,7 @@ fn table(text: &str) -> RouteTable {
 const ROUTE: &str = "prefix = \"10.0.0.0/8\"\nvia = [{ port = \"a\" }]";
 
 #[test]
-fn what_is_said_and_what_is_not() {
+fn keys_and_defaults_are_read() {
     let hop = NextHop { port: PortId(0), mac: None };
     let route = Route { to: "10.0.0.0/8".parse().unwrap(), via: vec![hop] };
     let expected =
@@ -42,48 +42,49 @@ fn what_is_said_and_what_is_not() {
 }
 
 #[test]
-fn slips() {
-    wrong(
+fn invalid_routes_are_reported() {
+    fails(
         &[PORTS, "[forward]\nroutes = {} #!\n"].concat(),
         "`routes` has no route",
         "add one for each network, such as\n\n[[forward.routes.to]]\nprefix = \"10.0.0.0/8\"\nvia = [{ port = \"host-a\", mac = \
          \"02:00:00:00:00:01\" }]",
     );
     for text in ["10.0.0.1/8", "10.0.0.0/33", "10.0.0.0", "fd00::/129", "all"] {
-        wrong(
+        fails(
             &routes("", &ROUTE.replace("10.0.0.0/8\"", &format!("{text}\" #!"))),
-            &format!("`{text}` is no prefix"),
-            "write an address whose bits behind the length are zero, such as `\"10.0.0.0/8\"` or `\"fd00::/16\"`",
+            &format!("`{text}` is not a prefix"),
+            "write an address whose bits after the prefix are zero, such as `\"10.0.0.0/8\"` or \
+             `\"fd00::/16\"`",
         );
     }
-    wrong(
+    fails(
         &routes("", &ROUTE.replace("[{ port = \"a\" }]", "[] #!")),
         "`via` is empty",
-        "write a next hop, such as `via = [{ port = \"host-a\", mac = \"02:00:00:00:00:01\" }]`, or remove the route: what \
-         has none is dropped",
+        "write a next hop, such as `via = [{ port = \"host-a\", mac = \"02:00:00:00:00:01\" }]`, or remove \
+         the route: packets without a route are dropped",
     );
-    wrong(
+    fails(
         &routes("", &ROUTE.replace(" }]", ", mac = \"02:00:00:00:00:01\" }] #!")),
-        "a next hop has a `mac`, and the router none",
+        "a next hop has a `mac`, but the router has none",
         "add `mac = \"02:00:00:00:00:fe\"` to `routes`",
     );
-    wrong(
+    fails(
         &(routes("", ROUTE) + "[[forward.routes.to]]\n" + &ROUTE.replace("/8\"", "/8\" #!")),
-        "two routes lead to 10.0.0.0/8",
-        "put all next hops into the `via` of one: flows are spread over them",
+        "two routes have the prefix 10.0.0.0/8",
+        "put all next hops into the `via` of one route, which spreads flows over them",
     );
-    wrong(
+    fails(
         &routes("gateway = 1 #!", ROUTE),
         "there is no key `gateway` in `routes`",
         "`routes` takes `mac`, `ttl`, `seed` and `to`",
     );
-    wrong(
+    fails(
         &[
             PORTS,
             "[forward]\nmac_table = {}\nroutes.to = [{ prefix = \"::/0\", via = [{ port = \"a\" }] }] #!\n",
         ]
         .concat(),
         "[forward] has both `mac_table` and `routes`",
-        "keep `pairs` to join ports two by two, `mac_table` for a bridge that learns who is where, or `routes` for a router",
+        "keep `pairs` to join ports two by two, `mac_table` for a learning bridge, or `routes` for a router",
     );
 }

@@ -1,4 +1,4 @@
-//! Scenarios of the simulator.
+//! Tests of the simulator's scenarios.
 
 use super::super::{parsed, scenario};
 use core::net::IpAddr;
@@ -10,19 +10,20 @@ use std::path::Path;
 const HOSTS: &str =
     "[[host]]\nname = \"a\"\naddress = \"10.0.0.1/24\"\n[[host]]\nname = \"b\"\naddress = \"10.0.0.2/24\"\n";
 
-/// Two hosts, and a link with these lines
+/// Returns a file with two hosts, and a link with these lines.
 fn link(lines: &str) -> String {
     [HOSTS, "[[link]]\nends = [\"a\", \"b\"]\n", lines, "\n"].concat()
 }
 
 fn problems(text: &str) -> Vec<(usize, String, String)> {
-    let report = parsed(Path::new("test.toml"), text, scenario::read).expect_err("something is wrong");
+    let report = parsed(Path::new("test.toml"), text, scenario::read).expect_err("the file is invalid");
     report.findings().map(|f| (f.place.line, f.message.to_owned(), f.help.to_owned())).collect()
 }
 
-/// Asserts that there is one problem, on the line marked with `#!`, with these words.
+/// Asserts that there is exactly one problem, with this message and this help, on the line that is marked
+/// with `#!`.
 #[track_caller]
-fn wrong(text: &str, message: &str, help: &str) {
+fn fails(text: &str, message: &str, help: &str) {
     let line = text.lines().position(|line| line.contains("#!")).map_or(1, |index| index + 1);
     assert_eq!(problems(text), [(line, message.to_owned(), help.to_owned())], "in:{text}");
 }
@@ -34,7 +35,7 @@ fn read(text: &str) -> Scenario {
 }
 
 #[test]
-fn what_is_said_is_understood() {
+fn keys_are_read() {
     let text = link(
         "rate_gbps = [1, 2.5]\ndelay_us = 0.5\nloss = [0, 0.1]\nmtu = 4200\n\
          ecn = { min = 1, max = [5, 6], share = 0.5 }\n\
@@ -80,13 +81,13 @@ fn what_is_said_is_understood() {
 }
 
 #[test]
-fn what_is_written_reads_the_same() {
+fn a_printed_scenario_reads_as_the_same() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/sim");
     let mut seen = 0;
     for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
         let scenario = read(&std::fs::read_to_string(&path).unwrap());
         assert_eq!(read(&to_toml(&scenario)), scenario, "{}", path.display());
-        // What a seed draws of it, too
+        // The values that a seed draws are equal, too.
         let drawn = scenario.drawn(3);
         assert_eq!(read(&to_toml(&drawn)), drawn, "{}", path.display());
         seen += 1;
@@ -95,72 +96,72 @@ fn what_is_written_reads_the_same() {
 }
 
 #[test]
-fn hosts_and_links() {
-    assert_eq!(problems("[sim]\n")[0].1, "there are fewer than two hosts");
-    wrong(
+fn hosts_need_one_link_each_in_one_network() {
+    assert_eq!(problems("[sim]\n")[0].1, "the scenario has fewer than two hosts");
+    fails(
         &link("[[switch]]\nname = \"a\" #!"),
-        "there are two nodes named `a`",
+        "two nodes have the name `a`",
         "give each host and switch its own name",
     );
-    wrong(
+    fails(
         &link("[[host]]\nname = \"c\" #!\naddress = \"10.0.0.3/24\""),
-        "host `c` has 0 links, and needs one",
+        "host `c` has 0 links, but needs exactly one",
         "join hosts to a `[[switch]]`, or two hosts to each other",
     );
-    wrong(
+    fails(
         &link("").replace("10.0.0.2", "10.0.0.1").replace("name = \"b\"", "name = \"b\" #!"),
         "`a` and `b` have the same address",
         "give each host its own `address`",
     );
-    wrong(
+    fails(
         &link("").replace("10.0.0.2", "fd00::2").replace("name = \"b\"", "name = \"b\" #!"),
-        "`a` and `b` cannot speak to each other",
+        "`a` and `b` have addresses of different IP versions",
         "give all hosts IPv4 addresses, or all IPv6 addresses",
     );
     let ends = |ends: [&str; 2]| format!("[[link]]\nends = [\"{}\", \"{}\"]\n", ends[0], ends[1]);
     let switches = "[[switch]]\nname = \"s\"\n[[switch]]\nname = \"t\"\n";
     let apart = [HOSTS, switches, &ends(["a", "s"]), &ends(["b", "t"])].concat();
-    wrong(
+    fails(
         &apart.replace("name = \"b\"", "name = \"b\" #!"),
-        "nothing joins `a` and `b`",
+        "no path joins `a` and `b`",
         "add a `[[link]]` between the parts",
     );
     let loops = [&apart, &ends(["s", "t"]), "[[link]]\nends = [\"t\", \"s\"] #!\n"].concat();
-    wrong(
+    fails(
         &loops,
-        "`t` and `s` are joined already",
-        "take a link away: learning bridges send what they do not know around a loop for ever",
+        "`t` and `s` are already joined",
+        "remove a link: learning bridges send frames to unknown addresses around a loop for ever",
     );
 }
 
 #[test]
-fn ranges() {
-    wrong(
+fn ranges_have_two_numbers_in_order() {
+    fails(
         &link("loss = [0.1, 0] #!"),
-        "`loss` ends before it begins",
+        "the range `loss` ends before it begins",
         "write the smaller number first: `[least, greatest]`",
     );
-    wrong(
+    fails(
         &link("loss = [0.1] #!"),
-        "`loss` has to be a number, or two",
+        "`loss` has to be a number or two numbers",
         "write a number, or `[least, greatest]`, from which the seed draws one",
     );
-    wrong(&link("loss = 1.5 #!"), "`loss` cannot be 1.5", "write a number from 0 to 1");
-    wrong(
+    fails(&link("loss = 1.5 #!"), "`loss` cannot be 1.5", "write a number from 0 to 1");
+    fails(
         &link("mtu = 1500\n[verbs]\nmtu = [256, 4096] #!"),
-        "packets of this size do not pass all links",
-        "with headers they have 4180 bytes: give the link between `a` and `b` an `mtu` of 4180 at least",
+        "packets of this size exceed the MTU of a link",
+        "with headers they have 4180 bytes: give the link between `a` and `b` an `mtu` of at least 4180",
     );
 }
 
 #[test]
-fn names() {
-    wrong(
+fn unknown_names_are_reported() {
+    fails(
         &link("los = 0.1 #!"),
         "there is no key `los` in [[link]]",
         "did you mean `loss`? [[link]] takes `ends`, `rate_gbps`, `delay_us`, `jitter_us`, `loss`, `duplicate`, `reorder`, `reorder_by_us`, `corrupt`, `mtu`, `queue` and `ecn`",
     );
-    wrong(
+    fails(
         &link("").replace("ends = [\"a\", \"b\"]", "ends = [\"a\", \"c\"] #!"),
         "there is no host or switch `c`",
         "it can be `a` or `b`",
@@ -168,56 +169,59 @@ fn names() {
 }
 
 #[test]
-fn faults() {
-    let each = "write one of `crash = \"a\"`, `pause = \"a\"`, `partition = [\"a\"]`, `mute = [\"a\"]`, `part = [\"a\", \"b\"]`, `link = [\"a\", \"b\"]` with `mtu`, `swap = [\"a\", \"b\"]`, `stranger = \"s\"` with `lies`, `rehash = \"a\"` with `salt`, or `clock = \"a\"` with `step_us` or `drift_ppm`; `for_us` says for how long";
-    wrong(&link("[[fault]] #!\nat_us = 1"), "a fault is one thing that happens", each);
-    wrong(
+fn faults_need_the_right_nodes_and_keys() {
+    let each = "write one of `crash = \"a\"`, `pause = \"a\"`, `partition = [\"a\"]`, `mute = [\"a\"]`, `part = \
+     [\"a\", \"b\"]`, `link = [\"a\", \"b\"]` with `mtu`, `swap = [\"a\", \"b\"]`, `stranger = \"s\"` with \
+     `lies`, `rehash = \"a\"` with `salt`, or `clock = \"a\"` with `step_us` or `drift_ppm`; `for_us` is \
+     the duration";
+    fails(&link("[[fault]] #!\nat_us = 1"), "a [[fault]] needs exactly one event with all of its keys", each);
+    fails(
         &link("[[fault]]\nat_us = 1\ncrash = \"c\" #!"),
         "there is no host or switch `c`",
         "it can be `a` or `b`",
     );
     for key in ["partition", "mute"] {
         for nodes in ["[]", "[\"a\", \"b\"]"] {
-            wrong(
+            fails(
                 &link(&format!("[[fault]]\nat_us = 1\n{key} = {nodes} #!")),
-                "no link leads from these nodes to others",
+                "no link leads from these nodes to other nodes",
                 "name the hosts and switches of one side only, such as `[\"a\"]`",
             );
         }
     }
     for hosts in ["[\"a\"]", "[\"a\", \"a\"]", "[\"a\", \"b\", \"a\"]"] {
-        wrong(
+        fails(
             &link(&format!("[[fault]]\nat_us = 1\npart = {hosts} #!")),
-            "two hosts do not receive what the other one sends",
+            "`part` needs two hosts, which then do not receive each other's packets",
             "write `part = [\"a\", \"b\"]`",
         );
-        wrong(
+        fails(
             &link(&format!("[[fault]]\nat_us = 1\nmtu = 300\nlink = {hosts} #!")),
-            "no link joins these two",
-            "write what a `[[link]]` has as its `ends`",
+            "no link joins these two nodes",
+            "write the `ends` of a `[[link]]`",
         );
     }
-    wrong(
+    fails(
         &link("[[fault]]\nat_us = 1\nlies = 3\nstranger = \"a\" #!"),
-        "a stranger is a host at a switch",
+        "`stranger` needs the switch at which the outsider is",
         "name a `[[switch]]`",
     );
-    wrong(
+    fails(
         &link("[[fault]]\nat_us = 1\nswap = [\"a\"] #!"),
-        "two hosts change their ports",
+        "`swap` needs two hosts, which then swap their ports",
         "write `swap = [\"a\", \"b\"]`",
     );
-    wrong(
+    fails(
         &link("[[fault]]\nat_us = 1\nswap = [\"a\", \"b\"] #!"),
-        "hosts change their ports at one switch",
+        "hosts swap their ports only at one switch",
         "name two hosts that are linked to the same `[[switch]]`",
     );
-    wrong(
+    fails(
         &star("", "[[fault]]\nat_us = 1\nsalt = 7\nrehash = \"s\" #!"),
-        "a host has UDP source ports",
+        "`rehash` needs a host: a switch has no UDP source ports",
         "name a `[[host]]`",
     );
-    // One without the other, and two things at once
+    // Incomplete events, and two events in one fault
     for keys in [
         "mtu = 300",
         "lies = 3",
@@ -229,11 +233,16 @@ fn faults() {
         "crash = \"a\"\nmute = [\"a\"]",
         "step_us = 1\npause = \"a\"",
     ] {
-        wrong(&link(&format!("[[fault]] #!\nat_us = 1\n{keys}")), "a fault is one thing that happens", each);
+        fails(
+            &link(&format!("[[fault]] #!\nat_us = 1\n{keys}")),
+            "a [[fault]] needs exactly one event with all of its keys",
+            each,
+        );
     }
 }
 
-/// Three hosts at a switch, which is like this, and these lines
+/// Returns a file with three hosts at a switch. `switch` has the lines of the switch, `lines` those that
+/// follow.
 fn star(switch: &str, lines: &str) -> String {
     let third = "[[host]]\nname = \"c\"\naddress = \"10.0.0.3/24\"\n";
     let joined = ["a", "b", "c"].map(|host| format!("[[link]]\nends = [\"{host}\", \"s\"]\n")).concat();
@@ -243,7 +252,7 @@ fn star(switch: &str, lines: &str) -> String {
 const P4CE: &str = "function = \"p4ce\"\naddress = \"10.0.0.254/24\"\nsilent_after_us = 500";
 
 #[test]
-fn groups() {
+fn groups_need_leaders_and_one_switch() {
     let text = star(
         P4CE,
         "[groups]\nleaders = [\"b\"]\nquorum = [1, 2]\nmtu = 256\noutvote = \"any\"\nmessages = 0",
@@ -260,21 +269,25 @@ fn groups() {
         ..GroupsSpec::new(vec!["b".into()])
     };
     assert_eq!(scenario.work, Work::Groups(groups));
-    let one = "one switch has to replicate what leaders write";
+    let one = "[groups] needs exactly one switch that replicates";
     let add = "add a `[[switch]]` with `function = \"p4ce\"` and an `address`";
-    wrong(&star("", "[groups] #!\nleaders = [\"a\"]"), one, add);
-    let some = "some hosts have to lead, and the others are their replicas";
+    fails(&star("", "[groups] #!\nleaders = [\"a\"]"), one, add);
+    let some = "`leaders` has to name some of the hosts, each once";
     for leaders in ["[]", "[\"a\", \"a\"]", "[\"a\", \"b\", \"c\"]"] {
         let text = star(P4CE, &format!("[groups]\nleaders = {leaders} #!"));
-        wrong(&text, some, "name one host at least, and leave one out at least");
+        fails(&text, some, "name at least one host, and leave out at least one, which is a replica");
     }
     let names = "it can be `a`, `b` or `c`";
-    wrong(&star(P4CE, "[groups]\nleaders = [\"s\"] #!"), "there is no host `s`", names);
+    fails(&star(P4CE, "[groups]\nleaders = [\"s\"] #!"), "there is no host `s`", names);
     let both = star(P4CE, "[groups]\nleaders = [\"a\"]\n[verbs] #!\nsrq = true");
-    wrong(&both, "hosts have one thing to do", "leave `[verbs]` or `[groups]` out");
+    fails(&both, "a scenario has `[verbs]` or `[groups]`, not both", "remove `[verbs]` or `[groups]`");
     let quorum = star(P4CE, "[groups]\nleaders = [\"a\"]\nquorum = 3 #!");
-    wrong(&quorum, "`quorum` cannot be 3", "write a number from 0 to 2");
+    fails(&quorum, "`quorum` cannot be 3", "write a number from 0 to 2");
     let v6 =
         star(&P4CE.replace("10.0.0.254/24", "fd00::1/64"), "").replace("name = \"s\"", "name = \"s\" #!");
-    wrong(&v6, "`a` and `s` cannot speak to each other", "give all IPv4 addresses, or all IPv6 addresses");
+    fails(
+        &v6,
+        "`a` and `s` have addresses of different IP versions",
+        "give all IPv4 addresses, or all IPv6 addresses",
+    );
 }

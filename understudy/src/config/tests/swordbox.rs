@@ -1,6 +1,6 @@
-//! `[swordbox]`.
+//! Tests of `[swordbox]`.
 
-use super::{PORTS, folder, read, read_in, wrong};
+use super::{PORTS, fails, folder, read, read_in};
 use crate::config::{FunctionConfig, SwordboxConfig};
 use rnic::Interface;
 use rocev2::ethernet::MacAddr;
@@ -14,12 +14,12 @@ use swordbox::{Config, Connect, FailedCas, Layers, Server, Table};
 const SERVER: &str = "[[swordbox.server]]\nhost = \"10.0.0.9\"\n";
 const BRIDGE: &str = "mac_table = {}\n";
 
-/// A file with these lines in `[swordbox]`
+/// Returns a file with these lines in `[swordbox]`.
 fn swordbox(lines: &str) -> String {
     [PORTS, "[swordbox]\n", BRIDGE, lines, "\n", SERVER].concat()
 }
 
-/// A file with these lines in the table of a server
+/// Returns a file with these lines in the table of a server.
 fn server(lines: &str) -> String {
     swordbox("") + lines + "\n"
 }
@@ -51,14 +51,14 @@ fn forward() -> switch::forward::Config {
 }
 
 #[test]
-fn what_is_not_said() {
+fn absent_keys_have_defaults() {
     let servers = vec![Server::new([10, 0, 0, 9].into())];
     let expected = Config { servers, ..Config::new(forward()) };
     assert_eq!(switch(&swordbox("")), SwordboxConfig { switch: expected, journal: None, mac_of_port: false });
 }
 
 #[test]
-fn what_is_said() {
+fn every_key_is_read() {
     let all = [
         "layers = [\"remap\", \"cas_to_write\", \"steer_writes\", \"steer_reads\"]\njournal = \"j/x\"",
         "failed_cas = \"answer\"\nconnections = 3\nin_flight = 4\nrd_atomic = 5\nlines = 6\nheld = 7\nageing_s = 8\nproof_s = 23\nconnections_per_host = 24",
@@ -138,71 +138,71 @@ fn what_is_said() {
     let text = swordbox(&all.join("\n")) + &second.join("\n");
     let folder = folder();
     let found = read_in(folder.path(), &text).unwrap_or_else(|report| panic!("{}", report.render()));
-    // It lies where the file does.
+    // The path is relative to the folder of the file.
     let journal = Some(folder.path().join("j/x"));
     assert_eq!(switch_of(found.function), SwordboxConfig { switch: expected, journal, mac_of_port: false });
 }
 
 #[test]
-fn layers_that_need_something() {
-    let journal = "add `journal = \"swordbox.journal\"`, a file in which connections are noted before their two sides \
-                   differ: after a restart without it, a server could take a packet of theirs for another";
-    wrong(&swordbox("layers = [\"remap\"] #!"), "the layer `remap` needs a `journal`", journal);
-    wrong(
+fn layers_need_a_journal_and_each_other() {
+    let journal = "add `journal = \"swordbox.journal\"`, a file that records connections before their two sides differ: \
+     after a restart without it, a server could take one of their packets for another";
+    fails(&swordbox("layers = [\"remap\"] #!"), "the layer `remap` needs a `journal`", journal);
+    fails(
         &swordbox("journal = \"j\"\nlayers = [\"cas_to_write\"] #!"),
         "the layer `cas_to_write` needs the layer `remap`",
-        "write `layers = [\"remap\", \"cas_to_write\"]`: what a word holds is known only if everything goes to it on one \
-         connection",
+        "write `layers = [\"remap\", \"cas_to_write\"]`: the value of a word is known only if all \
+         operations on it use one connection",
     );
-    wrong(
+    fails(
         &swordbox("layers = [\"remaps\"] #!"),
         "an element of `layers` cannot be `remaps`",
         "did you mean `remap`? it can be `remap`, `cas_to_write`, `steer_writes` or `steer_reads`",
     );
-    wrong(&swordbox("layers = [\"steer_reads\"] #!"), "the layer `steer_reads` needs a `journal`", journal);
-    // Packets may pass without one.
+    fails(&swordbox("layers = [\"steer_reads\"] #!"), "the layer `steer_reads` needs a `journal`", journal);
+    // A configuration without layers needs no journal.
     assert_eq!(switch(&swordbox("layers = []")).switch.layers, Layers::PASS);
 }
 
 #[test]
-fn bridge_and_workers() {
-    wrong(
+fn a_topology_and_one_worker_are_required() {
+    fails(
         &swordbox("").replace(BRIDGE, "").replace("[swordbox]", "[swordbox] #!"),
-        "[swordbox] does not say where frames go",
-        r#"add `pairs = [["a", "b"]]` to join ports two by two, `mac_table = {}` for a bridge that learns who is where, or `routes` for a router"#,
+        "[swordbox] does not define where frames go",
+        r#"add `pairs = [["a", "b"]]` to join ports two by two, `mac_table = {}` for a learning bridge, or `routes` for a router"#,
     );
-    wrong(
+    fails(
         &["[runtime]\nworkers = [0, 1] #!\n", &swordbox("")].concat(),
-        "[swordbox] has one worker: operations on a word are put into one order by one owner",
+        "[swordbox] supports one worker, which puts the operations on each word into one order",
         "write `workers = [1]`, or leave the key out",
     );
 }
 
 #[test]
-fn servers() {
-    wrong(
+fn servers_need_their_own_addresses() {
+    fails(
         &swordbox("").replace(SERVER, "").replace("[swordbox]", "[swordbox] #!"),
         "[swordbox] has no server",
         "add one for each memory server, such as\n\n[[swordbox.server]]\nhost = \"10.0.0.9\"",
     );
-    wrong(
+    fails(
         &server("[[swordbox.server]]\nhost = \"10.0.0.9\" #!"),
         "two servers have the address 10.0.0.9",
-        "write what is said of it into one table",
+        "join the two tables into one",
     );
-    wrong(
+    fails(
         &server("connect = { port = 7471 } #!"),
-        "lanes of the switch's own need an address",
-        "add `addresses = [\"10.0.0.254/24\"]` to [swordbox], an address of the server's network that no host has",
+        "`connect` needs an address of the switch",
+        "add `addresses = [\"10.0.0.254/24\"]` to [swordbox], an unused address of the server's network",
     );
-    wrong(
+    fails(
         &server("[[swordbox.server]] #!\nlanes = 1"),
         "[[swordbox.server]] has no `host`",
         "add `host = \"10.0.0.9\"`",
     );
-    wrong(
+    fails(
         &swordbox("in_flight = 1000 #!"),
-        "`in_flight` has to be a power of two, and 1000 is none",
+        "`in_flight` has to be a power of two, but is 1000",
         "the nearest are `512` and `1024`",
     );
     let many: Vec<_> = (0..255).map(|n| format!("[[swordbox.server]]\nhost = \"10.0.1.{n}\"\n")).collect();
@@ -211,44 +211,44 @@ fn servers() {
         "[[swordbox.server]]\nhost = \"10.0.1.254\"",
         "[[swordbox.server]] #!\nhost = \"10.0.1.254\"",
     );
-    wrong(&text, "there are 255 servers", "remove some: 254 is the most");
+    fails(&text, "[swordbox] has 255 servers", "keep at most 254");
 }
 
 #[test]
-fn tables() {
+fn tables_have_aligned_ranges() {
     let table = |lines: &str| server(&["[[swordbox.server.table]]\n", lines].concat());
-    wrong(
+    fails(
         &table("stride = 8").replace(".table]]", ".table]] #!"),
-        "[[swordbox.server.table]] does not say where the words lie",
-        "add `va = 0x10000` and `bytes = 4096`, or `rkey = 0x1234` for all that a key leads to",
+        "[[swordbox.server.table]] does not define where the words are",
+        "add `va = 0x10000` and `bytes = 4096`, or `rkey = 0x1234` for all memory of that key",
     );
-    wrong(&table("rkey = 1\nbytes = 4096 #!"), "`bytes` needs a `va` to count from", "add `va = 0x10000`");
-    let aligned = "atomics are done on aligned words of 8 bytes: write 0x10000";
-    wrong(&table("va = 0x10004 #!\nbytes = 8"), "`va` has to be a multiple of 8", aligned);
-    let aligned = "atomics are done on aligned words of 8 bytes: write 0x8";
-    wrong(&table("rkey = 1\nstride = 12 #!"), "`stride` has to be a multiple of 8", aligned);
-    wrong(
+    fails(&table("rkey = 1\nbytes = 4096 #!"), "`bytes` needs `va`", "add `va = 0x10000`");
+    let aligned = "write 0x10000: atomics need words that are aligned to 8 bytes";
+    fails(&table("va = 0x10004 #!\nbytes = 8"), "`va` has to be a multiple of 8", aligned);
+    let aligned = "write 0x8: atomics need words that are aligned to 8 bytes";
+    fails(&table("rkey = 1\nstride = 12 #!"), "`stride` has to be a multiple of 8", aligned);
+    fails(
         &table("va = 0xfffffffffffffff8\nbytes = 16 #!"),
-        "16 bytes from 0xfffffffffffffff8 on reach beyond all addresses",
-        "write the length of the region",
+        "16 bytes from 0xfffffffffffffff8 on exceed the address space",
+        "write the length of the region, in bytes",
     );
-    wrong(&server("never = [{ va = 16 }] #!"), "`never` has no `bytes`", "add `bytes = 4096`");
+    fails(&server("never = [{ va = 16 }] #!"), "`never` has no `bytes`", "add `bytes = 4096`");
 }
 
 #[test]
-fn structures() {
+fn structures_have_aligned_ranges() {
     let lists = |lines: &str| server(&["[[swordbox.server.lists]]\n", lines].concat());
-    wrong(
+    fails(
         &lists("va = 0x10000\nbytes = 4096\nkeys = 1\nnode_bytes = 100 #!"),
         "`node_bytes` has to be a multiple of 8",
-        "atomics are done on aligned words of 8 bytes: write 0x60",
+        "write 0x60: atomics need words that are aligned to 8 bytes",
     );
-    wrong(
+    fails(
         &lists("va = 0\nbytes = 0x4000000000\nkeys = 1\nnode_bytes = 32 #!"),
-        "there are more nodes than 32 bits can count",
-        "declare parts of the region, each as a store of its own",
+        "the store has more nodes than 32 bits can count",
+        "declare parts of the region as separate stores",
     );
-    wrong(
+    fails(
         &server("[[swordbox.server.locks]] #!"),
         "[[swordbox.server.locks]] has no `va`",
         "add `va = 0x10000`",

@@ -1,4 +1,4 @@
-//! Topologies of 1Pipe's networks.
+//! Tests of the topologies of 1Pipe networks.
 
 use super::super::{Network, System, parsed, topology};
 use core::net::IpAddr;
@@ -8,7 +8,7 @@ use std::path::Path;
 use switch::Nanos;
 
 /// Two racks below a spine
-const RIGHT: &str = r#"
+const VALID: &str = r#"
 [topology]
 [[switch]]
 name = "tor1"
@@ -59,29 +59,31 @@ fn read(text: &str) -> Result<Network, Vec<(usize, String, String)>> {
     })
 }
 
-/// With the switches' MAC addresses, which representatives in other subnets need
-fn right() -> String {
-    RIGHT
+/// Returns the same network with the MAC addresses of its switches, which representatives in other subnets
+/// need.
+fn valid() -> String {
+    VALID
         .replace("name = \"tor2\"\n[[", "name = \"tor2\"\nmac = \"02:00:00:01:00:02\"\n[[")
         .replace("name = \"spine\"\n[[", "name = \"spine\"\nmac = \"02:00:00:01:00:03\"\n[[")
 }
 
-/// Asserts that there is one problem when `old` is replaced, on the line marked with `#!`, with these words in its help.
+/// Asserts that the replacement of `old` makes exactly one problem, with this message, on the line that is
+/// marked with `#!`, and with these words in its help.
 #[track_caller]
-fn wrong(old: &str, new: &str, message: &str, help: &str) {
-    let whole = right();
+fn fails(old: &str, new: &str, message: &str, help: &str) {
+    let whole = valid();
     assert!(whole.contains(old), "{old}");
     let text = whole.replacen(old, new, 1);
     let line = text.lines().position(|line| line.contains("#!")).map_or(1, |index| index + 1);
-    let found = read(&text).expect_err("something is wrong");
-    let places: Vec<_> = found.iter().map(|(line, message, _)| (*line, message.as_str())).collect();
-    assert_eq!(places, [(line, message)]);
+    let found = read(&text).expect_err("the file is invalid");
+    let messages: Vec<_> = found.iter().map(|(line, message, _)| (*line, message.as_str())).collect();
+    assert_eq!(messages, [(line, message)]);
     assert!(found[0].2.contains(help), "{}", found[0].2);
 }
 
 #[test]
-fn what_is_said_is_understood() {
-    let network = read(&right()).unwrap();
+fn every_key_is_read() {
+    let network = read(&valid()).unwrap();
     assert_eq!(network.topology.settings, Settings::default());
     let layers: Vec<_> =
         network.plan.switches.iter().map(|switch| (switch.layer, switch.representative)).collect();
@@ -90,7 +92,7 @@ fn what_is_said_is_understood() {
         (network.systems, network.interfaces),
         (vec![System::Other; 3], vec!["eth0"; 5].into_iter().map(String::from).collect())
     );
-    let text = right()
+    let text = valid()
         .replace("[topology]", "[topology]\nbeacon_interval_ns = 5000\ndead_after_intervals = 20\ntraffic_class = 0x68\nidle = \"sleep\"\nahead_max_us = 70\ntimeout_us = 4\nhost_qp = 8\nfirst_qp = 9")
         .replace("name = \"tor1\"\n", "name = \"tor1\"\nlayer = 3\nos = \"sonic\"\nrepresentative = \"b\"\n")
         .replace("name = \"spine\"\n", "name = \"spine\"\nlayer = 7\nos = \"eos\"\ntunnel = \"10.255.0.3\"\n")
@@ -118,50 +120,55 @@ fn what_is_said_is_understood() {
 }
 
 #[test]
-fn each_slip_at_its_place() {
-    wrong("name = \"a\"", "name = \"tor1\" #!", "there are two nodes named `tor1`", "its own name");
-    wrong("name = \"a\"", "name = \"a/b\" #!", "`a/b` cannot be a name here", "files are called so");
-    wrong("switch = \"tor1\"", "switch = \"tor\" #!", "there is no switch `tor`", "did you mean `tor1`?");
-    wrong(
+fn each_slip_is_reported_at_its_place() {
+    fails("name = \"a\"", "name = \"tor1\" #!", "two nodes have the name `tor1`", "its own name");
+    fails("name = \"a\"", "name = \"a/b\" #!", "`a/b` is not a valid name", "files and rules on switches");
+    fails("switch = \"tor1\"", "switch = \"tor\" #!", "there is no switch `tor`", "did you mean `tor1`?");
+    fails(
         "tunnel = \"10.255.0.1\"",
         "representative = \"x\" #!",
         "there is no host `x`",
         "it can be `a`, `b`, `r1`, `r2` or `r3`",
     );
-    wrong("\"10.255.0.1\"", "\"224.0.0.1\" #!", "no packet can be sent to 224.0.0.1 alone", "routes to");
+    fails("\"10.255.0.1\"", "\"224.0.0.1\" #!", "224.0.0.1 is not a routable unicast address", "routes to");
     for address in ["224.0.0.1/24", "10.0.1.255/24", "10.0.1.0/24", "127.0.0.1/8"] {
         let ip = address.split('/').next().unwrap();
-        let said = format!("no host has the address {ip}");
-        wrong("\"10.0.1.1/24\"", &format!("\"{address}\" #!"), &said, "such as `10.0.0.1/24`");
+        let message = format!("{ip} is not an address of a host");
+        fails("\"10.0.1.1/24\"", &format!("\"{address}\" #!"), &message, "such as `10.0.0.1/24`");
     }
-    wrong(
+    fails(
         "switch = \"tor1\"\n",
         "switch = [\"tor1\", \"tor2\"] #!\n",
-        "a host that sends messages is at 2 switches",
-        "a process knows one link",
+        "a host that sends messages has 2 switches",
+        "a process supports one link",
     );
-    wrong("\"tor1\", \"spine\"]", "\"tor1\"] #!", "a link has two ends", "hosts say with `switch`");
-    wrong(
+    fails(
+        "\"tor1\", \"spine\"]",
+        "\"tor1\"] #!",
+        "`ends` of a link has to name two switches",
+        "a host names its switches",
+    );
+    fails(
         "[topology]",
         "[topology]\nhost_qp = 0x100 #!",
         "`host_qp` has to be below `first_qp`",
-        "those that follow",
+        "the numbers that follow",
     );
-    wrong("[topology]", "[topology]\nidle = \"slep\" #!", "`idle` cannot be `slep`", "sleep");
-    wrong("[topology]", "[topology]\ntimeout_us = 3 #!", "`timeout_us` cannot be 3", "4");
-    wrong(
+    fails("[topology]", "[topology]\nidle = \"slep\" #!", "`idle` cannot be `slep`", "sleep");
+    fails("[topology]", "[topology]\ntimeout_us = 3 #!", "`timeout_us` cannot be 3", "4");
+    fails(
         "tunnel = ",
         "os = \"junos\" #!\ntunnel = ",
         "`os` cannot be `junos`",
         "`sonic`, `eos`, `linux` or `understudy`",
     );
-    wrong(
+    fails(
         "switch = \"tor1\"\n",
         "swich = \"tor1\" #!\nswitch = \"tor1\"\n",
         "there is no key `swich` in [[host]]",
         "did you mean `switch`?",
     );
-    wrong(
+    fails(
         "switch = \"tor1\"\n",
         "switch = \"tor1\"\ncost = 0 #!\n",
         "there is no key `cost` in [[host]]",
@@ -170,21 +177,21 @@ fn each_slip_at_its_place() {
 }
 
 #[test]
-fn what_is_wrong_with_the_whole() {
-    wrong(
+fn problems_of_the_whole_are_reported() {
+    fails(
         "\"tor2\", \"spine\"]",
         "\"tor2\", \"tor1\"] #!",
         "neither of `tor2` and `tor1` is above the other",
         "layer 1",
     );
-    let no_representative = "`tor2` has no representative, and so its links have none: to `spine`";
-    let forbidden = right().replace("mac = \"02:00:00:00", "represents = false\nmac = \"02:00:00:00");
+    let no_representative = "`tor2` has no representative, so its links have none: to `spine`";
+    let forbidden = valid().replace("mac = \"02:00:00:00", "represents = false\nmac = \"02:00:00:00");
     let found = read(&forbidden).unwrap_err();
     assert!(
         found.iter().any(|(line, message, _)| (*line, message.as_str()) == (8, no_representative)),
         "{found:?}"
     );
-    wrong(
+    fails(
         "name = \"b\"\naddress = \"10.0.2.1/24\"",
         "name = \"b\" #!\naddress = \"10.0.1.1/24\"",
         "`a` and `b` have the same address, 10.0.1.1",

@@ -1,6 +1,6 @@
-//! `[tunnel]`.
+//! Tests of `[tunnel]`.
 
-use super::{FORWARD, PORTS, read, wrong};
+use super::{FORWARD, PORTS, fails, read};
 use crate::config::TunnelConfig;
 use rocev2::ethernet::MacAddr;
 use switch::tunnel::{Config, Onward};
@@ -14,33 +14,34 @@ const BRIDGE: &str = "[forward]\nmac_table = {}\n";
 const ONEPIPE: &str = "[onepipe]\nincarnation = \"chip\"\naddresses = [\"10.0.0.254/24\"]\nmac = \"02:00:00:00:00:fe\"\n\
                        [[onepipe.links]]\nside = \"below\"\nport = \"a\"\nmac = \"02:00:00:00:00:01\"\naddress = \"10.0.0.1\"\n\
                        qpn = 0x11\n";
-const ADDRESS_HELP: &str = "write addresses that the network routes to: a switch's, such as that of a loopback interface, or a host's";
+const ADDRESS_HELP: &str =
+    "write addresses that the network routes to, such as that of a host or of a switch's loopback interface";
 
 fn tunnel(parts: &[&str]) -> TunnelConfig {
     let text = [&[PORTS], parts].concat().concat();
     read(&text).tunnel.unwrap_or_else(|| panic!("no tunnel in{text}"))
 }
 
-/// With this change to `[tunnel]` of a router
+/// Returns the file of a router with this change to `[tunnel]`.
 fn slip(from: &str, to: &str) -> String {
     assert!(TUNNEL.contains(from));
     [PORTS, &TUNNEL.replace(from, to), ROUTER].concat()
 }
 
 #[test]
-fn what_is_said_and_what_is_not() {
+fn keys_and_defaults_are_read() {
     let expected = TunnelConfig {
         mac: Some(OWN),
         ends: vec![[10, 255, 0, 1].into()],
         sources: vec![[10, 0, 1, 1].into()],
         onward: Onward::Function,
     };
-    // The router's address is its own.
+    // A router uses its own MAC address for the tunnels.
     assert_eq!(tunnel(&[TUNNEL, ROUTER]), expected);
     assert_eq!(tunnel(&[TUNNEL, "mac = \"02:00:00:00:00:fe\"\n", ROUTER]), expected);
     let hops = Onward::NextHops(vec![([10, 0, 1, 1].into(), MacAddr([2, 0, 0, 0, 0, 1]))]);
     let bridge = TunnelConfig { onward: hops, ..expected };
-    assert_eq!(tunnel(&[TUNNEL, HOPS, ONEPIPE]), bridge, "as is that of [onepipe]");
+    assert_eq!(tunnel(&[TUNNEL, HOPS, ONEPIPE]), bridge, "[onepipe] gives its address to the tunnels");
     let nobody_says = TunnelConfig { mac: None, ..bridge.clone() };
     for function in [BRIDGE, FORWARD] {
         assert_eq!(tunnel(&[TUNNEL, HOPS, function]), nobody_says);
@@ -56,73 +57,74 @@ fn what_is_said_and_what_is_not() {
 }
 
 #[test]
-fn what_carries_on() {
-    wrong(
+fn inner_packets_need_exactly_one_next_hop() {
+    fails(
         &[PORTS, &TUNNEL.replace("[tunnel]", "[tunnel] #!"), BRIDGE].concat(),
-        "nothing says where what tunnels carry goes next",
-        "it comes to this switch's own MAC address, by which no bridge and no wire finds the way: add `next_hops = [{ address = \
-         \"10.0.1.1\", mac = \"02:00:00:00:01:01\" }]`, or make the switch a router, by `routes` with a `mac`",
+        "[tunnel] does not define where inner packets go",
+        "add `next_hops = [{ address = \"10.0.1.1\", mac = \"02:00:00:00:01:01\" }]`, or make the switch a \
+         router, by `routes` with a `mac`: inner packets arrive with this switch's own MAC address, which \
+         gives a bridge or a wire no destination",
     );
-    wrong(
+    fails(
         &[PORTS, TUNNEL, &HOPS.replace('\n', " #!\n"), ROUTER].concat(),
-        "`next_hops` are for a switch that is no router",
-        "remove it: what comes out of tunnels goes by `routes`, and by the `mac` of the next hops there",
+        "`next_hops` is not valid for a router",
+        "remove it: a router sends inner packets on by `routes`, and by the `mac` of the next hops there",
     );
-    wrong(
+    fails(
         &[PORTS, TUNNEL, "mac = \"02:00:00:00:00:fd\" #!\n", ROUTER].concat(),
-        "the tunnels end at 02:00:00:00:00:fd, and the router is 02:00:00:00:00:fe",
-        "leave `mac` out, or write that of `routes`: the router drops what is for others",
+        "`mac` of [tunnel] is 02:00:00:00:00:fd, but the router's is 02:00:00:00:00:fe",
+        "remove `mac`, or write that of `routes`: the router drops frames for other addresses",
     );
-    wrong(
+    fails(
         &[PORTS, &TUNNEL.replace("[tunnel]", "[tunnel] #!"), "[impair]\npairs = [[\"a\", \"b\"]]\n"].concat(),
-        "[tunnel] has neither [forward] nor [onepipe] behind it",
-        "remove it: only a switch that forwards, and that of 1Pipe, end tunnels; add such a function in place of another if \
-         this is one",
+        "[tunnel] needs [forward] or [onepipe]",
+        "remove it, or replace the function by [forward] or [onepipe]: only these end tunnels",
     );
 }
 
 #[test]
-fn slips() {
-    wrong(
+fn invalid_addresses_are_reported() {
+    fails(
         &slip("[\"10.255.0.1\"]", "[] #!"),
         "`addresses` has 0 addresses",
-        "write 1 to 65536, such as `addresses = [\"10.255.0.1\"]`",
+        "write 1 to 65536 addresses, such as `addresses = [\"10.255.0.1\"]`",
     );
-    wrong(
+    fails(
         &slip("[\"10.0.1.1\"]", "[] #!"),
         "`sources` has 0 addresses",
-        "write 1 to 65536, such as `sources = [\"10.0.1.1\", \"10.255.0.5\"]`",
+        "write 1 to 65536 addresses, such as `sources = [\"10.0.1.1\", \"10.255.0.5\"]`",
     );
     for address in ["224.0.0.1", "0.0.0.0", "127.0.0.1"] {
-        wrong(
+        fails(
             &slip("10.255.0.1\"]", &format!("{address}\"] #!")),
-            &format!("no packet can be sent to {address} alone"),
+            &format!("{address} is not a routable unicast address"),
             ADDRESS_HELP,
         );
     }
-    wrong(
+    fails(
         &slip("[\"10.0.1.1\"]", "[\"10.0.1.1\", \"10.0.1.1\"] #!"),
-        "10.0.1.1 stands there twice",
+        "10.0.1.1 is listed twice",
         "remove one of the two",
     );
-    wrong(
+    fails(
         &slip("10.0.1.1\"]", "fd00::1\"] #!"),
-        "fd00::1 is an IPv6 address, and no tunnel ends at one",
-        "add an IPv6 address to `addresses`, or write the source's other one: both are in one header",
+        "fd00::1 is an IPv6 address, but no tunnel ends at one",
+        "add an IPv6 address to `addresses`, or write the source's address of the other version: one header \
+         holds both",
     );
-    wrong(
+    fails(
         &slip("sources", "source = 1 #!\nsources"),
         "there is no key `source` in [tunnel]",
         "did you mean `sources`? [tunnel] takes `mac`, `addresses`, `sources` and `next_hops`",
     );
     let hop = HOPS.trim_end().replace(']', ", ");
-    wrong(
+    fails(
         &[PORTS, TUNNEL, &hop, "{ address = \"10.0.1.1\", mac = \"02:00:00:00:00:02\" }] #!\n", BRIDGE]
             .concat(),
-        "10.0.1.1 stands there twice",
+        "10.0.1.1 is listed twice",
         "remove one of the two",
     );
-    wrong(
+    fails(
         &[
             PORTS,
             TUNNEL,
@@ -130,7 +132,7 @@ fn slips() {
             BRIDGE,
         ]
         .concat(),
-        "01:00:00:00:00:01 is the address of a group, which lies on no single port",
+        "01:00:00:00:00:01 is a group address, which belongs to no single station",
         "give the address of one station: the first byte of such an address is even, as in `52:54:00:00:00:01`",
     );
 }

@@ -1,45 +1,47 @@
-//! What perftest's client and server tell each other over TCP, as version 4.5 does (Debian 12; it calls itself "6.06").
+//! The exchange between perftest's client and server over TCP, as version 4.5 does it (Debian 12; its version
+//! string is "6.06").
 //!
-//! The client speaks first, each time, and waits for an answer of the same length:
+//! Each step is a message of the client and a response of the same length:
 //!
-//! | bytes | what |
+//! | bytes | contents |
 //! |---|---|
 //! | 16 | version, text, padded with zeros |
-//! | 4 | bytes that a test cycles through (4096), big-endian; both take the greater |
-//! | 4 | length of a cache line (64), the same |
-//! | 2 | path MTU: a digit (1 for 256 to 5 for 4096) and a zero; both take the smaller |
-//! | 108 | a queue pair ([`Keys`]), many times (below) |
-//! | 5 times 8 | after ib_write_bw, ib_read_bw and ib_atomic_bw: bytes of a message, messages, and three rates that are floating-point numbers; big-endian |
-//! | 108 | the first queue pair: all is done |
-//! | 5 | "done" and a zero, which both say and neither waits for |
+//! | 4 | size of the buffer that a test cycles through (4096 bytes), big-endian; both sides use the greater |
+//! | 4 | length of a cache line (64 bytes), likewise |
+//! | 2 | path MTU: a digit (1 for 256 to 5 for 4096) and a zero; both sides use the smaller |
+//! | 108 | a queue pair ([`QpInfo`]), repeatedly (see below) |
+//! | 5 times 8 | after ib_write_bw, ib_read_bw and ib_atomic_bw: message size in bytes, messages, and three rates as floating-point numbers; big-endian |
+//! | 108 | the first queue pair: the test is over |
+//! | 5 | "done" and a zero, sent by both sides without waiting for the other |
 //!
-//! Queue pairs are told one by one: all of them before they are connected (ib_write_lat, ib_read_lat and ib_atomic_lat begin
-//! with the first one twice), all of them again to be printed, and in between and before each part of a test the first one,
-//! as a barrier. A client that tells one for the first time wants it made and connected; whatever else it means, the answer is
-//! the same: the queue pair that belongs to it. So nobody needs to know beforehand how many there will be, or how
-//! many barriers, and the next message says by its first byte what it is: text, or a number that begins with a zero. ib_write_lat
-//! just closes the connection in the end.
+//! Queue pairs are announced one by one: all of them before they are connected (ib_write_lat, ib_read_lat and
+//! ib_atomic_lat begin with the first one twice), and all of them again to be printed. In between, and before
+//! each part of a test, the client announces the first one as a barrier. The first announcement of a queue
+//! pair requests that the server creates and connects a queue pair for it. The response is the same in each
+//! case: the server's queue pair that belongs to the client's. So the server does not need the number of
+//! queue pairs or barriers in advance. The first byte of the next message tells its type: text, or a number,
+//! which begins with a zero. ib_write_lat ends by closing the connection.
 
 use core::net::{IpAddr, Ipv6Addr};
 use rnic::PathMtu;
 
-/// The oldest version that speaks so
-const OLDEST: f32 = 5.70;
-const VERSION: usize = 16;
-const NUMBER: usize = 4;
-const MTU: usize = 2;
-const REPORTED: usize = 8;
-/// Of such numbers a report has
-const REPORT: usize = 5;
+/// Oldest version that uses this exchange
+const MIN_VERSION: f32 = 5.70;
+const VERSION_LEN: usize = 16;
+const NUMBER_LEN: usize = 4;
+const MTU_LEN: usize = 2;
+const REPORT_NUMBER_LEN: usize = 8;
+/// Numbers in a report
+const REPORT_NUMBERS: usize = 5;
 pub(super) const DONE: &[u8] = b"done\0";
 
-/// A queue pair, as one side tells the other.
+/// A queue pair as one side announces it to the other.
 ///
-/// In text, each number in hexadecimal and with leading zeros: LID (4 digits), READs and atomics that may be outstanding
-/// (4), QPN (6), first PSN (6), key (8) and address (16) of its memory, the 16 bytes of the GID, and the number of a shared
-/// receive queue (8), with a colon behind each; and a zero byte.
+/// It is sent as text, each number in hexadecimal and with leading zeros: LID (4 digits), outstanding READs
+/// and atomics (4), QPN (6), first PSN (6), key (8) and address (16) of its memory, the 16 bytes of the GID,
+/// and the number of a shared receive queue (8), each followed by a colon; then a zero byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Keys {
+pub(super) struct QpInfo {
     pub(super) reads: u8,
     pub(super) qpn: u32,
     pub(super) psn: u32,
@@ -48,9 +50,9 @@ pub(super) struct Keys {
     pub(super) address: IpAddr,
 }
 
-impl Keys {
+impl QpInfo {
     pub(super) const LEN: usize = 108;
-    /// Numbers in it
+    /// Count of the numbers in the text
     const NUMBERS: usize = 6 + 16 + 1;
 
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
@@ -81,18 +83,18 @@ impl Keys {
     }
 }
 
-/// What the client has said.
+/// A message of the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Said {
-    /// Something that is answered with itself
-    Same(Vec<u8>),
+pub(super) enum Message {
+    /// Message that the server echoes
+    Echo(Vec<u8>),
     Mtu(PathMtu),
-    Keys(Keys),
-    /// All is done.
+    QpInfo(QpInfo),
+    /// End of the test
     Done,
 }
 
-/// How far the client is
+/// Position of the client in the exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Version,
@@ -101,75 +103,80 @@ enum Stage {
     Mtu,
     /// Queue pairs, a report, or the end
     Test,
-    /// So many numbers of a report have come.
+    /// Report of which this many numbers have been received
     Report(usize),
 }
 
-/// The client's side of the exchange.
+/// The client's side of the exchange, as the server follows it.
 #[derive(Debug)]
 pub(super) struct Exchange {
     stage: Stage,
-    came: Vec<u8>,
-    /// Bytes of a message, and how many there were, as the client reports
+    received: Vec<u8>,
+    /// Message size in bytes and number of messages, as the client reports them
     pub(super) reported: Option<(u64, u64)>,
 }
 
 impl Exchange {
     pub(super) fn new() -> Self {
-        Self { stage: Stage::Version, came: Vec::new(), reported: None }
+        Self { stage: Stage::Version, received: Vec::new(), reported: None }
     }
 
-    /// Where what comes is to be appended
+    /// Returns the buffer to which received bytes are to be appended.
     pub(super) fn inbox(&mut self) -> &mut Vec<u8> {
-        &mut self.came
+        &mut self.received
     }
 
-    /// The next thing that the client has said, once it is complete.
-    pub(super) fn next(&mut self) -> Result<Option<Said>, String> {
+    /// Returns the client's next message, or `None` if it is still incomplete.
+    pub(super) fn next(&mut self) -> Result<Option<Message>, String> {
         let (len, stage) = match self.stage {
-            Stage::Version => (VERSION, Stage::CycleBuffer),
-            Stage::CycleBuffer => (NUMBER, Stage::CacheLine),
-            Stage::CacheLine => (NUMBER, Stage::Mtu),
-            Stage::Mtu => (MTU, Stage::Test),
-            // A LID has four digits, so "done" is no beginning of a queue pair.
-            Stage::Test if self.came.starts_with(DONE) => (DONE.len(), Stage::Test),
-            Stage::Test => match self.came.first() {
-                Some(0) => (REPORTED, Stage::Report(1)),
-                _ => (Keys::LEN, Stage::Test),
+            Stage::Version => (VERSION_LEN, Stage::CycleBuffer),
+            Stage::CycleBuffer => (NUMBER_LEN, Stage::CacheLine),
+            Stage::CacheLine => (NUMBER_LEN, Stage::Mtu),
+            Stage::Mtu => (MTU_LEN, Stage::Test),
+            // A LID has four digits, so "done" cannot be the beginning of a queue pair.
+            Stage::Test if self.received.starts_with(DONE) => (DONE.len(), Stage::Test),
+            Stage::Test => match self.received.first() {
+                Some(0) => (REPORT_NUMBER_LEN, Stage::Report(1)),
+                _ => (QpInfo::LEN, Stage::Test),
             },
-            Stage::Report(REPORT) => {
+            Stage::Report(REPORT_NUMBERS) => {
                 self.stage = Stage::Test;
                 return self.next();
             }
-            Stage::Report(n) => (REPORTED, Stage::Report(n + 1)),
+            Stage::Report(n) => (REPORT_NUMBER_LEN, Stage::Report(n + 1)),
         };
-        if self.came.len() < len {
+        if self.received.len() < len {
             return Ok(None);
         }
-        let message: Vec<u8> = self.came.drain(..len).collect();
+        let message: Vec<u8> = self.received.drain(..len).collect();
         let from = core::mem::replace(&mut self.stage, stage);
-        self.said(from, message).map(Some)
+        self.parse_message(from, message).map(Some)
     }
 
-    fn said(&mut self, stage: Stage, message: Vec<u8>) -> Result<Said, String> {
+    fn parse_message(&mut self, stage: Stage, message: Vec<u8>) -> Result<Message, String> {
         match stage {
             Stage::Version => {
                 let text = str::from_utf8(&message).ok().map(|text| text.trim_end_matches('\0'));
                 let version: Option<f32> = text.and_then(|text| text.parse().ok());
                 match version {
-                    Some(version) if version >= OLDEST => Ok(Said::Same(message)),
-                    Some(version) => Err(format!("a client of version {version}, which is too old")),
-                    None => Err("a client that is not perftest's".into()),
+                    Some(version) if version >= MIN_VERSION => Ok(Message::Echo(message)),
+                    Some(version) => Err(format!(
+                        "perftest version {version} of the client is too old; use {MIN_VERSION:.2} or later"
+                    )),
+                    None => Err("the client is not a perftest client".into()),
                 }
             }
             Stage::Mtu => {
                 let mtu = PathMtu::ALL.into_iter().zip(b'1'..).find(|(_, digit)| *digit == message[0]);
-                mtu.map(|(mtu, _)| Said::Mtu(mtu)).ok_or_else(|| "the client's path MTU is none".into())
+                mtu.map(|(mtu, _)| Message::Mtu(mtu))
+                    .ok_or_else(|| "the client sent an unknown path MTU".into())
             }
-            Stage::Test if message == DONE => Ok(Said::Done),
-            Stage::Test if message.len() == Keys::LEN => {
-                let keys = Keys::parse(&message).map(Said::Keys);
-                keys.ok_or_else(|| format!("no queue pair: {}", String::from_utf8_lossy(&message)))
+            Stage::Test if message == DONE => Ok(Message::Done),
+            Stage::Test if message.len() == QpInfo::LEN => {
+                let info = QpInfo::parse(&message).map(Message::QpInfo);
+                info.ok_or_else(|| {
+                    format!("invalid queue pair from the client: {}", String::from_utf8_lossy(&message))
+                })
             }
             Stage::Test | Stage::Report(_) => {
                 let number = message.as_slice().try_into().map_or(0, u64::from_be_bytes);
@@ -178,14 +185,14 @@ impl Exchange {
                     (Stage::Report(1), Some((_, messages))) => *messages = number,
                     _ => {}
                 }
-                Ok(Said::Same(message))
+                Ok(Message::Echo(message))
             }
-            Stage::CycleBuffer | Stage::CacheLine => Ok(Said::Same(message)),
+            Stage::CycleBuffer | Stage::CacheLine => Ok(Message::Echo(message)),
         }
     }
 }
 
-/// The answer to the client's path MTU: ours
-pub(super) fn mtu_answer(mtu: PathMtu) -> [u8; MTU] {
+/// Returns the response to the client's path MTU, which is this side's path MTU.
+pub(super) fn mtu_response(mtu: PathMtu) -> [u8; MTU_LEN] {
     [b'1' + mtu as u8, 0]
 }

@@ -1,13 +1,13 @@
-//! perftest's server: what its clients (ib_write_bw and the others) need at the other end.
+//! perftest's server side: the peer of its clients (ib_write_bw, ib_send_lat and so on).
 
 mod exchange;
 #[cfg(test)]
 mod tests;
 
-use super::service::{Place, ServiceRow, VA};
+use super::service::{ServiceRow, SessionQp, VA};
 use super::tcp::{Listener, SocketHandle, Tcp};
 use core::net::IpAddr;
-use exchange::{DONE, Exchange, Keys, Said, mtu_answer};
+use exchange::{DONE, Exchange, Message, QpInfo, mtu_response};
 use rnic::{
     Completed, Completion, Cq, Data, Modify, Operation, Path, PathMtu, Pd, ReadyToReceive, ReadyToSend,
     Remote, Rnic, SendRequest, Transport,
@@ -17,27 +17,29 @@ use rocev2::{Psn, Qpn};
 use std::collections::BTreeMap;
 use switch::{Chance, Nanos};
 
-/// Receives that are posted at once: on UC, which nobody slows down, more than come before they are looked at
+/// Receives posted at once. UC has no flow control, so these have to cover all messages that arrive between
+/// two polls.
 const RECEIVES: usize = 512;
-/// Requests of either kind at once, where there are no receives
+/// Depth of the send and receive queues, in tests without receives
 const DEPTH: usize = 16;
 /// READs and atomics that a client may have outstanding
-const READS: u8 = 16;
-/// Small messages of one after the other go to the next place in so many bytes.
-const CYCLE: usize = 4096;
-/// 67 ms, perftest's own
+const MAX_READS: u8 = 16;
+/// Buffer, in bytes, through which consecutive small messages cycle
+const CYCLE_BUFFER_LEN: usize = 4096;
+/// Local ACK timeout of 67 ms, as perftest sets it
 const ACK_TIMEOUT: u8 = 14;
-/// For ever: whether the client is still there is seen on TCP.
+/// Unlimited RNR retries: TCP shows whether the client is still there.
 const RNR_RETRY: u8 = 7;
-/// How often a client of ib_write_lat, which has one queue pair, tells it before the test begins
-const TOLD_BEFORE_WRITES: u32 = 4;
+/// Number of times that a client of ib_write_lat, which has one queue pair, announces it before the test
+/// begins
+const ANNOUNCEMENTS_BEFORE_WRITES: u32 = 4;
 
-/// A server as the configuration has it.
+/// Configuration of a perftest server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PerftestConfig {
     pub(crate) test: Test,
     pub(crate) port: u16,
-    /// Bytes of a message at most; exactly, in ib_write_lat
+    /// Largest message in bytes; in ib_write_lat, the exact message size
     pub(crate) size: u32,
     pub(crate) transport: Transport,
 }
@@ -46,7 +48,7 @@ impl PerftestConfig {
     pub(crate) const NAME: &'static str = "perftest_server";
 }
 
-/// The test of the clients. It is not part of what they say.
+/// Test that the clients run. Clients do not announce it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Test {
     WriteBw,
@@ -60,7 +62,7 @@ pub(crate) enum Test {
 }
 
 impl Test {
-    /// Every test, with the end of its program's name
+    /// All tests, each with the suffix of its program's name
     pub(crate) const ALL: [(&'static str, Self); 8] = [
         ("write_bw", Self::WriteBw),
         ("read_bw", Self::ReadBw),
@@ -72,12 +74,12 @@ impl Test {
         ("atomic_lat", Self::AtomicLat),
     ];
 
-    /// Whether the client sends messages; in the other tests it needs nothing but memory.
+    /// Returns whether the client sends messages. In the other tests it only needs memory.
     pub(crate) const fn sends(self) -> bool {
         matches!(self, Self::SendBw | Self::SendLat)
     }
 
-    /// Whether there is such a test on UC, which has neither READs nor atomics
+    /// Returns whether the test exists on UC, which has neither READs nor atomics.
     pub(crate) const fn is_on_uc(self) -> bool {
         matches!(self, Self::WriteBw | Self::WriteLat) || self.sends()
     }
@@ -87,14 +89,14 @@ impl Test {
     }
 }
 
-/// The servers of a host, and the TCP that they share.
+/// The perftest servers of a host, and the TCP stack that they share.
 pub(super) struct Servers {
     tcp: Tcp,
     servers: Vec<Server>,
 }
 
 impl Servers {
-    /// None, if there is none.
+    /// Returns `None` if `configs` is empty.
     pub(super) fn new(
         configs: &[PerftestConfig],
         nic: &Rnic,
@@ -105,18 +107,18 @@ impl Servers {
             return Ok(None);
         }
         let mut tcp = Tcp::new(&nic.config().interface, nic.config().seed)?;
-        // One peer gets half of what the NIC has, whichever of its servers it speaks to.
+        // The quota limits a peer to half of the NIC's queue pairs over all servers.
         let quota = (nic.config().max_qps / 2 / configs.len()).max(1);
         let server = |config: &PerftestConfig| Server {
             config: *config,
             quota,
-            held: BTreeMap::new(),
+            usage: BTreeMap::new(),
             pd,
             cq,
-            listening: tcp.listen(config.port),
+            listener: tcp.listen(config.port),
             clients: Vec::new(),
             pairs: BTreeMap::new(),
-            chance: Chance::stream(nic.config().seed, config.port.into()),
+            rng: Chance::stream(nic.config().seed, config.port.into()),
             row: ServiceRow { service: PerftestConfig::NAME, port: config.port, ..ServiceRow::default() },
         };
         let servers = configs.iter().map(server).collect();
@@ -127,12 +129,12 @@ impl Servers {
         self.servers.iter().map(|server| &server.row)
     }
 
-    /// TCP segments dropped
+    /// Returns the TCP segments dropped.
     pub(super) fn tcp_dropped(&self) -> u64 {
         self.tcp.dropped()
     }
 
-    /// Takes a frame if it is TCP; says whether it is.
+    /// Processes a frame if it is TCP for this host, and returns whether it is.
     pub(super) fn on_frame(&mut self, frame: &[u8]) -> bool {
         self.tcp.on_frame(frame)
     }
@@ -146,13 +148,13 @@ impl Servers {
 
     pub(super) fn serve(&mut self, nic: &mut Rnic, now: Nanos) {
         for server in self.servers.iter_mut().filter(|server| server.config.test == Test::WriteLat) {
-            server.write_back(nic);
+            server.respond_to_writes(nic);
         }
         if self.tcp.poll(now) {
             for server in &mut self.servers {
                 server.serve(nic, &mut self.tcp);
             }
-            // What was said goes out.
+            // Sends what the servers have written.
             self.tcp.poll(now);
         }
     }
@@ -170,153 +172,159 @@ impl Servers {
     }
 }
 
-/// A queue pair of a client's.
+/// A queue pair of this server, connected to one of a client.
 struct Pair {
-    place: Place,
-    ours: Keys,
-    theirs: Keys,
-    /// WRITEs that were sent, in ib_write_lat: the last byte of each is its number, and the client answers with the same
+    qp: SessionQp,
+    local: QpInfo,
+    remote: QpInfo,
+    /// WRITEs that were sent, in ib_write_lat: the last byte of each is its number, and the client responds
+    /// with the same number
     writes: u64,
 }
 
-/// A client: a connection, and the queue pairs that it was told of.
+/// A client: its connection, and the queue pairs that it announced.
 struct Client {
     socket: SocketHandle,
     peer: IpAddr,
     exchange: Exchange,
     mtu: PathMtu,
-    /// By the client's numbers
+    /// Queue pairs of this server, by the QPN of the client's
     qps: BTreeMap<u32, Qpn>,
-    spoke: bool,
-    /// How often it has told queue pairs
-    told: u32,
+    has_sent: bool,
+    /// Announcements of queue pairs received so far
+    announcements: u32,
 }
 
-/// How it goes on with a client.
-enum Next {
+/// State of a client after its messages were processed.
+enum ClientState {
     Wait,
-    /// The client has all that it wanted.
+    /// The client has finished its test.
     Finished,
-    /// Something is wrong.
+    /// The client failed, for this reason.
     Failed(String),
-    /// Somebody came and went.
-    Gone,
+    /// The client closed its connection before its first message.
+    Closed,
 }
 
-/// What a peer has of a server.
+/// Resources of a server that one peer uses.
 #[derive(Clone, Copy, Default)]
-struct Held {
+struct PeerUsage {
     clients: usize,
     pairs: usize,
 }
 
-/// One server.
+/// One perftest server.
 struct Server {
     config: PerftestConfig,
     pd: Pd,
     cq: Cq,
-    listening: Listener,
-    /// Clients and queue pairs that a peer may have
+    listener: Listener,
+    /// Clients, and queue pairs, that one peer may have
     quota: usize,
-    /// and has, by its address
-    held: BTreeMap<IpAddr, Held>,
+    /// Clients and queue pairs that each peer has, by address
+    usage: BTreeMap<IpAddr, PeerUsage>,
     clients: Vec<Client>,
-    /// By our numbers
+    /// By QPN of this server
     pairs: BTreeMap<u32, Pair>,
-    chance: Chance,
+    rng: Chance,
     row: ServiceRow,
 }
 
 impl Server {
     fn serve(&mut self, nic: &mut Rnic, tcp: &mut Tcp) {
         while self.clients.len() < nic.config().max_qps
-            && let Some((socket, peer)) = tcp.accept(&mut self.listening)
+            && let Some((socket, peer)) = tcp.accept(&mut self.listener)
         {
-            let held = self.held.entry(peer).or_default();
-            if held.clients >= self.quota {
+            let usage = self.usage.entry(peer).or_default();
+            if usage.clients >= self.quota {
                 tcp.abort(socket);
                 self.row.refused += 1;
-                let most = self.quota;
-                self.row.error.get_or_insert_with(|| format!("more than {most} connections of {peer}"));
+                let limit = self.quota;
+                self.row.error.get_or_insert_with(|| {
+                    format!("more than {limit} connections from {peer}; raise max_qps")
+                });
                 continue;
             }
-            held.clients += 1;
+            usage.clients += 1;
             self.clients.push(Client {
                 socket,
                 peer,
                 exchange: Exchange::new(),
                 mtu: nic.config().mtu,
                 qps: BTreeMap::new(),
-                spoke: false,
-                told: 0,
+                has_sent: false,
+                announcements: 0,
             });
         }
-        tcp.keep_listening(&mut self.listening);
+        tcp.keep_listening(&mut self.listener);
         let mut clients = core::mem::take(&mut self.clients);
         clients.retain_mut(|client| {
-            let next = self.attend(client, nic, tcp);
-            self.follow(client, next, nic, tcp)
+            let state = self.process_messages(client, nic, tcp);
+            self.apply(client, state, nic, tcp)
         });
         self.clients = clients;
     }
 
-    /// Answers what the client has said.
-    fn attend(&mut self, client: &mut Client, nic: &mut Rnic, tcp: &mut Tcp) -> Next {
+    /// Responds to the client's messages.
+    fn process_messages(&mut self, client: &mut Client, nic: &mut Rnic, tcp: &mut Tcp) -> ClientState {
         tcp.read(client.socket, client.exchange.inbox());
         loop {
-            let said = match client.exchange.next() {
-                Ok(Some(said)) => said,
+            let message = match client.exchange.next() {
+                Ok(Some(message)) => message,
                 Ok(None) => break,
-                Err(what) => return Next::Failed(what),
+                Err(what) => return ClientState::Failed(what),
             };
-            client.spoke = true;
-            let answer = match said {
-                Said::Same(bytes) => bytes,
-                Said::Mtu(theirs) => {
-                    let ours = nic.config().mtu;
-                    client.mtu = ours.min(theirs);
-                    mtu_answer(ours).to_vec()
+            client.has_sent = true;
+            let response = match message {
+                Message::Echo(bytes) => bytes,
+                Message::Mtu(remote) => {
+                    let local = nic.config().mtu;
+                    client.mtu = local.min(remote);
+                    mtu_response(local).to_vec()
                 }
-                Said::Keys(theirs) => {
-                    let ours = match self.pair(client, theirs, nic) {
-                        Ok(ours) => ours.to_bytes(),
-                        Err(what) => return Next::Failed(what),
+                Message::QpInfo(remote) => {
+                    let local = match self.pair(client, remote, nic) {
+                        Ok(local) => local.to_bytes(),
+                        Err(what) => return ClientState::Failed(what),
                     };
-                    client.told += 1;
-                    if self.config.test == Test::WriteLat && client.told == TOLD_BEFORE_WRITES {
-                        self.begin_writes(client, nic);
+                    client.announcements += 1;
+                    if self.config.test == Test::WriteLat
+                        && client.announcements == ANNOUNCEMENTS_BEFORE_WRITES
+                    {
+                        self.start_writes(client, nic);
                     }
-                    ours
+                    local
                 }
-                Said::Done => {
-                    // Nobody waits for it.
+                Message::Done => {
+                    // The client does not wait for this message.
                     tcp.write(client.socket, DONE);
-                    return Next::Finished;
+                    return ClientState::Finished;
                 }
             };
-            if !tcp.write(client.socket, &answer) {
-                return Next::Failed("the client takes no answers".into());
+            if !tcp.write(client.socket, &response) {
+                return ClientState::Failed("the client does not read the responses".into());
             }
         }
         if !tcp.has_ended(client.socket) {
-            Next::Wait
-        } else if !client.spoke {
-            Next::Gone
-        } else if self.config.test == Test::WriteLat && self.has_answered(client) {
-            // How many WRITEs there will be is not part of what the client says, so that it gets one more than it wants.
-            Next::Finished
+            ClientState::Wait
+        } else if !client.has_sent {
+            ClientState::Closed
+        } else if self.config.test == Test::WriteLat && self.has_responded(client) {
+            // The client does not announce the number of WRITEs, so the server sends one more than the client
+            // expects.
+            ClientState::Finished
         } else {
-            Next::Failed("the client left in the middle".into())
+            ClientState::Failed("the client disconnected before its test was over".into())
         }
     }
 
-    /// Whether the client stays
-    fn follow(&mut self, client: &Client, next: Next, nic: &mut Rnic, tcp: &mut Tcp) -> bool {
+    /// Applies `next` and returns whether the client stays.
+    fn apply(&mut self, client: &Client, state: ClientState, nic: &mut Rnic, tcp: &mut Tcp) -> bool {
         let pairs = client.qps.len() as u64;
-        match next {
-            Next::Wait => return true,
-            Next::Gone => tcp.abort(client.socket),
-            Next::Finished => {
+        match state {
+            ClientState::Wait => return true,
+            ClientState::Closed => tcp.abort(client.socket),
+            ClientState::Finished => {
                 tcp.close(client.socket);
                 self.row.finished += pairs;
                 if let Some((size, messages)) = client.exchange.reported {
@@ -324,7 +332,7 @@ impl Server {
                     self.row.bytes = self.row.bytes.saturating_add(messages.saturating_mul(size));
                 }
             }
-            Next::Failed(what) => {
+            ClientState::Failed(what) => {
                 tcp.abort(client.socket);
                 if pairs == 0 {
                     self.row.refused += 1;
@@ -334,61 +342,62 @@ impl Server {
                 self.row.error.get_or_insert(what);
             }
         }
-        if let Some(held) = self.held.get_mut(&client.peer) {
-            held.clients -= 1;
-            held.pairs -= client.qps.len();
-            if held.clients == 0 {
-                self.held.remove(&client.peer);
+        if let Some(usage) = self.usage.get_mut(&client.peer) {
+            usage.clients -= 1;
+            usage.pairs -= client.qps.len();
+            if usage.clients == 0 {
+                self.usage.remove(&client.peer);
             }
         }
         for qpn in client.qps.values() {
             if let Some(pair) = self.pairs.remove(&qpn.get()) {
-                pair.place.destroy(nic);
+                pair.qp.destroy(nic);
             }
         }
         false
     }
 
-    /// Our queue pair for the client's, which is made when it is first told.
-    fn pair(&mut self, client: &mut Client, theirs: Keys, nic: &mut Rnic) -> Result<Keys, String> {
-        if let Some(pair) = client.qps.get(&theirs.qpn).and_then(|qpn| self.pairs.get(&qpn.get())) {
-            return Ok(pair.ours);
+    /// Returns this server's queue pair for the client's, which is created at the first announcement.
+    fn pair(&mut self, client: &mut Client, remote: QpInfo, nic: &mut Rnic) -> Result<QpInfo, String> {
+        if let Some(pair) = client.qps.get(&remote.qpn).and_then(|qpn| self.pairs.get(&qpn.get())) {
+            return Ok(pair.local);
         }
-        if self.held.get(&client.peer).is_some_and(|held| held.pairs >= self.quota) {
-            return Err(format!("more than {} queue pairs of {}; raise max_qps", self.quota, client.peer));
+        if self.usage.get(&client.peer).is_some_and(|usage| usage.pairs >= self.quota) {
+            return Err(format!("more than {} queue pairs for {}; raise max_qps", self.quota, client.peer));
         }
-        let src = nic.config().interface.source_for(theirs.address);
-        let src = src.ok_or_else(|| format!("no address of the family of {}", theirs.address))?;
+        let src = nic.config().interface.source_for(remote.address);
+        let src =
+            src.ok_or_else(|| format!("the host has no address of the family of {}", remote.address))?;
         let (bytes, depth) = match self.config.test {
-            // What is written back lies behind what is written.
+            // The server's own WRITEs are sent from behind the buffer for the client's.
             Test::WriteLat => (2 * self.config.size as usize, DEPTH),
             test if test.sends() => (self.config.size as usize, RECEIVES),
-            _ => ((self.config.size as usize).max(CYCLE), DEPTH),
+            _ => ((self.config.size as usize).max(CYCLE_BUFFER_LEN), DEPTH),
         };
-        let place = Place::new(nic, self.pd, self.cq, self.config.transport, bytes, depth)
-            .map_err(|error| format!("no room for a connection: {error}"))?;
-        let ours = Keys {
-            reads: READS,
-            qpn: place.qpn.get(),
-            psn: Psn::new(self.chance.bits() as u32).get(),
-            rkey: place.mr.0,
+        let qp = SessionQp::new(nic, self.pd, self.cq, self.config.transport, bytes, depth)
+            .map_err(|error| format!("no resources for a connection: {error}"))?;
+        let local = QpInfo {
+            reads: MAX_READS,
+            qpn: qp.qpn.get(),
+            psn: Psn::new(self.rng.bits() as u32).get(),
+            rkey: qp.mr.0,
             va: VA,
             address: src,
         };
-        if let Err(error) = connect(nic, &place, &ours, &theirs, client.mtu) {
-            place.destroy(nic);
+        if let Err(error) = connect(nic, &qp, &local, &remote, client.mtu) {
+            qp.destroy(nic);
             return Err(error.to_string());
         }
         if self.config.test.sends() {
             for _ in 0..RECEIVES {
-                place.receive(nic, 0, self.config.size);
+                qp.receive(nic, 0, self.config.size);
             }
         }
         self.row.connections += 1;
-        client.qps.insert(theirs.qpn, place.qpn);
-        self.held.entry(client.peer).or_default().pairs += 1;
-        self.pairs.insert(place.qpn.get(), Pair { place, ours, theirs, writes: 0 });
-        Ok(ours)
+        client.qps.insert(remote.qpn, qp.qpn);
+        self.usage.entry(client.peer).or_default().pairs += 1;
+        self.pairs.insert(qp.qpn.get(), Pair { qp, local, remote, writes: 0 });
+        Ok(local)
     }
 
     fn on_completion(&mut self, nic: &mut Rnic, tcp: &mut Tcp, completion: &Completion) {
@@ -398,35 +407,36 @@ impl Server {
             rnic::Status::Flushed => return,
             status => {
                 let what = format!("{:?} failed: {status:?}", completion.of);
-                return self.fail(completion.qpn, what, nic, tcp);
+                return self.fail_client(completion.qpn, what, nic, tcp);
             }
         }
         self.row.operations = self.row.operations.saturating_add(1);
         self.row.bytes = self.row.bytes.saturating_add(completion.len.into());
         if completion.of == Completed::Recv {
-            pair.place.receive(nic, 0, self.config.size);
+            pair.qp.receive(nic, 0, self.config.size);
             if self.config.test == Test::SendLat {
                 let data = match completion.len {
                     0 => Data::None,
-                    len => Data::Memory(pair.place.sge(0, len)),
+                    len => Data::Memory(pair.qp.sge(0, len)),
                 };
-                // If the queue pair has failed meanwhile, a completion says so.
+                // If the queue pair has failed meanwhile, a completion reports it.
                 _ = nic.post_send(completion.qpn, SendRequest::new(0, Operation::Send, data));
             }
         }
     }
 
-    /// A queue pair has failed, and with it its client.
-    fn fail(&mut self, qpn: Qpn, what: String, nic: &mut Rnic, tcp: &mut Tcp) {
-        let whose = self.clients.iter().position(|client| client.qps.values().any(|own| *own == qpn));
-        if let Some(index) = whose {
+    /// Ends the client of a queue pair that failed.
+    fn fail_client(&mut self, qpn: Qpn, what: String, nic: &mut Rnic, tcp: &mut Tcp) {
+        let position = self.clients.iter().position(|client| client.qps.values().any(|own| *own == qpn));
+        if let Some(index) = position {
             let client = self.clients.swap_remove(index);
-            self.follow(&client, Next::Failed(what), nic, tcp);
+            self.apply(&client, ClientState::Failed(what), nic, tcp);
         }
     }
 
-    /// Begins ib_write_lat, as the server does: the client waits for its memory to change.
-    fn begin_writes(&mut self, client: &Client, nic: &mut Rnic) {
+    /// Sends the first WRITE of ib_write_lat, in which the server begins and the client waits for its memory
+    /// to change.
+    fn start_writes(&mut self, client: &Client, nic: &mut Rnic) {
         for qpn in client.qps.values() {
             if let Some(pair) = self.pairs.get_mut(&qpn.get()) {
                 pair.write(self.config.size, nic);
@@ -434,17 +444,17 @@ impl Server {
         }
     }
 
-    /// Whether the client has answered a WRITE on each queue pair.
-    fn has_answered(&self, client: &Client) -> bool {
+    /// Returns whether the client has responded to a WRITE on each queue pair.
+    fn has_responded(&self, client: &Client) -> bool {
         let writes = |qpn: &Qpn| self.pairs.get(&qpn.get()).map_or(0, |pair| pair.writes);
         !client.qps.is_empty() && client.qps.values().all(|qpn| writes(qpn) > 1)
     }
 
-    /// Answers each WRITE of the client that has come as far as to the last byte.
-    fn write_back(&mut self, nic: &mut Rnic) {
+    /// Responds to each WRITE of a client whose last byte has arrived.
+    fn respond_to_writes(&mut self, nic: &mut Rnic) {
         let last = self.config.size as usize - 1;
         for pair in self.pairs.values_mut() {
-            if pair.writes > 0 && nic.bytes(pair.place.buffer)[last] == pair.writes as u8 {
+            if pair.writes > 0 && nic.bytes(pair.qp.buffer)[last] == pair.writes as u8 {
                 pair.write(self.config.size, nic);
             }
         }
@@ -452,41 +462,41 @@ impl Server {
 }
 
 impl Pair {
-    /// The next WRITE of ib_write_lat; what is sent stands behind what comes.
+    /// Posts the next WRITE of ib_write_lat. Its data is behind the buffer for the client's WRITEs.
     fn write(&mut self, size: u32, nic: &mut Rnic) {
         self.writes += 1;
-        nic.bytes_mut(self.place.buffer)[2 * size as usize - 1] = self.writes as u8;
-        let to = Remote { va: self.theirs.va, rkey: self.theirs.rkey };
-        let data = Data::Memory(self.place.sge(size.into(), size));
-        // If the queue pair has failed meanwhile, a completion says so.
-        _ = nic.post_send(self.place.qpn, SendRequest::new(0, Operation::Write(to), data));
+        nic.bytes_mut(self.qp.buffer)[2 * size as usize - 1] = self.writes as u8;
+        let to = Remote { va: self.remote.va, rkey: self.remote.rkey };
+        let data = Data::Memory(self.qp.sge(size.into(), size));
+        // If the queue pair has failed meanwhile, a completion reports it.
+        _ = nic.post_send(self.qp.qpn, SendRequest::new(0, Operation::Write(to), data));
     }
 }
 
-/// Connects a queue pair by hand: no CM takes part.
+/// Connects a queue pair directly, without the communication manager.
 fn connect(
     nic: &mut Rnic,
-    place: &Place,
-    ours: &Keys,
-    theirs: &Keys,
+    qp: &SessionQp,
+    local: &QpInfo,
+    remote: &QpInfo,
     mtu: PathMtu,
 ) -> Result<(), rnic::QpError> {
     let receive = ReadyToReceive {
-        path: Path::new(ours.address, theirs.address),
-        dest_qp: Qpn::new(theirs.qpn),
+        path: Path::new(local.address, remote.address),
+        dest_qp: Qpn::new(remote.qpn),
         mtu,
-        rq_psn: Psn::new(theirs.psn),
-        max_dest_rd_atomic: READS,
+        rq_psn: Psn::new(remote.psn),
+        max_dest_rd_atomic: MAX_READS,
         min_rnr_timer: RnrTimer(12),
     };
     let send = ReadyToSend {
-        sq_psn: Psn::new(ours.psn),
-        max_rd_atomic: theirs.reads.min(READS),
+        sq_psn: Psn::new(local.psn),
+        max_rd_atomic: remote.reads.min(MAX_READS),
         timeout: ACK_TIMEOUT,
         retry_count: ReadyToSend::NO_LIMIT,
         rnr_retry: RNR_RETRY,
         flow_control: false,
     };
-    nic.modify_qp(place.qpn, Modify::Rtr(receive))?;
-    nic.modify_qp(place.qpn, Modify::Rts(send))
+    nic.modify_qp(qp.qpn, Modify::Rtr(receive))?;
+    nic.modify_qp(qp.qpn, Modify::Rts(send))
 }

@@ -3,7 +3,7 @@
 use crate::observe::snapshot::{Latency, Row, Snapshot, Table};
 use core::fmt::{Display, Write as _};
 
-/// Every metric of a snapshot.
+/// Returns all metrics of a snapshot.
 pub(super) fn of(snapshot: &Snapshot) -> String {
     let mut text = Text::default();
     let instance = &snapshot.instance;
@@ -19,18 +19,18 @@ pub(super) fn of(snapshot: &Snapshot) -> String {
     }
     workers(&mut text, snapshot);
     let function = &instance.function;
-    for counter in &snapshot.told.counters {
+    for counter in &snapshot.metrics.counters {
         let name = format!("understudy_{function}_{}_total", counter.name);
         text.one(&name, "counter", &words(function, &counter.name), &[], counter.value);
     }
-    for gauge in &snapshot.told.gauges {
+    for gauge in &snapshot.metrics.gauges {
         let name = format!("understudy_{function}_{}", gauge.name);
         text.one(&name, "gauge", &words(function, &gauge.name), &[], gauge.value);
     }
-    for table in &snapshot.told.tables {
+    for table in &snapshot.metrics.tables {
         rows(&mut text, table);
     }
-    latencies(&mut text, &snapshot.told.latencies);
+    latencies(&mut text, &snapshot.metrics.latencies);
     text.0
 }
 
@@ -43,13 +43,15 @@ fn ports(text: &mut Text, snapshot: &Snapshot) {
     let counts: [(&str, &str, Count); 8] = [
         ("received_frames", "Frames received", |port| port.rx_frames),
         ("received_bytes", "Bytes received, without frame check sequences", |port| port.rx_bytes),
-        ("sent_frames", "Frames that the device took to be sent", |port| port.tx_frames),
-        ("sent_bytes", "Bytes that the device took to be sent", |port| port.tx_bytes),
-        ("missed_frames", "Frames lost in the device because nobody fetched them in time", |port| {
+        ("sent_frames", "Frames that the device accepted for transmission", |port| port.tx_frames),
+        ("sent_bytes", "Bytes that the device accepted for transmission", |port| port.tx_bytes),
+        ("missed_frames", "Frames lost in the device because no worker received them in time", |port| {
             port.missed
         }),
         ("receive_errors", "Frames that the device received with an error", |port| port.rx_errors),
-        ("no_buffer", "Times that the device found no packet buffer", |port| port.no_buffer),
+        ("no_buffer", "Receive attempts of the device that found no free packet buffer", |port| {
+            port.no_buffer
+        }),
         ("send_errors", "Frames that the device could not send", |port| port.tx_errors),
     ];
     for (what, help, count) in counts {
@@ -65,12 +67,14 @@ fn workers(text: &mut Text, snapshot: &Snapshot) {
     type Count = fn(&super::super::snapshot::Worker) -> u64;
     let counts: [(&str, &str, Count); 7] = [
         ("received_frames", "Frames received by a worker", |worker| worker.rx_frames),
-        ("turns", "Turns of a worker's loop", |worker| worker.turns),
-        ("busy_turns", "Turns of a worker's loop in which frames came", |worker| worker.busy_turns),
-        ("consumed_frames", "Frames that ended in the function", |worker| worker.consumed),
-        ("punted_frames", "Frames given to the control plane", |worker| worker.punted),
-        ("handed_off_frames", "Frames given to the worker that owns their port", |worker| worker.handed_off),
-        ("made_frames", "Frames sent beside those that came", |worker| worker.made),
+        ("turns", "Iterations of a worker's loop", |worker| worker.turns),
+        ("busy_turns", "Iterations of a worker's loop in which frames were received", |worker| {
+            worker.busy_turns
+        }),
+        ("consumed_frames", "Frames that the function consumed", |worker| worker.consumed),
+        ("punted_frames", "Frames passed to the control plane", |worker| worker.punted),
+        ("handed_off_frames", "Frames handed to the worker that owns their port", |worker| worker.handed_off),
+        ("made_frames", "Frames that the function created and sent", |worker| worker.made),
     ];
     for (what, help, count) in counts {
         let name = format!("understudy_worker_{what}_total");
@@ -82,10 +86,14 @@ fn workers(text: &mut Text, snapshot: &Snapshot) {
     for (name, help, unit) in [
         (
             "understudy_worker_busy_seconds_total",
-            "Time of a worker's turns in which frames came",
+            "Time of a worker's iterations in which frames were received",
             snapshot.tsc_hz,
         ),
-        ("understudy_worker_busy_cycles_total", "TSC cycles of a worker's turns in which frames came", 1),
+        (
+            "understudy_worker_busy_cycles_total",
+            "TSC cycles of a worker's iterations in which frames were received",
+            1,
+        ),
     ] {
         text.head(name, "counter", help);
         for worker in &snapshot.workers {
@@ -99,7 +107,7 @@ fn workers(text: &mut Text, snapshot: &Snapshot) {
     }
 }
 
-/// The keys of a row, with their names.
+/// Returns the key columns of a row as labels.
 fn labels<'a>(keys: &'a [String], row: &'a Row) -> Vec<(&'a str, &'a str)> {
     keys.iter().zip(&row.cells).map(|(key, cell)| (key.as_str(), cell.as_str())).collect()
 }
@@ -129,7 +137,7 @@ fn latencies(text: &mut Text, latencies: &[Latency]) {
         return;
     }
     let name = "understudy_latency_seconds";
-    text.head(name, "summary", "Times since the run began, by what was measured");
+    text.head(name, "summary", "Latencies since the run began, by what was measured");
     for latency in latencies {
         let quantiles = [
             ("0.5", latency.p50_ns),
@@ -145,7 +153,7 @@ fn latencies(text: &mut Text, latencies: &[Latency]) {
     }
 }
 
-/// The text so far.
+/// The text written so far.
 #[derive(Default)]
 struct Text(String);
 

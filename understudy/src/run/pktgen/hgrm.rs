@@ -1,4 +1,4 @@
-//! The generator's histograms as files.
+//! Files of the generator's histograms.
 
 use bench::hgrm::text;
 use hdrhistogram::Histogram as Hdr;
@@ -7,29 +7,29 @@ use pktgen::{Counters, Histogram, Profile};
 use std::fs;
 use std::path::Path;
 
-/// Digits that are kept: those that the generator's own buckets have
+/// Significant digits, as many as the generator's own buckets have
 const DIGITS: u8 = 3;
 
-/// The same times, as the library has them.
+/// Converts a histogram to the library's type.
 pub(super) fn hdr(histogram: &Histogram) -> Hdr<u64> {
-    let mut hdr = Hdr::new(DIGITS).expect("a number of digits that there can be");
+    let mut hdr = Hdr::new(DIGITS).expect("the precision is valid");
     for (time, count) in histogram.buckets() {
-        // It grows as needed.
-        hdr.record_n(time.0, count).expect("a histogram that grows takes any time");
+        // The histogram grows as needed.
+        hdr.record_n(time.0, count).expect("a growing histogram accepts all values");
     }
     hdr
 }
 
 fn failed(folder: &Path) -> String {
-    format!("histograms cannot be written to {}", folder.display())
+    format!("cannot write histograms to {}", folder.display())
 }
 
-/// Makes the folder: who cannot is told before anything is sent.
-pub(super) fn make(folder: &Path) -> Result<(), miette::Report> {
+/// Creates the folder before anything is sent, so that an error is reported early.
+pub(super) fn create_folder(folder: &Path) -> Result<(), miette::Report> {
     fs::create_dir_all(folder).into_diagnostic().wrap_err_with(|| failed(folder))
 }
 
-/// Writes a file for each histogram that has something in it. How many there are.
+/// Writes a file for each histogram that is not empty. Returns the number of files.
 pub(super) fn write(folder: &Path, profile: &Profile, counters: &Counters) -> Result<usize, miette::Report> {
     let mut files = 0;
     let names = names(profile.streams.iter().map(|stream| &*stream.name));
@@ -46,13 +46,14 @@ pub(super) fn write(folder: &Path, profile: &Profile, counters: &Counters) -> Re
     Ok(files)
 }
 
-/// A name for a stream's files: its own, as far as file systems have such letters, and with a number if another stream has that.
+/// Returns a file name for each stream: the stream's name with other characters replaced, and with a number
+/// if the name is taken.
 fn names<'a>(streams: impl Iterator<Item = &'a str>) -> Vec<String> {
     let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '-' };
     let mut names: Vec<String> = Vec::new();
     for stream in streams {
         let own: String = stream.chars().map(plain).collect();
-        // Some file systems do not tell A from a.
+        // Some file systems ignore case.
         let is_free = |name: &String| !names.iter().any(|other| other.eq_ignore_ascii_case(name));
         let numbered = (2..).map(|n| format!("{own}-{n}"));
         let free = core::iter::once(own.clone()).chain(numbered).find(is_free);
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn the_format_of_plotters() {
+    fn histograms_have_the_format_of_hdr_plotters() {
         let histogram = Histogram::default();
         for n in 1..=1000 {
             histogram.record(Nanos(n * 1_000));

@@ -1,8 +1,9 @@
-//! The packet generator's control plane, which begins it when its ports are up and ends it when it is done, and its report.
+//! The packet generator's control plane, which starts it when its ports are up and ends the run when it is
+//! done, and its report.
 
 mod hgrm;
-pub(crate) mod spoil;
-mod told;
+pub(crate) mod invalid;
+mod report;
 
 use super::{now, run_until_done};
 use crate::observe::{Observer, no_groups};
@@ -18,44 +19,44 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use switch::PortId;
 
-use spoil::{Links, Spoil};
-pub(super) use told::PktgenReport;
-pub(crate) use told::rate;
+use invalid::{InvalidReason, Links};
+pub(super) use report::PktgenReport;
+pub(crate) use report::rate;
 
-/// How often a line is shown to people
-const SHOW_EVERY: Duration = Duration::from_secs(1);
-/// How long a link may take to come up, before it begins without
-const LINKS_MAY_TAKE: Duration = Duration::from_secs(5);
+/// Interval of progress lines on a terminal
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+/// Time within which links have to come up, before the generator starts without them
+const LINK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The control plane.
 struct Plane<'a> {
     profile: &'a Profile,
     counters: Arc<Counters>,
-    /// The names of ports that have no peer yet
-    waits_for: Vec<String>,
-    /// Of the other ports that are used
+    /// Names of the ports that have no peer yet
+    unconnected: Vec<String>,
+    /// Links of the other ports in use
     links: Links,
     start: Instant,
-    /// Set by signals
-    asked: &'a Stop,
+    /// Flag that signals set
+    stop: &'a Stop,
     ending: bool,
     done: bool,
-    /// When sending began
+    /// Time at which sending began
     began: Option<Instant>,
-    spoils: Vec<Spoil>,
+    invalid_reasons: Vec<InvalidReason>,
     lines: Lines,
     observer: Option<Observer>,
 }
 
-/// What is shown while it runs.
+/// Output during the run.
 struct Lines {
-    /// JSON on standard output, this often
+    /// Interval of JSON lines on standard output, if requested
     json: Option<Duration>,
-    /// A line on standard error
-    shows: bool,
+    /// Whether to print progress lines on standard error
+    show_progress: bool,
     next: Instant,
-    /// Packets sent and received when it was last shown, and when that was
-    before: (u64, u64, Instant),
+    /// Packets sent and received at the last line, and its time
+    last: (u64, u64, Instant),
 }
 
 impl Control<Pktgen> for Plane<'_> {
@@ -68,22 +69,27 @@ impl Control<Pktgen> for Plane<'_> {
 
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, Pktgen>) -> bool {
         if let Some(observer) = &mut self.observer {
-            observer.attend(live, out, || told::observed(self.profile, &self.counters), no_groups);
+            observer.serve_requests(
+                live,
+                out,
+                || report::metrics_of(self.profile, &self.counters),
+                no_groups,
+            );
         }
         let time = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         if !self.done {
-            self.spoils.extend(self.links.look(|| live.links(), now(), self.began.is_some(), time));
+            self.invalid_reasons.extend(self.links.poll(|| live.links(), now(), self.began.is_some(), time));
         }
         let ready =
-            self.waits_for.is_empty() && (self.links.all_up() || self.start.elapsed() > LINKS_MAY_TAKE);
+            self.unconnected.is_empty() && (self.links.all_up() || self.start.elapsed() > LINK_TIMEOUT);
         if self.began.is_none() && ready && out.command(0, Command::Begin).is_ok() {
             let now = now();
             self.began = Some(now);
-            (self.lines.next, self.lines.before) = (now + self.lines.every(), (0, 0, now));
-            self.spoils.extend(self.links.down_at_the_start());
+            (self.lines.next, self.lines.last) = (now + self.lines.every(), (0, 0, now));
+            self.invalid_reasons.extend(self.links.down_at_the_start());
         }
-        // The first signal ends sending; the next, or one before it began, ends the run.
-        if self.asked.flag().swap(false, Ordering::Relaxed) {
+        // The first signal ends sending. The second one, or one before the start, ends the run.
+        if self.stop.flag().swap(false, Ordering::Relaxed) {
             if self.ending || self.began.is_none() {
                 return false;
             }
@@ -98,9 +104,9 @@ impl Control<Pktgen> for Plane<'_> {
     fn on_link(&mut self, port: &PortInfo, up: bool) {
         eprintln!("Port {} {} its peer.", port.name, if up { "has" } else { "has lost" });
         if up {
-            self.waits_for.retain(|name| *name != port.name);
+            self.unconnected.retain(|name| *name != port.name);
         } else if let Some(began) = self.began.filter(|_| !self.done) {
-            self.spoils.push(spoil::port_down(&port.name, "peer", began.elapsed()));
+            self.invalid_reasons.push(invalid::port_down(&port.name, "peer", began.elapsed()));
         }
     }
 
@@ -111,12 +117,12 @@ impl Control<Pktgen> for Plane<'_> {
 
 impl Lines {
     fn every(&self) -> Duration {
-        self.json.unwrap_or(SHOW_EVERY)
+        self.json.unwrap_or(PROGRESS_INTERVAL)
     }
 
     fn show(&mut self, counters: &Counters, began: Instant) {
         let now = now();
-        if now < self.next || !(self.shows || self.json.is_some()) {
+        if now < self.next || !(self.show_progress || self.json.is_some()) {
             return;
         }
         self.next = now + self.every();
@@ -126,22 +132,22 @@ impl Lines {
         let (sent, received) = (sum(|c| c.sent.frames.get()), sum(|c| c.received.frames.get()));
         let (lost, duplicates) = (sum(pktgen::counters::StreamCounters::lost), sum(|c| c.duplicates.get()));
         let unseen = sum(pktgen::counters::StreamCounters::unseen);
-        let (sent_before, received_before, at) = self.before;
+        let (sent_before, received_before, at) = self.last;
         let span = now.duration_since(at).as_secs_f64().max(1e-9);
-        let rate = |now: u64, before: u64| (now - before) as f64 / span;
+        let rate = |now: u64, last: u64| (now - last) as f64 / span;
         let (tx, rx) = (rate(sent, sent_before), rate(received, received_before));
-        self.before = (sent, received, now);
+        self.last = (sent, received, now);
         let seconds = now.duration_since(began).as_secs_f64();
         if self.json.is_some() {
             let line = serde_json::json!({
                 "seconds": seconds, "sent": sent, "received": received, "lost": lost, "unseen": unseen,
                 "duplicates": duplicates, "sent_per_s": tx, "received_per_s": rx,
             });
-            // A reader that has gone away does not end the run.
+            // A closed pipe does not end the run.
             _ = writeln!(std::io::stdout(), "{line}");
         } else {
             eprintln!(
-                "{seconds:6.1} s: {:.3} Mpps out, {:.3} in; {lost} lost, {duplicates} twice",
+                "{seconds:6.1} s: {:.3} Mpps out, {:.3} in; {lost} lost, {duplicates} duplicates",
                 tx / 1e6,
                 rx / 1e6
             );
@@ -149,45 +155,45 @@ impl Lines {
     }
 }
 
-/// What 1Pipe's time is now.
+/// Returns the current 1Pipe time.
 fn epoch() -> Timestamp {
     let time = clock_gettime(ClockId::Realtime);
     let (seconds, nanos) = (time.tv_sec.cast_unsigned(), time.tv_nsec.cast_unsigned());
     Timestamp::new(seconds.wrapping_mul(1_000_000_000).wrapping_add(nanos))
 }
 
-/// What is asked for beside the profile.
-pub(super) struct Asked<'a> {
-    /// Send for so long
+/// Options in addition to the profile.
+pub(super) struct Options<'a> {
+    /// Duration of sending
     pub(super) duration: Option<Duration>,
-    /// Lines of JSON
+    /// Interval of JSON lines
     pub(super) live: Option<Duration>,
-    /// Where histograms go
+    /// Folder for histograms
     pub(super) hgrm: Option<&'a Path>,
 }
 
-/// What is known to be impossible before the ports are there.
+/// Checks what can fail before the ports are started.
 pub(super) fn prepare(hgrm: Option<&Path>) -> Result<(), miette::Report> {
-    hgrm.map_or(Ok(()), hgrm::make)
+    hgrm.map_or(Ok(()), hgrm::create_folder)
 }
 
-/// The report, and whether histograms were written, if any were asked for.
+/// Runs the generator. Returns its report, and whether the requested histograms were written.
 pub(super) fn run(
     runtime: &mut Runtime,
     ports: &[dataplane::config::Port],
     profile: &Profile,
-    asked: &Asked<'_>,
+    options: &Options<'_>,
     observer: Option<Observer>,
     stop: &Stop,
 ) -> Result<(PktgenReport, Result<(), miette::Report>), miette::Report> {
-    let duration = asked.duration.map(|time| switch::Nanos(time.as_nanos() as u64));
+    let duration = options.duration.map(|time| switch::Nanos(time.as_nanos() as u64));
     let profile = Profile { epoch: epoch(), duration: duration.or(profile.duration), ..profile.clone() };
-    let function = Pktgen::new(&profile).map_err(|error| miette::miette!("[pktgen] cannot be: {error}"))?;
+    let function = Pktgen::new(&profile).map_err(|error| miette::miette!("invalid [pktgen]: {error}"))?;
     let counters = function.counters();
-    let fetched = spoil::fetched(ports, &function);
+    let receiving = invalid::receiving(ports, &function);
     let used = [Some(profile.send), profile.receive];
-    let waits_for = used.into_iter().flatten().map(|port| &ports[port.index()]);
-    let waits_for = waits_for.filter(|port| matches!(port.device, Device::Memif { .. }));
+    let unconnected = used.into_iter().flatten().map(|port| &ports[port.index()]);
+    let unconnected = unconnected.filter(|port| matches!(port.device, Device::Memif { .. }));
     let links = used.into_iter().flatten().map(|port| (port.index(), &ports[port.index()]));
     let links = links.filter(|(_, port)| !matches!(port.device, Device::Memif { .. }));
     let links = links.map(|(index, port)| (index, port.name.clone()));
@@ -195,44 +201,45 @@ pub(super) fn run(
     let mut plane = Plane {
         profile: &profile,
         counters: Arc::clone(&counters),
-        waits_for: waits_for.map(|port| port.name.clone()).collect(),
+        unconnected: unconnected.map(|port| port.name.clone()).collect(),
         links: Links::new(links),
         start,
-        asked: stop,
+        stop,
         ending: false,
         done: false,
         began: None,
-        spoils: Vec::new(),
+        invalid_reasons: Vec::new(),
         lines: Lines {
-            json: asked.live,
-            shows: std::io::stderr().is_terminal(),
+            json: options.live,
+            show_progress: std::io::stderr().is_terminal(),
             next: start,
-            before: (0, 0, start),
+            last: (0, 0, start),
         },
         observer,
     };
     let (outcome, seconds) = run_until_done(runtime, vec![function], &mut plane);
-    let mut spoils = core::mem::take(&mut plane.spoils);
-    spoils.extend(spoil::by_streams(&profile, &counters));
-    spoils.extend(spoil::by_drops(&outcome));
-    spoils.extend(spoil::by_devices(ports, &fetched, &outcome, &spoils));
+    let mut invalid_reasons = core::mem::take(&mut plane.invalid_reasons);
+    invalid_reasons.extend(invalid::by_streams(&profile, &counters));
+    invalid_reasons.extend(invalid::by_drops(&outcome));
+    invalid_reasons.extend(invalid::by_devices(ports, &receiving, &outcome, &invalid_reasons));
     if !plane.done {
-        spoils.push(Spoil {
+        invalid_reasons.push(InvalidReason {
             reason: "cut_short",
-            what: "it was ended before the last packets were waited for".into(),
+            what: "the run was interrupted before the last packets could arrive".into(),
         });
     }
-    let written = asked.hgrm.map_or(Ok(()), |folder| {
+    let written = options.hgrm.map_or(Ok(()), |folder| {
         if hgrm::write(folder, plane.profile, &counters)? == 0 {
             eprintln!(
-                "No latency was measured, so there is no histogram in {}: payloads of 8 bytes or more with a port that receives \
-                 them have one way's, and requests with `outstanding` the round trip's.",
+                "No latency was measured, so there is no histogram in {}: set `receive` and payloads of 8 bytes or more for \
+                 one-way latency, or `outstanding` on requests for round trips.",
                 folder.display()
             );
         }
         Ok(())
     });
-    let report = PktgenReport::new(&profile, &counters, runtime, &outcome, spoils, (seconds, plane.done));
+    let report =
+        PktgenReport::new(&profile, &counters, runtime, &outcome, invalid_reasons, (seconds, plane.done));
     Ok((report, written))
 }
 
@@ -241,7 +248,7 @@ mod tests {
     use super::*;
     use crate::config::{FunctionConfig, load};
 
-    /// What a generator is told with these lines behind the port that it sends to and receives from.
+    /// Returns the profile of a generator with these lines after the port that it sends to and receives from.
     pub(super) fn profile(lines: &str) -> Profile {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("my.toml");

@@ -1,8 +1,9 @@
-//! The file in which connections are written down before their two sides may differ.
+//! The file to which connections are written before their two sides may differ.
 //!
-//! A text: a heading, then a line for each connection that was added (`+ SERVER QPN CLIENT QPN`) or removed (`-`). Lines are
-//! only ever added; what was added is on the disk before it is used. When half of the lines and more say nothing any more,
-//! and at every start, the file is written anew beside itself and put in its place.
+//! It is a text file: a heading, then a line for each connection that was added (`+ SERVER QPN CLIENT QPN`)
+//! or removed (`-`). Lines are only ever appended, and an added connection is on the disk before it is used.
+//! When at least half of the lines are obsolete, and at every start, the file is rewritten under another name
+//! and renamed into place.
 
 use super::writer::Order;
 use core::fmt;
@@ -18,26 +19,26 @@ use swordbox::Connection;
 
 const HEADING: &str =
     "# Connections of understudy's Swordbox whose two sides differ. Leave it to the program.\n";
-/// A file of fewer lines is not worth to be written anew
-const WORTH: usize = 1024;
+/// Number of lines below which a file is not rewritten
+const MIN_REWRITE_LINES: usize = 1024;
 
-/// Permissions of a new journal: this user's alone
+/// Permissions of a new journal: for this user only
 const MODE: u32 = 0o600;
 
-/// Connections that are written down.
+/// A journal of connections.
 pub(crate) struct Journal {
     path: PathBuf,
     file: File,
     live: BTreeSet<Connection>,
     /// Lines in the file
     lines: usize,
-    /// The file's end is not known to be right: it is written anew before anything is added
+    /// The file may end with a partial line, so it is rewritten before anything is appended
     torn: bool,
-    /// What was said last about writing that failed
-    said: Option<ErrorKind>,
+    /// Last write error that was reported
+    last_error: Option<ErrorKind>,
 }
 
-/// A connection as a line has it.
+/// A line that adds or removes a connection.
 struct Line<'a>(char, &'a Connection);
 
 impl fmt::Display for Line<'_> {
@@ -48,8 +49,8 @@ impl fmt::Display for Line<'_> {
     }
 }
 
-/// What a line says: whether the connection was added, and which it is.
-fn parsed(line: &str) -> Option<(bool, Connection)> {
+/// Parses a line. Returns whether the connection was added, and the connection.
+fn parse_line(line: &str) -> Option<(bool, Connection)> {
     let qpn = |word: &str| {
         let number = u32::from_str_radix(word.strip_prefix("0x")?, 16).ok()?;
         (number < 1 << 24).then(|| Qpn::new(number))
@@ -65,7 +66,8 @@ fn parsed(line: &str) -> Option<(bool, Connection)> {
     Some((added, Connection { server: (host(server)?, qpn(at)?), client: (host(client)?, qpn(from)?) }))
 }
 
-/// What stands in a journal. A last line without an end was never used; anything else that is no line is an error.
+/// Returns the connections in a journal. A last line without an end was never used, so it is ignored; any
+/// other invalid line is an error, which is its number.
 fn read(text: &str) -> Result<BTreeSet<Connection>, usize> {
     let mut live = BTreeSet::new();
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
@@ -73,24 +75,25 @@ fn read(text: &str) -> Result<BTreeSet<Connection>, usize> {
         if number == 1 && line == HEADING.trim_end() {
             continue;
         }
-        match parsed(line).filter(|_| number > 1) {
+        match parse_line(line).filter(|_| number > 1) {
             Some((true, connection)) => _ = live.insert(connection),
             Some((false, connection)) => _ = live.remove(&connection),
             None => return Err(number),
         }
     }
-    // Not even a whole heading: something else, if it does not begin like one.
+    // A text without a complete heading is a journal only if it is a prefix of the heading.
     if whole.is_empty() && !HEADING.starts_with(text) { Err(1) } else { Ok(live) }
 }
 
 impl Journal {
-    /// Opens a journal, or begins one, and locks it.
+    /// Opens or creates a journal, locks it, and rewrites it.
     ///
     /// # Errors
-    /// In words, if it cannot be read or written, is no journal, or is another process's.
+    /// Returns a text if the file cannot be read or written, is not a journal, or is in use by another
+    /// process.
     pub(crate) fn open(path: &Path) -> Result<Self, String> {
         let shown = path.display();
-        let failed = |error: io::Error| format!("the journal {shown} cannot be used: {error}");
+        let failed = |error: io::Error| format!("cannot use the journal {shown}: {error}");
         let mut options = OpenOptions::new();
         let mut file = options.read(true).append(true).create(true).mode(MODE).open(path).map_err(failed)?;
         lock(&file, path).map_err(failed)?;
@@ -98,33 +101,34 @@ impl Journal {
         file.read_to_end(&mut bytes).map_err(failed)?;
         let text = String::from_utf8_lossy(&bytes);
         let live = read(&text).map_err(|line| {
-            format!("{shown} is not a journal of Swordbox: line {line} names no connection")
+            format!("{shown} is not a journal of Swordbox: line {line} is not a connection")
         })?;
-        let mut journal = Self { path: path.to_owned(), file, live, lines: 0, torn: true, said: None };
+        let mut journal = Self { path: path.to_owned(), file, live, lines: 0, torn: true, last_error: None };
         journal.rewrite().map_err(failed)?;
         Ok(journal)
     }
 
-    /// Connections of which it is not known that they are over
+    /// Returns the connections that were added and not removed.
     pub(crate) fn live(&self) -> impl Iterator<Item = Connection> {
         self.live.iter().copied()
     }
 
-    /// Writes the file anew, beside the one there is, and puts it in its place.
+    /// Writes the current connections to a new file beside the journal, and renames it into place.
     fn rewrite(&mut self) -> io::Result<()> {
-        let mut beside = self.path.clone().into_os_string();
-        beside.push(".new");
-        // What a crash has left there, or somebody has put there: it is not followed, and never written to.
-        match std::fs::remove_file(&beside) {
+        let mut new_path = self.path.clone().into_os_string();
+        new_path.push(".new");
+        // A file at this name, left by a crash or created by another user, is removed. It is not followed if
+        // it is a link, and never written to.
+        match std::fs::remove_file(&new_path) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        let mut file = OpenOptions::new().append(true).create_new(true).mode(MODE).open(&beside)?;
-        lock(&file, Path::new(&beside))?;
+        let mut file = OpenOptions::new().append(true).create_new(true).mode(MODE).open(&new_path)?;
+        lock(&file, Path::new(&new_path))?;
         let lines: String = self.live.iter().map(|connection| Line('+', connection).to_string()).collect();
         file.write_all((HEADING.to_owned() + &lines).as_bytes())?;
         file.sync_all()?;
-        std::fs::rename(&beside, &self.path)?;
+        std::fs::rename(&new_path, &self.path)?;
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?;
         self.file = file;
@@ -134,7 +138,7 @@ impl Journal {
     }
 
     fn append(&mut self, sign: char, connection: &Connection) -> io::Result<()> {
-        if self.torn || (self.lines >= WORTH && self.lines >= 2 * self.live.len()) {
+        if self.torn || (self.lines >= MIN_REWRITE_LINES && self.lines >= 2 * self.live.len()) {
             self.torn = true;
             self.rewrite()?;
         }
@@ -145,10 +149,10 @@ impl Journal {
         Ok(())
     }
 
-    /// Writes orders down, and syncs once if some add connections.
+    /// Appends orders, and syncs once if any of them adds a connection.
     ///
     /// # Errors
-    /// If one could not be written for sure: then no connection counts as added by these orders.
+    /// Fails if any of the orders may not have been written. None of the connections then counts as added.
     pub(crate) fn write(&mut self, orders: &[Order]) -> io::Result<()> {
         let mut fresh = Vec::new();
         let result = self.try_write(orders, &mut fresh);
@@ -157,15 +161,15 @@ impl Journal {
                 self.live.remove(&connection);
             }
         }
-        self.tell(&result);
+        self.report_error(&result);
         result
     }
 
-    /// Also says which connections are new.
+    /// Appends orders, and collects the connections that are new in `fresh`.
     fn try_write(&mut self, orders: &[Order], fresh: &mut Vec<Connection>) -> io::Result<()> {
         let adds = orders.iter().any(|order| matches!(order, Order::Add(_)));
-        // Somebody may have removed the file: what is written into it then is not there after a restart.
-        self.torn |= adds && !is_at(&self.file, &self.path);
+        // If the file was removed, appended lines would not survive a restart, so the journal is rewritten.
+        self.torn |= adds && !is_at_path(&self.file, &self.path);
         let mut written = Ok(());
         for order in orders {
             let result = match order {
@@ -189,29 +193,29 @@ impl Journal {
         Ok(())
     }
 
-    /// Says that writing failed, if it did not the last time, or otherwise; and that it works again.
-    fn tell(&mut self, result: &io::Result<()>) {
+    /// Prints a changed error, and that writing works again.
+    fn report_error(&mut self, result: &io::Result<()>) {
         let kind = result.as_ref().err().map(io::Error::kind);
-        if kind != self.said {
+        if kind != self.last_error {
             let path = self.path.display();
             match result {
                 Err(error) => eprintln!(
-                    "The journal {path} cannot be written: {error}. New connections pass, and are not shared."
+                    "Cannot write the journal {path}: {error}. New connections pass unchanged, and are not shared."
                 ),
-                Ok(()) => eprintln!("The journal {path} can be written again."),
+                Ok(()) => eprintln!("The journal {path} is writable again."),
             }
         }
-        self.said = kind;
+        self.last_error = kind;
     }
 }
 
-/// Whether a file is still the one that has this name.
-fn is_at(file: &File, path: &Path) -> bool {
+/// Returns whether `path` still refers to this file.
+fn is_at_path(file: &File, path: &Path) -> bool {
     let number = |metadata: io::Result<Metadata>| metadata.map(|file| (file.dev(), file.ino())).ok();
     number(file.metadata()).is_some_and(|own| number(path.metadata()) == Some(own))
 }
 
-/// Locks a file, and makes sure that it is the one that has this name.
+/// Locks a file, and checks that `path` still refers to it.
 fn lock(file: &File, path: &Path) -> io::Result<()> {
     match file.try_lock() {
         Ok(()) => {}
@@ -220,8 +224,8 @@ fn lock(file: &File, path: &Path) -> io::Result<()> {
         }
         Err(TryLockError::Error(error)) => return Err(error),
     }
-    if !is_at(file, path) {
-        return Err(io::Error::new(ErrorKind::ResourceBusy, "another process has just written it anew"));
+    if !is_at_path(file, path) {
+        return Err(io::Error::new(ErrorKind::ResourceBusy, "another process has just rewritten it"));
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Swordbox: its data plane on a worker, its control plane with the journal on this thread, other layers at SIGHUP, and its
-//! part of the report.
+//! Swordbox: the data plane on a worker; on the control thread, the control plane with the journal and the
+//! reload of layers at SIGHUP; and its part of the report.
 
 pub(super) mod journal;
 #[cfg(test)]
@@ -7,9 +7,9 @@ mod tests;
 mod writer;
 
 use super::report::{Report, SwordboxReport};
-use super::{Until, by_chance, forward, run_until};
+use super::{EndConditions, forward, random_u64, run_until};
 use crate::config::{self, Config, FunctionConfig, SwordboxConfig};
-use crate::observe::Told;
+use crate::observe::FunctionMetrics;
 use core::fmt::Write as _;
 use core::sync::atomic::{AtomicBool, Ordering};
 use dataplane::{ControlOutput, Live, Mbuf, Plane, PortInfo, Runtime, Stop};
@@ -21,31 +21,31 @@ use switch::PortId;
 use swordbox::{ConnectCounters, Connection, Control, Counters, Event, Layers, Memory, Swordbox};
 use writer::Writer;
 
-/// What has to be there before anything is started.
-pub(super) struct Beginning {
-    /// What the file asks for, to tell what has changed when it is read again
-    asked: Config,
-    /// Connections of an earlier run, which are refused until they are made anew
+/// State that is prepared before the runtime starts.
+pub(super) struct Prepared {
+    /// Configuration at the start, for comparison when the file is reloaded
+    initial: Config,
+    /// Connections of an earlier run, which are refused until they are established again
     ended: Vec<Connection>,
     writer: Option<Writer>,
-    again: Arc<AtomicBool>,
+    reload_requested: Arc<AtomicBool>,
 }
 
-/// For connections that nobody asks about
-struct Nowhere;
+/// Journal of a configuration without one: adds no connection
+struct NoJournal;
 
-impl swordbox::Journal for Nowhere {
+impl swordbox::Journal for NoJournal {
     fn add(&mut self, _connection: Connection) -> io::Result<()> {
-        Err(io::Error::other("there is no journal"))
+        Err(io::Error::other("no journal is configured"))
     }
 
     fn remove(&mut self, _connection: Connection) {}
 }
 
-/// For connections that are on the disk when the control plane hears of them
-struct Written;
+/// Journal of the control plane if the writer thread has already written the connections
+struct AlreadyWritten;
 
-impl swordbox::Journal for Written {
+impl swordbox::Journal for AlreadyWritten {
     fn add(&mut self, _connection: Connection) -> io::Result<()> {
         Ok(())
     }
@@ -53,36 +53,38 @@ impl swordbox::Journal for Written {
     fn remove(&mut self, _connection: Connection) {}
 }
 
-impl Beginning {
-    /// Opens the journal, and listens for SIGHUP. `None` if the configuration is another function's.
-    pub(super) fn of(asked: &Config) -> Result<Option<Self>, miette::Report> {
-        let FunctionConfig::Swordbox(config) = &asked.function else { return Ok(None) };
+impl Prepared {
+    /// Opens the journal and registers for SIGHUP. Returns `None` if the configuration is for another
+    /// function.
+    pub(super) fn of(initial: &Config) -> Result<Option<Self>, miette::Report> {
+        let FunctionConfig::Swordbox(config) = &initial.function else { return Ok(None) };
         let journal = config.journal.as_deref().map(Journal::open).transpose();
         let journal = journal.map_err(|error| miette::miette!("{error}"))?;
         let ended = journal.iter().flat_map(Journal::live).collect();
         let writer = journal.map(|mut journal| Writer::start(move |orders| journal.write(orders).is_ok()));
-        let writer =
-            writer.transpose().map_err(|error| miette::miette!("the journal has no thread: {error}"))?;
-        let again = Arc::new(AtomicBool::new(false));
-        signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&again))
-            .map_err(|error| miette::miette!("signals cannot be caught: {error}"))?;
-        Ok(Some(Self { asked: asked.clone(), ended, writer, again }))
+        let writer = writer
+            .transpose()
+            .map_err(|error| miette::miette!("cannot start the journal's thread: {error}"))?;
+        let reload_requested = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(signal_hook::consts::SIGHUP, Arc::clone(&reload_requested))
+            .map_err(|error| miette::miette!("cannot catch signals: {error}"))?;
+        Ok(Some(Self { initial: initial.clone(), ended, writer, reload_requested }))
     }
 }
 
-/// What is kept, and in how many bytes.
+/// Describes the capacities of the tables, and the memory that they take.
 fn memory_text(config: &swordbox::Config, memory: Memory) -> String {
     let Memory { connections, in_flight, lines, held, structures } = memory;
     let lanes = config.lanes();
     format!(
-        "Swordbox keeps up to {} connections in {connections} bytes, {} operations under way on each of {lanes} shared \
-         connections in {in_flight}, the words of {} lines in {lines}, {} frames that wait in {held}, and what is known of data structures \
+        "Swordbox keeps up to {} connections in {connections} bytes, {} outstanding operations on each of {lanes} shared \
+         connections in {in_flight}, the words of {} lines in {lines}, {} held frames in {held}, and the state of data structures \
          in {structures}.",
         config.connections, config.in_flight, config.lines, config.held
     )
 }
 
-/// Layers as the file has them.
+/// Returns the names of the layers, as in the configuration file.
 pub(crate) fn layers_text(layers: Layers) -> String {
     let Layers { remap, cas_to_write, steer_writes, steer_reads } = layers;
     let all = [
@@ -95,56 +97,58 @@ pub(crate) fn layers_text(layers: Layers) -> String {
     if on.is_empty() { "none".into() } else { on.join(", ") }
 }
 
-/// The layers that a file asks for that is read again: an error in words if it cannot be had while this runs.
-fn layers_of(asked: &Config, again: Config) -> Result<Layers, String> {
-    let (FunctionConfig::Swordbox(old), FunctionConfig::Swordbox(new)) = (&asked.function, &again.function)
+/// Returns the layers of a reloaded configuration, or an error text if it differs in anything else.
+fn layers_of(initial: &Config, reloaded: Config) -> Result<Layers, String> {
+    let (FunctionConfig::Swordbox(old), FunctionConfig::Swordbox(new)) =
+        (&initial.function, &reloaded.function)
     else {
-        return Err("it has another function now".into());
+        return Err("it has another function now; restart the instance".into());
     };
     let layers = new.switch.layers;
     let mut as_before = new.clone();
     as_before.switch.layers = old.switch.layers;
-    let as_before = Config { function: FunctionConfig::Swordbox(as_before), ..again };
-    if as_before == *asked {
+    let as_before = Config { function: FunctionConfig::Swordbox(as_before), ..reloaded };
+    if as_before == *initial {
         Ok(layers)
     } else {
-        Err("more than its `layers` has changed, and the rest needs a new start".into())
+        Err("more than `layers` has changed; restart the instance".into())
     }
 }
 
-/// The control plane, which hears of connections when the journal has them, and looks whether the file is to be read again.
-struct Reloading {
+/// The control plane. It receives events about connections when they are in the journal, and reloads the
+/// layers.
+struct SwordboxControl {
     plane: Plane<Control>,
     /// The journal's thread, if there is a journal
     writer: Option<Writer>,
-    /// Connections that it could not write down
+    /// Connections that the journal's thread could not write
     unwritten: u64,
-    asked: Config,
-    again: Arc<AtomicBool>,
+    initial: Config,
+    reload_requested: Arc<AtomicBool>,
     layers: Layers,
 }
 
-impl Reloading {
-    /// Connections that could not be written down
+impl SwordboxControl {
+    /// Returns the number of connections that could not be written to the journal.
     fn unwritten(&self) -> u64 {
         self.unwritten + self.plane.control.failed()
     }
 
     fn reload(&mut self) {
-        let path = self.asked.path.display();
-        let wanted = config::load(&self.asked.path).map_err(|report| report.render());
-        match wanted.and_then(|again| layers_of(&self.asked, again)) {
+        let path = self.initial.path.display();
+        let wanted = config::load(&self.initial.path).map_err(|report| report.render());
+        match wanted.and_then(|reloaded| layers_of(&self.initial, reloaded)) {
             Ok(layers) => {
-                eprintln!("{path} is read again: layers {}.", layers_text(layers));
+                eprintln!("Reloaded {path}: layers {}.", layers_text(layers));
                 self.layers = layers;
                 self.plane.control.set_layers(layers);
             }
-            Err(why) => eprintln!("{path} is read again, and nothing changed: {}", why.trim_end()),
+            Err(why) => eprintln!("Reloaded {path}, but nothing changed: {}", why.trim_end()),
         }
     }
 }
 
-impl dataplane::Control<Swordbox> for Reloading {
+impl dataplane::Control<Swordbox> for SwordboxControl {
     fn on_event(&mut self, worker: usize, event: Event, out: &mut ControlOutput<'_, Swordbox>) {
         let Some(writer) = &mut self.writer else { return self.plane.on_event(worker, event, out) };
         match event {
@@ -162,15 +166,15 @@ impl dataplane::Control<Swordbox> for Reloading {
     }
 
     fn on_tick(&mut self, live: &Live<'_>, out: &mut ControlOutput<'_, Swordbox>) -> bool {
-        if self.again.swap(false, Ordering::Relaxed) {
+        if self.reload_requested.swap(false, Ordering::Relaxed) {
             self.reload();
         }
         while let Some((connection, written)) = self.writer.as_mut().and_then(Writer::poll) {
             if written {
-                // Swordbox has one worker.
+                // Swordbox has only one worker.
                 self.plane.on_event(0, Event::Diverging(connection), out);
             } else {
-                // It goes on as it is: its packets pass.
+                // The connection stays as it is: its packets pass unchanged.
                 self.unwritten += 1;
             }
         }
@@ -185,54 +189,57 @@ impl dataplane::Control<Swordbox> for Reloading {
 pub(super) fn run(
     runtime: &mut Runtime,
     config: &SwordboxConfig,
-    beginning: Beginning,
-    until: Until,
+    prepared: Prepared,
+    until: EndConditions,
     stop: &Stop,
 ) -> Report {
-    let Beginning { asked, ended, writer, again } = beginning;
+    let Prepared { initial, ended, writer, reload_requested } = prepared;
     let mut switch = swordbox::Config { ended, ..config.switch.clone() };
     if let Some(interface) = switch.interface.as_mut().filter(|_| config.mac_of_port) {
         interface.mac = MacAddr(runtime.ports().next().map_or([0; 6], |port| port.mac));
     }
     let memory = switch.memory();
-    let mut said = memory_text(&switch, memory);
+    let mut text = memory_text(&switch, memory);
     if !switch.ended.is_empty() {
         let count = switch.ended.len();
-        _ = write!(said, " Connections of an earlier run, refused until they are made anew: {count}.");
+        _ = write!(
+            text,
+            " Connections of an earlier run, refused until they are established again: {count}."
+        );
     }
-    eprintln!("{said}");
+    eprintln!("{text}");
     let counted_qps = switch.forward.counted_qps;
     let layers = switch.layers;
-    let told_to_control = switch.clone();
-    let function = Swordbox::new(switch).salted(by_chance());
+    let control_config = switch.clone();
+    let function = Swordbox::new(switch).salted(random_u64());
     let (counters, bridged) = (function.counters(), function.forward_counters());
     let journal: Box<dyn swordbox::Journal + Send> = match writer {
-        Some(_) => Box::new(Written),
-        None => Box::new(Nowhere),
+        Some(_) => Box::new(AlreadyWritten),
+        None => Box::new(NoJournal),
     };
-    let plane = Plane::new(Control::new(journal).with_lanes(&told_to_control, by_chance()));
-    let mut control = Reloading { plane, writer, unwritten: 0, asked, again, layers };
-    let tell = |control: &Reloading| {
+    let plane = Plane::new(Control::new(journal).with_lanes(&control_config, random_u64()));
+    let mut control = SwordboxControl { plane, writer, unwritten: 0, initial, reload_requested, layers };
+    let metrics = |control: &SwordboxControl| {
         let [connections, shared, lines, held] = counters.usage();
-        Told::forwarded(core::slice::from_ref(&bridged))
+        FunctionMetrics::forwarded(core::slice::from_ref(&bridged))
             .counters(counters.all())
             .counters([("unwritten", control.unwritten())])
             .counters(own_lanes(&control.plane.control))
             .gauges([("connections", connections), ("lanes_now", shared), ("lines", lines), ("held", held)])
     };
-    let (outcome, seconds) = run_until(runtime, vec![function], &mut control, tell, until, stop);
+    let (outcome, seconds) = run_until(runtime, vec![function], &mut control, metrics, until, stop);
     let report = forward::report(runtime, &outcome, &[bridged], counted_qps, seconds);
-    let told = told(&counters, &control, memory);
-    Report { swordbox: Some(told), ..report }
+    let swordbox = swordbox_report(&counters, &control, memory);
+    Report { swordbox: Some(swordbox), ..report }
 }
 
-/// What became of attempts to connect lanes of the switch's own
+/// Returns the counts of attempts to connect the switch's own shared queue pairs.
 fn own_lanes(control: &Control) -> [(&'static str, u64); 3] {
     let ConnectCounters { asked, refused, unanswered, .. } = control.lanes();
     [("own_lanes_asked", asked), ("own_lanes_refused", refused), ("own_lanes_unanswered", unanswered)]
 }
 
-fn told(counters: &Counters, control: &Reloading, memory: Memory) -> SwordboxReport {
+fn swordbox_report(counters: &Counters, control: &SwordboxControl, memory: Memory) -> SwordboxReport {
     let [connections, shared, lines, held] = counters.usage();
     let Memory { connections: tracking, in_flight, lines: words, held: waiting, structures } = memory;
     SwordboxReport {

@@ -1,4 +1,5 @@
-//! The journal: what was added and is not over is there again, whatever became of the file's end.
+//! The journal: connections that were added and not removed survive restarts, whatever happened to the end of
+//! the file.
 
 use super::journal::Journal;
 use super::writer::Order;
@@ -26,18 +27,18 @@ impl Journal {
     }
 }
 
-fn place() -> (TempDir, PathBuf) {
+fn journal_path() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("swordbox.journal");
     (folder, path)
 }
 
-fn opened(path: &Path) -> Journal {
+fn open(path: &Path) -> Journal {
     Journal::open(path).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn live(path: &Path) -> Vec<Connection> {
-    opened(path).live().collect()
+    open(path).live().collect()
 }
 
 fn lines(path: &Path) -> usize {
@@ -45,9 +46,9 @@ fn lines(path: &Path) -> usize {
 }
 
 #[test]
-fn what_is_added_and_not_over_is_there_again() {
-    let (_folder, path) = place();
-    let mut journal = opened(&path);
+fn added_connections_survive_a_restart_unless_removed() {
+    let (_folder, path) = journal_path();
+    let mut journal = open(&path);
     for n in 1..=4 {
         journal.add(connection(n)).unwrap();
     }
@@ -59,7 +60,7 @@ fn what_is_added_and_not_over_is_there_again() {
     let expected = live(&path);
     assert_eq!(expected.len(), 3);
     assert!([1, 2, 4].into_iter().all(|n| expected.contains(&connection(n))), "{expected:?}");
-    // Reading it has made it shorter, and changed nothing.
+    // Opening the journal has shortened the file without changing its contents.
     assert_eq!(lines(&path), 1 + 3);
     assert_eq!(live(&path), expected);
     let text = fs::read_to_string(&path).unwrap();
@@ -67,9 +68,9 @@ fn what_is_added_and_not_over_is_there_again() {
 }
 
 #[test]
-fn a_crash_in_the_middle_of_a_line() {
-    let (_folder, path) = place();
-    let mut journal = opened(&path);
+fn a_truncated_journal_keeps_all_complete_lines() {
+    let (_folder, path) = journal_path();
+    let mut journal = open(&path);
     journal.add(connection(1)).unwrap();
     journal.add(connection(2)).unwrap();
     drop(journal);
@@ -83,7 +84,7 @@ fn a_crash_in_the_middle_of_a_line() {
 }
 
 #[test]
-fn another_file_is_left_alone() {
+fn a_file_that_is_not_a_journal_is_not_changed() {
     for (text, line) in [
         ("[swordbox]\n", 1),
         ("a word", 1),
@@ -93,21 +94,21 @@ fn another_file_is_left_alone() {
         ),
         ("+ 10.0.0.9 0x11 10.0.0.1 0x1\n", 1),
     ] {
-        let (_folder, path) = place();
+        let (_folder, path) = journal_path();
         fs::write(&path, text).unwrap();
         let error = Journal::open(&path).err().unwrap();
-        assert!(error.ends_with(&format!("line {line} names no connection")), "{error}");
+        assert!(error.ends_with(&format!("line {line} is not a connection")), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
     }
     let folder = tempfile::tempdir().unwrap();
     let error = Journal::open(folder.path()).err().unwrap();
-    assert!(error.contains("cannot be used: Is a directory"), "{error}");
+    assert!(error.contains("Is a directory"), "{error}");
 }
 
 #[test]
-fn a_journal_has_one_process() {
-    let (_folder, path) = place();
-    let mut journal = opened(&path);
+fn a_journal_is_used_by_one_process_at_a_time() {
+    let (_folder, path) = journal_path();
+    let mut journal = open(&path);
     let error = Journal::open(&path).err().unwrap();
     assert!(error.ends_with("another process uses it"), "{error}");
     journal.add(connection(1)).unwrap();
@@ -116,22 +117,22 @@ fn a_journal_has_one_process() {
 }
 
 #[test]
-fn link_beside_the_journal_is_not_followed() {
+fn a_link_beside_the_journal_is_not_followed() {
     use std::os::unix::fs::{PermissionsExt as _, symlink};
-    let (folder, path) = place();
+    let (folder, path) = journal_path();
     let precious = folder.path().join("precious");
     fs::write(&precious, "precious").unwrap();
     symlink(&precious, folder.path().join("swordbox.journal.new")).unwrap();
-    opened(&path).add(connection(1)).unwrap();
+    open(&path).add(connection(1)).unwrap();
     assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
     assert_eq!(live(&path), [connection(1)]);
     assert_eq!(path.symlink_metadata().unwrap().permissions().mode() & 0o777, 0o600);
 }
 
 #[test]
-fn it_does_not_grow_for_ever() {
-    let (_folder, path) = place();
-    let mut journal = opened(&path);
+fn the_journal_is_rewritten_when_most_lines_are_obsolete() {
+    let (_folder, path) = journal_path();
+    let mut journal = open(&path);
     journal.add(connection(1)).unwrap();
     for n in 2..3000 {
         journal.add(connection(n)).unwrap();
@@ -144,9 +145,9 @@ fn it_does_not_grow_for_ever() {
 }
 
 #[test]
-fn what_cannot_be_written_is_not_permitted() {
-    let (folder, path) = place();
-    let mut journal = opened(&path);
+fn a_connection_that_cannot_be_written_is_not_added() {
+    let (folder, path) = journal_path();
+    let mut journal = open(&path);
     journal.add(connection(1)).unwrap();
     fs::remove_dir_all(folder.path()).unwrap();
     assert!(journal.add(connection(2)).is_err());
@@ -168,15 +169,15 @@ fn config(layers: &str, more: &str) -> Config {
 }
 
 #[test]
-fn a_file_that_is_read_again_changes_layers_and_nothing_else() {
-    let asked = config("", "");
+fn only_layers_change_at_a_reload() {
+    let initial = config("", "");
     let both = "\"remap\", \"cas_to_write\"";
-    assert_eq!(layers_of(&asked, config(both, "")), Ok(Layers::CAS_TO_WRITE));
-    assert_eq!(layers_of(&asked, config("\"remap\"", "")).map(layers_text), Ok("remap".into()));
-    let refused = layers_of(&asked, config(both, "held = 7")).unwrap_err();
-    assert!(refused.contains("needs a new start"), "{refused}");
-    let other = Config { function: FunctionConfig::Forward(bridge(&asked)), ..asked.clone() };
-    assert!(layers_of(&asked, other).unwrap_err().contains("another function"));
+    assert_eq!(layers_of(&initial, config(both, "")), Ok(Layers::CAS_TO_WRITE));
+    assert_eq!(layers_of(&initial, config("\"remap\"", "")).map(layers_text), Ok("remap".into()));
+    let refused = layers_of(&initial, config(both, "held = 7")).unwrap_err();
+    assert!(refused.contains("restart the instance"), "{refused}");
+    let other = Config { function: FunctionConfig::Forward(bridge(&initial)), ..initial.clone() };
+    assert!(layers_of(&initial, other).unwrap_err().contains("another function"));
 }
 
 fn bridge(config: &Config) -> switch::forward::Config {

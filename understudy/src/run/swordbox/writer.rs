@@ -1,7 +1,8 @@
-//! The journal's own thread: the control thread never waits for a disk.
+//! The journal's own thread, so that the control thread never waits for a disk.
 //!
-//! What is to be added and removed goes to the thread in order. It takes all that has come meanwhile at once, and syncs once
-//! for all of it. A connection may be used when the thread says that it is on the disk.
+//! Orders to add and remove connections go to the thread in sequence. The thread takes all orders that have
+//! arrived meanwhile as one batch, and syncs once for all of them. A connection may be used when the thread
+//! reports that it is on the disk.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,40 +10,40 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, channel, sync_
 use std::thread::{self, JoinHandle};
 use swordbox::Connection;
 
-/// Orders that may wait for the disk
-const WAITING: usize = 65_536;
-/// Orders that are written together at most
-const BATCH: usize = 4_096;
+/// Capacity of the queue of orders to the disk
+const QUEUE_LEN: usize = 65_536;
+/// Largest number of orders that are written together
+const MAX_BATCH: usize = 4_096;
 
 /// A change of the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// The two sides of a connection are about to differ
+    /// The two sides of this connection are about to differ
     Add(Connection),
-    /// It is over
+    /// This connection is over
     Remove(Connection),
 }
 
-/// The way to the thread, and back.
+/// Handle of the journal's thread.
 pub(super) struct Writer {
-    /// `None` once it is to end
+    /// `None` once the thread is to end
     orders: Option<SyncSender<Order>>,
     written: Receiver<(Connection, bool)>,
     thread: Option<JoinHandle<()>>,
-    /// Number of the last addition of each connection that is not over and not on the disk
+    /// Number of the last addition of each connection that is neither over nor on the disk
     latest: BTreeMap<Connection, u64>,
-    /// Additions that were ordered, and that came back
+    /// Additions that were ordered, and that were completed
     ordered: u64,
-    answered: u64,
+    completed: u64,
 }
 
 impl Writer {
-    /// Starts the thread. `write` puts orders on the disk; whether it could.
+    /// Starts the thread. `write` writes orders to the disk, and returns whether it succeeded.
     ///
     /// # Errors
-    /// If the system has no thread left.
+    /// Fails if the system cannot create a thread.
     pub(super) fn start(write: impl FnMut(&[Order]) -> bool + Send + 'static) -> io::Result<Self> {
-        let (orders, received) = sync_channel(WAITING);
+        let (orders, received) = sync_channel(QUEUE_LEN);
         let (back, written) = channel();
         let thread =
             thread::Builder::new().name("journal".into()).spawn(move || run(&received, &back, write))?;
@@ -52,11 +53,11 @@ impl Writer {
             thread: Some(thread),
             latest: BTreeMap::new(),
             ordered: 0,
-            answered: 0,
+            completed: 0,
         })
     }
 
-    /// Orders that a connection is written down. `false` if too many wait for the disk already: then it is not.
+    /// Orders the addition of a connection. Returns `false`, without an order, if the queue is full.
     pub(super) fn add(&mut self, connection: Connection) -> bool {
         let ordered = self.send(Order::Add(connection));
         if ordered {
@@ -66,7 +67,7 @@ impl Writer {
         ordered
     }
 
-    /// Orders that a connection is removed. It does no harm if this is lost.
+    /// Orders the removal of a connection. A lost removal is harmless.
     pub(super) fn remove(&mut self, connection: Connection) {
         self.latest.remove(&connection);
         self.send(Order::Remove(connection));
@@ -76,15 +77,16 @@ impl Writer {
         self.orders.as_ref().is_some_and(|orders| orders.try_send(order).is_ok())
     }
 
-    /// Returns the next connection that is on the disk, or that could not be written (`false`). One that was over
-    /// meanwhile is passed by, and so is an addition after which the same connection was over and added anew.
+    /// Returns the next connection that is on the disk (`true`) or could not be written (`false`). Skips an
+    /// addition if the connection was over meanwhile. If the same connection was added again, only its latest
+    /// addition counts.
     pub(super) fn poll(&mut self) -> Option<(Connection, bool)> {
         loop {
-            let (connection, well) = self.written.try_recv().ok()?;
-            self.answered += 1;
-            if self.latest.get(&connection) == Some(&self.answered) {
+            let (connection, success) = self.written.try_recv().ok()?;
+            self.completed += 1;
+            if self.latest.get(&connection) == Some(&self.completed) {
                 self.latest.remove(&connection);
-                return Some((connection, well));
+                return Some((connection, success));
             }
         }
     }
@@ -92,10 +94,10 @@ impl Writer {
 
 impl Drop for Writer {
     fn drop(&mut self) {
-        // What was ordered is still written.
+        // Queued orders are still written.
         self.orders = None;
         if let Some(thread) = self.thread.take() {
-            // A panic there was printed.
+            // A panic of the thread has been printed.
             _ = thread.join();
         }
     }
@@ -106,17 +108,17 @@ fn run(orders: &Receiver<Order>, back: &Sender<(Connection, bool)>, mut write: i
     while let Ok(first) = orders.recv() {
         batch.clear();
         batch.push(first);
-        while batch.len() < BATCH {
+        while batch.len() < MAX_BATCH {
             match orders.try_recv() {
                 Ok(order) => batch.push(order),
                 Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
             }
         }
-        let well = write(&batch);
+        let success = write(&batch);
         for order in &batch {
             if let Order::Add(connection) = order {
-                // An instance that ends does not wait for the answer.
-                _ = back.send((*connection, well));
+                // An instance that ends does not wait for the result.
+                _ = back.send((*connection, success));
             }
         }
     }
@@ -134,32 +136,33 @@ mod tests {
         }
     }
 
-    /// A writer whose disk takes each batch when told to, and whether that goes well
-    fn stuck() -> (Writer, Receiver<Vec<Order>>, SyncSender<bool>) {
+    /// Returns a writer with a controlled disk: each batch is received from the second value, and its result
+    /// is sent to the third.
+    fn controlled() -> (Writer, Receiver<Vec<Order>>, SyncSender<bool>) {
         let (took, taken) = channel();
-        let (go, told) = sync_channel(0);
+        let (go, result) = sync_channel(0);
         let writer = Writer::start(move |orders: &[Order]| {
             took.send(orders.to_vec()).unwrap();
-            told.recv().unwrap_or(true)
+            result.recv().unwrap_or(true)
         });
         (writer.unwrap(), taken, go)
     }
 
     fn wait(writer: &mut Writer) -> (Connection, bool) {
         loop {
-            if let Some(answer) = writer.poll() {
-                return answer;
+            if let Some(result) = writer.poll() {
+                return result;
             }
             thread::yield_now();
         }
     }
 
     #[test]
-    fn many_additions_share_one_write_and_nothing_is_permitted_before_it() {
-        let (mut writer, taken, go) = stuck();
+    fn additions_share_one_write_and_are_reported_after_it() {
+        let (mut writer, taken, go) = controlled();
         assert!(writer.add(connection(1)));
         assert_eq!(taken.recv().unwrap(), [Order::Add(connection(1))]);
-        // The disk is busy: the control thread does not wait for it.
+        // The disk is busy, but the control thread does not wait for it.
         for n in 2..=100 {
             assert!(writer.add(connection(n)));
         }
@@ -175,13 +178,13 @@ mod tests {
     }
 
     #[test]
-    fn connection_that_is_over_meanwhile_is_not_permitted() {
-        let (mut writer, taken, go) = stuck();
+    fn a_connection_that_is_over_meanwhile_is_not_reported() {
+        let (mut writer, taken, go) = controlled();
         writer.add(connection(1));
         taken.recv().unwrap();
         writer.remove(connection(1));
         writer.add(connection(2));
-        // Made anew: only its second addition counts, which comes after the removal.
+        // Added again: only its second addition counts, which comes after the removal.
         writer.add(connection(1));
         go.send(true).unwrap();
         let rest = [Order::Remove(connection(1)), Order::Add(connection(2)), Order::Add(connection(1))];
@@ -193,15 +196,15 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded_and_written_at_the_end() {
-        let (mut writer, taken, go) = stuck();
+    fn queued_orders_are_bounded_and_written_at_the_end() {
+        let (mut writer, taken, go) = controlled();
         writer.add(connection(0));
         taken.recv().unwrap();
-        let most = 2 * WAITING as u32;
+        let most = 2 * QUEUE_LEN as u32;
         let accepted = (1..most).take_while(|n| writer.add(connection(*n))).count();
-        assert_eq!(accepted, WAITING);
+        assert_eq!(accepted, QUEUE_LEN);
         drop(go);
         drop(writer);
-        assert_eq!(taken.iter().map(|batch| batch.len()).sum::<usize>(), WAITING);
+        assert_eq!(taken.iter().map(|batch| batch.len()).sum::<usize>(), QUEUE_LEN);
     }
 }

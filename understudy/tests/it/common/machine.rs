@@ -1,4 +1,4 @@
-//! The program as a process of its own: a machine that others look at, talk to, or kill.
+//! The program as a child process that tests observe, signal, or kill.
 
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -9,87 +9,95 @@ use std::thread;
 use std::time::Duration;
 use understudy_tests::processes::{Process, Signal, command as program};
 
-/// For machines that have something else to do; nothing is expected to take so long.
+/// Timeout for everything that tests wait for. It is far above all expected times, for busy machines.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(40);
 
-/// What it has said on standard error, and whether that is all.
+/// Standard error of the process so far, and whether it is closed.
 #[derive(Default)]
-struct Said {
+struct Printed {
     text: String,
-    over: bool,
+    is_closed: bool,
 }
 
-/// A process, killed when dropped, and what it says.
+/// A process with the text it has printed to standard error. It is killed when dropped.
 pub(crate) struct Machine {
     child: Process,
-    said: Arc<(Mutex<Said>, Condvar)>,
+    printed: Arc<(Mutex<Printed>, Condvar)>,
 }
 
 impl Machine {
-    /// Starts a command of the program, perhaps with options behind it. Returns at once.
+    /// Starts a subcommand of the program, which may include options. Returns immediately.
     pub(crate) fn start(command: &str, config: &Path) -> Self {
         let mut child = program(env!("CARGO_BIN_EXE_understudy"));
         child.args(command.split(' ')).args(["--json", config.to_str().unwrap()]);
         child.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = Process::start(child);
-        let said = Arc::<(Mutex<Said>, Condvar)>::default();
-        let (hears, stderr) = (Arc::clone(&said), child.stderr.take().unwrap());
+        let printed = Arc::<(Mutex<Printed>, Condvar)>::default();
+        let (writer, stderr) = (Arc::clone(&printed), child.stderr.take().unwrap());
         thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                hears.0.lock().unwrap().text += &(line + "\n");
-                hears.1.notify_all();
+                writer.0.lock().unwrap().text += &(line + "\n");
+                writer.1.notify_all();
             }
-            hears.0.lock().unwrap().over = true;
-            hears.1.notify_all();
+            writer.0.lock().unwrap().is_closed = true;
+            writer.1.notify_all();
         });
-        Self { child, said }
+        Self { child, printed }
     }
 
-    /// Returns when it is ready.
+    /// Starts a subcommand, and returns when the process is ready.
     pub(crate) fn ready(command: &str, config: &Path) -> Self {
         let machine = Self::start(command, config);
         machine.wait_for("is ready", 1);
         machine
     }
 
-    /// Waits until it has said `words` so many times.
+    /// Waits until the process has printed `words` at least `times` times.
+    ///
+    /// Panics if it ends before, or after [`DEADLINE`].
     pub(crate) fn wait_for(&self, words: &str, times: usize) {
-        let missing = |said: &mut Said| said.text.matches(words).count() < times;
-        let (said, told) = &*self.said;
-        let waits = |said: &mut Said| !said.over && missing(said);
-        let (mut said, _) = told.wait_timeout_while(said.lock().unwrap(), DEADLINE, waits).unwrap();
-        assert!(!missing(&mut said), "not {times} times {words:?} in\n{}", said.text);
+        let missing = |printed: &mut Printed| printed.text.matches(words).count() < times;
+        let (printed, changed) = &*self.printed;
+        let waits = |printed: &mut Printed| !printed.is_closed && missing(printed);
+        let (mut printed, _) = changed.wait_timeout_while(printed.lock().unwrap(), DEADLINE, waits).unwrap();
+        assert!(!missing(&mut printed), "expected {times} times {words:?} in\n{}", printed.text);
     }
 
-    /// What it has said so far
-    pub(crate) fn said(&self) -> String {
-        self.said.0.lock().unwrap().text.clone()
+    /// Returns what the process has printed to standard error so far.
+    pub(crate) fn printed(&self) -> String {
+        self.printed.0.lock().unwrap().text.clone()
     }
 
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// SIGKILL, of which it hears nothing.
+    /// Kills the process with SIGKILL.
+    ///
+    /// Panics if it has already ended.
     pub(crate) fn kill(mut self) {
-        assert!(self.child.try_wait().unwrap().is_none(), "it has ended: {}", self.said());
+        assert!(
+            self.child.try_wait().unwrap().is_none(),
+            "the process has already ended: {}",
+            self.printed()
+        );
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Waits for its end: whether all went well, and its report.
+    /// Waits for the end of the process. Returns whether it succeeded, and its report.
     pub(crate) fn end(mut self) -> (bool, String) {
         let mut report = String::new();
         self.child.stdout.take().unwrap().read_to_string(&mut report).unwrap();
         (self.child.wait().unwrap().success(), report)
     }
 
-    /// Ctrl-C; its report.
+    /// Interrupts the process (SIGINT). Returns its report.
     pub(crate) fn interrupt(self) -> Value {
         self.child.signal(Signal::INT);
-        let said = Arc::clone(&self.said);
-        let (well, report) = self.end();
-        assert!(well, "{}", said.0.lock().unwrap().text);
+        let printed = Arc::clone(&self.printed);
+        let (succeeded, report) = self.end();
+        assert!(succeeded, "{}", printed.0.lock().unwrap().text);
         serde_json::from_str(&report).unwrap()
     }
 }

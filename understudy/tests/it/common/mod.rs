@@ -1,3 +1,3 @@
-//! What several tests of the program need.
+//! Code that several tests of the program share.
 
 pub(crate) mod machine;

@@ -1,9 +1,9 @@
-//! Prometheus: metrics parse, only grow, and have every name in the dashboard.
+//! Prometheus: metrics parse, only grow, and include every name in the dashboard.
 
 use super::*;
 
-/// Metrics by name and labels. Asserts that the text keeps the format's rules: a HELP and a TYPE line before the values of each
-/// metric, all of which stand together, and no series twice.
+/// Parses metrics by name and labels. Asserts the rules of the format: each metric has a HELP and a TYPE line
+/// before its values, its values are contiguous, and no series occurs twice.
 fn parse(text: &str) -> BTreeMap<String, f64> {
     let mut series = BTreeMap::new();
     let mut heads = BTreeSet::new();
@@ -22,7 +22,10 @@ fn parse(text: &str) -> BTreeMap<String, f64> {
         }
         let (key, value) = line.rsplit_once(' ').unwrap();
         let base = key.split('{').next().unwrap();
-        assert!(base == name || base.strip_suffix("_count") == Some(name), "{line} below {name}");
+        assert!(
+            base == name || base.strip_suffix("_count") == Some(name),
+            "{line} is in the block of {name}"
+        );
         if let Some(labels) = key.strip_prefix(base).filter(|labels| !labels.is_empty()) {
             let labels = labels.strip_prefix('{').and_then(|labels| labels.strip_suffix('}')).unwrap();
             for label in labels.split("\",") {
@@ -30,7 +33,7 @@ fn parse(text: &str) -> BTreeMap<String, f64> {
                 assert!(plain(label) && !value.contains('\n'), "{line}");
             }
         }
-        assert!(series.insert(key.to_owned(), value.parse().unwrap()).is_none(), "{line} twice");
+        assert!(series.insert(key.to_owned(), value.parse().unwrap()).is_none(), "{line} occurs twice");
     }
     series
 }
@@ -38,27 +41,27 @@ fn parse(text: &str) -> BTreeMap<String, f64> {
 fn http(address: &str, request: &str) -> (String, String) {
     let mut stream = TcpStream::connect(address).unwrap();
     write!(stream, "{request} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    let (head, body) = response.split_once("\r\n\r\n").unwrap();
     assert!(!head.to_ascii_lowercase().contains("transfer-encoding"), "{head}");
     (head.to_owned(), body.to_owned())
 }
 
-/// Where an instance says that its metrics are
+/// Returns the address of the metrics that an instance has printed.
 fn address(instance: &Machine) -> String {
-    let said = instance.said();
-    let at = said.split("http://").nth(1).unwrap_or_else(|| panic!("{said}"));
+    let printed = instance.printed();
+    let at = printed.split("http://").nth(1).unwrap_or_else(|| panic!("{printed}"));
     at.split('/').next().unwrap().to_owned()
 }
 
 #[test]
 fn metrics_parse_and_only_grow() {
-    let place = Place::new();
-    let config = place.config(true, &format!("prometheus = \"127.0.0.1:0\"\n{WIRE}"));
+    let test_folder = TestFolder::new();
+    let config = test_folder.config(true, &format!("prometheus = \"127.0.0.1:0\"\n{PAIR}"));
     let instance = Machine::ready("run", &config);
     let address = address(&instance);
-    assert!(!instance.said().contains("WARNING"), "{}", instance.said());
+    assert!(!instance.printed().contains("WARNING"), "{}", instance.printed());
     let scrape = || {
         let (head, body) = http(&address, "GET /metrics");
         assert!(head.starts_with("HTTP/1.1 200") && head.contains("text/plain; version=0.0.4"), "{head}");
@@ -84,7 +87,7 @@ fn metrics_parse_and_only_grow() {
         "understudy_opcode_frames_total{opcode=\"RC CmpSwap\"}",
         "understudy_uptime_seconds",
     ] {
-        assert!(second.contains_key(key), "{key} in {second:?}");
+        assert!(second.contains_key(key), "{key} is missing in {second:?}");
     }
     assert!(
         second
@@ -93,32 +96,32 @@ fn metrics_parse_and_only_grow() {
     );
     assert!(http(&address, "GET /").0.starts_with("HTTP/1.1 404"));
     assert!(http(&address, "POST /metrics").0.starts_with("HTTP/1.1 405"));
-    // Nothing that is sent there does harm.
-    let said = |request: &str| {
+    // Malformed requests do no harm.
+    let printed = |request: &str| {
         let mut stream = TcpStream::connect(&address).unwrap();
-        // It may have answered, and gone, before all of it is sent.
+        // The server may respond and close the connection before the whole request is sent.
         _ = stream.write_all(request.as_bytes());
-        let mut answer = String::new();
-        _ = stream.read_to_string(&mut answer);
-        answer.split(' ').nth(1).unwrap_or_default().to_owned()
+        let mut response = String::new();
+        _ = stream.read_to_string(&mut response);
+        response.split(' ').nth(1).unwrap_or_default().to_owned()
     };
     for length in ["100000000000000", "18446744073709551615", "-1"] {
-        assert_eq!(said(&format!("GET /metrics HTTP/1.1\r\nContent-Length: {length}\r\n\r\n")), "200");
+        assert_eq!(printed(&format!("GET /metrics HTTP/1.1\r\nContent-Length: {length}\r\n\r\n")), "200");
     }
-    assert_eq!(said(&format!("GET /{}", "a".repeat(4096 - 4))), "400", "a head that is too long");
+    assert_eq!(printed(&format!("GET /{}", "a".repeat(4096 - 4))), "400", "a request head that is too long");
     let silent: Vec<_> = (0..16).map(|_| TcpStream::connect(&address).unwrap()).collect();
-    assert_eq!(said("GET /metrics HTTP/1.1\r\n\r\n"), "503", "as many as there may be");
+    assert_eq!(printed("GET /metrics HTTP/1.1\r\n\r\n"), "503", "the most connections are open");
     drop(silent);
     let began = Instant::now();
-    while said("GET /metrics HTTP/1.1\r\n\r\n") != "200" {
+    while printed("GET /metrics HTTP/1.1\r\n\r\n") != "200" {
         assert!(began.elapsed() < DEADLINE);
     }
-    // Every metric of the dashboard is one that is there, or one of a function that is not here.
+    // Every metric of the dashboard exists here, or belongs to another function.
     dashboard(&second);
     instance.interrupt();
 }
 
-/// The names in expressions of the dashboard.
+/// Checks the names in the dashboard's expressions.
 fn dashboard(series: &BTreeMap<String, f64>) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../configs/grafana/understudy.json");
     let text = fs::read_to_string(path).unwrap();
@@ -130,8 +133,8 @@ fn dashboard(series: &BTreeMap<String, f64>) {
             let expression = target["expr"].as_str().unwrap();
             let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
             for name in words.filter(|word| word.starts_with("understudy_")) {
-                // Those of functions that `forward` is not are tested where these are.
-                let elsewhere = [
+                // Metrics of functions other than `forward` are covered by those functions' tests.
+                let of_other_functions = [
                     "understudy_group_requests_total",
                     "understudy_group_responses_total",
                     "understudy_latency_seconds",
@@ -139,7 +142,11 @@ fn dashboard(series: &BTreeMap<String, f64>) {
                     "understudy_stream_received_total",
                     "understudy_stream_lost",
                 ];
-                assert!(there.contains(name) || elsewhere.contains(&name), "{name} of {}", panel["title"]);
+                assert!(
+                    there.contains(name) || of_other_functions.contains(&name),
+                    "{name} of {}",
+                    panel["title"]
+                );
                 named += 1;
             }
         }
@@ -148,18 +155,22 @@ fn dashboard(series: &BTreeMap<String, f64>) {
 }
 
 #[test]
-fn an_address_beyond_this_machine_is_said_aloud() {
-    let place = Place::new();
-    let config = place.config(false, &format!("prometheus = \"0.0.0.0:0\"\n{WIRE}"));
+fn a_public_address_is_printed_with_a_warning() {
+    let test_folder = TestFolder::new();
+    let config = test_folder.config(false, &format!("prometheus = \"0.0.0.0:0\"\n{PAIR}"));
     let instance = Machine::ready("run", &config);
-    assert!(instance.said().contains("WARNING: anybody who reaches 0.0.0.0:"), "{}", instance.said());
+    assert!(
+        instance.printed().contains("WARNING: every host that reaches 0.0.0.0:"),
+        "{}",
+        instance.printed()
+    );
     instance.interrupt();
 }
 
 #[test]
-fn latencies_of_a_generator_are_metrics_too() {
-    let place = Place::new();
-    let config = place.write(
+fn latencies_of_a_generator_are_exported_as_metrics() {
+    let test_folder = TestFolder::new();
+    let config = test_folder.write(
         "pktgen.toml",
         "[[port]]\nname = \"loop\"\nring = {}\n[observe]\nsocket = \"top.sock\"\nprometheus = \"127.0.0.1:0\"\n\
          [pktgen]\nsend = \"loop\"\nreceive = \"loop\"\n[[pktgen.stream]]\nname = \"writes\"\nverb = \"write\"\nsize = 64\n\

@@ -1,14 +1,15 @@
-//! `understudy trace`: packets as they come and as they leave.
+//! `understudy trace`: packets as they arrive and as they leave.
 
 use super::*;
 use understudy_tests::processes::{self, Process, Signal, command};
 
 const HOP: &str = "02:00:00:00:00:01";
 
-/// A router between two ports, and a capture whose CAS are for it.
-fn router(place: &Place) -> (PathBuf, u32) {
+/// Writes the configuration of a router between two ports, and a capture whose CASes are for it. Returns its
+/// path, and the CASes' destination QPN.
+fn router(test_folder: &TestFolder) -> (PathBuf, u32) {
     let frames = captures::frames(&captures::path(CAPTURE));
-    // Behind Ethernet and IPv4 there is the destination, behind UDP the BTH.
+    // The destination address follows Ethernet and IPv4, the BTH follows UDP.
     let request = frames.iter().find(|frame| frame[42] == 0x13).unwrap();
     let mac: Vec<_> = request[..6].iter().map(|byte| format!("{byte:02x}")).collect();
     let qpn = u32::from_be_bytes([0, request[47], request[48], request[49]]);
@@ -17,7 +18,7 @@ fn router(place: &Place) -> (PathBuf, u32) {
          via = [{{ port = \"right\", mac = \"{HOP}\" }}]\n",
         mac.join(":")
     );
-    (place.config(true, &rest), qpn)
+    (test_folder.config(true, &rest), qpn)
 }
 
 fn bytes(part: &Value) -> Vec<u8> {
@@ -26,16 +27,16 @@ fn bytes(part: &Value) -> Vec<u8> {
 }
 
 #[test]
-fn packets_are_seen_as_they_come_and_as_they_leave() {
-    let place = Place::new();
-    let (config, qpn) = router(&place);
+fn packets_are_shown_as_they_arrive_and_as_they_leave() {
+    let test_folder = TestFolder::new();
+    let (config, qpn) = router(&test_folder);
     let instance = Machine::ready("run", &config);
-    let (config, file) = (config.to_str().unwrap(), place.path("trace.pcapng"));
+    let (config, file) = (config.to_str().unwrap(), test_folder.path("trace.pcapng"));
     let qp = format!("{qpn:#x}");
     let trace = |more: &[&str]| {
         let output = understudy(&[&["trace", config, "--count", "20"], more].concat());
         let error = String::from_utf8(output.stderr).unwrap();
-        // The first ones all find room.
+        // No packet is missed, because the ring has room for the first ones.
         assert!(output.status.success() && error == "Watching. Ctrl-C ends it.\n20 packets\n", "{error}");
         String::from_utf8(output.stdout).unwrap()
     };
@@ -47,15 +48,20 @@ fn packets_are_seen_as_they_come_and_as_they_leave() {
         assert_eq!(packet["number"], at as u64 + 1);
         times.push(packet["time_ns"].as_u64().unwrap());
         let parts = packet["parts"].as_array().unwrap();
-        let whats: Vec<_> = parts.iter().map(|part| part["what"].as_str().unwrap()).collect();
-        assert_eq!(whats, ["in", "out"], "{packet}");
+        let part_kinds: Vec<_> = parts.iter().map(|part| part["what"].as_str().unwrap()).collect();
+        assert_eq!(part_kinds, ["in", "out"], "{packet}");
         assert_eq!((&parts[0]["port"], &parts[1]["port"]), (&0.into(), &1.into()));
         let (before, after) = (bytes(&parts[0]), bytes(&parts[1]));
-        // It was to the router; it is from it, to the next hop, and has come a hop nearer to its end.
+        // The packet arrives with the router's address as destination, and leaves with it as source, to the
+        // next hop, with a lower TTL.
         assert!(after[..6] == hop && after[6..12] == before[..6], "{packet}");
         assert_eq!(after[22], before[22] - 1);
         assert_eq!(u32::from_be_bytes([0, before[47], before[48], before[49]]), qpn);
-        assert_eq!(after[42..], before[42..], "what RDMA says, its ICRC included");
+        assert_eq!(
+            after[42..],
+            before[42..],
+            "the transport headers, the payload and the ICRC must not change"
+        );
     }
     assert!(times.len() == 20 && times.is_sorted(), "{times:?}");
 
@@ -67,14 +73,14 @@ fn packets_are_seen_as_they_come_and_as_they_leave() {
     );
     assert!(first[1].trim_start().starts_with("right  out  10.0.0.2 > 10.0.0.1  RC CmpSwap"), "{text}");
 
-    // What is for others is dropped, and said to be.
-    let answer =
+    // Packets for another station are dropped, and shown as dropped.
+    let response =
         captures::frames(&captures::path(CAPTURE)).into_iter().find(|frame| frame[42] == 0x12).unwrap();
-    let other = u32::from_be_bytes([0, answer[47], answer[48], answer[49]]).to_string();
+    let other = u32::from_be_bytes([0, response[47], response[48], response[49]]).to_string();
     let text = trace(&["--qp", &other, "--host", "10.0.0.2"]);
     assert!(text.lines().nth(1).unwrap().ends_with("dropped: other station"), "{text}");
 
-    // One that is too many is refused; the counts did not suffer.
+    // A trace with an invalid filter is refused. The counters are not affected.
     let refused = understudy(&["trace", config, "--group", "3"]);
     let error = String::from_utf8(refused.stderr).unwrap();
     assert!(
@@ -103,11 +109,11 @@ fn packets_are_seen_as_they_come_and_as_they_leave() {
     }
 }
 
-/// Two ports that play for ever, a worker for each.
+/// Two ports play captures forever, with a worker for each.
 #[test]
-fn each_workers_packets_are_told_in_order() {
-    let place = Place::new();
-    let (_, qpn) = router(&place);
+fn each_workers_packets_are_shown_in_order() {
+    let test_folder = TestFolder::new();
+    let (_, qpn) = router(&test_folder);
     let port = |name: &str| {
         let capture = captures::path(CAPTURE);
         format!(
@@ -116,15 +122,15 @@ fn each_workers_packets_are_told_in_order() {
         )
     };
     let text = format!(
-        "[runtime]\nworkers = [\"any\", \"any\"]\n{}{}[observe]\nsocket = \"top.sock\"\n{WIRE}",
+        "[runtime]\nworkers = [\"any\", \"any\"]\n{}{}[observe]\nsocket = \"top.sock\"\n{PAIR}",
         port("left"),
         port("right")
     );
-    let config = place.write("two.toml", &text);
+    let config = test_folder.write("two.toml", &text);
     let instance = Machine::ready("run", &config);
     let began = Instant::now();
     let mut workers = BTreeSet::new();
-    // However the kernel shares its CPUs between them
+    // The kernel may share its CPUs between the workers in any way.
     while workers.len() < 2 {
         assert!(began.elapsed() < DEADLINE, "{workers:?}");
         let qp = qpn.to_string();
@@ -144,50 +150,50 @@ fn each_workers_packets_are_told_in_order() {
 }
 
 #[test]
-fn there_is_one_trace_at_a_time_and_the_next_when_it_is_over() {
-    let place = Place::new();
-    let (config, qpn) = router(&place);
+fn there_is_one_trace_at_a_time() {
+    let test_folder = TestFolder::new();
+    let (config, qpn) = router(&test_folder);
     let instance = Machine::ready("run", &config);
     let qp = qpn.to_string();
     let config = config.to_str().unwrap();
-    // Of a queue pair that nobody sends to; it begins, and waits.
+    // A trace of a queue pair without packets starts, and waits.
     let mut waiting = command(env!("CARGO_BIN_EXE_understudy"));
     waiting.args(["trace", config, "--qp", "0xabcdef"]).stderr(Stdio::piped());
     let mut waiting = Process::start(waiting);
     let mut stderr = BufReader::new(waiting.stderr.take().unwrap());
-    let mut said = String::new();
-    stderr.read_line(&mut said).unwrap();
-    assert!(said.starts_with("Watching."), "{said}");
+    let mut printed = String::new();
+    stderr.read_line(&mut printed).unwrap();
+    assert!(printed.starts_with("Watching."), "{printed}");
     let second = understudy(&["trace", config, "--qp", &qp, "--count", "1"]);
     let error = String::from_utf8(second.stderr).unwrap();
     assert!(!second.status.success());
     assert!(error.contains("another trace is running"), "{error}");
-    // Told to end, it says what it saw.
+    // An interrupted trace prints its count.
     waiting.signal(Signal::INT);
-    let mut said = String::new();
-    stderr.read_to_string(&mut said).unwrap();
-    assert!(waiting.wait().unwrap().success() && said == "0 packets\n", "{said}");
-    // The place is free again, also after one that was killed.
+    let mut printed = String::new();
+    stderr.read_to_string(&mut printed).unwrap();
+    assert!(waiting.wait().unwrap().success() && printed == "0 packets\n", "{printed}");
+    // Then another trace can start, also after one that was killed.
     let began = Instant::now();
     while !understudy(&["trace", config, "--qp", &qp, "--count", "1"]).status.success() {
         assert!(began.elapsed() < DEADLINE);
     }
-    // One that runs when its instance ends, ends.
+    // A trace ends when its instance ends.
     let mut left = command(env!("CARGO_BIN_EXE_understudy"));
     left.args(["trace", config, "--qp", &qp]).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut left = Process::start(left);
     let mut stderr = BufReader::new(left.stderr.take().unwrap());
-    let mut said = String::new();
-    stderr.read_line(&mut said).unwrap();
-    assert!(said.starts_with("Watching."), "{said}");
+    let mut printed = String::new();
+    stderr.read_line(&mut printed).unwrap();
+    assert!(printed.starts_with("Watching."), "{printed}");
     instance.interrupt();
-    stderr.read_to_string(&mut said).unwrap();
+    stderr.read_to_string(&mut printed).unwrap();
     left.wait().unwrap();
-    assert!(said.contains(" packets") || said.contains("does not answer any more"), "{said}");
+    assert!(printed.contains(" packets") || printed.contains("stopped responding"), "{printed}");
 }
 
-/// Three servers, a bridge and a P4CE switch, each a process.
-fn consensus(place: &Place) -> Vec<Machine> {
+/// Starts three servers, a bridge and a P4CE switch, each as a process.
+fn consensus(test_folder: &TestFolder) -> Vec<Machine> {
     let runtime = "[runtime]\nidle = \"sleep\"\n";
     let port = |name: &str, id: u32, role: &str| {
         format!(
@@ -195,10 +201,10 @@ fn consensus(place: &Place) -> Vec<Machine> {
         )
     };
     let ports: String = (0..4).map(|n| port(&format!("p{n}"), n, "server")).collect();
-    let bridge = place.write("bridge.toml", &format!("{runtime}{ports}[forward]\nmac_table = {{}}\n"));
+    let bridge = test_folder.write("bridge.toml", &format!("{runtime}{ports}[forward]\nmac_table = {{}}\n"));
     let switch = port("rack", 3, "client")
         + "[p4ce]\nmac = \"02:00:00:00:00:fe\"\naddresses = [\"10.0.0.254/24\"]\n[observe]\nsocket = \"switch.sock\"\n";
-    let switch = place.write("switch.toml", &format!("{runtime}{switch}"));
+    let switch = test_folder.write("switch.toml", &format!("{runtime}{switch}"));
     let server = |n: u32| {
         let text = port("eth", n, "client");
         let text = format!(
@@ -208,7 +214,7 @@ fn consensus(place: &Place) -> Vec<Machine> {
             n + 1,
             n + 1
         );
-        place.write(&format!("server-{n}.toml"), &text)
+        test_folder.write(&format!("server-{n}.toml"), &text)
     };
     let mut all = vec![Machine::ready("run", &bridge), Machine::ready("run", &switch)];
     let command = |n| if n == 0 { "host --bootstrap" } else { "host" };
@@ -217,10 +223,10 @@ fn consensus(place: &Place) -> Vec<Machine> {
 }
 
 #[test]
-fn a_groups_packets_are_seen_to_be_scattered() {
-    let place = Place::new();
-    let _all = consensus(&place);
-    let switch = place.path("switch.toml");
+fn a_groups_packets_are_shown_with_all_their_copies() {
+    let test_folder = TestFolder::new();
+    let _all = consensus(&test_folder);
+    let switch = test_folder.path("switch.toml");
     let began = Instant::now();
     let (group, packet) = loop {
         assert!(began.elapsed() < DEADLINE, "{}", top(&switch));
@@ -231,9 +237,9 @@ fn a_groups_packets_are_seen_to_be_scattered() {
         if row["counts"][0].as_u64() < Some(100) || row["counts"][2].as_u64() < Some(100) {
             continue;
         }
-        // It may end at any time, and another begin.
+        // The group may end at any time, and another one begin.
         let id = row["cells"][0].as_str().unwrap();
-        // The trace of one that ends then waits until it is ended, too.
+        // A trace of a group that has ended waits until the timeout ends it.
         let trace = ["trace", switch.to_str().unwrap(), "--json", "--count", "50", "--group", id];
         let program = env!("CARGO_BIN_EXE_understudy");
         let output = processes::command("timeout")
@@ -243,7 +249,7 @@ fn a_groups_packets_are_seen_to_be_scattered() {
             .unwrap();
         let lines = String::from_utf8(output.stdout).unwrap();
         let packets = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        let whats = |packet: &Value| -> Vec<String> {
+        let part_kinds = |packet: &Value| -> Vec<String> {
             packet["parts"]
                 .as_array()
                 .unwrap()
@@ -251,8 +257,9 @@ fn a_groups_packets_are_seen_to_be_scattered() {
                 .map(|part| part["what"].as_str().unwrap().into())
                 .collect()
         };
-        let scattered =
-            |packet: &Value| whats(packet) == ["in", "out", "out"] && bytes(&packet["parts"][0])[42] == 0x0a;
+        let scattered = |packet: &Value| {
+            part_kinds(packet) == ["in", "out", "out"] && bytes(&packet["parts"][0])[42] == 0x0a
+        };
         if let Some(packet) = packets.into_iter().find(scattered) {
             break (row.clone(), packet);
         }
@@ -262,15 +269,15 @@ fn a_groups_packets_are_seen_to_be_scattered() {
         |frame: &[u8]| (frame[30..34].to_vec(), u32::from_be_bytes([0, frame[47], frame[48], frame[49]]));
     let (leaders, one, other) = (to(&parts[0]), to(&parts[1]), to(&parts[2]));
     assert_eq!(leaders.0, [10, 0, 0, 254]);
-    // To each replica, at its own queue pair
+    // To each replica, with that replica's own queue pair
     let pairs: Vec<_> = group["queue_pairs"].as_array().unwrap().iter().collect();
     for (host, qpn) in [&leaders, &one, &other] {
         let host = format!("{}.{}.{}.{}", host[0], host[1], host[2], host[3]);
         assert!(pairs.iter().any(|pair| pair[0] == host && pair[1] == *qpn), "{host} {qpn} in {group}");
     }
     assert!(one.0 != other.0 && one.0 != leaders.0, "{packet}");
-    // What a server says of itself
-    let server = top_until(&place.path("server-0.toml"), |seen| {
+    // The counters that a server reports of itself
+    let server = top_until(&test_folder.path("server-0.toml"), |seen| {
         seen["counters"]
             .as_array()
             .unwrap()

@@ -1,26 +1,26 @@
-//! What clients asked for and saw, and what must hold of it.
+//! The operations of the clients with their results, and the conditions that they have to meet.
 
 use sim::words::linear::{self, Action, Done, Op, Rules};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Bits of a value that name the incarnation of the memory for which it was written, as a shift
+/// Shift of the bits of a value that contain the incarnation of the memory for which it was written
 const INCARNATION: u32 = 48;
-/// Bits of a value that number it, as a shift; below are additions
+/// Shift of the bits of a value that number it. The bits below count additions.
 pub(super) const NUMBER: u32 = 16;
 
-/// What the clients asked for and saw, by incarnation of the memory and word.
+/// Operations of the clients and their results, by incarnation of the memory and word
 #[derive(Debug, Default)]
 pub(super) struct History {
     clock: u64,
     values: u64,
     /// Operations on each word, in the order in which they were posted
     pub(super) ops: BTreeMap<(u64, usize), Vec<Op>>,
-    /// The value of each word that was seen or written last
+    /// Newest value of each word, from a result or a write
     newest: BTreeMap<(u64, usize), u64>,
 }
 
 impl History {
-    /// Returns the value of a word that was seen or written last.
+    /// Returns the newest value of a word, from a result or a write.
     pub(super) fn newest(&self, at: (u64, usize)) -> u64 {
         self.newest.get(&at).copied().unwrap_or(0)
     }
@@ -36,7 +36,7 @@ impl History {
         (incarnation + 1) << INCARNATION | self.values << NUMBER
     }
 
-    /// Notes that an operation on a word is posted. Returns its number in the word's history.
+    /// Records that an operation on a word is posted. Returns its number in the word's history.
     pub(super) fn post(&mut self, at: (u64, usize), connection: u32, action: Action) -> usize {
         let invoked = self.tick();
         let ops = self.ops.entry(at).or_default();
@@ -44,7 +44,7 @@ impl History {
         ops.len() - 1
     }
 
-    /// Notes that an operation has completed; of a WRITE, `fetched` means nothing.
+    /// Records that an operation has completed. `fetched` is ignored for a WRITE.
     pub(super) fn complete(&mut self, at: (u64, usize), number: usize, fetched: u64) {
         let now = self.tick();
         if let Some(op) = self.ops.get_mut(&at).and_then(|ops| ops.get_mut(number)) {
@@ -54,7 +54,7 @@ impl History {
         }
     }
 
-    /// Checks all words of all incarnations; `words` is the memory of the current one.
+    /// Checks all words of all incarnations. `words` is the memory of the current one.
     pub(super) fn check(&self, current: u64, words: &[u64], rules: Rules) -> Result<(), String> {
         for (&(incarnation, word), ops) in &self.ops {
             let last = (incarnation == current).then(|| words[word]);
@@ -65,7 +65,7 @@ impl History {
         for (word, value) in words.iter().enumerate() {
             let written_for = value >> INCARNATION;
             if written_for != 0 && written_for != current + 1 {
-                return Err(format!("word {word} holds {value:#x}, a value of an earlier incarnation"));
+                return Err(format!("word {word} holds {value:#x}, a value of another incarnation"));
             }
             if *value != 0 && !self.ops.contains_key(&(current, word)) {
                 return Err(format!("word {word} holds {value:#x}, which no operation has written"));
@@ -75,7 +75,7 @@ impl History {
     }
 }
 
-/// Checks that no value was swapped for another twice: none is written twice.
+/// Checks that no value was replaced by two compare-and-swaps. All values written are different.
 fn check_locks(ops: &[Op]) -> Result<(), String> {
     let mut taken = BTreeSet::new();
     for op in ops {
@@ -83,7 +83,7 @@ fn check_locks(ops: &[Op]) -> Result<(), String> {
             && done.fetched == compare
             && !taken.insert(compare)
         {
-            return Err(format!("two clients have swapped {compare:#x}"));
+            return Err(format!("two compare-and-swaps replaced {compare:#x}"));
         }
     }
     Ok(())

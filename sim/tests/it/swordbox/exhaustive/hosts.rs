@@ -1,4 +1,4 @@
-//! The hosts: a memory server and its clients, which do one operation after another.
+//! The hosts: a memory server, and its clients, each of which executes a plan of operations.
 
 use super::history::{History, NUMBER};
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
@@ -14,58 +14,61 @@ use std::collections::VecDeque;
 use std::net::IpAddr;
 use switch::Nanos;
 
-/// Port of `rdma_cm` at which the server listens
+/// `rdma_cm` port on which the server listens
 const PORT: u16 = 9000;
 /// Virtual address of the server's words
 pub(super) const VA: u64 = 0x1000_0000_0000;
-/// Bytes from a word to the next: each lies in a cache line of its own
+/// Distance of two words in bytes: each word has its own cache line.
 pub(super) const STRIDE: u64 = 64;
-/// The word that both clients use; behind it lies a word of each client's own
+/// Index of the word that both clients use. It is followed by one word for each client.
 const SHARED: usize = 0;
-/// Words of the server
+/// Number of words of the server
 pub(super) const WORDS: usize = 3;
-/// Bytes before the words, and behind them: those before fill all packets of a long WRITE but the last
-const AROUND: u64 = 1024;
-/// Virtual address at which a client's results land
-const LANDING_VA: u64 = 0x3000_0000_0000;
+/// Bytes before the words, and behind them. Those before the words fill all packets of a long WRITE but the
+/// last.
+const PADDING: u64 = 1024;
+/// Virtual address of the buffer for a client's results
+const RESULTS_VA: u64 = 0x3000_0000_0000;
 /// Operations that a client has outstanding at once
 const OUTSTANDING: usize = 2;
-/// ACK time-out of clients: 262 us (4.096 us times two to this)
-const TIMEOUT: u8 = 6;
-/// The same where WRITEs are long: 2.1 ms, longer than [`PAUSE`], after which the other client uses the word
-const LONG_TIMEOUT: u8 = 9;
-/// Retries of clients
-const RETRIES: u8 = 7;
-/// Pause of a client: longer than `SETTLE`, so that the switch learns values again
+/// ACK timeout of clients: 262 us (4.096 us times two to the power of this)
+const ACK_TIMEOUT: u8 = 6;
+/// ACK timeout where WRITEs are long: 2.1 ms, longer than [`PAUSE`], after which the other client uses the
+/// word
+const LONG_ACK_TIMEOUT: u8 = 9;
+/// Retry count of clients
+const RETRY_COUNT: u8 = 7;
+/// Pause of a client. It is longer than `SETTLE`, so that the switch fetches values again.
 pub(super) const PAUSE: Nanos = Nanos::from_millis(2);
-/// A client that has no connection for so long asks for another one
-const CONNECT_WITHIN: Nanos = Nanos::from_millis(10);
-/// Connections that a client makes in one run at most: its first one, and those that the restart may cost it
-const MOST_CONNECTIONS: u32 = 5;
+/// A client whose connection is not established within this time requests another one.
+const CONNECT_TIMEOUT: Nanos = Nanos::from_millis(10);
+/// Most connections that a client makes in one run: its first one, and those that the restart may cost it
+const MAX_CONNECTIONS: u32 = 5;
 
-/// Step of a client's plan.
+/// A step of a client's plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// `FetchAdd` of the client's own word
     Own,
-    /// `CmpSwap` of the shared word, from the newest value that either client has seen
+    /// `CmpSwap` of the shared word, with the newest value that either client has seen as comparand
     Swap,
     /// `FetchAdd` of the shared word
     Add,
     /// RDMA WRITE of the shared word
     Write,
-    /// RDMA WRITE of what is before the words, and of the shared word with its second packet
+    /// RDMA WRITE of the bytes before the words, whose second packet is the shared word
     Long,
-    /// RDMA WRITE of the client's own word, and of what is behind the words with its second packet
+    /// RDMA WRITE of the client's own word and the bytes behind it, which fill a second packet
     LongOwn,
     /// RDMA READ of the shared word
     Read,
-    /// Nothing for [`PAUSE`], when all operations before have completed
+    /// A pause of [`PAUSE`], after all previous operations have completed
     Pause,
 }
 
-/// What each client does on each of its connections. The first proves its rights with its own word, so that its first
-/// operation on the shared word takes a lane; the second begins with the shared word, on its own connection.
+/// Plan of each client, on each of its connections. The first client proves its rights with its own word, so
+/// that its first operation on the shared word uses a shared QP. The second client begins with the shared
+/// word, on its own connection.
 const PLANS: [&[Step]; 2] = [
     &[
         Step::Own,
@@ -94,7 +97,7 @@ const PLANS: [&[Step]; 2] = [
     ],
 ];
 
-/// The same where WRITEs are long: those of the second client come while the first one pauses.
+/// Plans with long WRITEs: those of the second client arrive while the first one pauses.
 const LONG_PLANS: [&[Step]; 2] = [
     &[
         Step::Own,
@@ -146,7 +149,8 @@ pub(super) const fn address(host: u8) -> IpAddr {
     IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, host + 1))
 }
 
-/// The server is host 0, the clients are 1 and 2. The server acknowledges every packet, the first of a long WRITE, too.
+/// Returns the NIC of a host: the server is host 0, the clients are 1 and 2. NICs acknowledge every packet,
+/// including the first one of a long WRITE.
 fn nic(host: u8) -> Rnic {
     let mac = |host: u8| MacAddr([2, 0, 0, 0, 1, host]);
     let neighbours =
@@ -174,7 +178,7 @@ fn queue_pair(nic: &mut Rnic, pd: Pd, cq: Cq) -> Qpn {
     nic.create_qp(init).expect("room for a queue pair")
 }
 
-/// Memory server. A restart makes another one.
+/// A memory server. A restart creates a new one.
 #[derive(Debug)]
 pub(super) struct MemoryServer {
     pub(super) nic: Rnic,
@@ -185,12 +189,13 @@ pub(super) struct MemoryServer {
 }
 
 impl MemoryServer {
-    /// Returns a server whose memory is empty, of this incarnation. Its keys are those of the one before.
+    /// Returns a server with empty memory of this incarnation. Its R_keys are those of the previous
+    /// incarnation, and with `same_numbers` its QPNs, too.
     pub(super) fn new(incarnation: u64, same_numbers: bool) -> Self {
         let mut nic = nic(0);
         let (pd, cq) = (nic.alloc_pd(), nic.create_cq(64).expect("room for a completion queue"));
-        let size = WORDS * STRIDE as usize + 2 * AROUND as usize;
-        let (buffer, mr) = nic.register_new(pd, size, VA - AROUND, Access::ALL).expect("room for a region");
+        let size = WORDS * STRIDE as usize + 2 * PADDING as usize;
+        let (buffer, mr) = nic.register_new(pd, size, VA - PADDING, Access::ALL).expect("room for a region");
         if !same_numbers {
             for _ in 0..incarnation * 8 {
                 queue_pair(&mut nic, pd, cq);
@@ -200,7 +205,7 @@ impl MemoryServer {
         Self { nic, pd, cq, buffer, memory: Memory { incarnation, rkey: mr.0 } }
     }
 
-    /// Does what is to be done after a frame or a timer.
+    /// Handles all events after a frame or a timer.
     pub(super) fn run(&mut self, now: Nanos) {
         while let Some(event) = self.nic.poll_cm_event() {
             if let CmEvent::Requested { conn, .. } = event {
@@ -215,26 +220,26 @@ impl MemoryServer {
         while self.nic.poll_event().is_some() {}
     }
 
-    /// Returns what its words hold.
+    /// Returns the contents of the words.
     pub(super) fn words(&self) -> Vec<u64> {
-        let bytes = &self.nic.bytes(self.buffer)[AROUND as usize..];
+        let bytes = &self.nic.bytes(self.buffer)[PADDING as usize..];
         let word =
             |at: usize| u64::from_le_bytes(*bytes[at * STRIDE as usize..].first_chunk().expect("8 bytes"));
         (0..WORDS).map(word).collect()
     }
 }
 
-/// Operation that has not completed.
+/// An operation that has not completed.
 #[derive(Debug)]
 struct Outstanding {
     id: u64,
-    /// Its memory's incarnation, its word, and its number in the word's history
+    /// Its memory's incarnation and its word; then its number in the word's history
     at: (u64, usize),
     number: usize,
     fetches: bool,
 }
 
-/// Client with one connection at a time.
+/// A client with one connection at a time.
 #[derive(Debug)]
 pub(super) struct Client {
     number: usize,
@@ -243,21 +248,21 @@ pub(super) struct Client {
     pub(super) nic: Rnic,
     pd: Pd,
     cq: Cq,
-    landing: (Buffer, Mr),
+    results: (Buffer, Mr),
     qpn: Qpn,
     conn: Option<Conn>,
     /// Memory that the REP of this connection announced
     pub(super) memory: Option<Memory>,
     connections: u32,
     plan: VecDeque<Step>,
-    /// When it goes on: with its plan if it is connected, with another connection otherwise
+    /// When the client continues: with its plan if it is connected, with another connection otherwise
     pub(super) resume_at: Option<Nanos>,
     outstanding: VecDeque<Outstanding>,
     posted: u64,
     pub(super) completed: u64,
-    /// Operations whose connection broke
+    /// Number of operations whose outcome is unknown because their connection failed
     pub(super) unknown: u64,
-    /// Why connections broke, but for those that were told of a restart
+    /// Reasons for which connections failed. A reconnection after a noticed restart is not among them.
     pub(super) errors: Vec<String>,
     pub(super) wrong: Option<String>,
 }
@@ -267,14 +272,14 @@ impl Client {
     pub(super) fn new(number: usize, long: bool) -> Self {
         let mut nic = nic(number as u8 + 1);
         let (pd, cq) = (nic.alloc_pd(), nic.create_cq(64).expect("room for a completion queue"));
-        let landing = nic.register_new(pd, 64, LANDING_VA, Access::ALL).expect("room for a region");
+        let results = nic.register_new(pd, 64, RESULTS_VA, Access::ALL).expect("room for a region");
         Self {
             number,
             long,
             nic,
             pd,
             cq,
-            landing,
+            results,
             qpn: Qpn::new(0),
             conn: None,
             memory: None,
@@ -290,39 +295,43 @@ impl Client {
         }
     }
 
-    /// Leaves its connection, if it has one, and makes another.
+    /// Leaves the current connection, if any, and makes another one.
     pub(super) fn connect(&mut self, now: Nanos) {
         if self.connections > 0 {
-            // The other end is not told.
+            // The other end is not notified.
             _ = self.nic.destroy_qp(self.qpn);
         }
         self.connections += 1;
-        if self.connections > MOST_CONNECTIONS {
-            self.wrong = Some(format!("client {} connects again and again: {:?}", self.number, self.errors));
+        if self.connections > MAX_CONNECTIONS {
+            self.wrong = Some(format!(
+                "client {} exceeds its number of connections, which failed with {:?}",
+                self.number, self.errors
+            ));
             return;
         }
         self.unknown += self.outstanding.drain(..).count() as u64;
         self.memory = None;
-        self.resume_at = Some(now + CONNECT_WITHIN);
-        let (plans, ack_timeout) = if self.long { (LONG_PLANS, LONG_TIMEOUT) } else { (PLANS, TIMEOUT) };
+        self.resume_at = Some(now + CONNECT_TIMEOUT);
+        let (plans, ack_timeout) =
+            if self.long { (LONG_PLANS, LONG_ACK_TIMEOUT) } else { (PLANS, ACK_TIMEOUT) };
         self.plan = plans[self.number].iter().copied().collect();
         self.qpn = queue_pair(&mut self.nic, self.pd, self.cq);
-        let param = ConnParam { retry_count: RETRIES, ack_timeout, ..ConnParam::default() };
+        let param = ConnParam { retry_count: RETRY_COUNT, ack_timeout, ..ConnParam::default() };
         let service = service_id_of(PortSpace::Tcp, PORT);
         self.conn = self.nic.connect(self.qpn, address(0), service, param, now).ok();
     }
 
-    /// Returns whether all of its plan is done.
+    /// Returns whether the whole plan is done.
     pub(super) fn is_done(&self) -> bool {
         self.memory.is_some() && self.plan.is_empty() && self.outstanding.is_empty()
     }
 
-    /// Has it read the shared word once more.
-    pub(super) fn look(&mut self) {
+    /// Adds a READ of the shared word to the plan.
+    pub(super) fn read_again(&mut self) {
         self.plan.push_back(Step::Read);
     }
 
-    /// Does what is to be done after a frame or a timer.
+    /// Handles all events after a frame or a timer, and posts operations.
     pub(super) fn run(&mut self, history: &mut History, now: Nanos) {
         while let Some(event) = self.nic.poll_cm_event() {
             if Some(event.conn()) != self.conn {
@@ -347,8 +356,8 @@ impl Client {
             }
             match self.outstanding.pop_front() {
                 Some(op) if op.id == completion.id => {
-                    let landed = &self.nic.bytes(self.landing.0)[Self::slot(op.id)..];
-                    let fetched = u64::from_le_bytes(*landed.first_chunk().expect("8 bytes"));
+                    let result = &self.nic.bytes(self.results.0)[Self::slot(op.id)..];
+                    let fetched = u64::from_le_bytes(*result.first_chunk().expect("8 bytes"));
                     history.complete(op.at, op.number, if op.fetches { fetched } else { 0 });
                     self.completed += 1;
                 }
@@ -362,7 +371,7 @@ impl Client {
         self.post_all(history, now);
     }
 
-    /// Returns where in its landing zone an operation's result is written to, in bytes.
+    /// Returns the offset of an operation's result in the result buffer, in bytes.
     const fn slot(id: u64) -> usize {
         (id % 8) as usize * 8
     }
@@ -406,22 +415,23 @@ impl Client {
             }
             Step::Long | Step::LongOwn => {
                 let value = history.fresh(memory.incarnation);
-                let mut data = vec![0; AROUND as usize + 8];
-                let (at, from) = if is_own { (remote.va, 0) } else { (remote.va - AROUND, AROUND as usize) };
+                let mut data = vec![0; PADDING as usize + 8];
+                let (at, from) =
+                    if is_own { (remote.va, 0) } else { (remote.va - PADDING, PADDING as usize) };
                 data[from..from + 8].copy_from_slice(&value.to_le_bytes());
                 let operation = Operation::Write(Remote { va: at, ..remote });
                 (Action::Write(value), operation, Some(data))
             }
             Step::Read | Step::Pause => (Action::Read, Operation::Read(remote), None),
         };
-        let landing = Sge { mr: self.landing.1, va: LANDING_VA + Self::slot(id) as u64, len: 8 };
+        let results = Sge { mr: self.results.1, va: RESULTS_VA + Self::slot(id) as u64, len: 8 };
         let fetches = data.is_none();
-        let data = data.map_or(Data::Memory(landing), Data::Inline);
+        let data = data.map_or(Data::Memory(results), Data::Inline);
         let connection = self.number as u32 * 16 + self.connections;
         let number = history.post(at, connection, action);
         self.posted += 1;
         if let Err(error) = self.nic.post_send(self.qpn, SendRequest::new(id, operation, data)) {
-            self.wrong = Some(format!("client {}: {step:?} cannot be posted: {error}", self.number));
+            self.wrong = Some(format!("client {}: cannot post {step:?}: {error}", self.number));
         }
         self.outstanding.push_back(Outstanding { id, at, number, fetches });
     }

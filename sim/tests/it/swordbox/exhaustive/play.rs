@@ -1,10 +1,12 @@
 //! One run of two clients, one word and a server behind a Swordbox, in which the caller chooses every step.
 //!
-//! The hosts are real [`Rnic`]s, connected by the communication manager, and the switch is the real [`Swordbox`]. Time stands
-//! still while frames are delivered; it advances to the next timer when nothing is in flight.
+//! The hosts are real [`Rnic`]s, connected by the communication manager, and the switch is the real
+//! [`Swordbox`]. Time stands still while frames are delivered; it advances to the next timer when nothing is
+//! in flight.
 //!
-//! A frame from the switch to a client is delivered at once. To wait there is the same as to wait in front of the switch: a
-//! client's only output is what it sends to the switch, and its operations end no earlier.
+//! A frame from the switch to a client is delivered immediately. A delay there would have the same effect as
+//! a delay in front of the switch: a client's only output is what it sends to the switch, and its operations
+//! complete no earlier.
 
 use super::history::History;
 use super::hosts::{Client, MemoryServer, STRIDE, VA, WORDS, address};
@@ -16,17 +18,17 @@ use switch::memory::{MemoryFrame, Sent};
 use switch::{Function as _, Nanos, PortId, Verdict};
 use swordbox::{Command, Config, Event, Layers, Server, Swordbox, Table};
 
-/// The longest time for which a request is on its way from the switch to the server. A client pauses for longer, so that the
-/// switch learns values again, and [`Choice::Wait`] is shorter.
+/// The longest time for which a request is on its way from the switch to the server. A client pauses for
+/// longer, so that the switch fetches values again, and [`Choice::Wait`] is shorter.
 const SETTLE: Nanos = Nanos::from_millis(1);
-/// What [`Choice::Wait`] takes: longer than the switch and a client wait for an acknowledgement
-const LATE: Nanos = Nanos::from_micros(300);
-/// A lane without an acknowledgement for so long is given up
+/// Duration of [`Choice::Wait`]: longer than the switch and a client wait for an acknowledgement
+const WAIT_TIME: Nanos = Nanos::from_micros(300);
+/// A shared QP without an acknowledgement for this long is given up.
 const DEAD_AFTER: Nanos = Nanos::from_millis(1);
-/// Steps of a run at most, choices and timers together
-const MOST_STEPS: usize = 20_000;
+/// Most steps of a run, choices and timers together
+const MAX_STEPS: usize = 20_000;
 
-/// Link in one direction. Each is a queue.
+/// One direction of a link. It is a queue of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Link {
     /// From the server to the switch
@@ -49,7 +51,7 @@ impl Link {
     }
 }
 
-/// What happens next.
+/// The next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Choice {
     /// The first frame of a link is delivered.
@@ -60,26 +62,27 @@ pub(super) enum Choice {
     Wait,
     /// The server restarts with empty memory.
     Restart,
-    /// A client notices the restart, and connects again.
+    /// A client notices the restart, and reconnects.
     Reconnect(usize),
     /// The first frame of a link is lost.
     Lose(Link),
     /// All frames of a link are lost.
     LoseAll(Link),
-    /// The first frame of a link is delivered to the switch, and what the switch sends to clients for it is lost.
-    LoseAnswers(Link),
-    /// The first frame of a link is delivered, and stays in flight.
+    /// The first frame of a link is delivered to the switch, and the frames that the switch sends to clients
+    /// in response are lost.
+    LoseResponses(Link),
+    /// The first frame of a link is delivered, and also stays in flight.
     Duplicate(Link),
     /// The second frame of a link is delivered before the first.
     Overtake(Link),
 }
 
-/// What a choice changes: the server, or the switch and the clients. One of the two takes frames from the links between them,
-/// and the other adds frames behind those that are there.
+/// What a choice changes: the server, or the switch and the clients. One of the two takes frames from the
+/// front of the links between them, and the other adds frames at their end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Actor {
     Server,
-    Others,
+    SwitchAndClients,
     Both,
 }
 
@@ -89,34 +92,36 @@ impl Choice {
             Self::Deliver(link)
             | Self::Lose(link)
             | Self::LoseAll(link)
-            | Self::LoseAnswers(link)
+            | Self::LoseResponses(link)
             | Self::Duplicate(link)
             | Self::Overtake(link) => match link {
                 Link::ToServer => Actor::Server,
-                Link::FromServer | Link::From(_) => Actor::Others,
+                Link::FromServer | Link::From(_) => Actor::SwitchAndClients,
             },
             Self::Restart => Actor::Server,
-            Self::Reconnect(_) => Actor::Others,
+            Self::Reconnect(_) => Actor::SwitchAndClients,
             Self::Timer | Self::Wait => Actor::Both,
         }
     }
 
-    /// Returns whether it is one of [`Options::faults`].
+    /// Returns whether this choice counts against [`Options::faults`].
     fn is_fault(self) -> bool {
         !matches!(self, Self::Deliver(_) | Self::Timer | Self::Wait | Self::Restart | Self::Reconnect(_))
     }
 
-    /// Returns whether both orders of two choices that are possible at one moment lead to the same state.
+    /// Returns whether both orders of two choices that are possible at the same moment lead to the same
+    /// state.
     pub(super) fn is_independent_of(self, other: Self) -> bool {
         let actors = [self.actor(), other.actor()];
-        let one_of_few = self.is_fault() && other.is_fault();
+        let both_are_faults = self.is_fault() && other.is_fault();
         let enables = |a, b| matches!((a, b), (Self::Restart, Self::Reconnect(_)));
-        // What sends the second frame of a link makes overtaking possible, and what sends another is lost with the others or not.
+        // A choice that sends the second frame of a link enables overtaking, and a frame that is sent before
+        // or after a loss of all frames is lost or not.
         let overtakes =
             |a: Self, b: Self| matches!(a, Self::Overtake(_) | Self::LoseAll(_)) && a.actor() != b.actor();
         !actors.contains(&Actor::Both)
             && actors[0] != actors[1]
-            && !one_of_few
+            && !both_are_faults
             && !enables(self, other)
             && !enables(other, self)
             && !overtakes(self, other)
@@ -127,22 +132,23 @@ impl Choice {
 /// What is played.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options {
-    /// Step before which the server restarts; without one, the restart is a choice
+    /// Step before which the server restarts. If `None`, the restart is a choice.
     pub(super) restart_at: Option<usize>,
-    /// Frames that are lost, with all behind them or without, duplicated or overtaken at most, or whose answers are lost
+    /// Most frames that are lost (alone or with all frames behind them), duplicated or overtaken, or whose
+    /// responses are lost
     pub(super) faults: u32,
-    /// How often time passes at most while frames are in flight
+    /// Most times that time passes while frames are in flight
     pub(super) waits: u32,
-    /// The server's queue pairs have the same numbers after the restart.
+    /// Whether the server's queue pairs have the same numbers after the restart
     pub(super) same_numbers: bool,
-    /// Clients write more than a packet takes, and wait longer for acknowledgements.
+    /// Whether clients write more than one packet holds, and wait longer for acknowledgements
     pub(super) long: bool,
-    /// Changes the configuration of the switch
+    /// Changes the configuration of the switch.
     pub(super) tune: fn(Config) -> Config,
 }
 
 impl Default for Options {
-    /// One restart at any time, and nothing else that is unusual
+    /// Returns options for one restart at any time, and no other faults.
     fn default() -> Self {
         Self {
             restart_at: None,
@@ -155,16 +161,16 @@ impl Default for Options {
     }
 }
 
-/// What many runs came to.
+/// Counts over many runs.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Totals {
-    /// Atomics that left as WRITEs
+    /// Atomics that the switch sent on as WRITEs
     pub(super) decided: u64,
     /// Operations that completed
     pub(super) completed: u64,
-    /// Operations of which no client knows whether they took effect
+    /// Operations whose outcome no client knows
     pub(super) unknown: u64,
-    /// Connections that broke
+    /// Connections that failed
     pub(super) broken: u64,
     /// Runs in which the server restarted
     pub(super) restarted: u64,
@@ -180,16 +186,16 @@ impl Totals {
     }
 }
 
-/// Frame in flight.
+/// A frame in flight.
 #[derive(Clone, Debug)]
 struct Pending {
-    /// Links that it and the frames that caused it have crossed. The order in which frames are delivered unless chosen
-    /// otherwise follows from it, and it does not depend on the order of independent choices.
+    /// Number of links that the frame, and the frames that caused it, have crossed. It determines the usual
+    /// order of delivery, and does not depend on the order of independent choices.
     hops: u64,
     bytes: Vec<u8>,
 }
 
-/// Run of which the caller chooses the steps.
+/// A run whose steps the caller chooses.
 pub(super) struct Play {
     options: Options,
     now: Nanos,
@@ -198,7 +204,7 @@ pub(super) struct Play {
     clients: [Client; 2],
     links: [VecDeque<Pending>; 4],
     history: History,
-    /// The most of any frame that the switch has got
+    /// The most hops of any frame that the switch has received
     hops: u64,
     steps: usize,
     restarted: bool,
@@ -206,10 +212,10 @@ pub(super) struct Play {
     reconnected: [bool; 2],
     faults: u32,
     waits: u32,
-    /// What the switch sends to clients is lost
-    loses_answers: bool,
-    /// Both clients have read the word once more
-    looked: bool,
+    /// Whether frames from the switch to clients are lost
+    loses_responses: bool,
+    /// Whether both clients have been made to read the word once more
+    has_read_again: bool,
 }
 
 fn switch(options: &Options) -> Swordbox {
@@ -232,7 +238,7 @@ fn switch(options: &Options) -> Swordbox {
 }
 
 impl Play {
-    /// Returns a run in which both clients have asked the server for a connection.
+    /// Returns a run in which both clients have sent a connection request to the server.
     pub(super) fn new(options: Options) -> Self {
         let mut play = Self {
             options,
@@ -248,8 +254,8 @@ impl Play {
             reconnected: [false; 2],
             faults: 0,
             waits: 0,
-            loses_answers: false,
-            looked: false,
+            loses_responses: false,
+            has_read_again: false,
         };
         for client in 0..2 {
             play.clients[client].connect(Nanos::ZERO);
@@ -267,7 +273,7 @@ impl Play {
         self.links.iter().map(VecDeque::len).sum()
     }
 
-    /// Returns what happens next unless something else is chosen.
+    /// Returns the usual next choice.
     pub(super) fn usual(&self) -> Choice {
         if self.options.restart_at == Some(self.steps) && !self.restarted {
             return Choice::Restart;
@@ -279,7 +285,7 @@ impl Play {
         }
     }
 
-    /// Returns everything that can happen next.
+    /// Returns all choices that are possible next.
     pub(super) fn choices(&self) -> Vec<Choice> {
         let len = |link: &Link| self.links[link.index()].len();
         let busy: Vec<Link> = Link::ALL.into_iter().filter(|link| len(link) > 0).collect();
@@ -304,7 +310,7 @@ impl Play {
             let several = || busy.iter().copied().filter(|link| len(link) > 1);
             choices.extend(several().flat_map(|link| [Choice::Overtake(link), Choice::LoseAll(link)]));
             let to_switch = busy.iter().copied().filter(|link| *link != Link::ToServer);
-            choices.extend(to_switch.map(Choice::LoseAnswers));
+            choices.extend(to_switch.map(Choice::LoseResponses));
         }
         choices
     }
@@ -312,7 +318,7 @@ impl Play {
     /// Plays one step.
     pub(super) fn step(&mut self, choice: Choice) {
         self.play(choice);
-        self.look();
+        self.read_again();
     }
 
     fn play(&mut self, choice: Choice) {
@@ -325,11 +331,11 @@ impl Play {
             }
             Choice::Lose(link) => _ = self.links[link.index()].pop_front(),
             Choice::LoseAll(link) => self.links[link.index()].clear(),
-            Choice::LoseAnswers(link) => {
+            Choice::LoseResponses(link) => {
                 let frame = self.links[link.index()].pop_front();
-                self.loses_answers = true;
+                self.loses_responses = true;
                 self.deliver(link, frame);
-                self.loses_answers = false;
+                self.loses_responses = false;
             }
             Choice::Duplicate(link) => {
                 let frame = self.links[link.index()].front().cloned();
@@ -342,7 +348,7 @@ impl Play {
             Choice::Timer => self.pass(self.next_timer().unwrap_or(self.now)),
             Choice::Wait => {
                 self.waits += 1;
-                let until = self.now + LATE;
+                let until = self.now + WAIT_TIME;
                 while let Some(at) = self.next_timer().filter(|at| *at <= until) {
                     self.pass(at);
                 }
@@ -383,12 +389,12 @@ impl Play {
         self.leave_switch(out, hops + 1);
     }
 
-    /// Sends what leaves the switch, and permits what its control plane is asked for.
+    /// Sends the frames that leave the switch, and grants the requests to its control plane.
     fn leave_switch(&mut self, out: Sent, hops: u64) {
         for (frame, port) in out.frames {
             match port.index().checked_sub(1) {
                 None => self.send(Link::ToServer, hops, frame.into_bytes()),
-                Some(_) if self.loses_answers => {}
+                Some(_) if self.loses_responses => {}
                 Some(client) => {
                     self.clients[client].nic.on_frame(&frame.into_bytes(), self.now);
                     self.run_client(client, hops);
@@ -429,7 +435,7 @@ impl Play {
         clients.chain(others).flatten().min().map(|at| at.max(self.now))
     }
 
-    /// Advances the time to that of a timer, and expires what is due.
+    /// Advances the time to `at`, and expires the timers that are due.
     fn pass(&mut self, at: Nanos) {
         self.now = at;
         let hops = self.links.iter().flatten().map(|frame| frame.hops).max().unwrap_or(0).max(self.hops) + 1;
@@ -455,18 +461,18 @@ impl Play {
 
     /// Returns whether nothing is left to do.
     pub(super) fn is_over(&self) -> bool {
-        self.looked && self.in_flight() == 0 && self.clients.iter().all(Client::is_done)
+        self.has_read_again && self.in_flight() == 0 && self.clients.iter().all(Client::is_done)
     }
 
-    /// Has both clients read the word once more when all their operations are done. One whose connection is of an earlier
-    /// incarnation finds that out.
-    fn look(&mut self) {
-        if self.looked || self.in_flight() > 0 || !self.clients.iter().all(Client::is_done) {
+    /// Makes both clients read the word once more when all their operations are done. A client whose
+    /// connection belongs to an earlier incarnation notices that by this READ.
+    fn read_again(&mut self) {
+        if self.has_read_again || self.in_flight() > 0 || !self.clients.iter().all(Client::is_done) {
             return;
         }
-        self.looked = true;
+        self.has_read_again = true;
         for number in 0..2 {
-            self.clients[number].look();
+            self.clients[number].read_again();
             let hops = self.hops;
             self.run_client(number, hops);
         }
@@ -476,7 +482,7 @@ impl Play {
     pub(super) fn finish(mut self) -> Result<(Totals, u64), String> {
         while !self.is_over() {
             self.step(self.usual());
-            if self.steps > MOST_STEPS {
+            if self.steps > MAX_STEPS {
                 return Err(format!(
                     "not done after {} steps: {:?}\n{:?}",
                     self.steps, self.clients, self.switch
@@ -488,7 +494,7 @@ impl Play {
         }
         let errors: Vec<_> = self.clients.iter().flat_map(|client| &client.errors).collect();
         if !self.restarted && !errors.is_empty() {
-            return Err(format!("connections broke, and the server did not restart: {errors:?}"));
+            return Err(format!("connections failed although the server did not restart: {errors:?}"));
         }
         let rules = Rules { reads_in_order: self.options.faults == 0 };
         self.history.check(self.server.memory.incarnation, &self.server.words(), rules)?;

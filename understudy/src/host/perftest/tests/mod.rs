@@ -1,4 +1,4 @@
-//! The exchange, as it was recorded between perftest 4.5 and itself.
+//! The exchange, as recorded between perftest 4.5's client and server.
 
 mod world;
 
@@ -14,8 +14,8 @@ const CLIENT_2: &[u8; 108] =
 const SERVER: &[u8; 108] =
     b"0000:0080:000014:f96508:000004f3:0000559b7d8d2000:00:00:00:00:00:00:00:00:00:00:ff:ff:0a:00:00:02:00000000:\0";
 
-fn client() -> Keys {
-    Keys {
+fn client() -> QpInfo {
+    QpInfo {
         reads: 1,
         qpn: 0x11,
         psn: 0x6a_680e,
@@ -25,17 +25,17 @@ fn client() -> Keys {
     }
 }
 
-/// What ib_write_bw says, of two queue pairs and 20 messages of 4,096 bytes.
-fn write_bw() -> Vec<(&'static [u8], Said)> {
-    let same = |bytes: &'static [u8]| (bytes, Said::Same(bytes.to_vec()));
-    let first = (&CLIENT[..], Said::Keys(client()));
-    let keys = Keys { qpn: 0x12, psn: 0xf0_bf17, va: 0x556b_7b11_b000, ..client() };
-    let second = (&CLIENT_2[..], Said::Keys(keys));
+/// Returns the messages of ib_write_bw with two queue pairs and 20 messages of 4,096 bytes.
+fn write_bw() -> Vec<(&'static [u8], Message)> {
+    let same = |bytes: &'static [u8]| (bytes, Message::Echo(bytes.to_vec()));
+    let first = (&CLIENT[..], Message::QpInfo(client()));
+    let info = QpInfo { qpn: 0x12, psn: 0xf0_bf17, va: 0x556b_7b11_b000, ..client() };
+    let second = (&CLIENT_2[..], Message::QpInfo(info));
     vec![
         same(VERSION),
         same(b"\0\0\x10\0"),
         same(b"\0\0\0@"),
-        (b"3\0", Said::Mtu(PathMtu::B1024)),
+        (b"3\0", Message::Mtu(PathMtu::B1024)),
         first.clone(),
         second.clone(),
         first.clone(),
@@ -48,40 +48,40 @@ fn write_bw() -> Vec<(&'static [u8], Said)> {
         same(b"?\xfe\xff\xeb\x89t\x1b\xeb"),
         same(b"?@@\xb5).p\xb6"),
         first,
-        (b"done\0", Said::Done),
+        (b"done\0", Message::Done),
     ]
 }
 
-fn take(exchange: &mut Exchange, bytes: &[u8]) -> Result<Option<Said>, String> {
+fn receive(exchange: &mut Exchange, bytes: &[u8]) -> Result<Option<Message>, String> {
     exchange.inbox().extend_from_slice(bytes);
     exchange.next()
 }
 
 #[test]
-fn write_bw_is_understood() {
+fn messages_of_write_bw_are_parsed() {
     let mut exchange = Exchange::new();
-    for (bytes, said) in write_bw() {
-        assert_eq!(take(&mut exchange, bytes), Ok(Some(said)));
+    for (bytes, message) in write_bw() {
+        assert_eq!(receive(&mut exchange, bytes), Ok(Some(message)));
         assert_eq!(exchange.next(), Ok(None));
     }
     assert_eq!(exchange.reported, Some((4096, 20)));
 }
 
 #[test]
-fn it_may_come_in_pieces() {
+fn messages_may_arrive_byte_by_byte() {
     let mut exchange = Exchange::new();
-    for (bytes, said) in write_bw() {
+    for (bytes, message) in write_bw() {
         let (last, pieces) = bytes.split_last().unwrap();
         for byte in pieces {
-            assert_eq!(take(&mut exchange, &[*byte]), Ok(None));
+            assert_eq!(receive(&mut exchange, &[*byte]), Ok(None));
         }
-        assert_eq!(take(&mut exchange, &[*last]), Ok(Some(said)));
+        assert_eq!(receive(&mut exchange, &[*last]), Ok(Some(message)));
     }
 }
 
 #[test]
-fn keys_are_as_perftest_writes_them() {
-    let server = Keys {
+fn queue_pairs_are_encoded_as_perftest_does() {
+    let server = QpInfo {
         reads: 0x80,
         qpn: 0x14,
         psn: 0xf9_6508,
@@ -90,34 +90,34 @@ fn keys_are_as_perftest_writes_them() {
         address: IpAddr::from([10, 0, 0, 2]),
     };
     assert_eq!(server.to_bytes(), SERVER);
-    let six = Keys { address: "fd00::9".parse().unwrap(), ..server };
+    let six = QpInfo { address: "fd00::9".parse().unwrap(), ..server };
     let gid = &six.to_bytes()[50..98];
     assert_eq!(gid, b"fd:00:00:00:00:00:00:00:00:00:00:00:00:00:00:09:");
-    assert_eq!(mtu_answer(PathMtu::B1024), *b"3\0");
+    assert_eq!(mtu_response(PathMtu::B1024), *b"3\0");
 }
 
 #[test]
-fn what_perftest_does_not_say() {
+fn messages_that_perftest_does_not_send_are_errors() {
     for (bytes, what) in [
-        (&b"GET / HTTP/1.1\r\n"[..], "a client that is not perftest's"),
-        (b"5.60\0\0\0\0\0\0\0\0\0\0\0\0", "a client of version 5.6, which is too old"),
+        (&b"GET / HTTP/1.1\r\n"[..], "the client is not a perftest client"),
+        (b"5.60\0\0\0\0\0\0\0\0\0\0\0\0", "perftest version 5.6 of the client is too old; use 5.70 or later"),
     ] {
-        assert_eq!(take(&mut Exchange::new(), bytes), Err(what.into()));
+        assert_eq!(receive(&mut Exchange::new(), bytes), Err(what.into()));
     }
     let start = || {
         let mut exchange = Exchange::new();
         for (bytes, _) in &write_bw()[..3] {
-            take(&mut exchange, bytes).unwrap();
+            receive(&mut exchange, bytes).unwrap();
         }
         exchange
     };
-    assert_eq!(take(&mut start(), b"9\0"), Err("the client's path MTU is none".into()));
-    for place in [0, 4, 12, 50, 106] {
+    assert_eq!(receive(&mut start(), b"9\0"), Err("the client sent an unknown path MTU".into()));
+    for offset in [0, 4, 12, 50, 106] {
         let mut exchange = start();
-        take(&mut exchange, b"3\0").unwrap();
-        let mut keys = *CLIENT;
-        keys[place] = b'x';
-        let error = take(&mut exchange, &keys).unwrap_err();
-        assert!(error.starts_with("no queue pair: "), "{error}");
+        receive(&mut exchange, b"3\0").unwrap();
+        let mut info = *CLIENT;
+        info[offset] = b'x';
+        let error = receive(&mut exchange, &info).unwrap_err();
+        assert!(error.starts_with("invalid queue pair from the client: "), "{error}");
     }
 }

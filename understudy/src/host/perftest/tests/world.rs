@@ -1,8 +1,8 @@
-//! Servers in the simulator. The client is made after perftest's: it says the same, in the same order.
+//! Servers in the simulator. The client sends the same messages as perftest's, in the same order.
 
 use super::super::{Servers, Test, connect};
 use super::*;
-use crate::host::service::{Place, ServiceRow, VA};
+use crate::host::service::{ServiceRow, SessionQp, VA};
 use crate::host::tcp::{SocketHandle, Tcp};
 use crate::host::{Host, HostConfig, PerftestConfig};
 use rnic::{
@@ -18,25 +18,25 @@ const SERVER: MacAddr = MacAddr([2, 0, 0, 0, 0, 9]);
 const PORT: u16 = 18515;
 const MESSAGES: usize = 20;
 
-/// What the client does next.
+/// Next action of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// Says this, and waits for an answer of the same length.
-    Say(&'static [u8]),
-    /// Tells a queue pair.
-    Tell(usize),
-    /// The test
+    /// Send these bytes and wait for a response of the same length.
+    Send(&'static [u8]),
+    /// Announce a queue pair.
+    Announce(usize),
+    /// Run the test.
     Work,
-    /// Says so, and waits for nothing.
+    /// Send "done" without waiting for a response.
     Done,
     Close,
 }
 
-/// What perftest's client does in a test, with so many queue pairs.
+/// Returns the steps of perftest's client in a test with `qps` queue pairs.
 fn script(test: Test, qps: usize) -> VecDeque<Step> {
-    let all = || (0..qps).map(Step::Tell);
-    let one = || std::iter::once(Step::Tell(0));
-    let start = [VERSION, b"\0\0\x10\0", b"\0\0\0@", b"3\0"].map(Step::Say);
+    let all = || (0..qps).map(Step::Announce);
+    let one = || std::iter::once(Step::Announce(0));
+    let start = [VERSION, b"\0\0\x10\0", b"\0\0\0@", b"3\0"].map(Step::Send);
     let bandwidth = [
         b"\0\0\0\0\0\0\0@",
         b"\0\0\0\0\0\0\0\x14",
@@ -44,7 +44,7 @@ fn script(test: Test, qps: usize) -> VecDeque<Step> {
         b"?\xfe\0\0\0\0\0\0",
         b"?@\0\0\0\0\0\0",
     ];
-    let report = bandwidth.map(|number| Step::Say(number));
+    let report = bandwidth.map(|number| Step::Send(number));
     let steps: Vec<_> = match test {
         Test::WriteBw | Test::ReadBw | Test::AtomicBw => {
             let after = one().chain(report).chain(one()).chain([Step::Done]);
@@ -63,14 +63,14 @@ fn script(test: Test, qps: usize) -> VecDeque<Step> {
     start.into_iter().chain(steps).chain([Step::Close]).collect()
 }
 
-/// A queue pair of the client's, and the server's once it was told
+/// A queue pair of the client, and the server's once it was announced
 struct Pair {
-    place: Place,
-    ours: Keys,
-    theirs: Option<Keys>,
+    qp: SessionQp,
+    local: QpInfo,
+    remote: Option<QpInfo>,
 }
 
-/// perftest's client.
+/// A model of perftest's client.
 struct Client {
     nic: Rnic,
     cq: Cq,
@@ -81,13 +81,13 @@ struct Client {
     socket: Option<SocketHandle>,
     pairs: Vec<Pair>,
     script: VecDeque<Step>,
-    /// The step is under way.
-    said: bool,
-    heard: Vec<u8>,
-    /// What was posted, what completed, and what came back
+    /// Whether the current step has begun
+    begun: bool,
+    inbox: Vec<u8>,
+    /// Requests posted, requests completed, and messages or WRITEs received
     posted: usize,
     completed: usize,
-    came_back: usize,
+    received_count: usize,
 }
 
 impl Client {
@@ -103,9 +103,9 @@ impl Client {
         let (pd, cq) = (nic.alloc_pd(), nic.create_cq(4096).unwrap());
         let pair = |n: usize| {
             let bytes = 2 * case.size as usize;
-            let place = Place::new(&mut nic, pd, cq, case.transport, bytes, 2 * MESSAGES).unwrap();
-            let (qpn, rkey, psn) = (place.qpn.get(), place.mr.0, 0xff_fff0 + n as u32);
-            Pair { place, ours: Keys { reads: 16, qpn, psn, rkey, va: VA, address: own }, theirs: None }
+            let qp = SessionQp::new(&mut nic, pd, cq, case.transport, bytes, 2 * MESSAGES).unwrap();
+            let (qpn, rkey, psn) = (qp.qpn.get(), qp.mr.0, 0xff_fff0 + n as u32);
+            Pair { qp, local: QpInfo { reads: 16, qpn, psn, rkey, va: VA, address: own }, remote: None }
         };
         let pairs = (0..case.qps).map(pair).collect();
         Self {
@@ -118,11 +118,11 @@ impl Client {
             socket: None,
             pairs,
             script: script(case.test, case.qps),
-            said: false,
-            heard: Vec::new(),
+            begun: false,
+            inbox: Vec::new(),
             posted: 0,
             completed: 0,
-            came_back: 0,
+            received_count: 0,
         }
     }
 
@@ -133,36 +133,36 @@ impl Client {
         if self.script.is_empty() {
             return;
         }
-        self.tcp.read(socket, &mut self.heard);
+        self.tcp.read(socket, &mut self.inbox);
         while let Some(completion) = self.nic.poll_cq(self.cq) {
             assert_eq!(completion.status, rnic::Status::Success, "{completion:?}");
             match completion.of {
-                Completed::Recv => self.came_back += 1,
+                Completed::Recv => self.received_count += 1,
                 _ => self.completed += 1,
             }
         }
         while let Some(&step) = self.script.front() {
-            if !self.said {
-                self.said = self.begin(step, socket);
+            if !self.begun {
+                self.begun = self.begin(step, socket);
             }
-            if !self.said || !self.is_complete(step) {
+            if !self.begun || !self.is_complete(step) {
                 break;
             }
-            self.said = false;
+            self.begun = false;
             self.script.pop_front();
         }
         self.tcp.poll(now);
     }
 
-    /// Begins a step; false if it cannot begin yet.
+    /// Begins a step. Returns `false` if it cannot begin yet.
     fn begin(&mut self, step: Step, socket: SocketHandle) -> bool {
         match step {
-            Step::Say(bytes) => self.tcp.write(socket, bytes),
-            Step::Tell(n) => {
+            Step::Send(bytes) => self.tcp.write(socket, bytes),
+            Step::Announce(n) => {
                 if self.test == Test::SendLat {
                     self.receive();
                 }
-                self.tcp.write(socket, &self.pairs[n].ours.to_bytes())
+                self.tcp.write(socket, &self.pairs[n].local.to_bytes())
             }
             Step::Work => {
                 self.work();
@@ -178,63 +178,61 @@ impl Client {
 
     fn is_complete(&mut self, step: Step) -> bool {
         match step {
-            Step::Say(bytes) => {
-                let complete = self.heard.len() == bytes.len();
+            Step::Send(bytes) => {
+                let complete = self.inbox.len() == bytes.len();
                 if complete {
-                    assert_eq!(self.heard, bytes);
-                    self.heard.clear();
+                    assert_eq!(self.inbox, bytes);
+                    self.inbox.clear();
                 }
                 complete
             }
-            Step::Tell(n) => {
-                let complete = self.heard.len() == Keys::LEN;
+            Step::Announce(n) => {
+                let complete = self.inbox.len() == QpInfo::LEN;
                 if complete {
-                    let theirs = Keys::parse(&self.heard).unwrap();
-                    self.heard.clear();
-                    self.told(n, theirs);
+                    let remote = QpInfo::parse(&self.inbox).unwrap();
+                    self.inbox.clear();
+                    self.on_qp_info(n, remote);
                 }
                 complete
             }
-            Step::Work if self.test == Test::SendLat || self.test == Test::WriteLat => self.goes_on(),
+            Step::Work if self.test == Test::SendLat || self.test == Test::WriteLat => {
+                self.continue_ping_pong()
+            }
             Step::Work => self.completed == MESSAGES * self.pairs.len(),
             Step::Done | Step::Close => true,
         }
     }
 
-    fn told(&mut self, n: usize, theirs: Keys) {
+    fn on_qp_info(&mut self, n: usize, remote: QpInfo) {
         let pair = &mut self.pairs[n];
-        match pair.theirs {
+        match pair.remote {
             None => {
-                connect(&mut self.nic, &pair.place, &pair.ours, &theirs, PathMtu::B1024).unwrap();
-                pair.theirs = Some(theirs);
+                connect(&mut self.nic, &pair.qp, &pair.local, &remote, PathMtu::B1024).unwrap();
+                pair.remote = Some(remote);
             }
-            Some(before) => assert_eq!(before, theirs),
+            Some(before) => assert_eq!(before, remote),
         }
     }
 
     fn receive(&mut self) {
-        let place = &self.pairs[0].place;
-        while self
-            .nic
-            .post_recv(place.qpn, RecvRequest { id: 0, data: Some(place.sge(0, self.size)) })
-            .is_ok()
-        {}
+        let qp = &self.pairs[0].qp;
+        while self.nic.post_recv(qp.qpn, RecvRequest { id: 0, data: Some(qp.sge(0, self.size)) }).is_ok() {}
     }
 
     /// Posts one request.
     fn post(&mut self, n: usize) {
         self.posted += 1;
         let pair = &self.pairs[n];
-        let theirs = pair.theirs.unwrap();
-        let memory = Remote { va: theirs.va, rkey: theirs.rkey };
+        let remote = pair.remote.unwrap();
+        let memory = Remote { va: remote.va, rkey: remote.rkey };
         let (operation, len) = match self.test {
             Test::WriteBw | Test::WriteLat => (Operation::Write(memory), self.size),
             Test::ReadBw | Test::ReadLat => (Operation::Read(memory), self.size),
             Test::SendBw | Test::SendLat => (Operation::Send, self.size),
             Test::AtomicBw | Test::AtomicLat => (Operation::FetchAdd { at: memory, add: 1 }, 8),
         };
-        let data = Data::Memory(pair.place.sge(self.size.into(), len));
-        self.nic.post_send(pair.place.qpn, SendRequest::new(0, operation, data)).unwrap();
+        let data = Data::Memory(pair.qp.sge(self.size.into(), len));
+        self.nic.post_send(pair.qp.qpn, SendRequest::new(0, operation, data)).unwrap();
     }
 
     fn work(&mut self) {
@@ -245,24 +243,24 @@ impl Client {
         }
     }
 
-    /// To and fro; whether it is over.
-    fn goes_on(&mut self) -> bool {
-        let (buffer, size) = (self.pairs[0].place.buffer, self.size as usize);
-        if self.test == Test::WriteLat && self.came_back < MESSAGES {
-            let next = self.came_back as u8 + 1;
+    /// Continues a ping-pong test. Returns whether it is over.
+    fn continue_ping_pong(&mut self) -> bool {
+        let (buffer, size) = (self.pairs[0].qp.buffer, self.size as usize);
+        if self.test == Test::WriteLat && self.received_count < MESSAGES {
+            let next = self.received_count as u8 + 1;
             if self.nic.bytes(buffer)[size - 1] == next {
-                self.came_back += 1;
+                self.received_count += 1;
                 self.nic.bytes_mut(buffer)[2 * size - 1] = next;
                 self.post(0);
             }
         } else if self.test == Test::SendLat
             && self.posted < MESSAGES
-            && [self.came_back, self.completed] == [self.posted; 2]
+            && [self.received_count, self.completed] == [self.posted; 2]
         {
             self.post(0);
             self.receive();
         }
-        self.came_back == MESSAGES && self.completed == MESSAGES
+        self.received_count == MESSAGES && self.completed == MESSAGES
     }
 }
 
@@ -331,7 +329,7 @@ impl Case {
         }
     }
 
-    /// Runs it until the client has done everything; the server's report after a while.
+    /// Runs the world until the client has finished. Returns the server's report some time later.
     fn run(&self) -> ServiceRow {
         let mut world = World::new(self.seed);
         let config = self.server();
@@ -342,7 +340,7 @@ impl Case {
         let until = Nanos::from_secs(300);
         while !world.node::<Client>(client).script.is_empty() {
             let step = world.node::<Client>(client).script[0];
-            assert!(world.step(until), "it does not end: {step:?}, {:?}", row(&world, server));
+            assert!(world.step(until), "the client does not finish: {step:?}, {:?}", row(&world, server));
         }
         let after = world.now() + Nanos::from_secs(100);
         world.run_until(after);
@@ -351,7 +349,7 @@ impl Case {
 }
 
 fn row(world: &World, server: NodeId) -> ServiceRow {
-    world.node::<Switch<Host>>(server).function.seen().lock().unwrap().services[0].clone()
+    world.node::<Switch<Host>>(server).function.status().lock().unwrap().services[0].clone()
 }
 
 fn assert_finished(case: &Case) {
@@ -361,7 +359,7 @@ fn assert_finished(case: &Case) {
     assert_eq!(done, (qps, qps, 0, 0, None), "{:?}: {row:?}", case.test);
     let operations = match case.test {
         Test::ReadLat | Test::AtomicLat => 0..=0,
-        // Whether the client has acknowledged the last before it leaves is chance.
+        // Whether the last message is acknowledged before the client disconnects depends on timing.
         Test::SendLat => 39..=40,
         Test::WriteLat => 19..=21,
         Test::SendBw => 20 * qps..=20 * qps,
@@ -379,21 +377,21 @@ fn every_test_finishes() {
 }
 
 #[test]
-fn several_queue_pairs() {
+fn tests_with_several_queue_pairs_finish() {
     for test in [Test::WriteBw, Test::ReadBw, Test::SendBw, Test::AtomicBw] {
         assert_finished(&Case { qps: 5, ..Case::new(test) });
     }
 }
 
 #[test]
-fn unreliable_connections() {
+fn tests_on_uc_finish() {
     for test in [Test::WriteBw, Test::SendBw, Test::WriteLat, Test::SendLat] {
         assert_finished(&Case { transport: Transport::Uc, size: 3000, ..Case::new(test) });
     }
 }
 
 #[test]
-fn bad_wires() {
+fn every_test_finishes_on_faulty_links() {
     for percent in [1, 5] {
         let share = Share::percent(percent);
         let link = Link { loss: share, duplicate: share, reorder: share, corrupt: share, ..Link::default() };
@@ -406,7 +404,7 @@ fn bad_wires() {
 }
 
 #[test]
-fn whoever_leaves_in_the_middle() {
+fn a_client_that_disconnects_early_is_a_failure() {
     let case = Case::new(Test::WriteBw);
     let mut world = World::new(1);
     let config = case.server();
@@ -419,17 +417,17 @@ fn whoever_leaves_in_the_middle() {
     world.run_until(Nanos::from_secs(10));
     let row = row(&world, server);
     assert_eq!((row.connections, row.finished, row.failed), (1, 0, 1));
-    assert_eq!(row.error.as_deref(), Some("the client left in the middle"));
+    assert_eq!(row.error.as_deref(), Some("the client disconnected before its test was over"));
 }
 
-/// A NIC's end of TCP with a server behind it, and a frame of TCP from a peer
-struct Door {
+/// A NIC and its perftest server, for TCP frames that the test makes
+struct Harness {
     nic: Rnic,
     servers: Servers,
     now: Nanos,
 }
 
-impl Door {
+impl Harness {
     fn new() -> Self {
         let interface = Interface::new(SERVER, [10, 0, 0, 9].into(), 24);
         let mut nic = Rnic::new(rnic::Config { max_qps: 8, ..rnic::Config::new(interface) });
@@ -445,7 +443,7 @@ impl Door {
         self.servers.serve(&mut self.nic, self.now);
     }
 
-    fn answers(&mut self) -> Vec<Vec<u8>> {
+    fn responses(&mut self) -> Vec<Vec<u8>> {
         let (mut frame, mut frames) = (Vec::new(), Vec::new());
         while self.servers.poll_transmit(&mut frame) {
             frames.push(frame.clone());
@@ -457,7 +455,7 @@ impl Door {
 const SYN: u8 = 2;
 const ACK: u8 = 16;
 
-/// A segment without data from a port of 10.0.0.`host`, whose MAC address ends in `mac`
+/// Returns a segment without data from a port of 10.0.0.`host`, whose MAC address ends in `mac`.
 fn segment(host: u8, mac: u8, port: u16, flags: u8, seq: u32, ack: u32) -> Vec<u8> {
     let (src, dst) = ([10, 0, 0, host], [10, 0, 0, 9]);
     let mut tcp =
@@ -472,67 +470,69 @@ fn segment(host: u8, mac: u8, port: u16, flags: u8, seq: u32, ack: u32) -> Vec<u
     [&SERVER.0[..], &[2, 0, 0, 0, 0, mac], &[8, 0], zerocopy::IntoBytes::as_bytes(&ip), &tcp].concat()
 }
 
-/// Connects from a port of a host; whether the server took it up.
-fn connects(door: &mut Door, host: u8, port: u16) -> bool {
-    door.answers();
-    door.frame(&segment(host, host, port, SYN, 1, 0));
-    let Some(answer) = door.answers().pop().filter(|answer| answer[47] == SYN | ACK) else { return false };
-    let theirs = u32::from_be_bytes(*answer[38..].first_chunk().unwrap());
-    door.frame(&segment(host, host, port, ACK, 2, theirs.wrapping_add(1)));
+/// Connects from a port of a host. Returns whether the server accepted the connection.
+fn try_connect(harness: &mut Harness, host: u8, port: u16) -> bool {
+    harness.responses();
+    harness.frame(&segment(host, host, port, SYN, 1, 0));
+    let Some(response) = harness.responses().pop().filter(|response| response[47] == SYN | ACK) else {
+        return false;
+    };
+    let remote = u32::from_be_bytes(*response[38..].first_chunk().unwrap());
+    harness.frame(&segment(host, host, port, ACK, 2, remote.wrapping_add(1)));
     true
 }
 
 #[test]
-fn connections_that_never_stand_keep_nobody_out() {
-    let mut door = Door::new();
+fn half_open_connections_do_not_block_other_peers() {
+    let mut harness = Harness::new();
     for n in 0..1000 {
-        door.frame(&segment(7, 7, 1000 + n, SYN, 1, 0));
+        harness.frame(&segment(7, 7, 1000 + n, SYN, 1, 0));
     }
-    assert!(connects(&mut door, 1, 40_000));
-    assert_eq!(door.servers.servers[0].clients.len(), 1);
+    assert!(try_connect(&mut harness, 1, 40_000));
+    assert_eq!(harness.servers.servers[0].clients.len(), 1);
 }
 
 #[test]
-fn one_peer_leaves_room_for_others() {
-    let mut door = Door::new();
+fn one_peer_cannot_use_all_connections() {
+    let mut harness = Harness::new();
     for port in 0..20 {
-        connects(&mut door, 7, 40_000 + port);
+        try_connect(&mut harness, 7, 40_000 + port);
     }
-    assert_eq!(door.servers.servers[0].clients.len(), 4, "half of eight");
-    assert_eq!(door.servers.servers[0].row.refused, 16);
-    assert!(connects(&mut door, 1, 40_000));
-    assert_eq!(door.servers.servers[0].clients.len(), 5);
+    assert_eq!(harness.servers.servers[0].clients.len(), 4, "half of eight");
+    assert_eq!(harness.servers.servers[0].row.refused, 16);
+    assert!(try_connect(&mut harness, 1, 40_000));
+    assert_eq!(harness.servers.servers[0].clients.len(), 5);
 }
 
 #[test]
-fn a_forged_frame_does_not_turn_answers_aside() {
-    let mut door = Door::new();
-    assert!(connects(&mut door, 1, 40_000));
-    // The right address, another host's MAC address, and no connection of its own.
-    door.frame(&segment(1, 66, 1, ACK, 1, 1));
+fn a_forged_frame_does_not_redirect_responses() {
+    let mut harness = Harness::new();
+    assert!(try_connect(&mut harness, 1, 40_000));
+    // The right IP address, another host's MAC address, and no connection of its own
+    harness.frame(&segment(1, 66, 1, ACK, 1, 1));
     let sent_to = |frames: Vec<Vec<u8>>| frames.iter().map(|frame| frame[5]).collect::<Vec<_>>();
-    assert!(sent_to(door.answers()).iter().all(|mac| *mac == 1));
+    assert!(sent_to(harness.responses()).iter().all(|mac| *mac == 1));
     // Keep-alives of the connection
-    door.now = door.now + Nanos::from_secs(11);
-    door.servers.serve(&mut door.nic, door.now);
-    assert_eq!(sent_to(door.answers()), [1]);
+    harness.now = harness.now + Nanos::from_secs(11);
+    harness.servers.serve(&mut harness.nic, harness.now);
+    assert_eq!(sent_to(harness.responses()), [1]);
 }
 
 #[test]
-fn packets_that_cannot_leave_do_not_pile_up() {
-    let mut door = Door::new();
+fn queues_of_packets_that_cannot_leave_are_bounded() {
+    let mut harness = Harness::new();
     for n in 0..10_000 {
-        // A port that nobody listens at: each is answered by a reset.
+        // Each is answered by a reset, because no socket listens at the port.
         let mut syn = segment(7, 7, n, ACK, 1, 1);
         syn.truncate(54);
-        door.frame(&syn);
+        harness.frame(&syn);
     }
-    let (answers, dropped) = (door.answers().len(), door.servers.tcp.dropped());
-    assert!((1..=1024).contains(&answers), "{answers}");
+    let (responses, dropped) = (harness.responses().len(), harness.servers.tcp.dropped());
+    assert!((1..=1024).contains(&responses), "{responses}");
     assert!(dropped >= 7000, "{dropped}");
 }
 
-/// An ARP request for the host's address from one of many neighbours
+/// Returns an ARP request for the host's address from neighbour number `n`.
 fn arp_request(n: u16) -> Vec<u8> {
     let (mac, [high, low]) = ([2, 0, 1, 0, (n >> 8) as u8, n as u8], n.to_be_bytes());
     let mut frame =
@@ -543,23 +543,23 @@ fn arp_request(n: u16) -> Vec<u8> {
 }
 
 #[test]
-fn a_host_shows_what_it_dropped_while_its_port_took_nothing() {
+fn a_host_counts_drops_while_its_port_is_blocked() {
     let mut host = Host::new(&Case::new(Test::WriteBw).server(), SERVER.0).unwrap();
-    let seen = host.seen();
+    let status = host.status();
     let mut port = Sent::with_room(0);
     for n in 0..5000 {
-        // A port that no process listens at: each segment is answered by a reset.
+        // Each segment is answered by a reset, because no process listens at the port.
         let now = Nanos(u64::from(n) * 1000);
         for frame in [segment(7, 7, n, ACK, 1, 1), arp_request(n)] {
             host.on_frame(&mut MemoryFrame::new(frame), PortId(0), now, &mut port);
         }
     }
     host.on_timer(Nanos::from_secs(1), &mut port);
-    let seen = seen.lock().unwrap();
+    let status = status.lock().unwrap();
     assert!(
-        seen.tcp_dropped > 0 && seen.control_dropped > 0,
+        status.tcp_dropped > 0 && status.control_dropped > 0,
         "{} and {}",
-        seen.tcp_dropped,
-        seen.control_dropped
+        status.tcp_dropped,
+        status.control_dropped
     );
 }

@@ -1,0 +1,619 @@
+//! The sending side of a stream: chooses queue pairs, sizes and slots, makes packets from templates, and
+//! sends them when they are due.
+
+use crate::chooser::{Chooser, round_robin};
+use crate::counters::{Counters, StreamCounters};
+use crate::malformed;
+use crate::matcher::FrameMatcher;
+use crate::message::{Message, messages};
+use crate::pace::{Pace, Rate, Unit, WIRE_OVERHEAD};
+use crate::profile::{Profile, ProfileError, Stream, Verb};
+use crate::requester::{Completed, Request, Requester};
+use crate::template::Address;
+use crate::uniform::{AddressField, Qp, UniformBurst, requests_ack};
+use rocev2::aeth::{Aeth, Syndrome};
+use rocev2::ethernet::Ethernet;
+use rocev2::ipv4::Ipv4;
+use rocev2::ipv6::Ipv6;
+use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
+use rocev2::udp::Udp;
+use rocev2::{Bth, Fault, Opcode, Packet, Psn};
+use switch::{Chance, Frame as _, Full, Nanos, Output, PortId, Share};
+use zerocopy::IntoBytes as _;
+
+/// Packets that a stream sends in one turn of the worker at most, so that other streams and received frames
+/// get their turn
+const TURN: u64 = 256;
+/// Queue pairs that are tried to find one with room for another request
+const QP_ATTEMPTS: u32 = 16;
+/// Offsets in the frame: the UDP header, and the end of the first 8 bytes behind the BTH (a RETH's virtual
+/// address)
+const UDP_V4: usize = Ethernet::LEN + Ipv4::LEN;
+const HEAD_V4: usize = UDP_V4 + Udp::LEN + Bth::LEN + 8;
+const UDP_V6: usize = Ethernet::LEN + Ipv6::LEN;
+const HEAD_V6: usize = UDP_V6 + Udp::LEN + Bth::LEN + 8;
+/// Time of a timer that is not set
+pub(crate) const NEVER: Nanos = Nanos(u64::MAX);
+
+/// A message that is being sent.
+#[derive(Clone, Copy)]
+struct Current {
+    message: usize,
+    qp: u32,
+    /// Packets sent so far
+    at: u32,
+    slot: u32,
+}
+
+/// The lock that a queue pair holds or wants.
+#[derive(Clone, Copy, Default)]
+struct Lock {
+    slot: u32,
+    held: bool,
+}
+
+/// Reason why the next packet is not sent now.
+enum Blocked {
+    NoBuffer,
+    /// No queue pair that was tried has room for another request
+    Outstanding,
+}
+
+/// Sending side of a stream.
+pub(crate) struct Sender {
+    verb: Verb,
+    first_qpn: u32,
+    qps: u32,
+    step: u32,
+    seed: u64,
+    index: u64,
+    first_psn: Option<Psn>,
+    /// Queue pairs, by number from the first
+    queue_pairs: Box<[Qp]>,
+    messages: Box<[Message]>,
+    current: Option<Current>,
+    qp: Chooser,
+    slot: Chooser,
+    va: u64,
+    slot_len: u64,
+    rng: Chance,
+    rate: Rate,
+    pace: Pace,
+    /// Packets of a burst, and a packet's mean length in the rate's units
+    burst: u64,
+    packet_units: u64,
+    /// The stream, if its burst follows a ramp: the burst is recomputed from it
+    ramp: Option<Box<Stream>>,
+    /// Whether the last burst did not leave whole: the rest does not wait for a whole burst
+    burst_incomplete: bool,
+    /// Whether the last burst before the end of the sending time did not leave whole: the stream has not kept
+    /// up with its rate
+    fell_behind: bool,
+    /// Packets left to send
+    packets_left: u64,
+    ack_every: u32,
+    /// Messages of a queue pair since the last that requested an acknowledgement; empty if all or none do
+    since_ack_req: Box<[u32]>,
+    malformed: Share,
+    malformed_frames: Box<[(Fault, Box<[u8]>)]>,
+    requester: Option<Requester>,
+    /// Locks of compare and swap, by queue pair
+    locks: Box<[Lock]>,
+    /// Whether all packets are equal but for what queue pair, PSN, time and slot change
+    uniform: bool,
+    /// How virtual addresses differ, if packets are `uniform` and none waits for a response
+    address_field: Option<AddressField>,
+    /// 1Pipe timestamp at the run's time 0
+    epoch: Timestamp,
+    pub(crate) due: Nanos,
+}
+
+/// Returns the first PSN of a queue pair: `fixed`, or one derived from the seed.
+pub(crate) fn first_psn(seed: u64, stream: u64, qp: u32, fixed: Option<Psn>) -> Psn {
+    if let Some(psn) = fixed {
+        return psn;
+    }
+    // SplitMix64's finalizer (Steele et al., 2014)
+    let mut x = seed ^ (stream << 32 | u64::from(qp)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    Psn::new((x ^ x >> 31) as u32)
+}
+
+impl Sender {
+    pub(crate) fn new(profile: &Profile, index: usize) -> Result<Self, ProfileError> {
+        let stream = &profile.streams[index];
+        let requester = stream.outstanding.map(|most| Requester::new(stream.qps, most, stream.timeout));
+        let no_memory = |mb| ProfileError::Memory { stream: index, mb, what: "requests", key: "outstanding" };
+        let requester = requester.transpose().map_err(no_memory)?;
+        let messages = messages(stream);
+        let unit = stream.rate.unit();
+        let mean = {
+            // Mean over packets: messages of each size are equally frequent.
+            let (mut packets, mut bytes) = (0, 0);
+            for message in &messages {
+                packets += u64::from(message.packets);
+                let whole = message.first.template.bytes.len()
+                    + message.last.as_ref().map_or(0, |last| last.template.bytes.len());
+                let middle = message.middle.as_ref().map_or(0, |middle| middle.template.bytes.len());
+                bytes += (whole + middle * message.packets.saturating_sub(2) as usize) as u64;
+            }
+            bytes / packets.max(1)
+        };
+        let packet_units = if unit == Some(Unit::Bits) { (mean + WIRE_OVERHEAD as u64) * 8 } else { 1 };
+        let burst = stream.burst_at(stream.rate.at(Nanos::ZERO) / packet_units);
+        let ramp = matches!(stream.rate, Rate::Ramp { .. }) && stream.burst.is_none();
+        let requests_response = matches!(stream.verb, Verb::Write | Verb::Send);
+        let counted = if requests_response && stream.ack_every > 1 { stream.qps } else { 0 };
+        let locks = if stream.verb == Verb::CompareSwap { stream.qps } else { 0 };
+        let queue_pair = |qp| Qp {
+            position: first_psn(profile.seed, index as u64, qp, stream.first_psn).get(),
+            address: Address::new(stream.first_qpn.get() + qp),
+            effect: 0,
+        };
+        let mut queue_pairs: Box<[Qp]> = (0..stream.qps).map(queue_pair).collect();
+        let uniform = matches!(stream.verb, Verb::Write | Verb::Send | Verb::Read | Verb::FetchAdd)
+            && matches!(&*messages, [message] if message.packets == 1);
+        let address_field = AddressField::of(&messages[0].first, stream.memory.va, stream.slot_len());
+        let address_field =
+            address_field.filter(|_| uniform && stream.outstanding.is_none() && stream.malformed.is_never());
+        if uniform {
+            for qp in &mut queue_pairs {
+                qp.effect = messages[0].first.template.effect_of_address(qp.address);
+            }
+        }
+        Ok(Self {
+            verb: stream.verb,
+            first_qpn: stream.first_qpn.get(),
+            qps: stream.qps,
+            step: stream.psn_step(),
+            seed: profile.seed,
+            index: index as u64,
+            first_psn: stream.first_psn,
+            queue_pairs,
+            uniform,
+            address_field,
+            malformed_frames: if stream.malformed.is_never() {
+                Box::default()
+            } else {
+                malformed::variants_of(&messages[0].first.template)
+            },
+            messages,
+            current: None,
+            qp: Chooser::new(stream.pick, stream.qps),
+            slot: Chooser::new(stream.memory.choice, stream.memory.slots),
+            va: stream.memory.va,
+            slot_len: stream.slot_len(),
+            rng: Chance::stream(profile.seed, index as u64),
+            rate: stream.rate,
+            pace: Pace::new(stream.rate, Nanos::ZERO, profile.catch_up),
+            burst,
+            packet_units,
+            ramp: ramp.then(|| stream.clone().into()),
+            burst_incomplete: false,
+            fell_behind: false,
+            packets_left: stream.packets.unwrap_or(u64::MAX),
+            ack_every: if requests_response { stream.ack_every } else { 0 },
+            since_ack_req: vec![0; counted as usize].into(),
+            malformed: stream.malformed,
+            requester,
+            locks: vec![Lock::default(); locks as usize].into(),
+            epoch: profile.epoch,
+            due: NEVER,
+        })
+    }
+
+    /// Starts the rate.
+    pub(crate) fn begin(&mut self, now: Nanos, catch_up: Nanos) {
+        self.pace = Pace::new(self.rate, now, catch_up);
+        self.due = self.pace.next(now, self.burst(now) * self.packet_units);
+    }
+
+    /// Returns the packets of a burst now.
+    #[inline]
+    fn burst(&self, now: Nanos) -> u64 {
+        let burst =
+            |stream: &Stream| stream.burst_at(stream.rate.at(self.pace.time(now)) / self.packet_units);
+        self.ramp.as_deref().map_or(self.burst, burst)
+    }
+
+    /// Stops sending. The stream was to send until `until`.
+    pub(crate) fn end(&mut self, until: Nanos, counters: &StreamCounters) {
+        // The timer of a stream that never began is not set.
+        if self.packets_left > 0 && self.due != NEVER {
+            self.note_time(until, counters);
+        }
+        self.due = NEVER;
+        self.packets_left = 0;
+    }
+
+    /// Notes how long the stream has sent.
+    fn note_time(&self, now: Nanos, counters: &StreamCounters) {
+        counters.sending_ns.add(self.pace.time(now).0.saturating_sub(counters.sending_ns.get()));
+    }
+
+    pub(crate) const fn is_over(&self) -> bool {
+        self.packets_left == 0
+    }
+
+    /// Returns whether the stream limits its outstanding requests.
+    pub(crate) const fn limits_outstanding(&self) -> bool {
+        self.requester.is_some()
+    }
+
+    /// Returns whether a response to one of its requests is still to arrive.
+    pub(crate) fn awaits_response(&self) -> bool {
+        self.requester.as_ref().is_some_and(Requester::awaits_response)
+    }
+
+    /// Returns the number of outstanding requests, counted in the rings of the queue pairs.
+    pub(crate) fn outstanding(&self) -> u64 {
+        self.requester.iter().flat_map(Requester::outstanding).sum()
+    }
+
+    /// Sets the worker's run time, which drives request timeouts.
+    pub(crate) const fn set_run_time(&mut self, run_time: Nanos) {
+        if let Some(requester) = &mut self.requester {
+            requester.set_run_time(run_time);
+        }
+    }
+
+    /// Returns the template that received packets are compared with, if all are alike.
+    pub(crate) fn frame_matcher(&self) -> Option<FrameMatcher> {
+        self.uniform.then(|| FrameMatcher::new(&self.messages[0].first))?
+    }
+
+    /// Returns the state of a queue pair, to check packets that arrive there.
+    #[inline]
+    pub(crate) fn queue_pair(&self, qp: u32) -> &Qp {
+        &self.queue_pairs[qp as usize]
+    }
+
+    /// Returns the position of the next packet of a queue pair.
+    #[inline]
+    pub(crate) fn next_position(&self, qp: u32) -> u32 {
+        self.queue_pairs[qp as usize].position
+    }
+
+    /// Returns the number of queue pairs.
+    pub(crate) const fn queue_pairs(&self) -> u32 {
+        self.qps
+    }
+
+    /// Returns whether the stream has a rate other than the maximum.
+    pub(crate) fn is_paced(&self) -> bool {
+        self.rate != Rate::Max
+    }
+
+    /// Sends what is due at `at`, which may be before `now`, but no more than its `share` of the port's room.
+    /// Returns the packets sent. If the sending time `ends`, what is due need not be a whole burst.
+    pub(crate) fn send<O: Output>(
+        &mut self,
+        (now, at, ends): (Nanos, Nanos, bool),
+        share: u64,
+        port: PortId,
+        out: &mut O,
+        all: &Counters,
+        counters: &StreamCounters,
+    ) -> u64 {
+        let by_bits = self.rate.unit() == Some(Unit::Bits);
+        let left = if by_bits { u64::MAX } else { self.packets_left };
+        let burst = self.burst(at);
+        let allowance = self.pace.allowance(at, burst * self.packet_units, left);
+        let whole = if ends || self.burst_incomplete { 1 } else { burst };
+        let due = match self.rate {
+            Rate::Max => burst,
+            _ if by_bits && allowance < whole * self.packet_units => 0,
+            _ if by_bits => TURN,
+            // Whole bursts, or the rest of the packets to send
+            _ if allowance >= self.packets_left => self.packets_left,
+            _ => allowance / whole * whole,
+        };
+        let wanted = due.min(TURN).min(self.packets_left);
+        let most = wanted.min(share);
+        if most < wanted {
+            all.port_busy.add(1);
+        }
+        let (mut units, mut good, mut bytes) = (0, 0, 0);
+        if self.address_field.is_some() && !by_bits {
+            good = self.send_uniform(most, now, port, out, all, counters);
+            bytes = good * self.messages[0].first.template.bytes.len() as u64;
+            units = good;
+        }
+        let (one_by_one, mut taken) = (self.address_field.is_none() || by_bits, good);
+        while one_by_one && taken < most && (!by_bits || units < allowance) {
+            match self.packet(now, port, out, counters) {
+                Ok((len, counts)) => {
+                    taken += 1;
+                    units += if by_bits { (len + WIRE_OVERHEAD) as u64 * 8 } else { 1 };
+                    if counts {
+                        good += 1;
+                        bytes += len as u64;
+                    }
+                }
+                Err(Blocked::NoBuffer) => {
+                    all.no_buffer.add(1);
+                    break;
+                }
+                Err(Blocked::Outstanding) => {
+                    counters.waited.add(1);
+                    break;
+                }
+            }
+        }
+        counters.sent.count_many(good, bytes);
+        if self.packets_left != u64::MAX {
+            self.packets_left -= good;
+        }
+        self.pace.spend(units);
+        counters.forfeited.add(self.pace.forfeited() - counters.forfeited.get());
+        // A stream that had kept up until its worker came late to the end has sent until `at`, and not until
+        // `now`.
+        self.note_time(if taken > 0 && (self.fell_behind || !ends) { now } else { at }, counters);
+        let over = if by_bits { units >= allowance } else { taken == due };
+        self.burst_incomplete = due > 0 && !over;
+        if !ends {
+            self.fell_behind = self.burst_incomplete;
+        }
+        let next = if self.burst_incomplete { 1 } else { burst };
+        let next = if by_bits { next * self.packet_units } else { next.min(self.packets_left) };
+        self.due = if self.packets_left == 0 { NEVER } else { self.pace.next(at, next) };
+        taken
+    }
+
+    /// Sends packets of a stream whose packets are all alike: as [`packet`](Self::packet), without the checks
+    /// that cannot apply. Returns the packets sent.
+    #[inline]
+    fn send_uniform<O: Output>(
+        &mut self,
+        most: u64,
+        now: Nanos,
+        port: PortId,
+        out: &mut O,
+        all: &Counters,
+        counters: &StreamCounters,
+    ) -> u64 {
+        let Some(address_field) = self.address_field else { return 0 };
+        let packet = &mut self.messages[0].first;
+        packet.stamp(now);
+        let v6 = packet.template.extended() == HEAD_V6 - 8;
+        let mut burst = UniformBurst {
+            template: &packet.template,
+            queue_pairs: &mut self.queue_pairs,
+            since_ack_req: &mut self.since_ack_req,
+            ack_every: self.ack_every,
+            step: self.step,
+            address_field,
+        };
+        let rng = &mut self.rng;
+        // The choosers' kinds are matched once a burst.
+        let sent = match (&mut self.qp, &mut self.slot) {
+            (
+                &mut Chooser::RoundRobin { ref mut next, count: qps },
+                &mut Chooser::RoundRobin { next: ref mut next_slot, count: slots },
+            ) if !v6 => {
+                let (mut qp, mut slot) = (*next, *next_slot);
+                let sent = burst.send::<UDP_V4, HEAD_V4, O>(most, port, out, || {
+                    (round_robin(&mut qp, qps), round_robin(&mut slot, slots))
+                });
+                (*next, *next_slot) = (qp, slot);
+                sent
+            }
+            (qp, slot) => {
+                let choose = || (qp.choose(rng), if address_field.differs() { slot.choose(rng) } else { 0 });
+                if v6 {
+                    burst.send::<UDP_V6, HEAD_V6, O>(most, port, out, choose)
+                } else {
+                    burst.send::<UDP_V4, HEAD_V4, O>(most, port, out, choose)
+                }
+            }
+        };
+        if sent < most {
+            all.no_buffer.add(1);
+        }
+        counters.messages.add(sent);
+        sent
+    }
+
+    /// Sends a packet. Returns its length in bytes, and whether it is one of the stream rather than a
+    /// malformed one.
+    #[inline]
+    fn packet<O: Output>(
+        &mut self,
+        now: Nanos,
+        port: PortId,
+        out: &mut O,
+        counters: &StreamCounters,
+    ) -> Result<(usize, bool), Blocked> {
+        if !self.malformed.is_never() && self.rng.happens(self.malformed) {
+            let (_, bytes) = self.rng.pick(&self.malformed_frames);
+            let frame = out.make_from(bytes).map_err(|Full| Blocked::NoBuffer)?;
+            counters.malformed.count(bytes.len());
+            // The runner counts a frame that the port does not take.
+            _ = out.send(frame, port);
+            return Ok((bytes.len(), false));
+        }
+        let current = match self.current {
+            Some(current) => current,
+            None => self.next_message(counters).ok_or(Blocked::Outstanding)?,
+        };
+        self.current = Some(current);
+        let Current { message, qp: n, at, slot } = current;
+        let message = &mut self.messages[message];
+        let is_last = at + 1 == message.packets;
+        let packet = match (&mut message.middle, &mut message.last) {
+            (_, Some(last)) if is_last => last,
+            (Some(middle), _) if at > 0 => middle,
+            _ => &mut message.first,
+        };
+        packet.stamp(now);
+        let packet = &*packet;
+        let template = &packet.template;
+        let mut frame = out.make_from(&template.bytes).map_err(|Full| Blocked::NoBuffer)?;
+        let qp = &mut self.queue_pairs[n as usize];
+        let (position, psn) = (qp.position, qp.psn());
+        let requests_response =
+            is_last && self.ack_every > 0 && requests_ack(&mut self.since_ack_req, n, self.ack_every);
+        let mut patch = template.begin(frame.bytes_mut(), qp.address, psn.get(), requests_response);
+        qp.position = position.wrapping_add(self.step);
+        let va = |slot: u32| self.va.wrapping_add(u64::from(slot) * self.slot_len);
+        match self.verb {
+            Verb::Write | Verb::Read | Verb::FetchAdd => packet.write_va(&mut patch, va(slot)),
+            Verb::Send => {}
+            Verb::CompareSwap => {
+                let (lock, owner) = (&mut self.locks[n as usize], u64::from(self.first_qpn + n));
+                let (swap, compare) = if lock.held { (0, owner) } else { (owner, 0) };
+                if !lock.held {
+                    lock.slot = slot;
+                }
+                let at = template.extended();
+                packet.write_va(&mut patch, va(lock.slot));
+                patch.long(at + 12, swap);
+                patch.long(at + 20, compare);
+                // Without responses it is unknown whether the lock is held, so the queue pair releases it
+                // with every other request.
+                lock.held ^= self.requester.is_none();
+            }
+            Verb::Ack { .. } => {
+                let first = first_psn(self.seed, self.index, n, self.first_psn);
+                patch.low_24(template.extended(), psn.sub(first.get()).add(1).get());
+            }
+            Verb::OnePipeMessage | Verb::OnePipeBeacon => {
+                let beacon = self.verb == Verb::OnePipeBeacon;
+                let opcode = if beacon { OnePipeOpcode::BEACON } else { OnePipeOpcode::DATA };
+                let mut header = OnePipe::new(opcode, self.epoch.add(now.0), psn);
+                header.set_first(!beacon);
+                header.set_end_of_message(!beacon);
+                patch.words(template.payload, header.as_bytes());
+                // Behind the Q_Key, the DETH has the sender's queue pair number.
+                patch.low_24(template.extended() + 4, self.first_qpn + n);
+            }
+        }
+        patch.finish();
+        let len = template.bytes.len();
+        // The runner counts a frame that the port does not take; to the generator it is lost like one that
+        // the network loses.
+        _ = out.send(frame, port);
+        if is_last {
+            counters.messages.add(1);
+            if let Some(requester) = &mut self.requester {
+                // A READ takes as many PSNs as its response has packets.
+                let psns = if self.verb == Verb::Read { self.step } else { message.packets };
+                let requests_response = requests_response || !matches!(self.verb, Verb::Write | Verb::Send);
+                requester.push(n, Request::new(now, position.wrapping_sub(at), psns, requests_response));
+            }
+            self.current = None;
+        } else {
+            self.current = Some(Current { at: at + 1, ..current });
+        }
+        Ok((len, true))
+    }
+
+    /// Chooses the next message. Returns `None` if all queue pairs that were tried wait for responses.
+    #[inline]
+    fn next_message(&mut self, counters: &StreamCounters) -> Option<Current> {
+        let mut qp = self.qp.choose(&mut self.rng);
+        if let Some(requester) = &mut self.requester {
+            for attempt in 1.. {
+                let (room, given_up) = requester.make_room(qp);
+                counters.unanswered.add(given_up.into());
+                if room {
+                    break;
+                }
+                if attempt == QP_ATTEMPTS.min(self.qps) {
+                    return None;
+                }
+                qp = self.qp.choose(&mut self.rng);
+            }
+        }
+        let message = match self.messages.len() {
+            1 => 0,
+            n => self.rng.below(n as u64) as usize,
+        };
+        Some(Current { message, qp, at: 0, slot: self.slot.choose(&mut self.rng) })
+    }
+
+    /// Handles a response to a queue pair. `arrived` returns whether all packets of a request, given as the
+    /// position of the first and their number, are known to have arrived; it returns true where this is not
+    /// known.
+    #[inline]
+    pub(crate) fn on_response(
+        &mut self,
+        packet: &Packet<'_>,
+        qp: u32,
+        now: Nanos,
+        arrived: impl Fn(u32, u32) -> bool,
+        counters: &StreamCounters,
+    ) {
+        let (psn, opcode) = (packet.bth().psn(), packet.layout().opcode());
+        let syndrome = packet.aeth().map(Aeth::kind);
+        if opcode == Opcode::CNP {
+            counters.responses.add(1);
+            return counters.cnps.add(1);
+        }
+        if !self.verb.is_request() {
+            return counters.unexpected.add(1);
+        }
+        // A response to a PSN that was not sent yet would acknowledge all outstanding requests.
+        if psn.distance(Psn::new(self.next_position(qp))) >= 0 {
+            return counters.unexpected_responses.add(1);
+        }
+        counters.responses.add(1);
+        let is_nak = matches!(syndrome, Some(Syndrome::Nak(_) | Syndrome::RnrNak(_)));
+        if is_nak {
+            counters.naks.add(1);
+        }
+        let Some(requester) = &mut self.requester else { return };
+        let acknowledged = matches!(self.verb, Verb::Write | Verb::Send);
+        let completed = match opcode {
+            // A READ or an atomic has no response without its data.
+            Opcode::RC_ACKNOWLEDGE if is_nak => {
+                requester.on_nak(qp, psn, |request| acknowledged && arrived(request.first, request.psns))
+            }
+            Opcode::RC_ACKNOWLEDGE if acknowledged => {
+                requester.on_ack(qp, psn, |request| arrived(request.first, request.psns))
+            }
+            Opcode::RC_READ_RESPONSE_FIRST
+            | Opcode::RC_READ_RESPONSE_MIDDLE
+            | Opcode::RC_READ_RESPONSE_LAST
+            | Opcode::RC_READ_RESPONSE_ONLY
+                if self.verb == Verb::Read =>
+            {
+                requester.on_response(qp, psn)
+            }
+            Opcode::RC_ATOMIC_ACKNOWLEDGE if matches!(self.verb, Verb::CompareSwap | Verb::FetchAdd) => {
+                requester.on_response(qp, psn)
+            }
+            _ => Completed::default(),
+        };
+        counters.answered.add(completed.answered.into());
+        counters.unanswered.add(completed.unanswered.into());
+        if let Some(sent_at) = completed.sent_at {
+            counters.round_trip.record(now.since(sent_at));
+            if let Some(response) = packet.atomic_ack()
+                && self.verb == Verb::CompareSwap
+            {
+                let owner = u64::from(self.first_qpn + qp);
+                self.locks[qp as usize].on_response(response.original.get(), owner, counters);
+            }
+        } else if completed == Completed::default() && completes_request(opcode) {
+            counters.stale_responses.add(1);
+        }
+    }
+}
+
+/// Returns whether a response of this kind can complete a request.
+const fn completes_request(opcode: Opcode) -> bool {
+    !matches!(opcode, Opcode::RC_READ_RESPONSE_FIRST | Opcode::RC_READ_RESPONSE_MIDDLE)
+}
+
+impl Lock {
+    /// Handles the original value of the word.
+    fn on_response(&mut self, original: u64, owner: u64, counters: &StreamCounters) {
+        let compare = if self.held { owner } else { 0 };
+        let swapped = original == compare;
+        if swapped { &counters.swapped } else { &counters.not_swapped }.add(1);
+        // The lock may have been taken by an earlier request whose response was lost.
+        self.held = !self.held && (swapped || original == owner);
+    }
+}

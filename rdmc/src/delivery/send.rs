@@ -1,0 +1,632 @@
+//! The root's side of a delivery.
+
+mod config;
+
+pub use config::{GiveConfig, GiveError, Given};
+
+use super::note::{MAX_NAME_LEN, NAME_PART_LEN, Note, Terms, algorithm_number};
+use super::{Buffers, DIGEST, Lost, Refusal, is_fatal};
+use crate::config::{CallError, Config, Failure, GroupConfig, Memory};
+use crate::node::{Event, Node};
+use crate::schedule::{Algorithm, Racks, Schedule};
+use core::net::IpAddr;
+use p4ce::consensus::Through;
+use rnic::{Access, Rnic};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use switch::Nanos;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Links to all receivers are being established, until this time.
+    Calling(Nanos),
+    /// The object is offered, and receivers report what they have, until this time.
+    Offering(Nanos),
+    Sending,
+    /// The group was closed, and receivers compare digests.
+    Storing,
+    Over,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct ReceiverState {
+    reached: bool,
+    have: Option<u64>,
+    written: u64,
+    stored: bool,
+}
+
+/// A delivery at its root.
+///
+/// Call [`start`](Self::start) first. Then call [`run`](Self::run) when something has arrived at the NIC and
+/// when the time of [`next_timer`](Self::next_timer) has come. After each call, provide the segment that
+/// [`wants`](Self::wants) returns and the digest when [`wants_digest`](Self::wants_digest) is true, until
+/// there is an [`outcome`](Self::outcome).
+#[derive(Debug)]
+pub struct Give {
+    config: GiveConfig,
+    node: Node,
+    own: IpAddr,
+    stage: Stage,
+    round: u32,
+    receivers: BTreeMap<IpAddr, ReceiverState>,
+    /// For the hybrid algorithm: rack of each member.
+    racks: BTreeMap<IpAddr, u32>,
+    lost: Vec<(IpAddr, Lost)>,
+    /// Pairs of receivers that have reported that they cannot reach each other. `None` unless the previous
+    /// round ended because members did not connect to each other in time: after any other end, an unreached
+    /// member shows nothing.
+    unreachable_pairs: Option<BTreeSet<(IpAddr, IpAddr)>>,
+    /// Number of lost receivers when the switch failed the last time.
+    switch_failed: Option<usize>,
+    open: bool,
+    /// Index of the next segment to be sent.
+    next: u64,
+    finished: bool,
+    /// The digest was sent, in this round or in an earlier one.
+    digest_sent: bool,
+    /// Count of all signs of progress, and the time at which it last changed.
+    progress_count: u64,
+    last_progress: Nanos,
+    buffers: Buffers,
+    /// Memory of messages that are complete.
+    complete: Arc<Mutex<Vec<Memory>>>,
+    outcome: Option<Result<Given, GiveError>>,
+}
+
+impl Give {
+    /// Returns a delivery by a node of this configuration. It has not started.
+    ///
+    /// # Errors
+    /// If the configuration is invalid.
+    pub fn new(node: Config, config: GiveConfig) -> Result<Self, GiveError> {
+        let own = node.address;
+        if config.len == 0 {
+            return Err(GiveError::Empty);
+        }
+        if config.receivers.is_empty() {
+            return Err(GiveError::NoReceivers);
+        }
+        let mut receivers = BTreeMap::new();
+        for ip in &config.receivers {
+            if *ip == own || receivers.insert(*ip, ReceiverState::default()).is_some() {
+                return Err(GiveError::Twice(*ip));
+            }
+        }
+        if !(1..=MAX_NAME_LEN).contains(&config.name.len()) {
+            return Err(GiveError::Name(config.name.len()));
+        }
+        let (block, len) = (config.block_bytes, config.len);
+        if block == 0 || u64::from(block) > len || block > GroupConfig::MAX_BLOCK {
+            return Err(GiveError::Block { block, len });
+        }
+        let blocks = config.segment_bytes / block;
+        if !(1..=GroupConfig::MAX_BLOCKS).contains(&blocks) || config.window == 0 {
+            return Err(GiveError::Segment);
+        }
+        if config.algorithm == Algorithm::InNetwork && config.through.is_none() {
+            return Err(GiveError::NoSwitch);
+        }
+        Schedule::new(config.algorithm.clone(), config.receivers.len() as u32 + 1, 1)?;
+        let all = core::iter::once(&own).chain(&config.receivers).copied().zip(0..);
+        let racks = match &config.algorithm {
+            Algorithm::Hybrid(racks) => all.map(|(ip, node)| (ip, racks.rack(node))).collect(),
+            _ => BTreeMap::new(),
+        };
+        Ok(Self {
+            node: Node::new(node),
+            own,
+            stage: Stage::Over,
+            round: 0,
+            receivers,
+            racks,
+            lost: Vec::new(),
+            unreachable_pairs: None,
+            switch_failed: None,
+            open: false,
+            next: 0,
+            finished: false,
+            digest_sent: false,
+            progress_count: 0,
+            last_progress: Nanos::ZERO,
+            buffers: Buffers::default(),
+            complete: Arc::default(),
+            outcome: None,
+            config,
+        })
+    }
+
+    /// Starts the node, and requests links to all receivers.
+    ///
+    /// # Errors
+    /// If the NIC or the node has no room.
+    pub fn start(&mut self, nic: &mut Rnic, now: Nanos) -> Result<(), GiveError> {
+        self.node.start(nic)?;
+        for ip in self.config.receivers.clone() {
+            self.node.call(nic, ip, now)?;
+        }
+        self.stage = Stage::Calling(now + self.config.patience);
+        Ok(())
+    }
+
+    /// Returns the number of segments of the object.
+    pub fn segments(&self) -> u64 {
+        self.config.len.div_ceil(self.config.segment_bytes.into())
+    }
+
+    /// Returns the number of bytes of a segment.
+    pub fn segment_len(&self, segment: u64) -> u32 {
+        let begins = segment * u64::from(self.config.segment_bytes);
+        self.config.len.saturating_sub(begins).min(self.config.segment_bytes.into()) as u32
+    }
+
+    /// Returns the number of segments that every receiver has written.
+    pub fn written(&self) -> u64 {
+        self.unfinished().map(|(_, receiver)| receiver.written).min().unwrap_or(self.segments())
+    }
+
+    /// Returns the receivers that have not stored the object yet.
+    fn unfinished(&self) -> impl Iterator<Item = (IpAddr, &ReceiverState)> {
+        self.receivers.iter().filter(|(_, receiver)| !receiver.stored).map(|(ip, receiver)| (*ip, receiver))
+    }
+
+    /// Returns the members of this round's group.
+    fn members(&self) -> Vec<IpAddr> {
+        core::iter::once(self.own).chain(self.unfinished().map(|(ip, _)| ip)).collect()
+    }
+
+    /// Returns the index of the segment to be provided next by [`give`](Self::give). After a failure it may
+    /// be one that was provided before. `None` if no segment may be sent now.
+    pub fn wants(&self) -> Option<u64> {
+        let room = self.written() + u64::from(self.config.window);
+        #[cfg(debug_assertions)]
+        let room = if self.node.has_bug(crate::Bug::Heedless) { u64::MAX } else { room };
+        (self.stage == Stage::Sending && self.open && self.next < self.segments().min(room))
+            .then_some(self.next)
+    }
+
+    /// Returns whether all segments were provided, and the digest of the object has to be provided by
+    /// [`finish`](Self::finish).
+    pub fn wants_digest(&self) -> bool {
+        self.stage == Stage::Sending && self.open && self.next == self.segments() && !self.finished
+    }
+
+    /// Sends the segment that [`wants`](Self::wants) returns. Does nothing if that is `None`.
+    ///
+    /// # Panics
+    /// If `bytes` has another length than [`segment_len`](Self::segment_len).
+    pub fn give(&mut self, nic: &mut Rnic, bytes: Vec<u8>) {
+        let Some(segment) = self.wants() else { return };
+        assert_eq!(bytes.len(), self.segment_len(segment) as usize, "length of segment {segment}");
+        self.next += 1;
+        self.send(nic, bytes);
+    }
+
+    /// Sends the digest of the whole object, if [`wants_digest`](Self::wants_digest) is true.
+    pub fn finish(&mut self, nic: &mut Rnic, digest: [u8; DIGEST]) {
+        if self.wants_digest() {
+            (self.finished, self.digest_sent) = (true, true);
+            self.send(nic, digest.to_vec());
+            // This cannot be refused: the group exists, or has failed, which an event reports.
+            _ = self.node.destroy_group(self.round);
+        }
+    }
+
+    fn send(&mut self, nic: &mut Rnic, bytes: Vec<u8>) {
+        let Some(pd) = self.node.pd() else { return };
+        let len = bytes.len() as u32;
+        let memory = match self.buffers.register(nic, pd, bytes, Access::LOCAL_READ) {
+            Ok(memory) => memory,
+            Err(error) => return self.end(Err(CallError::Memory(error).into())),
+        };
+        if let Err(error) = self.node.send(nic, self.round, memory, len) {
+            self.buffers.deregister(nic, memory);
+            if is_fatal(&error) {
+                self.end(Err(error.into()));
+            }
+        }
+    }
+
+    /// Stops the delivery, and informs the receivers.
+    pub fn stop(&mut self, nic: &mut Rnic, now: Nanos) {
+        if self.stage != Stage::Over {
+            for ip in self.receivers.keys() {
+                self.node.tell(nic, *ip, Note::Stop.to_bytes());
+            }
+            // There may be no group at this time.
+            _ = self.node.abandon_group(nic, self.round, now);
+            self.end(Err(GiveError::Stopped));
+        }
+    }
+
+    /// Returns the outcome, once the delivery has ended. Call [`run`](Self::run) after that until
+    /// [`is_heard`](Self::is_heard) is true.
+    pub fn outcome(&self) -> Option<&Result<Given, GiveError>> {
+        self.outcome.as_ref()
+    }
+
+    /// Returns whether all messages to receivers are acknowledged.
+    pub fn is_heard(&self) -> bool {
+        self.node.is_heard()
+    }
+
+    /// Returns the time at which [`run`](Self::run) is to be called, unless something arrives earlier.
+    pub fn next_timer(&self) -> Option<Nanos> {
+        let until = match self.stage {
+            Stage::Calling(at) | Stage::Offering(at) => Some(at),
+            Stage::Sending | Stage::Storing => {
+                self.is_waiting().then(|| self.last_progress + self.config.patience)
+            }
+            Stage::Over => None,
+        };
+        [self.node.next_timer(), until].into_iter().flatten().min()
+    }
+
+    /// Handles everything that has arrived, all calls of the application, and all deadlines up to `now`.
+    pub fn run(&mut self, nic: &mut Rnic, now: Nanos) {
+        self.node.run(nic, now);
+        let complete = core::mem::take(&mut *self.complete.lock().unwrap_or_else(PoisonError::into_inner));
+        for memory in complete {
+            self.buffers.deregister(nic, memory);
+        }
+        self.handle_events(nic, now);
+        self.note_progress(now);
+        self.on_time(nic, now);
+        // Events that the deadlines have caused.
+        self.handle_events(nic, now);
+    }
+
+    fn handle_events(&mut self, nic: &mut Rnic, now: Nanos) {
+        while let Some(event) = self.node.poll_event() {
+            self.on_event(nic, event, now);
+        }
+    }
+
+    /// Updates the time of the last progress: segments that receivers have written, and blocks that were
+    /// sent.
+    fn note_progress(&mut self, now: Nanos) {
+        let written: u64 = self.receivers.values().map(|receiver| receiver.written).sum();
+        let progress_count = written + self.node.counters().blocks_sent;
+        if progress_count != self.progress_count {
+            (self.progress_count, self.last_progress) = (progress_count, now);
+        }
+    }
+
+    /// Returns whether the delivery waits for this receiver.
+    fn is_waited_for(&self, receiver: &ReceiverState) -> bool {
+        match self.stage {
+            Stage::Sending if self.next < self.segments() => {
+                !receiver.stored && receiver.written + u64::from(self.config.window) <= self.next
+            }
+            Stage::Sending => receiver.written < self.segments() && !receiver.stored,
+            Stage::Storing => !receiver.stored,
+            _ => false,
+        }
+    }
+
+    /// Returns whether the delivery can do nothing but wait for receivers.
+    fn is_waiting(&self) -> bool {
+        let can_act = self.wants().is_some() || self.wants_digest();
+        (self.open || self.stage == Stage::Storing)
+            && !can_act
+            && self.receivers.values().any(|receiver| self.is_waited_for(receiver))
+    }
+
+    fn end(&mut self, outcome: Result<Given, GiveError>) {
+        if self.stage != Stage::Over {
+            self.stage = Stage::Over;
+            self.outcome = Some(outcome);
+        }
+    }
+
+    fn on_event(&mut self, nic: &mut Rnic, event: Event, now: Nanos) {
+        match event {
+            Event::Reached(ip) => {
+                if let Some(receiver) = self.receivers.get_mut(&ip) {
+                    receiver.reached = true;
+                }
+                self.offer_if_all_are_reached(nic, now);
+            }
+            // The node establishes the link again until the time for that is over: the receiver may restart.
+            Event::Lost(ip) if matches!(self.stage, Stage::Calling(_)) => {
+                if let Some(receiver) = self.receivers.get_mut(&ip) {
+                    receiver.reached = false;
+                }
+            }
+            Event::Lost(ip) => self.drop_receiver(nic, ip, Lost::Gone, now),
+            Event::Note(ip, bytes) => match Note::from_bytes(&bytes) {
+                Some(note) => self.on_note(nic, ip, note, now),
+                None => self.drop_receiver(nic, ip, Lost::Failed(Failure::Violation(ip)), now),
+            },
+            Event::Open(group) if group == self.round => {
+                self.open = true;
+                self.unreachable_pairs = None;
+            }
+            Event::Closed(group) if group == self.round && self.stage == Stage::Sending => {
+                (self.stage, self.last_progress) = (Stage::Storing, now);
+                self.conclude();
+            }
+            Event::Open(_) | Event::Closed(_) => {}
+            Event::Failed { group, failure, unfinished, lacking } => {
+                for memory in unfinished {
+                    self.buffers.deregister(nic, memory);
+                }
+                // The failure is handled here, so the node may forget it.
+                _ = self.node.destroy_group(group);
+                if group == self.round && self.stage == Stage::Sending {
+                    self.on_failed(nic, failure, &lacking, now);
+                }
+            }
+        }
+    }
+
+    fn on_failed(&mut self, nic: &mut Rnic, failure: Failure, lacking: &[IpAddr], now: Nanos) {
+        let ip = failure.member();
+        let is_timeout = matches!(failure, Failure::Silent(_) | Failure::Unjoined(_));
+        self.unreachable_pairs = is_timeout.then(|| self.unreachable_pairs.take().unwrap_or_default());
+        // A switch ends the group when a receiver does not acknowledge. So the root uses the switch once
+        // more, without the receivers that have failed.
+        if matches!(failure, Failure::Switch(_))
+            && self.switch_failed.replace(self.lost.len()) == Some(self.lost.len())
+        {
+            self.config.algorithm = Algorithm::Pipeline;
+        }
+        self.stage = Stage::Offering(now);
+        let why = match failure {
+            // Members that have not connected to each other report the unreached ones after the next offer.
+            // The member that this failure names may have waited in vain for another one that no member can
+            // reach.
+            Failure::Silent(_) | Failure::Unjoined(_) => {
+                let silent = lacking.iter().map(|ip| (*ip, Lost::Silent)).collect::<Vec<_>>();
+                return self.drop_receivers(nic, &silent, now);
+            }
+            Failure::Gone(_) => Lost::Gone,
+            other => Lost::Failed(other),
+        };
+        let lost = self.receivers.contains_key(&ip).then_some((ip, why));
+        self.drop_receivers(nic, lost.as_slice(), now);
+    }
+
+    /// Removes receivers, and begins the next round with the others, or ends if none is left.
+    fn drop_receivers(&mut self, nic: &mut Rnic, lost: &[(IpAddr, Lost)], now: Nanos) {
+        // All at once, so that this takes only one more round.
+        for (ip, why) in lost {
+            if self.receivers.get(ip).is_some_and(|receiver| !receiver.stored) {
+                self.receivers.remove(ip);
+                self.lost.push((*ip, *why));
+                self.node.hang_up(*ip);
+            }
+        }
+        self.start_next_round(nic, now);
+    }
+
+    /// Begins the next round, or ends if no receiver is left for it.
+    fn start_next_round(&mut self, nic: &mut Rnic, now: Nanos) {
+        if self.receivers.is_empty() {
+            self.end(Err(GiveError::Alone(self.lost.clone())));
+        } else if self.unfinished().next().is_none() {
+            self.conclude();
+        } else {
+            self.offer(nic, now);
+        }
+    }
+
+    /// Returns the receivers to be left out because they cannot reach others, as few as possible: repeatedly
+    /// the one with the most unreachable peers.
+    fn unreachable_receivers(&self) -> Vec<(IpAddr, Lost)> {
+        let is_left = |ip: &IpAddr| self.receivers.contains_key(ip);
+        let mut unreachable_pairs = self.unreachable_pairs.clone().unwrap_or_default();
+        unreachable_pairs.retain(|(one, other)| is_left(one) && is_left(other));
+        let mut lost = Vec::new();
+        while let Some((one, other)) = unreachable_pairs.first().copied() {
+            let of = |ip: IpAddr| move |pair: &&(IpAddr, IpAddr)| pair.0 == ip || pair.1 == ip;
+            let count = |ip: &IpAddr| unreachable_pairs.iter().filter(of(*ip)).count();
+            let all: BTreeSet<IpAddr> =
+                unreachable_pairs.iter().flat_map(|(one, other)| [*one, *other]).collect();
+            let worst = all.into_iter().max_by_key(count).unwrap_or(other);
+            let from = unreachable_pairs
+                .iter()
+                .find(of(worst))
+                .map_or(one, |(a, b)| if *a == worst { *b } else { *a });
+            lost.push((worst, Lost::Apart(from)));
+            unreachable_pairs.retain(|pair| pair.0 != worst && pair.1 != worst);
+        }
+        lost
+    }
+
+    /// Removes a receiver.
+    fn drop_receiver(&mut self, nic: &mut Rnic, ip: IpAddr, why: Lost, now: Nanos) {
+        let is_stored = |receiver: &ReceiverState| receiver.stored;
+        if self.stage == Stage::Over || self.receivers.get(&ip).is_none_or(is_stored) {
+            return;
+        }
+        self.receivers.remove(&ip);
+        self.lost.push((ip, why));
+        self.node.hang_up(ip);
+        if self.receivers.is_empty() {
+            return self.end(Err(GiveError::Alone(self.lost.clone())));
+        }
+        match self.stage {
+            Stage::Calling(_) => self.offer_if_all_are_reached(nic, now),
+            Stage::Offering(_) => self.start_next_round(nic, now),
+            // The failure of the group is reported by an event; if the receiver is no member, the group is
+            // not affected.
+            Stage::Sending => _ = self.node.abandon_group(nic, self.round, now),
+            Stage::Storing => self.conclude(),
+            Stage::Over => {}
+        }
+    }
+
+    fn offer_if_all_are_reached(&mut self, nic: &mut Rnic, now: Nanos) {
+        let all = self.receivers.values().all(|receiver| receiver.reached);
+        if all && matches!(self.stage, Stage::Calling(_)) {
+            self.offer(nic, now);
+        }
+    }
+
+    /// Returns the switch that copies this round's blocks, if any.
+    fn switch(&self) -> Option<Through> {
+        self.config.through.filter(|_| self.config.algorithm == Algorithm::InNetwork)
+    }
+
+    fn rack(&self, ip: IpAddr) -> u32 {
+        self.racks.get(&ip).copied().unwrap_or_default()
+    }
+
+    /// Begins a round: offers the object to all remaining receivers, and sends them the list of members.
+    fn offer(&mut self, nic: &mut Rnic, now: Nanos) {
+        let max_rounds = 2 * self.config.receivers.len() as u32 + 4;
+        if self.round >= max_rounds {
+            return self.end(Err(GiveError::Rounds(self.round)));
+        }
+        self.round += 1;
+        self.stage = Stage::Offering(now + self.config.patience);
+        (self.open, self.finished) = (false, false);
+        let name = self.config.name.as_bytes();
+        let members = self.members();
+        // The racks of the remaining members.
+        let racks: Vec<u32> = members.iter().map(|ip| self.rack(*ip)).collect();
+        if let Algorithm::Hybrid(of) = &mut self.config.algorithm
+            && let Ok(left) = Racks::new(&racks)
+        {
+            *of = left;
+        }
+        let terms = Terms {
+            round: self.round,
+            members: members.len() as u32,
+            len: self.config.len,
+            segment: self.config.segment_bytes,
+            block: self.config.block_bytes,
+            window: self.config.window,
+            algorithm: algorithm_number(&self.config.algorithm),
+            name_len: name.len() as u8,
+        };
+        // A name has at most 255 bytes, so the offsets of its parts are below 256.
+        let parts = name.chunks(NAME_PART_LEN).enumerate().map(|(n, bytes)| {
+            let mut part = [0; NAME_PART_LEN];
+            part[..bytes.len()].copy_from_slice(bytes);
+            Note::Name { at: (n * NAME_PART_LEN) as u8, len: bytes.len() as u8, part }
+        });
+        let member_notes = (0..).zip(members.iter().zip(racks));
+        let member_notes =
+            member_notes.map(|(index, (ip, rack))| Note::Member { round: terms.round, index, rack, ip: *ip });
+        let switch = self.switch().map(|switch| Note::Switch { round: terms.round, switch });
+        #[cfg(debug_assertions)]
+        let switch = switch.filter(|_| !self.node.has_bug(crate::Bug::SwitchUntold));
+        let notes: Vec<_> = parts.chain([Note::Offer(terms)]).chain(switch).chain(member_notes).collect();
+        for (ip, receiver) in self.receivers.iter_mut().filter(|(_, receiver)| !receiver.stored) {
+            receiver.have = None;
+            for note in &notes {
+                self.node.tell(nic, *ip, note.to_bytes());
+            }
+        }
+    }
+
+    fn on_note(&mut self, nic: &mut Rnic, ip: IpAddr, note: Note, now: Nanos) {
+        let segments = self.segments();
+        let Some(receiver) = self.receivers.get_mut(&ip) else { return };
+        match note {
+            Note::Have { round, segments: have } if round == self.round && have <= segments => {
+                if matches!(self.stage, Stage::Offering(_)) {
+                    receiver.have = Some(have);
+                    self.begin(nic, now);
+                }
+            }
+            Note::Lacks { ip: other } => {
+                if let Some(unreachable_pairs) = &mut self.unreachable_pairs {
+                    unreachable_pairs.insert((ip.min(other), ip.max(other)));
+                }
+            }
+            // A response to an earlier round.
+            Note::Have { round, .. } if round < self.round => {}
+            // The receiver may restart.
+            Note::Refuse(Refusal::Stopped) if matches!(self.stage, Stage::Calling(_)) => {
+                receiver.reached = false;
+            }
+            Note::Refuse(refusal) => self.drop_receiver(nic, ip, Lost::Refused(refusal), now),
+            Note::Written { segments: written } if written <= segments => {
+                receiver.written = receiver.written.max(written);
+                // A receiver that has all segments responds to the offer after it has compared the digest.
+                if let Stage::Offering(at) = &mut self.stage {
+                    *at = now + self.config.patience;
+                }
+            }
+            Note::Stored if self.digest_sent => {
+                receiver.stored = true;
+                match self.stage {
+                    // The receiver is a member of the offered round.
+                    Stage::Offering(_) => self.start_next_round(nic, now),
+                    _ => self.conclude(),
+                }
+            }
+            Note::Damaged => self.drop_receiver(nic, ip, Lost::Damaged, now),
+            _ => self.drop_receiver(nic, ip, Lost::Failed(Failure::Violation(ip)), now),
+        }
+    }
+
+    /// Starts the round's group at the lowest number of segments, if all receivers have reported theirs.
+    fn begin(&mut self, nic: &mut Rnic, now: Nanos) {
+        let have = self.unfinished().map(|(_, receiver)| receiver.have);
+        let Some(first) = have.collect::<Option<Vec<u64>>>().and_then(|all| all.into_iter().min()) else {
+            return;
+        };
+        let unreachable = self.unreachable_receivers();
+        if !unreachable.is_empty() {
+            return self.drop_receivers(nic, &unreachable, now);
+        }
+        (self.next, self.stage, self.last_progress) = (first, Stage::Sending, now);
+        for ip in &self.members()[1..] {
+            self.node.tell(nic, *ip, Note::Start { round: self.round, first }.to_bytes());
+        }
+        let group = GroupConfig {
+            algorithm: self.config.algorithm.clone(),
+            block_bytes: self.config.block_bytes,
+            through: self.switch(),
+            ..GroupConfig::new(self.round, self.members())
+        };
+        let complete = Arc::clone(&self.complete);
+        let done = move |_: &mut Rnic, memory: Memory, _: u32| {
+            complete.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
+        };
+        let made = self.node.create_group(nic, group, Box::new(|_, _| None), Box::new(done), now);
+        if let Err(error) = made {
+            self.end(Err(error.into()));
+        }
+    }
+
+    /// Ends the delivery if all remaining receivers have stored the object.
+    fn conclude(&mut self) {
+        let all = self.receivers.values().all(|receiver| receiver.stored);
+        if all && matches!(self.stage, Stage::Offering(_) | Stage::Storing) {
+            let stored = self.receivers.keys().copied().collect();
+            let algorithm = self.config.algorithm.clone();
+            self.end(Ok(Given { stored, lost: self.lost.clone(), rounds: self.round, algorithm }));
+        }
+    }
+
+    fn on_time(&mut self, nic: &mut Rnic, now: Nanos) {
+        let is_stalled = self.is_waiting() && self.last_progress + self.config.patience <= now;
+        let late = |is: fn(&ReceiverState) -> bool| -> Vec<IpAddr> {
+            self.receivers.iter().filter(|(_, receiver)| !is(receiver)).map(|(ip, _)| *ip).collect()
+        };
+        match self.stage {
+            Stage::Calling(at) if at <= now => {
+                let silent = late(|receiver| receiver.reached);
+                self.end(Err(GiveError::Silent(silent)));
+            }
+            Stage::Offering(at) if at <= now => {
+                let silent = late(|receiver| receiver.have.is_some() || receiver.stored);
+                let silent: Vec<_> = silent.into_iter().map(|ip| (ip, Lost::Silent)).collect();
+                self.drop_receivers(nic, &silent, now);
+            }
+            // Removes receivers that are reachable, but make no progress.
+            Stage::Sending | Stage::Storing if is_stalled => {
+                let waited_for = self.receivers.iter().filter(|(_, receiver)| self.is_waited_for(receiver));
+                for ip in waited_for.map(|(ip, _)| *ip).collect::<Vec<_>>() {
+                    self.drop_receiver(nic, ip, Lost::Silent, now);
+                }
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! Switch-owned QPs in the data plane. The control plane connects them (`connect.rs`). They are flows like
+//! those of clients, but have no client whose exit, messages or idle times could interrupt sharing.
+//!
+//! A key works only on queue pairs of its protection domain. Before the first operation with a key on a
+//! switch-owned QP, the switch sends a READ with that key while nothing else is in flight. If the server
+//! refuses it and moves its queue pair to the error state, no other operation is lost, and operations with
+//! this key use client-owned QPs. After some idle time a QP is probed by a zero-length WRITE, so that a
+//! server's restart is noticed before the QP is used again.
+
+use crate::flow::{Flow, Stage, right};
+use crate::function::{NO_SERVER, Swordbox, bits_of};
+use crate::headers::{BthFields, Headers};
+use crate::recovery::MAX_TRIES;
+use crate::{Id, NONE};
+use rocev2::aeth::{NakCode, Syndrome};
+use rocev2::neighbour;
+use rocev2::reth::Reth;
+use rocev2::{Opcode, Packet, Psn, Qpn};
+use switch::forward::counters::HostQp;
+use switch::{DropReason, Frame, Nanos, Output, PortId, Verdict};
+use zerocopy::IntoBytes;
+
+/// Keys remembered per shared QP; a power of two
+const KEYS: usize = 256;
+/// Time for which a refused key is not probed again
+const REFUSED_FOR: Nanos = Nanos::from_secs(10);
+/// Divisor of `dead_after` that gives the timeout of a probe
+const PROBE_TIMEOUT_DIVISOR: u64 = 4;
+/// Maximum number of times that the retransmission interval of a probe doubles
+const MOST_DOUBLED: u8 = 6;
+/// Bytes that a probe of a key reads
+const WORD: u32 = 8;
+
+/// Parameters of a connected switch-owned QP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenLane {
+    /// Index of the shared QP
+    pub shared_qp: u32,
+    /// The switch's queue pair number
+    pub qpn: Qpn,
+    /// Packet with the headers of all packets on this QP
+    pub template: Vec<u8>,
+    /// Output port
+    pub port: PortId,
+    /// Starting PSN
+    pub psn: Psn,
+    /// READs and atomics that the server accepts at once
+    pub rd_atomic: u8,
+}
+
+/// Keys that are known to work: a direct-mapped table.
+#[derive(Debug)]
+pub(crate) struct Keys(Box<[(u32, u8); KEYS]>);
+
+fn slot_of(rkey: u32) -> usize {
+    switch::table::mix(rkey.into()) as usize % KEYS
+}
+
+impl Keys {
+    pub(crate) fn new() -> Self {
+        Self(Box::new([(0, 0); KEYS]))
+    }
+
+    /// Returns whether a key is known to work for all of `rights`.
+    #[inline]
+    pub(crate) fn has(&self, rkey: u32, rights: u8) -> bool {
+        let (stored, rights_known) = self.0[slot_of(rkey)];
+        stored == rkey && rights_known & rights == rights
+    }
+
+    /// Notes that a key works for `rights`.
+    pub(crate) fn add(&mut self, rkey: u32, rights: u8) {
+        let slot = &mut self.0[slot_of(rkey)];
+        *slot = (rkey, if slot.0 == rkey { slot.1 | rights } else { rights });
+    }
+
+    fn clear(&mut self) {
+        self.0.fill((0, 0));
+    }
+}
+
+/// Keys that a server refused on a switch-owned QP, and the time until which they are not probed again.
+#[derive(Debug)]
+pub(crate) struct RefusedKeys(Box<[(u32, Nanos); KEYS]>);
+
+impl Default for RefusedKeys {
+    fn default() -> Self {
+        Self(Box::new([(0, Nanos::ZERO); KEYS]))
+    }
+}
+
+impl RefusedKeys {
+    pub(crate) fn has(&self, rkey: u32, now: Nanos) -> bool {
+        let (stored, until) = self.0[slot_of(rkey)];
+        stored == rkey && now < until
+    }
+
+    fn add(&mut self, rkey: u32, now: Nanos) {
+        self.0[slot_of(rkey)] = (rkey, now + REFUSED_FOR);
+    }
+}
+
+/// Probe of a switch-owned QP or of a key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Probe {
+    /// Virtual address and R_Key to read; `None` for a probe of the QP itself
+    word: Option<(u64, u32)>,
+    /// PSN, once the probe has been sent
+    pub psn: Option<Psn>,
+    /// Time of the first transmission (before it, of the request for the probe), and of the latest
+    /// transmission
+    since: Nanos,
+    at: Nanos,
+    /// Number of retransmissions
+    pub tries: u8,
+}
+
+impl Swordbox {
+    /// Returns whether a frame is sent to the switch itself, or asks for its address (ARP or neighbour
+    /// discovery).
+    #[inline]
+    pub(crate) fn is_to_switch(&self, bytes: &[u8]) -> bool {
+        let Some(interface) = &self.config.interface else { return false };
+        match bytes.first_chunk::<6>() {
+            Some(dst) if *dst == interface.mac.0 => true,
+            Some(dst) if dst[0] & 1 != 0 => neighbour::asked_for(bytes).is_some_and(|ip| interface.has(ip)),
+            _ => false,
+        }
+    }
+
+    /// Returns whether an endpoint is a queue pair of the switch.
+    pub(crate) fn is_switch_endpoint(&self, id: Id) -> bool {
+        self.flows.get(self.endpoints[id as usize].peer as usize).is_some_and(|flow| flow.is_switch_owned)
+    }
+
+    /// Handles a frame to the switch itself: a response on a switch-owned QP, or a frame for the control
+    /// plane.
+    #[inline]
+    pub(crate) fn on_frame_to_switch<O: Output>(
+        &mut self,
+        frame: &mut O::Frame,
+        port: PortId,
+        now: Nanos,
+        out: &mut O,
+    ) -> Verdict {
+        let layout = match self.forward.admit(frame, port) {
+            Ok(Some(layout)) => layout,
+            // ARP, neighbour discovery and echo requests. The control plane drops malformed frames.
+            Ok(None) => return Verdict::Punt,
+            Err(verdict) => return verdict,
+        };
+        let packet = Packet::new(frame.bytes(), layout);
+        if packet.bth().dest_qp() == Qpn::GSI {
+            return Verdict::Punt;
+        }
+        let to = self.index.get(&HostQp::destination_of(&packet)).filter(|to| self.is_switch_endpoint(*to));
+        let Some(to) = to else { return Verdict::Drop(DropReason::NoQueuePair) };
+        let server = self.server_of(crate::function::source_of(&packet));
+        let flow = &self.flows[self.endpoints[to as usize].peer as usize];
+        if !flow.accepts_response(packet.bth().psn()) {
+            self.counters.strays.add(1);
+            return Verdict::Drop(DropReason::NoQueuePair);
+        }
+        match layout.opcode() {
+            Opcode::RC_ACKNOWLEDGE | Opcode::RC_ATOMIC_ACKNOWLEDGE | Opcode::RC_READ_RESPONSE_ONLY
+                if server != NO_SERVER =>
+            {
+                self.on_response_at(to, server, frame, layout, port, now, out)
+            }
+            Opcode::CNP => {
+                self.on_cnp(frame, layout, out);
+                Verdict::Consume
+            }
+            _ => Verdict::Drop(DropReason::Unexpected),
+        }
+    }
+
+    /// Handles [`Command::OpenLane`](crate::Command::OpenLane).
+    pub(crate) fn open_switch_owned(&mut self, params: &OpenLane, now: Nanos) {
+        let opened = self.try_open_switch_owned(params, now).is_some();
+        let &OpenLane { shared_qp, qpn, .. } = params;
+        self.counters.own_lanes.add(u64::from(opened));
+        self.events.push_back(crate::Event::LaneOpened { shared_qp, qpn, opened });
+    }
+
+    fn try_open_switch_owned(&mut self, params: &OpenLane, now: Nanos) -> Option<()> {
+        let qp = self
+            .shared_qps
+            .get(params.shared_qp as usize)
+            .filter(|shared_qp| shared_qp.is_switch_owned && shared_qp.owner == NONE)?;
+        let number = qp.server;
+        let packet = Packet::parse(&params.template)?;
+        let headers = Headers::of(&packet)?;
+        let keys = [HostQp::new(packet.dst(), packet.bth().dest_qp()), HostQp::new(packet.src(), params.qpn)];
+        // Both queue pairs are new, so older connections with the same numbers are forgotten.
+        for key in keys {
+            if let Some(id) = self.index.get(&key) {
+                self.forget(id);
+            }
+        }
+        let [Some(to_server), Some(to_switch)] = keys.map(|key| self.add_endpoint(key)) else {
+            for key in keys {
+                self.index.remove(&key);
+            }
+            return None;
+        };
+        for (id, peer, from) in [(to_server, to_switch, packet.src()), (to_switch, to_server, packet.dst())] {
+            let end = &mut self.endpoints[id as usize];
+            (end.peer, end.port, end.from, end.seen) = (peer, params.port, bits_of(from), now);
+        }
+        self.endpoints[to_server as usize].headers = headers;
+        let flow = &mut self.flows[to_server as usize];
+        flow.begin(params.psn);
+        (flow.stage, flow.is_switch_owned, flow.shared_qp) = (Stage::Translating, true, params.shared_qp);
+        let qp = &mut self.shared_qps[params.shared_qp as usize];
+        qp.open(to_server, params.psn, params.rd_atomic.max(1).into(), now, now);
+        qp.keys.clear();
+        self.return_to_owners(number);
+        Some(())
+    }
+
+    /// Returns the client-owned QPs of a server to their owners once nothing is in flight there.
+    fn return_to_owners(&mut self, server: u8) {
+        for lent in self
+            .shared_qps
+            .iter_mut()
+            .filter(|shared_qp| shared_qp.server == server && !shared_qp.is_switch_owned)
+        {
+            if lent.owner != NONE && !self.flows[lent.owner as usize].closing {
+                lent.is_returning = true;
+                self.flows[lent.owner as usize].closing = true;
+            }
+        }
+    }
+
+    /// Handles [`Command::CloseLane`](crate::Command::CloseLane).
+    pub(crate) fn close_switch_owned(&mut self, shared_qp: Id, qpn: Qpn) {
+        let Some(qp) = self.shared_qps.get(shared_qp as usize).filter(|shared_qp| shared_qp.owner != NONE)
+        else {
+            return;
+        };
+        let switch_endpoint = self.endpoints[qp.owner as usize].peer;
+        if qp.is_switch_owned && self.index.key(switch_endpoint).is_some_and(|key| key.qpn() == qpn) {
+            self.fail_shared_qp(shared_qp);
+        }
+    }
+
+    /// Removes both endpoints of a failed switch-owned QP, and reports it to the control plane, which
+    /// connects it again.
+    pub(crate) fn retire(&mut self, shared_qp: Id, owner: Id) {
+        let switch_endpoint = self.endpoints[owner as usize].peer;
+        let qpn = self.index.key(switch_endpoint).map_or(Qpn::new(0), HostQp::qpn);
+        for id in [owner, switch_endpoint] {
+            (self.endpoints[id as usize].peer, self.endpoints[id as usize].from) = (NONE, 0);
+            self.flows[id as usize] = Flow::new(self.flows[id as usize].server);
+            if let Some(key) = self.index.key(id).copied() {
+                self.index.remove(&key);
+            }
+        }
+        self.counters.own_lanes_lost.add(1);
+        self.events.push_back(crate::Event::LaneLost { shared_qp, qpn });
+    }
+
+    /// Schedules a probe of a key, sent when nothing is in flight on the QP.
+    pub(crate) fn probe_key(&mut self, shared_qp: Id, va: u64, rkey: u32, now: Nanos) {
+        self.schedule_probe(shared_qp, Some((va & !7, rkey)), now);
+    }
+
+    pub(crate) fn schedule_probe(&mut self, shared_qp: Id, word: Option<(u64, u32)>, now: Nanos) {
+        let qp = &mut self.shared_qps[shared_qp as usize];
+        if qp.probe.is_some() {
+            return;
+        }
+        qp.probe = Some(Probe { word, psn: None, since: now, at: now, tries: 0 });
+        // While a probe is scheduled, no operation begins on the QP.
+        self.flows[qp.owner as usize].in_message = true;
+        self.probing += 1;
+    }
+
+    /// Handles the timers of a switch-owned QP without operations in flight.
+    pub(crate) fn tick_switch_owned<O: Output>(&mut self, shared_qp: Id, now: Nanos, out: &mut O) {
+        let qp = &self.shared_qps[shared_qp as usize];
+        let retransmit_timeout = qp.retransmit_timeout(self.config.replay_after);
+        let Some(probe) = qp.probe else {
+            if now.since(qp.progress_at) > self.config.probe_after {
+                self.schedule_probe(shared_qp, None, now);
+                self.send_probe(shared_qp, now, out);
+            } else {
+                self.retry_waiting(shared_qp, now, out);
+            }
+            return;
+        };
+        if probe.psn.is_none() {
+            self.send_probe(shared_qp, now, out);
+        } else if now.since(probe.since) > Nanos(self.config.dead_after.0 / PROBE_TIMEOUT_DIVISOR)
+            || (u32::from(probe.tries) >= MAX_TRIES && self.is_replaced(qp))
+        {
+            self.fail_shared_qp(shared_qp);
+        } else if now.since(probe.at) > Nanos(retransmit_timeout.0 << probe.tries) {
+            self.send_probe(shared_qp, now, out);
+            self.retry_waiting(shared_qp, now, out);
+        }
+    }
+
+    /// Sends or retransmits a probe. Without a free buffer it counts as lost.
+    fn send_probe<O: Output>(&mut self, shared_qp: Id, now: Nanos, out: &mut O) {
+        let qp = &mut self.shared_qps[shared_qp as usize];
+        let owner = qp.owner;
+        let Some(probe) = &mut qp.probe else { return };
+        let psn = if let Some(psn) = probe.psn {
+            probe.tries = (probe.tries + 1).min(MOST_DOUBLED);
+            psn
+        } else {
+            let flow = &mut self.flows[owner as usize];
+            let psn = flow.server_next;
+            flow.server_next = psn.add(1);
+            (probe.psn, probe.since) = (Some(psn), now);
+            psn
+        };
+        probe.at = now;
+        let (opcode, (va, rkey), len) = match probe.word {
+            Some(word) => (Opcode::RC_READ_REQUEST, word, WORD),
+            None => (Opcode::RC_WRITE_ONLY, (0, 0), 0),
+        };
+        let Ok(mut frame) = out.make(0) else { return };
+        let end = &self.endpoints[owner as usize];
+        let base = BthFields { ack_req: true, ..BthFields::new(opcode, end.qpn, psn) };
+        let reth = Reth { va: va.into(), rkey: rkey.into(), len: len.into() };
+        let mut behind = [0; Reth::LEN];
+        behind.copy_from_slice(reth.as_bytes());
+        if end.headers.build(&mut frame, None, base, &behind).is_ok() {
+            _ = out.send(frame, end.port);
+        }
+    }
+
+    /// Notes that a key does not work on switch-owned QPs, so that operations with it use other connections
+    /// for `REFUSED_FOR`.
+    pub(crate) fn refuse_key(&mut self, shared_qp: Id, rkey: u32, now: Nanos) {
+        let qp = &self.shared_qps[shared_qp as usize];
+        if qp.is_switch_owned {
+            self.refused_keys[usize::from(qp.server)].add(rkey, now);
+            self.counters.keys_refused.add(1);
+        }
+    }
+
+    /// Handles a response to a probe. Returns false if it is none.
+    pub(crate) fn on_probe<O: Output>(
+        &mut self,
+        shared_qp: Id,
+        packet: &Packet<'_>,
+        now: Nanos,
+        out: &mut O,
+    ) -> bool {
+        let Some(qp) = self.shared_qps.get_mut(shared_qp as usize) else { return false };
+        let Some(probe) = qp.probe.filter(|probe| probe.psn == Some(packet.bth().psn())) else {
+            return false;
+        };
+        let Some(aeth) = packet.aeth() else { return false };
+        match (packet.layout().opcode(), aeth.kind()) {
+            (Opcode::RC_READ_RESPONSE_ONLY, _) if probe.word.is_some() => {}
+            (Opcode::RC_ACKNOWLEDGE, Syndrome::Ack(_)) if probe.word.is_none() => {}
+            (Opcode::RC_ACKNOWLEDGE, Syndrome::Nak(NakCode::PSN_SEQUENCE_ERROR)) => {
+                self.send_probe(shared_qp, now, out);
+                return true;
+            }
+            (Opcode::RC_ACKNOWLEDGE, Syndrome::Nak(_)) => {
+                if let Some((_, rkey)) = probe.word {
+                    self.refuse_key(shared_qp, rkey, now);
+                }
+                self.fail_shared_qp(shared_qp);
+                self.forward_ready(now, out);
+                return true;
+            }
+            _ => return false,
+        }
+        qp.probe = None;
+        qp.on_ack(packet.bth().psn(), now);
+        if let Some((_, rkey)) = probe.word {
+            qp.keys.add(rkey, right::ATOMIC);
+        }
+        let owner = &mut self.flows[qp.owner as usize];
+        owner.in_message = false;
+        owner.server_msn = owner.server_msn.add(1);
+        self.probing -= 1;
+        if probe.tries > 0 {
+            // While the probe was overdue, operations may have moved to client-owned QPs.
+            let server = self.shared_qps[shared_qp as usize].server;
+            self.return_to_owners(server);
+        }
+        self.retry_waiting(shared_qp, now, out);
+        true
+    }
+}
