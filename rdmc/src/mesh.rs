@@ -387,7 +387,7 @@ impl Mesh {
         let is_pending = link.pending.as_ref().is_some_and(|connection| connection.conn == Some(conn));
         match event {
             CmEvent::Replied { .. } | CmEvent::Established { .. } if is_pending => {
-                self.on_established(nic, peer, now)
+                self.on_established(nic, peer, now);
             }
             CmEvent::Replied { .. } | CmEvent::Established { .. } => {}
             _ if is_pending => {

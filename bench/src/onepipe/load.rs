@@ -2,8 +2,8 @@
 //!
 //! Timestamps wrap at 48 bits, and the capture wraps with them: they increase from each frame, or round of
 //! beacons, to the next, and from the last to the first as well, so that every message raises its link's
-//! register, however often the capture is played. Messages are [`MESSAGE_GAP_NS`] apart, with a jump every
-//! [`MESSAGES_PER_RUN`], without which one capture would not cover the 48 bits; rounds of beacons are an
+//! register, however often the capture is played. Messages are `MESSAGE_GAP_NS` apart, with a jump every
+//! `MESSAGES_PER_RUN`, without which one capture would not cover the 48 bits; rounds of beacons are an
 //! equal part of the 48 bits apart.
 
 use clap::ValueEnum;

@@ -59,7 +59,7 @@ fn every_figure_can_be_selected_and_is_described() {
         match figure.reproduction {
             Reproduction::Omitted(why) => assert!(!why.is_empty(), "{figure}"),
             Reproduction::Measured { how, .. } => {
-                assert!(!how.is_empty() && !figure.paper_result.is_empty(), "{figure}")
+                assert!(!how.is_empty() && !figure.paper_result.is_empty(), "{figure}");
             }
         }
         let command = figure.command(&SETTINGS);

@@ -3,7 +3,7 @@
 /// State of a search. It tries `most` first; then it bisects between the greatest value that passed and the
 /// least that failed.
 ///
-/// Try the value that [`next`](Self::next) returns, and report the result with [`tell`](Self::tell), until
+/// Try the value that [`next`](Self::next) returns, and report the result with [`report`](Self::report), until
 /// `next` returns `None`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Search {

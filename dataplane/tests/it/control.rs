@@ -207,25 +207,29 @@ impl<C: Control<Punting>> Control<Punting> for Limited<C> {
     }
 }
 
+/// Panics at its first frame.
+struct Panics;
+
+impl Function for Panics {
+    type Command = ();
+    type Event = ();
+
+    fn on_frame<O: Output>(&mut self, _: &mut O::Frame, _: PortId, _: Nanos, _: &mut O) -> Verdict {
+        panic!("a bug in a function")
+    }
+    fn on_timer<O: Output>(&mut self, _: Nanos, _: &mut O) {}
+    fn next_timer(&self) -> Option<Nanos> {
+        None
+    }
+    fn on_command(&mut self, (): (), _: Nanos) {}
+    fn poll_event(&mut self) -> Option<()> {
+        None
+    }
+}
+
 #[test]
 fn panic_of_a_worker_ends_the_run() {
     alone!();
-    struct Panics;
-    impl Function for Panics {
-        type Command = ();
-        type Event = ();
-        fn on_frame<O: Output>(&mut self, _: &mut O::Frame, _: PortId, _: Nanos, _: &mut O) -> Verdict {
-            panic!("a bug in a function")
-        }
-        fn on_timer<O: Output>(&mut self, _: Nanos, _: &mut O) {}
-        fn next_timer(&self) -> Option<Nanos> {
-            None
-        }
-        fn on_command(&mut self, (): (), _: Nanos) {}
-        fn poll_event(&mut self) -> Option<()> {
-            None
-        }
-    }
     let ports = vec![port("in", play(&capture("rc_send_64.pcap"), None)), port("out", Device::Ring)];
     let mut runtime = Runtime::start(config(ports, 1)).unwrap();
     let run =

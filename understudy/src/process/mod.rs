@@ -21,7 +21,7 @@ const NUMBER_LEN: usize = 8;
 
 /// Join a 1Pipe network as a process: receive in order, and optionally send scatterings, until Ctrl-C
 ///
-/// The configuration has [process]; `understudy plan --out DIR` writes one for each host.
+/// The configuration has `[process]`; `understudy plan --out DIR` writes one for each host.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Configuration file

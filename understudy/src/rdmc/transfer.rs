@@ -18,7 +18,7 @@ use switch::{Nanos, PortId};
 /// Options for the host that sends or receives.
 #[derive(clap::Args)]
 pub(super) struct TransferArgs {
-    /// Configuration of the host: a port, and [nic] with its address, as for `understudy host`
+    /// Configuration of the host: a port, and `[nic]` with its address, as for `understudy host`
     #[arg(long, value_name = "HOST.toml")]
     on: PathBuf,
     /// Wait this long for hosts that do not respond

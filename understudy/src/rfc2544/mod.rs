@@ -22,7 +22,7 @@ use trial::Runner;
 /// do not add up.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Configuration with [rfc2544], such as configs/pktgen/rfc2544.toml
+    /// Configuration with `[rfc2544]`, such as configs/pktgen/rfc2544.toml
     #[arg(value_name = "CONFIG.toml")]
     config: PathBuf,
     /// Print the report as JSON, with every trial

@@ -40,14 +40,14 @@ pub(crate) struct RunArgs {
     /// Print the closing report as JSON
     #[arg(long)]
     json: bool,
-    /// Print a line of JSON at this interval, for [onepipe], [pktgen] and servers of [consensus] (fields:
+    /// Print a line of JSON at this interval, for `[onepipe]`, `[pktgen]` and servers of `[consensus]` (fields:
     /// docs/onepipe.md, docs/pktgen.md and docs/p4ce.md)
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     live: Option<Duration>,
     /// Further arguments for DPDK's EAL
     #[arg(last = true, value_name = "EAL")]
     eal: Vec<String>,
-    /// Folder for histograms of [pktgen]
+    /// Folder for histograms of `[pktgen]`
     #[arg(skip)]
     hgrm: Option<PathBuf>,
     /// Whether this server of [consensus] bootstraps its group
@@ -55,7 +55,7 @@ pub(crate) struct RunArgs {
     bootstrap: bool,
 }
 
-/// Send RoCEv2 traffic according to a configuration with [pktgen], and check what becomes of it
+/// Send RoCEv2 traffic according to a configuration with `[pktgen]`, and check what becomes of it
 ///
 /// Exits with 1 if the numbers are not valid: a rate was not reached, a port went down, or frames were lost
 /// on this side.
@@ -68,7 +68,7 @@ pub(crate) struct PktgenArgs {
     hgrm: Option<PathBuf>,
 }
 
-/// Runs a configuration that has [pktgen], as [`run`] does.
+/// Runs a configuration that has `[pktgen]`, as [`run`] does.
 pub(crate) fn pktgen(mut args: PktgenArgs) -> ExitCode {
     let invalid = |text: String| {
         eprintln!("{text}");
@@ -88,7 +88,7 @@ pub(crate) fn pktgen(mut args: PktgenArgs) -> ExitCode {
     }
 }
 
-/// Run an RDMA host on a port, from a configuration with [nic], until Ctrl-C or until its clients are done
+/// Run an RDMA host on a port, from a configuration with `[nic]`, until Ctrl-C or until its clients are done
 #[derive(Args)]
 pub(crate) struct HostArgs {
     #[command(flatten)]

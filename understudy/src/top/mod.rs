@@ -29,7 +29,7 @@ const MIN_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Watch a running instance: rates by port, group and connection, cycles, drops, latency
 ///
-/// The instance's configuration has to have [observe] with `socket` (docs/observe.md).
+/// The instance's configuration has to have `[observe]` with `socket` (docs/observe.md).
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Socket of the instance, or its configuration file

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 
 /// Show packets of a running instance, each as it was received and as it was sent
 ///
-/// The instance's configuration has to have [observe] with `socket` (docs/observe.md). Ctrl-C ends the trace.
+/// The instance's configuration has to have `[observe]` with `socket` (docs/observe.md). Ctrl-C ends the trace.
 #[derive(clap::Args)]
 #[command(group(clap::ArgGroup::new("which").required(true).args(["qp", "group"])))]
 pub(crate) struct Args {
