@@ -5,7 +5,7 @@ use clap::Args;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use miette::{IntoDiagnostic as _, Report, miette};
 use serde_json::{Value, json};
-use sim::consensus::costs::{self, Failure, Load, Pace, pause};
+use sim::consensus::costs::{self, Failure, LeaderRates, Load, pause};
 use std::io::Write as _;
 use switch::Nanos;
 
@@ -68,9 +68,9 @@ pub struct Paces {
     /// Bytes of a value
     pub size: usize,
     /// Without
-    pub directly: Pace,
+    pub directly: LeaderRates,
     /// With
-    pub through: Pace,
+    pub through: LeaderRates,
 }
 
 impl Paces {

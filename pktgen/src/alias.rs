@@ -1,7 +1,7 @@
 //! Which of many: in turn, evenly by chance, or by Zipf's law, at the cost of one random number and one look into a table.
 
 use crate::profile::Choice;
-use switch::Chance;
+use switch::Rng;
 
 /// A choice among a fixed number.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ impl Chooser {
 
     #[expect(clippy::inline_always, reason = "a call for each packet would cost more than most choices do")]
     #[inline(always)]
-    pub(crate) fn choose(&mut self, chance: &mut Chance) -> u32 {
+    pub(crate) fn choose(&mut self, chance: &mut Rng) -> u32 {
         match self {
             Self::Turn { next, of } => turn(next, *of),
             Self::Uniform { of } => ((u64::from(chance.bits() as u32) * u64::from(*of)) >> 32) as u32,
@@ -71,7 +71,7 @@ impl Alias {
     }
 
     #[inline]
-    pub(crate) fn choose(&self, chance: &mut Chance) -> u32 {
+    pub(crate) fn choose(&self, chance: &mut Rng) -> u32 {
         let bits = chance.bits();
         let column = ((u64::from(bits as u32) * self.0.len() as u64) >> 32) as u32;
         let Column { own, other } = self.0[column as usize];
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn zipf_is_as_frequent_as_its_law_says() {
-        let mut chance = Chance::new(3);
+        let mut chance = Rng::new(3);
         for exponent in [0.0, 0.99, 1.5] {
             let (of, draws) = (1000, 400_000);
             let alias = Alias::zipf(of, exponent);
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn all_choices_stay_in_range_and_reach_all() {
-        let mut chance = Chance::new(1);
+        let mut chance = Rng::new(1);
         for choice in [Choice::Turn, Choice::Uniform, Choice::Zipf { thousandths: 990 }] {
             for of in [1, 2, 7] {
                 let mut chooser = Chooser::new(choice, of);

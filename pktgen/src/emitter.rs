@@ -17,7 +17,7 @@ use rocev2::ipv6::Ipv6;
 use rocev2::onepipe::{OnePipe, OnePipeOpcode, Timestamp};
 use rocev2::udp::Udp;
 use rocev2::{Bth, Fault, Opcode, Packet, Psn};
-use switch::{Chance, Frame as _, Full, Nanos, Output, PortId, Share};
+use switch::{Frame as _, Full, Nanos, Output, PortId, Probability, Rng};
 use zerocopy::IntoBytes as _;
 
 /// Packets of a stream that leave in one turn at most, so that other streams and what comes in have their turn
@@ -73,7 +73,7 @@ pub(crate) struct Emitter {
     slot: Chooser,
     va: u64,
     slot_len: u64,
-    chance: Chance,
+    chance: Rng,
     rate: Rate,
     pace: Pace,
     /// Packets that leave together, and a packet's length in the rate's units
@@ -90,7 +90,7 @@ pub(crate) struct Emitter {
     ack_every: u32,
     /// Messages of a queue pair since the last that asked for an acknowledgement; empty if all or none do
     unasked: Box<[u32]>,
-    malformed: Share,
+    malformed: Probability,
     broken: Box<[(Fault, Box<[u8]>)]>,
     requester: Option<Requester>,
     /// Compare and swap: by queue pair
@@ -179,7 +179,7 @@ impl Emitter {
             slot: Chooser::new(stream.memory.choice, stream.memory.slots),
             va: stream.memory.va,
             slot_len: stream.slot_len(),
-            chance: Chance::stream(profile.seed, index as u64),
+            chance: Rng::stream(profile.seed, index as u64),
             rate: stream.rate,
             pace: Pace::new(stream.rate, Nanos::ZERO, profile.catch_up),
             burst,

@@ -8,7 +8,7 @@ use core::net::IpAddr;
 use rocev2::ethernet::MacAddr;
 use rocev2::onepipe::{OnePipe, Timestamp};
 use rocev2::{MAX_PAYLOAD, Psn, Qpn};
-use switch::{Nanos, PortId, Share};
+use switch::{Nanos, PortId, Probability};
 
 /// A generator's job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,7 +101,7 @@ pub struct Stream {
     /// Whether payloads carry the time at which they were sent, at their beginning
     pub stamp: bool,
     /// How many of all packets are malformed. They take no PSN: what counts is as if they had not been sent
-    pub malformed: Share,
+    pub malformed: Probability,
 }
 
 /// What a stream's packets are.
@@ -419,7 +419,7 @@ impl Stream {
         }
         if let Some(packets) = self.packets {
             range("packets", packets, 1, u64::MAX)?;
-            if self.malformed == Share::ALWAYS {
+            if self.malformed == Probability::ALWAYS {
                 return Err(ProfileError::NeverEnds { stream, packets });
             }
         }

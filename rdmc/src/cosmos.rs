@@ -3,7 +3,7 @@
 
 use crate::model::{Network, Object, run};
 use crate::{Algorithm, Schedule};
-use switch::Chance;
+use switch::Rng;
 
 const MB: f64 = 1e6;
 /// Bytes of a block
@@ -14,7 +14,7 @@ pub const RATE_BPS: f64 = 100e9;
 /// The sizes of so many objects, in bytes. A log-normal distribution has both moments: the logarithm's mean is that of the
 /// median, and its variance is twice the logarithm of mean to median.
 pub fn sizes(count: usize, seed: u64) -> Vec<u64> {
-    let mut chance = Chance::new(seed);
+    let mut chance = Rng::new(seed);
     let mut unit = || chance.below(1 << 53) as f64 / (1_u64 << 53) as f64;
     let sigma = (2.0 * (29.0_f64 / 12.0).ln()).sqrt();
     let mut normal = || (-2.0 * (1.0 - unit()).ln()).sqrt() * (core::f64::consts::TAU * unit()).cos();
@@ -35,7 +35,7 @@ pub fn groups() -> Vec<[usize; 3]> {
 /// How long each object takes when the generator sends one after the other (seconds)
 pub fn latencies(algorithm: &Algorithm, sizes: &[u64], groups: &[[usize; 3]]) -> Vec<f64> {
     let network = Network::new(16, RATE_BPS, 1.5e-6);
-    let mut chance = Chance::new(3);
+    let mut chance = Rng::new(3);
     let one = |bytes: &u64| {
         let [a, b, c] = *chance.pick(groups);
         let schedule = Schedule::new(algorithm.clone(), 4, bytes.div_ceil(BLOCK) as u32);

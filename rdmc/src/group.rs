@@ -565,7 +565,7 @@ impl Group {
         let write = SendRequest::new(0, Operation::Write(remote), Data::Inline(word));
         let request = SendRequest { signaled: false, ..write };
         // A queue that has failed completes it as such.
-        let is_room = nic.sends_pending(neighbour.qpn) < neighbour.words;
+        let is_room = nic.pending_sends(neighbour.qpn) < neighbour.words;
         neighbour.untold = !is_room || nic.post_send(neighbour.qpn, request).is_err();
         !neighbour.untold
     }

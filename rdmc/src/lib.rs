@@ -24,7 +24,7 @@ mod wire;
 pub use config::{CallError, Config, Failure, GroupConfig, Memory, StartError};
 pub use group::{IncomingMessage, MessageComplete};
 pub use node::{Counters, Event, Node};
-pub use p4ce::consensus::Through;
+pub use p4ce::consensus::SwitchAddress;
 pub use schedule::{Algorithm, Racks, Receive, Schedule, ScheduleError, Send, To};
 pub use through::copied_at_once;
 

@@ -10,7 +10,7 @@ use crate::wire::{HELLO, LEN, Message, is_hello};
 use core::net::IpAddr;
 use rnic::cm::{Conn, Event as CmEvent, PortSpace, service_id_of};
 use rnic::{
-    Access, Buffer, Completed, Completion, ConnParam, Cq, Data, Modify, Mr, Operation, Pd, QpInit,
+    Access, Buffer, Completion, CompletionOpcode, ConnParam, Cq, Data, Modify, Mr, Operation, Pd, QpInit,
     RecvRequest, Rnic, SendRequest, Sge, Status, Transport,
 };
 use rocev2::Qpn;
@@ -404,11 +404,11 @@ impl Mesh {
         let Some(lane) = link.up.as_mut().filter(|lane| lane.qpn == done.qpn) else { return true };
         if done.status != Status::Success {
             self.lose(nic, peer, now);
-        } else if done.of == Completed::RecvWriteImm {
+        } else if done.opcode == CompletionOpcode::RecvWriteImm {
             // An empty WRITE, which needs no right to write anywhere
             lane.post(nic, done.id);
             self.malformed += 1;
-        } else if done.of == Completed::Recv {
+        } else if done.opcode == CompletionOpcode::Recv {
             link.heard = now;
             let at = done.id as usize * LEN;
             let bytes = &nic.bytes(lane.buffer)[at..at + (done.len as usize).min(LEN)];

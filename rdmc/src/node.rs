@@ -11,9 +11,9 @@ use crate::mesh::{Mesh, Queues};
 use crate::wire::{Create, Message, NOTE};
 use core::net::IpAddr;
 use rnic::cm::{Conn, PortSpace};
-use rnic::{Access, Held, Pd, Rnic};
+use rnic::{Access, Pd, ResourceCounts, Rnic};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use switch::{Chance, Nanos};
+use switch::{Nanos, Rng};
 
 /// Groups that another node has created and this one has not (yet)
 const MAX_AHEAD: usize = 4096;
@@ -129,7 +129,7 @@ impl Node {
             cq,
             ready,
             free_words: (0..words).rev().collect(),
-            chance: Chance::stream(self.config.seed, 0x5244),
+            chance: Rng::stream(self.config.seed, 0x5244),
             uses: BTreeMap::new(),
             ack_timeout: self.config.ack_timeout,
             retry_count: self.config.retry_count,
@@ -147,10 +147,10 @@ impl Node {
 
     /// What it has taken of its NIC beside groups and their messages: a queue pair and a region for each link to another
     /// node, and a region for the words of all groups
-    pub fn held(&self) -> Held {
+    pub fn held(&self) -> ResourceCounts {
         let links = self.mesh.lanes();
         let regions = links + usize::from(self.resources.is_some());
-        Held { queue_pairs: links, regions, buffers: regions }
+        ResourceCounts { queue_pairs: links, regions, buffers: regions }
     }
 
     /// Words that groups have taken, one for each connection for blocks
@@ -367,7 +367,7 @@ impl Node {
             }
             // What fails as soon as it is posted: nothing stays in the queue, which has room for all that may come before the next
             // time.
-            if !nic.cq_has_some(queues.cq) {
+            if !nic.cq_has_completions(queues.cq) {
                 break;
             }
         }

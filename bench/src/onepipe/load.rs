@@ -179,7 +179,7 @@ impl Load {
 mod tests {
     use super::*;
     use switch::Function;
-    use switch::memory::{Sent, run_frame};
+    use switch::memory::{FrameCollector, run_frame};
 
     #[test]
     fn every_frame_counts_however_often_it_is_played() {
@@ -198,7 +198,7 @@ mod tests {
                     let after = function.barriers(Side::Below).0.expect("everybody has spoken");
                     assert!(before.is_none_or(|before| before.precedes(after)), "it rises with each round");
                     before = Some(after);
-                    function.on_timer(now, &mut Sent::with_room(2048));
+                    function.on_timer(now, &mut FrameCollector::with_room(2048));
                     now = now + Nanos(100);
                 }
             }

@@ -127,7 +127,7 @@ fn idle(settings: &Settings) -> Result<Outcome, Report> {
             tree.skew_ns = 300;
             if hosts == 512 {
                 tree.hosts = hosts / 4;
-                tree.habits.friends = 32;
+                tree.behaviour.partners = 32;
             }
             // Few hosts send few messages.
             let lasts = settings.choose(500, 2_000) * if hosts == 512 { 1 } else { 4 };

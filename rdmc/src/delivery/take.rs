@@ -6,7 +6,7 @@ use crate::config::{CallError, Config, GroupConfig, Memory, StartError};
 use crate::node::{Event, Node};
 use crate::schedule::Algorithm;
 use core::net::IpAddr;
-use p4ce::consensus::Through;
+use p4ce::consensus::SwitchAddress;
 use rnic::{Access, Rnic};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -115,7 +115,7 @@ impl Shared {
 struct Partial {
     name: Vec<u8>,
     terms: Option<Terms>,
-    switch: Option<Through>,
+    switch: Option<SwitchAddress>,
     /// With their racks
     members: Vec<Option<(IpAddr, u32)>>,
 }
@@ -145,7 +145,7 @@ impl Partial {
 struct Complete {
     name: Vec<u8>,
     terms: Terms,
-    switch: Option<Through>,
+    switch: Option<SwitchAddress>,
     /// With their racks
     members: Vec<(IpAddr, u32)>,
 }

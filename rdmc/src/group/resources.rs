@@ -3,7 +3,7 @@
 use core::net::IpAddr;
 use rnic::{Buffer, Cq, Mr, Pd, QpInit, Rnic, Transport};
 use std::collections::BTreeMap;
-use switch::Chance;
+use switch::Rng;
 
 /// What a node shares among its groups.
 #[derive(Debug)]
@@ -13,7 +13,7 @@ pub(crate) struct Resources {
     /// Words in which others write how many blocks they are ready for
     pub(crate) ready: (Buffer, Mr),
     pub(crate) free_words: Vec<u32>,
-    pub(crate) chance: Chance,
+    pub(crate) chance: Rng,
     /// What the queue pairs for blocks are for: the group, and the neighbour or the switch
     pub(crate) uses: BTreeMap<u32, (u32, Use)>,
     pub(crate) ack_timeout: u8,

@@ -8,7 +8,7 @@ use crate::through;
 use crate::wire::Message;
 use core::net::IpAddr;
 use rnic::cm::Event as CmEvent;
-use rnic::{Completed, Completion, Rnic, Status};
+use rnic::{Completion, CompletionOpcode, Rnic, Status};
 use rocev2::cm::RejReason;
 use std::collections::BTreeMap;
 use switch::Nanos;
@@ -196,12 +196,12 @@ impl Node {
         let Some(group) = self.groups.get_mut(&number) else { return };
         let place = if let Use::Neighbour(place) = of { place } else { 0 };
         let result = if done.status == Status::Success {
-            match done.of {
-                Completed::Recv => {
+            match done.opcode {
+                CompletionOpcode::Recv => {
                     self.counters.blocks_received += 1;
                     group.on_block(nic, resources, place, done.immediate, done.len)
                 }
-                Completed::Send => {
+                CompletionOpcode::Send => {
                     self.counters.blocks_sent += 1;
                     group.on_sent(of);
                     Ok(())

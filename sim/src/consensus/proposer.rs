@@ -7,7 +7,7 @@ use rnic::Rnic;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use switch::table::mix;
-use switch::{Chance, Nanos};
+use switch::{Nanos, Rng};
 
 /// Bytes at the beginning of a value that identify it: its server, and the number of the value there
 pub(super) const ID_LEN: usize = 9;
@@ -19,7 +19,7 @@ pub(super) const STATE_LEN: usize = 8;
 pub struct Proposer {
     config: Config,
     pub(super) server: Server,
-    rng: Chance,
+    rng: Rng,
     /// Shortest and longest value (bytes)
     sizes: (usize, usize),
     /// Size of a snapshot (bytes)
@@ -69,7 +69,7 @@ impl Proposer {
     pub(super) fn new(config: Config, load: Load, history: Arc<Mutex<History>>) -> Self {
         Self {
             server: Server::new(config.clone()),
-            rng: Chance::stream(load.seed, config.id.into()),
+            rng: Rng::stream(load.seed, config.id.into()),
             config,
             sizes: load.sizes,
             snapshot: load.snapshot,
@@ -97,7 +97,7 @@ impl Proposer {
         self.latencies
     }
 
-    pub(super) fn want(&mut self, more: u64) {
+    pub(super) fn propose_more(&mut self, more: u64) {
         self.wanted = self.wanted.saturating_add(more);
     }
 
@@ -129,15 +129,15 @@ impl Proposer {
     /// Executes the bootstrap command, once.
     fn begin(&mut self) {
         match self.server.bootstrap() {
-            Ok(()) => lock(&self.history).begin(self.server.beginning()),
-            Err(BootstrapError::Unseen(_) | BootstrapError::Written(_)) => return,
-            Err(BootstrapError::Member | BootstrapError::Begun(_)) => {}
+            Ok(()) => lock(&self.history).begin(self.server.bootstrap_incarnations()),
+            Err(BootstrapError::Unseen(_) | BootstrapError::MayHoldEntries(_)) => return,
+            Err(BootstrapError::Member | BootstrapError::OtherMember(_)) => {}
         }
         self.begins = false;
     }
 
     fn propose(&mut self, nic: &mut Rnic, now: Nanos) {
-        while self.server.leads() && self.proposed < self.wanted {
+        while self.server.is_leader() && self.proposed < self.wanted {
             let (least, most) = self.sizes;
             let len = self.rng.between(least.max(ID_LEN) as u64, most.max(ID_LEN) as u64) as usize;
             let value = fill(self.config.id, self.proposed, len);
@@ -237,7 +237,7 @@ impl App for Proposer {
         }
         if self.server.wants_snapshot() {
             let state = snapshot(self.next, self.sum, self.snapshot);
-            if let Err(error) = self.server.give_snapshot(nic, &state, now) {
+            if let Err(error) = self.server.provide_snapshot(nic, &state, now) {
                 self.wrong = Some(error.to_string());
             }
         }

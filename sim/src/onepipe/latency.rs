@@ -1,8 +1,8 @@
 //! Latency of ordered delivery, and the part of it that the network alone needs: idle, with losses, and in
 //! networks of any size (1Pipe, section 7.2, figure 9).
 
-use super::{FatTree, Made};
-use switch::{Nanos, Share};
+use super::{FatTree, Network};
+use switch::{Nanos, Probability};
 
 /// Latencies of messages between different hosts that were sent within a span of time.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -54,7 +54,7 @@ impl FatTree {
     /// the same effect.
     #[must_use]
     pub fn losing(mut self, loss: f64) -> Self {
-        self.link.loss = Share::new(loss).expect("the loss is between 0 and 1");
+        self.link.loss = Probability::new(loss).expect("the loss is between 0 and 1");
         self.every = Nanos::from_micros(40);
         self
     }
@@ -63,7 +63,7 @@ impl FatTree {
     ///
     /// # Errors
     /// A violation of the order of deliveries, or of a barrier.
-    pub fn latency(mut self, span: Span, seed: u64) -> Result<(Latency, Made), String> {
+    pub fn latency(mut self, span: Span, seed: u64) -> Result<(Latency, Network), String> {
         self.lasts = span.warm_up + span.lasts;
         let mut made = self.build(seed);
         made.world.run_until(self.lasts + span.settles);
@@ -73,13 +73,13 @@ impl FatTree {
     }
 }
 
-impl Made {
+impl Network {
     /// Returns the latencies (ns) of the messages that were delivered to another host and sent within a span
     /// of the world's time.
     pub fn took(&self, from: Nanos, to: Nanos) -> Vec<u64> {
         let stretch = Self::time(from)..Self::time(to);
         let of = |host: &super::Host| {
-            let delivered = host.delivered.iter().zip(&host.took);
+            let delivered = host.delivered.iter().zip(&host.latencies_ns);
             let delivered =
                 delivered.filter(|((at, from, _), _)| *from != host.number() && stretch.contains(at));
             delivered.map(|(_, &took)| took).collect::<Vec<_>>()

@@ -10,8 +10,8 @@
 //! The routes between the representatives pass switch 2. Their beacons about the link between 0 and 1 have to
 //! pass that link.
 
-use super::host::{Habits, Host, Position};
-use super::{Addresses, HOST_QP, Made, REGISTERS, host_addresses, switch_addresses};
+use super::host::{Behaviour, Host, Position};
+use super::{Addresses, HOST_QP, Network, REGISTERS, host_addresses, switch_addresses};
 use crate::{Clock, EPOCH, Link as Wire, Switch, World};
 use core::net::Ipv4Addr;
 use representative::Representative;
@@ -19,8 +19,8 @@ use representative::config::{BeaconForm, Config, Incarnation, Link, Pace, Side};
 use rocev2::ethernet::MacAddr;
 use switch::forward::config::Topology;
 use switch::forward::{self, Forward};
-use switch::tunnel::{self, Onward, Tunnel};
-use switch::{Chance, Nanos, PortId};
+use switch::tunnel::{self, InnerForwarding, Tunnel};
+use switch::{Nanos, PortId, Rng};
 
 /// Hosts at each of switches 0 and 1
 const HOSTS: usize = 2;
@@ -73,9 +73,9 @@ fn switch_with_hosts(n: usize) -> Tunnel<Forward> {
     let next = [switch_addresses(0, 0), switch_addresses(1, 0), tunnel_addresses(1 - n)];
     let config = tunnel::Config {
         mac: tunnel_addresses(n).mac,
-        ends: vec![tunnel_addresses(n).ip.into()],
+        endpoints: vec![tunnel_addresses(n).ip.into()],
         sources: vec![switch_addresses(n, 0).ip.into(), tunnel_addresses(1 - n).ip.into()],
-        onward: Onward::NextHops(next.map(|at| (at.ip.into(), at.mac)).into()),
+        inner_forwarding: InnerForwarding::NextHops(next.map(|at| (at.ip.into(), at.mac)).into()),
     };
     Tunnel::new(&config, bridge(HOSTS + 2, stations))
 }
@@ -134,9 +134,9 @@ impl Triangle {
     }
 
     /// Builds the network. The only link in `uplinks` is that between switches 0 and 1.
-    pub fn build(&self, seed: u64) -> Made {
+    pub fn build(&self, seed: u64) -> Network {
         let mut world = World::new(seed);
-        let mut rng = Chance::stream(seed, 1 << 33);
+        let mut rng = Rng::stream(seed, 1 << 33);
         let mut clock = || Clock::new(rng.below(2 * self.skew_ns + 1) as i64 - self.skew_ns as i64, 0);
         let (mut hosts, mut switches) = (Vec::new(), Vec::new());
         for n in [0, 1] {
@@ -150,7 +150,7 @@ impl Triangle {
                 };
                 hosts.push(world.add(
                     &format!("host {host}"),
-                    Host::new(host, position, Habits::default(), seed),
+                    Host::new(host, position, Behaviour::default(), seed),
                     clock(),
                 ));
             }
@@ -173,6 +173,6 @@ impl Triangle {
             world.connect(third, node, self.link);
         }
         switches.push(third);
-        Made { world, hosts, switches, keepers: keepers.into(), access, uplinks: vec![between] }
+        Network { world, hosts, switches, representatives: keepers.into(), access, uplinks: vec![between] }
     }
 }

@@ -63,7 +63,7 @@ pub fn config(machines: usize, layers: Layers, structures: Vec<Structure>) -> Co
 pub fn lists(layout: Layout, tracked: usize, remembered: usize) -> ListsConfig {
     // More nodes than any run here writes
     let nodes = NODES_VA..NODES_VA + (layout.node_len as u64 * (1 << 24));
-    ListsConfig { tracked, remembered, ..ListsConfig::new(layout, nodes) }
+    ListsConfig { tracked_keys: tracked, cached_nodes: remembered, ..ListsConfig::new(layout, nodes) }
 }
 
 /// Returns a Swordbox that steers in these lists.

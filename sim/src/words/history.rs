@@ -130,7 +130,7 @@ impl History {
             faults: Vec::new(),
             ended: BTreeMap::new(),
             ending: VecDeque::new(),
-            outlives: config.outlives,
+            outlives: config.forwarded_for,
             revoked: BTreeMap::new(),
             now: Nanos::ZERO,
             wrong: None,

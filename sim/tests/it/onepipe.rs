@@ -3,9 +3,9 @@
 use crate::environment;
 use representative::Refusal;
 use representative::config::{Incarnation, Pace};
-use sim::onepipe::{BEACON_INTERVAL, Host, Made, Message, Tree};
+use sim::onepipe::{BEACON_INTERVAL, Host, Message, Network, Tree};
 use sim::{Fault, LinkId};
-use switch::{Nanos, Share};
+use switch::{Nanos, Probability};
 
 mod seeds;
 
@@ -16,10 +16,10 @@ fn lossy(incarnation: Incarnation, seed: u64) -> Tree {
     let mut tree = Tree::new(incarnation, 1 + seed as u32 % 3, 2 + seed as usize % 2);
     tree.pace = if seed % 4 == 3 { Pace::Instants } else { Pace::Passing };
     tree.link.jitter = Nanos(seed % 16 * 100);
-    tree.link.loss = Share::percent(seed % 5);
+    tree.link.loss = Probability::percent(seed % 5);
     tree.link.rate_bps = [10_000_000_000, 100_000_000_000][seed as usize % 2];
     tree.skew_ns = 300;
-    tree.habits.timeout = Nanos::from_micros(60);
+    tree.behaviour.timeout = Nanos::from_micros(60);
     tree.drift_ppb = 100_000;
     tree
 }
@@ -52,13 +52,13 @@ const CUT: Nanos = Nanos::from_micros(60);
 const END: Nanos = Nanos::from_micros(400);
 
 /// Schedules a cut of a link: for 20 us, after which it is not yet dead, or for longer.
-fn cut_for(made: &mut Made, link: LinkId, seed: u64) {
+fn cut_for(made: &mut Network, link: LinkId, seed: u64) {
     made.world.schedule(CUT, Fault::Cut(vec![link]));
     made.world.schedule(CUT + Nanos::from_micros(seed % 3 * 40 + 20), Fault::Heal(vec![link]));
 }
 
 /// Builds and runs a tree in which one link is cut for a while.
-fn cut(tree: &Tree, seed: u64, link: impl Fn(&Made) -> LinkId) -> Made {
+fn cut(tree: &Tree, seed: u64, link: impl Fn(&Network) -> LinkId) -> Network {
     let mut made = tree.build(seed);
     let link = link(&made);
     cut_for(&mut made, link, seed);
@@ -90,7 +90,7 @@ fn a_dead_link_stalls_other_hosts_for_ten_intervals() {
                 "{context}: {stall:?} intervals without a barrier"
             );
             // Messages sent after the link has rejoined are delivered again.
-            let later = Made::time(Nanos::from_micros(200));
+            let later = Network::time(Nanos::from_micros(200));
             let received = |host: &Host| host.delivered.iter().any(|&(ns, from, _)| from == 0 && ns > later);
             assert!(made.each_host().any(received), "{context}");
         }
@@ -107,7 +107,7 @@ fn a_tree_that_was_cut_in_two_becomes_one_again() {
             let context = format!("{incarnation:?} seed {seed}");
             assert_eq!(made.check_rising().and_then(|()| made.check_order()), Ok(()), "{context}");
             // In the end, hosts on one side receive messages from the other side, and in time.
-            let later = Made::time(Nanos::from_micros(250));
+            let later = Network::time(Nanos::from_micros(250));
             for host in made.each_host() {
                 let near = |number: usize| number < tree.fanout;
                 let from_far = |&&(ns, from, _): &&Message| ns > later && near(from) != near(host.number());

@@ -4,8 +4,8 @@
 use representative::Refusal;
 use representative::config::{Incarnation, Pace};
 use sim::OVERHEAD;
-use sim::onepipe::{BEACON_INTERVAL, FatTree, Made};
-use switch::{Nanos, Share};
+use sim::onepipe::{BEACON_INTERVAL, FatTree, Network};
+use switch::{Nanos, Probability};
 
 const ALL: [Incarnation; 3] = [Incarnation::Chip, Incarnation::SwitchCpu, Incarnation::Host];
 const HOPS: [u32; 3] = [1, 3, 5];
@@ -19,7 +19,7 @@ fn no_barrier_passes_a_message_in_flight() {
             let mut tree = FatTree::testbed(incarnation);
             tree.pace = if seed == 2 { Pace::Instants } else { Pace::Passing };
             tree.link.jitter = Nanos(seed * 300);
-            tree.link.loss = Share::percent(seed);
+            tree.link.loss = Probability::percent(seed);
             tree.skew_ns = 300;
             tree.lasts = Nanos::from_micros(120);
             let mut made = tree.build(seed);
@@ -48,7 +48,7 @@ fn no_barrier_passes_a_message_in_flight() {
 fn every_path_is_used() {
     let mut made = FatTree::testbed(Incarnation::Chip).build(3);
     made.world.run_until(Nanos::from_micros(250));
-    for keeper in 0..made.keepers.len() {
+    for keeper in 0..made.representatives.len() {
         let messages = made.counters(keeper).messages.get();
         assert!(messages > 50, "switch {keeper} forwarded only {messages} messages");
     }
@@ -88,8 +88,9 @@ fn barriers_cost_half_an_interval_and_host_representatives_their_links() {
 }
 
 /// Returns the share of a link's bandwidth that the beacons of switches take.
-fn beacon_share(tree: &FatTree, made: &mut Made) -> f64 {
-    let sent = |made: &Made| (0..made.keepers.len()).map(|n| made.counters(n).beacons.get()).sum::<u64>();
+fn beacon_share(tree: &FatTree, made: &mut Network) -> f64 {
+    let sent =
+        |made: &Network| (0..made.representatives.len()).map(|n| made.counters(n).beacons.get()).sum::<u64>();
     made.world.run_until(Nanos::from_micros(60));
     let before = sent(made);
     made.world.run_until(Nanos::from_micros(360));

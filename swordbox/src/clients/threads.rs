@@ -31,7 +31,7 @@ pub struct Start {
     /// Number of the thread on its machine, from 0
     pub number: usize,
     /// Incarnation: number of earlier starts, after each of which the connection was lost
-    pub life: u32,
+    pub incarnation: u32,
     /// Connection
     pub verbs: Verbs,
     /// Memory of the server
@@ -57,7 +57,7 @@ pub enum Connect {
     Cm(IpAddr, u16),
     /// Out of band, as most RDMA programs do: QPNs, PSNs and regions are exchanged elsewhere, and set by
     /// [`Threads::prepare`] and [`Threads::begin`].
-    Elsewhere,
+    OutOfBand,
 }
 
 /// Configuration of a client machine.
@@ -218,7 +218,7 @@ impl<P: Program> Threads<P> {
         worker.verbs = verbs.clone();
         worker.outstanding.clear();
         (worker.fetching, worker.landing_used) = (0, 0);
-        let start = Start { number, life: worker.life, verbs, regions };
+        let start = Start { number, incarnation: worker.life, verbs, regions };
         worker.life += 1;
         worker.state = State::Running(self.program.thread(start));
         self.poll_thread(nic, number, now);

@@ -9,7 +9,7 @@ fn looped(profile: &Profile, turns: u64, pause: impl Fn(u64, bool) -> Nanos) -> 
     let (mut now, mut under_way) = (Nanos::ZERO, Vec::<(MemoryFrame, PortId)>::new());
     for turn in 0..turns {
         now = now + Nanos::from_micros(5) + pause(turn, under_way.iter().any(|(_, from)| *from == A));
-        let mut out = Sent::with_room(512);
+        let mut out = FrameCollector::with_room(512);
         for (mut frame, from) in core::mem::take(&mut under_way) {
             pktgen.on_frame(&mut frame, if from == A { B } else { A }, now, &mut out);
         }

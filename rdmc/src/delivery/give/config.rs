@@ -4,7 +4,7 @@ use crate::config::{CallError, GroupConfig, StartError};
 use crate::delivery::Lost;
 use crate::schedule::{Algorithm, ScheduleError};
 use core::net::IpAddr;
-use p4ce::consensus::Through;
+use p4ce::consensus::SwitchAddress;
 use switch::Nanos;
 
 /// What is to be delivered, and how.
@@ -24,7 +24,7 @@ pub struct GiveConfig {
     /// hybrid, this node is node 0, and receivers follow in their order
     pub algorithm: Algorithm,
     /// The P4CE switch that copies, for [`Algorithm::InNetwork`]: receivers are told of it
-    pub through: Option<Through>,
+    pub through: Option<SwitchAddress>,
     /// Segments that the slowest receiver has not written, at most
     pub window: u32,
     /// How long receivers have to answer, and to write what they have been given

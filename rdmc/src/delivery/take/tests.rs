@@ -122,7 +122,7 @@ fn segments_beyond_the_memory_are_refused() {
 fn an_offer_to_be_copied_by_a_switch_is_complete_with_the_switch() {
     let (mut nic, mut take) = receiver(TakeConfig::MEMORY);
     let mut notes = offer("x", 1, |terms| terms.algorithm = 4);
-    let switch = Through { address: [10, 0, 0, 254].into(), port: 18_515 };
+    let switch = SwitchAddress { address: [10, 0, 0, 254].into(), port: 18_515 };
     notes.push(Note::Switch { round: 1, switch });
     let (last, rest) = notes.split_last().expect("notes");
     hear(&mut nic, &mut take, rest);

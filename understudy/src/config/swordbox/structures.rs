@@ -55,7 +55,14 @@ fn lists(table: Table<'_>) -> Option<Structure> {
     let hot = table.number("hot", 1..=u64::from(u32::MAX), 1) as u32;
     table.finish();
     let layout = Layout { keys: keys?, node_len: node_len? };
-    Some(Structure::Lists(ListsConfig { layout, nodes: nodes?, firsts, remembered, tracked, hot }))
+    Some(Structure::Lists(ListsConfig {
+        layout,
+        nodes: nodes?,
+        first_nodes: firsts,
+        cached_nodes: remembered,
+        tracked_keys: tracked,
+        hot,
+    }))
 }
 
 fn locks(table: Table<'_>) -> Option<Structure> {
