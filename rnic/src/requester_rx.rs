@@ -317,7 +317,7 @@ impl QpContext<'_> {
         if status == Status::Success && !request.signaled {
             return;
         }
-        let of = match request.operation {
+        let opcode = match request.operation {
             Operation::Send | Operation::SendImm(_) | Operation::SendInvalidate(_) => CompletionOpcode::Send,
             Operation::Write(_) | Operation::WriteImm(..) => CompletionOpcode::Write,
             Operation::Read(_) => CompletionOpcode::Read,
@@ -329,7 +329,7 @@ impl QpContext<'_> {
             id: request.id,
             qpn: self.qp.qpn,
             status,
-            opcode: of,
+            opcode,
             len: if fetched { request.data.len() as u32 } else { 0 },
             immediate: None,
             invalidated: None,

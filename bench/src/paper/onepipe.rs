@@ -142,7 +142,7 @@ fn idle(settings: &Settings) -> Result<Outcome, Report> {
             }
             outcome.histograms.push(Distribution {
                 name: format!("{}-{hosts}-hosts", name(incarnation)),
-                counts: counts(&made.took(span.warm_up, span.warm_up + span.lasts)),
+                counts: counts(&made.latencies_ns(span.warm_up, span.warm_up + span.lasts)),
             });
         }
         curves.extend([mean, tail]);

@@ -218,7 +218,7 @@ impl Cluster {
                 switch: config.through.then_some(SwitchAddress { address: ip(SWITCH), port: PORT }),
                 incarnation: 0,
                 secret: match config.server_with_other_secret {
-                    Some(odd) if odd == n => Some(Secret::new("another one")),
+                    Some(other) if other == n => Some(Secret::new("another one")),
                     _ => secret.clone(),
                 },
                 #[cfg(debug_assertions)]
@@ -230,8 +230,8 @@ impl Cluster {
                 seed: config.seed,
                 sizes: config.sizes,
                 snapshot: config.snapshot,
-                wanted: config.max_proposals,
-                begins: config.bootstraps && n == 0,
+                max_proposals: config.max_proposals,
+                bootstraps: config.bootstraps && n == 0,
             };
             let app = Proposer::new(server, load, Arc::clone(&history));
             let host = Host::new(nic, app);

@@ -25,7 +25,7 @@ pub struct Proposer {
     /// Size of a snapshot (bytes)
     snapshot: usize,
     /// Number of values to propose over all incarnations, and of those proposed
-    wanted: u64,
+    max_proposals: u64,
     pub(super) proposed: u64,
     starts: u64,
     history: Arc<Mutex<History>>,
@@ -34,7 +34,7 @@ pub struct Proposer {
     /// State: hash chain over all values below [`next`](Self::next)
     sum: u64,
     /// Whether a bootstrap command of the operator is pending
-    begins: bool,
+    bootstraps: bool,
     /// Proposed values that this server has not seen decided: number and time of the proposal
     undecided: VecDeque<(u64, Nanos)>,
     latencies: Latencies,
@@ -61,8 +61,8 @@ pub(super) struct Load {
     pub(super) seed: u64,
     pub(super) sizes: (usize, usize),
     pub(super) snapshot: usize,
-    pub(super) wanted: u64,
-    pub(super) begins: bool,
+    pub(super) max_proposals: u64,
+    pub(super) bootstraps: bool,
 }
 
 impl Proposer {
@@ -73,14 +73,14 @@ impl Proposer {
             config,
             sizes: load.sizes,
             snapshot: load.snapshot,
-            wanted: load.wanted,
+            max_proposals: load.max_proposals,
             proposed: 0,
             starts: 0,
             history,
             installed: 0,
             next: 0,
             sum: 0,
-            begins: load.begins,
+            bootstraps: load.bootstraps,
             undecided: VecDeque::new(),
             latencies: Latencies::default(),
             wrong: None,
@@ -98,12 +98,12 @@ impl Proposer {
     }
 
     pub(super) fn propose_more(&mut self, more: u64) {
-        self.wanted = self.wanted.saturating_add(more);
+        self.max_proposals = self.max_proposals.saturating_add(more);
     }
 
     /// Gives the server the operator's command to bootstrap the group. A restart cancels the command.
     pub(super) fn bootstrap(&mut self) {
-        self.begins = true;
+        self.bootstraps = true;
     }
 
     /// Returns the identifier of this incarnation of the server.
@@ -133,11 +133,11 @@ impl Proposer {
             Err(BootstrapError::Unseen(_) | BootstrapError::MayHoldEntries(_)) => return,
             Err(BootstrapError::Member | BootstrapError::OtherMember(_)) => {}
         }
-        self.begins = false;
+        self.bootstraps = false;
     }
 
     fn propose(&mut self, nic: &mut Rnic, now: Nanos) {
-        while self.server.is_leader() && self.proposed < self.wanted {
+        while self.server.is_leader() && self.proposed < self.max_proposals {
             let (least, most) = self.sizes;
             let len = self.rng.between(least.max(ID_LEN) as u64, most.max(ID_LEN) as u64) as usize;
             let value = fill(self.config.id, self.proposed, len);
@@ -210,7 +210,7 @@ impl App for Proposer {
     fn start(&mut self, nic: &mut Rnic, now: Nanos) {
         self.starts += 1;
         // The operator's command was given to the previous process.
-        self.begins &= self.starts == 1;
+        self.bootstraps &= self.starts == 1;
         self.config.incarnation = mix(u64::from(self.config.id) << 32 | self.starts);
         self.server = Server::new(self.config.clone());
         (self.next, self.sum) = (0, 0);
@@ -222,7 +222,7 @@ impl App for Proposer {
 
     fn run(&mut self, nic: &mut Rnic, now: Nanos) {
         self.server.run(nic, now);
-        if self.begins {
+        if self.bootstraps {
             self.begin();
         }
         self.propose(nic, now);

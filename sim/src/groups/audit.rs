@@ -351,8 +351,8 @@ impl switch::Control for AuditedControl {
 
     fn poll_transmit(&mut self, now: Nanos, frame: &mut Vec<u8>) -> Option<Egress> {
         let egress = self.control.poll_transmit(now, frame)?;
-        let asked = transaction(frame);
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).requests.extend(asked);
+        let number = transaction(frame);
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).requests.extend(number);
         Some(egress)
     }
 }

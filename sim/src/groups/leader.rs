@@ -335,13 +335,13 @@ mod tests {
         leader.start(&mut nic, Nanos::ZERO);
         let mut complete = |id| {
             let qpn = leader.sessions[0].qpn;
-            let of = CompletionOpcode::Write;
+            let opcode = CompletionOpcode::Write;
             let (status, len) = (Status::Success, 0);
             let done = Completion {
                 id,
                 qpn,
                 status,
-                opcode: of,
+                opcode,
                 len,
                 immediate: None,
                 invalidated: None,

@@ -225,7 +225,13 @@ impl FatTree {
             }
         });
         let forward = if beside { forward::Config::bridge(1, 1) } else { self.router(number, site, seed) };
-        super::keeper(self.incarnation, self.pace, switch_addresses(number, 0), forward, links.collect())
+        super::representative_config(
+            self.incarnation,
+            self.pace,
+            switch_addresses(number, 0),
+            forward,
+            links.collect(),
+        )
     }
 
     /// Builds the network.
@@ -287,15 +293,15 @@ impl FatTree {
                 }
             }
         }
-        let mut keepers = switches.clone();
+        let mut representatives = switches.clone();
         if self.incarnation == Incarnation::Host {
             for (n, site) in sites.iter().enumerate() {
                 let (name, clock) = (format!("representative {n}"), clock(1000 * self.skew_ns));
                 let node = world.add(&name, keeper(n, site), clock);
-                let switch = core::mem::replace(&mut keepers[n], node);
+                let switch = core::mem::replace(&mut representatives[n], node);
                 world.connect(switch, node, self.link);
             }
         }
-        Network { world, hosts: ends, switches, representatives: keepers, access, uplinks }
+        Network { world, hosts: ends, switches, representatives, access, uplinks }
     }
 }

@@ -169,13 +169,13 @@ fn unwrap(timestamp: Timestamp, now: Nanos) -> u64 {
 }
 
 /// Returns the hosts that host `own` sends to: itself, and hosts that also send to it.
-fn destinations(own: usize, hosts: usize, friends: usize, seed: u64) -> Vec<usize> {
-    if friends == 0 {
+fn destinations(own: usize, hosts: usize, partners: usize, seed: u64) -> Vec<usize> {
+    if partners == 0 {
         return (0..hosts).collect();
     }
     assert!(hosts.is_power_of_two(), "{hosts} hosts");
     let mut rng = Rng::stream(seed, 1 << 34);
-    let distances: BTreeSet<usize> = (0..friends).map(|_| rng.below(hosts as u64) as usize).collect();
+    let distances: BTreeSet<usize> = (0..partners).map(|_| rng.below(hosts as u64) as usize).collect();
     [0].into_iter().chain(distances.into_iter().filter(|&by| by > 0)).map(|by| own ^ by).collect()
 }
 

@@ -236,7 +236,7 @@ impl Network {
     /// run has a cause that was drawn. Hosts have to [record](super::Behaviour::records) packets, and the world
     /// [losses](crate::World::record_losses).
     pub fn check_losses(&self, drawn: &Conditions) -> Result<Explained, String> {
-        let check = LossCheck { made: self, dropped: Dropped::read(self.world.losses()), drawn };
+        let check = LossCheck { network: self, dropped: Dropped::read(self.world.losses()), drawn };
         let mut explained = Explained::default();
         for sender in self.each_host() {
             let Some(traffic) = sender.traffic.as_ref() else { continue };
@@ -287,14 +287,14 @@ impl Explained {
 }
 
 struct LossCheck<'a> {
-    made: &'a Network,
+    network: &'a Network,
     dropped: Dropped,
     drawn: &'a Conditions,
 }
 
 impl LossCheck<'_> {
     fn host(&self, number: usize) -> &Host {
-        self.made.world.node(self.made.hosts[number])
+        self.network.world.node(self.network.hosts[number])
     }
 
     fn received(&self, from: usize, to: usize, psn: Psn) -> Option<&DataReceived> {

@@ -60,7 +60,7 @@ fn switch_addresses(n: usize, link: usize) -> Addresses {
 }
 
 /// Returns the configuration of a node that keeps the barriers of a switch, as all networks here have it.
-fn representative(
+fn representative_config(
     incarnation: Incarnation,
     pace: Pace,
     own: Addresses,
@@ -256,7 +256,7 @@ impl Tree {
             });
         let forward = if beside { forward::Config::bridge(1, 1) } else { self.bridge(level, n) };
         let (incarnation, own) = (self.incarnation_of(n), switch_addresses(n, 0));
-        let config = representative(incarnation, self.pace, own, forward, links.collect());
+        let config = representative_config(incarnation, self.pace, own, forward, links.collect());
         #[cfg(debug_assertions)]
         let config = Config { bug: self.bug, ..config };
         config
@@ -376,8 +376,9 @@ impl Network {
     pub fn mean_delay_ns(&self) -> f64 {
         let sums =
             self.each_host().map(|host| (host.latencies_ns.iter().sum::<u64>(), host.latencies_ns.len()));
-        let (took, count) = sums.fold((0, 0), |(ns, count), (more_ns, more)| (ns + more_ns, count + more));
-        took as f64 / count as f64
+        let (total_ns, count) =
+            sums.fold((0, 0), |(ns, count), (more_ns, more)| (ns + more_ns, count + more));
+        total_ns as f64 / count as f64
     }
 
     /// Gives a representative of barriers a command, which it executes before its next frame or timer.

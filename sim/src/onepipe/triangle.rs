@@ -129,7 +129,13 @@ impl Triangle {
         };
         let links = hosts_of(n).map(to_host).chain([across]).collect();
         let bridge = forward::Config::bridge(1, 1);
-        let config = super::keeper(Incarnation::Host, Pace::Passing, switch_addresses(n, 0), bridge, links);
+        let config = super::representative_config(
+            Incarnation::Host,
+            Pace::Passing,
+            switch_addresses(n, 0),
+            bridge,
+            links,
+        );
         Config { dead_after_intervals: 20, ..config }
     }
 
@@ -161,7 +167,7 @@ impl Triangle {
             ));
         }
         let third = world.add("switch 2", Switch::new(switch_between), clock());
-        let keepers = [0, 1].map(|n| {
+        let representatives = [0, 1].map(|n| {
             let config = self.config(n);
             let make = move || Representative::new(config.clone()).expect("the configuration is valid");
             world.add(&format!("representative {n}"), Switch::new(make), clock())
@@ -169,10 +175,17 @@ impl Triangle {
         let connect = |(n, &host): (usize, &_)| world.connect(switches[n / HOSTS], host, self.link);
         let access = hosts.iter().enumerate().map(connect).collect();
         let between = world.connect(switches[0], switches[1], self.between);
-        for node in [switches[0], switches[1], keepers[0], keepers[1]] {
+        for node in [switches[0], switches[1], representatives[0], representatives[1]] {
             world.connect(third, node, self.link);
         }
         switches.push(third);
-        Network { world, hosts, switches, representatives: keepers.into(), access, uplinks: vec![between] }
+        Network {
+            world,
+            hosts,
+            switches,
+            representatives: representatives.into(),
+            access,
+            uplinks: vec![between],
+        }
     }
 }

@@ -64,7 +64,7 @@ pub struct Root {
 pub struct Receiver {
     take: Box<Take>,
     configs: Box<(Config, TakeConfig)>,
-    habit: ReceiverBehaviour,
+    behaviour: ReceiverBehaviour,
     written: Vec<u8>,
     /// Object whose digest was right; it stays on the disk when the receiver crashes
     stored: Vec<u8>,
@@ -80,12 +80,12 @@ pub struct Receiver {
 }
 
 impl Receiver {
-    fn new(configs: Box<(Config, TakeConfig)>, habit: ReceiverBehaviour) -> Self {
+    fn new(configs: Box<(Config, TakeConfig)>, behaviour: ReceiverBehaviour) -> Self {
         let take = Box::new(Take::new(configs.0.clone(), configs.1.clone()));
         Self {
             take,
             configs,
-            habit,
+            behaviour,
             written: Vec::new(),
             stored: Vec::new(),
             segments: 0,
@@ -99,7 +99,7 @@ impl Receiver {
 
     /// Returns whether the receiver can write a segment now.
     fn writes(&mut self, now: Nanos) -> bool {
-        match self.habit {
+        match self.behaviour {
             ReceiverBehaviour::Slow(every) => self.polls.is_multiple_of(every),
             ReceiverBehaviour::Stuck(after) => self.segments < after,
             ReceiverBehaviour::Disk(_) => self.writing_until.is_none_or(|until| until <= now),
@@ -111,12 +111,12 @@ impl Receiver {
         self.take.run(nic, now);
         if self.take.offered().is_some() && self.begins_at.is_none() {
             let duration =
-                if let ReceiverBehaviour::Begins(duration) = self.habit { duration } else { Nanos::ZERO };
+                if let ReceiverBehaviour::Begins(duration) = self.behaviour { duration } else { Nanos::ZERO };
             self.begins_at = Some(now + duration);
         }
         if self.begins_at.is_some_and(|at| at <= now) && !self.begun {
             self.begun = true;
-            if self.habit == ReceiverBehaviour::Full {
+            if self.behaviour == ReceiverBehaviour::Full {
                 self.take.refuse(nic, Refusal::NoSpace, now);
             } else {
                 self.take.accept(nic, now);
@@ -133,10 +133,10 @@ impl Receiver {
         {
             self.written.extend_from_slice(&bytes);
             self.segments += 1;
-            if self.habit == ReceiverBehaviour::Careless && self.segments == 1 {
+            if self.behaviour == ReceiverBehaviour::Careless && self.segments == 1 {
                 self.written[0] ^= 1;
             }
-            match self.habit {
+            match self.behaviour {
                 ReceiverBehaviour::Disk(duration) => self.writing_until = Some(now + duration),
                 _ => self.take.written(nic),
             }
@@ -165,7 +165,7 @@ impl App for Role {
         match self {
             // Both fail only if the NIC lacks resources, which no outcome would report.
             Self::Root(root) => root.give.start(nic, now).expect("the NIC has room for a node"),
-            Self::Receiver(Receiver { habit: ReceiverBehaviour::Absent, .. }) => {}
+            Self::Receiver(Receiver { behaviour: ReceiverBehaviour::Absent, .. }) => {}
             Self::Receiver(receiver) => receiver.take.start(nic, now).expect("the NIC has room for a node"),
         }
     }
@@ -196,14 +196,14 @@ impl App for Role {
         // The operator starts the receiver again.
         if let Self::Receiver(receiver) = self {
             let stored = core::mem::take(&mut receiver.stored);
-            *receiver = Receiver { stored, ..Receiver::new(receiver.configs.clone(), receiver.habit) };
+            *receiver = Receiver { stored, ..Receiver::new(receiver.configs.clone(), receiver.behaviour) };
         }
     }
 
     fn next_timer(&self) -> Option<Nanos> {
         match self {
             Self::Root(root) => root.give.next_timer(),
-            Self::Receiver(Receiver { habit: ReceiverBehaviour::Absent, .. }) => None,
+            Self::Receiver(Receiver { behaviour: ReceiverBehaviour::Absent, .. }) => None,
             Self::Receiver(Receiver { take, writing_until, begins_at, begun, .. }) => {
                 [take.next_timer(), *writing_until, begins_at.filter(|_| !begun)].into_iter().flatten().min()
             }
@@ -250,11 +250,11 @@ impl Delivery {
         let patience = give.patience;
         let give = Box::new(Give::new(node_config(setup, 0), give)?);
         let root = Role::Root(Root { give, read: 0, read_limit: u64::MAX });
-        let receiver = |(host, habit): (u16, &ReceiverBehaviour)| {
+        let receiver = |(host, behaviour): (u16, &ReceiverBehaviour)| {
             let max_memory =
-                if let ReceiverBehaviour::Small(bytes) = habit { *bytes } else { TakeConfig::MEMORY };
+                if let ReceiverBehaviour::Small(bytes) = behaviour { *bytes } else { TakeConfig::MEMORY };
             let configs = (node_config(setup, host), TakeConfig { from: ip(0), patience, max_memory });
-            Role::Receiver(Receiver::new(Box::new(configs), *habit))
+            Role::Receiver(Receiver::new(Box::new(configs), *behaviour))
         };
         let all = core::iter::once(root).chain((1..).zip(receivers).map(receiver));
         let hosts: Vec<_> = (0..)

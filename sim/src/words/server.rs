@@ -260,8 +260,8 @@ impl ServerApp {
     }
 
     fn accept(&mut self, nic: &mut Rnic, conn: Conn, request: &RemoteRequest, now: Nanos) -> Option<()> {
-        if let Some(lane) = SwitchConnection::requested_by(&request.private_data) {
-            return self.accept_switch_qp(nic, conn, lane, now);
+        if let Some(treatment) = SwitchConnection::requested_by(&request.private_data) {
+            return self.accept_switch_qp(nic, conn, treatment, now);
         }
         let conn_id = u32::from_be_bytes(*request.private_data.first_chunk()?);
         let (qpn, memory) = self.serve(nic, conn_id)?;
@@ -282,11 +282,11 @@ impl ServerApp {
         &mut self,
         nic: &mut Rnic,
         conn: Conn,
-        lane: SwitchConnection,
+        treatment: SwitchConnection,
         now: Nanos,
     ) -> Option<()> {
         let Resources { pd, cq, .. } = self.resources?;
-        let pd = match lane {
+        let pd = match treatment {
             SwitchConnection::Good => pd,
             SwitchConnection::OtherDomain => nic.alloc_pd(),
             SwitchConnection::Refused => return None,

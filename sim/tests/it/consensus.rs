@@ -156,9 +156,10 @@ fn links_of(net: &Cluster, servers: &[usize]) -> Vec<LinkId> {
 #[test]
 fn entries_below_a_snapshot_are_not_taken_for_decided() {
     let mut installed = 0;
-    for (phase, wanted) in (0..12).flat_map(|phase| [57, 58, 59].map(|wanted| (phase, wanted))) {
-        let config =
-            ClusterConfig { servers: 5, window: 16, max_proposals: wanted, ..ClusterConfig::default() };
+    for (phase, max_proposals) in
+        (0..12).flat_map(|phase| [57, 58, 59].map(|max_proposals| (phase, max_proposals)))
+    {
+        let config = ClusterConfig { servers: 5, window: 16, max_proposals, ..ClusterConfig::default() };
         let mut net = Cluster::new(&config);
         let change = |net: &mut Cluster, at: Nanos, cut: &[usize], heal: &[usize]| {
             let (cut, heal) = (links_of(net, cut), links_of(net, heal));
@@ -191,7 +192,7 @@ fn entries_below_a_snapshot_are_not_taken_for_decided() {
         }
         net.run_until(at + Nanos::from_millis(40));
         installed += net.app(3).installed();
-        net.check().unwrap_or_else(|wrong| panic!("{phase}, {wanted}: {wrong}"));
+        net.check().unwrap_or_else(|wrong| panic!("{phase}, {max_proposals}: {wrong}"));
     }
     assert!(installed > 10, "only {installed} snapshots were installed");
 }

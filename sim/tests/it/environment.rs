@@ -123,7 +123,7 @@ pub(crate) fn psns_near_the_wrap(seed: u64) -> Option<Psn> {
 
 /// Draws whether the NICs of a seed assign the same R_keys after a restart, as they assign the same queue
 /// pair numbers: in a third of the seeds.
-pub(crate) fn keys_again(seed: u64) -> bool {
+pub(crate) fn same_keys_after_restart(seed: u64) -> bool {
     Rng::stream(seed, 0x6b65_7973).below(3) == 0
 }
 

@@ -32,7 +32,7 @@ struct Setup {
     hostile: u32,
     queues: Queues,
     /// Whether NICs assign the same R_keys after a restart
-    keys_again: bool,
+    same_keys_after_restart: bool,
     #[cfg(debug_assertions)]
     bug: Option<p4ce::Bug>,
     /// A bug planted into every NIC
@@ -51,7 +51,7 @@ const SETUP: Setup = Setup {
     max_lag: p4ce::gather::MAX_LAG,
     hostile: 0,
     queues: Queues::USUAL,
-    keys_again: false,
+    same_keys_after_restart: false,
     #[cfg(debug_assertions)]
     bug: None,
     #[cfg(debug_assertions)]
@@ -168,7 +168,7 @@ impl Net {
         let nic = |n: u8| {
             let mut config = Config::new(Interface::new(mac(n), ip(v6, n), prefix(v6)));
             config.seed = seed ^ u64::from(n);
-            config.key_seed = setup.keys_again.then_some(config.seed);
+            config.key_seed = setup.same_keys_after_restart.then_some(config.seed);
             config.mtu = groups.mtu;
             #[cfg(debug_assertions)]
             {
@@ -609,7 +609,7 @@ fn draw_adverse_setup(seed: u64) -> Setup {
         hostile: if rng.below(4) == 0 { rng.between(10, 30) as u32 } else { 0 },
         queue_pairs: 128,
         queues: Queues::drawn(seed),
-        keys_again: environment::keys_again(seed),
+        same_keys_after_restart: environment::same_keys_after_restart(seed),
         ..SETUP
     }
 }

@@ -84,8 +84,8 @@ async fn run_thread(
     (machine, seed): (usize, u64),
     observations: Arc<Mutex<Observations>>,
 ) -> Result<(), Stopped> {
-    let Start { number, incarnation: life, verbs, regions } = start;
-    let thread = tag(machine as u64, number, life);
+    let Start { number, incarnation, verbs, regions } = start;
+    let thread = tag(machine as u64, number, incarnation);
     let mut tree = Tree::new(verbs.clone(), &regions, 8, thread, run.unlock)?;
     let mut rng = Rng::stream(seed, thread);
     for time in 0..run.times {

@@ -144,7 +144,7 @@ fn late(seed: u64, may_fail: bool, ack_timeout: u8) -> Option<Nanos> {
 fn drawn(seed: u64, may_fail: bool) -> (Drawn, Rng) {
     let mut rng = Rng::stream(seed, 0x7374_6565);
     // A separate stream, so that all other draws of the seed stay the same.
-    let mut lies = Rng::stream(seed, 0x6c69_6573);
+    let mut forgery = Rng::stream(seed, 0x6c69_6573);
     let share = |max: f64, rng: &mut Rng| {
         let share = Probability::new(rng.below(1000) as f64 / 1000.0 * max).unwrap();
         if rng.below(2) == 0 { Probability::NEVER } else { share }
@@ -185,8 +185,8 @@ fn drawn(seed: u64, may_fail: bool) -> (Drawn, Rng) {
         reconnect_after: may_fail.then(|| Nanos::from_micros(rng.between(100, 500))),
         same_keys_after_restart: Rng::stream(seed, 0x6b65_7973).below(2) == 0,
         keeps_memory: Rng::stream(seed, 0x6b65_6570).below(3) == 0,
-        forged_rounds: if lies.below(3) == 0 { lies.between(10, 100) } else { 0 } as u32,
-        forged_words: (*lies.pick(&[INDEX_VA, NODES_VA]), layout.keys),
+        forged_rounds: if forgery.below(3) == 0 { forgery.between(10, 100) } else { 0 } as u32,
+        forged_words: (*forgery.pick(&[INDEX_VA, NODES_VA]), layout.keys),
     };
     let rack = RackConfig { late: late(seed, may_fail, rack.ack_timeout), ..rack };
     let work = Work {

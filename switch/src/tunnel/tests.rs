@@ -27,13 +27,8 @@ const S1: u8 = 101;
 const S2: u8 = 102;
 const H2: u8 = 2;
 
-fn config(onward: InnerForwarding) -> Config {
-    Config {
-        mac: OWN,
-        endpoints: vec![v6(S1), v4(S1)],
-        sources: vec![v6(H1), v4(H1)],
-        inner_forwarding: onward,
-    }
+fn config(inner_forwarding: InnerForwarding) -> Config {
+    Config { mac: OWN, endpoints: vec![v6(S1), v4(S1)], sources: vec![v6(H1), v4(H1)], inner_forwarding }
 }
 
 fn next_hops() -> InnerForwarding {
@@ -41,12 +36,12 @@ fn next_hops() -> InnerForwarding {
 }
 
 /// Returns a bridge with the host on port 0 and the neighbour on port 1.
-fn tunnel(onward: InnerForwarding) -> Tunnel<Forward> {
+fn tunnel(inner_forwarding: InnerForwarding) -> Tunnel<Forward> {
     let mut bridge = forward::Config::bridge(2, 4);
     if let Topology::Mac(table) = &mut bridge.topology {
         table.fixed = vec![(HOST, PortId(0)), (NEIGHBOUR, PortId(1))];
     }
-    Tunnel::new(&config(onward), Forward::new(&bridge))
+    Tunnel::new(&config(inner_forwarding), Forward::new(&bridge))
 }
 
 /// Returns an IP packet whose payload is not IP.

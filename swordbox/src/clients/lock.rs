@@ -126,8 +126,8 @@ impl Locks {
 }
 
 /// Returns the tag of a thread: not 0, and different for each thread, machine and incarnation (modulo 2^16).
-pub const fn tag(machine: u64, thread: usize, life: u32) -> u64 {
-    1 << 63 | machine << 32 | (life as u64 & 0xffff) << 16 | thread as u64
+pub const fn tag(machine: u64, thread: usize, incarnation: u32) -> u64 {
+    1 << 63 | machine << 32 | (incarnation as u64 & 0xffff) << 16 | thread as u64
 }
 
 impl Program for Locks {
@@ -137,9 +137,9 @@ impl Program for Locks {
 }
 
 async fn run(locks: Locks, start: Start) -> Result<(), Stopped> {
-    let Start { number, incarnation: life, verbs, regions } = start;
+    let Start { number, incarnation, verbs, regions } = start;
     let table = LockTable::new(*regions.first().ok_or(Stopped::Regions)?, locks.stride)?;
-    let tag = tag(locks.machine, number, life);
+    let tag = tag(locks.machine, number, incarnation);
     let mut rng = Rng::stream(locks.seed, tag);
     let account: SharedAccount = verbs.account().clone();
     for _ in 0..locks.times {

@@ -45,7 +45,7 @@ fn draw_config(seed: u64, rng: &mut Rng, least_len: u64) -> ClusterConfig {
     ClusterConfig {
         queues: Queues::drawn(seed),
         forgetful: Probability::percent(50),
-        same_keys_after_restart: environment::keys_again(seed),
+        same_keys_after_restart: environment::same_keys_after_restart(seed),
         queue_pairs: few_queue_pairs(seed).unwrap_or(64),
         first_psn: environment::psns_near_the_wrap(seed),
         seed,

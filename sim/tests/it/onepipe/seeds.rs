@@ -86,12 +86,13 @@ fn drawn(seed: u64, kind: Kind, rng: &mut Rng) -> Tree {
     // A separate stream, so that all other draws of the seed stay the same.
     tree.behaviour.at_once =
         Probability::percent([0, 50, 100][Rng::stream(seed, 0x6f6e_6365).below(3) as usize]);
-    let mut lies = Rng::stream(seed, 0x6c69_6573);
+    let mut forgery = Rng::stream(seed, 0x6c69_6573);
     let mut flood_rng = Rng::stream(seed, 0x666c_6f64);
-    if lies.below(3) == 0 {
-        let (switch, lies) = (lies.below(tree.switches() as u64) as usize, lies.between(10, 100) as u32);
+    if forgery.below(3) == 0 {
+        let (switch, forged_packets) =
+            (forgery.below(tree.switches() as u64) as usize, forgery.between(10, 100) as u32);
         let floods = flood_rng.below(3) == 0;
-        tree.outsider = Some(Outsider { switch, forged_packets: lies, floods });
+        tree.outsider = Some(Outsider { switch, forged_packets, floods });
     }
     match kind {
         Kind::Orderly | Kind::Failing => tree.behaviour.largest = if rng.below(2) == 0 { 8 } else { 3000 },
@@ -136,43 +137,44 @@ struct Faults {
 
 /// Schedules links that are cut in one or both directions, switches that crash, hosts that are paused, and
 /// clocks of switches that are stepped.
-fn schedule_faults(made: &mut Network, lasts: Nanos, rng: &mut Rng) -> Faults {
+fn schedule_faults(network: &mut Network, lasts: Nanos, rng: &mut Rng) -> Faults {
     let mut faults = Faults::default();
     for _ in 0..rng.between(1, 3) {
         let at = Nanos(rng.below(lasts.0));
         let until = at + Nanos(rng.between(1000, 80_000));
-        let links: Vec<_> = made.world.links().collect();
+        let links: Vec<_> = network.world.links().collect();
         let link = links[rng.below(links.len() as u64) as usize];
-        let representative = made.representatives[rng.below(made.representatives.len() as u64) as usize];
+        let representative =
+            network.representatives[rng.below(network.representatives.len() as u64) as usize];
         let (fault, end) = match rng.below(5) {
-            0 | 1 => environment::cut(&made.world, link, at),
+            0 | 1 => environment::cut(&network.world, link, at),
             2 => {
                 faults.crash = true;
                 (Fault::Crash(representative), Fault::Restart(representative))
             }
             3 => {
                 faults.pause = true;
-                let host = made.hosts[rng.below(made.hosts.len() as u64) as usize];
+                let host = network.hosts[rng.below(network.hosts.len() as u64) as usize];
                 (Fault::Pause(host), Fault::Resume(host))
             }
             _ => {
                 let by = rng.below(20_000) as i64 - 10_000;
-                made.world.schedule(at, Fault::ClockStep(representative, by));
+                network.world.schedule(at, Fault::ClockStep(representative, by));
                 continue;
             }
         };
-        faults.begin(made, (at, fault), (until, end));
+        faults.begin(network, (at, fault), (until, end));
     }
     faults
 }
 
 /// Schedules pairs of interfaces that cannot reach each other, links whose MTU is small for a while, and
 /// links that flap.
-fn schedule_link_faults(made: &mut Network, seed: u64, lasts: Nanos, faults: &mut Faults) {
+fn schedule_link_faults(network: &mut Network, seed: u64, lasts: Nanos, faults: &mut Faults) {
     // A separate stream, so that all other draws of the seed stay the same.
     let mut rng = Rng::stream(seed, 0x6469_7374);
-    let interfaces = made.interfaces();
-    let links: Vec<_> = made.world.links().collect();
+    let interfaces = network.interfaces();
+    let links: Vec<_> = network.world.links().collect();
     for _ in 0..rng.below(3) {
         let at = Nanos(rng.below(lasts.0));
         let until = at + Nanos(rng.between(1000, 80_000));
@@ -180,18 +182,18 @@ fn schedule_link_faults(made: &mut Network, seed: u64, lasts: Nanos, faults: &mu
         match rng.below(3) {
             0 => {
                 let [a, b] = [(); 2].map(|()| interfaces[rng.below(interfaces.len() as u64) as usize]);
-                faults.begin(made, (at, Fault::PartitionPair(a, b)), (until, Fault::HealPair(a, b)));
+                faults.begin(network, (at, Fault::PartitionPair(a, b)), (until, Fault::HealPair(a, b)));
             }
             1 => {
                 // A beacon takes 88 bytes.
                 let mtu = rng.between(60, 1000) as usize;
-                faults.begin(made, (at, Fault::Mtu(link, mtu)), (until, Fault::Mtu(link, 1500)));
+                faults.begin(network, (at, Fault::Mtu(link, mtu)), (until, Fault::Mtu(link, 1500)));
             }
             _ => {
                 let mut at = at;
                 for _ in 0..rng.between(2, 5) {
                     let up = at + Nanos(rng.between(200, 6000));
-                    faults.begin(made, (at, Fault::Cut(vec![link])), (up, Fault::Heal(vec![link])));
+                    faults.begin(network, (at, Fault::Cut(vec![link])), (up, Fault::Heal(vec![link])));
                     at = up + Nanos(rng.between(200, 6000));
                 }
             }
@@ -204,7 +206,7 @@ fn schedule_link_faults(made: &mut Network, seed: u64, lasts: Nanos, faults: &mu
 /// announces that a link will be taken down. Half of those links are taken down, some microseconds before or
 /// after.
 fn operate(
-    made: &mut Network,
+    network: &mut Network,
     seed: u64,
     kind: Kind,
     lasts: Nanos,
@@ -216,7 +218,7 @@ fn operate(
     let mut actions: Vec<_> = (0..count)
         .map(|_| {
             let at = Nanos(rng.between(10_000, lasts.0));
-            let switch = rng.below(made.representatives.len() as u64) as usize;
+            let switch = rng.below(network.representatives.len() as u64) as usize;
             // Not all switches have a link of that number.
             let number = rng.below(8);
             let link = LinkId(number as u16);
@@ -226,13 +228,13 @@ fn operate(
                 2 => OperatorAction::Command(Command::RemoveCommit(link)),
                 3 => OperatorAction::Command(Command::AddCommit(link)),
                 _ => {
-                    let cut = made.links_of(switch).nth(number as usize).filter(|_| rng.below(2) == 0);
+                    let cut = network.links_of(switch).nth(number as usize).filter(|_| rng.below(2) == 0);
                     if let Some(cut) = cut {
                         let at = Nanos((at.0 + rng.below(10_000)).saturating_sub(5000));
                         let until = at + Nanos(rng.between(1000, 80_000));
-                        faults.begin(made, (at, Fault::Cut(vec![cut])), (until, Fault::Heal(vec![cut])));
+                        faults.begin(network, (at, Fault::Cut(vec![cut])), (until, Fault::Heal(vec![cut])));
                     }
-                    if made.links_of(switch).nth(number as usize).is_some() {
+                    if network.links_of(switch).nth(number as usize).is_some() {
                         faults.first = Some(faults.first.map_or(at, |first| first.min(at)));
                     }
                     OperatorAction::Command(Command::Remove(link))
@@ -254,9 +256,9 @@ enum OperatorAction {
 }
 
 impl Faults {
-    fn begin(&mut self, made: &mut Network, (at, fault): (Nanos, Fault), (until, end): (Nanos, Fault)) {
-        made.world.schedule(at, fault);
-        made.world.schedule(until, end);
+    fn begin(&mut self, network: &mut Network, (at, fault): (Nanos, Fault), (until, end): (Nanos, Fault)) {
+        network.world.schedule(at, fault);
+        network.world.schedule(until, end);
         self.first = Some(self.first.map_or(at, |first| first.min(at)));
     }
 }
@@ -267,47 +269,47 @@ fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), 
     let mut rng = Rng::stream(seed, 0x3150_6970);
     let mut tree = drawn(seed, kind, &mut rng);
     plant(&mut tree);
-    let mut made = tree.build(seed);
-    made.world.record_losses();
+    let mut network = tree.build(seed);
+    network.world.record_losses();
     let mut faults = Faults::default();
     if kind == Kind::Failing {
-        faults = schedule_faults(&mut made, tree.lasts, &mut rng);
-        schedule_link_faults(&mut made, seed, tree.lasts, &mut faults);
+        faults = schedule_faults(&mut network, tree.lasts, &mut rng);
+        schedule_link_faults(&mut network, seed, tree.lasts, &mut faults);
     }
-    for (at, representative, action) in operate(&mut made, seed, kind, tree.lasts, &mut faults) {
-        made.world.run_until(at);
+    for (at, representative, action) in operate(&mut network, seed, kind, tree.lasts, &mut faults) {
+        network.world.run_until(at);
         let command = match action {
             OperatorAction::Command(command) => command,
-            OperatorAction::SetClock(by_ns) => made.clock_off_by(representative, by_ns),
+            OperatorAction::SetClock(by_ns) => network.clock_off_by(representative, by_ns),
         };
-        made.command(representative, command);
+        network.command(representative, command);
         totals.commands += 1;
     }
     let mut until = tree.lasts + Nanos::from_micros(100);
-    made.world.run_until(until);
-    while made.each_host().any(|host| !host.is_settled()) && until < Nanos::from_millis(20) {
+    network.world.run_until(until);
+    while network.each_host().any(|host| !host.is_settled()) && until < Nanos::from_millis(20) {
         until = until + Nanos::from_micros(100);
-        made.world.run_until(until);
+        network.world.run_until(until);
     }
     // The last acknowledged messages wait for the barrier.
     let late = Nanos(tree.link.reorder_by.0 * 2 * u64::from(tree.levels + 1));
     let max_delay = if kind == Kind::Disorderly { late } else { Nanos::ZERO };
-    made.world.run_until(until + Nanos::from_micros(100) + max_delay);
+    network.world.run_until(until + Nanos::from_micros(100) + max_delay);
     let incarnations: Vec<_> = (0..tree.switches()).map(|n| tree.incarnation_of(n)).collect();
     let context = |what: String| format!("{kind:?} {incarnations:?}: {what}");
-    let stall = made.each_host().map(|host| host.stall).max().unwrap_or_default();
+    let stall = network.each_host().map(|host| host.stall).max().unwrap_or_default();
     let max = Nanos(LONGEST_STALL.0 + tree.behaviour.step_ns);
     if !matches!(kind, Kind::Failing | Kind::Disorderly) && stall > max {
         return Err(context(format!("a host's barrier did not rise for {} ns", stall.0)));
     }
     match kind {
-        Kind::Orderly | Kind::Ties | Kind::Crowded => made.check(None),
-        Kind::Failing if !faults.crash => made.check_rising().and_then(|()| made.check_order()),
-        Kind::Disorderly | Kind::Failing => made.check_order(),
+        Kind::Orderly | Kind::Ties | Kind::Crowded => network.check(None),
+        Kind::Failing if !faults.crash => network.check_rising().and_then(|()| network.check_order()),
+        Kind::Disorderly | Kind::Failing => network.check_order(),
     }
     .map_err(context)?;
     totals.stall = totals.stall.max(stall.0);
-    totals.ambiguous += made.check_fates().map_err(context)?;
+    totals.ambiguous += network.check_fates().map_err(context)?;
     // A copy arrives later than its original, which may be lost after the link that duplicated it.
     let keeps_order = tree.link.reorder == Probability::NEVER && tree.link.duplicate == Probability::NEVER;
     let drawn = Conditions {
@@ -315,9 +317,9 @@ fn run(seed: u64, plant: impl Fn(&mut Tree), totals: &mut Totals) -> Result<(), 
         small: kind == Kind::Crowded,
         pauses: faults.pause,
     };
-    totals.explained.add(&made.check_losses(&drawn).map_err(context)?);
-    totals.forged += made.refused(Refusal::WrongSource);
-    for host in made.each_host() {
+    totals.explained.add(&network.check_losses(&drawn).map_err(context)?);
+    totals.forged += network.refused(Refusal::WrongSource);
+    for host in network.each_host() {
         let counters = host.process.counters();
         totals.forged += counters.refused(process::Refusal::UnknownSource);
         totals.forged += counters.refused(process::Refusal::WrongSource);

@@ -86,7 +86,7 @@ fn draw(seed: u64, rng: &mut Rng) -> Drawn {
         link,
         create_timeout,
         queues: Queues::drawn(seed),
-        same_keys_after_restart: environment::keys_again(seed),
+        same_keys_after_restart: environment::same_keys_after_restart(seed),
         first_psn: environment::psns_near_the_wrap(seed),
         ..Setup::default()
     };

@@ -133,13 +133,13 @@ fn setup(seed: u64, kind: Kind, rng: &mut Rng) -> Setup {
         link,
         create_timeout,
         queues,
-        same_keys_after_restart: environment::keys_again(seed),
+        same_keys_after_restart: environment::same_keys_after_restart(seed),
         first_psn: environment::psns_near_the_wrap(seed),
         ..Setup::default()
     };
     // A separate stream, so that all other draws of the seed stay the same.
-    let mut lies = Rng::stream(seed, 0x6c69_6573);
-    setup.forged_rounds = if lies.below(3) == 0 { lies.between(10, 200) } else { 0 } as u32;
+    let mut forgery = Rng::stream(seed, 0x6c69_6573);
+    setup.forged_rounds = if forgery.below(3) == 0 { forgery.between(10, 200) } else { 0 } as u32;
     if kind == Kind::Slow {
         // A block takes longer than the NICs' default timeout.
         setup.ack_timeout = 11;

@@ -217,11 +217,11 @@ impl Program for Clover {
     fn thread(&mut self, start: Start) -> Thread {
         let clover = self.clone();
         Box::pin(async move {
-            let Start { number, incarnation: life, verbs, regions } = start;
+            let Start { number, incarnation, verbs, regions } = start;
             let tails =
                 if clover.options.shared_tails { clover.tails } else { Tails::new(clover.layout.keys) };
             let mut store = Store::new(verbs.clone(), &regions, clover.layout, clover.options, tails)?;
-            let name = tag(clover.machine, number, life);
+            let name = tag(clover.machine, number, incarnation);
             let mut operations = clover.workload.generator(clover.seed, name);
             for time in 0..clover.times {
                 let Some((ask, key)) = operations.next() else { return Ok(()) };

@@ -86,8 +86,8 @@ impl Program for Sherman {
     fn thread(&mut self, start: Start) -> Thread {
         let sherman = self.clone();
         Box::pin(async move {
-            let Start { number, incarnation: life, verbs, regions } = start;
-            let tag = tag(sherman.machine, number, life);
+            let Start { number, incarnation, verbs, regions } = start;
+            let tag = tag(sherman.machine, number, incarnation);
             let mut tree = Tree::new(verbs.clone(), &regions, 8, tag, sherman.unlock)?;
             let mut operations = sherman.workload.generator(sherman.seed, tag);
             for time in 0..sherman.times {

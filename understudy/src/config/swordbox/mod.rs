@@ -241,25 +241,26 @@ fn server(table: &Table<'_>, host: Option<core::net::IpAddr>, has_address: bool)
     let path_mtu = table.number("path_mtu", 0..=4096, default.path_mtu.into()) as u16;
     let connect = table.get("connect", "{ port = 7471 }");
     let connect = connect.map_or(Some(None), |value| read_connect(value, has_address).map(Some));
-    let never = table.get("never", "[{ va = 0x10000, bytes = 4096 }]").map_or(Some(Vec::new()), |value| {
-        let never = |element: Value<'_>| {
-            let table = element.with_example("{ va = 0x10000, bytes = 4096 }").table("`never`")?;
-            let va = table.require("va", "0x10000");
-            let range = va.and_then(|va| range(&table, &va, 1));
-            table.finish();
-            range
-        };
-        value.list()?.into_iter().map(never).collect::<Option<Vec<_>>>()
-    });
+    let never_cached =
+        table.get("never", "[{ va = 0x10000, bytes = 4096 }]").map_or(Some(Vec::new()), |value| {
+            let excluded = |element: Value<'_>| {
+                let table = element.with_example("{ va = 0x10000, bytes = 4096 }").table("`never`")?;
+                let va = table.require("va", "0x10000");
+                let range = va.and_then(|va| range(&table, &va, 1));
+                table.finish();
+                range
+            };
+            value.list()?.into_iter().map(excluded).collect::<Option<Vec<_>>>()
+        });
     let tables = subsections(table, "table", TABLE_HEADER)?;
     let tables: Option<Vec<_>> = tables.into_iter().map(lock_table).collect();
     let structures = structures::read(table);
-    let (host, tables, structures, never) = (host?, tables?, structures?, never?);
+    let (host, tables, structures, never_cached) = (host?, tables?, structures?, never_cached?);
     Some(Server {
         host,
         tables,
         structures,
-        never_cached: never,
+        never_cached,
         detect_after: detect,
         client_owned_qps: lanes,
         path_mtu,

@@ -238,8 +238,8 @@ pub(super) fn run(
 
 /// Returns the counts of attempts to connect the switch's own shared queue pairs.
 fn own_lanes(control: &Control) -> [(&'static str, u64); 3] {
-    let ConnectCounters { requested: asked, refused, unanswered, .. } = control.connect_counters();
-    [("own_lanes_asked", asked), ("own_lanes_refused", refused), ("own_lanes_unanswered", unanswered)]
+    let ConnectCounters { requested, refused, unanswered, .. } = control.connect_counters();
+    [("own_lanes_asked", requested), ("own_lanes_refused", refused), ("own_lanes_unanswered", unanswered)]
 }
 
 fn swordbox_report(counters: &Counters, control: &SwordboxControl, memory: Memory) -> SwordboxReport {
