@@ -44,7 +44,7 @@ const FAULTS: [Row; 31] = [
     all("frames duplicated", &["duplicate"]),
     all(
         "frames are milliseconds late",
-        &["late.below", "reorder_by = Between", "environment::late", "late(seed, may_fail"],
+        &["late.below", "reorder_by = NumberRange", "environment::late", "late(seed, may_fail"],
     ),
     all("short queues of links and switch ports", &["queue = ", "short_queue"]),
     all(
